@@ -1,0 +1,1 @@
+"""Temporal's outside: what acts."""

@@ -1,0 +1,1 @@
+"""Durable agent sessions in Python, on Temporal."""

@@ -1,0 +1,169 @@
+"""The errors of Perdure, in one tree.
+
+PerdureError
+├── Invalid                 400  the request does not mean anything
+├── Unauthenticated         401
+├── Forbidden               403
+├── NotFound                404
+│   ├── SessionNotFound
+│   └── AgentNotFound
+├── Conflict                409
+│   ├── NoActiveSession          nobody waits on this token
+│   ├── TokenConflict            two live sessions may not own one token
+│   └── IdempotencyConflict      one key, two different requests
+├── TooLarge                413
+├── UnsupportedMedia        415
+├── Unavailable             503  try again: nothing was accepted
+├── Superseded                   an attempt that is no longer the newest one
+├── ModelFailed                  the provider refused or failed
+└── Structural                   the session cannot go on
+    ├── SessionGone
+    ├── AgentGone
+    └── UnreadableState
+"""
+
+from typing import Any, ClassVar
+
+
+class PerdureError(Exception):
+    """Something went wrong."""
+
+    status: ClassVar[int] = 500
+    code: ClassVar[str] = "internal_error"
+    retryable: ClassVar[bool] = False
+
+    def __init__(self, message: str | None = None, **details: Any) -> None:
+        self.message = message or (type(self).__doc__ or "").strip()
+        self.details = details
+        super().__init__(self.message)
+
+
+class Invalid(PerdureError):
+    """The request is not valid."""
+
+    status = 400
+    code = "invalid_request"
+
+
+class Unauthenticated(PerdureError):
+    """Authorization is required for this route."""
+
+    status = 401
+    code = "unauthorized"
+
+
+class Forbidden(PerdureError):
+    """Forbidden."""
+
+    status = 403
+    code = "forbidden"
+
+
+class NotFound(PerdureError):
+    """Not found."""
+
+    status = 404
+    code = "not_found"
+
+
+class SessionNotFound(NotFound):
+    """Session not found."""
+
+    code = "session_not_found"
+
+
+class AgentNotFound(NotFound):
+    """No agent of this name is served here."""
+
+    code = "agent_not_found"
+
+
+class Conflict(PerdureError):
+    """The request conflicts with what already is."""
+
+    status = 409
+    code = "conflict"
+
+
+class NoActiveSession(Conflict):
+    """No session waits on this continuation token; start one."""
+
+    code = "NO_ACTIVE_SESSION"
+    wire_code: ClassVar[str] = "session_not_active"
+
+
+class TokenConflict(Conflict):
+    """Another live session owns this continuation token."""
+
+    code = "TOKEN_CONFLICT"
+
+
+class IdempotencyConflict(Conflict):
+    """This Idempotency-Key was used before with another request."""
+
+    code = "idempotency_key_reused"
+
+
+class TooLarge(PerdureError):
+    """The request is too large."""
+
+    status = 413
+    code = "too_large"
+
+
+class UnsupportedMedia(PerdureError):
+    """The media type is not allowed."""
+
+    status = 415
+    code = "unsupported_media_type"
+
+
+class Unavailable(PerdureError):
+    """The service cannot take this right now; nothing was accepted."""
+
+    status = 503
+    code = "unavailable"
+    retryable = True
+
+
+class Superseded(PerdureError):
+    """A newer attempt has taken over; this one may no longer write."""
+
+    code = "superseded"
+
+
+class ModelFailed(PerdureError):
+    """The model provider failed; `transient` says whether asking again can help."""
+
+    code = "MODEL_CALL_FAILED"
+
+    def __init__(
+        self, message: str | None = None, *, transient: bool = False, retry_after: float | None = None, **details: Any
+    ) -> None:
+        super().__init__(message, **details)
+        self.transient = transient
+        self.retry_after = retry_after
+
+
+class Structural(PerdureError):
+    """The session cannot go on."""
+
+    code = "STRUCTURAL"
+
+
+class SessionGone(Structural):
+    """The store knows no such session."""
+
+    code = "SESSION_GONE"
+
+
+class AgentGone(Structural):
+    """The agent of this session is no longer served."""
+
+    code = "AGENT_GONE"
+
+
+class UnreadableState(Structural):
+    """The state of this session cannot be read by this version."""
+
+    code = "UNREADABLE_STATE"

@@ -1,0 +1,1 @@
+"""What crosses a process boundary: frozen values, camelCase on the wire."""

@@ -1,0 +1,80 @@
+"""Whatever wakes a session."""
+
+from typing import Literal, TypeAlias
+
+from pydantic import Field
+
+from .principals import Principal
+from .wire import JsonObject, Versioned, Wire
+
+Mode: TypeAlias = Literal["conversation", "task"]
+
+
+class Capabilities(Wire):
+    """What the caller of a session can do for it."""
+
+    request_input: bool = False
+
+
+class InputResponse(Wire):
+    """An answer to one open request."""
+
+    request_id: str
+    option_id: str | None = None
+    text: str | None = None
+
+
+class TextPart(Wire):
+    type: Literal["text"] = "text"
+    text: str
+
+
+class FilePart(Wire):
+    type: Literal["file"] = "file"
+    media_type: str
+    data: str
+    filename: str | None = None
+
+
+Message: TypeAlias = str | tuple[TextPart | FilePart, ...]
+
+
+class DeliveryBody(Versioned):
+    """The content of a delivery. It lives in the store and never in Temporal."""
+
+    kind: Literal["message"] = "message"
+    message: Message | None = None
+    client_context: tuple[str, ...] = ()
+    input_responses: tuple[InputResponse, ...] = ()
+    output_schema: JsonObject | None = None
+    principal: Principal | None = None
+
+
+class DeliveryRef(Versioned):
+    """A delivery as Temporal sees it: a signal's payload and an entry of the driver's inbox."""
+
+    id: str
+    token_hash: str
+    coalesce: bool = False
+    traceparent: str | None = None
+
+
+class Receipt(Wire):
+    """What the deliverer is told. The same key and body are answered with the same receipt."""
+
+    session_id: str
+    delivery_id: str
+    continuation_token: str | None = None
+    deduplicated: bool = Field(default=False, exclude=True)
+
+
+def summary(message: Message) -> str:
+    """The text that stands for a message in the event stream."""
+    if isinstance(message, str):
+        return message
+    return "\n".join(
+        part.text if isinstance(part, TextPart) else f"[file: {part.filename or part.media_type} ({part.media_type})]"
+        for part in message
+    )
+
+

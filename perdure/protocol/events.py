@@ -1,0 +1,93 @@
+"""Facts told to the readers of a session's stream."""
+
+from typing import Any, Literal, TypeAlias
+
+from pydantic import Field
+
+from .names import turn_id
+from .wire import JsonObject, Wire
+
+FinishReason: TypeAlias = Literal["content-filter", "error", "length", "other", "stop", "tool-calls"]
+
+
+class EventType:
+    """The types, as the wire spells them."""
+
+    SESSION_STARTED = "session.started"
+    SESSION_WAITING = "session.waiting"
+    SESSION_COMPLETED = "session.completed"
+    SESSION_FAILED = "session.failed"
+    TURN_STARTED = "turn.started"
+    TURN_COMPLETED = "turn.completed"
+    TURN_FAILED = "turn.failed"
+    MESSAGE_RECEIVED = "message.received"
+    MESSAGE_APPENDED = "message.appended"
+    MESSAGE_COMPLETED = "message.completed"
+    REASONING_APPENDED = "reasoning.appended"
+    REASONING_COMPLETED = "reasoning.completed"
+    STEP_STARTED = "step.started"
+    STEP_COMPLETED = "step.completed"
+    STEP_FAILED = "step.failed"
+    ACTION_INPUT_APPENDED = "action.input.appended"
+    ACTIONS_REQUESTED = "actions.requested"
+    ACTION_RESULT = "action.result"
+    # Beyond the contract; clients ignore types that they do not know.
+    STEP_SUPERSEDED = "step.superseded"
+    DELIVERY_REFUSED = "delivery.refused"
+
+
+#: Deltas are stored without the text so far; readers put it back (`messageSoFar`, `reasoningSoFar`).
+DELTAS = {
+    EventType.MESSAGE_APPENDED: ("messageDelta", "messageSoFar"),
+    EventType.REASONING_APPENDED: ("reasoningDelta", "reasoningSoFar"),
+}
+
+#: After one of these the session accepts the next delivery, or never will again.
+BOUNDARIES = frozenset({EventType.SESSION_WAITING, EventType.SESSION_COMPLETED, EventType.SESSION_FAILED})
+
+#: After one of these nothing follows: the stream of the session ends.
+TERMINAL = frozenset({EventType.SESSION_COMPLETED, EventType.SESSION_FAILED})
+
+
+class NewEvent(Wire):
+    """An event that has no index yet. `key` is deterministic and unique in its session."""
+
+    type: str
+    key: str
+    data: JsonObject | None = None
+    turn: int | None = None
+    step: int | None = None
+    attempt: int | None = None
+    delivery_ids: tuple[str, ...] = ()
+
+
+class Event(NewEvent):
+    """An event as the store keeps it."""
+
+    index: int
+    at: str = Field(description="ISO-8601, UTC, milliseconds; stamped once, when first written")
+
+
+class Usage(Wire):
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cache_read_tokens: int = 0
+    cache_write_tokens: int = 0
+
+    def __add__(self, other: "Usage") -> "Usage":
+        return Usage(
+            input_tokens=self.input_tokens + other.input_tokens,
+            output_tokens=self.output_tokens + other.output_tokens,
+            cache_read_tokens=self.cache_read_tokens + other.cache_read_tokens,
+            cache_write_tokens=self.cache_write_tokens + other.cache_write_tokens,
+        )
+
+
+def turn_coordinates(turn: int) -> dict[str, Any]:
+    """What every event of a turn carries."""
+    return {"sequence": turn, "turnId": turn_id(turn)}
+
+
+def step_coordinates(turn: int, step: int) -> dict[str, Any]:
+    """What every event of a step carries."""
+    return {"sequence": turn, "stepIndex": step, "turnId": turn_id(turn)}

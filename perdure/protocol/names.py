@@ -1,0 +1,72 @@
+"""Every name that more than one process must spell alike."""
+
+SESSION_WORKFLOW = "Session"
+TURN_WORKFLOW = "Turn"
+
+CALL_MODEL = "call_model"
+CALL_TOOL = "call_tool"
+CONCLUDE_TURN = "conclude_turn"
+REFUSE_DELIVERY = "refuse_delivery"
+
+DELIVER = "deliver"
+DESCRIBE = "describe"
+
+SESSIONS_QUEUE = "sessions"
+TURNS_QUEUE = "turns"
+MODELS_QUEUE = "models"
+TOOLS_QUEUE = "tools"
+
+
+def queue(prefix: str, kind: str) -> str:
+    """The task queue of one kind of work: `perdure-turns`."""
+    return f"{prefix}-{kind}"
+
+
+def sibling(task_queue: str, kind: str) -> str:
+    """The queue of another kind beside this one, so that a workflow needs no configuration to find it."""
+    return queue(task_queue.rpartition("-")[0], kind)
+
+
+def turn_workflow(session_id: str, turn: int) -> str:
+    return f"{session_id}/turn/{turn}"
+
+
+def turn_id(turn: int) -> str:
+    return f"turn_{turn}"
+
+
+# Slots of a step's records.
+REPLY = "reply"
+
+
+def delivery_slot(index: int) -> str:
+    return f"delivery/{index}"
+
+
+def intent_slot(call_id: str) -> str:
+    return f"intent/{call_id}"
+
+
+def outcome_slot(call_id: str) -> str:
+    return f"call/{call_id}"
+
+
+# Scopes: what one attempt may write to.
+MODEL_SCOPE = "model"
+
+
+def call_scope(call_id: str) -> str:
+    return f"call/{call_id}"
+
+
+# Keys of events: appending a key again is a no-op.
+def session_key(what: str) -> str:
+    return f"session/{what}"
+
+
+def turn_key(turn: int, what: str) -> str:
+    return f"t{turn}/{what}"
+
+
+def step_key(turn: int, step: int, what: str) -> str:
+    return f"t{turn}/s{step}/{what}"

@@ -1,0 +1,144 @@
+"""What Temporal carries between workflows and activities: references and small values, never content."""
+
+from typing import Annotated, Literal, TypeAlias
+
+from pydantic import Field
+
+from .actions import Action
+from .deliveries import Capabilities, DeliveryRef, Mode
+from .events import Usage
+from .wire import JsonObject, Versioned, Wire
+
+
+class Snapshot(Versioned):
+    """The turn's own state as it travels. The driver passes it on without reading it."""
+
+    data: JsonObject = Field(default_factory=dict)
+
+
+class Coordinates(Wire):
+    """Where in a session something happens."""
+
+    session_id: str
+    turn: int
+    step: int = 0
+
+
+class Failure(Wire):
+    """Why a step, a turn or a session failed, as a reader may see it."""
+
+    code: str
+    message: str
+    details: JsonObject | None = None
+    structural: bool = False
+
+
+class ModelCall(Versioned):
+    """Input of `call_model`."""
+
+    at: Coordinates
+    agent: str
+    mode: Mode = "conversation"
+    capabilities: Capabilities = Capabilities()
+    # Only the first step of a turn hears deliveries.
+    deliveries: tuple[DeliveryRef, ...] = ()
+    traceparent: str | None = None
+
+
+class CallRef(Wire):
+    """A tool call that the model asked for; its arguments stay in the store."""
+
+    call_id: str
+    tool: str
+    # For the Temporal UI; empty when UI detail is off.
+    summary: str = ""
+    timeout: float = 300.0
+    heartbeat: float = 5.0
+    attempts: int = 4
+
+
+class Calls(Wire):
+    """The model asks for tools."""
+
+    kind: Literal["calls"] = "calls"
+    calls: tuple[CallRef, ...]
+    usage: Usage = Usage()
+
+
+class Finished(Wire):
+    """The turn ended with this step, well or with a failure that is already told to readers."""
+
+    kind: Literal["finished"] = "finished"
+    usage: Usage = Usage()
+    failure: Failure | None = None
+
+
+class Unheard(Wire):
+    """None of the deliveries was left to hear; nothing was written."""
+
+    kind: Literal["unheard"] = "unheard"
+
+
+ModelOutcome: TypeAlias = Annotated[Calls | Finished | Unheard, Field(discriminator="kind")]
+
+
+class ToolCall(Versioned):
+    """Input of `call_tool`."""
+
+    at: Coordinates
+    agent: str
+    call: CallRef
+    traceparent: str | None = None
+
+
+class ToolOutcome(Wire):
+    """The call has an outcome in the store; this is its label."""
+
+    call_id: str
+    status: Literal["completed", "failed", "rejected", "unknown"]
+    # Set when the tool gave the session another continuation token.
+    token_hash: str | None = None
+
+
+class Conclusion(Versioned):
+    """Input of `conclude_turn`: a failure that no step could tell by itself."""
+
+    at: Coordinates
+    mode: Mode = "conversation"
+    failure: Failure
+    deliveries: tuple[DeliveryRef, ...] = ()
+
+
+class Refusal(Versioned):
+    """Input of `refuse_delivery`: an accepted delivery that no turn will hear."""
+
+    session_id: str
+    delivery_id: str
+    code: str
+    message: str
+
+
+class TurnRequest(Versioned):
+    """Input of the turn workflow."""
+
+    session_id: str
+    turn: int
+    agent: str
+    mode: Mode = "conversation"
+    capabilities: Capabilities = Capabilities()
+    snapshot: Snapshot = Snapshot()
+    deliveries: tuple[DeliveryRef, ...] = ()
+    # Where a turn that continued as new goes on.
+    step: int = 0
+    token_hash: str | None = None
+    traceparent: str | None = None
+
+
+class TurnResult(Versioned):
+    """What a turn leaves to its driver."""
+
+    snapshot: Snapshot
+    action: Action
+    # The session's token as this turn left it; None when it did not change.
+    token_hash: str | None = None
+    failure: Failure | None = None

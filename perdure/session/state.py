@@ -1,0 +1,87 @@
+"""The small state of a session, as the driver and as the turn see it."""
+
+from typing import Any
+
+from pydantic import Field, ValidationError
+
+from perdure.errors import UnreadableState
+from perdure.protocol.deliveries import Capabilities, DeliveryRef, Mode
+from perdure.protocol.events import Usage
+from perdure.protocol.requests import Snapshot
+from perdure.protocol.wire import JsonObject, Wire
+
+from . import migrations
+
+#: Deliveries that the driver remembers to have seen. The store remembers all of them; this is the last line.
+REMEMBERED = 512
+
+
+class SessionState(Wire):
+    """What the driver carries from turn to turn and from run to run. A few kilobytes, whatever the session's age."""
+
+    version: int = migrations.SESSION.version
+    session_id: str
+    agent: str
+    mode: Mode = "conversation"
+    capabilities: Capabilities = Capabilities()
+    token_hash: str
+    # The number of the next turn.
+    turn: int = 0
+    inbox: tuple[DeliveryRef, ...] = ()
+    seen: tuple[str, ...] = ()
+    snapshot: Snapshot = Snapshot()
+
+    def hears(self, delivery: DeliveryRef) -> "SessionState":
+        """Queue a delivery, once."""
+        if delivery.id in self.seen:
+            return self
+        return self.model_copy(
+            update={
+                "inbox": (*self.inbox, delivery),
+                "seen": (*self.seen, delivery.id)[-REMEMBERED:],
+            }
+        )
+
+
+def load_session(data: JsonObject) -> SessionState:
+    """Read the driver's state, whichever version wrote it."""
+    try:
+        return SessionState.model_validate(migrations.SESSION.lift(int(data.get("version", 1)), data))
+    except ValidationError as invalid:
+        raise UnreadableState("The session state cannot be read.", problems=invalid.error_count()) from None
+
+
+class TurnState(Wire):
+    """What turns remember of one another. Opaque to the driver, which may be older than the turn."""
+
+    usage: Usage = Usage()
+    steps: int = 0
+    failed_turns: int = 0
+    # Kept so that a newer turn's field survives an older turn's pass.
+    extra: dict[str, Any] = Field(default_factory=dict[str, Any])
+
+    def after_step(self, usage: Usage) -> "TurnState":
+        return self.model_copy(update={"usage": self.usage + usage, "steps": self.steps + 1})
+
+    def after_failure(self) -> "TurnState":
+        return self.model_copy(update={"failed_turns": self.failed_turns + 1})
+
+
+def load_turn(snapshot: Snapshot) -> TurnState:
+    data = migrations.SNAPSHOT.lift(snapshot.version, snapshot.data)
+    known = {key: value for key, value in data.items() if key in _TURN_FIELDS}
+    unknown = {key: value for key, value in data.items() if key not in _TURN_FIELDS}
+    try:
+        return TurnState.model_validate({**known, "extra": unknown})
+    except ValidationError as invalid:
+        raise UnreadableState("The turn snapshot cannot be read.", problems=invalid.error_count()) from None
+
+
+def dump_turn(state: TurnState) -> Snapshot:
+    data = state.model_dump(mode="json", exclude={"extra"})
+    return Snapshot(version=migrations.SNAPSHOT.version, data={**state.extra, **data})
+
+
+_TURN_FIELDS = frozenset(
+    field.alias or name for name, field in TurnState.model_fields.items() if name != "extra"
+)

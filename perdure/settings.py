@@ -1,0 +1,64 @@
+"""The environment, read once. Every variable starts with `PERDURE_`; docs/settings.md lists them."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Settings(BaseSettings):
+    """What a deployment may choose."""
+
+    model_config = SettingsConfigDict(env_prefix="PERDURE_", extra="ignore")
+
+    # Where things are.
+    data_dir: Path = Path(".perdure")
+    # Default: SQLite under the data directory. `postgresql://…` when one machine is not enough.
+    database_url: SecretStr | None = None
+    temporal_address: str = "127.0.0.1:7233"
+    temporal_namespace: str = "default"
+    temporal_api_key: SecretStr | None = None
+    temporal_tls: bool = False
+    # Where people look at workflows; links in API answers start with it.
+    temporal_ui_url: str = "http://127.0.0.1:8233"
+    # Prefix of all task queues.
+    task_queue: str = "perdure"
+
+    # What is served. `module:attribute[,module:attribute…]`; the first is the default agent.
+    agents: str = "perdure.agents.demo:agent"
+    # Overrides the model of agents that name none.
+    model: str | None = None
+
+    # Versioned workers: both or none.
+    deployment: str | None = None
+    build_id: str | None = None
+
+    # HTTP.
+    host: str = "127.0.0.1"
+    port: int = 8000
+    # Default continuation tokens are derived from it. Every process that serves HTTP must have the same one.
+    secret: SecretStr | None = None
+    # `name=sha256-hex[,name=sha256-hex…]`; `perdure api-key NAME` prints a line.
+    api_keys: str = ""
+    jwt_issuer: str | None = None
+    jwt_audience: str | None = None
+    jwt_jwks_url: str | None = None
+
+    # Limits.
+    max_message_bytes: int = 1_048_576
+    max_file_bytes: int = 26_214_400
+    max_body_bytes: int = 67_108_864
+    max_tool_output_bytes: int = 65_536
+    # A worker that says nothing for this long is taken for dead.
+    heartbeat_timeout: float = 5.0
+
+    # What people see. `off`: no arguments and no text in the Temporal UI.
+    ui_detail: Literal["on", "off"] = "on"
+    log_level: str = "info"
+
+    @property
+    def database(self) -> str:
+        if self.database_url is not None:
+            return self.database_url.get_secret_value()
+        return f"sqlite:///{self.data_dir / 'perdure.db'}"

@@ -1,0 +1,1 @@
+"""Temporal's inside: what decides."""
