@@ -16,6 +16,8 @@ PerdureError
 ├── Unavailable             503  try again: nothing was accepted
 ├── Superseded                   an attempt that is no longer the newest one
 ├── ModelFailed                  the provider refused or failed
+├── ToolFailed                   a tool raised, and its declaration allows another try
+├── InvalidDeclaration           an agent or a tool is not declared in a way that can work
 └── Structural                   the session cannot go on
     ├── SessionGone
     ├── AgentGone
@@ -143,6 +145,19 @@ class ModelFailed(PerdureError):
         super().__init__(message, **details)
         self.transient = transient
         self.retry_after = retry_after
+
+
+class ToolFailed(PerdureError):
+    """The tool failed, and may be tried again."""
+
+    code = "ACTION_RESULT_FAILED"
+    retryable = True
+
+
+class InvalidDeclaration(PerdureError):
+    """An agent or a tool is not declared in a way that can work."""
+
+    code = "INVALID_DECLARATION"
 
 
 class Structural(PerdureError):

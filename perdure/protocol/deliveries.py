@@ -76,5 +76,3 @@ def summary(message: Message) -> str:
         part.text if isinstance(part, TextPart) else f"[file: {part.filename or part.media_type} ({part.media_type})]"
         for part in message
     )
-
-

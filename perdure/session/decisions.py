@@ -30,9 +30,13 @@ def after_turn(mode: Mode, failure: Failure | None) -> Action:
             return Done(is_error=True)
 
 
-def stale(session: SessionState, delivery: DeliveryRef) -> bool:
-    """Whether the delivery came with a token that the session does not own."""
-    return delivery.token_hash != session.token_hash
+def take_stale(session: SessionState) -> tuple[tuple[DeliveryRef, ...], SessionState]:
+    """Take out of the inbox what came with a token that the session does not own."""
+    stale = tuple(delivery for delivery in session.inbox if delivery.token_hash != session.token_hash)
+    if not stale:
+        return (), session
+    kept = tuple(delivery for delivery in session.inbox if delivery.token_hash == session.token_hash)
+    return stale, session.model_copy(update={"inbox": kept})
 
 
 def next_batch(session: SessionState) -> tuple[tuple[DeliveryRef, ...], SessionState]:

@@ -24,10 +24,10 @@ class Chain:
     def version(self) -> int:
         return len(self._migrators) + 1
 
-    def lift(self, version: int, data: JsonObject) -> JsonObject:
-        if version < 1 or version > self.version:
+    def lift(self, version: object, data: JsonObject) -> JsonObject:
+        if not isinstance(version, int) or version < 1 or version > self.version:
             raise UnreadableState(
-                f"The {self._name} has version {version}; this code reads versions 1 to {self.version}.",
+                f"The {self._name} has version {version!r}; this code reads versions 1 to {self.version}.",
                 version=version,
             )
         for migrate in self._migrators[version - 1 :]:

@@ -7,7 +7,7 @@ from pydantic import Field, ValidationError
 from perdure.errors import UnreadableState
 from perdure.protocol.deliveries import Capabilities, DeliveryRef, Mode
 from perdure.protocol.events import Usage
-from perdure.protocol.requests import Snapshot
+from perdure.protocol.requests import Snapshot, TurnResult
 from perdure.protocol.wire import JsonObject, Wire
 
 from . import migrations
@@ -42,11 +42,33 @@ class SessionState(Wire):
             }
         )
 
+    def after_turn(self, result: TurnResult) -> "SessionState":
+        """Take over what the turn left: its snapshot, and the session's new token if it changed."""
+        state = self.model_copy(update={"turn": self.turn + 1, "snapshot": result.snapshot})
+        if result.token_hash is None or result.token_hash == self.token_hash:
+            return state
+        # Deliveries that were accepted with the old token while it was valid stay accepted.
+        inbox = tuple(
+            delivery.model_copy(update={"token_hash": result.token_hash})
+            if delivery.token_hash == self.token_hash
+            else delivery
+            for delivery in self.inbox
+        )
+        return state.model_copy(update={"token_hash": result.token_hash, "inbox": inbox})
+
+
+def read_delivery(data: Any) -> DeliveryRef | None:
+    """A signal's payload, if it is a delivery."""
+    try:
+        return DeliveryRef.model_validate(data)
+    except ValidationError:
+        return None
+
 
 def load_session(data: JsonObject) -> SessionState:
     """Read the driver's state, whichever version wrote it."""
     try:
-        return SessionState.model_validate(migrations.SESSION.lift(int(data.get("version", 1)), data))
+        return SessionState.model_validate(migrations.SESSION.lift(data.get("version", 1), data))
     except ValidationError as invalid:
         raise UnreadableState("The session state cannot be read.", problems=invalid.error_count()) from None
 
@@ -82,6 +104,4 @@ def dump_turn(state: TurnState) -> Snapshot:
     return Snapshot(version=migrations.SNAPSHOT.version, data={**state.extra, **data})
 
 
-_TURN_FIELDS = frozenset(
-    field.alias or name for name, field in TurnState.model_fields.items() if name != "extra"
-)
+_TURN_FIELDS = frozenset(field.alias or name for name, field in TurnState.model_fields.items() if name != "extra")

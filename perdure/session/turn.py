@@ -137,9 +137,7 @@ class _Turn:
         return _result(self._request, dump_turn(state), failure, self._token_hash)
 
 
-def _result(
-    request: TurnRequest, snapshot: Snapshot, failure: Failure | None, token_hash: str | None
-) -> TurnResult:
+def _result(request: TurnRequest, snapshot: Snapshot, failure: Failure | None, token_hash: str | None) -> TurnResult:
     return TurnResult(
         snapshot=snapshot,
         action=decisions.after_turn(request.mode, failure),

@@ -255,8 +255,8 @@ class DeliveryTaken(Exception):
 class Watch(Protocol):
     """A subscription to one session. Wakes at least once after each commit that appended events."""
 
-    async def changed(self, timeout: float | None = None) -> bool:
-        """Wait for news since the last call; False when `timeout` seconds passed without any."""
+    async def changed(self, within: float | None = None) -> bool:
+        """Wait for news since the last call; False when `within` seconds passed without any."""
         ...
 
 
@@ -316,9 +316,7 @@ class Store(Protocol):
     # journal
     async def commit(self, commit: Commit) -> Committed: ...
 
-    async def records(
-        self, session_id: str, *, from_turn: int = 0, to_turn: int | None = None
-    ) -> Sequence[Record]:
+    async def records(self, session_id: str, *, from_turn: int = 0, to_turn: int | None = None) -> Sequence[Record]:
         """Records of turns from_turn..to_turn (inclusive), ordered by turn, step, slot."""
         ...
 

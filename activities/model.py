@@ -1,0 +1,26 @@
+"""One model call."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from temporalio import activity
+
+from perdure.protocol import names
+from perdure.protocol.requests import ModelCall, ModelOutcome
+
+from . import attempts
+
+if TYPE_CHECKING:
+    from perdure.harness.model_step import ModelStep
+
+
+class ModelActivities:
+    def __init__(self, step: ModelStep) -> None:
+        self._step = step
+
+    @activity.defn(name=names.CALL_MODEL)
+    async def call_model(self, call: ModelCall) -> ModelOutcome:
+        with attempts.translated():
+            async with attempts.beating():
+                return await self._step.run(call, attempts.current())

@@ -1,0 +1,34 @@
+"""One tool call."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import TYPE_CHECKING
+
+from temporalio import activity
+
+from perdure.protocol import names
+from perdure.protocol.requests import ToolCall, ToolOutcome
+
+from . import attempts
+
+if TYPE_CHECKING:
+    from perdure.harness.tool_step import ToolStep
+
+
+class ToolActivities:
+    def __init__(self, step: ToolStep) -> None:
+        self._step = step
+
+    @activity.defn(name=names.CALL_TOOL)
+    async def call_tool(self, call: ToolCall) -> ToolOutcome:
+        cancelled = threading.Event()
+        with attempts.translated():
+            async with attempts.beating():
+                try:
+                    return await self._step.run(call, attempts.current(), cancelled)
+                except asyncio.CancelledError:
+                    # A tool in a thread of its own cannot be cancelled; it is told, and stops if it listens.
+                    cancelled.set()
+                    raise

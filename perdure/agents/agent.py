@@ -1,0 +1,83 @@
+"""An agent as its author declares it."""
+
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import FunctionType
+from typing import Any, TypeAlias, cast
+
+from perdure.errors import InvalidDeclaration
+from perdure.protocol.wire import JsonObject
+
+from .context import SessionView
+from .tool import Tool, tool
+
+Instructions: TypeAlias = str | Callable[[SessionView], str | Awaitable[str]]
+
+_NAME = re.compile(r"[a-z0-9](?:[a-z0-9_-]{0,62}[a-z0-9])?")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Where a session is stopped. The token limits count the whole session; None means no limit."""
+
+    steps_per_turn: int = 50
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.steps_per_turn < 1:
+            raise InvalidDeclaration("steps_per_turn must be at least 1.")
+        for name, limit in (("input_tokens", self.input_tokens), ("output_tokens", self.output_tokens)):
+            if limit is not None and limit < 1:
+                raise InvalidDeclaration(f"{name} must be at least 1, or None.")
+
+
+@dataclass(frozen=True)
+class Agent:
+    """A model, its instructions and its tools.
+
+    `tools` takes functions, `Tool`s, and pydantic-ai's tools and toolsets. Without `model` the deployment's is used.
+    """
+
+    name: str
+    model: str | None = None
+    instructions: Instructions = ""
+    tools: Sequence[Any] = ()
+    description: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    limits: Limits = field(default_factory=Limits)
+    output_schema: JsonObject | None = None
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise InvalidDeclaration(
+                f"The agent name {self.name!r} will not do: use lowercase letters, digits, '-' and '_', at most 64."
+            )
+        tools = tuple(_declared(self.name, declaration) for declaration in self.tools)
+        object.__setattr__(self, "tools", tools)
+        _refuse_doubles(self.name, [known.name for known in self.own_tools])
+
+    @property
+    def own_tools(self) -> tuple[Tool[..., Any], ...]:
+        """The tools declared with `@tool`; those of foreign toolsets are known only when they are asked."""
+        return tuple(cast("Tool[..., Any]", known) for known in self.tools if isinstance(known, Tool))
+
+
+def _declared(agent: str, declaration: object) -> object:
+    if isinstance(declaration, Tool):
+        return cast("Tool[..., Any]", declaration)
+    if isinstance(declaration, FunctionType):
+        return tool(declaration)
+    # Recognised by where it comes from: importing pydantic-ai here would make every `import perdure` slow.
+    if any(base.__module__.partition(".")[0] == "pydantic_ai" for base in type(declaration).__mro__):
+        return declaration
+    raise InvalidDeclaration(
+        f"Agent {agent!r}: {declaration!r} is not a tool. Give it a function, a `@tool`, or a pydantic-ai toolset."
+    )
+
+
+def _refuse_doubles(agent: str, names: Sequence[str]) -> None:
+    doubles = sorted({name for name in names if names.count(name) > 1})
+    if doubles:
+        raise InvalidDeclaration(f"Agent {agent!r} has more than one tool named {', '.join(doubles)}.")

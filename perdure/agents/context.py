@@ -1,0 +1,153 @@
+"""What a running tool, and an agent's instructions, can see of their session."""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Coroutine
+from dataclasses import dataclass
+from threading import Event
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+from perdure.errors import Invalid
+from perdure.protocol.deliveries import Mode
+from perdure.protocol.principals import Principal
+from perdure.protocol.wire import JsonObject
+
+from .staging import Staging
+
+T = TypeVar("T")
+
+Log: TypeAlias = "logging.LoggerAdapter[logging.Logger]"
+
+
+class Signal(Protocol):
+    """Something that happens at most once; `threading.Event` and `asyncio.Event` are such."""
+
+    def is_set(self) -> bool: ...
+
+    def set(self) -> None: ...
+
+
+class Cancellation:
+    """Whether a call should stop: its activity was cancelled, or its time is up. Safe to ask from any thread."""
+
+    def __init__(self, outer: Signal) -> None:
+        self._outer = outer
+        self._own = Event()
+
+    def is_set(self) -> bool:
+        return self._own.is_set() or self._outer.is_set()
+
+    def set(self) -> None:
+        self._own.set()
+
+
+@dataclass(frozen=True)
+class SessionView:
+    """A session as the author's code sees it."""
+
+    id: str
+    agent: str
+    turn: int
+    step: int
+    auth: Principal
+    mode: Mode = "conversation"
+    parent: JsonObject | None = None
+
+
+class ToolSession:
+    """The session of a running tool."""
+
+    def __init__(self, view: SessionView) -> None:
+        self._view = view
+        self._token: str | None = None
+
+    @property
+    def id(self) -> str:
+        return self._view.id
+
+    @property
+    def agent(self) -> str:
+        return self._view.agent
+
+    @property
+    def turn(self) -> int:
+        return self._view.turn
+
+    @property
+    def step(self) -> int:
+        return self._view.step
+
+    @property
+    def auth(self) -> Principal:
+        return self._view.auth
+
+    @property
+    def parent(self) -> JsonObject | None:
+        return self._view.parent
+
+    @property
+    def wished_token(self) -> str | None:
+        """The continuation token that this call has asked for."""
+        return self._token
+
+    async def set_continuation_token(self, token: str) -> None:
+        """Ask for another continuation token; it is claimed in the transaction that settles this call."""
+        if self._view.turn != 0:
+            raise Invalid("A continuation token can only be chosen in the first turn of a session.")
+        if not token:
+            raise Invalid("A continuation token cannot be empty.")
+        self._token = token
+
+
+class ToolContext:
+    """What a tool may ask for: declare a parameter of this type, and it is filled in."""
+
+    def __init__(
+        self,
+        *,
+        session: ToolSession,
+        call_id: str,
+        tool: str,
+        idempotency_key: str,
+        cancelled: Cancellation,
+        staging: Staging,
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self.session = session
+        self.call_id = call_id
+        self.tool = tool
+        self.idempotency_key = idempotency_key
+        self.cancelled = cancelled
+        self.staging = staging
+        self._loop = loop
+
+    @property
+    def log(self) -> Log:
+        """A logger that names the session, the turn and the call."""
+        ids = {
+            "session_id": self.session.id,
+            "turn": self.session.turn,
+            "step": self.session.step,
+            "call_id": self.call_id,
+        }
+        return logging.LoggerAdapter(logging.getLogger(f"perdure.tools.{self.tool}"), ids)
+
+    def wait(self, awaitable: Awaitable[T]) -> T:
+        """For tools that are not async: `cart = ctx.wait(CART.get(ctx))`."""
+        if _running_loop() is self._loop:
+            raise RuntimeError("ctx.wait() would block the loop that it waits for; use `await`.")
+        return asyncio.run_coroutine_threadsafe(_coroutine(awaitable), self._loop).result()
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None
+
+
+def _coroutine(awaitable: Awaitable[T]) -> Coroutine[Any, Any, T]:
+    async def wait() -> T:
+        return await awaitable
+
+    return wait()

@@ -1,0 +1,77 @@
+"""The agents that a process serves."""
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from typing import cast
+
+from perdure.errors import AgentNotFound, InvalidDeclaration
+
+from .agent import Agent
+
+
+class AgentRegistry:
+    """Agents by name; the first is the default."""
+
+    def __init__(self, agents: Sequence[Agent]) -> None:
+        if not agents:
+            raise InvalidDeclaration("There is no agent to serve.")
+        self._agents: dict[str, Agent] = {}
+        for agent in agents:
+            if self._agents.setdefault(agent.name, agent) is not agent:
+                raise InvalidDeclaration(f"Two agents are named {agent.name!r}.")
+
+    @property
+    def default(self) -> Agent:
+        return next(iter(self._agents.values()))
+
+    def get(self, name: str) -> Agent | None:
+        return self._agents.get(name)
+
+    def __getitem__(self, name: str) -> Agent:
+        agent = self._agents.get(name)
+        if agent is None:
+            raise AgentNotFound(f"No agent named {name!r} is served here.", agent=name)
+        return agent
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._agents
+
+    def __iter__(self) -> Iterator[Agent]:
+        return iter(self._agents.values())
+
+    def __len__(self) -> int:
+        return len(self._agents)
+
+
+def load_agents(spec: str) -> AgentRegistry:
+    """Load `module:attribute[,module:attribute…]`; an attribute is an agent or a list of agents."""
+    # Console scripts do not put the project's folder on the path, `python -m` does; authors expect both to work.
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    agents: list[Agent] = []
+    for reference in filter(None, (part.strip() for part in spec.split(","))):
+        agents.extend(_load(reference))
+    return AgentRegistry(agents)
+
+
+def _load(reference: str) -> list[Agent]:
+    module_name, colon, attribute = reference.partition(":")
+    if not (module_name and colon and attribute):
+        raise InvalidDeclaration(f"{reference!r} does not name an agent; write `package.module:attribute`.")
+    try:
+        module = import_module(module_name)
+    except ModuleNotFoundError as missing:
+        # Only what the reference itself names: a missing import inside the author's module shows its own traceback.
+        if missing.name and (module_name == missing.name or module_name.startswith(missing.name + ".")):
+            raise InvalidDeclaration(f"There is no module {module_name!r} (from {reference!r}).") from None
+        raise
+    if not hasattr(module, attribute):
+        raise InvalidDeclaration(f"The module {module_name!r} has no {attribute!r} (from {reference!r}).")
+    found: object = getattr(module, attribute)
+    listed = cast("Sequence[object]", found) if isinstance(found, list | tuple) else (found,)
+    agents = [each for each in listed if isinstance(each, Agent)]
+    if not agents or len(agents) != len(listed):
+        raise InvalidDeclaration(f"{reference!r} is not an Agent or a list of Agents.")
+    return agents

@@ -1,0 +1,142 @@
+"""A tool as its author declares it."""
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from functools import WRAPPER_ASSIGNMENTS
+from types import FunctionType
+from typing import Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar, cast, overload
+
+from perdure.errors import InvalidDeclaration
+from perdure.protocol.wire import JsonObject
+
+from .docstrings import describe
+from .signature import Signature, read_signature
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+#: What running a tool twice does: nothing, the same as once, or harm.
+Effects: TypeAlias = Literal["pure", "idempotent", "at_most_once"]
+#: When somebody has to agree before the tool runs.
+Approval: TypeAlias = Literal["never", "once", "always"] | Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Tool(Generic[P, R]):
+    """The declaration of a tool; it can still be called like the function."""
+
+    function: Callable[P, R]
+    name: str
+    description: str
+    signature: Signature = field(repr=False)
+    effects: Effects = "at_most_once"
+    approval: Approval = "never"
+    timeout: float = 300.0
+    retries: int = 0
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.function(*args, **kwargs)
+
+    @property
+    def schema(self) -> JsonObject:
+        """The JSON schema of the arguments, without the context."""
+        return self.signature.schema
+
+    @property
+    def is_async(self) -> bool:
+        return inspect.iscoroutinefunction(self.function)
+
+
+@overload
+def tool(function: Callable[P, R], /) -> Tool[P, R]: ...
+
+
+@overload
+def tool(
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    effects: Effects = "at_most_once",
+    approval: Approval = "never",
+    timeout: float | timedelta = 300.0,
+    retries: int = 0,
+) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
+
+
+def tool(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str | None = None,
+    description: str | None = None,
+    effects: Effects = "at_most_once",
+    approval: Approval = "never",
+    timeout: float | timedelta = 300.0,
+    retries: int = 0,
+) -> Any:
+    """Declare a function as a tool.
+
+    `effects` decides what happens to a call that was interrupted: `pure` and `idempotent` tools run again,
+    `at_most_once` (the default) never does; the model is told that the outcome is unknown. `retries` are extra
+    tries after an exception, for tools that may run again. `timeout` is in seconds.
+    """
+    # For annotations that name something local to the caller, as in a tool declared inside a function.
+    local = dict(sys._getframe(1).f_locals)  # pyright: ignore[reportPrivateUsage]
+
+    def declare(function: Callable[..., Any]) -> Tool[..., Any]:
+        return _declare(function, name, description, effects, approval, timeout, retries, local)
+
+    return declare if function is None else declare(function)
+
+
+def _declare(
+    function: Callable[..., Any],
+    name: str | None,
+    description: str | None,
+    effects: Effects,
+    approval: Approval,
+    timeout: float | timedelta,
+    retries: int,
+    local: Mapping[str, Any],
+) -> Tool[..., Any]:
+    if not isinstance(function, FunctionType):
+        raise InvalidDeclaration(f"{function!r} cannot be a tool: it is not a function.")
+    name = name or function.__name__
+    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
+    _check(name, effects, approval, seconds, retries)
+    described = describe(function)
+    declared = Tool(
+        function=cast("Callable[..., Any]", function),
+        name=name,
+        description=description if description is not None else described.text,
+        signature=read_signature(name, function, described.parameters, local),
+        effects=effects,
+        approval=approval,
+        timeout=seconds,
+        retries=retries,
+    )
+    # Past the frozen fields: so that help(), inspect and doctest see the function.
+    for attribute in WRAPPER_ASSIGNMENTS:
+        object.__setattr__(declared, attribute, getattr(function, attribute))
+    object.__setattr__(declared, "__wrapped__", function)
+    return declared
+
+
+def _check(name: str, effects: str, approval: Approval, timeout: float, retries: int) -> None:
+    if not (name.replace("_", "").replace("-", "").isalnum() and name.isascii() and len(name) <= 64):
+        raise InvalidDeclaration(f"The tool name {name!r} will not do: letters, digits, '_' and '-', at most 64.")
+    if effects not in ("pure", "idempotent", "at_most_once"):
+        raise InvalidDeclaration(f"Tool {name!r}: effects are 'pure', 'idempotent' or 'at_most_once'.")
+    if approval not in ("never", "once", "always") and not callable(approval):
+        raise InvalidDeclaration(f"Tool {name!r}: approval is 'never', 'once', 'always' or a function.")
+    if timeout <= 0:
+        raise InvalidDeclaration(f"Tool {name!r}: the timeout must be more than 0 seconds.")
+    if retries < 0:
+        raise InvalidDeclaration(f"Tool {name!r}: retries cannot be negative.")
+    if retries and effects == "at_most_once":
+        raise InvalidDeclaration(
+            f"Tool {name!r} runs at most once, so it cannot be retried; declare effects='idempotent' or 'pure'."
+        )

@@ -1,0 +1,94 @@
+"""A model as the harness sees it: a prompt goes in, deltas come out, and a reply at the end."""
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+from pydantic_ai.messages import FinishReason as ProviderFinishReason
+from pydantic_ai.messages import ModelMessage, ModelResponse
+from pydantic_ai.tools import ToolDefinition
+
+from perdure.protocol.events import FinishReason, Usage
+
+#: The name of the built-in model that needs no key.
+DEMO = "demo"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """All that a model is asked with. The instructions stand in the last request, as pydantic-ai wants them."""
+
+    messages: Sequence[ModelMessage]
+    tools: Sequence[ToolDefinition] = ()
+    settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+
+@dataclass(frozen=True)
+class TextDelta:
+    text: str
+
+
+@dataclass(frozen=True)
+class ReasoningDelta:
+    text: str
+
+
+@dataclass(frozen=True)
+class ToolInputDelta:
+    call_id: str
+    tool: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Reply:
+    """The whole answer; comes last, once."""
+
+    response: ModelResponse
+    finish_reason: FinishReason
+    usage: Usage
+
+
+Delta: TypeAlias = TextDelta | ReasoningDelta | ToolInputDelta
+
+
+class Model(Protocol):
+    """Answers prompts. Failures are `ModelFailed`, with their transience told."""
+
+    def stream(self, prompt: Prompt) -> AsyncGenerator[Delta | Reply, None]:
+        """Deltas, then one reply. Closing the generator stops the provider."""
+        ...
+
+
+class Models(Protocol):
+    """Models by name."""
+
+    def model(self, name: str) -> Model:
+        """`ModelFailed`, not transient, when there is no such model or no key for it."""
+        ...
+
+
+_FINISH: dict[ProviderFinishReason, FinishReason] = {
+    "stop": "stop",
+    "length": "length",
+    "content_filter": "content-filter",
+    "tool_call": "tool-calls",
+    "error": "error",
+}
+
+
+def finish_reason(response: ModelResponse) -> FinishReason:
+    """The reason as the wire spells it; a reply with calls always ends for them."""
+    if response.tool_calls:
+        return "tool-calls"
+    return _FINISH[response.finish_reason] if response.finish_reason else "other"
+
+
+def usage_of(response: ModelResponse) -> Usage:
+    usage = response.usage
+    return Usage(
+        input_tokens=usage.input_tokens,
+        output_tokens=usage.output_tokens,
+        cache_read_tokens=usage.cache_read_tokens,
+        cache_write_tokens=usage.cache_write_tokens,
+    )

@@ -1,0 +1,128 @@
+"""The built-in model: needs no key, and is the same every time.
+
+It echoes, and calls the agent's tools when the message speaks of them: "roll the dice and tell me the time" makes
+two calls at once, "roll the dice then tell me the time" makes them in two rounds, `use some_tool {"a": 1}` is exact.
+"""
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from typing import Any
+
+from pydantic_ai.messages import (
+    ModelMessage,
+    ModelRequest,
+    ModelResponse,
+    TextPart,
+    ToolCallPart,
+    ToolReturnPart,
+    UserPromptPart,
+)
+from pydantic_ai.tools import ToolDefinition
+from pydantic_ai.usage import RequestUsage
+
+from .base import Delta, Prompt, Reply, TextDelta, ToolInputDelta, finish_reason, usage_of
+
+_EXACT = re.compile(r"\buse\s+(?P<tool>[\w-]+)\s*(?P<args>\{.*\})?", re.IGNORECASE | re.DOTALL)
+_THEN = re.compile(r"[,.;]?\s+(?:and\s+)?then\s+", re.IGNORECASE)
+_WORD = re.compile(r"[a-z]{4,}")
+_PIECES = re.compile(r"\S+\s*|\s+")
+#: Words by which people mean a tool without naming it.
+_MEANT = {"roll": "dice", "remember": "note", "clock": "time"}
+
+
+class DemoModel:
+    """A model that is not one."""
+
+    def __init__(self, *, delay: float = 0.0) -> None:
+        self._delay = delay
+
+    async def stream(self, prompt: Prompt) -> AsyncGenerator[Delta | Reply, None]:
+        said, returns, rounds = _heard(prompt.messages)
+        wanted = _THEN.split(said)
+        calls = list(_calls(wanted[rounds], prompt)) if rounds < len(wanted) else []
+        text = "" if calls else _answer(said, returns)
+        async for delta in self._spoken(text, calls):
+            yield delta
+        response = ModelResponse(
+            parts=calls or [TextPart(text)],
+            usage=RequestUsage(input_tokens=len(said.split()), output_tokens=len(text.split()) + 8 * len(calls)),
+            model_name="demo",
+            finish_reason="tool_call" if calls else "stop",
+        )
+        yield Reply(response=response, finish_reason=finish_reason(response), usage=usage_of(response))
+
+    async def _spoken(self, text: str, calls: Sequence[ToolCallPart]) -> AsyncGenerator[Delta, None]:
+        for call in calls:
+            yield ToolInputDelta(call.tool_call_id, call.tool_name, json.dumps(call.args))
+        for piece in _PIECES.findall(text):
+            yield TextDelta(piece)
+            if self._delay:
+                await asyncio.sleep(self._delay)
+
+
+def _heard(messages: Sequence[ModelMessage]) -> tuple[str, list[ToolReturnPart], int]:
+    """What was said last, the results since, and how many rounds of calls that makes."""
+    returns: list[ToolReturnPart] = []
+    rounds = 0
+    for message in reversed(messages):
+        if isinstance(message, ModelRequest):
+            said = [_words(part) for part in message.parts if isinstance(part, UserPromptPart)]
+            if said:
+                return said[-1], returns, rounds
+            returns[:0] = [part for part in message.parts if isinstance(part, ToolReturnPart)]
+        elif message.tool_calls:
+            rounds += 1
+    return "", returns, rounds
+
+
+def _words(part: UserPromptPart) -> str:
+    if isinstance(part.content, str):
+        return part.content
+    return " ".join(content for content in part.content if isinstance(content, str))
+
+
+def _calls(said: str, prompt: Prompt) -> Iterator[ToolCallPart]:
+    exact = {match["tool"]: match["args"] for match in _EXACT.finditer(said)}
+    words = set(_WORD.findall(said.lower()))
+    words |= {_MEANT[word] for word in words if word in _MEANT}
+    for number, tool in enumerate(prompt.tools):
+        if tool.name in exact or words & set(_WORD.findall(tool.name.lower())):
+            arguments = _arguments(tool, said, exact.get(tool.name))
+            yield ToolCallPart(tool.name, arguments, tool_call_id=f"demo_{len(prompt.messages)}_{number}")
+
+
+def _arguments(tool: ToolDefinition, said: str, exact: str | None) -> dict[str, Any]:
+    """The arguments as given, or something for each required one."""
+    if exact:
+        try:
+            return dict(json.loads(exact))
+        except ValueError:
+            return {}
+    schema = tool.parameters_json_schema
+    properties = schema.get("properties", {})
+    return {name: _made_up(properties.get(name, {}), said) for name in schema.get("required", [])}
+
+
+def _made_up(schema: dict[str, Any], said: str) -> Any:
+    number = re.search(r"\d+", said)
+    match schema.get("type"):
+        case "integer" | "number":
+            return int(number[0]) if number else 1
+        case "boolean":
+            return True
+        case "array":
+            return []
+        case "object":
+            return {}
+        case _:
+            return re.sub(r"^\W*(?:please\s+)?(?:remember|note)\s*(?:that|:)?\s*", "", said, flags=re.IGNORECASE)
+
+
+def _answer(said: str, returns: Sequence[ToolReturnPart]) -> str:
+    if returns:
+        return "\n".join(f"{each.tool_name}: {each.model_response_str()}" for each in returns)
+    if not said:
+        return "Hello! Say something, and I will repeat it."
+    return f"You said: {said}"

@@ -1,0 +1,93 @@
+"""From a provider's exception to `ModelFailed`, without anything a reader must not see."""
+
+import re
+from collections.abc import Mapping
+from typing import Any, cast
+
+from pydantic_ai.exceptions import (
+    ModelAPIError,
+    ModelConnectionError,
+    ModelHTTPError,
+    ModelQuotaExceededError,
+    ModelRateLimitError,
+    ModelRequestRejectedError,
+    ModelRequestTimeout,
+    UnexpectedModelBehavior,
+    UserError,
+)
+
+from perdure.errors import ModelFailed
+
+_SECRET = re.compile(
+    r"(?i)\b(?:sk|pk|rk|key|xai|gsk|ghp|aiza)[-_][\w*.-]{6,}|bearer\s+\S+|[?&](?:key|token|api_key)=\S+"
+)
+#: Longer runs without a space are more likely a credential or a blob than words.
+_BLOB = re.compile(r"[A-Za-z0-9+/_=*.-]{40,}")
+_LONGEST = 300
+
+
+def failure(model: str, error: Exception) -> ModelFailed:
+    """What went wrong, and whether asking again can help."""
+    match error:
+        case ModelFailed():
+            return error
+        case ModelHTTPError():
+            return _http(model, error)
+        case ModelConnectionError() | ModelRequestTimeout():
+            what = "did not answer in time" if _timed_out(error) else "could not be reached, or broke off its answer"
+            return ModelFailed(f"The model {model} {what}.", transient=True, retry_after=error.retry_after)
+        case ModelAPIError():
+            transient = not isinstance(error, ModelRequestRejectedError | ModelQuotaExceededError)
+            return ModelFailed(
+                f"The model {model} reported an error{_said(error.body)}.",
+                transient=transient,
+                retry_after=error.retry_after,
+            )
+        case UnexpectedModelBehavior():
+            return ModelFailed(f"The model {model} sent an answer that makes no sense.", transient=True)
+        case UserError():
+            # Its text comes from pydantic-ai and names the missing variable or the unknown model.
+            return ModelFailed(f"The model {model} cannot be used: {public(str(error))}", transient=False)
+        case OSError() | TimeoutError():
+            return ModelFailed(f"The model {model} could not be reached.", transient=True)
+        case _:
+            return ModelFailed(f"The model {model} failed ({type(error).__name__}).", transient=False)
+
+
+def truncated(model: str) -> ModelFailed:
+    return ModelFailed(f"The model {model} broke off its answer.", transient=True)
+
+
+def _http(model: str, error: ModelHTTPError) -> ModelFailed:
+    status = error.status_code
+    transient = (status in (408, 409, 429) or status >= 500) and not isinstance(error, ModelQuotaExceededError)
+    # The SDKs follow this header when they retry; we took that over from them.
+    if error.provider_retry_hint is not None and not isinstance(error, ModelRateLimitError):
+        transient = error.provider_retry_hint
+    # What a provider says about credentials tends to quote them.
+    said = "" if status in (401, 403) else _said(error.body)
+    return ModelFailed(
+        f"The model {model} answered {status}{said}.",
+        transient=transient,
+        retry_after=error.retry_after,
+        statusCode=status,
+    )
+
+
+def _said(body: object) -> str:
+    """The provider's own sentence, if it can be found and shown."""
+    for _ in range(2):
+        if isinstance(body, Mapping):
+            known = cast("Mapping[str, Any]", body)
+            body = known.get("message") or known.get("error")
+    return f": {public(body).rstrip('.')}" if isinstance(body, str) and body else ""
+
+
+def public(text: str) -> str:
+    """Free of what looks like a credential, and short."""
+    clean = _BLOB.sub("[…]", _SECRET.sub("[redacted]", text))
+    return clean if len(clean) <= _LONGEST else clean[: _LONGEST - 1] + "…"
+
+
+def _timed_out(error: ModelAPIError) -> bool:
+    return isinstance(error, ModelRequestTimeout) or "timed out" in str(error).lower()

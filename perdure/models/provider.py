@@ -1,0 +1,130 @@
+"""Real models, through pydantic-ai: `openai:…`, `openai-chat:…`, `anthropic:…` and whatever else it knows."""
+
+from collections.abc import AsyncGenerator, Iterator
+from typing import cast
+
+from pydantic_ai.direct import model_request_stream
+from pydantic_ai.messages import (
+    ModelResponse,
+    PartDeltaEvent,
+    PartStartEvent,
+    TextPart,
+    TextPartDelta,
+    ThinkingPart,
+    ThinkingPartDelta,
+    ToolCallPart,
+    ToolCallPartDelta,
+)
+from pydantic_ai.models import Model as ForeignModel
+from pydantic_ai.models import ModelRequestParameters, infer_model
+from pydantic_ai.settings import ModelSettings
+from pydantic_core import to_json
+
+from .base import DEMO, Delta, Model, Prompt, ReasoningDelta, Reply, TextDelta, ToolInputDelta, finish_reason, usage_of
+from .demo import DemoModel
+from .failures import failure, truncated
+
+#: No provider over HTTP; these never say why they finished.
+_OFFLINE = frozenset({"test", "function"})
+
+
+class ProviderModels:
+    """Models by name, each made once: its client keeps connections open."""
+
+    def __init__(self, *, timeout: float = 120.0, demo_delay: float = 0.02) -> None:
+        self._timeout = timeout
+        self._models: dict[str, Model] = {DEMO: DemoModel(delay=demo_delay)}
+
+    def model(self, name: str) -> Model:
+        if name not in self._models:
+            try:
+                self._models[name] = ProviderModel(name, infer_model(name), timeout=self._timeout)
+            except Exception as error:
+                raise failure(name, error) from error
+        return self._models[name]
+
+
+class ProviderModel:
+    """One model of one provider."""
+
+    def __init__(self, name: str, model: ForeignModel, *, timeout: float = 120.0) -> None:
+        self._name = name
+        self._model = model
+        self._timeout = timeout
+
+    async def stream(self, prompt: Prompt) -> AsyncGenerator[Delta | Reply, None]:
+        try:
+            async for item in self._stream(prompt):
+                yield item
+        except Exception as error:
+            raise failure(self._name, error) from error
+
+    async def _stream(self, prompt: Prompt) -> AsyncGenerator[Delta | Reply, None]:
+        calls = _Calls()
+        async with model_request_stream(
+            self._model,
+            list(prompt.messages),
+            model_settings=self._settings(prompt),
+            model_request_parameters=ModelRequestParameters(function_tools=list(prompt.tools)),
+        ) as answer:
+            async for event in answer:
+                if isinstance(event, PartStartEvent | PartDeltaEvent):
+                    for delta in _deltas(event, calls):
+                        yield delta
+            response = answer.get()
+        cut_off = response.finish_reason is None and self._model.system not in _OFFLINE
+        if cut_off or response.state == "incomplete":
+            raise truncated(self._name)
+        response = calls.renamed(response)
+        yield Reply(response=response, finish_reason=finish_reason(response), usage=usage_of(response))
+
+    def _settings(self, prompt: Prompt) -> ModelSettings:
+        # Retries belong to the engine: it waits without a worker, and readers are told of each attempt.
+        ours = {"timeout": self._timeout, **prompt.settings, "max_retries": 0}
+        return cast("ModelSettings", ours)
+
+
+class _Calls:
+    """The calls of one reply, by part, with ids made unique: some providers repeat one."""
+
+    def __init__(self) -> None:
+        self._by_part: dict[int, tuple[str, str]] = {}
+
+    def at(self, index: int, call: ToolCallPart | None = None) -> tuple[str, str]:
+        """The id and the tool of the call in this part."""
+        if index not in self._by_part and call is not None:
+            taken = {call_id for call_id, _ in self._by_part.values()}
+            unique = call.tool_call_id if call.tool_call_id not in taken else f"{call.tool_call_id}~{index}"
+            self._by_part[index] = (unique, call.tool_name)
+        return self._by_part[index]
+
+    def renamed(self, response: ModelResponse) -> ModelResponse:
+        for index, part in enumerate(response.parts):
+            if isinstance(part, ToolCallPart):
+                part.tool_call_id = self.at(index, part)[0]
+        return response
+
+
+def _deltas(event: PartStartEvent | PartDeltaEvent, calls: _Calls) -> Iterator[Delta]:
+    match event:
+        case PartStartEvent(part=TextPart(content=text)) | PartDeltaEvent(delta=TextPartDelta(content_delta=text)):
+            if text:
+                yield TextDelta(text)
+        case (
+            PartStartEvent(part=ThinkingPart(content=text))
+            | PartDeltaEvent(delta=ThinkingPartDelta(content_delta=text))
+        ):
+            if text:
+                yield ReasoningDelta(text)
+        case PartStartEvent(index=index, part=ToolCallPart(args=args) as call):
+            call_id, tool = calls.at(index, call)
+            if args:
+                yield ToolInputDelta(call_id, tool, _json(args))
+        case PartDeltaEvent(index=index, delta=ToolCallPartDelta(args_delta=args)) if args:
+            yield ToolInputDelta(*calls.at(index), _json(args))
+        case _:
+            return
+
+
+def _json(args: object) -> str:
+    return args if isinstance(args, str) else to_json(args).decode()

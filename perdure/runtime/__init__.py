@@ -1,0 +1,1 @@
+"""Where the core meets Temporal: connecting, starting sessions, delivering to them."""

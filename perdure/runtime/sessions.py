@@ -1,0 +1,294 @@
+"""Sessions from the outside: start one, deliver to one, look at them.
+
+This is what the HTTP API stands on, and what trusted code uses directly:
+
+    try:
+        await sessions.deliver(token, "hello")
+    except NoActiveSession:
+        await sessions.start("concierge", "hello", token=token)
+
+or `deliver_or_start`, which does the same without a race.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from opentelemetry import propagate
+from temporalio.client import Client
+from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
+from temporalio.exceptions import WorkflowAlreadyStartedError
+from temporalio.service import RPCError, RPCStatusCode
+
+from perdure.errors import NoActiveSession, SessionGone, SessionNotFound, TokenConflict, Unavailable
+from perdure.protocol import names
+from perdure.protocol.deliveries import Capabilities, DeliveryBody, DeliveryRef, Message, Mode, Receipt, summary
+from perdure.protocol.principals import LOCAL, Principal
+from perdure.session import tokens
+from perdure.session.state import SessionState
+from perdure.store.base import NewDelivery, NewSession, SessionPage, SessionQuery, SessionRow, Store
+
+from . import ids
+
+#: How long a caller waits for Temporal before the answer is 503.
+RPC_PATIENCE = timedelta(seconds=5)
+
+
+@dataclass(frozen=True)
+class Description:
+    """A session as an operator sees it."""
+
+    row: SessionRow
+    workflow_id: str
+    # None when Temporal cannot say right now.
+    run_id: str | None
+    workflow_status: str | None
+    ui_url: str
+
+
+class Sessions:
+    """The way in. One instance serves any number of callers."""
+
+    def __init__(
+        self,
+        store: Store,
+        client: Client,
+        *,
+        secret: bytes,
+        task_queue: str = "perdure",
+        ui_url: str = "http://127.0.0.1:8233",
+        ui_detail: bool = True,
+    ) -> None:
+        self._store = store
+        self._client = client
+        self._secret = secret
+        self._task_queue = task_queue
+        self._ui_url = ui_url.rstrip("/")
+        self._ui_detail = ui_detail
+
+    # --- in -------------------------------------------------------------------------------------------------
+
+    async def start(
+        self,
+        agent: str,
+        message: Message | None = None,
+        *,
+        body: DeliveryBody | None = None,
+        mode: Mode = "conversation",
+        token: str | None = None,
+        principal: Principal = LOCAL,
+        capabilities: Capabilities | None = None,
+        idempotency_key: str | None = None,
+    ) -> Receipt:
+        """Start a session with its first delivery. `TokenConflict` when a live session owns `token`."""
+        body = body or DeliveryBody(message=message, principal=principal)
+        session_id = ids.session_id()
+        session = NewSession(
+            session_id=session_id,
+            agent=agent,
+            mode=mode,
+            token_hash=tokens.hashed(token or tokens.derive(self._secret, session_id)),
+            principal=principal,
+            capabilities=capabilities or Capabilities(request_input=mode == "conversation"),
+            title=_title(body),
+        )
+        delivery = _delivery(session_id, body, principal, idempotency_key, ("start", agent, mode, token or ""))
+        accepted = await self._store.create_session(session, delivery)
+        if accepted is not None and not accepted.fresh:
+            return await self._started_before(accepted.delivery.session_id, accepted.delivery.delivery_id, token)
+        await self._launch(session, delivery.delivery_id)
+        return self._start_receipt(session_id, delivery.delivery_id, token)
+
+    async def deliver(
+        self,
+        token: str,
+        message: Message | None = None,
+        *,
+        body: DeliveryBody | None = None,
+        session_id: str | None = None,
+        principal: Principal = LOCAL,
+        idempotency_key: str | None = None,
+        coalesce: bool = False,
+    ) -> Receipt:
+        """Deliver to the session that owns `token`; `NoActiveSession` when there is none.
+
+        With `session_id` the token must belong to that session.
+        """
+        body = body or DeliveryBody(message=message, principal=principal)
+        token_hash = tokens.hashed(token)
+        owner = await self._store.route(token_hash)
+        if owner is None or (session_id is not None and owner != session_id):
+            raise NoActiveSession
+        delivery = _delivery(owner, body, principal, idempotency_key, ("deliver", token_hash, str(coalesce)))
+        try:
+            accepted = await self._store.accept(delivery)
+        except SessionGone:
+            raise NoActiveSession from None
+        row = accepted.delivery
+        if row.turn is None and row.refused is None:
+            # Also when the delivery is an old one: whoever accepted it may have died before the signal. The driver
+            # hears an id once.
+            await self._signal(owner, _ref(row.delivery_id, token_hash, coalesce=coalesce), keep=not accepted.fresh)
+        return Receipt(session_id=owner, delivery_id=row.delivery_id, deduplicated=not accepted.fresh)
+
+    async def deliver_or_start(
+        self,
+        token: str,
+        agent: str,
+        message: Message | None = None,
+        *,
+        body: DeliveryBody | None = None,
+        principal: Principal = LOCAL,
+        idempotency_key: str | None = None,
+    ) -> Receipt:
+        """Deliver to the owner of `token`, or start a session that owns it. Many callers at once: one session."""
+        body = body or DeliveryBody(message=message, principal=principal)
+        while True:
+            try:
+                return await self.deliver(token, body=body, principal=principal, idempotency_key=idempotency_key)
+            except NoActiveSession:
+                pass
+            try:
+                return await self.start(
+                    agent, body=body, token=token, principal=principal, idempotency_key=idempotency_key
+                )
+            except TokenConflict:
+                # Somebody was faster: the token has an owner now, and the next delivery finds it.
+                continue
+
+    # --- look -----------------------------------------------------------------------------------------------
+
+    async def get(self, session_id: str, principal: Principal | None = None) -> SessionRow:
+        """The session, if it is the caller's; anybody else's does not exist for them."""
+        row = await self._store.session(session_id)
+        if row is None or (principal is not None and row.principal.owner != principal.owner):
+            raise SessionNotFound
+        return row
+
+    async def list(self, query: SessionQuery) -> SessionPage:
+        return await self._store.sessions(query)
+
+    async def describe(self, session_id: str, principal: Principal | None = None) -> Description:
+        row = await self.get(session_id, principal)
+        run_id, status = await self._workflow(session_id)
+        url = f"{self._ui_url}/namespaces/{self._client.namespace}/workflows/{session_id}"
+        return Description(row=row, workflow_id=session_id, run_id=run_id, workflow_status=status, ui_url=url)
+
+    async def _workflow(self, session_id: str) -> tuple[str | None, str | None]:
+        try:
+            found = await self._client.get_workflow_handle(session_id).describe(rpc_timeout=timedelta(seconds=2))
+        except RPCError:
+            return None, None
+        return found.run_id, found.status.name.lower() if found.status else None
+
+    # --- Temporal -------------------------------------------------------------------------------------------
+
+    async def _started_before(self, session_id: str, delivery_id: str, token: str | None) -> Receipt:
+        row = await self._store.session(session_id)
+        if row is not None and row.status == "starting":
+            # Whoever wrote the row may have died before Temporal heard of it. Starting twice is starting once.
+            await self._launch(
+                NewSession(
+                    session_id=session_id,
+                    agent=row.agent,
+                    mode=row.mode,
+                    token_hash=tokens.hashed(token or tokens.derive(self._secret, session_id)),
+                    principal=row.principal,
+                    capabilities=row.capabilities,
+                ),
+                delivery_id,
+                discard=False,
+            )
+        receipt = self._start_receipt(session_id, delivery_id, token)
+        return receipt.model_copy(update={"deduplicated": True})
+
+    async def _launch(self, session: NewSession, delivery_id: str, *, discard: bool = True) -> None:
+        state = SessionState(
+            session_id=session.session_id,
+            agent=session.agent,
+            mode=session.mode,
+            capabilities=session.capabilities,
+            token_hash=session.token_hash,
+        ).hears(_ref(delivery_id, session.token_hash))
+        try:
+            await self._client.start_workflow(
+                names.SESSION_WORKFLOW,
+                state.model_dump(mode="json"),
+                id=session.session_id,
+                task_queue=names.queue(self._task_queue, names.SESSIONS_QUEUE),
+                id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
+                id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+                static_summary=self._summary(session),
+                memo={"agent": session.agent, "mode": session.mode},
+                rpc_timeout=RPC_PATIENCE,
+            )
+        except WorkflowAlreadyStartedError:
+            return
+        except RPCError as error:
+            if discard:
+                # If Temporal did take it after all, its first turn finds no session, and ends without a trace.
+                await self._store.discard_session(session.session_id)
+            raise Unavailable("The session could not be started; try again.") from error
+
+    async def _signal(self, session_id: str, ref: DeliveryRef, *, keep: bool) -> None:
+        handle = self._client.get_workflow_handle(session_id)
+        try:
+            await handle.signal(names.DELIVER, ref.model_dump(mode="json"), rpc_timeout=RPC_PATIENCE)
+        except RPCError as error:
+            # Too late to take back: a turn has heard it, so it was delivered.
+            if not keep and not await self._store.withdraw(session_id, ref.id):
+                return
+            if error.status == RPCStatusCode.NOT_FOUND:
+                raise NoActiveSession from error
+            raise Unavailable("The message could not be delivered; try again.") from error
+
+    def _start_receipt(self, session_id: str, delivery_id: str, token: str | None) -> Receipt:
+        return Receipt(
+            session_id=session_id,
+            delivery_id=delivery_id,
+            continuation_token=token or tokens.derive(self._secret, session_id),
+        )
+
+    def _summary(self, session: NewSession) -> str:
+        if not self._ui_detail or not session.title:
+            return session.agent
+        return f"{session.agent}: {session.title}"
+
+
+def _delivery(
+    session_id: str, body: DeliveryBody, principal: Principal, key: str | None, about: tuple[str, ...]
+) -> NewDelivery:
+    content = body.model_dump(mode="json", exclude_none=True)
+    # Whose request it is, the key's owner says; what else is known of them may change between two tries.
+    asked = {key: value for key, value in content.items() if key != "principal"}
+    return NewDelivery(
+        session_id=session_id,
+        delivery_id=ids.delivery_id(),
+        body=content,
+        owner=principal.owner,
+        idempotency_key=key,
+        digest=_digest({"about": about, "body": asked}),
+    )
+
+
+def _digest(request: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
+
+
+def _ref(delivery_id: str, token_hash: str, *, coalesce: bool = False) -> DeliveryRef:
+    carrier: dict[str, str] = {}
+    propagate.inject(carrier)
+    return DeliveryRef(id=delivery_id, token_hash=token_hash, coalesce=coalesce, traceparent=carrier.get("traceparent"))
+
+
+def _title(body: DeliveryBody) -> str | None:
+    """The first words, for lists and for the Temporal UI."""
+    if body.message is None:
+        return None
+    words = " ".join(summary(body.message)[:400].split())
+    return words if len(words) <= 80 else words[:79] + "…"

@@ -1,0 +1,1 @@
+SELECT * FROM slots WHERE session_id = :session_id AND name = ANY(CAST(:names AS text[]))

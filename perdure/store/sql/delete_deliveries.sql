@@ -1,0 +1,1 @@
+DELETE FROM deliveries WHERE session_id = :session_id

@@ -1,0 +1,1 @@
+DELETE FROM events WHERE session_id = :session_id

@@ -1,0 +1,2 @@
+DELETE FROM fences
+WHERE session_id = :session_id AND turn = :turn AND step = :step AND scope = :scope

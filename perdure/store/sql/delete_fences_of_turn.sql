@@ -1,0 +1,1 @@
+DELETE FROM fences WHERE session_id = :session_id AND turn = :turn

@@ -1,0 +1,1 @@
+DELETE FROM records WHERE session_id = :session_id

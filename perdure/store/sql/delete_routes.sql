@@ -1,0 +1,1 @@
+DELETE FROM routes WHERE session_id = :session_id

@@ -1,0 +1,1 @@
+SELECT * FROM deliveries WHERE owner = :owner AND idempotency_key = :idempotency_key

@@ -1,0 +1,5 @@
+SELECT *
+FROM events
+WHERE session_id = :session_id AND idx >= :start
+ORDER BY idx
+LIMIT :limit

@@ -1,0 +1,8 @@
+INSERT INTO sessions (
+    session_id, agent, mode, status, owner, principal, capabilities, parent, title, created_at, updated_at
+)
+VALUES (
+    :session_id, :agent, :mode, 'starting', :owner, :principal, :capabilities, :parent, :title, :now, :now
+)
+ON CONFLICT DO NOTHING
+RETURNING session_id

@@ -1,0 +1,4 @@
+SELECT *
+FROM records
+WHERE session_id = :session_id AND turn >= :from_turn AND turn <= :to_turn
+ORDER BY turn, step, slot

@@ -1,0 +1,4 @@
+UPDATE deliveries
+SET refused = :code,
+    body = NULL
+WHERE session_id = :session_id AND delivery_id = :delivery_id

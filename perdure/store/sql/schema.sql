@@ -1,0 +1,1 @@
+SELECT application, version FROM perdure_schema

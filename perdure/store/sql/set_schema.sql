@@ -1,0 +1,1 @@
+UPDATE perdure_schema SET version = :version

@@ -1,0 +1,1 @@
+SELECT * FROM deliveries WHERE session_id = :session_id AND delivery_id IN (SELECT value FROM json_each(:delivery_ids))

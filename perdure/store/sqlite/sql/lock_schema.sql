@@ -1,0 +1,2 @@
+-- BEGIN IMMEDIATE holds the only write lock there is.
+SELECT 1

@@ -1,0 +1,153 @@
+"""The driver's state, and what migrations make of older ones."""
+
+import pytest
+
+from perdure.errors import UnreadableState
+from perdure.protocol.actions import Park
+from perdure.protocol.deliveries import DeliveryRef
+from perdure.protocol.events import Usage
+from perdure.protocol.requests import Snapshot, TurnResult
+from perdure.session import decisions, state
+from perdure.session.migrations import Chain
+from perdure.session.state import REMEMBERED, SessionState, dump_turn, load_session, load_turn
+
+
+def a_session(**changes: object) -> SessionState:
+    return SessionState(session_id="ses_1", agent="demo", token_hash="now").model_copy(update=changes)
+
+
+def a_delivery(number: int, *, token: str = "now", coalesce: bool = False) -> DeliveryRef:
+    return DeliveryRef(id=f"dlv_{number}", token_hash=token, coalesce=coalesce)
+
+
+def ids(deliveries: tuple[DeliveryRef, ...]) -> list[str]:
+    return [delivery.id for delivery in deliveries]
+
+
+def test_a_delivery_is_heard_once() -> None:
+    session = a_session().hears(a_delivery(1)).hears(a_delivery(1))
+
+    assert ids(session.inbox) == ["dlv_1"]
+
+
+def test_a_delivery_that_a_turn_took_is_not_heard_again() -> None:
+    _, session = decisions.next_batch(a_session().hears(a_delivery(1)))
+
+    assert session.hears(a_delivery(1)).inbox == ()
+
+
+def test_the_memory_of_deliveries_is_bounded() -> None:
+    session = a_session()
+
+    for number in range(REMEMBERED + 10):
+        session = session.hears(a_delivery(number))
+
+    assert len(session.seen) == REMEMBERED
+    assert session.seen[-1] == f"dlv_{REMEMBERED + 9}"
+
+
+def test_each_delivery_gets_a_turn_of_its_own() -> None:
+    session = a_session().hears(a_delivery(1)).hears(a_delivery(2))
+
+    first, session = decisions.next_batch(session)
+    second, session = decisions.next_batch(session)
+
+    assert (ids(first), ids(second), session.inbox) == (["dlv_1"], ["dlv_2"], ())
+
+
+def test_deliveries_that_coalesce_are_folded_and_none_is_lost() -> None:
+    session = a_session()
+    for number in (1, 2, 3):
+        session = session.hears(a_delivery(number, coalesce=True))
+    session = session.hears(a_delivery(4))
+
+    batch, session = decisions.next_batch(session)
+
+    assert ids(batch) == ["dlv_1", "dlv_2", "dlv_3"]
+    assert ids(session.inbox) == ["dlv_4"]
+
+
+def test_a_coalescing_delivery_does_not_join_one_that_wants_its_own_turn() -> None:
+    batch, _ = decisions.next_batch(a_session().hears(a_delivery(1)).hears(a_delivery(2, coalesce=True)))
+
+    assert ids(batch) == ["dlv_1"]
+
+
+def test_an_empty_inbox_gives_no_batch() -> None:
+    assert decisions.next_batch(a_session()) == ((), a_session())
+
+
+def test_a_delivery_with_another_token_is_stale() -> None:
+    session = a_session().hears(a_delivery(1)).hears(a_delivery(2, token="old"))
+
+    stale, session = decisions.take_stale(session)
+
+    assert (ids(stale), ids(session.inbox)) == (["dlv_2"], ["dlv_1"])
+
+
+def test_what_was_accepted_before_a_new_token_stays_accepted() -> None:
+    session = a_session().hears(a_delivery(1)).hears(a_delivery(2, token="next"))
+
+    session = session.after_turn(TurnResult(snapshot=Snapshot(), action=Park(), token_hash="next"))
+
+    assert decisions.take_stale(session)[0] == ()
+    assert session.token_hash == "next"
+
+
+def test_the_state_survives_its_trip_through_json() -> None:
+    session = a_session(turn=7).hears(a_delivery(1))
+
+    assert load_session(session.model_dump(mode="json")) == session
+
+
+def test_a_state_from_the_future_is_refused() -> None:
+    data = {**a_session().model_dump(mode="json"), "version": 999}
+
+    with pytest.raises(UnreadableState):
+        load_session(data)
+
+
+@pytest.mark.parametrize("data", [{}, {"version": "x"}, {"sessionId": 3}, {"version": None}])
+def test_a_state_that_is_damaged_is_refused(data: dict[str, object]) -> None:
+    with pytest.raises(UnreadableState):
+        load_session(data)
+
+
+def test_the_turn_snapshot_survives_its_trip() -> None:
+    turn = state.TurnState().after_step(Usage(input_tokens=3)).after_failure()
+
+    assert load_turn(dump_turn(turn)) == turn
+
+
+def test_a_field_that_a_newer_turn_wrote_survives_an_older_turn() -> None:
+    snapshot = Snapshot(data={"steps": 2, "mood": "sunny"})
+
+    assert dump_turn(load_turn(snapshot).after_step(Usage())).data["mood"] == "sunny"
+
+
+def test_a_snapshot_from_the_future_is_refused() -> None:
+    with pytest.raises(UnreadableState):
+        load_turn(Snapshot(version=99))
+
+
+def test_a_chain_lifts_one_version_at_a_time() -> None:
+    chain = Chain("thing", [lambda data: {**data, "b": 2}, lambda data: {**data, "c": data["b"] + 1}])
+
+    assert chain.lift(1, {"a": 1}) == {"a": 1, "b": 2, "c": 3}
+    assert chain.lift(2, {"b": 5}) == {"b": 5, "c": 6}
+
+
+@pytest.mark.parametrize(
+    ("signal", "understood"),
+    [
+        ({"id": "d", "tokenHash": "h"}, True),
+        ({"id": "d", "token_hash": "h", "surprise": 1}, True),
+        ({"id": "d"}, False),
+        ({"id": 5, "tokenHash": "h"}, False),
+        ("text", False),
+        (None, False),
+        ([1, 2], False),
+    ],
+)
+def test_a_signal_is_a_delivery_or_nothing(signal: object, understood: bool) -> None:
+    assert (state.read_delivery(signal) is not None) is understood

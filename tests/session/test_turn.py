@@ -1,0 +1,192 @@
+"""The loop of a turn, over steps that a test scripts."""
+
+from collections.abc import Callable
+
+import pytest
+
+from perdure.protocol.actions import Done, Park
+from perdure.protocol.deliveries import DeliveryRef
+from perdure.protocol.events import Usage
+from perdure.protocol.requests import (
+    CallRef,
+    Calls,
+    Conclusion,
+    Failure,
+    Finished,
+    ModelCall,
+    ModelOutcome,
+    Snapshot,
+    ToolCall,
+    ToolOutcome,
+    TurnRequest,
+    TurnResult,
+    Unheard,
+)
+from perdure.session.turn import Breath, StepFailed, run_turn
+
+REQUEST = TurnRequest(session_id="ses_1", turn=3, agent="demo", deliveries=(DeliveryRef(id="dlv_1", token_hash="now"),))
+BROKEN = Failure(code="STORE_GONE", message="The store is gone.")
+
+
+def completes(call: ToolCall) -> ToolOutcome:
+    return ToolOutcome(call_id=call.call.call_id, status="completed")
+
+
+class ScriptedSteps:
+    """Answers with one outcome after the other and remembers what it was asked."""
+
+    def __init__(self, *outcomes: ModelOutcome | StepFailed, tool: Callable[[ToolCall], ToolOutcome] | None = None):
+        self._outcomes = list(outcomes)
+        self._tool = tool or completes
+        self.model_calls: list[ModelCall] = []
+        self.tool_calls: list[ToolCall] = []
+        self.concluded: list[Conclusion] = []
+        self.breathless_after = 10_000
+
+    async def call_model(self, call: ModelCall) -> ModelOutcome:
+        self.model_calls.append(call)
+        outcome = self._outcomes.pop(0)
+        if isinstance(outcome, StepFailed):
+            raise outcome
+        return outcome
+
+    async def call_tool(self, call: ToolCall) -> ToolOutcome:
+        self.tool_calls.append(call)
+        return self._tool(call)
+
+    async def conclude(self, conclusion: Conclusion) -> None:
+        self.concluded.append(conclusion)
+
+    def out_of_breath(self) -> bool:
+        return len(self.model_calls) >= self.breathless_after
+
+
+def calls(*names: str) -> Calls:
+    return Calls(calls=tuple(CallRef(call_id=name, tool=name) for name in names), usage=Usage(output_tokens=1))
+
+
+async def finished(steps: ScriptedSteps, request: TurnRequest = REQUEST) -> TurnResult:
+    result = await run_turn(request, steps)
+    assert isinstance(result, TurnResult)
+    return result
+
+
+async def test_a_text_turn_is_one_model_call() -> None:
+    steps = ScriptedSteps(Finished())
+
+    result = await finished(steps)
+
+    assert len(steps.model_calls) == 1
+    assert (result.action, result.failure) == (Park(), None)
+
+
+async def test_only_the_first_step_hears_the_deliveries() -> None:
+    steps = ScriptedSteps(calls("a"), Finished())
+
+    await finished(steps)
+
+    assert [len(call.deliveries) for call in steps.model_calls] == [1, 0]
+
+
+async def test_all_calls_of_a_step_run_before_the_next_step() -> None:
+    steps = ScriptedSteps(calls("a", "b"), Finished())
+
+    await finished(steps)
+
+    assert [call.call.tool for call in steps.tool_calls] == ["a", "b"]
+    assert [call.at.step for call in steps.model_calls] == [0, 1]
+
+
+async def test_a_task_ends_its_session() -> None:
+    result = await finished(ScriptedSteps(Finished()), REQUEST.model_copy(update={"mode": "task"}))
+
+    assert result.action == Done()
+
+
+async def test_a_failed_task_ends_its_session_as_an_error() -> None:
+    result = await finished(ScriptedSteps(Finished(failure=BROKEN)), REQUEST.model_copy(update={"mode": "task"}))
+
+    assert result.action == Done(is_error=True)
+
+
+async def test_a_recoverable_failure_parks_the_session() -> None:
+    result = await finished(ScriptedSteps(Finished(failure=BROKEN)))
+
+    assert (result.action, result.failure) == (Park(), BROKEN)
+
+
+async def test_a_structural_failure_ends_the_session() -> None:
+    result = await finished(ScriptedSteps(Finished(failure=BROKEN.model_copy(update={"structural": True}))))
+
+    assert result.action == Done(is_error=True)
+
+
+async def test_a_step_that_failed_for_good_is_told_once() -> None:
+    steps = ScriptedSteps(StepFailed(BROKEN))
+
+    result = await finished(steps)
+
+    assert [(told.failure, told.at.turn, len(told.deliveries)) for told in steps.concluded] == [(BROKEN, 3, 1)]
+    assert result.action == Park()
+
+
+async def test_a_failing_call_does_not_abandon_its_siblings() -> None:
+    ended: list[str] = []
+
+    def tool(call: ToolCall) -> ToolOutcome:
+        if call.call.tool == "a":
+            raise StepFailed(BROKEN)
+        ended.append(call.call.tool)
+        return ToolOutcome(call_id=call.call.call_id, status="completed")
+
+    steps = ScriptedSteps(calls("a", "b"), tool=tool)
+
+    result = await finished(steps)
+
+    assert ended == ["b"]
+    assert result.failure == BROKEN
+
+
+async def test_a_token_that_a_tool_set_reaches_the_driver() -> None:
+    steps = ScriptedSteps(
+        calls("a"), Finished(), tool=lambda call: ToolOutcome(call_id="a", status="completed", token_hash="next")
+    )
+
+    assert (await finished(steps)).token_hash == "next"
+
+
+async def test_a_long_turn_goes_on_where_it_stopped() -> None:
+    steps = ScriptedSteps(calls("a"), Finished())
+    steps.breathless_after = 1
+
+    breath = await run_turn(REQUEST, steps)
+
+    assert isinstance(breath, Breath)
+    steps.breathless_after = 10_000
+    await finished(steps, breath.request)
+    assert [call.at.step for call in steps.model_calls] == [0, 1]
+    assert steps.model_calls[1].deliveries == ()
+
+
+async def test_a_turn_without_anything_to_hear_parks() -> None:
+    assert (await finished(ScriptedSteps(Unheard()))).action == Park()
+
+
+async def test_an_unreadable_snapshot_ends_the_session_and_is_handed_back_untouched() -> None:
+    strange = Snapshot(version=99, data={"from": "the future"})
+    steps = ScriptedSteps()
+
+    result = await finished(steps, REQUEST.model_copy(update={"snapshot": strange}))
+
+    assert result.action == Done(is_error=True)
+    assert result.snapshot == strange
+    assert steps.concluded[0].failure.code == "UNREADABLE_STATE"
+
+
+@pytest.mark.parametrize("rounds", [1, 5])
+async def test_usage_is_summed_over_the_steps(rounds: int) -> None:
+    steps = ScriptedSteps(*[calls("a") for _ in range(rounds)], Finished(usage=Usage(output_tokens=1)))
+
+    result = await finished(steps)
+
+    assert result.snapshot.data["usage"]["outputTokens"] == rounds + 1

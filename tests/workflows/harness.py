@@ -1,0 +1,127 @@
+"""Real workflows on a real server, over activities that a test scripts."""
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from temporalio import activity
+from temporalio.client import Client, WorkflowHandle
+from temporalio.worker import Worker
+
+import worker as composition
+from perdure.protocol import names
+from perdure.protocol.deliveries import DeliveryRef
+from perdure.protocol.requests import Conclusion, Finished, ModelCall, ModelOutcome, Refusal, ToolCall, ToolOutcome
+from perdure.session.state import SessionState
+from perdure.settings import Settings
+from workflows.session import SessionWorkflow
+from workflows.turn import TurnWorkflow
+
+Answer = Callable[[ModelCall], Awaitable[ModelOutcome]]
+
+
+async def finishes(call: ModelCall) -> ModelOutcome:
+    del call
+    return Finished()
+
+
+class Outside:
+    """Stands where the harness stands: says what the test wants, remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.answer: Answer = finishes
+        self.model_calls: list[ModelCall] = []
+        self.tool_calls: list[ToolCall] = []
+        self.concluded: list[Conclusion] = []
+        self.refused: list[Refusal] = []
+        self._moved = asyncio.Condition()
+
+    @property
+    def heard(self) -> list[str]:
+        """The deliveries that turns heard, in order."""
+        return [delivery.id for call in self.model_calls for delivery in call.deliveries]
+
+    @activity.defn(name=names.CALL_MODEL)
+    async def call_model(self, call: ModelCall) -> ModelOutcome:
+        outcome = await self.answer(call)
+        await self._note(self.model_calls, call)
+        return outcome
+
+    @activity.defn(name=names.CALL_TOOL)
+    async def call_tool(self, call: ToolCall) -> ToolOutcome:
+        await self._note(self.tool_calls, call)
+        return ToolOutcome(call_id=call.call.call_id, status="completed")
+
+    @activity.defn(name=names.CONCLUDE_TURN)
+    async def conclude_turn(self, conclusion: Conclusion) -> None:
+        await self._note(self.concluded, conclusion)
+
+    @activity.defn(name=names.REFUSE_DELIVERY)
+    async def refuse_delivery(self, refusal: Refusal) -> None:
+        await self._note(self.refused, refusal)
+
+    async def _note(self, where: list[Any], what: Any) -> None:
+        async with self._moved:
+            where.append(what)
+            self._moved.notify_all()
+
+    async def until(self, holds: Callable[[], bool], within: float = 20) -> None:
+        async with asyncio.timeout(within), self._moved:
+            await self._moved.wait_for(holds)
+
+
+class Driven:
+    """One session under test."""
+
+    def __init__(self, client: Client, handle: WorkflowHandle[Any, Any], outside: Outside) -> None:
+        self.client = client
+        self.handle = handle
+        self.outside = outside
+
+    async def deliver(self, delivery_id: str, *, token: str = "now", coalesce: bool = False) -> None:
+        ref = DeliveryRef(id=delivery_id, token_hash=token, coalesce=coalesce)
+        await self.handle.signal(names.DELIVER, ref.model_dump(mode="json"))
+
+    async def heard(self, *delivery_ids: str) -> None:
+        """Wait until turns have heard exactly these, in this order."""
+        await self.outside.until(lambda: len(self.outside.heard) >= len(delivery_ids))
+        assert self.outside.heard == list(delivery_ids)
+
+
+class Bench:
+    """A server, and workers that can be taken away and given back."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.settings = Settings(task_queue=f"test-{uuid.uuid4().hex[:12]}", deployment=None, build_id=None)
+
+    @contextlib.asynccontextmanager
+    async def working(self, outside: Outside) -> AsyncIterator[None]:
+        async with contextlib.AsyncExitStack() as stack:
+            for each in self._workers(outside):
+                await stack.enter_async_context(each)
+            yield
+
+    def _workers(self, outside: Outside) -> list[Worker]:
+        acting = [outside.call_model, outside.conclude_turn, outside.refuse_delivery]
+        return [
+            composition.deciding(self.client, self.settings, names.SESSIONS_QUEUE, [SessionWorkflow]),
+            composition.deciding(self.client, self.settings, names.TURNS_QUEUE, [TurnWorkflow]),
+            composition.acting(self.client, self.settings, names.MODELS_QUEUE, acting),
+            composition.acting(self.client, self.settings, names.TOOLS_QUEUE, [outside.call_tool]),
+        ]
+
+    async def start(self, outside: Outside, data: Any = None, **state: Any) -> Driven:
+        session_id = f"ses_{uuid.uuid4().hex}"
+        if data is None:
+            values = {"session_id": session_id, "agent": "demo", "token_hash": "now", **state}
+            data = SessionState.model_validate(values).model_dump(mode="json")
+        handle = await self.client.start_workflow(
+            names.SESSION_WORKFLOW,
+            data,
+            id=session_id,
+            task_queue=names.queue(self.settings.task_queue, names.SESSIONS_QUEUE),
+        )
+        return Driven(self.client, handle, outside)
