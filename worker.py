@@ -37,7 +37,7 @@ log = logging.getLogger("perdure.worker")
 
 #: What declares passes through the sandbox: reading it again for each workflow costs as much as the workflow itself.
 #: The core is pure where workflows use it (the import rules say so); `workflows` itself stays inside.
-_SANDBOX = SandboxedWorkflowRunner(
+SANDBOX = SandboxedWorkflowRunner(
     restrictions=SandboxRestrictions.default.with_passthrough_modules(
         "perdure.agents", "perdure.errors", "perdure.protocol", "perdure.session", "pydantic", "pydantic_core"
     )
@@ -64,7 +64,7 @@ def deciding(client: Client, settings: Settings, kind: str, workflows: Sequence[
         client,
         task_queue=names.queue(settings.task_queue, kind),
         workflows=workflows,
-        workflow_runner=_SANDBOX,
+        workflow_runner=SANDBOX,
         # A cache smaller than the number of live sessions makes every message replay its session.
         max_cached_workflows=2000,
         # The price of a dead worker: how long its sessions wait for it before another one takes over.

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -141,7 +141,7 @@ def version() -> None:
     typer.echo(f"perdure {version('perdure')}")
 
 
-def _settings(**given: object) -> "Settings":
+def _settings(**given: Any) -> "Settings":
     """The environment, with the options that were given laid over it."""
     from pydantic import ValidationError
 
@@ -149,7 +149,7 @@ def _settings(**given: object) -> "Settings":
     from perdure.settings import Settings
 
     try:
-        return Settings.model_validate({**Settings().model_dump(), **{k: v for k, v in given.items() if v is not None}})
+        return Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
         first = error.errors()[0]
         name = "_".join(str(part) for part in first["loc"]).upper()
@@ -157,9 +157,12 @@ def _settings(**given: object) -> "Settings":
 
 
 def _debugging() -> bool:
+    """Whether whoever runs this wants to see tracebacks."""
+    import logging
     import os
 
-    return os.environ.get("PERDURE_LOG_LEVEL", "").lower() == "debug"
+    asked = os.environ.get("PERDURE_LOG_LEVEL", "").lower() == "debug"
+    return asked or logging.getLogger().isEnabledFor(logging.DEBUG)
 
 
 def _told(error: Exception) -> str:

@@ -6,7 +6,7 @@ import fcntl
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -142,7 +142,7 @@ Ctrl-C ends everything; the sessions are here again at the next start.
 
 
 @contextlib.contextmanager
-def owned(data_dir: Path) -> Iterator[None]:
+def owned(data_dir: Path) -> Generator[None]:
     """Own the data directory; the lock dies with the process, however that dies."""
     data_dir.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(data_dir / "dev.lock", os.O_RDWR | os.O_CREAT, 0o600)

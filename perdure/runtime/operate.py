@@ -5,7 +5,7 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
@@ -81,7 +81,7 @@ def _line(row: SessionRow) -> str:
 
 
 @asynccontextmanager
-async def _opened(settings: Settings) -> AsyncIterator[Store]:
+async def _opened(settings: Settings) -> AsyncGenerator[Store]:
     from perdure.store.open import open_store
 
     store = await open_store(settings.database)

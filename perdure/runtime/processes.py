@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 _PR_SET_PDEATHSIG = 1
 # Looked up before any fork: between fork and exec as little as possible may happen.
-_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+_LIBC: ctypes.CDLL | None = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def leash() -> Callable[[], None]:

@@ -1,0 +1,49 @@
+# `make dev` and `make test` need Python ≥ 3.11 and make, nothing else.
+
+# The first one that is new enough and can make a virtual environment; `make PYTHON=… dev` names another.
+PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3 python; do \
+	$$python -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$python && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+PYTEST_ARGS ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help dev test check lint format types bench build clean
+
+help:  ## Show what there is to make
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
+
+dev: $(STAMP)  ## Start everything on this machine
+	@$(BIN)/perdure dev $(DEV_ARGS)
+
+test: $(STAMP)  ## Run all tests, against a real Temporal server
+	$(BIN)/pytest $(PYTEST_ARGS)
+
+check: lint test  ## Everything that must hold before a commit
+
+lint: $(STAMP)  ## Format, rules, types, architecture
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+format: $(STAMP)  ## Put the code in its form
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(STAMP)  ## Measure
+	$(BIN)/python -m bench $(BENCH_ARGS)
+
+build: $(STAMP)  ## Build the wheel and the source archive
+	$(BIN)/python -m build
+
+clean:  ## Remove what was built; sessions under .perdure stay
+	rm -rf $(VENV) dist build .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+
+# Made anew whenever the dependencies may have changed.
+$(STAMP): pyproject.toml
+	@test -n "$(PYTHON)" || { echo "Perdure needs Python 3.11 or newer with the venv module; name it: make PYTHON=/path/to/python dev" >&2; exit 1; }
+	@test -x $(BIN)/python || { echo "Making $(VENV) with $(PYTHON) …"; $(PYTHON) -m venv $(VENV); }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@

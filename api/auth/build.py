@@ -1,0 +1,38 @@
+"""The authenticators that the settings ask for."""
+
+from perdure.errors import Invalid
+from perdure.settings import Settings
+
+from . import Authenticator
+from .api_keys import ApiKeys, parse_keys
+from .jwt import JwksKeys, Jwt
+from .loopback import Loopback, is_loopback
+
+
+def build_authenticators(settings: Settings) -> list[Authenticator]:
+    """Keys first, then tokens, then development. Raises `Invalid` rather than leave a public address open."""
+    authenticators: list[Authenticator] = []
+    keys = parse_keys(settings.api_keys)
+    if keys:
+        authenticators.append(ApiKeys(keys))
+    token = _jwt(settings)
+    if token is not None:
+        authenticators.append(token)
+    if is_loopback(settings.host):
+        authenticators.append(Loopback())
+    if not authenticators:
+        raise Invalid(
+            f"PERDURE_HOST is {settings.host}, which others can reach, and nobody could sign in: set PERDURE_API_KEYS, "
+            "or PERDURE_JWT_ISSUER, PERDURE_JWT_AUDIENCE and PERDURE_JWT_JWKS_URL, or bind to 127.0.0.1."
+        )
+    return authenticators
+
+
+def _jwt(settings: Settings) -> Jwt | None:
+    issuer, audience, url = settings.jwt_issuer, settings.jwt_audience, settings.jwt_jwks_url
+    if not (issuer or audience or url):
+        return None
+    if not (issuer and audience and url):
+        # Without an audience, a token made out to any other service would open this one.
+        raise Invalid("PERDURE_JWT_ISSUER, PERDURE_JWT_AUDIENCE and PERDURE_JWT_JWKS_URL belong together: set all.")
+    return Jwt(JwksKeys(url), issuer=issuer, audience=audience)

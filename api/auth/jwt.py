@@ -1,0 +1,155 @@
+"""Signed tokens of an identity provider, checked against the keys that it publishes."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import httpx2
+from joserfc import jwt
+from joserfc.errors import JoseError
+from joserfc.jwk import KeySet
+from joserfc.jws import extract_compact
+
+from perdure.errors import Unauthenticated, Unavailable
+from perdure.protocol.principals import Principal
+
+from . import Credentials
+
+log = logging.getLogger("perdure.api.auth")
+
+ALGORITHMS = ("RS256", "ES256", "EdDSA", "Ed25519")
+LEEWAY = 30
+_KEY_TYPES = {"RS256": "RSA", "ES256": "EC", "EdDSA": "OKP", "Ed25519": "OKP"}
+#: Claims of a token that authors may see; the rest stays outside.
+_ATTRIBUTES = ("email", "name", "preferred_username", "scope", "groups", "roles", "org_id", "tenant")
+
+
+class Keys(Protocol):
+    """Where the provider's public keys come from."""
+
+    async def named(self, kid: str | None) -> KeySet:
+        """The keys, with `kid` among them if the provider has it."""
+        ...
+
+
+class JwksKeys:
+    """The published key set: kept for a while, and asked for again when a token names a key that is not in it."""
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        lifetime: float = 600.0,
+        pause: float = 10.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._url = url
+        self._lifetime = lifetime
+        self._pause = pause
+        self._clock = clock
+        self._keys: KeySet | None = None
+        self._fetched = -float("inf")
+        self._asked = -float("inf")
+        self._fetching = asyncio.Lock()
+
+    async def named(self, kid: str | None) -> KeySet:
+        if self._fits(kid):
+            assert self._keys is not None
+            return self._keys
+        async with self._fetching:
+            # Strangers choose the kid of their tokens; they do not choose how often we ask the provider.
+            if not self._fits(kid) and self._clock() - self._asked >= self._pause:
+                await self._fetch()
+        if self._keys is None:
+            raise Unavailable("The keys of the identity provider cannot be had right now.")
+        return self._keys
+
+    def _fits(self, kid: str | None) -> bool:
+        if self._keys is None or self._clock() - self._fetched > self._lifetime:
+            return False
+        return kid is None or any(key.kid == kid for key in self._keys)
+
+    async def _fetch(self) -> None:
+        self._asked = self._clock()
+        try:
+            async with httpx2.AsyncClient(timeout=5.0) as client:
+                answer = await client.get(self._url, headers={"accept": "application/json"})
+                answer.raise_for_status()
+                self._keys = KeySet.import_key_set(answer.json())
+        except (httpx2.HTTPError, JoseError, ValueError, KeyError, TypeError) as error:
+            # Old keys are better than none: an outage of the provider should not lock everybody out.
+            log.warning("the keys at %s cannot be read: %s", self._url, error)
+            return
+        self._fetched = self._clock()
+
+
+class Jwt:
+    """Recognises a user by a bearer token that the issuer signed for this audience."""
+
+    def __init__(self, keys: Keys, *, issuer: str, audience: str) -> None:
+        self._keys = keys
+        self._issuer = issuer
+        self._claims = jwt.JWTClaimsRegistry(
+            leeway=LEEWAY,
+            iss={"essential": True, "value": issuer},
+            aud={"essential": True, "value": audience},
+            exp={"essential": True},
+            sub={"essential": True},
+        )
+
+    async def __call__(self, credentials: Credentials) -> Principal | None:
+        token = credentials.bearer
+        if token is None or token.count(".") != 2:
+            return None
+        try:
+            claims = await self._verified(token)
+        except (JoseError, ValueError, TypeError, KeyError) as error:
+            # The reason helps an operator; whoever forged it should not be helped.
+            log.info("a bearer token was refused: %s", error)
+            raise _invalid() from None
+        subject = claims["sub"]
+        if not isinstance(subject, str) or not subject:
+            raise _invalid()
+        return Principal(
+            principal_id=subject,
+            principal_type="user",
+            authenticator="jwt",
+            issuer=self._issuer,
+            subject=subject,
+            attributes=_attributes(claims),
+        )
+
+    async def _verified(self, token: str) -> dict[str, Any]:
+        header = extract_compact(token.encode()).headers()
+        algorithm, kid = header.get("alg"), header.get("kid")
+        if algorithm not in ALGORITHMS or not isinstance(kid, str | None):
+            raise ValueError(f"algorithm {algorithm!r} is not accepted")
+        published = await self._keys.named(kid)
+        # A key signs with the algorithm of its own type, and a key that is published for encryption signs nothing.
+        fitting = [
+            key
+            for key in published
+            if key.key_type == _KEY_TYPES[algorithm] and (kid is None or key.kid == kid) and key.get("use") != "enc"
+        ]
+        if not fitting:
+            raise ValueError("no published key fits")
+        decoded = jwt.decode(token, KeySet(fitting), algorithms=list(ALGORITHMS))
+        self._claims.validate(decoded.claims)
+        return dict(decoded.claims)
+
+
+def _invalid() -> Unauthenticated:
+    return Unauthenticated("The bearer token is not valid.", challenges=('Bearer error="invalid_token"',))
+
+
+def _attributes(claims: dict[str, Any]) -> dict[str, str | list[str]]:
+    found: dict[str, str | list[str]] = {}
+    for name in _ATTRIBUTES:
+        value = claims.get(name)
+        if isinstance(value, str):
+            found[name] = value
+        elif isinstance(value, list) and all(isinstance(item, str) for item in value):  # pyright: ignore[reportUnknownVariableType]
+            found[name] = list(value)  # pyright: ignore[reportUnknownArgumentType]
+    return found

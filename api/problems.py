@@ -1,0 +1,104 @@
+"""Errors as HTTP answers."""
+
+import logging
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from perdure.errors import Forbidden, Invalid, PerdureError, SessionNotFound, TooLarge, Unauthenticated, Unavailable
+from perdure.errors import UnsupportedMedia as UnsupportedMedia
+
+log = logging.getLogger("perdure.api")
+
+NO_STORE = {"cache-control": "no-store"}
+
+
+def reply(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """A JSON answer; nothing here may be kept by caches."""
+    return Response(
+        orjson.dumps(content), status, {**NO_STORE, **(headers or {})}, media_type="application/json; charset=utf-8"
+    )
+
+
+def problem(error: PerdureError) -> Response:
+    """The answer to an error that its caller should know of."""
+    response = reply(_body(error), error.status)
+    match error:
+        case Unauthenticated():
+            for challenge in error.details.get("challenges", ("Bearer",)):
+                response.headers.append("www-authenticate", challenge)
+        case Unavailable():
+            response.headers["retry-after"] = "1"
+        case _:
+            pass
+    return response
+
+
+def _body(error: PerdureError) -> dict[str, Any]:
+    match error:
+        case Invalid() | SessionNotFound():
+            return {"error": error.message, "ok": False}
+        case TooLarge() | UnsupportedMedia():
+            return {"error": error.message, "ok": False, "violations": error.details.get("violations", [])}
+        case _:
+            return {"code": getattr(error, "wire_code", error.code), "error": error.message, "ok": False}
+
+
+async def on_error(_: Request, error: Exception) -> Response:
+    """Answer an expected error; one that is ours alone is hidden like any surprise."""
+    if isinstance(error, PerdureError) and error.status < 500 or isinstance(error, Unavailable):
+        return problem(error)
+    return hidden(error)
+
+
+async def on_http_error(request: Request, error: Exception) -> Response:
+    """No such route, or no such method on it: the same answer, as nobody should probe for routes."""
+    if isinstance(error, HTTPException) and error.status_code not in (404, 405):
+        return reply({"error": error.detail, "ok": False}, error.status_code)
+    target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    message = f"Cannot find any route matching [{request.method}] {target}"
+    return reply({"error": True, "message": message, "status": 404}, 404)
+
+
+def hidden(error: BaseException) -> Response:
+    """Say that something broke and where to look for it, and nothing else."""
+    error_id = str(uuid.uuid4())
+    log.error("request failed, error id %s", error_id, exc_info=error)
+    return reply({"error": "Channel handler failed.", "errorId": error_id, "ok": False}, 500)
+
+
+class Shield:
+    """The outermost layer: no exception leaves the application, and none tells the caller what it was."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = False
+
+        async def watched(message: Message) -> None:
+            nonlocal started
+            started = started or message["type"] == "http.response.start"
+            await send(message)
+
+        try:
+            await self._app(scope, receive, watched)
+        except ClientDisconnect:
+            # Whoever asked is gone; there is nobody to answer.
+            return
+        except Exception as error:
+            response = hidden(error)
+            if not started:
+                await response(scope, receive, send)
+
+
+__all__ = ["NO_STORE", "Forbidden", "Shield", "hidden", "on_error", "on_http_error", "problem", "reply"]
