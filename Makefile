@@ -44,6 +44,6 @@ clean:  ## Remove what was built; sessions under .perdure stay
 # Made anew whenever the dependencies may have changed.
 $(STAMP): pyproject.toml
 	@test -n "$(PYTHON)" || { echo "Perdure needs Python 3.11 or newer with the venv module; name it: make PYTHON=/path/to/python dev" >&2; exit 1; }
-	@test -x $(BIN)/python || { echo "Making $(VENV) with $(PYTHON) …"; $(PYTHON) -m venv $(VENV); }
+	@test -x $(BIN)/pip || { echo "Making $(VENV) with $(PYTHON) …"; $(PYTHON) -m venv $(VENV); }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@

@@ -55,7 +55,9 @@ def rewrite(source: str, name: str = "<source>") -> str:
         if isinstance(node, ast.Import):
             for alias in filter(lambda alias: _shell(alias.name), node.names):
                 if alias.asname is None or len(node.names) > 1:
-                    raise ValueError(f"{name}:{node.lineno}: write `import {alias.name} as …` alone, or `from … import`.")
+                    raise ValueError(
+                        f"{name}:{node.lineno}: write `import {alias.name} as …` alone, or `from … import`."
+                    )
                 _replace(lines, node.lineno, f"import {alias.name}", f"import {PACKAGE}.{alias.name}")
     return "".join(lines)
 

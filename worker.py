@@ -26,6 +26,7 @@ from perdure.harness.tool_step import ToolStep
 from perdure.harness.turn_end import TurnEnd
 from perdure.models.models import Models
 from perdure.protocol import names
+from perdure.runtime import otel
 from perdure.runtime.connect import connect
 from perdure.settings import Settings
 from perdure.store.base import Store
@@ -39,7 +40,14 @@ log = logging.getLogger("perdure.worker")
 #: The core is pure where workflows use it (the import rules say so); `workflows` itself stays inside.
 SANDBOX = SandboxedWorkflowRunner(
     restrictions=SandboxRestrictions.default.with_passthrough_modules(
-        "perdure.agents", "perdure.errors", "perdure.protocol", "perdure.session", "pydantic", "pydantic_core"
+        "perdure.agents",
+        "perdure.errors",
+        "perdure.protocol",
+        "perdure.session",
+        "perdure.telemetry",
+        "pydantic",
+        "pydantic_core",
+        "opentelemetry",
     )
 )
 
@@ -111,7 +119,9 @@ async def serving(settings: Settings) -> AsyncIterator[None]:
         store = await open_store(settings.database)
         stack.push_async_callback(store.close)
         await store.migrate()
-        client = await connect(settings)
+        telemetry = otel.set_up("perdure-worker")
+        stack.callback(telemetry.close)
+        client = await connect(settings, plugins=telemetry.plugins)
         models = Models()
         for worker in workers(client, store, agents, models, settings):
             await stack.enter_async_context(worker)

@@ -11,8 +11,15 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from perdure.errors import Forbidden, Invalid, PerdureError, SessionNotFound, TooLarge, Unauthenticated, Unavailable
-from perdure.errors import UnsupportedMedia as UnsupportedMedia
+from perdure.errors import (
+    Invalid,
+    PerdureError,
+    SessionNotFound,
+    TooLarge,
+    Unauthenticated,
+    Unavailable,
+    UnsupportedMedia,
+)
 
 log = logging.getLogger("perdure.api")
 
@@ -100,5 +107,3 @@ class Shield:
             if not started:
                 await response(scope, receive, send)
 
-
-__all__ = ["NO_STORE", "Forbidden", "Shield", "hidden", "on_error", "on_http_error", "problem", "reply"]

@@ -18,6 +18,9 @@ PerdureError
 ├── ModelFailed                  the provider refused or failed
 ├── ToolFailed                   a tool raised, and its declaration allows another try
 ├── InvalidDeclaration           an agent or a tool is not declared in a way that can work
+├── Misconfigured                a setting cannot work, or needs something that is not installed
+├── SchemaUnknown                the database is newer than this code, or not ours at all
+├── SchemaOutdated               the database must be migrated first
 └── Structural                   the session cannot go on
     ├── SessionGone
     ├── AgentGone
@@ -158,6 +161,24 @@ class InvalidDeclaration(PerdureError):
     """An agent or a tool is not declared in a way that can work."""
 
     code = "INVALID_DECLARATION"
+
+
+class Misconfigured(PerdureError):
+    """A setting cannot work."""
+
+    code = "misconfigured"
+
+
+class SchemaUnknown(PerdureError):
+    """The database has a schema that this code does not know."""
+
+    code = "schema_unknown"
+
+
+class SchemaOutdated(PerdureError):
+    """The database has an older schema than this code needs."""
+
+    code = "schema_outdated"
 
 
 class Structural(PerdureError):

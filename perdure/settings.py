@@ -48,6 +48,8 @@ class Settings(BaseSettings):
     # Limits.
     max_message_bytes: int = 1_048_576
     max_file_bytes: int = 26_214_400
+    # Which files a message may carry: `*/*`, or `image/*,application/pdf`. Empty: none.
+    file_media_types: str = "*/*"
     max_body_bytes: int = 67_108_864
     max_tool_output_bytes: int = 65_536
     # A worker that says nothing for this long is taken for dead.

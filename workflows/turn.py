@@ -2,6 +2,7 @@
 
 from temporalio import workflow
 
+from perdure import telemetry
 from perdure.protocol import names
 from perdure.protocol.requests import TurnRequest, TurnResult
 from perdure.session.turn import Breath, run_turn
@@ -15,7 +16,8 @@ class TurnWorkflow:
 
     @workflow.run
     async def run(self, request: TurnRequest) -> TurnResult:
-        end = await run_turn(request, ActivitySteps())
+        with telemetry.turn(request):
+            end = await run_turn(request, ActivitySteps())
         if isinstance(end, Breath):
             # The history of a long turn is cut between two steps; the driver waits for the chain as for one run.
             workflow.continue_as_new(end.request)

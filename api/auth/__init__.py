@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 
 from perdure.errors import Unauthenticated
@@ -14,7 +15,7 @@ from perdure.protocol.principals import Principal
 class Credentials:
     """What a request says about its sender."""
 
-    headers: "Headers"
+    headers: Headers
     # The address of the peer of the connection; None when there is none (a Unix socket).
     peer: str | None = None
 
@@ -31,12 +32,6 @@ class Credentials:
     def presented(self) -> bool:
         """Whether the caller claims to be somebody; a wrong claim is refused and never overlooked."""
         return bool(self.headers.get("authorization", "").strip()) or self.api_key is not None
-
-
-class Headers(Protocol):
-    def get(self, key: str, default: str = "", /) -> str: ...
-
-    def __contains__(self, key: object, /) -> bool: ...
 
 
 class Authenticator(Protocol):

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from importlib import import_module
 from typing import cast
 
@@ -26,6 +27,10 @@ class AgentRegistry:
     def default(self) -> Agent:
         return next(iter(self._agents.values()))
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._agents)
+
     def get(self, name: str) -> Agent | None:
         return self._agents.get(name)
 
@@ -45,15 +50,18 @@ class AgentRegistry:
         return len(self._agents)
 
 
-def load_agents(spec: str) -> AgentRegistry:
-    """Load `module:attribute[,module:attribute…]`; an attribute is an agent or a list of agents."""
+def load_agents(spec: str, model: str | None = None) -> AgentRegistry:
+    """Load `module:attribute[,module:attribute…]`; an attribute is an agent or a list of agents.
+
+    `model` is for the agents that name none.
+    """
     # Console scripts do not put the project's folder on the path, `python -m` does; authors expect both to work.
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())
     agents: list[Agent] = []
     for reference in filter(None, (part.strip() for part in spec.split(","))):
         agents.extend(_load(reference))
-    return AgentRegistry(agents)
+    return AgentRegistry([agent if agent.model else replace(agent, model=model) for agent in agents])
 
 
 def _load(reference: str) -> list[Agent]:

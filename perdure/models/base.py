@@ -60,8 +60,8 @@ class Model(Protocol):
         ...
 
 
-class Models(Protocol):
-    """Models by name."""
+class ModelSource(Protocol):
+    """Where a step gets its model from."""
 
     def model(self, name: str) -> Model:
         """`ModelFailed`, not transient, when there is no such model or no key for it."""

@@ -16,32 +16,15 @@ from pydantic_ai.messages import (
     ToolCallPartDelta,
 )
 from pydantic_ai.models import Model as ForeignModel
-from pydantic_ai.models import ModelRequestParameters, infer_model
+from pydantic_ai.models import ModelRequestParameters
 from pydantic_ai.settings import ModelSettings
 from pydantic_core import to_json
 
-from .base import DEMO, Delta, Model, Prompt, ReasoningDelta, Reply, TextDelta, ToolInputDelta, finish_reason, usage_of
-from .demo import DemoModel
+from .base import Delta, Prompt, ReasoningDelta, Reply, TextDelta, ToolInputDelta, finish_reason, usage_of
 from .failures import failure, truncated
 
 #: No provider over HTTP; these never say why they finished.
 _OFFLINE = frozenset({"test", "function"})
-
-
-class ProviderModels:
-    """Models by name, each made once: its client keeps connections open."""
-
-    def __init__(self, *, timeout: float = 120.0, demo_delay: float = 0.02) -> None:
-        self._timeout = timeout
-        self._models: dict[str, Model] = {DEMO: DemoModel(delay=demo_delay)}
-
-    def model(self, name: str) -> Model:
-        if name not in self._models:
-            try:
-                self._models[name] = ProviderModel(name, infer_model(name), timeout=self._timeout)
-            except Exception as error:
-                raise failure(name, error) from error
-        return self._models[name]
 
 
 class ProviderModel:

@@ -1,6 +1,7 @@
 """Keeps the processes of one machine alive, and takes them down together."""
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -141,23 +142,34 @@ class Keeper:
             kill_group(self._process.pid)
 
     async def _spawn(self) -> asyncio.subprocess.Process:
-        process = self._process = await asyncio.create_subprocess_exec(
-            *self._part.command,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.STDOUT,
-            env={**os.environ, **self._part.environment},
-            # Ctrl-C is for the supervisor only, which then ends its parts in order.
-            start_new_session=True,
-            preexec_fn=leash(),
-        )
-        assert process.stdout is not None
-        self._drain = asyncio.create_task(self._read(process.stdout))
+        # Our own pipe: with one of asyncio's, a dead process counts as alive while a child of it holds the pipe.
+        source, sink = os.pipe()
+        try:
+            process = self._process = await asyncio.create_subprocess_exec(
+                *self._part.command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                env={**os.environ, **self._part.environment},
+                # Ctrl-C is for the supervisor only, which then ends its parts in order.
+                start_new_session=True,
+                preexec_fn=leash(),
+            )
+        finally:
+            os.close(sink)
+            self._drain = asyncio.create_task(self._read(source))
         return process
 
-    async def _read(self, output: asyncio.StreamReader) -> None:
+    async def _read(self, pipe: int) -> None:
         """Drain the output: a process whose pipe is full stands still."""
         self._notices = Notices()
+        output = asyncio.StreamReader()
+        loop = asyncio.get_running_loop()
+        transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(output), os.fdopen(pipe, "rb"))
+        with contextlib.closing(transport):
+            await self._copy(output)
+
+    async def _copy(self, output: asyncio.StreamReader) -> None:
         while chunk := await output.read(65_536):
             self._log.write(chunk)
             for line in self._notices.feed(chunk):

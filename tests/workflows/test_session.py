@@ -12,12 +12,14 @@ from perdure.protocol.requests import CallRef, Calls, Finished, ModelCall, Model
 from perdure.runtime.connect import connect
 from perdure.settings import Settings
 
+from tests.support.stack import TemporalServer
+
 from .harness import Bench, Outside
 
 
 @pytest.fixture
-async def bench(temporal_server: str) -> Bench:
-    return Bench(await connect(Settings(temporal_address=temporal_server)))
+async def bench(temporal_server: TemporalServer) -> Bench:
+    return Bench(await connect(Settings(temporal_address=temporal_server.address)))
 
 
 @pytest.fixture

@@ -1,1 +1,3 @@
-SELECT * FROM slots WHERE session_id = :session_id AND name = ANY(CAST(:names AS text[]))
+SELECT name, value, version
+FROM slots
+WHERE session_id = :session_id AND name = ANY(CAST(:names AS text[]))

@@ -1,1 +1,3 @@
-SELECT * FROM deliveries WHERE session_id = :session_id AND delivery_id IN (SELECT value FROM json_each(:delivery_ids))
+SELECT session_id, delivery_id, digest, body, turn, refused, accepted_at
+FROM deliveries
+WHERE session_id = :session_id AND delivery_id IN (SELECT value FROM json_each(:delivery_ids))

@@ -1,2 +1,6 @@
 -- BEGIN IMMEDIATE holds the only write lock there is.
-SELECT * FROM sessions WHERE session_id = :session_id
+SELECT
+    session_id, agent, mode, status, principal, capabilities, parent, title, turns, steps, tool_calls, input_tokens,
+    output_tokens, cache_read_tokens, cache_write_tokens, next_index, error, created_at, updated_at, closed_at
+FROM sessions
+WHERE session_id = :session_id

@@ -1,1 +1,3 @@
-SELECT * FROM slots WHERE session_id = :session_id AND name IN (SELECT value FROM json_each(:names))
+SELECT name, value, version
+FROM slots
+WHERE session_id = :session_id AND name IN (SELECT value FROM json_each(:names))

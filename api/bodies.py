@@ -1,0 +1,237 @@
+"""Request bodies: read within limits, parsed by hand, refused with the contract's own words."""
+
+import re
+from dataclasses import dataclass
+from typing import Any, TypeAlias, cast
+
+import orjson
+from starlette.requests import Request
+
+from perdure.errors import Invalid, TooLarge
+from perdure.protocol.deliveries import FilePart, InputResponse, Message, Mode, TextPart
+from perdure.protocol.wire import JsonObject
+
+from .callbacks import check_callback
+
+Fields: TypeAlias = dict[str, Any]
+
+_ABSENT: Any = object()
+#: Deeper values are no use to anybody, and serialisers between here and the model give up at about 250.
+_DEPTH = 100
+_INTERNAL_SCHEMES = ("eve-url:", "eve-sandbox:", "eve-attachment:")
+_ESCAPE = re.compile(rb"\\(?:u0000|.)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a delivery says, whichever route it takes."""
+
+    message: Message | None
+    client_context: tuple[str, ...]
+    output_schema: JsonObject | None
+    input_responses: tuple[InputResponse, ...] = ()
+
+
+@dataclass(frozen=True)
+class CreateBody:
+    content: Content
+    mode: Mode
+
+
+@dataclass(frozen=True)
+class ContinueBody:
+    content: Content
+    token: str
+    coalesce: bool
+
+
+async def read_json(request: Request, limit: int) -> Fields:
+    """The body as a JSON object; `TooLarge` before more than `limit` bytes are kept."""
+    raw = await _read(request, limit)
+    try:
+        value = orjson.loads(_without_nul(raw))
+    except orjson.JSONDecodeError:
+        raise Invalid("Invalid JSON body.") from None
+    if isinstance(value, list):
+        # The contract lets an array pass as an object that has no fields.
+        return {}
+    if not isinstance(value, dict):
+        raise Invalid("Expected a JSON object.")
+    return cast("Fields", value)
+
+
+async def _read(request: Request, limit: int) -> bytes:
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared) > limit:
+        raise body_too_large(int(declared), limit)
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > limit:
+            raise body_too_large(len(body), limit)
+    return bytes(body)
+
+
+def _without_nul(raw: bytes) -> bytes:
+    """U+0000 is legal in JSON and in no database's text; it becomes U+FFFD, as in HTML."""
+    if b"\\u0000" not in raw:
+        return raw
+    # Escape by escape, so that an escaped backslash before `u0000` stays one.
+    return _ESCAPE.sub(lambda match: rb"\ufffd" if match[0] == rb"\u0000" else match[0], raw)
+
+
+def body_too_large(size: int, limit: int) -> TooLarge:
+    violation = {"byteLength": size, "kind": "too-large", "limit": limit, "mediaType": "application/json"}
+    return TooLarge(
+        f"application/json ({size} bytes) exceeds the {limit}-byte upload limit.", violations=[violation]
+    )
+
+
+# The order of the checks is the contract's: a body with several faults is refused for the same one as ever.
+
+
+def parse_create(fields: Fields) -> CreateBody:
+    message = _message(fields.get("message", _ABSENT))
+    context = _client_context(fields.get("clientContext", _ABSENT))
+    if "callback" in fields:
+        check_callback(fields["callback"])
+    mode = _mode(fields.get("mode", _ABSENT))
+    schema = _output_schema(fields.get("outputSchema", _ABSENT))
+    if message is None:
+        raise Invalid("Missing or empty 'message' field.")
+    return CreateBody(Content(message, context, schema), mode)
+
+
+def parse_continue(fields: Fields) -> ContinueBody:
+    token = fields.get("continuationToken")
+    if not isinstance(token, str) or not token:
+        raise Invalid("Missing or empty 'continuationToken' field.")
+    message = _message(fields.get("message", _ABSENT))
+    responses = _input_responses(fields.get("inputResponses", _ABSENT))
+    context = _client_context(fields.get("clientContext", _ABSENT))
+    schema = _output_schema(fields.get("outputSchema", _ABSENT))
+    if message is None and not responses:
+        raise Invalid("Expected a non-empty 'message', a non-empty 'inputResponses' array, or both.")
+    coalesce = fields.get("coalesce", False)
+    if not isinstance(coalesce, bool):
+        raise Invalid("Expected 'coalesce' to be a boolean.")
+    return ContinueBody(Content(message, context, schema, responses), token, coalesce)
+
+
+def _message(value: Any) -> Message | None:
+    if value is _ABSENT:
+        return None
+    if isinstance(value, str):
+        return value or None
+    if not isinstance(value, list):
+        raise Invalid("Expected 'message' to be a string or an array of text/file parts.")
+    return tuple(_part(part) for part in cast("list[Any]", value)) or None
+
+
+def _part(value: Any) -> TextPart | FilePart:
+    if not isinstance(value, dict | list):
+        raise Invalid("Expected each message part to be an object.")
+    part: Fields = cast("Fields", value) if isinstance(value, dict) else {}
+    match part.get("type", _ABSENT):
+        case "text":
+            return _text_part(part)
+        case "file":
+            return _file_part(part)
+        case other:
+            raise Invalid(f"Unsupported message part type \"{_spelled(other)}\". Use 'text' or 'file'.")
+
+
+def _text_part(part: Fields) -> TextPart:
+    text = part.get("text")
+    if not isinstance(text, str) or not text:
+        raise Invalid("Text parts require a non-empty 'text' string.")
+    return TextPart(text=text)
+
+
+def _file_part(part: Fields) -> FilePart:
+    media_type, data, filename = part.get("mediaType"), part.get("data"), part.get("filename")
+    if not isinstance(media_type, str) or not media_type:
+        raise Invalid("File parts require a non-empty 'mediaType' string.")
+    if not isinstance(data, str):
+        raise Invalid("File parts require a 'data' string (base64, data URL, or URL).")
+    if data.startswith(_INTERNAL_SCHEMES):
+        raise Invalid("File part 'data' must not use a framework-internal ref scheme.")
+    named = filename if isinstance(filename, str) and filename else None
+    return FilePart(media_type=media_type, data=data, filename=named)
+
+
+def _spelled(value: Any) -> str:
+    """As JavaScript would spell it in a message; cut, because it is the caller's text."""
+    if value is _ABSENT:
+        return "undefined"
+    if isinstance(value, str):
+        return value[:100]
+    if isinstance(value, dict | list):
+        return "[object Object]" if isinstance(value, dict) else ""
+    return orjson.dumps(value).decode()
+
+
+def _client_context(value: Any) -> tuple[str, ...]:
+    if value is _ABSENT or value in ("", []):
+        return ()
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, list):
+        entries = tuple(cast("list[Any]", value))
+        if not all(isinstance(entry, str) and entry for entry in entries):
+            raise Invalid("Expected 'clientContext' array entries to be non-empty strings.")
+        return entries
+    if not isinstance(value, dict):
+        raise Invalid("Expected 'clientContext' to be a string, string array, or JSON object.")
+    if _deeper_than(value, _DEPTH):
+        raise Invalid("Expected 'clientContext' to be a JSON-serializable object.")
+    return (orjson.dumps(value).decode(),)
+
+
+def _mode(value: Any) -> Mode:
+    if value is _ABSENT:
+        return "conversation"
+    if value not in ("conversation", "task"):
+        raise Invalid("Expected 'mode' to be either 'conversation' or 'task'.")
+    return value
+
+
+def _output_schema(value: Any) -> JsonObject | None:
+    if value is _ABSENT:
+        return None
+    if not isinstance(value, dict) or _deeper_than(value, _DEPTH):
+        raise Invalid("Expected 'outputSchema' to be a JSON-serializable object.")
+    return cast("JsonObject", value)
+
+
+def _input_responses(value: Any) -> tuple[InputResponse, ...]:
+    if value is _ABSENT:
+        return ()
+    if not isinstance(value, list) or not value:
+        raise Invalid("Expected 'inputResponses' to be a non-empty array.")
+    return tuple(_input_response(entry) for entry in cast("list[Any]", value))
+
+
+def _input_response(value: Any) -> InputResponse:
+    fields: Fields = cast("Fields", value) if isinstance(value, dict) else {}
+    closed = "requestId" in fields and fields.keys() <= {"requestId", "optionId", "text"}
+    if not closed or not all(isinstance(field, str) for field in fields.values()):
+        raise Invalid("Expected every 'inputResponses' entry to match the HITL response schema.")
+    return InputResponse(
+        request_id=fields["requestId"], option_id=fields.get("optionId"), text=fields.get("text")
+    )
+
+
+def _deeper_than(value: Any, limit: int) -> bool:
+    level: list[Any] = [value]
+    for _ in range(limit):
+        level = [child for parent in level for child in _children(parent)]
+        if not level:
+            return False
+    return True
+
+
+def _children(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return list(cast("Fields", value).values())
+    return cast("list[Any]", value) if isinstance(value, list) else []

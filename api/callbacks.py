@@ -1,0 +1,115 @@
+"""The terminal callback that a create request may name: checked strictly, in the contract's words."""
+
+import ipaddress
+import socket
+from typing import Any, cast
+from urllib.parse import unquote_to_bytes, urlsplit
+
+from perdure.errors import Invalid
+
+_FIELDS = ("callId", "subagentName", "token", "url")
+_ROUTE = "/eve/v1/callback/"
+_RESERVED = tuple(
+    ipaddress.ip_network(network)
+    for network in (
+        "0.0.0.0/8",
+        "10.0.0.0/8",
+        "100.64.0.0/10",
+        "169.254.0.0/16",
+        "172.16.0.0/12",
+        "192.168.0.0/16",
+        "198.18.0.0/15",
+        "::/128",
+        "fc00::/7",
+        "fe80::/10",
+    )
+)
+
+
+def check_callback(value: Any) -> None:
+    """Raise `Invalid` with every fault at once, unless this is a callback."""
+    if not isinstance(value, dict):
+        raise _refused([f"callback: Invalid input: expected object, received {_kind(value)}"])
+    callback = cast("dict[str, Any]", value)
+    issues = [issue for name in _FIELDS for issue in _field_issues(callback, name)]
+    unknown = [f'"{name}"' for name in callback if name not in _FIELDS]
+    if unknown:
+        issues.append(f"callback: Unrecognized key{'s' if len(unknown) > 1 else ''}: {', '.join(unknown)}")
+    issues = issues or _url_issues(callback["url"], callback["token"])
+    if issues:
+        raise _refused(issues)
+
+
+def _refused(issues: list[str]) -> Invalid:
+    return Invalid(f"Invalid callback metadata: {'; '.join(issues)}")
+
+
+def _field_issues(callback: dict[str, Any], name: str) -> list[str]:
+    value = callback.get(name)
+    if not isinstance(value, str):
+        received = _kind(value) if name in callback else "undefined"
+        return [f"callback.{name}: Invalid input: expected string, received {received}"]
+    if not value:
+        return [f"callback.{name}: Too small: expected string to have >=1 characters"]
+    return []
+
+
+def _url_issues(url: str, token: str) -> list[str]:
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname
+    except ValueError:
+        host, parts = None, None
+    if parts is None or not parts.scheme or not host:
+        return ["callback.url: Callback url must be absolute."]
+    issues: list[str] = []
+    if _url_token(parts.path) != token:
+        issues.append("callback.url: Callback url token must match callback token.")
+    if _is_reserved(host):
+        issues.append("callback.url: Callback url host must not be a private or reserved address.")
+    return issues
+
+
+def _url_token(path: str) -> str | None:
+    segment = path.removeprefix(_ROUTE)
+    if segment == path or not segment or "/" in segment:
+        return None
+    try:
+        return unquote_to_bytes(segment).decode()
+    except UnicodeDecodeError:
+        return None
+
+
+def _is_reserved(host: str) -> bool:
+    try:
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        address = _legacy_address(host)
+    if address is None:
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return any((mapped or address) in network for network in _RESERVED)
+
+
+def _legacy_address(host: str) -> ipaddress.IPv4Address | None:
+    """`0x0a000001` and `10.1` are addresses too, to those who follow the URL standard."""
+    try:
+        return ipaddress.IPv4Address(socket.inet_aton(host))
+    except (OSError, UnicodeError):
+        return None
+
+
+def _kind(value: Any) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "boolean"
+        case int() | float():
+            return "number"
+        case str():
+            return "string"
+        case list():
+            return "array"
+        case _:
+            return "object"

@@ -1,0 +1,111 @@
+"""How much, and which files, a delivery may carry."""
+
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote_to_bytes
+
+from perdure.errors import TooLarge, UnsupportedMedia
+from perdure.protocol.deliveries import FilePart
+from perdure.settings import Settings
+
+from .bodies import Content
+
+
+@dataclass(frozen=True)
+class Limits:
+    body_bytes: int
+    message_bytes: int
+    file_bytes: int
+    # None: every type. An entry may end in `/*`.
+    media_types: tuple[str, ...] | None = None
+
+    @classmethod
+    def of(cls, settings: Settings) -> "Limits":
+        types = tuple(filter(None, (entry.strip() for entry in settings.file_media_types.split(","))))
+        return cls(
+            body_bytes=settings.max_body_bytes,
+            message_bytes=settings.max_message_bytes,
+            file_bytes=settings.max_file_bytes,
+            media_types=None if "*/*" in types else types,
+        )
+
+    def check(self, content: Content) -> None:
+        """Raise `TooLarge` or `UnsupportedMedia`, with all violations and in the words of the first."""
+        violations = [violation for part in _files(content) for violation in self._file(part)]
+        violations.extend(self._text(content))
+        if not violations:
+            return
+        first = violations[0]
+        error = TooLarge if first["kind"] == "too-large" else UnsupportedMedia
+        raise error(_sentence(first), violations=violations)
+
+    def _file(self, part: FilePart) -> list[dict[str, Any]]:
+        named = {} if part.filename is None else {"filename": part.filename}
+        about = {"mediaType": part.media_type, **named}
+        if not self._allows(part.media_type):
+            return [{"allowedMediaTypes": list(self.media_types or ()), "kind": "disallowed-media-type", **about}]
+        size = known_size(part.data)
+        if size is not None and size > self.file_bytes:
+            return [{"byteLength": size, "kind": "too-large", "limit": self.file_bytes, **about}]
+        return []
+
+    def _allows(self, media_type: str) -> bool:
+        if self.media_types is None:
+            return True
+        wanted = media_type.lower()
+        return any(
+            wanted.startswith(allowed.lower()[:-1]) if allowed.endswith("/*") else wanted == allowed.lower()
+            for allowed in self.media_types
+        )
+
+    def _text(self, content: Content) -> list[dict[str, Any]]:
+        size = sum(len(text.encode()) for text in _texts(content))
+        if size <= self.message_bytes:
+            return []
+        return [{"byteLength": size, "kind": "too-large", "limit": self.message_bytes, "mediaType": "text/plain"}]
+
+
+def known_size(data: str) -> int | None:
+    """The bytes that base64 text or a data URL stands for; None for a URL, whose size nobody knows yet."""
+    if data.startswith(("http://", "https://")):
+        return None
+    if not data.startswith("data:"):
+        return _base64_size(data)
+    head, comma, payload = data.partition(",")
+    if not comma:
+        return None
+    return _base64_size(payload) if head.endswith(";base64") else len(unquote_to_bytes(payload))
+
+
+def _base64_size(text: str) -> int:
+    text = text.rstrip()
+    padding = 2 if text.endswith("==") else 1 if text.endswith("=") else 0
+    return max(0, len(text) * 3 // 4 - padding)
+
+
+def _files(content: Content) -> list[FilePart]:
+    if content.message is None or isinstance(content.message, str):
+        return []
+    return [part for part in content.message if isinstance(part, FilePart)]
+
+
+def _texts(content: Content) -> list[str]:
+    texts = list(content.client_context)
+    texts.extend(response.text for response in content.input_responses if response.text is not None)
+    match content.message:
+        case None:
+            pass
+        case str(message):
+            texts.append(message)
+        case parts:
+            texts.extend(part.text for part in parts if not isinstance(part, FilePart))
+    return texts
+
+
+def _sentence(violation: dict[str, Any]) -> str:
+    what, media_type = violation.get("filename", violation["mediaType"]), violation["mediaType"]
+    if violation["kind"] == "too-large":
+        return f"{what} ({violation['byteLength']} bytes) exceeds the {violation['limit']}-byte upload limit."
+    allowed = violation["allowedMediaTypes"]
+    suffix = f" Allowed: {', '.join(allowed)}." if allowed else ""
+    return f'{what} has media type "{media_type}" which is not allowed by this route.{suffix}'

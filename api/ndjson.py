@@ -1,0 +1,92 @@
+"""Events as lines: one JSON object and a newline each, with the text so far put back into every delta."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import orjson
+
+from perdure.protocol import names
+from perdure.protocol.events import DELTAS, Event, EventType
+from perdure.store.base import Store, read_all
+
+CONTENT_TYPE = "application/x-ndjson; charset=utf-8"
+FORMAT = "ndjson"
+VERSION = "16"
+
+
+class Lines:
+    """Encodes the events of one session in order, from wherever the first one stands."""
+
+    def __init__(self, store: Store, session_id: str) -> None:
+        self._store = store
+        self._session_id = session_id
+        self._so_far = _SoFar()
+
+    async def line(self, event: Event) -> bytes:
+        if event.type in DELTAS and not self._so_far.covers(event):
+            # We came in the middle of a message: what was said before it is read once.
+            so_far = _SoFar(event)
+            async for earlier in self._earlier(event):
+                so_far.take(earlier)
+            self._so_far = so_far
+        self._so_far.take(event)
+        return encode(self._session_id, event, self._so_far.field(event))
+
+    async def _earlier(self, event: Event) -> AsyncIterator[Event]:
+        started = names.step_key(event.turn or 0, event.step or 0, "started")
+        start = await self._store.index_of(self._session_id, started)
+        async for earlier in read_all(self._store, self._session_id, start or 0):
+            if earlier.index >= event.index:
+                return
+            yield earlier
+
+
+class _SoFar:
+    """What one attempt at one step has said so far."""
+
+    def __init__(self, event: Event | None = None) -> None:
+        self._step = _step(event) if event else None
+        self._attempt: int | None = None
+        self._texts: dict[str, str] = {}
+
+    def covers(self, event: Event) -> bool:
+        """Whether everything before this event in its step has been taken."""
+        return self._step == _step(event)
+
+    def take(self, event: Event) -> None:
+        if event.type == EventType.STEP_STARTED:
+            self._step, self._attempt, self._texts = _step(event), None, {}
+        if event.type not in DELTAS or not self.covers(event):
+            return
+        if event.attempt != self._attempt:
+            # A new attempt says everything again.
+            self._attempt, self._texts = event.attempt, {}
+        delta, _ = DELTAS[event.type]
+        self._texts[event.type] = self._texts.get(event.type, "") + (event.data or {}).get(delta, "")
+
+    def field(self, event: Event) -> dict[str, str]:
+        if event.type not in DELTAS:
+            return {}
+        return {DELTAS[event.type][1]: self._texts.get(event.type, "")}
+
+
+def _step(event: Event) -> tuple[int | None, int | None]:
+    return event.turn, event.step
+
+
+def encode(session_id: str, event: Event, more: dict[str, str]) -> bytes:
+    line: dict[str, Any] = {}
+    if event.data is not None:
+        line["data"] = {**event.data, **more}
+    line["type"] = event.type
+    line["meta"] = _meta(session_id, event)
+    return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
+
+
+def _meta(session_id: str, event: Event) -> dict[str, Any]:
+    meta: dict[str, Any] = {"at": event.at, "id": f"{session_id}:{event.index}", "index": event.index}
+    if event.attempt is not None:
+        meta["attempt"] = event.attempt
+    if event.delivery_ids:
+        meta["deliveryIds"] = list(event.delivery_ids)
+    return meta

@@ -1,0 +1,91 @@
+"""One HTTP server on one socket, until told to stop."""
+
+import asyncio
+import contextlib
+import errno
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+
+import uvicorn
+from starlette.types import ASGIApp
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from perdure.errors import Unavailable
+
+from .streaming import ABORT
+
+#: How long open requests may take to end; open streams end at once.
+GRACE = 3
+
+
+class _Protocol(HttpToolsProtocol):
+    """Lets the application cut a connection that takes nothing any more."""
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self.scope["extensions"] = {ABORT: self.transport.abort}  # pyright: ignore[reportArgumentType]
+
+
+class _Server(uvicorn.Server):
+    def __init__(self, config: uvicorn.Config, ready: asyncio.Event | None) -> None:
+        super().__init__(config)
+        self._ready = ready
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals belong to whoever runs the process; they set `stop`."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self._ready is not None:
+            self._ready.set()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Take the address, or say clearly who else has it."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=2048)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise Unavailable(f"Port {port} on {host} is taken by another process; set PERDURE_PORT.") from error
+        raise Unavailable(f"Cannot listen on {host} port {port}: {error.strerror or error}.") from error
+
+
+async def run(
+    app: ASGIApp,
+    sock: socket.socket,
+    stop: asyncio.Event,
+    *,
+    ready: asyncio.Event | None = None,
+    on_stop: Callable[[], Awaitable[None]] | None = None,
+) -> None:
+    """Serve until `stop`, then end streams and requests within a few seconds."""
+    server = _Server(_config(app), ready)
+    serving = asyncio.create_task(server.serve(sockets=[sock]))
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopping.cancel()
+        server.should_exit = True
+        if on_stop is not None:
+            await on_stop()
+        await serving
+
+
+def _config(app: ASGIApp) -> uvicorn.Config:
+    return uvicorn.Config(
+        app,
+        http=_Protocol,
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        log_config=None,
+        server_header=False,
+        # Who the peer is decides about development access; nobody may claim another address.
+        proxy_headers=False,
+        timeout_keep_alive=65,
+        timeout_graceful_shutdown=GRACE,
+    )

@@ -1,0 +1,90 @@
+"""The response that never ends by itself: lines of a feed, sent as fast as the client takes them."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from perdure.store.base import SessionRow
+
+from .feed import Feeds
+from .ndjson import CONTENT_TYPE, FORMAT, VERSION
+
+log = logging.getLogger("perdure.api.stream")
+
+#: Where our server puts the way to cut a connection. ASGI has none, and closing one waits for what is unsent.
+ABORT = "perdure.abort"
+
+
+class EventStream(Response):
+    """A session's events from `start` on, then live ones. A slow client slows nobody but itself."""
+
+    def __init__(self, feeds: Feeds, session: SessionRow, start: int) -> None:
+        super().__init__(headers=_headers(session.session_id))
+        # A length is what a stream does not have.
+        del self.headers["content-length"]
+        self._feeds = feeds
+        self._session = session
+        self._start = start
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        gone = asyncio.create_task(_disconnected(receive))
+        pump = asyncio.create_task(self._pump(send))
+        try:
+            await asyncio.wait((gone, pump), return_when=asyncio.FIRST_COMPLETED)
+            if pump.done() and (error := pump.exception()) is not None:
+                log.warning("the stream of %s was cut: %s", self._session.session_id, error or type(error).__name__)
+                # Not a clean end: the client must know that there is more, and come again.
+                _abort(scope)
+                await gone
+        finally:
+            for task in (gone, pump):
+                task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.gather(gone, pump, return_exceptions=True)
+
+    async def _pump(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        # Intermediaries pass the headers on with the first byte; clients skip blank lines.
+        await self._send(send, b"\n")
+        async with (
+            self._feeds.open(self._session) as feed,
+            contextlib.aclosing(feed.chunks(self._start)) as chunks,
+        ):
+            async for chunk in chunks:
+                await self._send(send, chunk)
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send(self, send: Send, chunk: bytes) -> None:
+        try:
+            async with asyncio.timeout(self._feeds.pace.stall):
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        except TimeoutError:
+            raise TimeoutError(f"the client took nothing for {self._feeds.pace.stall:g} s") from None
+
+
+def _headers(session_id: str) -> dict[str, str]:
+    return {
+        "cache-control": "no-store, no-transform",
+        "content-type": CONTENT_TYPE,
+        "x-accel-buffering": "no",
+        "x-eve-session-id": session_id,
+        "x-eve-stream-format": FORMAT,
+        "x-eve-stream-version": VERSION,
+    }
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _abort(scope: Scope) -> None:
+    abort: Callable[[], Any] | None = scope.get("extensions", {}).get(ABORT)
+    if abort is None:
+        raise ConnectionError("this server cannot cut a connection")
+    abort()

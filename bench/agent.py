@@ -1,0 +1,12 @@
+"""The agent that is measured."""
+
+from perdure.agents import Agent, tool
+
+
+@tool(effects="pure")
+def nothing() -> str:
+    """Do nothing."""
+    return "done"
+
+
+agent = Agent(name="bench", instructions="You are measured.", tools=[nothing])

@@ -1,0 +1,1 @@
+"""The bare floor: what the shape of a turn costs when nothing happens in it."""

@@ -1,0 +1,59 @@
+"""The least HTTP client: what is measured is the product, and not the one who asks it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import orjson
+
+
+class Refused(Exception):
+    """The API did not do what the benchmark asked."""
+
+
+class Connection:
+    """One kept connection to the API; one request at a time."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def open(cls, port: int) -> "Connection":
+        return cls(*await asyncio.open_connection("127.0.0.1", port, limit=2**20))
+
+    def close(self) -> None:
+        self._writer.close()
+
+    async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
+        content = orjson.dumps(body)
+        self._writer.write(
+            f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(content)}\r\n\r\n".encode()
+            + content
+        )
+        status, headers = await self._head()
+        answer = await self._reader.readexactly(int(headers["content-length"]))
+        if status not in (200, 202):
+            raise Refused(f"POST {path} was answered {status}: {answer.decode()}")
+        return orjson.loads(answer)
+
+    async def events(self, path: str) -> AsyncIterator[dict[str, Any]]:
+        """Events of an NDJSON stream, for ever."""
+        self._writer.write(f"GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n".encode())
+        status, headers = await self._head()
+        if status != 200 or headers.get("transfer-encoding") != "chunked":
+            raise Refused(f"GET {path} was answered {status} {headers}")
+        rest = b""
+        while size := int(await self._reader.readline(), 16):
+            chunk = await self._reader.readexactly(size + 2)
+            *lines, rest = (rest + chunk[:-2]).split(b"\n")
+            for line in lines:
+                if line.strip():
+                    yield orjson.loads(line)
+
+    async def _head(self) -> tuple[int, dict[str, str]]:
+        head = (await self._reader.readuntil(b"\r\n\r\n")).decode()
+        first, *lines = head.strip().split("\r\n")
+        pairs = (line.partition(":") for line in lines)
+        return int(first.split()[1]), {name.lower(): value.strip() for name, _, value in pairs}

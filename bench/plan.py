@@ -1,0 +1,74 @@
+"""How much is measured. Every loop is bounded here, in count and in time."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The counts of one run."""
+
+    # One session: rounds of turns, floor and product by turns.
+    rounds: int = 10
+    turns: int = 20
+    warmup: int = 10
+    # Many sessions at once.
+    crowd: int = 50
+    crowd_rounds: int = 3
+    crowd_turns: int = 10
+    # Growth of one session; each window is [from, to).
+    growth: int = 500
+    young: tuple[int, int] = (5, 26)
+    old: tuple[int, int] = (480, 501)
+    # Model calls of the turn that shows what a step costs Temporal.
+    tool_rounds: int = 40
+    # The event log alone.
+    appends: int = 2000
+    writers: int = 16
+    readers: int = 200
+    published: int = 200
+    # Idle.
+    parked: int = 1000
+    parked_warmup: int = 100
+    idle_seconds: float = 20.0
+    # No single wait is longer.
+    patience: float = 60.0
+
+
+FULL = Plan()
+
+QUICK = Plan(
+    rounds=4,
+    turns=10,
+    warmup=5,
+    crowd_rounds=2,
+    crowd_turns=3,
+    growth=120,
+    old=(100, 121),
+    tool_rounds=10,
+    appends=500,
+    published=50,
+    parked=200,
+    parked_warmup=50,
+    idle_seconds=5.0,
+)
+
+#: So small that it shows only that everything works.
+TINY = Plan(
+    rounds=1,
+    turns=2,
+    warmup=1,
+    crowd=3,
+    crowd_rounds=1,
+    crowd_turns=2,
+    growth=8,
+    young=(1, 4),
+    old=(5, 8),
+    tool_rounds=3,
+    appends=20,
+    writers=4,
+    readers=5,
+    published=5,
+    parked=3,
+    parked_warmup=2,
+    idle_seconds=0.5,
+)

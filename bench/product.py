@@ -1,0 +1,90 @@
+"""The product's client: posts over HTTP and reads the session's stream, as any user would."""
+
+import asyncio
+import contextlib
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+from .http import Connection, Refused
+
+_SESSIONS = "/eve/v1/session"
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Seconds from before the POST."""
+
+    first_delta: float
+    waiting: float
+
+
+class ProductClient:
+    """Starts sessions of the product and takes turns with them."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    async def session(self) -> "ProductSession":
+        """A session whose first turn is over, and its stream open."""
+        posts, stream = await Connection.open(self._port), await Connection.open(self._port)
+        started = await posts.post(_SESSIONS, {"message": "hello"})
+        session = ProductSession(posts, stream, started["sessionId"], started["continuationToken"])
+        await session.waiting()
+        return session
+
+    async def parked(self) -> str:
+        """The id of a session that waits and that nobody watches."""
+        session = await self.session()
+        await session.close()
+        return session.id
+
+
+class ProductSession:
+    """One session of the product; `turn` returns when its `session.waiting` was read from the stream."""
+
+    def __init__(self, posts: Connection, stream: Connection, session_id: str, token: str) -> None:
+        self.id = session_id
+        self._token = token
+        self._posts = posts
+        self._stream = stream
+        self._first_delta: float | None = None
+        self._boundaries: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self._following = asyncio.create_task(self._follow())
+
+    async def turn(self, message: str = "hello") -> Turn:
+        self._first_delta = None
+        begun = perf_counter()
+        await self._posts.post(f"{_SESSIONS}/{self.id}", {"continuationToken": self._token, "message": message})
+        await self.waiting()
+        ended = perf_counter()
+        return Turn(first_delta=(self._first_delta or ended) - begun, waiting=ended - begun)
+
+    async def waiting(self) -> None:
+        """Wait for the end of a turn."""
+        boundary = asyncio.ensure_future(self._boundaries.get())
+        await asyncio.wait({boundary, self._following}, return_when=asyncio.FIRST_COMPLETED)
+        if not boundary.done():
+            boundary.cancel()
+            raise Refused("the stream ended") from self._following.exception()
+        if boundary.result()["type"] != "session.waiting":
+            raise Refused(f"the session ended: {boundary.result()}")
+
+    async def close(self) -> None:
+        self._following.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._following
+        self._posts.close()
+        self._stream.close()
+
+    async def _follow(self) -> None:
+        async for event in self._stream.events(f"{_SESSIONS}/{self.id}/stream?startIndex=0"):
+            match event["type"]:
+                case "message.appended" if self._first_delta is None:
+                    self._first_delta = perf_counter()
+                case "turn.failed" | "step.failed":
+                    raise Refused(f"a turn failed: {event}")
+                case "session.waiting" | "session.failed" | "session.completed":
+                    self._boundaries.put_nowait(event)
+                case _:
+                    pass

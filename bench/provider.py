@@ -1,0 +1,84 @@
+"""A model provider without latency, over real HTTP: `python -m bench.provider PORT`.
+
+It speaks OpenAI's chat completions, streamed. To `rounds N` it answers with a tool call N times, to all else with
+one short text.
+"""
+
+import asyncio
+import signal
+import sys
+from typing import Any
+
+import orjson
+
+
+def reply(request: dict[str, Any]) -> bytes:
+    """The answer as server-sent events."""
+    messages: list[dict[str, Any]] = request["messages"]
+    heard = max(place for place, message in enumerate(messages) if message["role"] == "user")
+    wanted = _rounds(messages[heard]["content"])
+    had = sum(message["role"] == "tool" for message in messages[heard:])
+    return _tool_call(had) if had < wanted else _TEXT
+
+
+def _rounds(content: object) -> int:
+    if not isinstance(content, str) or not content.startswith("rounds "):
+        return 0
+    return int(content.removeprefix("rounds "))
+
+
+def _events(*deltas: dict[str, Any], finish: str) -> bytes:
+    choices = [
+        *({"index": 0, "delta": delta, "finish_reason": None} for delta in deltas),
+        {"index": 0, "delta": {}, "finish_reason": finish},
+    ]
+    head = {"id": "chatcmpl-bench", "object": "chat.completion.chunk", "created": 0, "model": "bench"}
+    usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
+    chunks = [*({**head, "choices": [choice]} for choice in choices), {**head, "choices": [], "usage": usage}]
+    return b"".join(b"data: " + orjson.dumps(chunk) + b"\n\n" for chunk in chunks) + b"data: [DONE]\n\n"
+
+
+def _tool_call(number: int) -> bytes:
+    call = {"id": f"call_{number:04}", "type": "function", "function": {"name": "nothing", "arguments": "{}"}}
+    return _events({"role": "assistant", "tool_calls": [{"index": 0, **call}]}, finish="tool_calls")
+
+
+_TEXT = _events({"role": "assistant", "content": ""}, {"content": "Hello "}, {"content": "there."}, finish="stop")
+
+
+class Provider(asyncio.Protocol):
+    """One connection. Requests come one after the other, each with a length."""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._received = bytearray()
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        while (end := self._received.find(b"\r\n\r\n")) >= 0:
+            head = bytes(self._received[:end]).lower()
+            size = int(head.partition(b"content-length:")[2].partition(b"\r\n")[0] or 0)
+            body = self._received[end + 4 : end + 4 + size]
+            if len(body) < size:
+                return
+            del self._received[: end + 4 + size]
+            self._answer(reply(orjson.loads(body)))
+
+    def _answer(self, events: bytes) -> None:
+        head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+        self._transport.write(b"%s%x\r\n%s\r\n0\r\n\r\n" % (head, len(events), events))
+
+
+async def main(port: int) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    server = await loop.create_server(Provider, "127.0.0.1", port)
+    await stop.wait()
+    server.close()
+
+
+if __name__ == "__main__":
+    asyncio.run(main(int(sys.argv[1])))

@@ -1,0 +1,1 @@
+"""One step: a prompt, a model call, a tool call. No Temporal, no HTTP."""

@@ -1,0 +1,130 @@
+"""The events of a step and of a turn, each with its deterministic key."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from perdure.protocol import names
+from perdure.protocol.deliveries import Mode, summary
+from perdure.protocol.events import EventType, FinishReason, NewEvent, Usage, step_coordinates, turn_coordinates
+from perdure.protocol.requests import Coordinates, Failure
+from perdure.session import decisions
+from perdure.store.base import SessionChange, SessionStatus
+
+from .journal import HeardDelivery, Outcome
+
+#: The contract that readers of the stream are promised.
+CONTRACT_VERSION = "0.13.8"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Tells what happens at one place, in one attempt."""
+
+    at: Coordinates
+    attempt: int | None = None
+
+    def session_started(self, agent: str, model: str) -> NewEvent:
+        runtime = {"agentId": agent, "agentName": agent, "eveVersion": CONTRACT_VERSION, "modelId": model}
+        return self._event(EventType.SESSION_STARTED, names.session_key("started"), {"runtime": runtime})
+
+    def turn_started(self, deliveries: tuple[str, ...]) -> NewEvent:
+        return self._of_turn(EventType.TURN_STARTED, "started", {}, deliveries)
+
+    def message_received(self, index: int, heard: HeardDelivery) -> NewEvent:
+        said = {"message": summary(heard.message or "")}
+        return self._of_turn(EventType.MESSAGE_RECEIVED, f"message/{index}", said, (heard.delivery_id,))
+
+    def step_started(self) -> NewEvent:
+        return self.of_step(EventType.STEP_STARTED, "started")
+
+    def step_completed(self, reason: FinishReason, usage: Usage) -> NewEvent:
+        counted = usage.model_dump(mode="json")
+        return self.of_step(EventType.STEP_COMPLETED, "completed", {"finishReason": reason, "usage": counted})
+
+    def superseded(self, generation: int) -> NewEvent:
+        return self.of_step(EventType.STEP_SUPERSEDED, f"g{generation}/superseded", {"attempt": self.attempt})
+
+    def action_result(self, call_id: str, tool: str, outcome: Outcome) -> NewEvent:
+        result: dict[str, Any] = {"kind": "tool-result", "callId": call_id, "toolName": tool, "output": outcome.output}
+        if outcome.is_error:
+            result["isError"] = True
+        told: dict[str, Any] = {
+            "result": result,
+            # The wire knows no "unknown": for a reader the action has failed, and the error says how.
+            "status": "failed" if outcome.status == "unknown" else outcome.status,
+        }
+        if outcome.error is not None:
+            told["error"] = outcome.error
+        return self.of_step(EventType.ACTION_RESULT, names.outcome_slot(call_id), told)
+
+    def completed(self, mode: Mode, reason: FinishReason, usage: Usage) -> "Ending":
+        """The end of a turn that went well."""
+        over = self._of_turn(EventType.TURN_COMPLETED, "completed", {})
+        return self._ending([self.step_completed(reason, usage), over], mode, None)
+
+    def failed(self, mode: Mode, failure: Failure) -> "Ending":
+        """The end of a turn that did not."""
+        told = _told(failure)
+        step = self.of_step(EventType.STEP_FAILED, "failed", told)
+        return self._ending([step, self._of_turn(EventType.TURN_FAILED, "failed", told)], mode, failure)
+
+    def of_step(self, type: str, what: str, data: Mapping[str, Any] | None = None) -> NewEvent:
+        at = self.at
+        told = {**(data or {}), **step_coordinates(at.turn, at.step)}
+        return self._event(type, names.step_key(at.turn, at.step, what), told)
+
+    def _ending(self, events: list[NewEvent], mode: Mode, failure: Failure | None) -> "Ending":
+        boundary = decisions.boundary(mode, failure)
+        key = names.turn_key(self.at.turn, "boundary")
+        match boundary:
+            case "waiting":
+                event = self._event(EventType.SESSION_WAITING, key, {"wait": "next-user-message"})
+            case "completed":
+                event = self._event(EventType.SESSION_COMPLETED, key, None)
+            case "failed":
+                told = {**_told(failure), "sessionId": self.at.session_id} if failure else {}
+                event = self._event(EventType.SESSION_FAILED, key, told)
+        error = _told(failure) if failure and boundary == "failed" else None
+        return Ending((*events, event), boundary, error)
+
+    def _of_turn(
+        self, type: str, what: str, data: Mapping[str, Any], delivery_ids: tuple[str, ...] = ()
+    ) -> NewEvent:
+        told = {**data, **turn_coordinates(self.at.turn)}
+        return self._event(type, names.turn_key(self.at.turn, what), told, delivery_ids)
+
+    def _event(
+        self, type: str, key: str, data: dict[str, Any] | None, delivery_ids: tuple[str, ...] = ()
+    ) -> NewEvent:
+        at = self.at
+        return NewEvent(
+            type=type,
+            key=key,
+            data=data,
+            turn=at.turn,
+            step=at.step,
+            attempt=self.attempt,
+            delivery_ids=delivery_ids,
+        )
+
+
+@dataclass(frozen=True)
+class Ending:
+    """The last events of a turn, and how its session stands after them."""
+
+    events: tuple[NewEvent, ...]
+    status: SessionStatus
+    error: dict[str, Any] | None
+
+    @property
+    def closes(self) -> bool:
+        return self.status in ("completed", "failed")
+
+    def change(self, **counts: Any) -> SessionChange:
+        return SessionChange(status=self.status, error=self.error, **counts)
+
+
+def _told(failure: Failure) -> dict[str, Any]:
+    told: dict[str, Any] = {"code": failure.code, "message": failure.message}
+    return told if failure.details is None else {**told, "details": failure.details}

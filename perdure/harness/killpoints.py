@@ -1,0 +1,48 @@
+"""Places where a test can have this process die, so that recovery is tested with a real death.
+
+`PERDURE_KILL_POINT=tool_after_effect` kills at the first pass, `…:3` at the third; with `PERDURE_KILL_ONCE_FILE`
+only the process that can create that file dies, so that the next one lives.
+"""
+
+import os
+import signal
+from collections import Counter
+from typing import Literal, TypeAlias
+
+KillPoint: TypeAlias = Literal[
+    "model_before_begin",
+    "model_after_begin",
+    "model_mid_stream",
+    "model_before_settle",
+    "model_after_settle",
+    "tool_before_intent",
+    "tool_after_intent",
+    "tool_after_effect",
+    "tool_before_settle",
+    "tool_after_settle",
+]
+
+_passes: Counter[str] = Counter()
+
+
+def reach(point: KillPoint) -> None:
+    """Die here if this is where the environment says to die."""
+    chosen = os.environ.get("PERDURE_KILL_POINT")
+    if chosen is None:
+        return
+    name, _, number = chosen.partition(":")
+    if name != point:
+        return
+    _passes[point] += 1
+    if _passes[point] == int(number or 1) and _first(os.environ.get("PERDURE_KILL_ONCE_FILE")):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _first(path: str | None) -> bool:
+    if path is None:
+        return True
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True

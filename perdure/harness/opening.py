@@ -1,0 +1,74 @@
+"""How a step begins: what it hears, and what readers are told before the model is asked."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from perdure.protocol import names
+from perdure.protocol.deliveries import DeliveryBody
+from perdure.protocol.events import NewEvent
+from perdure.protocol.requests import Coordinates, DeliveryRef
+from perdure.store.base import NewRecord, SessionChange, Store
+
+from .facts import Facts
+from .journal import DELIVERY, HeardDelivery, TurnJournal, written
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What the first commit of a step writes. Writing it twice is writing it once."""
+
+    records: tuple[NewRecord, ...]
+    events: tuple[NewEvent, ...]
+    #: Deliveries that this turn takes now.
+    consume: tuple[str, ...]
+    change: SessionChange
+
+
+async def hear(store: Store, at: Coordinates, refs: Sequence[DeliveryRef], turn: TurnJournal) -> tuple[HeardDelivery, ...]:
+    """What this turn hears: what it has heard already, or else what is still there to be heard."""
+    if heard := turn.heard():
+        return heard
+    rows = await store.deliveries(at.session_id, [ref.id for ref in refs])
+    return tuple(
+        HeardDelivery(**DeliveryBody.model_validate(row.body).model_dump(), delivery_id=row.delivery_id)
+        for row in rows
+        if row.body is not None and row.refused is None and row.turn is None
+    )
+
+
+def open_step(
+    at: Coordinates, attempt: int | None, heard: Sequence[HeardDelivery], turn: TurnJournal, agent: str, model: str
+) -> Opening:
+    facts = Facts(at, attempt)
+    change = SessionChange(status="running", turns=at.turn + 1)
+    if at.step > 0:
+        return Opening((), (*_previous(at, attempt, turn), facts.step_started()), (), change)
+    fresh = not turn.heard()
+    return Opening(
+        records=_records(at, heard) if fresh else (),
+        events=(*preamble(facts, heard, agent, model), facts.step_started()),
+        consume=tuple(each.delivery_id for each in heard) if fresh else (),
+        change=change,
+    )
+
+
+def preamble(facts: Facts, heard: Sequence[HeardDelivery], agent: str, model: str) -> tuple[NewEvent, ...]:
+    """What every turn begins with; the keys see to it that a session starts once."""
+    received = [facts.message_received(index, each) for index, each in enumerate(heard) if each.message is not None]
+    ids = tuple(each.delivery_id for each in heard)
+    return (facts.session_started(agent, model), facts.turn_started(ids), *received)
+
+
+def _records(at: Coordinates, heard: Sequence[HeardDelivery]) -> tuple[NewRecord, ...]:
+    return tuple(
+        written(at.turn, 0, names.delivery_slot(index), DELIVERY, each) for index, each in enumerate(heard)
+    )
+
+
+def _previous(at: Coordinates, attempt: int | None, turn: TurnJournal) -> tuple[NewEvent, ...]:
+    """The step before is complete now that its calls are."""
+    before = turn.reply(at.step - 1)
+    if before is None:
+        return ()
+    facts = Facts(at.model_copy(update={"step": at.step - 1}), attempt)
+    return (facts.step_completed("tool-calls", before.usage),)

@@ -1,0 +1,127 @@
+"""Deltas on their way to the readers.
+
+Writing must never hold the model up, and a model that talks fast must not make a transaction of every word:
+deltas gather while the one before is being written, and for a moment longer.
+"""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from dataclasses import dataclass
+
+from perdure.errors import ModelFailed
+from perdure.models.base import Delta, ReasoningDelta, Reply, TextDelta, ToolInputDelta
+from perdure.protocol.events import EventType, NewEvent
+from perdure.protocol.names import MODEL_SCOPE
+from perdure.store.base import Attempt, Commit, Fence, Hold, Store
+
+from .calls import CallNames
+from .facts import Facts
+from .killpoints import reach
+
+#: How long and how much may gather before it is written.
+_PAUSE = 0.04
+_FULL = 128
+
+
+@dataclass
+class _Gathered:
+    """Neighbouring deltas of one kind, as one."""
+
+    first: Delta
+    texts: list[str]
+
+    def takes(self, delta: Delta) -> bool:
+        if isinstance(delta, ToolInputDelta) and isinstance(self.first, ToolInputDelta):
+            return delta.call_id == self.first.call_id
+        return type(delta) is type(self.first)
+
+
+class Telling:
+    """Tells readers what one attempt of a model call says, while it says it."""
+
+    def __init__(self, store: Store, facts: Facts, attempt: Attempt, calls: CallNames) -> None:
+        self._store = store
+        self._facts = facts
+        self._attempt = attempt
+        self._calls = calls
+        self._waiting: list[_Gathered] = []
+        self._size = 0
+        self._told = 0
+        self._news = asyncio.Event()
+        self._full = asyncio.Event()
+
+    async def follow(self, stream: AsyncGenerator[Delta | Reply, None]) -> Reply:
+        """Consume the model's answer. If it can no longer be written, the model is stopped at once."""
+        listening = asyncio.create_task(self._listen(stream))
+        writing = asyncio.create_task(self._write())
+        try:
+            await asyncio.wait({listening, writing}, return_when=asyncio.FIRST_COMPLETED)
+            if writing.done():
+                writing.result()
+            reply = await listening
+        finally:
+            listening.cancel()
+            writing.cancel()
+            # Both are over before anything else is written, and the provider's stream is closed.
+            await asyncio.wait({listening, writing})
+        if not writing.cancelled() and (failed := writing.exception()):
+            raise failed
+        return reply
+
+    def rest(self) -> tuple[NewEvent, ...]:
+        """What is not written yet: it rides with the end of the step."""
+        return tuple(self._event(gathered) for gathered in self._take())
+
+    async def _listen(self, stream: AsyncGenerator[Delta | Reply, None]) -> Reply:
+        async with aclosing(stream):
+            async for item in stream:
+                if isinstance(item, Reply):
+                    return item
+                self._add(item)
+        raise ModelFailed("The model ended without an answer.", transient=True)
+
+    def _add(self, delta: Delta) -> None:
+        if not self._waiting or not self._waiting[-1].takes(delta):
+            self._waiting.append(_Gathered(delta, []))
+        self._waiting[-1].texts.append(delta.text)
+        self._size += len(delta.text)
+        self._news.set()
+        if self._size >= _FULL:
+            self._full.set()
+
+    async def _write(self) -> None:
+        while True:
+            await self._news.wait()
+            events = self.rest()
+            # Shielded from the end of the answer: a commit that has begun is not left hanging.
+            await asyncio.shield(self._commit(events))
+            reach("model_mid_stream")
+            try:
+                await asyncio.wait_for(self._full.wait(), _PAUSE)
+            except TimeoutError:
+                continue
+
+    async def _commit(self, events: tuple[NewEvent, ...]) -> None:
+        at = self._facts.at
+        fence = Fence(at.turn, at.step, MODEL_SCOPE, self._attempt, Hold.KEEP)
+        await self._store.commit(Commit(at.session_id, fence=fence, events=events))
+
+    def _take(self) -> list[_Gathered]:
+        taken, self._waiting, self._size = self._waiting, [], 0
+        self._news.clear()
+        self._full.clear()
+        return taken
+
+    def _event(self, gathered: _Gathered) -> NewEvent:
+        self._told += 1
+        what = f"g{self._attempt.generation}/{self._told}"
+        text = "".join(gathered.texts)
+        match gathered.first:
+            case TextDelta():
+                return self._facts.of_step(EventType.MESSAGE_APPENDED, what, {"messageDelta": text})
+            case ReasoningDelta():
+                return self._facts.of_step(EventType.REASONING_APPENDED, what, {"reasoningDelta": text})
+            case ToolInputDelta(call_id=call_id, tool=tool):
+                told = {"callId": self._calls.of(call_id), "toolName": tool, "inputTextDelta": text}
+                return self._facts.of_step(EventType.ACTION_INPUT_APPENDED, what, told)

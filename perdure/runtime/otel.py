@@ -1,0 +1,78 @@
+"""OpenTelemetry, switched on by its own environment variables.
+
+`OTEL_EXPORTER_OTLP_ENDPOINT` (or the one for traces or metrics alone) turns it on; without it nothing is built and
+nothing is exported.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from opentelemetry import metrics, trace
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from temporalio.client import Plugin
+from temporalio.contrib.opentelemetry import OpenTelemetryPlugin, create_tracer_provider
+
+from perdure.errors import Invalid
+
+_ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
+
+
+class Telemetry:
+    """What was switched on, and how to flush it at the end."""
+
+    def __init__(self, plugins: Sequence[Plugin], closers: Sequence[Callable[[], Any]]) -> None:
+        self.plugins = plugins
+        self._closers = closers
+
+    def close(self) -> None:
+        for close in self._closers:
+            close()
+
+
+def set_up(service: str) -> Telemetry:
+    """Build what the environment asks for. The plugins go to the Temporal client."""
+    if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return Telemetry((), ())
+    resource = Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME", service)})
+    plugins: list[Plugin] = []
+    closers: list[Callable[[], Any]] = []
+    if _asked("TRACES"):
+        # Replay-safe: a workflow that is replayed does not export its spans again.
+        provider = create_tracer_provider(resource=resource)
+        provider.add_span_processor(BatchSpanProcessor(_span_exporter()))
+        trace.set_tracer_provider(provider)
+        plugins.append(OpenTelemetryPlugin())
+        closers.append(provider.shutdown)
+    if _asked("METRICS"):
+        meters = MeterProvider(resource=resource, metric_readers=[PeriodicExportingMetricReader(_metric_exporter())])
+        metrics.set_meter_provider(meters)
+        closers.append(meters.shutdown)
+    return Telemetry(plugins, closers)
+
+
+def _asked(signal: str) -> bool:
+    return bool(os.environ.get(_ENDPOINT) or os.environ.get(f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT"))
+
+
+def _span_exporter() -> Any:
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    except ImportError:
+        raise _missing() from None
+    return OTLPSpanExporter()
+
+
+def _metric_exporter() -> Any:
+    try:
+        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+    except ImportError:
+        raise _missing() from None
+    return OTLPMetricExporter()
+
+
+def _missing() -> Invalid:
+    return Invalid("Exporting telemetry needs the extra: pip install 'perdure[otlp]'.")

@@ -1,0 +1,22 @@
+"""The session's event log: dense from 0, and each key once."""
+
+from collections.abc import Sequence
+
+from perdure.protocol.events import NewEvent
+
+from . import rows
+from .port import Transaction
+
+
+async def append(tx: Transaction, session_id: str, head: int, events: Sequence[NewEvent], now: str) -> int:
+    """Append the events that are not there yet, from index `head` on; the session's row must be locked."""
+    if not events:
+        return head
+    known = {row["key"] for row in await tx.rows("known_keys", session_id=session_id, keys=[e.key for e in events])}
+    for event in events:
+        if event.key in known:
+            continue
+        await tx.run("insert_event", **rows.new_event(session_id, event, head, now))
+        known.add(event.key)
+        head += 1
+    return head

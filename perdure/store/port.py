@@ -1,0 +1,65 @@
+"""What the store's logic asks of a database. Each adapter answers it; the logic is written once, above it."""
+
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+
+T = TypeVar("T")
+
+Value: TypeAlias = str | int | Sequence[str] | None
+
+
+class Row(Protocol):
+    """A row as a query returned it."""
+
+    def __getitem__(self, column: str, /) -> Any: ...
+
+
+class Transaction(Protocol):
+    """One open transaction. Queries go by the names of their .sql files."""
+
+    async def rows(self, query: str, **values: Value) -> Sequence[Row]: ...
+
+    async def row(self, query: str, **values: Value) -> Row | None: ...
+
+    async def run(self, query: str, **values: Value) -> None:
+        """Run a query whose result nobody needs; a failure may show itself only later in the transaction."""
+        ...
+
+    async def define(self, statement: str) -> None:
+        """Run one statement of a migration."""
+        ...
+
+
+Work: TypeAlias = Callable[[Transaction], Coroutine[Any, Any, T]]
+
+
+class Database(Protocol):
+    """Runs units of work. Work awaits nothing but its transaction: an adapter may run it in a thread of its own."""
+
+    async def write(self, work: Work[T]) -> T:
+        """Run the work in one transaction: all of it happens, or none."""
+        ...
+
+    async def read(self, work: Work[T]) -> T:
+        """Run work that only reads; each of its queries sees what is committed when it starts."""
+        ...
+
+    @property
+    def migrations(self) -> Sequence[str]:
+        """The texts of the schema's migrations, oldest first."""
+        ...
+
+    async def prepare(self) -> None:
+        """Do what a transaction cannot before the first migration, once the database is known to be ours."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Told(Generic[T]):
+    """What a transaction came to, and where the session's events end now when it appended some."""
+
+    value: T
+    head: int | None = None

@@ -1,0 +1,125 @@
+"""PostgreSQL behind the store's port: a pool of connections, each transaction one pipeline."""
+
+import re
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from typing import Any, TypeAlias
+
+import psycopg
+from psycopg.rows import DictRow, dict_row
+from psycopg_pool import AsyncConnectionPool
+
+from perdure.errors import Invalid, Unavailable
+from perdure.store import sql
+from perdure.store.port import Row, T, Value, Work
+
+Connection: TypeAlias = psycopg.AsyncConnection[DictRow]
+
+#: Connections of one process, and the seconds a caller waits for one of them.
+SIZE = 10
+PATIENCE = 5.0
+
+#: A dead peer is noticed within half a minute, not within two hours.
+KEEPALIVE: dict[str, Any] = {
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "connect_timeout": 5,
+}
+
+_PLACEHOLDER = re.compile(r"(?<!:):([a-z_]+)")
+
+
+class PostgresTransaction:
+    """Sends what nobody waits for along with the next query that somebody does."""
+
+    def __init__(self, connection: Connection, queries: dict[str, bytes]) -> None:
+        self._connection = connection
+        self._queries = queries
+
+    async def rows(self, query: str, **values: Value) -> Sequence[Row]:
+        cursor = await self._connection.execute(self._queries[query], values)
+        return await cursor.fetchall()
+
+    async def row(self, query: str, **values: Value) -> Row | None:
+        cursor = await self._connection.execute(self._queries[query], values)
+        return await cursor.fetchone()
+
+    async def run(self, query: str, **values: Value) -> None:
+        await self._connection.execute(self._queries[query], values)
+
+    async def define(self, statement: str) -> None:
+        await self._connection.execute(statement.encode())
+
+
+class PostgresDatabase:
+    """`Database` over a PostgreSQL database."""
+
+    def __init__(self, url: str, *, size: int = SIZE, patience: float = PATIENCE) -> None:
+        self._queries = {name: _translated_query(text) for name, text in sql.queries("postgres").items()}
+        self._migrations = sql.migrations("postgres")
+        self._pool: AsyncConnectionPool[Connection] = AsyncConnectionPool(
+            url,
+            connection_class=psycopg.AsyncConnection[DictRow],
+            kwargs={"autocommit": True, "row_factory": dict_row, "application_name": "perdure", **KEEPALIVE},
+            configure=_configure,
+            min_size=1,
+            max_size=size,
+            timeout=patience,
+            open=False,
+        )
+
+    @property
+    def migrations(self) -> Sequence[str]:
+        return self._migrations
+
+    async def open(self) -> None:
+        """Begin to connect; whether it works shows with the first query."""
+        await self._pool.open()
+
+    async def write(self, work: Work[T]) -> T:
+        # Leaving the pipeline waits for the answer to COMMIT: a caller that gets its result knows it is kept.
+        async with self._connection() as connection, connection.pipeline(), connection.transaction():
+            return await work(PostgresTransaction(connection, self._queries))
+
+    async def read(self, work: Work[T]) -> T:
+        async with self._connection() as connection:
+            return await work(PostgresTransaction(connection, self._queries))
+
+    async def prepare(self) -> None:
+        """Nothing is needed: PostgreSQL does all of it in transactions."""
+
+    async def close(self) -> None:
+        await self._pool.close()
+
+    @asynccontextmanager
+    async def _connection(self) -> AsyncGenerator[Connection, None]:
+        with translated():
+            async with self._pool.connection() as connection:
+                yield connection
+
+
+async def _configure(connection: Connection) -> None:
+    # A process that hangs in the middle of a transaction must not hold a session's row for ever.
+    await connection.execute("SET idle_in_transaction_session_timeout = '30s'")
+    await connection.execute("SET lock_timeout = '10s'")
+
+
+def _translated_query(text: str) -> bytes:
+    """`:name` is how all queries name their values; psycopg spells it `%(name)s`."""
+    return _PLACEHOLDER.sub(r"%(\1)s", text).encode()
+
+
+@contextmanager
+def translated() -> Generator[None, None, None]:
+    """Say what PostgreSQL says in the words of the store."""
+    try:
+        yield
+    except UnicodeEncodeError as unpaired:
+        raise Invalid("A name may not hold an unpaired surrogate.") from unpaired
+    except psycopg.DataError as error:
+        if "NUL" in str(error):
+            raise Invalid("A name may not hold a NUL character.") from error
+        raise
+    except (psycopg.OperationalError, psycopg.InterfaceError, psycopg.errors.ReadOnlySqlTransaction) as error:
+        raise Unavailable(f"The database cannot take this right now: {error}") from error

@@ -1,0 +1,149 @@
+"""Rows as the database keeps them ⇄ values as the rest of Perdure knows them."""
+
+from perdure.protocol.deliveries import Capabilities
+from perdure.protocol.events import Event, NewEvent, Usage
+from perdure.protocol.principals import Principal
+
+from .base import DeliveryRow, NewDelivery, NewRecord, NewSession, Record, SessionRow, Slot
+from .codec import decode, decode_some, encode, encode_some, printable
+from .port import Row, Value
+
+
+def session(row: Row) -> SessionRow:
+    return SessionRow(
+        session_id=row["session_id"],
+        agent=row["agent"],
+        mode=row["mode"],
+        status=row["status"],
+        principal=Principal.model_validate(decode(row["principal"])),
+        capabilities=Capabilities.model_validate(decode(row["capabilities"])),
+        created_at=row["created_at"],
+        updated_at=row["updated_at"],
+        turns=row["turns"],
+        steps=row["steps"],
+        tool_calls=row["tool_calls"],
+        usage=Usage(
+            input_tokens=row["input_tokens"],
+            output_tokens=row["output_tokens"],
+            cache_read_tokens=row["cache_read_tokens"],
+            cache_write_tokens=row["cache_write_tokens"],
+        ),
+        events=row["next_index"],
+        error=decode_some(row["error"]),
+        parent=decode_some(row["parent"]),
+        title=row["title"],
+    )
+
+
+def new_session(session: NewSession, now: str) -> dict[str, Value]:
+    return {
+        "session_id": session.session_id,
+        "agent": session.agent,
+        "mode": session.mode,
+        "owner": session.principal.owner,
+        "principal": encode(session.principal.model_dump()),
+        "capabilities": encode(session.capabilities.model_dump()),
+        "parent": encode_some(session.parent),
+        "title": printable(session.title),
+        "now": now,
+    }
+
+
+def read_model(session: SessionRow) -> dict[str, Value]:
+    """The part of a session's row that its commits change."""
+    return {
+        "session_id": session.session_id,
+        "status": session.status,
+        "turns": session.turns,
+        "steps": session.steps,
+        "tool_calls": session.tool_calls,
+        "input_tokens": session.usage.input_tokens,
+        "output_tokens": session.usage.output_tokens,
+        "cache_read_tokens": session.usage.cache_read_tokens,
+        "cache_write_tokens": session.usage.cache_write_tokens,
+        "next_index": session.events,
+        "error": encode_some(session.error),
+        "now": session.updated_at,
+    }
+
+
+def delivery(row: Row) -> DeliveryRow:
+    return DeliveryRow(
+        session_id=row["session_id"],
+        delivery_id=row["delivery_id"],
+        body=decode_some(row["body"]),
+        turn=row["turn"],
+        refused=row["refused"],
+        accepted_at=row["accepted_at"],
+    )
+
+
+def new_delivery(delivery: NewDelivery, now: str) -> dict[str, Value]:
+    return {
+        "session_id": delivery.session_id,
+        "delivery_id": delivery.delivery_id,
+        "owner": delivery.owner,
+        "idempotency_key": delivery.idempotency_key,
+        "digest": delivery.digest,
+        "body": encode(delivery.body),
+        "now": now,
+    }
+
+
+def record(row: Row) -> Record:
+    return Record(
+        turn=row["turn"],
+        step=row["step"],
+        slot=row["slot"],
+        format=row["format"],
+        body=decode(row["body"]),
+        attempt=row["attempt"],
+        at=row["at"],
+    )
+
+
+def new_record(session_id: str, record: NewRecord, attempt: int | None, now: str) -> dict[str, Value]:
+    return {
+        "session_id": session_id,
+        "turn": record.turn,
+        "step": record.step,
+        "slot": record.slot,
+        "format": record.format,
+        "body": encode(record.body),
+        "attempt": attempt,
+        "now": now,
+    }
+
+
+def event(row: Row) -> Event:
+    return Event(
+        type=row["type"],
+        key=row["key"],
+        data=decode_some(row["data"]),
+        turn=row["turn"],
+        step=row["step"],
+        attempt=row["attempt"],
+        delivery_ids=decode_some(row["delivery_ids"]) or (),
+        index=row["idx"],
+        at=row["at"],
+    )
+
+
+def new_event(session_id: str, event: NewEvent, index: int, now: str) -> dict[str, Value]:
+    return {
+        "session_id": session_id,
+        "idx": index,
+        "key": event.key,
+        "type": event.type,
+        "turn": event.turn,
+        "step": event.step,
+        "attempt": event.attempt,
+        "data": encode_some(event.data),
+        # Few events name deliveries: NULL is shorter than an empty list.
+        "delivery_ids": encode_some(event.delivery_ids or None),
+        "now": now,
+    }
+
+
+def slot(row: Row) -> Slot:
+    return Slot(name=row["name"], value=decode(row["value"]), version=row["version"])

@@ -1,0 +1,181 @@
+"""SQLite behind the store's port: one thread writes, a few read, each with its own connection (WAL)."""
+
+import sqlite3
+import time
+from collections.abc import Coroutine, Generator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from perdure.errors import Invalid, Misconfigured, SchemaUnknown, Unavailable
+from perdure.store import sql
+from perdure.store.codec import encode
+from perdure.store.port import Row, T, Value, Work
+
+from .threads import Threads
+
+#: Seconds to wait for another process to finish its transaction.
+PATIENCE = 5.0
+READERS = 4
+
+_OLDEST = (3, 35, 0)
+
+# Primary result codes of conditions that may pass.
+_PASSING = frozenset(
+    {
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_LOCKED,
+        sqlite3.SQLITE_NOMEM,
+        sqlite3.SQLITE_INTERRUPT,
+        sqlite3.SQLITE_IOERR,
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_CANTOPEN,
+        sqlite3.SQLITE_PROTOCOL,
+    }
+)
+
+
+class SqliteTransaction:
+    """Answers at once: its coroutines never wait, so a thread can run them to their end."""
+
+    def __init__(self, connection: sqlite3.Connection, queries: dict[str, str]) -> None:
+        self._connection = connection
+        self._queries = queries
+
+    async def rows(self, query: str, **values: Value) -> Sequence[Row]:
+        return self._execute(query, values).fetchall()
+
+    async def row(self, query: str, **values: Value) -> Row | None:
+        # All of them: a statement that is not read to its end keeps its lock.
+        found = self._execute(query, values).fetchall()
+        return found[0] if found else None
+
+    async def run(self, query: str, **values: Value) -> None:
+        self._execute(query, values)
+
+    async def define(self, statement: str) -> None:
+        self._connection.execute(statement)
+
+    def _execute(self, query: str, values: dict[str, Value]) -> sqlite3.Cursor:
+        return self._connection.execute(self._queries[query], {name: _bound(value) for name, value in values.items()})
+
+
+class SqliteDatabase:
+    """`Database` over a file, or over memory when there is no file."""
+
+    def __init__(self, file: Path | None, *, patience: float = PATIENCE, readers: int = READERS) -> None:
+        if sqlite3.sqlite_version_info < _OLDEST:
+            raise Misconfigured(f"SQLite {sqlite3.sqlite_version} is too old: 3.35 is needed.")
+        self._file = file
+        self._patience = patience
+        self._queries = dict(sql.queries("sqlite"))
+        self._migrations = sql.migrations("sqlite")
+        self._writer = Threads("perdure-sqlite-writer", 1, self._connect)
+        # A database in memory belongs to its one connection.
+        self._readers = Threads("perdure-sqlite-reader", readers, self._connect_reader) if file else self._writer
+
+    @property
+    def migrations(self) -> Sequence[str]:
+        return self._migrations
+
+    async def write(self, work: Work[T]) -> T:
+        return await self._writer.run(lambda connection: self._transact(connection, work))
+
+    async def read(self, work: Work[T]) -> T:
+        return await self._readers.run(lambda connection: self._look(connection, work))
+
+    async def prepare(self) -> None:
+        if self._file is not None:
+            await self._writer.run(self._use_wal)
+
+    async def data_version(self) -> int:
+        """A number that changes when another process, and nobody in this one, has committed."""
+        # Asked of the writer's own connection: its own commits do not count.
+        return await self._writer.run(_data_version)
+
+    async def close(self) -> None:
+        await self._readers.close()
+        await self._writer.close()
+
+    def _connect(self) -> sqlite3.Connection:
+        with _translated():
+            connection = sqlite3.connect(
+                self._file or ":memory:", timeout=self._patience, isolation_level=None, check_same_thread=False
+            )
+            connection.row_factory = sqlite3.Row
+            # WAL keeps a commit whole without a sync of its own; only the power cut may take the last ones.
+            connection.execute("PRAGMA synchronous = NORMAL")
+            return connection
+
+    def _connect_reader(self) -> sqlite3.Connection:
+        connection = self._connect()
+        connection.execute("PRAGMA query_only = ON")
+        return connection
+
+    def _use_wal(self, connection: sqlite3.Connection) -> None:
+        # The change of the journal does not wait for other connections by itself.
+        deadline = time.monotonic() + self._patience
+        while True:
+            try:
+                with _translated():
+                    connection.execute("PRAGMA journal_mode = WAL").fetchall()
+                    return
+            except Unavailable:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.01)
+
+    def _transact(self, connection: sqlite3.Connection, work: Work[T]) -> T:
+        with _translated():
+            connection.execute("BEGIN IMMEDIATE")
+            try:
+                result = _finish(work(SqliteTransaction(connection, self._queries)))
+                connection.execute("COMMIT")
+            finally:
+                if connection.in_transaction:
+                    connection.execute("ROLLBACK")
+            return result
+
+    def _look(self, connection: sqlite3.Connection, work: Work[T]) -> T:
+        with _translated():
+            return _finish(work(SqliteTransaction(connection, self._queries)))
+
+
+def _finish(coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine that never waits."""
+    try:
+        coroutine.send(None)
+    except StopIteration as done:
+        return done.value
+    coroutine.close()
+    raise RuntimeError("work on the store may await its transaction only")
+
+
+def _data_version(connection: sqlite3.Connection) -> int:
+    with _translated():
+        return connection.execute("PRAGMA data_version").fetchone()[0]
+
+
+def _bound(value: Value) -> str | int | None:
+    match value:
+        case str() if "\0" in value:
+            raise Invalid("A name may not hold a NUL character.")
+        case None | str() | int():
+            return value
+        case _:
+            return encode(list(value))
+
+
+@contextmanager
+def _translated() -> Generator[None, None, None]:
+    try:
+        yield
+    except UnicodeEncodeError as unpaired:
+        raise Invalid("A name may not hold an unpaired surrogate.") from unpaired
+    except sqlite3.DatabaseError as error:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code in _PASSING:
+            raise Unavailable(f"The database cannot take this right now: {error}.") from error
+        if code == sqlite3.SQLITE_NOTADB:
+            raise SchemaUnknown("The file is not an SQLite database.") from error
+        raise

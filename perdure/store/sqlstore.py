@@ -1,0 +1,148 @@
+"""The store over any SQL database: what `Store` promises, said once."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from datetime import UTC, datetime
+
+from perdure.errors import Unavailable
+from perdure.protocol.events import Event, NewEvent
+
+from . import accepting, cursor, migrate, rows
+from .base import (
+    Accepted,
+    Commit,
+    Committed,
+    DeliveryRow,
+    NewDelivery,
+    NewSession,
+    Record,
+    SessionPage,
+    SessionQuery,
+    SessionRow,
+    Slot,
+    Watch,
+)
+from .commit import apply, record_at
+from .port import Database, Row, T, Told, Value, Work
+from .watchers import Feed, Watchers
+
+#: Beyond any turn.
+_LAST_TURN = 2**53
+
+
+def utc_now() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+class SqlStore:
+    """`Store`, over one `Database` and the `Feed` that goes with it. Belongs to one event loop."""
+
+    def __init__(self, database: Database, feed: Feed, clock: Callable[[], str] = utc_now) -> None:
+        self._database = database
+        self._watchers = Watchers(feed)
+        self._feed = feed
+        self._now = clock
+
+    async def migrate(self) -> None:
+        await migrate.migrate(self._database)
+
+    async def check(self) -> None:
+        await migrate.check(self._database)
+
+    async def close(self) -> None:
+        await self._watchers.close()
+        await self._database.close()
+
+    async def create_session(self, session: NewSession, delivery: NewDelivery | None = None) -> Accepted | None:
+        return await self._database.write(lambda tx: accepting.create_session(tx, session, delivery, self._now()))
+
+    async def discard_session(self, session_id: str) -> None:
+        await self._database.write(lambda tx: accepting.discard_session(tx, session_id))
+
+    async def session(self, session_id: str) -> SessionRow | None:
+        found = await self._row("session", session_id=session_id)
+        return None if found is None else rows.session(found)
+
+    async def sessions(self, query: SessionQuery) -> SessionPage:
+        place = cursor.read(query.cursor)
+        found = await self._rows(
+            "sessions" if query.owner is None else "sessions_of_owner",
+            **({} if query.owner is None else {"owner": query.owner}),
+            agent=query.agent,
+            status=query.status,
+            mode=query.mode,
+            created_at=place.created_at,
+            session_id=place.session_id,
+            # One more than asked for tells whether there is another page.
+            limit=query.limit + 1,
+        )
+        page = [rows.session(row) for row in found[: query.limit]]
+        if len(found) <= query.limit:
+            return SessionPage(page)
+        return SessionPage(page, cursor.write(cursor.Place(page[-1].created_at, page[-1].session_id)))
+
+    async def route(self, token_hash: str) -> str | None:
+        found = await self._row("route", token_hash=token_hash)
+        return None if found is None else found["session_id"]
+
+    async def accept(self, delivery: NewDelivery) -> Accepted:
+        return await self._database.write(lambda tx: accepting.accept(tx, delivery, self._now()))
+
+    async def withdraw(self, session_id: str, delivery_id: str) -> bool:
+        return await self._database.write(lambda tx: accepting.withdraw(tx, session_id, delivery_id))
+
+    async def refuse(self, session_id: str, delivery_id: str, code: str, event: NewEvent) -> bool:
+        return await self._tell(
+            session_id, lambda tx: accepting.refuse(tx, session_id, delivery_id, code, event, self._now())
+        )
+
+    async def deliveries(self, session_id: str, delivery_ids: Sequence[str]) -> Sequence[DeliveryRow]:
+        found = await self._rows("deliveries", session_id=session_id, delivery_ids=list(delivery_ids))
+        by_id = {row["delivery_id"]: row for row in found}
+        return [rows.delivery(by_id[each]) for each in delivery_ids if each in by_id]
+
+    async def commit(self, commit: Commit) -> Committed:
+        return await self._tell(commit.session_id, lambda tx: apply(tx, commit, self._now()))
+
+    async def records(self, session_id: str, *, from_turn: int = 0, to_turn: int | None = None) -> Sequence[Record]:
+        last = _LAST_TURN if to_turn is None else to_turn
+        found = await self._rows("records", session_id=session_id, from_turn=from_turn, to_turn=last)
+        return [rows.record(row) for row in found]
+
+    async def record(self, session_id: str, turn: int, step: int, slot: str) -> Record | None:
+        return await self._database.read(lambda tx: record_at(tx, session_id, turn, step, slot))
+
+    async def slots(self, session_id: str, names: Sequence[str]) -> dict[str, Slot]:
+        found = await self._rows("slots", session_id=session_id, names=list(names))
+        return {row["name"]: rows.slot(row) for row in found}
+
+    async def events(self, session_id: str, start: int = 0, limit: int = 500) -> Sequence[Event]:
+        found = await self._rows("events", session_id=session_id, start=start, limit=limit)
+        return [rows.event(row) for row in found]
+
+    async def index_of(self, session_id: str, key: str) -> int | None:
+        found = await self._row("index_of", session_id=session_id, key=key)
+        return None if found is None else found["idx"]
+
+    def watch(self, session_id: str) -> AbstractAsyncContextManager[Watch]:
+        return self._watchers.watching(session_id)
+
+    async def _row(self, query: str, **values: Value) -> Row | None:
+        return await self._database.read(lambda tx: tx.row(query, **values))
+
+    async def _rows(self, query: str, **values: Value) -> Sequence[Row]:
+        return await self._database.read(lambda tx: tx.rows(query, **values))
+
+    async def _tell(self, session_id: str, work: Work[Told[T]]) -> T:
+        """Write, then wake the readers of the session when there is something to read."""
+        try:
+            told = await self._database.write(work)
+        except (asyncio.CancelledError, Unavailable):
+            # It may have gone through all the same; a needless wake costs one read.
+            self._watchers.stir(session_id)
+            raise
+        if told.head is not None:
+            self._watchers.told(session_id, told.head)
+            self._feed.announce(session_id, told.head)
+        return told.value

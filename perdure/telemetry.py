@@ -1,0 +1,185 @@
+"""Names of spans, attributes and metrics, in one place.
+
+The `gen_ai.*` conventions are still in development and will change: they are spelled here and nowhere else.
+Content never goes into a span; ids, names, counts and durations do. Without an SDK all of this costs next to nothing.
+"""
+
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from time import perf_counter
+
+from opentelemetry import metrics, propagate, trace
+from opentelemetry.context import Context
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode
+from opentelemetry.util.types import AttributeValue
+
+from perdure.protocol.events import Usage
+from perdure.protocol.requests import TurnRequest
+
+SCOPE = "perdure"
+
+SESSION_ID = "gen_ai.conversation.id"
+AGENT = "gen_ai.agent.name"
+OPERATION = "gen_ai.operation.name"
+PROVIDER = "gen_ai.provider.name"
+REQUEST_MODEL = "gen_ai.request.model"
+FINISH_REASONS = "gen_ai.response.finish_reasons"
+INPUT_TOKENS = "gen_ai.usage.input_tokens"
+OUTPUT_TOKENS = "gen_ai.usage.output_tokens"
+TOKEN_TYPE = "gen_ai.token.type"
+TOOL = "gen_ai.tool.name"
+CALL_ID = "gen_ai.tool.call.id"
+ERROR = "error.type"
+TURN = "perdure.turn"
+STEP = "perdure.step"
+ATTEMPT = "perdure.attempt"
+OUTCOME = "perdure.outcome"
+
+_meter = metrics.get_meter(SCOPE)
+_turns = _meter.create_counter("perdure.turns", description="Turns that ended, by outcome")
+_steps = _meter.create_counter("perdure.steps", description="Model calls that were recorded")
+_calls = _meter.create_counter("perdure.tool_calls", description="Tool calls that were settled, by outcome")
+_tokens = _meter.create_histogram("gen_ai.client.token.usage", unit="{token}", description="Tokens of a model call")
+_model_seconds = _meter.create_histogram("gen_ai.client.operation.duration", unit="s", description="Model calls")
+_tool_seconds = _meter.create_histogram("perdure.tool.duration", unit="s", description="Tool calls")
+_request_seconds = _meter.create_histogram("http.server.request.duration", unit="s", description="HTTP requests")
+_streams = _meter.create_up_down_counter("perdure.streams.open", description="Event streams being read")
+
+
+class Spanned:
+    """What a piece of work says about itself while it runs."""
+
+    def __init__(self, span: Span, attributes: dict[str, AttributeValue]) -> None:
+        self._span = span
+        self.attributes = attributes
+
+    def mark(self, more: Mapping[str, AttributeValue]) -> None:
+        self.attributes.update(more)
+        self._span.set_attributes(more)
+
+    def fail(self, code: str) -> None:
+        """An expected failure: the error's code, never its text."""
+        self.mark({ERROR: code})
+        self._span.set_status(Status(StatusCode.ERROR))
+
+
+@contextmanager
+def turn(request: TurnRequest) -> Generator[None]:
+    """One turn, in the trace of the delivery that woke it. Safe in a workflow: it reads no clock."""
+    carrier = {"traceparent": request.traceparent} if request.traceparent else {}
+    attributes: dict[str, AttributeValue] = {
+        OPERATION: "invoke_agent",
+        SESSION_ID: request.session_id,
+        AGENT: request.agent,
+        TURN: request.turn,
+    }
+    with trace.get_tracer(SCOPE).start_as_current_span(
+        f"invoke_agent {request.agent}",
+        context=propagate.extract(carrier),
+        attributes=attributes,
+        record_exception=False,
+        set_status_on_exception=False,
+    ):
+        yield
+
+
+@contextmanager
+def model_call(*, session_id: str, agent: str, model: str, turn: int, step: int, attempt: int) -> Generator[Spanned]:
+    """One call of a model provider."""
+    provider, _, name = model.rpartition(":")
+    base: dict[str, AttributeValue] = {OPERATION: "chat", PROVIDER: provider or name, REQUEST_MODEL: name}
+    where: dict[str, AttributeValue] = {
+        SESSION_ID: session_id,
+        AGENT: agent,
+        TURN: turn,
+        STEP: step,
+        ATTEMPT: attempt,
+    }
+    with _timed(f"chat {name}", SpanKind.CLIENT, {**base, **where}, _model_seconds, keep=base) as spanned:
+        yield spanned
+
+
+def model_replied(spanned: Spanned, usage: Usage, finish_reason: str) -> None:
+    spanned.mark(
+        {FINISH_REASONS: [finish_reason], INPUT_TOKENS: usage.input_tokens, OUTPUT_TOKENS: usage.output_tokens}
+    )
+    base = {key: spanned.attributes[key] for key in (OPERATION, PROVIDER, REQUEST_MODEL)}
+    _steps.add(1, base)
+    _tokens.record(usage.input_tokens, {**base, TOKEN_TYPE: "input"})
+    _tokens.record(usage.output_tokens, {**base, TOKEN_TYPE: "output"})
+
+
+@contextmanager
+def tool_call(
+    *, session_id: str, agent: str, tool: str, call_id: str, turn: int, step: int, attempt: int
+) -> Generator[Spanned]:
+    """One run of a tool."""
+    base: dict[str, AttributeValue] = {OPERATION: "execute_tool", TOOL: tool}
+    where: dict[str, AttributeValue] = {
+        SESSION_ID: session_id,
+        AGENT: agent,
+        CALL_ID: call_id,
+        TURN: turn,
+        STEP: step,
+        ATTEMPT: attempt,
+    }
+    with _timed(f"execute_tool {tool}", SpanKind.INTERNAL, {**base, **where}, _tool_seconds, keep=base) as spanned:
+        yield spanned
+
+
+def tool_settled(tool: str, status: str) -> None:
+    _calls.add(1, {TOOL: tool, OUTCOME: status})
+
+
+def turn_ended(agent: str, outcome: str) -> None:
+    _turns.add(1, {AGENT: agent, OUTCOME: outcome})
+
+
+@contextmanager
+def http_request(method: str, route: str, headers: Mapping[str, str]) -> Generator[Spanned]:
+    """One HTTP request, named by its route and never by its path; it joins the caller's trace."""
+    base: dict[str, AttributeValue] = {"http.request.method": method, "http.route": route}
+    parent = propagate.extract(headers)
+    with _timed(f"{method} {route}", SpanKind.SERVER, base, _request_seconds, keep=base, parent=parent) as spanned:
+        yield spanned
+
+
+@contextmanager
+def open_stream() -> Generator[None]:
+    _streams.add(1)
+    try:
+        yield
+    finally:
+        _streams.add(-1)
+
+
+@contextmanager
+def _timed(
+    name: str,
+    kind: SpanKind,
+    attributes: dict[str, AttributeValue],
+    seconds: metrics.Histogram,
+    *,
+    keep: Mapping[str, AttributeValue],
+    parent: Context | None = None,
+) -> Generator[Spanned]:
+    tracer = trace.get_tracer(SCOPE)
+    began = perf_counter()
+    # An exception's text may hold content, so the span gets its type and nothing else.
+    with tracer.start_as_current_span(
+        name,
+        context=parent,
+        kind=kind,
+        attributes=attributes,
+        record_exception=False,
+        set_status_on_exception=False,
+    ) as span:
+        spanned = Spanned(span, dict(attributes))
+        try:
+            yield spanned
+        except BaseException as error:
+            spanned.fail(type(error).__name__)
+            raise
+        finally:
+            failed = {ERROR: spanned.attributes[ERROR]} if ERROR in spanned.attributes else {}
+            seconds.record(perf_counter() - began, {**keep, **failed})

@@ -1,0 +1,59 @@
+"""An agent whose tools act on the ledger, one of each effect class."""
+
+import os
+from typing import Any
+
+import httpx2
+
+from perdure import Agent, ToolContext, tool
+
+# Longer than any test holds a gate.
+_PATIENCE = 150.0
+
+
+async def _ledger(path: str, body: dict[str, Any]) -> None:
+    async with httpx2.AsyncClient(base_url=os.environ["LEDGER_URL"], timeout=_PATIENCE, trust_env=False) as client:
+        (await client.post(path, json=body)).raise_for_status()
+
+
+async def _act(name: str, note: str, ctx: ToolContext, before: str, after: str, *, honour: bool = False) -> str:
+    """One effect, with a gate on either side of it."""
+    if before:
+        await _ledger("/pass", {"gate": before})
+    body = {"tool": name, "note": note, "session": ctx.session.id, "turn": ctx.session.turn, "call": ctx.call_id}
+    await _ledger("/effect", {"key": ctx.idempotency_key, "body": body, "honour": honour})
+    if after:
+        await _ledger("/pass", {"gate": after})
+    return f"{name} {note}: done"
+
+
+@tool(effects="pure", timeout=120)
+async def look(note: str, ctx: ToolContext, before: str = "", after: str = "") -> str:
+    """Look something up."""
+    return await _act("look", note, ctx, before, after)
+
+
+@tool(effects="idempotent", timeout=120)
+async def put(note: str, ctx: ToolContext, before: str = "", after: str = "") -> str:
+    """Set something, the same however often."""
+    return await _act("put", note, ctx, before, after, honour=True)
+
+
+@tool(timeout=120)
+async def charge(note: str, ctx: ToolContext, before: str = "", after: str = "") -> str:
+    """Charge somebody: never twice."""
+    return await _act("charge", note, ctx, before, after)
+
+
+@tool(timeout=120)
+def charge_in_thread(note: str, ctx: ToolContext, before: str = "", after: str = "") -> str:
+    """Charge somebody, from a thread of its own."""
+    return ctx.wait(_act("charge_in_thread", note, ctx, before, after))
+
+
+TOOLS = (look, put, charge, charge_in_thread)
+
+#: What running each tool twice does, for those who check from outside.
+EFFECTS = {each.name: each.effects for each in TOOLS}
+
+agent = Agent(name="chaos", model="openai-chat:scripted", instructions="Do as the script says.", tools=TOOLS)

@@ -1,0 +1,132 @@
+"""The supervisor keeps its parts alive and takes them down."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from perdure.runtime.supervisor import Part, PartFailed, Supervisor
+from tests.support.processes import wait_until
+
+BEAT = "import os, pathlib, sys, time\npathlib.Path(sys.argv[1]).write_text(str(os.getpid()))\ntime.sleep(600)"
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+async def supervisor(tmp_path: Path, said: list[str]) -> AsyncGenerator[Supervisor]:
+    supervisor = Supervisor(tmp_path / "logs", said.append)
+    yield supervisor
+    await supervisor.stop()
+
+
+async def test_a_killed_part_starts_again(supervisor: Supervisor, tmp_path: Path, said: list[str]) -> None:
+    flag = tmp_path / "flag"
+    await supervisor.start(part(flag, BEAT))
+    first = int(flag.read_text())
+
+    async with kept(supervisor):
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: flag.read_text() not in ("", str(first)))
+        await until(lambda: len(said) == 2)
+
+    assert said == ["The worker was killed by SIGKILL; starting it again.", "The worker is back."]
+
+
+async def test_what_does_not_start_says_why(supervisor: Supervisor, tmp_path: Path) -> None:
+    with pytest.raises(PartFailed, match="The worker did not start: no such agent"):
+        await supervisor.start(part(tmp_path / "flag", "raise SystemExit('perdure: no such agent')"))
+
+
+async def test_a_part_without_ready_runs_once(supervisor: Supervisor, tmp_path: Path) -> None:
+    done = tmp_path / "done"
+
+    await supervisor.start(Part("migration", [sys.executable, "-c", f"open({str(done)!r}, 'w')"], None))
+
+    assert done.exists()
+
+
+async def test_stopping_ends_the_children_of_the_parts_too(supervisor: Supervisor, tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    program = "import subprocess, sys\nsubprocess.run([sys.executable, '-c', *sys.argv[1:]])"
+    await supervisor.start(
+        Part("worker", [sys.executable, "-c", program, BEAT, str(flag)], lambda _: until(flag.exists))
+    )
+    await until(lambda: flag.read_text() != "")
+    grandchild = int(flag.read_text())
+
+    await supervisor.stop()
+
+    await until(lambda: not running(grandchild))
+
+
+async def test_warnings_are_shown_and_the_rest_is_in_the_log(
+    supervisor: Supervisor, tmp_path: Path, said: list[str]
+) -> None:
+    program = (
+        "import sys\nfrom perdure.runtime.logs import configure\nimport logging\nconfigure('info')\n"
+        "logging.info('quiet')\nlogging.warning('loud')\n" + BEAT
+    )
+
+    await supervisor.start(part(tmp_path / "flag", program))
+    await until(lambda: bool(said))
+
+    assert [line.partition(" WARNING ")[2] for line in said] == ["root: loud"]
+    assert "INFO root: quiet" in (tmp_path / "logs" / "worker.log").read_text()
+
+
+def test_a_part_dies_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    program = (
+        "import asyncio, pathlib, sys\nfrom perdure.runtime.supervisor import Part, Supervisor\n"
+        f"beat = {BEAT!r}\nflag = {str(flag)!r}\n"
+        "async def never(_): await asyncio.Event().wait()\n"
+        f"supervisor = Supervisor(pathlib.Path({str(tmp_path)!r}), print)\n"
+        "asyncio.run(supervisor.start(Part('worker', [sys.executable, '-c', beat, flag], never)))"
+    )
+    supervisor = subprocess.Popen([sys.executable, "-c", program])
+    wait_until(lambda: flag.exists() and flag.read_text() != "", "the part to start")
+
+    supervisor.kill()
+    supervisor.wait()
+
+    wait_until(lambda: not running(int(flag.read_text())), "the part to die")
+
+
+def part(flag: Path, program: str) -> Part:
+    async def ready(pid: int) -> None:
+        await until(lambda: flag.exists() and flag.read_text() == str(pid))
+
+    return Part("worker", [sys.executable, "-c", program, str(flag)], ready, patience=2.0)
+
+
+@asynccontextmanager
+async def kept(supervisor: Supervisor) -> AsyncGenerator[None]:
+    keeping = asyncio.create_task(supervisor.keep())
+    yield
+    keeping.cancel()
+    await asyncio.wait({keeping})
+
+
+async def until(condition: object, within: float = 10.0) -> None:
+    assert callable(condition)
+    async with asyncio.timeout(within):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def running(pid: int) -> bool:
+    """Whether the process runs; one that is dead and waits to be collected does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

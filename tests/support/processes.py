@@ -1,0 +1,107 @@
+"""Processes of a test: leashed to it, their output in files."""
+
+import contextlib
+import os
+import random
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from perdure.runtime.processes import kill_group, leash
+
+_TAIL = 6_000
+
+
+class Process:
+    """A child in a process group of its own. Start it on the main thread: the leash is tied to the thread."""
+
+    def __init__(self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+        self.name = name
+        self.log = log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as output:
+            self._popen = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=dict(environment),
+                start_new_session=True,
+                preexec_fn=leash(),
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._popen.poll() is None
+
+    @property
+    def output(self) -> str:
+        """The end of what it said."""
+        with self.log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
+            return file.read().decode(errors="replace")
+
+    def signal(self, number: signal.Signals) -> None:
+        self._popen.send_signal(number)
+
+    def kill(self) -> None:
+        """End it as a crash does; the children of its tools live on."""
+        self._popen.kill()
+        self._popen.wait()
+
+    def stop(self) -> None:
+        """Freeze it."""
+        self._popen.send_signal(signal.SIGSTOP)
+
+    def cont(self) -> None:
+        self._popen.send_signal(signal.SIGCONT)
+
+    def terminate(self, within: float = 20.0) -> int:
+        """Ask it to end, and say how it did."""
+        self._popen.terminate()
+        return self._popen.wait(within)
+
+    def wait(self, within: float = 20.0) -> int:
+        return self._popen.wait(within)
+
+    def close(self) -> None:
+        """Leave nothing of it and of its group."""
+        kill_group(self.pid)
+        with contextlib.suppress(ProcessLookupError):
+            self._popen.kill()
+        self._popen.wait()
+
+
+def wait_until(condition: Callable[[], bool], what: str, within: float = 30.0) -> None:
+    """Wait for a condition; what was waited for is the error."""
+    deadline = time.monotonic() + within
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited {within:g} s for {what}")
+        time.sleep(0.02)
+
+
+def free_port() -> int:
+    """A port nobody listens on, below those that the kernel hands to outgoing connections."""
+    while True:
+        port = random.randint(10_000, 30_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
+def clean_environment() -> dict[str, str]:
+    """Ours, without what would change how Perdure behaves or let a test spend money."""
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("PERDURE_")}
+    if told := os.environ.get("PERDURE_TEMPORAL_BIN"):
+        ours["PERDURE_TEMPORAL_BIN"] = told
+    for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "OPENAI_BASE_URL", "ANTHROPIC_BASE_URL"):
+        ours.pop(name, None)
+    return ours

@@ -1,0 +1,229 @@
+"""The real product as processes: Temporal's dev server, workers, APIs, a store on disk."""
+
+import asyncio
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from perdure.runtime.devserver import DevServer
+from perdure.runtime.processes import command
+from tests.support.processes import Process, clean_environment, free_port, wait_until
+from tests.support.talk import Talk
+
+if TYPE_CHECKING:
+    from temporalio.client import Client
+
+    from perdure.settings import Settings
+    from perdure.store.base import Store
+
+#: Stacks that run now, so that a failing test can show what they said.
+LIVE: list["Stack"] = []
+
+_SECRET = "a secret of the tests, shared by all processes"
+
+
+class TemporalServer:
+    """A dev server on a file; it can be killed and started again."""
+
+    def __init__(self, directory: Path, dynamic_config: Mapping[str, str] | None = None) -> None:
+        self._directory = directory
+        self._server = DevServer(
+            directory / "temporal.db", port=free_port(), ui_port=None, dynamic_config=dynamic_config
+        )
+        self.process = self._start()
+
+    @property
+    def address(self) -> str:
+        return self._server.address
+
+    def restart(self) -> None:
+        """Kill it, and start it again on the same file and port."""
+        self.process.kill()
+        self.process = self._start()
+
+    def close(self) -> None:
+        self.process.close()
+
+    def _start(self) -> Process:
+        process = Process("temporal", self._server.command(), self._directory / "temporal.log", clean_environment())
+        # In a thread, because the test may be inside an event loop.
+        waiting = threading.Thread(target=lambda: asyncio.run(self._server.ready()))
+        waiting.start()
+        waiting.join()
+        assert process.alive, process.output
+        return process
+
+
+class Stack:
+    """Everything that serves sessions. Start and stop its parts at will; `close` leaves nothing.
+
+    `environment` goes to all parts, the one given to `start_worker` or `start_api` to that part only.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        workers: int = 1,
+        apis: int = 1,
+        agents: str | None = None,
+        provider: bool = False,
+        database_url: str | None = None,
+        environment: Mapping[str, str] | None = None,
+        temporal: TemporalServer | None = None,
+    ) -> None:
+        self.directory = directory
+        self.workers: list[Process] = []
+        self.apis: list[Process] = []
+        self.api_urls: list[str] = []
+        self.provider: Process | None = None
+        self.provider_url = ""
+        self._all: list[Process] = []
+        self._borrowed = temporal is not None
+        LIVE.append(self)
+        try:
+            self.temporal = temporal or TemporalServer(directory)
+            self.environment = self._environment(agents, database_url) | dict(environment or {})
+            if provider:
+                self._start_provider()
+            self._migrate()
+            for _ in range(workers):
+                self.start_worker(wait=False)
+            for _ in range(apis):
+                self.start_api(wait=False)
+            for process in self._all:
+                self._wait_ready(process)
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.close()
+
+    # --- parts ----------------------------------------------------------------------------------------------
+
+    def start_worker(self, environment: Mapping[str, str] | None = None, *, wait: bool = True) -> Process:
+        worker = self._start("worker", len(self.workers) + 1, environment or {})
+        self.workers.append(worker)
+        if wait:
+            self._wait_ready(worker)
+        return worker
+
+    def start_api(self, environment: Mapping[str, str] | None = None, *, wait: bool = True) -> Process:
+        port = free_port()
+        api = self._start("api", len(self.apis) + 1, {"PERDURE_PORT": str(port), **(environment or {})})
+        self.apis.append(api)
+        self.api_urls.append(f"http://127.0.0.1:{port}")
+        if wait:
+            self._wait_ready(api)
+        return api
+
+    def restart_temporal(self) -> None:
+        self.temporal.restart()
+
+    def close(self) -> None:
+        """Take everything down at once."""
+        for process in reversed(self._all):
+            process.close()
+        if hasattr(self, "temporal") and not self._borrowed:
+            self.temporal.close()
+        if self in LIVE:
+            LIVE.remove(self)
+
+    # --- ways in --------------------------------------------------------------------------------------------
+
+    @property
+    def url(self) -> str:
+        return self.api_urls[0]
+
+    def talk(self, api: int = 0) -> Talk:
+        """A caller of one of the APIs."""
+        return Talk(self.api_urls[api])
+
+    @property
+    def settings(self) -> "Settings":
+        """What the parts read from their environment, for use inside the test."""
+        from perdure.settings import Settings
+
+        prefix = "PERDURE_"
+        return Settings.model_validate(
+            {
+                name.removeprefix(prefix).lower(): value
+                for name, value in self.environment.items()
+                if name.startswith(prefix)
+            }
+        )
+
+    async def client(self) -> "Client":
+        from perdure.runtime.connect import connect
+
+        return await connect(self.settings)
+
+    async def store(self) -> "Store":
+        """The store that the parts share; close it."""
+        from perdure.store.open import open_store
+
+        return await open_store(self.settings.database)
+
+    def logs(self) -> list[tuple[str, str]]:
+        """The end of what each part said."""
+        parts = [*self._all, self.temporal.process] if hasattr(self, "temporal") else self._all
+        return [(process.name, process.output) for process in parts]
+
+    # --- inside ---------------------------------------------------------------------------------------------
+
+    def _environment(self, agents: str | None, database_url: str | None) -> dict[str, str]:
+        return {
+            **clean_environment(),
+            "PERDURE_DATA_DIR": str(self.directory / "data"),
+            "PERDURE_TEMPORAL_ADDRESS": self.temporal.address,
+            "PERDURE_SECRET": _SECRET,
+            "PYTHONUNBUFFERED": "1",
+            **({"PERDURE_AGENTS": agents} if agents else {}),
+            **({"PERDURE_DATABASE_URL": database_url} if database_url else {}),
+        }
+
+    def _start(self, part: str, number: int, environment: Mapping[str, str]) -> Process:
+        name = f"{part}-{number}"
+        options = ("--ready-file", str(self._flag(name)))
+        log = self.directory / f"{name}.log"
+        process = Process(name, command(part, *options), log, {**self.environment, **environment})
+        self._all.append(process)
+        return process
+
+    def _migrate(self) -> None:
+        """Before the others start, as an operator does."""
+        migration = Process("migrate", command("migrate"), self.directory / "migrate.log", self.environment)
+        assert migration.wait(60) == 0, migration.output
+
+    def _start_provider(self) -> None:
+        port = free_port()
+        program = [sys.executable, "-m", "tests.support.provider", "--port", str(port)]
+        self.provider = Process("provider", program, self.directory / "provider.log", self.environment)
+        self._all.append(self.provider)
+        self.provider_url = f"http://127.0.0.1:{port}"
+        self.environment |= {
+            "OPENAI_BASE_URL": f"{self.provider_url}/v1",
+            "OPENAI_API_KEY": "sk-of-the-tests",
+            "ANTHROPIC_BASE_URL": self.provider_url,
+            "ANTHROPIC_API_KEY": "sk-of-the-tests",
+        }
+
+    def _flag(self, name: str) -> Path:
+        return self.directory / f"{name}.ready"
+
+    def _wait_ready(self, process: Process) -> None:
+        flag = self._flag(process.name)
+
+        def settled() -> bool:
+            return not process.alive or (flag.exists() and flag.read_text() == str(process.pid))
+
+        if process is not self.provider:
+            wait_until(settled, f"{process.name} to be ready", 60)
+        assert process.alive, f"{process.name} ended:\n{process.output}"
