@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -112,7 +112,7 @@ def _deployment(settings: Settings, kind: str) -> WorkerDeploymentConfig | None:
 
 
 @contextlib.asynccontextmanager
-async def serving(settings: Settings) -> AsyncIterator[None]:
+async def serving(settings: Settings) -> AsyncGenerator[None]:
     """Everything that a worker needs, built in order and taken down in reverse."""
     async with contextlib.AsyncExitStack() as stack:
         agents = load_agents(settings.agents, settings.model)

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Generator
 from datetime import timedelta
 
 from temporalio import activity
@@ -20,7 +20,7 @@ def current() -> Attempt:
 
 
 @contextlib.asynccontextmanager
-async def beating() -> AsyncIterator[None]:
+async def beating() -> AsyncGenerator[None]:
     """Heartbeat until the work is done; without it the death of this worker goes unnoticed."""
     timeout = activity.info().heartbeat_timeout
     if timeout is None:
@@ -40,7 +40,7 @@ async def _beat(every: float) -> None:
 
 
 @contextlib.contextmanager
-def translated() -> Iterator[None]:
+def translated() -> Generator[None]:
     """Our errors, as the engine understands them: by type, with or without another try."""
     try:
         yield

@@ -82,9 +82,7 @@ def _without_nul(raw: bytes) -> bytes:
 
 def body_too_large(size: int, limit: int) -> TooLarge:
     violation = {"byteLength": size, "kind": "too-large", "limit": limit, "mediaType": "application/json"}
-    return TooLarge(
-        f"application/json ({size} bytes) exceeds the {limit}-byte upload limit.", violations=[violation]
-    )
+    return TooLarge(f"application/json ({size} bytes) exceeds the {limit}-byte upload limit.", violations=[violation])
 
 
 # The order of the checks is the contract's: a body with several faults is refused for the same one as ever.
@@ -217,9 +215,7 @@ def _input_response(value: Any) -> InputResponse:
     closed = "requestId" in fields and fields.keys() <= {"requestId", "optionId", "text"}
     if not closed or not all(isinstance(field, str) for field in fields.values()):
         raise Invalid("Expected every 'inputResponses' entry to match the HITL response schema.")
-    return InputResponse(
-        request_id=fields["requestId"], option_id=fields.get("optionId"), text=fields.get("text")
-    )
+    return InputResponse(request_id=fields["requestId"], option_id=fields.get("optionId"), text=fields.get("text"))
 
 
 def _deeper_than(value: Any, limit: int) -> bool:

@@ -90,7 +90,8 @@ class Feed:
         index = start
         while not self._closed:
             if index < self._base:
-                async for chunk, index in self._stored(index):  # noqa: B020
+                async for chunk, reached in self._stored(index):
+                    index = reached
                     yield chunk
             elif index < self._next:
                 chunk, index = self._recent(index)
@@ -155,26 +156,25 @@ class Feed:
 
     async def _follow(self) -> None:
         try:
-            async with self._store.watch(self._session_id) as watch:
-                while not self._over:
-                    await self._read(watch)
-        except asyncio.CancelledError:
-            raise
+            while not self._over:
+                try:
+                    async with self._store.watch(self._session_id) as watch:
+                        await self._read(watch)
+                except Unavailable as error:
+                    # Readers wait on; the store comes back or they get tired first.
+                    log.warning("the feed of %s waits for the store: %s", self._session_id, error)
+                    await asyncio.sleep(self._pace.retry)
         except Exception:
             log.exception("the feed of %s broke", self._session_id)
             self._broken = True
         await self._wake()
 
     async def _read(self, watch: Watch) -> None:
-        try:
+        while not self._over:
             page = await self._store.events(self._session_id, self._next, self._pace.page)
             await self._tell(page)
             if not page:
                 await watch.changed(self._pace.recheck)
-        except Unavailable as error:
-            # Readers wait on; the store comes back or they get tired first.
-            log.warning("the feed of %s waits for the store: %s", self._session_id, error)
-            await asyncio.sleep(self._pace.retry)
 
     async def _tell(self, events: Sequence[Event]) -> None:
         untold = 0
@@ -225,7 +225,7 @@ class Feeds:
         return len(self._feeds)
 
     @asynccontextmanager
-    async def open(self, session: SessionRow) -> AsyncIterator[Feed]:
+    async def open(self, session: SessionRow) -> AsyncGenerator[Feed]:
         feed = self._feeds.get(session.session_id)
         if feed is None or not feed.usable:
             feed = self._feeds[session.session_id] = Feed(self._store, session, self.pace)

@@ -59,7 +59,7 @@ def _body(error: PerdureError) -> dict[str, Any]:
 
 async def on_error(_: Request, error: Exception) -> Response:
     """Answer an expected error; one that is ours alone is hidden like any surprise."""
-    if isinstance(error, PerdureError) and error.status < 500 or isinstance(error, Unavailable):
+    if isinstance(error, PerdureError) and (error.status < 500 or isinstance(error, Unavailable)):
         return problem(error)
     return hidden(error)
 
@@ -106,4 +106,3 @@ class Shield:
             response = hidden(error)
             if not started:
                 await response(scope, receive, send)
-

@@ -4,13 +4,14 @@ import asyncio
 import contextlib
 import errno
 import socket
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Generator
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from perdure.errors import Unavailable
+from perdure.errors import Misconfigured
 
 from .streaming import ABORT
 
@@ -23,7 +24,8 @@ class _Protocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self.scope["extensions"] = {ABORT: self.transport.abort}  # pyright: ignore[reportArgumentType]
+        scope: Any = self.scope
+        scope["extensions"] = {ABORT: self.transport.abort}
 
 
 class _Server(uvicorn.Server):
@@ -32,7 +34,7 @@ class _Server(uvicorn.Server):
         self._ready = ready
 
     @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
+    def capture_signals(self) -> Generator[None]:
         """Signals belong to whoever runs the process; they set `stop`."""
         yield
 
@@ -49,8 +51,8 @@ def listen(host: str, port: int) -> socket.socket:
         return socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise Unavailable(f"Port {port} on {host} is taken by another process; set PERDURE_PORT.") from error
-        raise Unavailable(f"Cannot listen on {host} port {port}: {error.strerror or error}.") from error
+            raise Misconfigured(f"Port {port} on {host} is taken by another process; set PERDURE_PORT.") from error
+        raise Misconfigured(f"Cannot listen on {host} port {port}: {error.strerror or error}.") from error
 
 
 async def run(

@@ -9,6 +9,7 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from perdure import telemetry
 from perdure.store.base import SessionRow
 
 from .feed import Feeds
@@ -51,12 +52,13 @@ class EventStream(Response):
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         # Intermediaries pass the headers on with the first byte; clients skip blank lines.
         await self._send(send, b"\n")
-        async with (
-            self._feeds.open(self._session) as feed,
-            contextlib.aclosing(feed.chunks(self._start)) as chunks,
-        ):
-            async for chunk in chunks:
-                await self._send(send, chunk)
+        with telemetry.open_stream():
+            async with (
+                self._feeds.open(self._session) as feed,
+                contextlib.aclosing(feed.chunks(self._start)) as chunks,
+            ):
+                async for chunk in chunks:
+                    await self._send(send, chunk)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send(self, send: Send, chunk: bytes) -> None:

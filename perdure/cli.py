@@ -23,7 +23,7 @@ Agents = Annotated[
 Host = Annotated[str, typer.Option(envvar="PERDURE_HOST", help="Where the API listens.")]
 Port = Annotated[int, typer.Option(envvar="PERDURE_PORT", help="The port of the API.")]
 LogLevel = Annotated[str, typer.Option(envvar="PERDURE_LOG_LEVEL", help="debug, info, warning or error.")]
-ReadyFile = Annotated[Path | None, typer.Option(help="Holds our process id while we are ready to work.")]
+ReadyFile = Annotated[Path | None, typer.Option(envvar="PERDURE_READY_FILE", help="Holds our process id while we are ready to work.")]
 
 
 def main() -> None:

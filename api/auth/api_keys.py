@@ -4,7 +4,7 @@ import hashlib
 import hmac
 from collections.abc import Mapping
 
-from perdure.errors import Invalid
+from perdure.errors import Misconfigured
 from perdure.protocol.principals import Principal
 
 from . import Credentials
@@ -44,5 +44,5 @@ def parse_keys(text: str) -> dict[str, bytes]:
         except ValueError:
             keys[name] = b""
         if not name or len(keys[name]) != 32:
-            raise Invalid(f"PERDURE_API_KEYS: the entry of {name or 'an unnamed key'} is not NAME=SHA256-HEX.")
+            raise Misconfigured(f"PERDURE_API_KEYS: the entry of {name or 'an unnamed key'} is not NAME=SHA256-HEX.")
     return keys

@@ -1,6 +1,6 @@
 """The authenticators that the settings ask for."""
 
-from perdure.errors import Invalid
+from perdure.errors import Misconfigured
 from perdure.settings import Settings
 
 from . import Authenticator
@@ -10,7 +10,7 @@ from .loopback import Loopback, is_loopback
 
 
 def build_authenticators(settings: Settings) -> list[Authenticator]:
-    """Keys first, then tokens, then development. Raises `Invalid` rather than leave a public address open."""
+    """Keys first, then tokens, then development. Raises `Misconfigured` rather than leave a public address open."""
     authenticators: list[Authenticator] = []
     keys = parse_keys(settings.api_keys)
     if keys:
@@ -21,7 +21,7 @@ def build_authenticators(settings: Settings) -> list[Authenticator]:
     if is_loopback(settings.host):
         authenticators.append(Loopback())
     if not authenticators:
-        raise Invalid(
+        raise Misconfigured(
             f"PERDURE_HOST is {settings.host}, which others can reach, and nobody could sign in: set PERDURE_API_KEYS, "
             "or PERDURE_JWT_ISSUER, PERDURE_JWT_AUDIENCE and PERDURE_JWT_JWKS_URL, or bind to 127.0.0.1."
         )
@@ -34,5 +34,7 @@ def _jwt(settings: Settings) -> Jwt | None:
         return None
     if not (issuer and audience and url):
         # Without an audience, a token made out to any other service would open this one.
-        raise Invalid("PERDURE_JWT_ISSUER, PERDURE_JWT_AUDIENCE and PERDURE_JWT_JWKS_URL belong together: set all.")
+        raise Misconfigured(
+            "PERDURE_JWT_ISSUER, PERDURE_JWT_AUDIENCE and PERDURE_JWT_JWKS_URL belong together: set all."
+        )
     return Jwt(JwksKeys(url), issuer=issuer, audience=audience)

@@ -88,15 +88,11 @@ class Facts:
         error = _told(failure) if failure and boundary == "failed" else None
         return Ending((*events, event), boundary, error)
 
-    def _of_turn(
-        self, type: str, what: str, data: Mapping[str, Any], delivery_ids: tuple[str, ...] = ()
-    ) -> NewEvent:
+    def _of_turn(self, type: str, what: str, data: Mapping[str, Any], delivery_ids: tuple[str, ...] = ()) -> NewEvent:
         told = {**data, **turn_coordinates(self.at.turn)}
         return self._event(type, names.turn_key(self.at.turn, what), told, delivery_ids)
 
-    def _event(
-        self, type: str, key: str, data: dict[str, Any] | None, delivery_ids: tuple[str, ...] = ()
-    ) -> NewEvent:
+    def _event(self, type: str, key: str, data: dict[str, Any] | None, delivery_ids: tuple[str, ...] = ()) -> NewEvent:
         at = self.at
         return NewEvent(
             type=type,

@@ -24,7 +24,9 @@ class Opening:
     change: SessionChange
 
 
-async def hear(store: Store, at: Coordinates, refs: Sequence[DeliveryRef], turn: TurnJournal) -> tuple[HeardDelivery, ...]:
+async def hear(
+    store: Store, at: Coordinates, refs: Sequence[DeliveryRef], turn: TurnJournal
+) -> tuple[HeardDelivery, ...]:
     """What this turn hears: what it has heard already, or else what is still there to be heard."""
     if heard := turn.heard():
         return heard
@@ -60,9 +62,7 @@ def preamble(facts: Facts, heard: Sequence[HeardDelivery], agent: str, model: st
 
 
 def _records(at: Coordinates, heard: Sequence[HeardDelivery]) -> tuple[NewRecord, ...]:
-    return tuple(
-        written(at.turn, 0, names.delivery_slot(index), DELIVERY, each) for index, each in enumerate(heard)
-    )
+    return tuple(written(at.turn, 0, names.delivery_slot(index), DELIVERY, each) for index, each in enumerate(heard))
 
 
 def _previous(at: Coordinates, attempt: int | None, turn: TurnJournal) -> tuple[NewEvent, ...]:

@@ -5,6 +5,7 @@ deltas gather while the one before is being written, and for a moment longer.
 """
 
 import asyncio
+import contextlib
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -48,26 +49,27 @@ class Telling:
         self._waiting: list[_Gathered] = []
         self._size = 0
         self._told = 0
+        self._ended = False
         self._news = asyncio.Event()
         self._full = asyncio.Event()
 
     async def follow(self, stream: AsyncGenerator[Delta | Reply, None]) -> Reply:
-        """Consume the model's answer. If it can no longer be written, the model is stopped at once."""
+        """Consume one answer of the model. If it can no longer be written, the model is stopped at once."""
+        self._ended = False
         listening = asyncio.create_task(self._listen(stream))
         writing = asyncio.create_task(self._write())
         try:
             await asyncio.wait({listening, writing}, return_when=asyncio.FIRST_COMPLETED)
-            if writing.done():
+            if not listening.done():
                 writing.result()
-            reply = await listening
+            self._end()
+            await writing
+            return await listening
         finally:
             listening.cancel()
             writing.cancel()
             # Both are over before anything else is written, and the provider's stream is closed.
             await asyncio.wait({listening, writing})
-        if not writing.cancelled() and (failed := writing.exception()):
-            raise failed
-        return reply
 
     def rest(self) -> tuple[NewEvent, ...]:
         """What is not written yet: it rides with the end of the step."""
@@ -91,16 +93,20 @@ class Telling:
             self._full.set()
 
     async def _write(self) -> None:
-        while True:
-            await self._news.wait()
-            events = self.rest()
-            # Shielded from the end of the answer: a commit that has begun is not left hanging.
-            await asyncio.shield(self._commit(events))
+        while await self._more():
+            await self._commit(self.rest())
             reach("model_mid_stream")
-            try:
+            with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._full.wait(), _PAUSE)
-            except TimeoutError:
-                continue
+
+    async def _more(self) -> bool:
+        await self._news.wait()
+        return not self._ended
+
+    def _end(self) -> None:
+        self._ended = True
+        self._news.set()
+        self._full.set()
 
     async def _commit(self, events: tuple[NewEvent, ...]) -> None:
         at = self._facts.at

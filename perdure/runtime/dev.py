@@ -91,7 +91,7 @@ class Dev:
         flag = self._data / f"{name}.ready"
         return Part(name, command(name, "--ready-file", str(flag)), lambda pid: _told(flag, pid), self._environment())
 
-    def _environment(self) -> dict[str, str]:
+    def _environment(self) -> dict[str, str | None]:
         options = self._options
         return {
             "PERDURE_DATA_DIR": str(self._data),
@@ -99,7 +99,8 @@ class Dev:
             "PERDURE_TEMPORAL_UI_URL": options.ui_url,
             # Whatever cloud the environment speaks of: this is our own server.
             "PERDURE_TEMPORAL_NAMESPACE": "default",
-            "PERDURE_TEMPORAL_TLS": "false",
+            "PERDURE_TEMPORAL_TLS": None,
+            "PERDURE_TEMPORAL_API_KEY": None,
             **({"PERDURE_AGENTS": options.agents} if options.agents else {}),
             "PERDURE_HOST": options.host,
             "PERDURE_PORT": str(options.port),

@@ -57,6 +57,9 @@ async def _api(settings: Settings, ready_file: Path | None) -> None:
 
 
 async def _serve(serve: Serve, settings: Settings, stop: asyncio.Event, ready_file: Path | None) -> None:
+    if ready_file is not None:
+        # Whoever left it there was killed, and may have had our process id: in a container that is always the same.
+        ready_file.unlink(missing_ok=True)
     ready = asyncio.Event()
     announcing = asyncio.create_task(_announce(ready, ready_file))
     try:

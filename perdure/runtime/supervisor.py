@@ -34,7 +34,8 @@ class Part:
     name: str
     command: Sequence[str]
     ready: Callable[[int], Awaitable[None]] | None
-    environment: Mapping[str, str] = field(default_factory=dict[str, str])
+    # Laid over ours; None takes a name away.
+    environment: Mapping[str, str | None] = field(default_factory=dict[str, str | None])
     # Whether its warnings and errors are shown; all of its output is in its log.
     shown: bool = True
     patience: float = 10.0
@@ -125,7 +126,7 @@ class Keeper:
             crashes += 1
             try:
                 await self.start()
-            except PartFailed as failure:
+            except PerdureError as failure:
                 self._say(failure.message)
                 continue
             self._say(f"The {self._part.name} is back.")
@@ -150,7 +151,7 @@ class Keeper:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=sink,
                 stderr=sink,
-                env={**os.environ, **self._part.environment},
+                env=_environment(self._part.environment),
                 # Ctrl-C is for the supervisor only, which then ends its parts in order.
                 start_new_session=True,
                 preexec_fn=leash(),
@@ -188,3 +189,7 @@ class Keeper:
         await self._drained()
         reason = self._notices.last.removeprefix("perdure: ") or f"it {how}"
         return f"The {self._part.name} did not start: {reason} (see {self._path})"
+
+
+def _environment(changes: Mapping[str, str | None]) -> dict[str, str]:
+    return {name: value for name, value in {**os.environ, **changes}.items() if value is not None}

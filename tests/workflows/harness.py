@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any
 
 from temporalio import activity
@@ -98,7 +98,7 @@ class Bench:
         self.settings = Settings(task_queue=f"test-{uuid.uuid4().hex[:12]}", deployment=None, build_id=None)
 
     @contextlib.asynccontextmanager
-    async def working(self, outside: Outside) -> AsyncIterator[None]:
+    async def working(self, outside: Outside) -> AsyncGenerator[None]:
         async with contextlib.AsyncExitStack() as stack:
             for each in self._workers(outside):
                 await stack.enter_async_context(each)

@@ -1,7 +1,7 @@
 """The driver and its turns on a real server."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 
 import pytest
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle
@@ -11,7 +11,6 @@ from perdure.protocol import names
 from perdure.protocol.requests import CallRef, Calls, Finished, ModelCall, ModelOutcome
 from perdure.runtime.connect import connect
 from perdure.settings import Settings
-
 from tests.support.stack import TemporalServer
 
 from .harness import Bench, Outside
@@ -28,7 +27,7 @@ def outside() -> Outside:
 
 
 @pytest.fixture
-async def working(bench: Bench, outside: Outside) -> AsyncIterator[None]:
+async def working(bench: Bench, outside: Outside) -> AsyncGenerator[None]:
     async with bench.working(outside):
         yield
 

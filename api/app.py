@@ -1,0 +1,84 @@
+"""The application: given parts, put together."""
+
+import functools
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeAlias
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import Response
+
+from perdure import telemetry
+from perdure.agents.registry import AgentRegistry
+from perdure.errors import PerdureError
+from perdure.runtime.sessions import Sessions
+from perdure.settings import Settings
+from perdure.store.base import Store
+
+from .auth import Authenticator, Gate
+from .auth.loopback import is_loopback
+from .feed import Feeds
+from .limits import Limits
+from .problems import Shield, on_error, on_http_error
+from .routes.about import AboutRoutes
+from .routes.inspection import InspectionRoutes
+from .routes.sessions import SessionRoutes
+from .routes.stream import StreamRoutes
+from .scope import Scopes
+
+Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
+
+#: Every agent under its name; the default agent without one.
+PREFIXES = ("/eve/v1", "/agents/{agent}/eve/v1")
+
+
+def create_app(
+    *,
+    sessions: Sessions,
+    store: Store,
+    agents: AgentRegistry,
+    settings: Settings,
+    authenticators: Sequence[Authenticator],
+    feeds: Feeds | None = None,
+) -> FastAPI:
+    """The HTTP API over these parts. Whoever owns `feeds` can end all open streams."""
+    development = is_loopback(settings.host)
+    app = FastAPI(
+        title="Perdure",
+        # The description of the API names no secret, but what is not needed outside is not shown outside.
+        openapi_url="/openapi.json" if development else None,
+        redirect_slashes=False,
+        middleware=[Middleware(Shield)],
+        exception_handlers={PerdureError: on_error, HTTPException: on_http_error},
+    )
+    gate = Gate(authenticators)
+    scopes = Scopes(agents, sessions)
+    about = AboutRoutes(gate, scopes, development=development)
+    sessions_in = SessionRoutes(gate, scopes, sessions, Limits.of(settings))
+    stream = StreamRoutes(gate, scopes, feeds or Feeds(store))
+    for prefix in PREFIXES:
+        _route(app, "GET", f"{prefix}/health", about.health)
+        _route(app, "GET", f"{prefix}/info", about.info)
+        _route(app, "POST", f"{prefix}/session", sessions_in.create)
+        _route(app, "POST", f"{prefix}/session/{{session_id}}", sessions_in.deliver)
+        _route(app, "GET", f"{prefix}/session/{{session_id}}/stream", stream.events)
+    inspection = InspectionRoutes(gate, sessions)
+    _route(app, "GET", "/v1/sessions", inspection.sessions)
+    _route(app, "GET", "/v1/sessions/{session_id}", inspection.session)
+    return app
+
+
+def _route(app: FastAPI, method: str, path: str, handler: Handler) -> None:
+    @functools.wraps(handler)
+    async def observed(request: Request) -> Response:
+        # The caller's trace, if it has one, goes on in the turn that the request causes.
+        with telemetry.http_request(method, path, request.headers) as span:
+            response = await handler(request)
+            span.mark({"http.response.status_code": response.status_code})
+            return response
+
+    # FastAPI resolves annotations where the handler was written; ours are plain.
+    del observed.__wrapped__
+    app.add_api_route(path, observed, methods=[method], response_model=None)

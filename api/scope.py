@@ -1,0 +1,47 @@
+"""Which agent and which session a request is about, and whether its caller may know."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.requests import Request
+
+from perdure.agents.agent import Agent
+from perdure.agents.registry import AgentRegistry
+from perdure.errors import Invalid, SessionNotFound
+from perdure.protocol.principals import Principal
+from perdure.runtime.sessions import Sessions
+from perdure.store.base import SessionRow
+
+_KEY_LIMIT = 255
+
+
+class Scopes:
+    """Reads what the path names. The bare prefix serves the default agent's new sessions and every known session."""
+
+    def __init__(self, agents: AgentRegistry, sessions: Sessions) -> None:
+        self._agents = agents
+        self._sessions = sessions
+
+    def agent(self, request: Request) -> Agent:
+        """The agent of the prefix; `AgentNotFound` when nobody of this name is served."""
+        name = _path(request).get("agent")
+        return self._agents.default if name is None else self._agents[name]
+
+    async def session(self, request: Request, principal: Principal) -> SessionRow:
+        """The session of the path, if it is the caller's and lives under the prefix it was asked for."""
+        params = _path(request)
+        row = await self._sessions.get(params["session_id"], principal)
+        if params.get("agent") not in (None, row.agent):
+            raise SessionNotFound
+        return row
+
+
+def idempotency_key(request: Request) -> str | None:
+    key = request.headers.get("idempotency-key")
+    if key is not None and not 0 < len(key) <= _KEY_LIMIT:
+        raise Invalid(f"Expected the Idempotency-Key header to have 1 to {_KEY_LIMIT} characters.")
+    return key
+
+
+def _path(request: Request) -> Mapping[str, Any]:
+    return request.path_params

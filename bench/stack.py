@@ -1,0 +1,143 @@
+"""The processes of a run: Temporal, the provider, the floor's worker, the product. All end with the run."""
+
+import asyncio
+import contextlib
+import socket
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from temporalio.client import Client
+
+from perdure.runtime.connect import connect
+from perdure.runtime.devserver import DevServer, listens
+from perdure.runtime.processes import command
+from perdure.runtime.supervisor import Part, Supervisor
+from perdure.settings import Settings
+
+from .floor.client import FloorClient
+from .product import ProductClient
+from .report import progress
+
+#: The one model that is asked for; the provider answers whatever it is called.
+MODEL = "openai-chat:bench"
+
+
+@dataclass(frozen=True)
+class Product:
+    """A running product: one worker process, one API process, one store."""
+
+    client: ProductClient
+    worker: int
+    api: int
+    database: str
+
+
+class Stack:
+    """What floor and product share: one Temporal server, one provider."""
+
+    def __init__(self, directory: Path, temporal: DevServer, client: Client, floor: FloorClient, provider: int) -> None:
+        self.directory = directory
+        self.client = client
+        self.floor = floor
+        self._temporal = temporal
+        self._provider = provider
+
+    @contextlib.asynccontextmanager
+    async def product(self, name: str, database: str | None = None) -> AsyncIterator[Product]:
+        """A product with queues, data and processes of its own."""
+        data = self.directory / name
+        port = free_port()
+        environment = self._environment(name, data, port) | ({"PERDURE_DATABASE_URL": database} if database else {})
+        pids: dict[str, int] = {}
+        async with supervised(data / "logs") as supervisor:
+            await supervisor.start(Part("migration", command("migrate"), None, environment))
+            await supervisor.start(*(_part(name, data, environment, pids) for name in ("worker", "api")))
+            url = database or f"sqlite:///{data / 'perdure.db'}"
+            yield Product(ProductClient(port), worker=pids["worker"], api=pids["api"], database=url)
+
+    def _environment(self, name: str, data: Path, port: int) -> dict[str, str]:
+        return {
+            **_temporal_environment(self._temporal),
+            "PERDURE_DATA_DIR": str(data),
+            "PERDURE_TASK_QUEUE": f"bench-{name}",
+            "PERDURE_AGENTS": "bench.agent:agent",
+            "PERDURE_MODEL": MODEL,
+            "PERDURE_HOST": "127.0.0.1",
+            "PERDURE_PORT": str(port),
+            "PERDURE_LOG_LEVEL": "warning",
+            "PERDURE_SECRET": "only for this run",
+            "OPENAI_BASE_URL": f"http://127.0.0.1:{self._provider}/v1",
+            "OPENAI_API_KEY": "none",
+        }
+
+
+@contextlib.asynccontextmanager
+async def running(directory: Path) -> AsyncIterator[Stack]:
+    """Start what floor and product share, and the floor."""
+    temporal = DevServer(directory / "temporal.db", free_port(), ui_port=None)
+    provider = free_port()
+    reports = directory / "reports"
+    async with supervised(directory / "logs") as supervisor, contextlib.AsyncExitStack() as stack:
+        await supervisor.start(
+            Part("temporal", temporal.command(), lambda _: temporal.ready(), shown=False, patience=5.0),
+            Part("provider", _module("bench.provider", str(provider)), lambda _: _listening(provider)),
+        )
+        client = await connect(Settings(temporal_address=temporal.address))
+        floor = FloorClient(client, reports)
+        stack.callback(floor.close)
+        flag = directory / "floor.ready"
+        program = _module("bench.floor.worker", str(reports), str(flag))
+        ready = Part("floor", program, lambda pid: _told(flag, pid), _temporal_environment(temporal))
+        await supervisor.start(ready)
+        yield Stack(directory, temporal, client, floor, provider)
+
+
+@contextlib.asynccontextmanager
+async def supervised(logs: Path) -> AsyncIterator[Supervisor]:
+    supervisor = Supervisor(logs, progress)
+    try:
+        yield supervisor
+    finally:
+        await supervisor.stop()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _part(name: str, data: Path, environment: dict[str, str], pids: dict[str, int]) -> Part:
+    flag = data / f"{name}.ready"
+
+    async def ready(pid: int) -> None:
+        await _told(flag, pid)
+        pids[name] = pid
+
+    return Part(name, command(name, "--ready-file", str(flag)), ready, environment)
+
+
+def _module(name: str, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", name, *arguments]
+
+
+def _temporal_environment(temporal: DevServer) -> dict[str, str]:
+    return {
+        "PERDURE_TEMPORAL_ADDRESS": temporal.address,
+        "PERDURE_TEMPORAL_NAMESPACE": temporal.namespace,
+        "PERDURE_TEMPORAL_TLS": "false",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+async def _listening(port: int) -> None:
+    while not listens("127.0.0.1", port):
+        await asyncio.sleep(0.02)
+
+
+async def _told(flag: Path, pid: int) -> None:
+    """Wait until the process with this id has written its id there."""
+    while not flag.exists() or flag.read_text() != str(pid):
+        await asyncio.sleep(0.02)

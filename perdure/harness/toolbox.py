@@ -1,0 +1,187 @@
+"""An agent's tools as a step uses them: its own, and those that pydantic-ai brings."""
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, cast
+
+from pydantic import ValidationError
+from pydantic_ai.models.test import TestModel
+from pydantic_ai.tools import RunContext, ToolDefinition
+from pydantic_ai.tools import Tool as ForeignTool
+from pydantic_ai.toolsets import AbstractToolset, FunctionToolset, ToolsetTool
+from pydantic_ai.usage import RunUsage
+from pydantic_core import to_json
+
+from perdure.agents.agent import Agent
+from perdure.agents.context import ToolContext
+from perdure.agents.tool import Approval, Effects, Tool
+from perdure.errors import InvalidDeclaration
+from perdure.protocol.wire import JsonObject
+
+
+class InvalidArguments(Exception):
+    """The model's arguments do not fit the tool; the text tells the model why."""
+
+
+class Usable(Protocol):
+    """A tool that can be offered to a model and called."""
+
+    @property
+    def definition(self) -> ToolDefinition: ...
+    @property
+    def effects(self) -> Effects: ...
+    @property
+    def approval(self) -> Approval: ...
+    @property
+    def timeout(self) -> float: ...
+    @property
+    def retries(self) -> int: ...
+
+    def check(self, arguments: JsonObject) -> None:
+        """Raises `InvalidArguments`."""
+        ...
+
+    async def call(self, arguments: JsonObject, context: ToolContext) -> Any: ...
+
+
+async def open_toolbox(agent: Agent) -> Mapping[str, Usable]:
+    """The agent's tools by name, in the order of their declaration."""
+    box: dict[str, Usable] = {}
+    for declared in agent.tools:
+        if isinstance(declared, Tool):
+            found: list[Usable] = [OwnTool(cast("Tool[..., Any]", declared))]
+        else:
+            found = await _foreign(declared)
+        for usable in found:
+            name = usable.definition.name
+            if box.setdefault(name, usable) is not usable:
+                raise InvalidDeclaration(f"Agent {agent.name!r} has more than one tool named {name}.")
+    return box
+
+
+class OwnTool:
+    """A tool declared with `@tool`."""
+
+    def __init__(self, tool: Tool[..., Any]) -> None:
+        self._tool = tool
+        self.definition = ToolDefinition(
+            name=tool.name, description=tool.description or None, parameters_json_schema=tool.schema
+        )
+        self.effects = tool.effects
+        self.approval = tool.approval
+        self.timeout = tool.timeout
+        self.retries = tool.retries
+
+    def check(self, arguments: JsonObject) -> None:
+        self._validated(arguments)
+
+    async def call(self, arguments: JsonObject, context: ToolContext) -> Any:
+        args, kwargs = self._tool.signature.bind(self._validated(arguments), context)
+        if self._tool.is_async:
+            return await self._tool.function(*args, **kwargs)
+        result = await in_thread(lambda: self._tool.function(*args, **kwargs), self._tool.name)
+        # A plain function may still hand back something to wait for.
+        return await result if asyncio.iscoroutine(result) else result
+
+    def _validated(self, arguments: JsonObject) -> Any:
+        try:
+            return self._tool.signature.model.model_validate_json(to_json(arguments))
+        except ValidationError as invalid:
+            raise InvalidArguments(problems(self._tool.name, invalid)) from None
+
+
+@dataclass(frozen=True)
+class _Foreign:
+    """A tool of a pydantic-ai toolset. What it does when run twice is unknown, so it is run at most once."""
+
+    toolset: AbstractToolset[Any]
+    tool: ToolsetTool[Any]
+    effects: Effects = "at_most_once"
+    retries: int = 0
+
+    @property
+    def definition(self) -> ToolDefinition:
+        return self.tool.tool_def
+
+    @property
+    def approval(self) -> Approval:
+        return "always" if self.tool.tool_def.kind == "unapproved" else "never"
+
+    @property
+    def timeout(self) -> float:
+        return float(self.tool.tool_def.timeout or 300.0)
+
+    def check(self, arguments: JsonObject) -> None:
+        self._validated(arguments)
+
+    async def call(self, arguments: JsonObject, context: ToolContext) -> Any:
+        # The tool's own context carries ours: `ctx.deps` is the ToolContext.
+        run = replace(_run(context), tool_name=self.definition.name, tool_call_id=context.call_id)
+        async with self.toolset:
+            return await self.toolset.call_tool(self.definition.name, self._validated(arguments), run, self.tool)
+
+    def _validated(self, arguments: JsonObject) -> dict[str, Any]:
+        try:
+            return self.tool.args_validator.validate_json(to_json(arguments))
+        except ValidationError as invalid:
+            raise InvalidArguments(problems(self.definition.name, invalid)) from None
+
+
+async def _foreign(declared: object) -> list[Usable]:
+    if isinstance(declared, ForeignTool):
+        declared = FunctionToolset([cast("ForeignTool[Any]", declared)])
+    if not isinstance(declared, AbstractToolset):
+        raise InvalidDeclaration(f"{declared!r} is neither a pydantic-ai tool nor a toolset.")
+    toolset = cast("AbstractToolset[Any]", declared)
+    async with toolset:
+        tools = await toolset.get_tools(_run(None))
+    return [_Foreign(toolset, tool) for tool in tools.values()]
+
+
+def _run(context: ToolContext | None) -> RunContext[Any]:
+    # There is no run of pydantic-ai's own; its tools are shown the least that they can work with.
+    return RunContext(deps=context, model=TestModel(), usage=RunUsage())
+
+
+def problems(tool: str, invalid: ValidationError) -> str:
+    found = "; ".join(
+        f"{'.'.join(str(part) for part in error['loc']) or 'arguments'}: {error['msg']}" for error in invalid.errors()
+    )
+    return f"Invalid arguments for {tool}: {found}"
+
+
+async def in_thread(work: Callable[[], Any], name: str) -> Any:
+    """Run in a thread of its own.
+
+    A pool would do until some tools hang: then every other tool waits for them. The thread is a daemon, so a hung
+    tool does not keep a worker from stopping either.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+    context = contextvars.copy_context()
+
+    def settle(result: Any, error: BaseException | None) -> None:
+        if future.cancelled():
+            return
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
+
+    def run() -> None:
+        result, failure = None, None
+        try:
+            result = context.run(work)
+        except (SystemExit, KeyboardInterrupt, StopIteration, GeneratorExit) as error:
+            # A future refuses the one, and the loop dies of the others.
+            failure = RuntimeError(f"{type(error).__name__}: {error}")
+        except BaseException as error:
+            failure = error
+        if not loop.is_closed():
+            loop.call_soon_threadsafe(settle, result, failure)
+
+    threading.Thread(target=run, name=f"tool-{name}", daemon=True).start()
+    return await future

@@ -1,0 +1,101 @@
+"""What can be seen from outside: the store's own rows, the ledger, the provider's book, the streams."""
+
+import json
+import sqlite3
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+Json = dict[str, Any]
+
+_TABLES = {
+    "sessions": "SELECT * FROM sessions ORDER BY session_id",
+    "events": "SELECT * FROM events ORDER BY session_id, idx",
+    "records": "SELECT * FROM records ORDER BY session_id, turn, step, slot",
+    "deliveries": "SELECT * FROM deliveries ORDER BY session_id, accepted_at, delivery_id",
+    "fences": "SELECT * FROM fences ORDER BY session_id",
+}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request that reached the provider."""
+
+    messages: Sequence[Json]
+    at: float
+    refused: bool
+
+    @property
+    def place(self) -> tuple[str, int]:
+        """Which message it answers, and how many steps into the turn."""
+        last = max(index for index, each in enumerate(self.messages) if each["role"] == "user")
+        return said(self.messages[last]), sum(each["role"] == "assistant" for each in self.messages[last:])
+
+
+def said(message: Json) -> str:
+    """The text of a message, in whichever form it was sent."""
+    content: Any = message["content"]
+    if isinstance(content, str):
+        return content
+    return "".join(part.get("text", "") for part in cast("list[Json]", content))
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Everything a run left behind, of all sessions that the store knows."""
+
+    sessions: Sequence[Json]
+    events: Mapping[str, Sequence[Json]]
+    records: Mapping[str, Sequence[Json]]
+    deliveries: Mapping[str, Sequence[Json]]
+    fences: Sequence[Json] = ()
+    effects: Sequence[Json] = ()
+    asked: Sequence[Asked] = ()
+    #: What readers of the streams were given, by session.
+    streams: Mapping[str, Sequence[Json]] = field(default_factory=dict[str, Sequence[Json]])
+    #: What callers were told was accepted: session and delivery.
+    receipts: Sequence[tuple[str, str]] = ()
+
+
+def read_store(database_url: str) -> Evidence:
+    """The rows as they are, with plain SQL: the product's own code is not asked about itself."""
+    tables = _sqlite(database_url) if database_url.startswith("sqlite") else _postgres(database_url)
+    return Evidence(
+        sessions=tables["sessions"],
+        events=_by_session(_decoded(each, "data", "delivery_ids") for each in tables["events"]),
+        records=_by_session(_decoded(each, "body") for each in tables["records"]),
+        deliveries=_by_session(tables["deliveries"]),
+        fences=tables["fences"],
+    )
+
+
+def _sqlite(database_url: str) -> dict[str, list[Json]]:
+    database = sqlite3.connect(database_url.removeprefix("sqlite:///"), isolation_level=None, timeout=30)
+    try:
+        database.row_factory = sqlite3.Row
+        # One transaction: all tables as they were at one moment.
+        database.execute("BEGIN")
+        return {name: [dict(row) for row in database.execute(query)] for name, query in _TABLES.items()}
+    finally:
+        database.close()
+
+
+def _postgres(database_url: str) -> dict[str, list[Json]]:
+    import psycopg
+    from psycopg.rows import dict_row
+
+    with psycopg.connect(database_url) as database, database.cursor(row_factory=dict_row) as cursor:
+        database.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        return {name: cursor.execute(query.encode()).fetchall() for name, query in _TABLES.items()}
+
+
+def _decoded(row: Json, *columns: str) -> Json:
+    return {**row, **{column: json.loads(row[column]) for column in columns if row[column] is not None}}
+
+
+def _by_session(rows: Iterable[Json]) -> dict[str, list[Json]]:
+    grouped: dict[str, list[Json]] = defaultdict(list)
+    for row in rows:
+        grouped[row["session_id"]].append(row)
+    return grouped

@@ -1,0 +1,254 @@
+"""What must hold after every test, whatever was killed. Each check yields what it finds wrong, in words."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime
+from itertools import pairwise
+from typing import TypeAlias
+
+from .agents import EFFECTS
+from .evidence import Evidence, Json, said
+
+Check: TypeAlias = Callable[[Evidence], Iterator[str]]
+
+_ENDS = ("turn.completed", "turn.failed")
+_STEP_ENDS = ("step.completed", "step.failed")
+_BOUNDARIES = ("session.waiting", "session.completed", "session.failed")
+_TERMINAL = ("session.completed", "session.failed")
+# A reply that is recorded and a request that is made are stamped by two processes.
+_CLOCKS = 0.05
+
+
+def check(evidence: Evidence, effects: Mapping[str, str] = EFFECTS) -> None:
+    """Raise with everything that is wrong."""
+    problems = [f"{each.__name__}: {problem}" for each in INVARIANTS for problem in each(evidence)]
+    problems += [f"at_most_once_holds: {problem}" for problem in at_most_once_holds(evidence, effects)]
+    assert not problems, "\n".join(problems)
+
+
+# --- the log ------------------------------------------------------------------------------------------------
+
+
+def indexes_are_dense(evidence: Evidence) -> Iterator[str]:
+    for session in evidence.sessions:
+        events = evidence.events.get(session["session_id"], ())
+        if [event["idx"] for event in events] != list(range(len(events))):
+            yield f"{session['session_id']} has the indexes {[event['idx'] for event in events]}"
+        if session["next_index"] != len(events):
+            yield f"{session['session_id']} has {len(events)} events, and its row says {session['next_index']}"
+
+
+def streams_are_the_log(evidence: Evidence) -> Iterator[str]:
+    """A reader gets every index once, and in order, with the type that the store has."""
+    for session_id, stream in evidence.streams.items():
+        given = [(event["meta"]["id"], event["type"]) for event in stream]
+        kept = [(f"{session_id}:{event['idx']}", event["type"]) for event in evidence.events[session_id]]
+        if given != kept:
+            yield f"{session_id}: a reader got {given}, and the log holds {kept}"
+
+
+def nothing_follows_the_end(evidence: Evidence) -> Iterator[str]:
+    for session_id, events in evidence.events.items():
+        types = [event["type"] for event in events]
+        for index, type in enumerate(types[:-1]):
+            if type in _TERMINAL:
+                yield f"{session_id}: {types[index + 1 :]} after {type}"
+
+
+def each_turn_ends_once(evidence: Evidence) -> Iterator[str]:
+    """Each turn has one start, one end and one boundary; each step has one start and one end."""
+    for session_id, events in evidence.events.items():
+        turns: dict[int, Counter[str]] = defaultdict(Counter)
+        steps: dict[tuple[int, int], Counter[str]] = defaultdict(Counter)
+        for event in events:
+            if event["type"] in (*_ENDS, *_BOUNDARIES, "turn.started"):
+                turns[event["turn"]][_kind(event["type"])] += 1
+            elif event["type"] in ("step.started", *_STEP_ENDS):
+                steps[event["turn"], event["step"]][_kind(event["type"])] += 1
+        for turn, count in turns.items():
+            if count != {"turn.started": 1, "turn ends": 1, "boundary": 1}:
+                yield f"{session_id} turn {turn}: {dict(count)}"
+        for (turn, step), count in steps.items():
+            if count != {"step.started": 1, "step ends": 1}:
+                yield f"{session_id} turn {turn} step {step}: {dict(count)}"
+
+
+def _kind(type: str) -> str:
+    if type in _ENDS:
+        return "turn ends"
+    if type in _STEP_ENDS:
+        return "step ends"
+    return "boundary" if type in _BOUNDARIES else type
+
+
+def turns_do_not_overlap(evidence: Evidence) -> Iterator[str]:
+    for session_id, events in evidence.events.items():
+        numbers = [event["turn"] for event in events if event["turn"] is not None]
+        if any(later < earlier for earlier, later in pairwise(numbers)):
+            yield f"{session_id}: the events belong to the turns {numbers}"
+        for before, after in pairwise(events):
+            # What was refused may be told at any time, and belongs to no turn.
+            if before["type"] in _BOUNDARIES and after["type"] not in ("turn.started", "delivery.refused"):
+                yield f"{session_id}: {after['type']} at {after['idx']} follows a boundary"
+
+
+def each_action_has_one_result(evidence: Evidence) -> Iterator[str]:
+    for session_id, events in evidence.events.items():
+        asked = Counter(
+            action["callId"]
+            for event in events
+            if event["type"] == "actions.requested"
+            for action in event["data"]["actions"]
+        )
+        told = Counter(event["data"]["result"]["callId"] for event in events if event["type"] == "action.result")
+        if asked != told or any(count > 1 for count in asked.values()):
+            yield f"{session_id}: asked {dict(asked)}, told {dict(told)}"
+
+
+# --- deliveries ---------------------------------------------------------------------------------------------
+
+
+def each_delivery_is_answered_once(evidence: Evidence) -> Iterator[str]:
+    """An accepted delivery was heard by one turn, or visibly refused; a caller's receipt is a delivery."""
+    for session in evidence.sessions:
+        session_id = session["session_id"]
+        events = evidence.events.get(session_id, ())
+        heard = Counter(
+            delivery for event in events if event["type"] == "message.received" for delivery in event["delivery_ids"]
+        )
+        refused = Counter(event["data"]["deliveryId"] for event in events if event["type"] == "delivery.refused")
+        for delivery in evidence.deliveries.get(session_id, ()):
+            known = delivery["delivery_id"]
+            expected = (1, 0) if delivery["refused"] is None else (0, 1)
+            if (heard[known], refused[known]) != expected or (delivery["turn"] is None) != (expected[0] == 0):
+                yield (
+                    f"{session_id} {known}: turn {delivery['turn']}, refused {delivery['refused']}; "
+                    f"heard {heard[known]} times, refused {refused[known]} times"
+                )
+    for session_id, delivery_id in evidence.receipts:
+        if delivery_id not in {each["delivery_id"] for each in evidence.deliveries.get(session_id, ())}:
+            yield f"{session_id}: {delivery_id} was accepted and is gone"
+
+
+def every_session_has_settled(evidence: Evidence) -> Iterator[str]:
+    """A session's row stands as its last boundary says, and no late attempt may write to it."""
+    for session in evidence.sessions:
+        events = evidence.events.get(session["session_id"], ())
+        last = next((event["type"] for event in reversed(events) if event["type"] in _BOUNDARIES), "none")
+        if last != f"session.{session['status']}":
+            yield f"{session['session_id']} is {session['status']}, and its last boundary is {last}"
+    for fence in evidence.fences:
+        yield f"{fence['session_id']}: the fence {fence['scope']} of turn {fence['turn']} still stands"
+
+
+# --- effects ------------------------------------------------------------------------------------------------
+
+
+def at_most_once_holds(evidence: Evidence, effects: Mapping[str, str]) -> Iterator[str]:
+    """One effect when the call is reported as completed, at most one else; whoever may repeat has one key."""
+    happened: dict[tuple[str, str], list[Json]] = defaultdict(list)
+    for effect in evidence.effects:
+        happened[effect["body"]["session"], effect["body"]["call"]].append(effect)
+    for session_id, events in evidence.events.items():
+        for event in events:
+            if event["type"] != "action.result" or event["data"]["result"]["toolName"] not in effects:
+                continue
+            result = event["data"]["result"]
+            made = happened.pop((session_id, result["callId"]), [])
+            completed = event["data"]["status"] == "completed"
+            yield from _of_call(effects[result["toolName"]], made, completed, f"{session_id} {result['callId']}")
+    for (session_id, call_id), made in happened.items():
+        if session_id in evidence.events:
+            yield f"{session_id} {call_id}: {len(made)} effects, and nobody was told"
+
+
+def _of_call(effects: str, made: list[Json], completed: bool, name: str) -> Iterator[str]:
+    if len({effect["key"] for effect in made}) > 1:
+        yield f"{name}: effects with different keys {[effect['key'] for effect in made]}"
+    if effects == "at_most_once" and len(made) > 1:
+        yield f"{name}: {len(made)} effects of a tool that may have one"
+    if completed and not made:
+        yield f"{name}: reported as completed, without an effect"
+
+
+# --- the model ----------------------------------------------------------------------------------------------
+
+
+def requests_are_paired(evidence: Evidence) -> Iterator[str]:
+    """The provider was never shown a call without exactly one result."""
+    for request in evidence.asked:
+        if request.refused:
+            yield f"the provider refused {list(request.messages)}"
+        asked = Counter(call["id"] for message in request.messages for call in (message.get("tool_calls") or ()))
+        answered = Counter(message["tool_call_id"] for message in request.messages if message["role"] == "tool")
+        if asked != answered:
+            yield f"calls {dict(asked)}, results {dict(answered)}"
+
+
+def recorded_replies_are_not_asked_again(evidence: Evidence) -> Iterator[str]:
+    """No request for a step was made after that step's reply stood in the journal."""
+    recorded = _recorded_replies(evidence)
+    for request in evidence.asked:
+        at = recorded.get(request.place)
+        if at is not None and request.at > at + _CLOCKS:
+            yield f"{request.place} was asked {request.at - at:.3f} s after its reply was recorded"
+
+
+def _recorded_replies(evidence: Evidence) -> dict[tuple[str, int], float]:
+    """When the reply of each place was recorded. Tests say each message once, so a message names its turn."""
+    replies: dict[tuple[str, int], float] = {}
+    ambiguous: set[tuple[str, int]] = set()
+    for records in evidence.records.values():
+        messages = {each["turn"]: each["body"]["message"] for each in records if each["slot"] == "delivery/0"}
+        for record in records:
+            if record["slot"] == "reply" and isinstance(messages.get(record["turn"]), str):
+                place = (messages[record["turn"]], record["step"])
+                if place in replies:
+                    ambiguous.add(place)
+                replies[place] = datetime.fromisoformat(record["at"]).timestamp()
+    return {place: at for place, at in replies.items() if place not in ambiguous}
+
+
+def what_was_streamed_is_what_was_said(evidence: Evidence) -> Iterator[str]:
+    """Within an attempt the text so far grows by the deltas; what is completed is what its own attempt told."""
+    for stream in evidence.streams.values():
+        so_far: dict[tuple[str, int], str] = {}
+        for event in stream:
+            data: Json = event.get("data") or {}
+            match event["type"]:
+                case "step.superseded":
+                    so_far.pop((data["turnId"], data["stepIndex"]), None)
+                case "message.appended":
+                    place = (data["turnId"], data["stepIndex"])
+                    so_far[place] = so_far.get(place, "") + data["messageDelta"]
+                    if so_far[place] != data["messageSoFar"]:
+                        yield f"{event['meta']['id']}: {data['messageSoFar']!r} instead of {so_far[place]!r}"
+                case "message.completed":
+                    told = so_far.pop((data["turnId"], data["stepIndex"]), "")
+                    if told != data["message"]:
+                        yield f"{event['meta']['id']}: streamed {told!r}, completed {data['message']!r}"
+                case _:
+                    pass
+
+
+def the_model_hears_every_message(evidence: Evidence) -> Iterator[str]:
+    """Each message that a turn heard is in what the model was asked in that turn, once."""
+    for request in evidence.asked:
+        users = Counter(said(message) for message in request.messages if message["role"] == "user")
+        yield from (f"the model was told {text!r} {count} times" for text, count in users.items() if count > 1)
+
+
+INVARIANTS: tuple[Check, ...] = (
+    indexes_are_dense,
+    streams_are_the_log,
+    nothing_follows_the_end,
+    each_turn_ends_once,
+    turns_do_not_overlap,
+    each_action_has_one_result,
+    each_delivery_is_answered_once,
+    every_session_has_settled,
+    requests_are_paired,
+    recorded_replies_are_not_asked_again,
+    what_was_streamed_is_what_was_said,
+    the_model_hears_every_message,
+)
