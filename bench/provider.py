@@ -28,13 +28,16 @@ def _rounds(content: object) -> int:
 
 
 def _events(*deltas: dict[str, Any], finish: str) -> bytes:
-    choices = [
+    choices: list[dict[str, Any]] = [
         *({"index": 0, "delta": delta, "finish_reason": None} for delta in deltas),
         {"index": 0, "delta": {}, "finish_reason": finish},
     ]
     head = {"id": "chatcmpl-bench", "object": "chat.completion.chunk", "created": 0, "model": "bench"}
     usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
-    chunks = [*({**head, "choices": [choice]} for choice in choices), {**head, "choices": [], "usage": usage}]
+    chunks: list[dict[str, Any]] = [
+        *({**head, "choices": [choice]} for choice in choices),
+        {**head, "choices": [], "usage": usage},
+    ]
     return b"".join(b"data: " + orjson.dumps(chunk) + b"\n\n" for chunk in chunks) + b"data: [DONE]\n\n"
 
 

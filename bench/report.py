@@ -18,8 +18,8 @@ def progress(sentence: str) -> None:
 def show(command: str, machine: Mapping[str, str], lines: Sequence[Line]) -> None:
     facts = "\n".join(f"- {name}: {fact}" for name, fact in machine.items())
     sys.stdout.write(
-        f"\n`{command}`, {strftime('%d %b %Y %H:%M', gmtime())} UTC; scripted provider without latency, loopback only\n\n"
-        f"{facts}\n\n{markdown(lines)}\n"
+        f"\n`{command}`, {strftime('%d %b %Y %H:%M', gmtime())} UTC; "
+        f"scripted provider without latency, loopback only\n\n{facts}\n\n{markdown(lines)}\n"
     )
 
 

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,7 +45,7 @@ class Stack:
         self._provider = provider
 
     @contextlib.asynccontextmanager
-    async def product(self, name: str, database: str | None = None) -> AsyncIterator[Product]:
+    async def product(self, name: str, database: str | None = None) -> AsyncGenerator[Product]:
         """A product with queues, data and processes of its own."""
         data = self.directory / name
         port = free_port()
@@ -74,7 +74,7 @@ class Stack:
 
 
 @contextlib.asynccontextmanager
-async def running(directory: Path) -> AsyncIterator[Stack]:
+async def running(directory: Path) -> AsyncGenerator[Stack]:
     """Start what floor and product share, and the floor."""
     temporal = DevServer(directory / "temporal.db", free_port(), ui_port=None)
     provider = free_port()
@@ -95,7 +95,7 @@ async def running(directory: Path) -> AsyncIterator[Stack]:
 
 
 @contextlib.asynccontextmanager
-async def supervised(logs: Path) -> AsyncIterator[Supervisor]:
+async def supervised(logs: Path) -> AsyncGenerator[Supervisor]:
     supervisor = Supervisor(logs, progress)
     try:
         yield supervisor

@@ -1,3 +1,3 @@
 """What all tests share."""
 
-pytest_plugins = ["tests.support.plugin"]
+pytest_plugins = ["tests.support.plugin", "tests.support.postgres"]

@@ -1,4 +1,4 @@
-"""The floor's worker process: `python -m bench.floor.worker REPORTS READY`, with the options of the product's worker."""
+"""The floor's worker, with the options of the product's: `python -m bench.floor.worker REPORTS READY`."""
 
 import asyncio
 import contextlib

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from uuid import uuid4
 
 from perdure.agents.agent import Agent
-from perdure.agents.context import SessionView
 from perdure.agents.registry import AgentRegistry
-from perdure.errors import AgentGone, ModelFailed, SessionGone
+from perdure.errors import ModelFailed
 from perdure.models.base import DEMO, ModelSource, Prompt, Reply
 from perdure.protocol.events import Usage
 from perdure.protocol.names import MODEL_SCOPE, REPLY
@@ -23,6 +22,7 @@ from .journal import HeardDelivery, TurnJournal, model_outcome
 from .killpoints import reach
 from .opening import Opening, hear, open_step
 from .prompt import joined, messages_of
+from .scene import find_agent, find_session, view_of
 from .settling import Settlement, settle_failure, settle_reply
 from .steadfast import commit_steadfastly
 from .telling import Telling
@@ -75,12 +75,8 @@ class ModelStep:
         return outcome
 
     async def _scene(self, call: ModelCall, attempt: Attempt) -> _Scene:
-        row = await self._store.session(call.at.session_id)
-        if row is None:
-            raise SessionGone()
-        agent = self._agents.get(call.agent)
-        if agent is None:
-            raise AgentGone(f"The agent {call.agent!r} of this session is no longer served.", agent=call.agent)
+        row = await find_session(self._store, call.at.session_id)
+        agent = find_agent(self._agents, call.agent)
         past, turn = await self._histories.load(call.at.session_id, call.at.turn)
         return _Scene(call, attempt, row, agent, past, turn)
 
@@ -191,7 +187,7 @@ class ModelStep:
         instructions = scene.agent.instructions
         if isinstance(instructions, str):
             return instructions
-        said = instructions(view_of(scene.row, scene.call))
+        said = instructions(view_of(scene.row, scene.call.at))
         return await said if inspect.isawaitable(said) else said
 
     # --- after it has answered ---
@@ -219,18 +215,6 @@ class ModelStep:
 
     def _model(self, scene: _Scene) -> str:
         return scene.agent.model or self._settings.model or DEMO
-
-
-def view_of(row: SessionRow, call: ModelCall) -> SessionView:
-    return SessionView(
-        id=row.session_id,
-        agent=row.agent,
-        turn=call.at.turn,
-        step=call.at.step,
-        auth=row.principal,
-        mode=row.mode,
-        parent=row.parent,
-    )
 
 
 def _failure(failed: ModelFailed, name: str = "ModelFailed") -> Failure:

@@ -70,8 +70,8 @@ class OwnTool:
         self.definition = ToolDefinition(
             name=tool.name, description=tool.description or None, parameters_json_schema=tool.schema
         )
-        self.effects = tool.effects
-        self.approval = tool.approval
+        self.effects: Effects = tool.effects
+        self.approval: Approval = tool.approval
         self.timeout = tool.timeout
         self.retries = tool.retries
 

@@ -69,11 +69,22 @@ class Cluster:
             os.chown(self._home, self._user.pw_uid, self._user.pw_gid)
 
     def start(self) -> str:
-        self._run("initdb", "--pgdata", self._data, "--username=perdure", "--auth=trust", "--encoding=UTF8", "--no-sync")
+        self._run(
+            "initdb",
+            "--pgdata",
+            self._data,
+            "--username=perdure",
+            "--auth=trust",
+            "--encoding=UTF8",
+            "--no-locale",
+            "--no-sync",
+        )
         port = _free_port()
         settings = {**_SETTINGS, "port": str(port), "unix_socket_directories": str(self._home)}
         options = " ".join(f"-c {name}={value}" for name, value in settings.items())
-        self._run("pg_ctl", "start", "--wait", "--pgdata", self._data, "--log", self._home / "log", "--options", options)
+        self._run(
+            "pg_ctl", "start", "--wait", "--pgdata", self._data, "--log", self._home / "log", "--options", options
+        )
         return f"postgresql://perdure@127.0.0.1:{port}/postgres"
 
     def stop(self) -> None:

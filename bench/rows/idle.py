@@ -1,0 +1,57 @@
+"""Row 5: many parked sessions that nobody talks to."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from bench import consumption
+from bench.plan import Plan
+from bench.stack import Product
+from bench.table import Line, Target
+
+# How many sessions are started at once.
+_AT_ONCE = 20
+# Looks, at most, until it is quiet; and the share of a processor that counts as quiet.
+_SETTLING = 20
+_QUIET = 0.02
+
+
+async def measure(product: Product, plan: Plan) -> list[Line]:
+    name = f"{plan.parked} parked"
+    pids = (product.worker, product.api)
+    async with asyncio.timeout(plan.patience * 5):
+        await _park(product.client.parked, plan.parked_warmup)
+        before = await _settled(pids, plan)
+        await _park(product.client.parked, plan.parked)
+        settled = await _settled(pids, plan)
+        cpu = consumption.of_all(pids).cpu
+        await asyncio.sleep(plan.idle_seconds)
+        share = 100 * (consumption.of_all(pids).cpu - cpu) / plan.idle_seconds
+    each = (settled.rss - before.rss) / plan.parked / 2**10
+    return [
+        Line(name, f"worker + API, processor over {plan.idle_seconds:g} s", "%", share, target=Target("≤", 1)),
+        Line(name, "worker + API, resident memory", "MiB", settled.rss / 2**20, before.rss / 2**20, Target("≤", 1.1)),
+        Line(name, "resident memory per parked session", "KiB", each),
+    ]
+
+
+async def _park(park: Callable[[], Awaitable[Any]], count: int) -> None:
+    room = asyncio.Semaphore(_AT_ONCE)
+
+    async def one() -> None:
+        async with room:
+            await park()
+
+    await asyncio.gather(*(one() for _ in range(count)))
+
+
+async def _settled(pids: tuple[int, ...], plan: Plan) -> consumption.Consumption:
+    """Wait until the processes are through with what they were asked to do."""
+    span = min(1.0, plan.idle_seconds)
+    for _ in range(_SETTLING):
+        before = consumption.of_all(pids)
+        await asyncio.sleep(span)
+        now = consumption.of_all(pids)
+        if now.cpu - before.cpu <= _QUIET * span:
+            return now
+    return consumption.of_all(pids)

@@ -1,0 +1,56 @@
+"""One run: starts what the rows need, and measures them one after the other."""
+
+import contextlib
+import tempfile
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+
+from . import postgres
+from .plan import Plan
+from .report import progress
+from .rows import crowd, growth, idle, log, session
+from .stack import Product, Stack, running
+from .table import Line
+
+#: The rows by the names that `--only` takes.
+ROWS = ("session", "crowd", "growth", "log", "idle")
+
+
+async def measure(plan: Plan, rows: Sequence[str] = ROWS, *, on_postgres: bool = False) -> list[Line]:
+    lines: list[Line] = []
+    async with _directory() as directory, contextlib.AsyncExitStack() as parts:
+        database = await parts.enter_async_context(postgres.cluster(directory)) if on_postgres else None
+        stack = await parts.enter_async_context(running(directory)) if set(rows) != {"log"} else None
+        for row in rows:
+            progress(f"Measuring: {row} …")
+            lines += await _row(row, plan, stack, database, directory)
+    return lines
+
+
+async def _row(row: str, plan: Plan, stack: Stack | None, database: str | None, directory: Path) -> list[Line]:
+    if row == "log":
+        return await log.measure(database or f"sqlite:///{directory / 'log.db'}", plan)
+    assert stack is not None
+    # Each row has a product of its own: none inherits the caches of the row before it.
+    async with stack.product(row, database) as product:
+        return await _of_product(row, plan, stack, product)
+
+
+async def _of_product(row: str, plan: Plan, stack: Stack, product: Product) -> list[Line]:
+    match row:
+        case "session":
+            return await session.measure(stack, product, plan)
+        case "crowd":
+            return await crowd.measure(stack, product, plan)
+        case "growth":
+            return await growth.measure(stack, product, plan)
+        case "idle":
+            return await idle.measure(product, plan)
+        case _:
+            raise ValueError(f"there is no row {row!r}")
+
+
+@contextlib.asynccontextmanager
+async def _directory() -> AsyncGenerator[Path]:
+    with tempfile.TemporaryDirectory(prefix="perdure-bench-") as name:
+        yield Path(name)

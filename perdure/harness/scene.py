@@ -1,0 +1,34 @@
+"""Where a step finds its session and its agent."""
+
+from perdure.agents.agent import Agent
+from perdure.agents.context import SessionView
+from perdure.agents.registry import AgentRegistry
+from perdure.errors import AgentGone, SessionGone
+from perdure.protocol.requests import Coordinates
+from perdure.store.base import SessionRow, Store
+
+
+async def find_session(store: Store, session_id: str) -> SessionRow:
+    row = await store.session(session_id)
+    if row is None:
+        raise SessionGone()
+    return row
+
+
+def find_agent(agents: AgentRegistry, name: str) -> Agent:
+    agent = agents.get(name)
+    if agent is None:
+        raise AgentGone(f"The agent {name!r} of this session is no longer served.", agent=name)
+    return agent
+
+
+def view_of(row: SessionRow, at: Coordinates) -> SessionView:
+    return SessionView(
+        id=row.session_id,
+        agent=row.agent,
+        turn=at.turn,
+        step=at.step,
+        auth=row.principal,
+        mode=row.mode,
+        parent=row.parent,
+    )

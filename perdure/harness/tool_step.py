@@ -1,0 +1,248 @@
+"""One tool call: an intent before its effect, an outcome after it."""
+
+import asyncio
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+from perdure.agents.context import Cancellation, Signal, ToolContext, ToolSession
+from perdure.agents.registry import AgentRegistry
+from perdure.agents.staging import Staging
+from perdure.errors import Invalid, ToolFailed, UnreadableState
+from perdure.protocol import names
+from perdure.protocol.requests import Coordinates, ToolCall, ToolOutcome
+from perdure.protocol.wire import JsonObject
+from perdure.session.tokens import hashed
+from perdure.settings import Settings
+from perdure.store.base import (
+    Attempt,
+    Commit,
+    Fence,
+    Hold,
+    NewRecord,
+    Record,
+    SessionChange,
+    SlotConflict,
+    SlotWrite,
+    Store,
+)
+
+from . import outputs
+from .facts import Facts
+from .journal import INTENT, OUTCOME, REPLY, Intent, Outcome, StoredReply, read, tool_outcome, written
+from .killpoints import reach
+from .prompt import INTERRUPTED
+from .scene import find_agent, find_session, view_of
+from .steadfast import commit_steadfastly
+from .toolbox import InvalidArguments, Usable, open_toolbox
+
+
+@dataclass(frozen=True)
+class _Work:
+    """One attempt at one call."""
+
+    call: ToolCall
+    attempt: Attempt
+    arguments: JsonObject
+    #: None: the agent has lost the tool since the model asked for it.
+    tool: Usable | None
+
+    @property
+    def at(self) -> Coordinates:
+        return self.call.at
+
+    @property
+    def call_id(self) -> str:
+        return self.call.call.call_id
+
+    def fence(self, hold: Hold) -> Fence:
+        return Fence(self.at.turn, self.at.step, names.call_scope(self.call_id), self.attempt, hold)
+
+    @property
+    def outcome_key(self) -> tuple[int, int, str]:
+        return self.at.turn, self.at.step, names.outcome_slot(self.call_id)
+
+
+class ToolStep:
+    """Runs the calls of a step; each has one outcome, whatever happens to the process that runs it."""
+
+    def __init__(self, store: Store, agents: AgentRegistry, settings: Settings) -> None:
+        self._store = store
+        self._agents = agents
+        self._settings = settings
+
+    async def run(self, call: ToolCall, attempt: Attempt, cancelled: Signal) -> ToolOutcome:
+        work = await self._prepare(call, attempt)
+        reach("tool_before_intent")
+        settled = await self._intend(work)
+        reach("tool_after_intent")
+        if settled is not None:
+            return settled
+        context = await self._context(work, cancelled)
+        outcome = await self._outcome(work, context)
+        outcome = await self._settle(work, outcome, context)
+        reach("tool_after_settle")
+        return outcome
+
+    async def _prepare(self, call: ToolCall, attempt: Attempt) -> _Work:
+        at, call_id = call.at, call.call.call_id
+        agent = find_agent(self._agents, call.agent)
+        record = await self._store.record(at.session_id, at.turn, at.step, names.REPLY)
+        if record is None:
+            raise UnreadableState(f"The records hold no reply that asks for the call {call_id!r}.")
+        asked = {each.call_id: each for each in read(record, REPLY, StoredReply).calls}
+        if call_id not in asked:
+            raise UnreadableState(f"The reply of this step does not ask for the call {call_id!r}.")
+        tools = await open_toolbox(agent)
+        return _Work(call, attempt, asked[call_id].input, tools.get(call.call.tool))
+
+    # --- before the effect ---
+
+    async def _intend(self, work: _Work) -> ToolOutcome | None:
+        """Take the call over and say that it will be run; the outcome, if it must not be."""
+        at = work.at
+        done = await self._store.commit(
+            Commit(
+                at.session_id,
+                unless=work.outcome_key,
+                fence=work.fence(Hold.RAISE),
+                records=() if _refusal(work) else (self._intent(work),),
+            )
+        )
+        if done.existing:
+            return tool_outcome(work.call_id, done.existing)
+        if refusal := _refusal(work):
+            return await self._settle(work, refusal, None)
+        if work.tool and work.tool.effects == "at_most_once" and await self._was_begun(work):
+            unknown = outputs.failed(INTERRUPTED, outputs.UNKNOWN, "unknown")
+            return await self._settle(work, unknown, None)
+        return None
+
+    def _intent(self, work: _Work) -> NewRecord:
+        intent = Intent(tool=work.call.call.tool, attempt=work.attempt.number, generation=work.attempt.generation)
+        return written(work.at.turn, work.at.step, names.intent_slot(work.call_id), INTENT, intent)
+
+    async def _was_begun(self, work: _Work) -> bool:
+        """Whether the intent that stands is an older attempt's: the first writer has won."""
+        at = work.at
+        record: Record | None = await self._store.record(
+            at.session_id, at.turn, at.step, names.intent_slot(work.call_id)
+        )
+        return record is not None and read(record, INTENT, Intent).generation != work.attempt.generation
+
+    async def _context(self, work: _Work, cancelled: Signal) -> ToolContext:
+        at = work.at
+        row = await find_session(self._store, at.session_id)
+
+        async def read_slot(name: str) -> tuple[JsonObject | None, int]:
+            slot = (await self._store.slots(at.session_id, [name])).get(name)
+            return (slot.value, slot.version) if slot else (None, 0)
+
+        return ToolContext(
+            session=ToolSession(view_of(row, at)),
+            call_id=work.call_id,
+            tool=work.call.call.tool,
+            idempotency_key=idempotency_key(at, work.call_id),
+            cancelled=Cancellation(cancelled),
+            staging=Staging(read_slot),
+            loop=asyncio.get_running_loop(),
+        )
+
+    # --- the effect ---
+
+    async def _outcome(self, work: _Work, context: ToolContext) -> Outcome:
+        assert work.tool is not None
+        try:
+            result = await self._call(work.tool, work.arguments, context)
+        except (InvalidArguments, _TimeUp) as refused:
+            return outputs.failed(str(refused))
+        except asyncio.CancelledError:
+            context.cancelled.set()
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            return outputs.failed("CancelledError: the tool cancelled itself.")
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
+            return self._raised(work, error)
+        reach("tool_after_effect")
+        try:
+            return outputs.completed(result, self._settings.max_tool_output_bytes)
+        except Invalid as unsendable:
+            return outputs.failed(unsendable.message)
+
+    async def _call(self, tool: Usable, arguments: JsonObject, context: ToolContext) -> Any:
+        limit = asyncio.timeout(tool.timeout)
+        try:
+            async with limit:
+                return await tool.call(arguments, context)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            # A tool in a thread cannot be stopped, only told.
+            context.cancelled.set()
+            raise _TimeUp(f"The tool did not finish within {tool.timeout:g} seconds.") from None
+
+    def _raised(self, work: _Work, error: BaseException) -> Outcome:
+        assert work.tool is not None
+        message = outputs.cut(f"{type(error).__name__}: {error}", self._settings.max_tool_output_bytes)
+        again = work.tool.effects != "at_most_once" and work.attempt.number <= work.tool.retries
+        if again and work.attempt.number < work.call.call.attempts:
+            raise ToolFailed(message, attempt=work.attempt.number) from error
+        return outputs.failed(message)
+
+    # --- after the effect ---
+
+    async def _settle(self, work: _Work, outcome: Outcome, context: ToolContext | None) -> ToolOutcome:
+        """Record the outcome with everything that the tool has written; all in one commit."""
+        # What a failed tool has staged is dropped with it.
+        kept = context if outcome.status == "completed" else None
+        wished = kept.session.wished_token if kept else None
+        outcome = outcome.model_copy(update={"token_hash": hashed(wished) if wished else None})
+        while True:
+            reach("tool_before_settle")
+            try:
+                done = await commit_steadfastly(self._store, self._settlement(work, outcome, kept))
+            except SlotConflict:
+                assert kept is not None
+                try:
+                    await kept.staging.rebase()
+                except Exception as error:
+                    outcome, kept = outputs.failed(f"{type(error).__name__}: {error}"), None
+                continue
+            if done.existing:
+                return tool_outcome(work.call_id, done.existing)
+            return ToolOutcome(call_id=work.call_id, status=outcome.status, token_hash=outcome.token_hash)
+
+    def _settlement(self, work: _Work, outcome: Outcome, context: ToolContext | None) -> Commit:
+        at = work.at
+        writes = context.staging.writes() if context else ()
+        return Commit(
+            at.session_id,
+            unless=work.outcome_key,
+            fence=work.fence(Hold.RELEASE),
+            records=(written(*work.outcome_key, OUTCOME, outcome),),
+            events=(Facts(at, work.attempt.number).action_result(work.call_id, work.call.call.tool, outcome),),
+            slots=tuple(SlotWrite(write.name, write.value, write.expected) for write in writes),
+            route=outcome.token_hash,
+            change=SessionChange(tool_calls=1),
+        )
+
+
+class _TimeUp(Exception):
+    """The tool's own time limit, as opposed to a TimeoutError of something it called."""
+
+
+def _refusal(work: _Work) -> Outcome | None:
+    """Why the call is not run at all."""
+    if work.tool is None:
+        return outputs.failed(f"The tool {work.call.call.tool!r} no longer exists.")
+    if work.tool.approval != "never":
+        message = "This tool needs an approval, and approvals cannot be given here yet; it was not executed."
+        return outputs.failed(message, outputs.REJECTED, "rejected")
+    return None
+
+
+def idempotency_key(at: Coordinates, call_id: str) -> str:
+    """The same for every attempt at one call, and for no other call."""
+    place = f"{at.session_id}/{at.turn}/{at.step}/{call_id}"
+    return hashlib.sha256(b"perdure/call/" + place.encode()).hexdigest()[:32]

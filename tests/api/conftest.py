@@ -1,0 +1,15 @@
+"""The parts of the API tests."""
+
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest_asyncio
+
+from tests.api.served import Api, serving
+
+
+@pytest_asyncio.fixture
+async def api(tmp_path: Path) -> AsyncGenerator[Api]:
+    """The API as a developer runs it: on the loopback, with no key set."""
+    async with serving(tmp_path) as served:
+        yield served

@@ -1,0 +1,308 @@
+"""Starting sessions and delivering to them."""
+
+import asyncio
+from typing import Any
+
+import orjson
+import pytest
+from temporalio.service import RPCError, RPCStatusCode
+
+from perdure.store.base import Commit, SessionChange
+from tests.api.served import URL, Api, session_over
+
+
+async def test_create_answers_with_the_receipt_of_the_contract(api: Api) -> None:
+    answer = await api.http.post(URL, json={"message": "hello"})
+
+    assert answer.status_code == 202
+    body = answer.json()
+    assert body.keys() == {"continuationToken", "deliveryId", "ok", "sessionId"}
+    assert body["ok"] is True
+    assert body["continuationToken"].startswith("eve:")
+    assert answer.headers["x-eve-session-id"] == body["sessionId"]
+    assert answer.headers["cache-control"] == "no-store"
+    assert answer.headers["content-type"].startswith("application/json")
+
+
+async def test_create_starts_one_workflow_and_keeps_the_message_out_of_it(api: Api) -> None:
+    created = await api.create("a secret plan")
+
+    (started,) = api.temporal.started
+    assert started["id"] == created["sessionId"]
+    assert "a secret plan" not in str(started["state"])
+
+
+async def test_everything_that_was_said_waits_in_the_store(api: Api) -> None:
+    created = await api.create(
+        "hello", clientContext={"page": "/home"}, outputSchema={"type": "object"}, mode="task", unknown="ignored"
+    )
+
+    (delivery,) = await api.store.deliveries(created["sessionId"], [created["deliveryId"]])
+    assert delivery.body is not None
+    assert delivery.body["message"] == "hello"
+    assert delivery.body["clientContext"] == ['{"page":"/home"}']
+    assert delivery.body["outputSchema"] == {"type": "object"}
+    assert delivery.body["principal"]["principalId"] == "local-dev"
+
+
+@pytest.mark.parametrize(("mode", "can_answer"), [("conversation", True), ("task", False)])
+async def test_only_a_conversation_can_be_asked_for_input(api: Api, mode: str, can_answer: bool) -> None:
+    created = await api.create(mode=mode)
+
+    row = await api.store.session(created["sessionId"])
+    assert row is not None
+    assert (row.mode, row.capabilities.request_input) == (mode, can_answer)
+
+
+async def test_continue_signals_the_session(api: Api) -> None:
+    created = await api.create()
+
+    answer = await api.deliver(created, "more")
+
+    assert answer.status_code == 200
+    body = answer.json()
+    assert body == {"deliveryId": body["deliveryId"], "ok": True, "sessionId": created["sessionId"]}
+    assert answer.headers["x-eve-session-id"] == created["sessionId"]
+    assert answer.headers["cache-control"] == "no-store"
+    ((session_id, name, signal),) = api.temporal.signals
+    assert (session_id, name, signal["id"]) == (created["sessionId"], "deliver", body["deliveryId"])
+    assert signal["coalesce"] is False
+
+
+async def test_a_caller_may_ask_for_its_deliveries_to_be_folded(api: Api) -> None:
+    created = await api.create()
+
+    await api.deliver(created, coalesce=True)
+
+    assert api.temporal.signals[0][2]["coalesce"] is True
+
+
+async def test_answers_reach_the_store_as_they_were_given(api: Api) -> None:
+    created = await api.create()
+    responses = [{"requestId": "r1", "optionId": "approve"}, {"requestId": "r2", "text": "blue"}]
+
+    answer = await api.http.post(
+        f"{URL}/{created['sessionId']}",
+        json={"continuationToken": created["continuationToken"], "inputResponses": responses},
+    )
+
+    (delivery,) = await api.store.deliveries(created["sessionId"], [answer.json()["deliveryId"]])
+    assert delivery.body is not None
+    assert delivery.body["inputResponses"] == responses
+    assert "message" not in delivery.body
+
+
+async def test_a_message_of_parts_is_kept_in_parts(api: Api) -> None:
+    parts = [{"type": "text", "text": "look"}, {"type": "file", "mediaType": "image/png", "data": "AAAA"}]
+
+    created = await api.create(parts)  # pyright: ignore[reportArgumentType]
+
+    (delivery,) = await api.store.deliveries(created["sessionId"], [created["deliveryId"]])
+    assert delivery.body is not None
+    assert delivery.body["message"] == parts
+
+
+NOT_ACTIVE = {
+    "code": "session_not_active",
+    "error": "No session waits on this continuation token; start one.",
+    "ok": False,
+}
+
+
+async def test_an_unknown_token_starts_nothing(api: Api) -> None:
+    created = await api.create()
+
+    answer = await api.deliver({**created, "continuationToken": "eve:unknown"})
+
+    assert (answer.status_code, answer.json()) == (409, NOT_ACTIVE)
+    assert len(api.temporal.started) == 1
+
+
+async def test_the_token_must_belong_to_the_session_of_the_path(api: Api) -> None:
+    one, other = await api.create(), await api.create()
+
+    answer = await api.deliver({"sessionId": one["sessionId"], "continuationToken": other["continuationToken"]})
+
+    assert (answer.status_code, answer.json()) == (409, NOT_ACTIVE)
+    assert api.temporal.signals == []
+
+
+async def test_the_token_of_a_finished_session_is_stale(api: Api) -> None:
+    created = await api.create()
+    over = SessionChange(status="completed")
+    await api.store.commit(Commit(created["sessionId"], events=[session_over()], close=True, change=over))
+
+    answer = await api.deliver(created)
+
+    assert (answer.status_code, answer.json()) == (409, NOT_ACTIVE)
+
+
+async def test_continuing_an_unknown_session_is_404(api: Api) -> None:
+    answer = await api.deliver({"sessionId": "ses_unknown", "continuationToken": "eve:t"})
+
+    assert (answer.status_code, answer.json()) == (404, {"error": "Session not found.", "ok": False})
+
+
+async def test_when_temporal_is_away_the_caller_may_try_again_and_nothing_was_kept(api: Api) -> None:
+    created = await api.create()
+    api.temporal.failure = RPCError("away", RPCStatusCode.UNAVAILABLE, b"")
+
+    started, delivered = await api.http.post(URL, json={"message": "x"}), await api.deliver(created)
+
+    for answer in (started, delivered):
+        assert answer.status_code == 503
+        assert answer.headers["retry-after"] == "1"
+        assert answer.json()["code"] == "unavailable"
+    assert [row["sessionId"] for row in (await api.http.get("/v1/sessions")).json()["sessions"]] == [
+        created["sessionId"]
+    ]
+
+
+async def test_a_surprise_is_hidden_behind_an_id(api: Api, caplog: pytest.LogCaptureFixture) -> None:
+    api.temporal.failure = ValueError("the password is hunter2")
+
+    answer = await api.http.post(URL, json={"message": "x"})
+
+    assert answer.status_code == 500
+    body = answer.json()
+    assert body == {"error": "Channel handler failed.", "errorId": body["errorId"], "ok": False}
+    assert body["errorId"] in caplog.text
+
+
+# --- idempotency ------------------------------------------------------------------------------------------------
+
+KEY = {"idempotency-key": "k-1"}
+
+
+async def test_a_repeated_create_is_answered_with_the_same_bytes(api: Api) -> None:
+    first, again = [await api.http.post(URL, json={"message": "x"}, headers=KEY) for _ in range(2)]
+
+    assert (again.status_code, again.content) == (202, first.content)
+    assert "idempotency-replayed" not in first.headers
+    assert again.headers["idempotency-replayed"] == "true"
+    assert len((await api.http.get("/v1/sessions")).json()["sessions"]) == 1
+
+
+async def test_many_creates_at_once_with_one_key_are_one_session(api: Api) -> None:
+    answers = await asyncio.gather(*(api.http.post(URL, json={"message": "x"}, headers=KEY) for _ in range(20)))
+
+    assert len({answer.content for answer in answers}) == 1
+    assert {answer.status_code for answer in answers} == {202}
+    assert len({started["id"] for started in api.temporal.started}) == 1
+
+
+async def test_many_deliveries_at_once_with_one_key_are_one_delivery(api: Api) -> None:
+    created = await api.create()
+    body = {"continuationToken": created["continuationToken"], "message": "x"}
+
+    answers = await asyncio.gather(
+        *(api.http.post(f"{URL}/{created['sessionId']}", json=body, headers=KEY) for _ in range(20))
+    )
+
+    assert len({answer.content for answer in answers}) == 1
+    assert len({signal["id"] for _, _, signal in api.temporal.signals}) == 1
+
+
+async def test_one_key_for_two_requests_is_a_conflict(api: Api) -> None:
+    await api.http.post(URL, json={"message": "x"}, headers=KEY)
+
+    answer = await api.http.post(URL, json={"message": "y"}, headers=KEY)
+
+    assert answer.status_code == 409
+    assert answer.json()["code"] == "idempotency_key_reused"
+    assert answer.json()["ok"] is False
+
+
+@pytest.mark.parametrize("length", [0, 256])
+async def test_a_key_has_1_to_255_characters(api: Api, length: int) -> None:
+    answer = await api.http.post(URL, json={"message": "x"}, headers={"idempotency-key": "k" * length})
+
+    assert answer.status_code == 400
+    assert answer.json() == {"error": "Expected the Idempotency-Key header to have 1 to 255 characters.", "ok": False}
+
+
+# --- agents -----------------------------------------------------------------------------------------------------
+
+
+async def test_the_bare_prefix_starts_the_default_agent(api: Api) -> None:
+    await api.create()
+    await api.create(prefix="/agents/clerk")
+
+    assert [started["state"]["agent"] for started in api.temporal.started] == ["concierge", "clerk"]
+
+
+@pytest.mark.parametrize(("prefix", "status"), [("", 200), ("/agents/clerk", 200), ("/agents/concierge", 404)])
+async def test_a_session_lives_under_its_own_agent_and_the_bare_prefix(api: Api, prefix: str, status: int) -> None:
+    created = await api.create(prefix="/agents/clerk")
+    body = {"continuationToken": created["continuationToken"], "message": "more"}
+
+    answer = await api.http.post(f"{prefix}{URL}/{created['sessionId']}", json=body)
+
+    assert answer.status_code == status
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "health"), ("GET", "info"), ("POST", "session"), ("POST", "session/x"), ("GET", "session/x/stream")],
+)
+async def test_an_unknown_agent_is_404_everywhere(api: Api, method: str, path: str) -> None:
+    answer = await api.http.request(method, f"/agents/nobody/eve/v1/{path}")
+
+    assert answer.status_code == 404
+    assert answer.json()["code"] == "agent_not_found"
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "/eve/v1/nothing"), ("GET", "/eve/v1/session"), ("DELETE", "/v1/sessions"), ("POST", "/eve/v1/session/")],
+)
+async def test_an_unmatched_route_or_method_is_404_in_json(api: Api, method: str, path: str) -> None:
+    answer = await api.http.request(method, f"{path}?a=b")
+
+    message = f"Cannot find any route matching [{method}] {path}?a=b"
+    assert (answer.status_code, answer.json()) == (404, {"error": True, "message": message, "status": 404})
+
+
+async def test_no_other_origin_is_let_in(api: Api) -> None:
+    answer = await api.http.get("/eve/v1/health", headers={"origin": "https://elsewhere.example"})
+
+    assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+def nested(depth: int) -> bytes:
+    return b'{"message":' + b"[" * depth + b"]" * depth + b"}"
+
+
+@pytest.mark.parametrize("depth", [1000, 100_000])
+async def test_deep_nesting_is_a_bad_request(api: Api, depth: int) -> None:
+    answer = await api.http.post(URL, content=nested(depth))
+
+    assert answer.status_code == 400
+
+
+@pytest.mark.parametrize("field", ["outputSchema", "clientContext"])
+async def test_a_deep_object_is_refused_before_anything_breaks_on_it(api: Api, field: str) -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(300):
+        deep = {"a": deep}
+
+    answer = await api.http.post(
+        URL, content=orjson.dumps({"message": "x"})[:-1] + b',"%s":' % field.encode() + dump(deep) + b"}"
+    )
+
+    assert answer.status_code == 400
+    assert answer.json()["error"] == f"Expected '{field}' to be a JSON-serializable object."
+
+
+def dump(value: dict[str, Any]) -> bytes:
+    return b'{"a":' * 300 + b"{}" + b"}" * 300 if value else b"{}"
+
+
+@pytest.mark.parametrize("text", [r"\u0000", r"a\u0000b", r"\\u0000", r"\ud83d\ude00", "\x7f"])
+async def test_odd_characters_are_taken(api: Api, text: str) -> None:
+    answer = await api.http.post(URL, content=b'{"message":"%s","clientContext":"%s"}' % (text.encode(), text.encode()))
+
+    assert answer.status_code == 202
+    (delivery,) = await api.store.deliveries(answer.json()["sessionId"], [answer.json()["deliveryId"]])
+    assert delivery.body is not None
+    assert delivery.body["message"] == orjson.loads(f'"{text}"').replace("\x00", "�")

@@ -1,0 +1,29 @@
+"""A world for each module; whoever leaves it broken is told."""
+
+from collections.abc import AsyncGenerator, Generator
+
+import pytest
+
+from tests.support.ledger import running_ledger
+from tests.support.stack import Stack
+
+from .world import AGENT, World
+
+
+@pytest.fixture(scope="module")
+def shared_world(tmp_path_factory: pytest.TempPathFactory) -> Generator[World]:
+    """No worker yet: each test starts those that it wants to see die."""
+    directory = tmp_path_factory.mktemp("chaos")
+    with running_ledger(directory) as ledger:
+        environment = {"LEDGER_URL": ledger.url}
+        with Stack(directory, workers=0, agents=AGENT, provider=True, environment=environment) as stack:
+            world = World(stack, ledger)
+            yield world
+            world.close()
+
+
+@pytest.fixture
+async def world(shared_world: World) -> AsyncGenerator[World]:
+    """The module's world; all invariants are checked when the test is through."""
+    yield shared_world
+    await shared_world.check()

@@ -1,0 +1,170 @@
+"""The whole product under attack, and all that can be known of it from outside."""
+
+import asyncio
+import os
+import sys
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from perdure.runtime.devserver import listens
+from tests.support.ledger import Ledger
+from tests.support.processes import Process, free_port, wait_until
+from tests.support.stack import Stack
+from tests.support.talk import Talk
+
+from . import invariants
+from .evidence import Asked, Evidence, Json, read_store
+
+AGENT = "tests.chaos.agents:agent"
+
+#: What a worker that says nothing is taken for dead after, and what recovery may take on top of it.
+HEARTBEAT = 5.0
+RECOVERY = 3.0
+
+
+def unique(word: str = "w") -> str:
+    """A word that nobody has said before: messages and notes are recognised by it."""
+    return f"{word}{uuid.uuid4().hex[:10]}"
+
+
+async def until(condition: Callable[[], Any], what: str, within: float = 30.0) -> None:
+    """Wait for a condition; what was waited for is the error."""
+    try:
+        async with asyncio.timeout(within):
+            while not condition():
+                await asyncio.sleep(0.02)
+    except TimeoutError:
+        raise AssertionError(f"waited {within:g} s for {what}") from None
+
+
+class Voice(Talk):
+    """A caller whose receipts are kept."""
+
+    def __init__(self, url: str, receipts: list[tuple[str, str]]) -> None:
+        super().__init__(url, timeout=90.0)
+        self._receipts = receipts
+
+    async def _post(self, path: str, body: Json) -> Json:
+        answer = await super()._post(path, body)
+        self._receipts.append((answer["sessionId"], answer["deliveryId"]))
+        return answer
+
+
+class World:
+    """A stack, the ledger its tools act on, and what callers were promised."""
+
+    def __init__(self, stack: Stack, ledger: Ledger) -> None:
+        self.stack = stack
+        self.ledger = ledger
+        self.receipts: list[tuple[str, str]] = []
+        self._own: list[Process] = []
+
+    # --- people ---------------------------------------------------------------------------------------------
+
+    def voice(self, api: int = -1) -> Voice:
+        """A caller of one of the APIs; of the newest if nothing is said."""
+        return Voice(self.stack.api_urls[api], self.receipts)
+
+    # --- processes ------------------------------------------------------------------------------------------
+
+    def only_worker(self, environment: Mapping[str, str] | None = None) -> Process:
+        """Leave one worker, a new one."""
+        self.kill_workers()
+        return self.stack.start_worker(environment)
+
+    def kill_workers(self) -> None:
+        for worker in self.stack.workers:
+            if worker.alive:
+                worker.kill()
+
+    def dying_api(self, moment: str) -> tuple[Process, str]:
+        """Start an API that dies at this moment of its talk with Temporal; the process and its address."""
+        port = free_port()
+        program = [sys.executable, "-m", "tests.chaos.dying", "api"]
+        environment = {**self.stack.environment, "PERDURE_PORT": str(port), "DIE_AT": moment}
+        name = f"api-dying-{port}"
+        api = Process(name, program, self.stack.directory / f"{name}.log", environment)
+        self._own.append(api)
+        wait_until(lambda: not api.alive or listens("127.0.0.1", port), f"{name} to listen", 60)
+        assert api.alive, api.output
+        return api, f"http://127.0.0.1:{port}"
+
+    def close(self) -> None:
+        for process in self._own:
+            process.close()
+
+    # --- evidence -------------------------------------------------------------------------------------------
+
+    def store(self) -> Evidence:
+        """The store as it stands now."""
+        return read_store(self.stack.settings.database)
+
+    def asked(self) -> list[Asked]:
+        """What the provider was asked, in order."""
+        answer = httpx2.get(f"{self.stack.provider_url}/requests", timeout=10)
+        return [_asked(request) for request in answer.raise_for_status().json()]
+
+    def times_asked(self, message: str, step: int = 0) -> int:
+        """How often the provider was asked for one step of the turn of a message."""
+        return sum(request.place == (message, step) for request in self.asked())
+
+    async def settled(self, within: float = 40.0) -> Evidence:
+        """Wait until every session waits or is over, and every delivery was heard or refused."""
+        await until(lambda: not _unsettled(self.store()), "all sessions to settle", within)
+        return self.store()
+
+    async def check(self) -> Evidence:
+        """Everything must hold."""
+        evidence = await self.settled()
+        streams = {
+            session_id: await self._stream(session_id, len(kept)) for session_id, kept in evidence.events.items()
+        }
+        evidence = replace(
+            evidence,
+            effects=self.ledger.effects(),
+            asked=self.asked(),
+            streams=streams,
+            receipts=tuple(self.receipts),
+        )
+        invariants.check(evidence)
+        return evidence
+
+    async def _stream(self, session_id: str, length: int) -> list[Json]:
+        """The first events of a session, as a reader gets them."""
+        read: list[Json] = []
+        async with self.voice() as voice, asyncio.timeout(30):
+            voice.session_id = session_id
+            stream = voice.events()
+            async for event in stream:
+                read.append(event)
+                if len(read) == length:
+                    break
+            await stream.aclose()
+        return read
+
+
+def dies_at(point: str, once: Path) -> dict[str, str]:
+    """The environment of a worker that dies at a point of its work, and of no second one."""
+    return {"PERDURE_KILL_POINT": point, "PERDURE_KILL_ONCE_FILE": str(once)}
+
+
+def _asked(request: Json) -> Asked:
+    return Asked(messages=request["body"]["messages"], at=request["at"], refused=request["status"] == 400)
+
+
+def _unsettled(evidence: Evidence) -> list[str]:
+    waiting = [each["session_id"] for each in evidence.sessions if each["status"] in ("starting", "running")]
+    for deliveries in evidence.deliveries.values():
+        waiting += [each["delivery_id"] for each in deliveries if each["turn"] is None and each["refused"] is None]
+    return waiting
+
+
+def rss(process: Process) -> int:
+    """The memory of a process, in bytes."""
+    pages = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")

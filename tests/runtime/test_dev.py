@@ -1,0 +1,177 @@
+"""`perdure dev`: everything starts together, survives crashes, and leaves nothing behind."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+import pytest
+
+from perdure.runtime.devserver import binary, listens
+from perdure.runtime.processes import command
+from tests.support.processes import Process, clean_environment, free_port, wait_until
+from tests.support.talk import Talk, text
+
+pytestmark = pytest.mark.chaos
+
+
+class Dev:
+    """A `perdure dev` of one test."""
+
+    def __init__(self, directory: Path, data: Path, port: int | None = None) -> None:
+        self.port = port or free_port()
+        self.data = data
+        self.temporal_port = free_port()
+        ports = ("--port", str(self.port), "--temporal-port", str(self.temporal_port), "--ui-port", str(free_port()))
+        program = command("dev", *ports, "--data-dir", str(data))
+        self.process = Process("dev", program, directory / f"dev-{self.temporal_port}.log", clean_environment())
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def ready(self) -> "Dev":
+        wait_until(lambda: "Perdure is ready." in self.process.output or not self.process.alive, "dev to be ready", 60)
+        assert self.process.alive, self.process.output
+        return self
+
+    def part(self, name: str) -> int:
+        return int((self.data / f"{name}.ready").read_text())
+
+    def family(self) -> set[int]:
+        """All processes that descend from it."""
+        found = {self.process.pid}
+        while children := {pid for pid, parent in _parents().items() if parent in found} - found:
+            found |= children
+        return found
+
+
+DevFactory = Callable[..., Dev]
+
+
+@pytest.fixture
+def start_dev(tmp_path: Path) -> Generator[DevFactory]:
+    started: list[Dev] = []
+
+    def start(data: Path = tmp_path / "data", port: int | None = None) -> Dev:
+        started.append(Dev(tmp_path, data, port))
+        return started[-1]
+
+    yield start
+    for dev in started:
+        dev.process.close()
+
+
+async def test_a_session_is_here_again_at_the_next_start(start_dev: DevFactory) -> None:
+    dev = start_dev().ready()
+    async with Talk(dev.url) as talk:
+        assert "hello" in await talk.say("hello")
+    assert dev.process.terminate() == 0
+
+    again = start_dev().ready()
+    async with Talk(again.url) as later:
+        later.session_id, later.token, later.cursor = talk.session_id, talk.token, talk.cursor
+        assert "still there" in await later.say("still there?")
+
+
+async def test_a_killed_worker_and_a_killed_api_come_back(start_dev: DevFactory) -> None:
+    dev = start_dev().ready()
+    async with Talk(dev.url) as talk:
+        await talk.say("hello")
+        for name in ("worker", "api"):
+            os.kill(dev.part(name), signal.SIGKILL)
+            wait_until(lambda name=name: f"The {name} is back." in dev.process.output, f"the {name} to be back")
+
+        await talk.send("and again")
+
+        assert "and again" in text(await talk.until_boundary())
+    assert "The worker was killed by SIGKILL; starting it again." in dev.process.output
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda how: how.name)
+def test_nothing_is_left_however_it_ends(start_dev: DevFactory, how: signal.Signals) -> None:
+    dev = start_dev().ready()
+    family = dev.family()
+    assert len(family) >= 4
+
+    dev.process.signal(how)
+
+    dev.process.wait()
+    wait_until(lambda: not family & _parents().keys(), "all of its processes to end")
+
+
+async def test_a_reader_does_not_keep_it_from_ending(start_dev: DevFactory) -> None:
+    dev = start_dev().ready()
+    async with Talk(dev.url) as talk:
+        await talk.create("hello")
+        async for event in talk.events():
+            if event["type"] == "session.waiting":
+                break
+
+        assert dev.process.terminate(within=8) == 0
+
+
+def test_a_stale_lock_is_no_obstacle(start_dev: DevFactory) -> None:
+    first = start_dev().ready()
+    first.process.kill()
+
+    start_dev(port=first.port).ready()
+
+
+def test_a_second_dev_on_the_same_data_is_refused(start_dev: DevFactory) -> None:
+    first = start_dev().ready()
+
+    second = start_dev()
+
+    assert second.process.wait() == 1
+    assert re.fullmatch(r"perdure: Another `perdure dev` runs on .*\n", second.process.output)
+    assert first.process.alive
+
+
+def test_a_busy_port_is_refused_and_nothing_stays(start_dev: DevFactory, tmp_path: Path) -> None:
+    first = start_dev().ready()
+
+    second = start_dev(tmp_path / "other", port=first.port)
+
+    assert second.process.wait() == 1
+    assert second.process.output == f"perdure: Port {first.port} is taken; choose another one with --port.\n"
+    assert listens("127.0.0.1", first.port)
+
+
+def test_an_agent_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
+    ports = [str(free_port()) for _ in range(3)]
+    options = ("--port", ports[0], "--temporal-port", ports[1], "--ui-port", ports[2], "--data-dir", str(tmp_path))
+    program = command("dev", "--agents", "no_such_module:agent", *options)
+
+    dev = Process("dev", program, tmp_path / "dev.log", clean_environment())
+
+    assert dev.wait(60) == 1
+    assert "There is no module 'no_such_module'" in dev.output
+    assert "Traceback" not in dev.output
+
+
+def test_finished_workflows_are_kept_for_ninety_days(start_dev: DevFactory) -> None:
+    dev = start_dev().ready()
+
+    question = ("operator", "namespace", "describe", "-n", "default", "-o", "json")
+    address = f"127.0.0.1:{dev.temporal_port}"
+    shown = subprocess.run([binary(), *question, "--address", address], check=True, capture_output=True, text=True)
+
+    assert json.loads(shown.stdout)["config"]["workflowExecutionRetentionTtl"] == "7776000s"
+
+
+def _parents() -> dict[int, int]:
+    """All processes that run, with their parents."""
+    found: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                state, parent, *_ = (entry / "stat").read_text().rpartition(")")[2].split()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if state != "Z":
+                found[int(entry.name)] = int(parent)
+    return found

@@ -1,0 +1,197 @@
+import asyncio
+
+import pytest
+
+from perdure.errors import IdempotencyConflict, SessionGone
+from perdure.store.base import Commit, DeliveryTaken, SessionChange, Store
+from tests.store import given
+
+
+def hearing(*delivery_ids: str, turn: int = 0) -> Commit:
+    return Commit("s", consume=delivery_ids, consume_turn=turn, events=[given.event(f"t{turn}/received")])
+
+
+async def test_an_accepted_delivery_waits_to_be_heard(store: Store) -> None:
+    accepted = await store.accept(given.delivery(body={"message": "hi"}))
+
+    assert accepted.fresh
+    assert (accepted.delivery.turn, accepted.delivery.refused) == (None, None)
+    assert await store.deliveries("s", ["d"]) == [accepted.delivery]
+
+
+async def test_deliveries_come_in_the_order_asked_for_and_only_those_that_exist(store: Store) -> None:
+    for name in ("a", "b", "c"):
+        await store.accept(given.delivery(name))
+
+    assert [d.delivery_id for d in await store.deliveries("s", ["c", "x", "a"])] == ["c", "a"]
+    assert await store.deliveries("s", []) == []
+
+
+async def test_a_repeated_key_gets_the_first_delivery(store: Store) -> None:
+    first = await store.accept(given.delivery("d", key="k"))
+
+    again = await store.accept(given.delivery("e", key="k"))
+
+    assert (again.fresh, again.delivery) == (False, first.delivery)
+    assert await store.deliveries("s", ["e"]) == []
+
+
+async def test_a_repeated_delivery_without_a_key_is_accepted_once(store: Store) -> None:
+    await store.accept(given.delivery())
+
+    assert not (await store.accept(given.delivery())).fresh
+
+
+async def test_a_repeated_key_with_another_request_is_a_conflict(store: Store) -> None:
+    await store.accept(given.delivery("d", key="k", digest="one"))
+
+    with pytest.raises(IdempotencyConflict):
+        await store.accept(given.delivery("e", key="k", digest="two"))
+
+
+async def test_of_twenty_deliveries_under_one_key_one_is_fresh(store: Store, other: Store) -> None:
+    accepted = await asyncio.gather(
+        *((store if n % 2 else other).accept(given.delivery(f"d{n}", key="k")) for n in range(20))
+    )
+
+    assert sum(each.fresh for each in accepted) == 1
+    assert len({each.delivery.delivery_id for each in accepted}) == 1
+
+
+async def test_an_unknown_session_accepts_nothing(store: Store) -> None:
+    with pytest.raises(SessionGone):
+        await store.accept(given.delivery(session_id="unknown"))
+
+
+async def test_a_session_that_is_over_accepts_nothing_new(store: Store) -> None:
+    await store.accept(given.delivery("d", key="k"))
+    await store.commit(Commit("s", close=True, change=SessionChange(status="completed")))
+
+    with pytest.raises(SessionGone):
+        await store.accept(given.delivery("e"))
+
+    assert not (await store.accept(given.delivery("f", key="k"))).fresh
+
+
+async def test_a_heard_delivery_leaves_its_body_to_the_journal(store: Store) -> None:
+    await store.accept(given.delivery())
+
+    await store.commit(hearing("d", turn=3))
+
+    (heard,) = await store.deliveries("s", ["d"])
+    assert (heard.turn, heard.body) == (3, None)
+
+
+async def test_the_same_turn_may_hear_a_delivery_again(store: Store) -> None:
+    await store.accept(given.delivery())
+    await store.commit(hearing("d", turn=1))
+
+    await store.commit(hearing("d", turn=1))
+
+    assert await given.keys(store) == ["t1/received"]
+
+
+async def test_another_turn_may_not_hear_it_and_nothing_is_written(store: Store) -> None:
+    for name in ("d", "e"):
+        await store.accept(given.delivery(name))
+    await store.commit(hearing("d", turn=0))
+
+    with pytest.raises(DeliveryTaken):
+        await store.commit(hearing("e", "d", turn=1))
+
+    (untouched,) = await store.deliveries("s", ["e"])
+    assert (untouched.turn, untouched.body) == (None, {"message": "hello"})
+    assert await given.keys(store) == ["t0/received"]
+
+
+async def test_an_unknown_delivery_cannot_be_heard(store: Store) -> None:
+    with pytest.raises(DeliveryTaken):
+        await store.commit(hearing("unknown"))
+
+
+async def test_a_withdrawn_delivery_is_gone_and_its_key_is_free(store: Store) -> None:
+    await store.accept(given.delivery(key="k"))
+
+    assert await store.withdraw("s", "d")
+
+    with pytest.raises(DeliveryTaken):
+        await store.commit(hearing("d"))
+    assert (await store.accept(given.delivery("e", key="k", digest="another"))).fresh
+
+
+async def test_a_delivery_is_withdrawn_as_often_as_one_likes(store: Store) -> None:
+    await store.accept(given.delivery())
+
+    assert [await store.withdraw("s", "d") for _ in range(2)] == [True, True]
+
+
+async def test_a_heard_delivery_cannot_be_withdrawn(store: Store) -> None:
+    await store.accept(given.delivery())
+    await store.commit(hearing("d"))
+
+    assert not await store.withdraw("s", "d")
+
+
+async def test_a_refused_delivery_says_so_once(store: Store) -> None:
+    await store.accept(given.delivery())
+
+    said = [await store.refuse("s", "d", "STALE_TOKEN", given.event("refused/d")) for _ in range(2)]
+
+    (refused,) = await store.deliveries("s", ["d"])
+    assert said == [True, True]
+    assert (refused.refused, refused.turn, refused.body) == ("STALE_TOKEN", None, None)
+    assert await given.keys(store) == ["refused/d"]
+    assert not await store.withdraw("s", "d")
+
+
+async def test_a_refused_delivery_cannot_be_heard(store: Store) -> None:
+    await store.accept(given.delivery())
+    await store.refuse("s", "d", "STALE_TOKEN", given.event("refused/d"))
+
+    with pytest.raises(DeliveryTaken):
+        await store.commit(hearing("d"))
+
+
+async def test_a_heard_delivery_cannot_be_refused(store: Store) -> None:
+    await store.accept(given.delivery())
+    await store.commit(hearing("d"))
+
+    assert not await store.refuse("s", "d", "STALE_TOKEN", given.event("refused/d"))
+    assert await given.keys(store) == ["t0/received"]
+
+
+async def test_a_delivery_that_is_not_there_cannot_be_refused(store: Store) -> None:
+    assert not await store.refuse("s", "unknown", "STALE_TOKEN", given.event("refused/unknown"))
+    assert await given.keys(store) == []
+
+
+async def test_a_delivery_has_one_fate(store: Store, other: Store) -> None:
+    names = [f"d{n}" for n in range(20)]
+    for name in names:
+        await store.accept(given.delivery(name))
+
+    async def hear(name: str) -> bool:
+        try:
+            await store.commit(Commit("s", consume=[name], consume_turn=0))
+        except DeliveryTaken:
+            return False
+        return True
+
+    fates = await asyncio.gather(
+        *(
+            asyncio.gather(
+                hear(name),
+                other.refuse("s", name, "X", given.event(f"refused/{name}")),
+                store.withdraw("s", name),
+            )
+            for name in names
+        )
+    )
+
+    left = {row.delivery_id: row for row in await store.deliveries("s", names)}
+    refused = set(await given.keys(store))
+    for name, (was_heard, was_refused, was_withdrawn) in zip(names, fates, strict=True):
+        assert [was_heard, was_refused, was_withdrawn].count(True) == 1
+        assert was_withdrawn == (name not in left)
+        assert was_heard == (name in left and left[name].turn == 0)
+        assert was_refused == (f"refused/{name}" in refused)

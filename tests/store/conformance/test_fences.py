@@ -1,0 +1,123 @@
+from dataclasses import replace
+
+import pytest
+
+from perdure.errors import Superseded
+from perdure.store.base import Commit, Hold, Store
+from tests.store import given
+
+
+async def test_a_first_attempt_supersedes_nobody(store: Store) -> None:
+    committed = await store.commit(
+        replace(given.raising(1), superseding=given.event("superseded"), events=[given.event("started")])
+    )
+
+    assert not committed.superseded
+    assert await given.keys(store) == ["started"]
+
+
+async def test_a_newer_attempt_takes_over_and_says_so_first(store: Store) -> None:
+    await store.commit(given.raising(1))
+
+    committed = await store.commit(
+        replace(given.raising(2), superseding=given.event("superseded"), events=[given.event("started")])
+    )
+
+    assert committed.superseded
+    assert await given.keys(store) == ["superseded", "started"]
+
+
+async def test_an_attempt_that_raises_again_supersedes_nobody(store: Store) -> None:
+    await store.commit(given.raising(2))
+
+    committed = await store.commit(replace(given.raising(2), superseding=given.event("superseded")))
+
+    assert not committed.superseded
+    assert await given.keys(store) == []
+
+
+@pytest.mark.parametrize("hold", Hold)
+async def test_an_older_attempt_may_not_write(store: Store, hold: Hold) -> None:
+    await store.commit(given.raising(2))
+
+    with pytest.raises(Superseded):
+        await store.commit(
+            Commit("s", fence=given.fence(hold, 1), records=[given.record()], events=[given.event("late")])
+        )
+
+    assert await given.keys(store) == []
+    assert await store.records("s") == []
+
+
+@pytest.mark.parametrize("hold", [Hold.KEEP, Hold.RELEASE])
+async def test_an_attempt_that_never_raised_its_fence_may_not_write(store: Store, hold: Hold) -> None:
+    with pytest.raises(Superseded):
+        await store.commit(Commit("s", fence=given.fence(hold, 1)))
+
+
+@pytest.mark.parametrize("hold", [Hold.KEEP, Hold.RELEASE])
+async def test_an_attempt_from_the_future_may_not_write(store: Store, hold: Hold) -> None:
+    await store.commit(given.raising(1))
+
+    with pytest.raises(Superseded):
+        await store.commit(Commit("s", fence=given.fence(hold, 2)))
+
+
+async def test_the_standing_attempt_may_write(store: Store) -> None:
+    await store.commit(given.raising(1))
+
+    await store.commit(replace(given.keeping(1), events=[given.event("a")]))
+    await store.commit(replace(given.keeping(1), events=[given.event("b")]))
+
+    assert await given.keys(store) == ["a", "b"]
+
+
+async def test_a_released_scope_is_closed(store: Store) -> None:
+    await store.commit(given.raising(1))
+    await store.commit(Commit("s", fence=given.fence(Hold.RELEASE, 1), events=[given.event("end")]))
+
+    with pytest.raises(Superseded):
+        await store.commit(replace(given.keeping(1), events=[given.event("late")]))
+
+    assert await given.keys(store) == ["end"]
+
+
+async def test_scopes_do_not_meet(store: Store) -> None:
+    await store.commit(Commit("s", fence=given.fence(Hold.RAISE, 9, scope="call/1")))
+    await store.commit(Commit("s", fence=given.fence(Hold.RAISE, 9, step=1)))
+
+    await store.commit(given.raising(1))
+
+    await store.commit(given.keeping(1))
+
+
+async def test_a_winner_is_found_before_the_fence_is_looked_at(store: Store) -> None:
+    await store.commit(replace(given.raising(2), records=[given.record(by="winner")]))
+
+    late = await store.commit(replace(given.keeping(1), unless=(0, 0, "reply"), events=[given.event("late")]))
+
+    assert late.existing is not None
+    assert late.existing.body == {"by": "winner"}
+    assert await given.keys(store) == []
+
+
+async def test_a_closed_turn_has_no_attempts_left(store: Store) -> None:
+    await store.commit(given.raising(1, turn=0, step=0))
+    await store.commit(given.raising(1, turn=0, step=1))
+    await store.commit(given.raising(1, turn=1))
+
+    await store.commit(Commit("s", close_turn=0))
+
+    for step in (0, 1):
+        with pytest.raises(Superseded):
+            await store.commit(given.keeping(1, turn=0, step=step))
+    await store.commit(given.keeping(1, turn=1))
+
+
+async def test_a_closed_session_has_no_attempts_left(store: Store) -> None:
+    await store.commit(given.raising(1))
+
+    await store.commit(Commit("s", close=True))
+
+    with pytest.raises(Superseded):
+        await store.commit(given.keeping(1))

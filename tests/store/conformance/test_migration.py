@@ -1,0 +1,106 @@
+import asyncio
+import sqlite3
+from typing import Any, LiteralString
+
+import psycopg
+import pytest
+
+from perdure.errors import SchemaOutdated, SchemaUnknown
+from perdure.store.base import SessionQuery
+from tests.store.conformance.conftest import OpenStore
+
+
+class Database:
+    """The database behind the store's back."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def run(self, statement: LiteralString) -> list[Any]:
+        if self._url.startswith("sqlite"):
+            connection = sqlite3.connect(self._url.removeprefix("sqlite:///"), isolation_level=None)
+            try:
+                return connection.execute(statement).fetchall()
+            finally:
+                connection.close()
+        with psycopg.connect(self._url, autocommit=True) as connection:
+            cursor = connection.execute(statement)
+            return cursor.fetchall() if cursor.description else []
+
+    def tables(self) -> list[str]:
+        if self._url.startswith("sqlite"):
+            return sorted(name for (name,) in self.run("SELECT name FROM sqlite_master WHERE type = 'table'"))
+        return sorted(name for (name,) in self.run("SELECT tablename FROM pg_tables WHERE schemaname = 'public'"))
+
+
+@pytest.fixture
+def database(url: str) -> Database:
+    return Database(url)
+
+
+async def test_an_empty_database_must_be_migrated_first(open_another: OpenStore) -> None:
+    store = await open_another()
+
+    with pytest.raises(SchemaOutdated):
+        await store.check()
+
+    await store.migrate()
+    await store.check()
+
+
+async def test_a_migrated_database_is_left_alone(open_another: OpenStore, database: Database) -> None:
+    store = await open_another()
+    await store.migrate()
+
+    await store.migrate()
+
+    assert database.run("SELECT application, version FROM perdure_schema") == [("perdure", 1)]
+
+
+async def test_two_may_migrate_at_once(open_another: OpenStore, database: Database) -> None:
+    stores = [await open_another() for _ in range(4)]
+
+    await asyncio.gather(*(store.migrate() for store in stores))
+
+    for store in stores:
+        await store.check()
+        await store.sessions(SessionQuery())
+    assert database.run("SELECT count(*) FROM perdure_schema") == [(1,)]
+
+
+@pytest.mark.parametrize("ask", ["check", "migrate"])
+async def test_a_newer_schema_is_refused_before_anything_is_written(
+    open_another: OpenStore, database: Database, ask: str
+) -> None:
+    await (await open_another()).migrate()
+    database.run("UPDATE perdure_schema SET version = 99")
+    database.run("DROP TABLE slots")
+    before = database.tables()
+    store = await open_another()
+
+    with pytest.raises(SchemaUnknown, match="99"):
+        await getattr(store, ask)()
+
+    assert database.tables() == before
+    assert database.run("SELECT version FROM perdure_schema") == [(99,)]
+
+
+@pytest.mark.parametrize("ask", ["check", "migrate"])
+async def test_a_database_of_something_else_is_refused_before_anything_is_written(
+    open_another: OpenStore, database: Database, ask: str
+) -> None:
+    database.run("CREATE TABLE invoices (id integer)")
+    store = await open_another()
+
+    with pytest.raises(SchemaUnknown, match="something else"):
+        await getattr(store, ask)()
+
+    assert database.tables() == ["invoices"]
+
+
+async def test_the_schema_of_another_application_is_refused(open_another: OpenStore, database: Database) -> None:
+    await (await open_another()).migrate()
+    database.run("UPDATE perdure_schema SET application = 'another'")
+
+    with pytest.raises(SchemaUnknown, match="another application"):
+        await (await open_another()).migrate()

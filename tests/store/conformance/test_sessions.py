@@ -1,0 +1,200 @@
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from perdure.errors import Conflict, IdempotencyConflict, Invalid, TokenConflict
+from perdure.protocol.deliveries import Capabilities
+from perdure.protocol.events import Usage
+from perdure.store.base import Commit, SessionChange, SessionQuery, Store
+from tests.store import given
+
+
+async def test_a_new_session_is_read_back_as_it_was_written(empty: Store) -> None:
+    new = replace(
+        given.session(),
+        mode="task",
+        capabilities=Capabilities(request_input=True),
+        parent={"sessionId": "p", "callId": "c"},
+        title="Überblick 🧭",
+    )
+
+    await empty.create_session(new)
+
+    row = await empty.session("s")
+    assert row is not None
+    assert (row.agent, row.mode, row.status, row.principal) == ("echo", "task", "starting", given.ADA)
+    assert (row.capabilities, row.parent, row.title) == (new.capabilities, new.parent, new.title)
+    assert (row.turns, row.steps, row.events, row.usage, row.error) == (0, 0, 0, Usage(), None)
+    assert row.created_at == row.updated_at
+    assert row.created_at.endswith("Z")
+
+
+async def test_an_unknown_session_is_none(empty: Store) -> None:
+    assert await empty.session("s") is None
+
+
+async def test_a_title_loses_only_what_no_database_can_hold(empty: Store) -> None:
+    await empty.create_session(replace(given.session(), title="a\0b\ud800c"))
+
+    row = await empty.session("s")
+    assert row is not None
+    assert row.title == "a\N{REPLACEMENT CHARACTER}b?c"
+
+
+async def test_a_session_is_found_by_its_token(store: Store) -> None:
+    assert await store.route("token of s") == "s"
+    assert await store.route("another token") is None
+
+
+async def test_a_token_of_a_live_session_cannot_be_taken_and_nothing_is_left(store: Store) -> None:
+    with pytest.raises(TokenConflict):
+        await store.create_session(given.session("t", token="token of s"), given.delivery(session_id="t", key="k"))
+
+    assert await store.session("t") is None
+    assert await store.deliveries("t", ["d"]) == []
+
+
+async def test_a_session_id_is_used_once(store: Store) -> None:
+    with pytest.raises(Conflict):
+        await store.create_session(given.session("s", token="another"))
+
+    assert await store.route("another") is None
+
+
+async def test_the_first_delivery_is_written_with_its_session(empty: Store) -> None:
+    accepted = await empty.create_session(given.session(), given.delivery(body={"message": "hi"}))
+
+    assert accepted is not None
+    assert accepted.fresh
+    assert [accepted.delivery] == await empty.deliveries("s", ["d"])
+    assert accepted.delivery.body == {"message": "hi"}
+
+
+async def test_a_repeated_creation_gets_the_first_delivery_and_writes_nothing(empty: Store) -> None:
+    first = await empty.create_session(given.session(), given.delivery(key="k"))
+
+    again = await empty.create_session(given.session("t"), given.delivery("e", session_id="t", key="k"))
+
+    assert first is not None
+    assert again is not None
+    assert (again.fresh, again.delivery) == (False, first.delivery)
+    assert await empty.session("t") is None
+
+
+async def test_a_repeated_creation_under_the_same_token_is_no_conflict(empty: Store) -> None:
+    await empty.create_session(given.session(), given.delivery(key="k"))
+
+    again = await empty.create_session(
+        given.session("t", token="token of s"), given.delivery("e", session_id="t", key="k")
+    )
+
+    assert again is not None
+    assert again.delivery.session_id == "s"
+
+
+async def test_one_key_cannot_stand_for_two_requests(empty: Store) -> None:
+    await empty.create_session(given.session(), given.delivery(key="k", digest="one"))
+
+    with pytest.raises(IdempotencyConflict):
+        await empty.create_session(given.session("t"), given.delivery("e", session_id="t", key="k", digest="two"))
+
+    assert await empty.session("t") is None
+
+
+async def test_keys_of_two_owners_never_meet(empty: Store) -> None:
+    await empty.create_session(given.session(), given.delivery(key="k", owner=given.ADA.owner))
+
+    other = await empty.create_session(
+        given.session("t", who=given.BOB), given.delivery(session_id="t", key="k", owner=given.BOB.owner)
+    )
+
+    assert other is not None
+    assert other.fresh
+
+
+async def test_of_twenty_creations_under_one_key_one_is_fresh(empty: Store) -> None:
+    accepted = await asyncio.gather(
+        *(
+            empty.create_session(given.session(f"s{n}"), given.delivery(f"d{n}", session_id=f"s{n}", key="k"))
+            for n in range(20)
+        )
+    )
+
+    assert sum(each is not None and each.fresh for each in accepted) == 1
+    assert len({each.delivery.session_id for each in accepted if each}) == 1
+    assert len((await empty.sessions(SessionQuery())).sessions) == 1
+
+
+async def test_a_session_that_never_started_can_be_forgotten(empty: Store) -> None:
+    await empty.create_session(given.session(), given.delivery(key="k"))
+
+    await empty.discard_session("s")
+
+    assert await empty.session("s") is None
+    assert await empty.route("token of s") is None
+    again = await empty.create_session(given.session(), given.delivery(key="k"))
+    assert again is not None
+    assert again.fresh
+
+
+async def test_a_session_that_started_is_not_forgotten(store: Store) -> None:
+    await store.commit(Commit("s", change=SessionChange(status="running")))
+
+    await store.discard_session("s")
+
+    assert await store.session("s") is not None
+    assert await store.route("token of s") == "s"
+
+
+async def test_to_forget_an_unknown_session_is_nothing(empty: Store) -> None:
+    await empty.discard_session("s")
+
+
+async def test_pages_show_every_session_once_while_others_are_added(empty: Store) -> None:
+    for n in range(7):
+        await empty.create_session(given.session(f"old-{n}"))
+
+    seen: list[str] = []
+    page = await empty.sessions(SessionQuery(limit=3))
+    seen += [row.session_id for row in page.sessions]
+    while page.next_cursor:
+        await empty.create_session(given.session(f"zz-new-{len(seen)}"))
+        page = await empty.sessions(SessionQuery(limit=3, cursor=page.next_cursor))
+        seen += [row.session_id for row in page.sessions]
+
+    old = [session_id for session_id in seen if session_id.startswith("old")]
+    assert sorted(old) == [f"old-{n}" for n in range(7)]
+    assert len(seen) == len(set(seen))
+
+
+async def test_sessions_come_newest_first(empty: Store) -> None:
+    for n in range(5):
+        await empty.create_session(given.session(f"s{n}"))
+
+    rows = (await empty.sessions(SessionQuery())).sessions
+
+    ages = [(row.created_at, row.session_id) for row in rows]
+    assert ages == sorted(ages, reverse=True)
+
+
+async def test_sessions_are_filtered_by_owner_agent_mode_and_status(empty: Store) -> None:
+    await empty.create_session(given.session("a", agent="one"))
+    await empty.create_session(given.session("b", agent="two", who=given.BOB))
+    await empty.create_session(replace(given.session("c", agent="two"), mode="task"))
+    await empty.commit(Commit("b", change=SessionChange(status="waiting")))
+
+    async def found(query: SessionQuery) -> set[str]:
+        return {row.session_id for row in (await empty.sessions(query)).sessions}
+
+    assert await found(SessionQuery(owner=given.ADA.owner)) == {"a", "c"}
+    assert await found(SessionQuery(owner=given.BOB.owner, status="starting")) == set()
+    assert await found(SessionQuery(agent="two")) == {"b", "c"}
+    assert await found(SessionQuery(mode="task")) == {"c"}
+    assert await found(SessionQuery(status="waiting")) == {"b"}
+
+
+@pytest.mark.parametrize("cursor", ["", "!", "e30", "WzFd", "🧭", "WyJhIiwxXQ"])
+async def test_a_made_up_cursor_is_refused(empty: Store, cursor: str) -> None:
+    with pytest.raises(Invalid):
+        await empty.sessions(SessionQuery(cursor=cursor))

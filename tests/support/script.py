@@ -1,0 +1,114 @@
+"""What the scripted provider does, said by the user's message itself.
+
+    say Hello there                          text, word by word
+    think Let me see; say Hello              reasoning first
+    call roll {"sides": 6} and clock {}      two calls at once
+    call roll {} then say Rolled             a second round, once the results are in
+    drip 50 words delay 10                   fifty words, ten milliseconds apart
+    fail 429 times 2 after 1; say Hello      two refusals (Retry-After: 1), then the rest
+    cut after 3; say a b c d e               the connection breaks after three chunks
+    stop after 3; say a b c d e              the stream ends politely, but too early
+    hang                                     no answer at all
+    empty                                    an answer without anything in it
+Anything else is answered with "ok".
+"""
+
+import json
+import re
+from dataclasses import dataclass, replace
+from typing import Any
+
+_THEN = re.compile(r"\s+then\s+")
+_VERB = re.compile(r"(?:;\s*)?(say|think|call|drip|fail|cut after|stop after|hang|empty)\b\s*", re.DOTALL)
+_DRIP = re.compile(r"(\d+)(?:\s+words)?(?:\s+delay\s+([\d.]+))?")
+_FAIL = re.compile(r"(\d+)(?:\s+times\s+(\d+))?(?:\s+after\s+([\d.]+))?")
+_NAME = re.compile(r"([\w-]+)\s*")
+
+
+@dataclass(frozen=True)
+class Fail:
+    status: int
+    times: int
+    retry_after: str | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One answer."""
+
+    words: tuple[str, ...] = ()
+    thoughts: str = ""
+    calls: tuple[tuple[str, str], ...] = ()
+    delay: float = 0.0
+    fail: Fail | None = None
+    cut_after: int | None = None
+    stop_after: int | None = None
+    hang: bool = False
+
+
+def plan(said: str, rounds: int, results: str) -> Plan:
+    """The answer to a message after so many rounds of tool results."""
+    segments = _THEN.split(said.strip())
+    if rounds >= len(segments):
+        return Plan(words=_words(f"Results: {results}"))
+    return _read(segments[rounds])
+
+
+def _read(segment: str) -> Plan:
+    made = Plan()
+    rest = segment
+    while match := _VERB.match(rest):
+        made, rest = _apply(made, match[1], rest[match.end() :])
+    return made if made != Plan() or segment.startswith("empty") else Plan(words=("ok",))
+
+
+def _apply(made: Plan, verb: str, rest: str) -> tuple[Plan, str]:
+    match verb:
+        case "say":
+            return replace(made, words=_words(rest)), ""
+        case "think":
+            thought, semicolon, rest = rest.partition(";")
+            return replace(made, thoughts=thought.strip()), semicolon + rest
+        case "call":
+            calls, rest = _calls(rest)
+            return replace(made, calls=calls), rest
+        case "drip":
+            found, rest = _take(_DRIP, rest)
+            words = tuple(f"w{number} " for number in range(int(found[0])))
+            return replace(made, words=words, delay=float(found[1] or 0) / 1000), rest
+        case "fail":
+            found, rest = _take(_FAIL, rest)
+            return replace(made, fail=Fail(int(found[0]), int(found[1] or 1), found[2])), rest
+        case "hang":
+            return replace(made, hang=True), rest
+        case "empty":
+            return made, rest
+        case _:
+            found, rest = _take(re.compile(r"(\d+)"), rest)
+            number = int(found[0])
+            return (replace(made, cut_after=number) if verb == "cut after" else replace(made, stop_after=number)), rest
+
+
+def _take(pattern: re.Pattern[str], rest: str) -> tuple[tuple[Any, ...], str]:
+    match = pattern.match(rest)
+    if match is None:
+        raise ValueError(f"The script breaks off at {rest!r}")
+    return match.groups(), rest[match.end() :].lstrip()
+
+
+def _calls(rest: str) -> tuple[tuple[tuple[str, str], ...], str]:
+    calls: list[tuple[str, str]] = []
+    while True:
+        (name,), rest = _take(_NAME, rest)
+        arguments = "{}"
+        if rest.startswith("{"):
+            _, end = json.JSONDecoder().raw_decode(rest)
+            arguments, rest = rest[:end], rest[end:].lstrip()
+        calls.append((name, arguments))
+        if not rest.startswith("and "):
+            return tuple(calls), rest
+        rest = rest.removeprefix("and ").lstrip()
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(re.findall(r"\S+\s*|\s+", text.strip()))
