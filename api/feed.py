@@ -224,6 +224,10 @@ class Feeds:
         """How many sessions have readers here."""
         return len(self._feeds)
 
+    @property
+    def readers(self) -> int:
+        return sum(feed.readers for feed in self._feeds.values())
+
     @asynccontextmanager
     async def open(self, session: SessionRow) -> AsyncGenerator[Feed]:
         feed = self._feeds.get(session.session_id)

@@ -48,11 +48,14 @@ def listen(host: str, port: int) -> socket.socket:
     """Take the address, or say clearly who else has it."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=2048)
+        sock = socket.create_server((host, port), family=family, backlog=2048)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise Misconfigured(f"Port {port} on {host} is taken by another process; set PERDURE_PORT.") from error
         raise Misconfigured(f"Cannot listen on {host} port {port}: {error.strerror or error}.") from error
+    # Connections inherit it. Without it a small answer waits 40 ms for the acknowledgement of its own headers.
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
 
 
 async def run(

@@ -1,6 +1,7 @@
 """The command line. What a command needs is imported inside it, so that each starts quickly."""
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,15 +24,20 @@ Agents = Annotated[
 Host = Annotated[str, typer.Option(envvar="PERDURE_HOST", help="Where the API listens.")]
 Port = Annotated[int, typer.Option(envvar="PERDURE_PORT", help="The port of the API.")]
 LogLevel = Annotated[str, typer.Option(envvar="PERDURE_LOG_LEVEL", help="debug, info, warning or error.")]
-ReadyFile = Annotated[Path | None, typer.Option(envvar="PERDURE_READY_FILE", help="Holds our process id while we are ready to work.")]
+ReadyFile = Annotated[
+    Path | None, typer.Option(envvar="PERDURE_READY_FILE", help="Holds our process id while we are ready to work.")
+]
 
 
-def main() -> None:
-    """Run a command; an error is one sentence and exit code 1."""
+def main(words: Sequence[str] | None = None) -> None:
+    """Run the command that these words name, or the one that we were called with.
+
+    An error is one sentence and exit code 1.
+    """
     from perdure.errors import PerdureError
 
     try:
-        app()
+        app(words)
     except KeyboardInterrupt:
         sys.exit(130)
     except PerdureError as error:

@@ -6,9 +6,10 @@ Content never goes into a span; ids, names, counts and durations do. Without an 
 
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from contextvars import Token
 from time import perf_counter
 
-from opentelemetry import metrics, propagate, trace
+from opentelemetry import context, metrics, propagate, trace
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.util.types import AttributeValue
@@ -73,14 +74,24 @@ def turn(request: TurnRequest) -> Generator[None]:
         AGENT: request.agent,
         TURN: request.turn,
     }
-    with trace.get_tracer(SCOPE).start_as_current_span(
-        f"invoke_agent {request.agent}",
-        context=propagate.extract(carrier),
-        attributes=attributes,
-        record_exception=False,
-        set_status_on_exception=False,
-    ):
+    parent = propagate.extract(carrier)
+    span = trace.get_tracer(SCOPE).start_span(f"invoke_agent {request.agent}", context=parent, attributes=attributes)
+    token = context.attach(trace.set_span_in_context(span, parent))
+    try:
         yield
+    except GeneratorExit:
+        # The workflow left this worker's cache, and its context with it; its span is ended by whoever ends the turn.
+        raise
+    except BaseException as error:
+        span.set_attribute(ERROR, type(error).__name__)
+        _end(span, token)
+        raise
+    _end(span, token)
+
+
+def _end(span: Span, token: Token[Context]) -> None:
+    context.detach(token)
+    span.end()
 
 
 @contextmanager

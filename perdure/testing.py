@@ -36,7 +36,18 @@ from perdure.models.demo import DemoModel
 from perdure.protocol.deliveries import DeliveryBody, DeliveryRef, Message, Mode
 from perdure.protocol.events import Event, EventType
 from perdure.protocol.principals import LOCAL, Principal
-from perdure.protocol.requests import Conclusion, Failure, ModelCall, ModelOutcome, ToolCall, ToolOutcome, TurnRequest
+from perdure.protocol.requests import (
+    Conclusion,
+    Failure,
+    ModelCall,
+    ModelOutcome,
+    ParkTurn,
+    Resumed,
+    ResumeTurn,
+    ToolCall,
+    ToolOutcome,
+    TurnRequest,
+)
 from perdure.protocol.wire import JsonObject
 from perdure.session.tokens import hashed
 from perdure.session.turn import StepFailed, run_turn
@@ -262,14 +273,27 @@ class Stage:
         except PerdureError as error:
             raise _step_failed(error) from error
 
+    async def resume(self, resumption: ResumeTurn) -> Resumed:
+        raise _nobody_answers()
+
+    async def park(self, park: ParkTurn) -> None:
+        raise _nobody_answers()
+
     async def conclude(self, conclusion: Conclusion) -> None:
         await self._end.conclude(conclusion)
 
     def out_of_breath(self) -> bool:
         return False
 
+    def cancelled(self) -> bool:
+        return False
+
     def _attempt(self, number: int) -> Attempt:
         return Attempt(number, next(self._generations))
+
+
+def _nobody_answers() -> StepFailed:
+    return StepFailed(Failure(code="NOBODY_ANSWERS", message="A played session has nobody to wait for."))
 
 
 def _step_failed(error: PerdureError) -> StepFailed:

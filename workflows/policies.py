@@ -30,6 +30,15 @@ MODEL = Policy(
     ),
 )
 
+#: Short work on the store between two steps.
+NOTE = Policy(
+    start_to_close=timedelta(seconds=30),
+    heartbeat=None,
+    retry=RetryPolicy(
+        initial_interval=timedelta(milliseconds=200), maximum_interval=timedelta(seconds=10), maximum_attempts=30
+    ),
+)
+
 #: The last word on a turn or a delivery is said in the end, however long the store is away.
 LAST_WORD = Policy(
     start_to_close=timedelta(seconds=30),

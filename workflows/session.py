@@ -1,9 +1,11 @@
 """The driver: one long-lived workflow per session."""
 
-from typing import Any
+import contextlib
+from datetime import timedelta
+from typing import Any, TypeAlias
 
 from temporalio import workflow
-from temporalio.exceptions import ActivityError, ChildWorkflowError, is_cancelled_exception
+from temporalio.exceptions import ChildWorkflowError
 
 from perdure.errors import UnreadableState
 from perdure.protocol import names
@@ -14,13 +16,24 @@ from perdure.protocol.actions import (
     Park,
 )
 from perdure.protocol.deliveries import DeliveryRef
-from perdure.protocol.requests import Conclusion, Coordinates, Failure, Refusal, TurnRequest, TurnResult
+from perdure.protocol.requests import (
+    Conclusion,
+    Coordinates,
+    Failure,
+    Refusal,
+    Reminder,
+    TurnRequest,
+    TurnResult,
+    Withdrawal,
+)
 from perdure.protocol.wire import JsonObject
 from perdure.session import decisions
 from perdure.session.state import SessionState, load_session, read_delivery
 
-from . import failures, policies
-from .steps import conclude
+from . import failures
+from .steps import conclude, note
+
+TurnHandle: TypeAlias = "workflow.ChildWorkflowHandle[Any, TurnResult]"
 
 
 @workflow.defn(name=names.SESSION_WORKFLOW)
@@ -36,6 +49,9 @@ class SessionWorkflow:
         except UnreadableState as unreadable:
             self._unreadable = unreadable
             self._state = SessionState(session_id=workflow.info().workflow_id, agent="", token_hash="")
+        self._in_turn = False
+        self._turn_handle: TurnHandle | None = None
+        self._cancelling = False
 
     @workflow.signal(name=names.DELIVER)
     def deliver(self, data: Any) -> None:
@@ -45,6 +61,15 @@ class SessionWorkflow:
             workflow.logger.warning("A signal of unknown shape was ignored")
             return
         self._state = self._state.hears(delivery)
+
+    @workflow.signal(name=names.CANCEL)
+    def cancel(self, data: Any) -> None:
+        """Stop the turn that runs or is about to run, or withdraw what it waits for. Idle: nothing to do."""
+        del data
+        if self._in_turn or self._state.open or self._state.inbox:
+            self._cancelling = True
+        if self._turn_handle is not None:
+            self._turn_handle.cancel()
 
     @workflow.query(name=names.DESCRIBE)
     def describe(self) -> JsonObject:
@@ -56,13 +81,22 @@ class SessionWorkflow:
             await self._fail(self._unreadable)
             return
         while True:
-            await workflow.wait_condition(lambda: bool(self._state.inbox))
-            await self._refuse_stale()
-            batch, self._state = decisions.next_batch(self._state)
-            if not batch:
+            await self._stirred()
+            if self._cancelling and self._state.open:
+                await self._withdraw()
                 continue
-            result = await self._turn(batch)
+            await self._refuse_stale()
+            await self._remind()
+            expired = decisions.expired(self._state, workflow.time())
+            batch, self._state = decisions.next_batch(self._state)
+            if not batch and not expired:
+                # What was to be cancelled was refused, or is not there any more.
+                self._cancelling = False
+                continue
+            result = await self._turn(batch, expired)
             self._state = self._state.after_turn(result)
+            # A turn that was just parking when it was cancelled has not noticed: what it asked is withdrawn.
+            self._cancelling = self._cancelling and bool(self._state.open)
             match result.action:
                 case Done():
                     return
@@ -73,7 +107,16 @@ class SessionWorkflow:
                     # until a driver that knows how takes over: nothing is lost meanwhile.
                     raise RuntimeError(f"This driver cannot carry out {result.action.kind}")
 
-    async def _turn(self, batch: tuple[DeliveryRef, ...]) -> TurnResult:
+    async def _stirred(self) -> None:
+        """Wait for something to do: a delivery that can be heard, a cancellation, or a request whose time has come."""
+        look = decisions.next_look(self._state)
+        patience = None if look is None else timedelta(seconds=max(0.0, look - workflow.time()))
+        with contextlib.suppress(TimeoutError):
+            await workflow.wait_condition(
+                lambda: self._cancelling or decisions.can_go_on(self._state), timeout=patience
+            )
+
+    async def _turn(self, batch: tuple[DeliveryRef, ...], expired: tuple[str, ...]) -> TurnResult:
         state = self._state
         request = TurnRequest(
             session_id=state.session_id,
@@ -83,21 +126,34 @@ class SessionWorkflow:
             capabilities=state.capabilities,
             snapshot=state.snapshot,
             deliveries=batch,
-            traceparent=batch[-1].traceparent,
+            open=state.open,
+            expired=expired,
+            traceparent=batch[-1].traceparent if batch else None,
         )
         try:
-            return await workflow.execute_child_workflow(
-                names.TURN_WORKFLOW,
-                request,
-                id=names.turn_workflow(state.session_id, state.turn),
-                task_queue=names.sibling(workflow.info().task_queue, names.TURNS_QUEUE),
-                result_type=TurnResult,
-                static_summary=f"turn {state.turn} · {state.agent}",
-            )
+            return await self._run_child(request)
         except ChildWorkflowError as error:
-            if is_cancelled_exception(error):
+            if workflow.cancellation_reason() is not None:
                 raise
             return await self._conclude(request, failures.of_turn(error))
+
+    async def _run_child(self, request: TurnRequest) -> TurnResult:
+        self._in_turn = True
+        try:
+            self._turn_handle = await workflow.start_child_workflow(
+                names.TURN_WORKFLOW,
+                request,
+                id=names.turn_workflow(request.session_id, request.turn),
+                task_queue=names.sibling(workflow.info().task_queue, names.TURNS_QUEUE),
+                result_type=TurnResult,
+                static_summary=f"turn {request.turn} · {request.agent}",
+            )
+            if self._cancelling:
+                self._turn_handle.cancel()
+            return await self._turn_handle
+        finally:
+            self._in_turn = False
+            self._turn_handle = None
 
     async def _conclude(self, request: TurnRequest, failure: Failure) -> TurnResult:
         await conclude(
@@ -112,32 +168,41 @@ class SessionWorkflow:
             snapshot=request.snapshot, action=decisions.after_turn(request.mode, failure), failure=failure
         )
 
+    async def _withdraw(self) -> None:
+        """The turn that waits is cancelled: nobody needs to answer any more."""
+        state = self._state
+        parked = Coordinates(session_id=state.session_id, turn=max(0, state.turn - 1))
+        await note(
+            names.WITHDRAW_INPUTS,
+            Withdrawal(at=parked, mode=state.mode, open=state.open),
+            summary=f"withdraw: {len(state.open)} open",
+        )
+        self._state = self._state.withdrawn()
+        self._cancelling = False
+
+    async def _remind(self) -> None:
+        for request in decisions.reminders(self._state, workflow.time()):
+            number = len(request.remind_at)
+            reminder = Reminder(session_id=self._state.session_id, request_id=request.request_id, left=number - 1)
+            await note(names.REMIND, reminder, summary="remind")
+            self._state = self._state.reminded(request)
+
     async def _refuse_stale(self) -> None:
         """Answer what came with a token that is no longer the session's: with an event, never with silence."""
         stale, self._state = decisions.take_stale(self._state)
         for delivery in stale:
-            await workflow.execute_activity(
-                names.REFUSE_DELIVERY,
-                Refusal(
-                    session_id=self._state.session_id,
-                    delivery_id=delivery.id,
-                    code="session_not_active",
-                    message="The continuation token was replaced before this delivery was read.",
-                ),
-                task_queue=names.sibling(workflow.info().task_queue, names.MODELS_QUEUE),
-                start_to_close_timeout=policies.LAST_WORD.start_to_close,
-                retry_policy=policies.LAST_WORD.retry,
-                summary="stale delivery",
+            refusal = Refusal(
+                session_id=self._state.session_id,
+                delivery_id=delivery.id,
+                code="session_not_active",
+                message="The continuation token was replaced before this delivery was read.",
             )
+            await note(names.REFUSE_DELIVERY, refusal, summary="stale delivery")
 
     async def _fail(self, unreadable: UnreadableState) -> None:
         at = Coordinates(session_id=self._state.session_id, turn=self._state.turn)
         failure = Failure(code=unreadable.code, message=unreadable.message, structural=True)
-        try:
-            await conclude(Conclusion(at=at, failure=failure, deliveries=self._state.inbox))
-        except ActivityError:
-            workflow.logger.error("The failure of an unreadable session could not be told")
-            raise
+        await conclude(Conclusion(at=at, failure=failure, deliveries=self._state.inbox))
 
     def _renew_if_due(self) -> None:
         """Go on in a fresh run. Only between turns: a running child would be terminated with its parent's run."""

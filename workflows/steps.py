@@ -1,12 +1,22 @@
 """The work of a turn, done by activities."""
 
+import asyncio
 from typing import Any, TypeVar, cast
 
 from temporalio import workflow
 from temporalio.exceptions import ActivityError, is_cancelled_exception
 
 from perdure.protocol import names
-from perdure.protocol.requests import Conclusion, ModelCall, ModelOutcome, ToolCall, ToolOutcome
+from perdure.protocol.requests import (
+    Conclusion,
+    ModelCall,
+    ModelOutcome,
+    ParkTurn,
+    Resumed,
+    ResumeTurn,
+    ToolCall,
+    ToolOutcome,
+)
 from perdure.session.turn import StepFailed
 
 from . import failures, policies
@@ -19,7 +29,7 @@ class ActivitySteps:
     """Each call is one activity on the queue of its kind."""
 
     async def call_model(self, call: ModelCall) -> ModelOutcome:
-        return await _act(
+        return await act(
             names.CALL_MODEL,
             call,
             queue=names.MODELS_QUEUE,
@@ -29,7 +39,7 @@ class ActivitySteps:
         )
 
     async def call_tool(self, call: ToolCall) -> ToolOutcome:
-        return await _act(
+        return await act(
             names.CALL_TOOL,
             call,
             queue=names.TOOLS_QUEUE,
@@ -38,26 +48,45 @@ class ActivitySteps:
             result=ToolOutcome,
         )
 
+    async def resume(self, resumption: ResumeTurn) -> Resumed:
+        return await act(names.RESUME_TURN, resumption, policy=policies.NOTE, summary="resume", result=Resumed)
+
+    async def park(self, park: ParkTurn) -> None:
+        waiting = f"park: {len(park.open)} open"
+        await act(names.PARK_TURN, park, policy=policies.NOTE, summary=waiting, result=type(None))
+
     async def conclude(self, conclusion: Conclusion) -> None:
         await conclude(conclusion)
 
     def out_of_breath(self) -> bool:
         return workflow.info().is_continue_as_new_suggested()
 
+    def cancelled(self) -> bool:
+        return workflow.cancellation_reason() is not None
+
 
 async def conclude(conclusion: Conclusion) -> None:
-    """Tell the readers of a failure that no step could tell."""
+    """Tell the readers of an end that no step could tell."""
+    code = conclusion.failure.code
+    await note(names.CONCLUDE_TURN, conclusion, summary=f"{conclusion.kind}: {code}")
+
+
+async def note(name: str, argument: Any, *, summary: str) -> None:
+    """Say something that must be said in the end, however long the store is away."""
     await workflow.execute_activity(
-        names.CONCLUDE_TURN,
-        conclusion,
+        name,
+        argument,
         task_queue=names.sibling(workflow.info().task_queue, names.MODELS_QUEUE),
         start_to_close_timeout=policies.LAST_WORD.start_to_close,
         retry_policy=policies.LAST_WORD.retry,
-        summary=f"failed: {conclusion.failure.code}",
+        summary=summary,
     )
 
 
-async def _act(name: str, argument: Any, *, queue: str, policy: Policy, summary: str, result: type[T]) -> T:
+async def act(
+    name: str, argument: Any, *, queue: str = names.MODELS_QUEUE, policy: Policy, summary: str, result: type[T]
+) -> T:
+    """Run one activity; what it cannot do in all its attempts is a `StepFailed`."""
     try:
         return await workflow.execute_activity(
             name,
@@ -67,10 +96,11 @@ async def _act(name: str, argument: Any, *, queue: str, policy: Policy, summary:
             start_to_close_timeout=policy.start_to_close,
             heartbeat_timeout=policy.heartbeat,
             retry_policy=policy.retry,
+            # Nothing is said to have stopped before it has.
             cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
             summary=summary[:200],
         )
     except ActivityError as error:
         if is_cancelled_exception(error):
-            raise
+            raise asyncio.CancelledError from error
         raise StepFailed(failures.of_activity(error)) from error

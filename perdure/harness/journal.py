@@ -10,6 +10,7 @@ from perdure.errors import UnreadableState
 from perdure.protocol import names
 from perdure.protocol.deliveries import DeliveryBody
 from perdure.protocol.events import FinishReason, Usage
+from perdure.protocol.principals import Principal
 from perdure.protocol.requests import CallRef, Calls, Failure, Finished, ToolOutcome
 from perdure.protocol.wire import JsonObject, Wire
 from perdure.store.base import NewRecord
@@ -135,6 +136,11 @@ class TurnJournal:
         return tuple(
             read(self._by_key[0, names.delivery_slot(index)], DELIVERY, HeardDelivery) for index in range(count)
         )
+
+    @property
+    def principal(self) -> Principal | None:
+        """Whoever spoke last to this turn."""
+        return next((heard.principal for heard in reversed(self.heard()) if heard.principal), None)
 
     def reply(self, step: int) -> StoredReply | None:
         record = self.at(step, names.REPLY)

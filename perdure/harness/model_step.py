@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import uuid4
 
 from perdure.agents.agent import Agent
@@ -54,12 +54,19 @@ class _Scene:
 class ModelStep:
     """Asks the model once for each step, and never twice for an answer that was recorded."""
 
-    def __init__(self, store: Store, agents: AgentRegistry, models: ModelSource, settings: Settings) -> None:
+    def __init__(
+        self,
+        store: Store,
+        agents: AgentRegistry,
+        models: ModelSource,
+        settings: Settings,
+        histories: Histories | None = None,
+    ) -> None:
         self._store = store
         self._agents = agents
         self._models = models
         self._settings = settings
-        self._histories = Histories(store)
+        self._histories = histories or Histories(store)
 
     async def run(self, call: ModelCall, attempt: Attempt) -> ModelOutcome:
         scene = await self._scene(call, attempt)
@@ -86,17 +93,20 @@ class ModelStep:
         """Take the step over, hear its deliveries, tell the readers; all in one commit."""
         call = scene.call
         while True:
-            heard = await hear(self._store, call.at, call.deliveries, scene.turn) if call.at.step == 0 else ()
-            if call.at.step == 0 and not heard:
-                return Unheard()
+            heard: tuple[HeardDelivery, ...] = ()
+            if call.at.step == 0:
+                heard, turn = await hear(self._store, call.at, call.deliveries, scene.turn)
+                if not heard:
+                    return Unheard()
+                scene = replace(scene, turn=turn)
             opening = open_step(call.at, scene.attempt.number, heard, scene.turn, scene.agent.name, self._model(scene))
             try:
-                return await self._open(scene, opening, heard)
+                return await self._open(scene, opening)
             except DeliveryTaken:
                 # Withdrawn or refused since it was read: look again at what is left.
                 continue
 
-    async def _open(self, scene: _Scene, opening: Opening, heard: tuple[HeardDelivery, ...]) -> "_Scene | ModelOutcome":
+    async def _open(self, scene: _Scene, opening: Opening) -> "_Scene | ModelOutcome":
         limit = self._limit(scene)
         settlement = settle_failure(scene.facts, scene.call.mode, limit, Usage()) if limit else Settlement()
         at = scene.call.at
@@ -119,7 +129,7 @@ class ModelStep:
             return model_outcome(done.existing)
         if limit:
             return Finished(failure=limit)
-        return _Scene(scene.call, scene.attempt, scene.row, scene.agent, scene.past, scene.turn.plus(opening.records))
+        return replace(scene, turn=scene.turn.plus(opening.records))
 
     def _limit(self, scene: _Scene) -> Failure | None:
         limits, used = scene.agent.limits, scene.row.usage
@@ -187,7 +197,7 @@ class ModelStep:
         instructions = scene.agent.instructions
         if isinstance(instructions, str):
             return instructions
-        said = instructions(view_of(scene.row, scene.call.at))
+        said = instructions(view_of(scene.row, scene.call.at, scene.turn.principal))
         return await said if inspect.isawaitable(said) else said
 
     # --- after it has answered ---

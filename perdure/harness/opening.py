@@ -7,7 +7,7 @@ from perdure.protocol import names
 from perdure.protocol.deliveries import DeliveryBody
 from perdure.protocol.events import NewEvent
 from perdure.protocol.requests import Coordinates, DeliveryRef
-from perdure.store.base import NewRecord, SessionChange, Store
+from perdure.store.base import DeliveryRow, NewRecord, SessionChange, Store
 
 from .facts import Facts
 from .journal import DELIVERY, HeardDelivery, TurnJournal, written
@@ -26,16 +26,21 @@ class Opening:
 
 async def hear(
     store: Store, at: Coordinates, refs: Sequence[DeliveryRef], turn: TurnJournal
-) -> tuple[HeardDelivery, ...]:
+) -> tuple[tuple[HeardDelivery, ...], TurnJournal]:
     """What this turn hears: what it has heard already, or else what is still there to be heard."""
     if heard := turn.heard():
-        return heard
+        return heard, turn
     rows = await store.deliveries(at.session_id, [ref.id for ref in refs])
-    return tuple(
-        HeardDelivery(**DeliveryBody.model_validate(row.body).model_dump(), delivery_id=row.delivery_id)
-        for row in rows
-        if row.body is not None and row.refused is None and row.turn is None
-    )
+    if any(row.turn == at.turn for row in rows):
+        # An older attempt has begun since the records were read; what it heard stands there now.
+        turn = TurnJournal(await store.records(at.session_id, from_turn=at.turn, to_turn=at.turn))
+        return turn.heard(), turn
+    left = [row for row in rows if row.body is not None and row.refused is None and row.turn is None]
+    return tuple(_heard(row) for row in left), turn
+
+
+def _heard(row: DeliveryRow) -> HeardDelivery:
+    return HeardDelivery(**DeliveryBody.model_validate(row.body).model_dump(), delivery_id=row.delivery_id)
 
 
 def open_step(

@@ -4,6 +4,7 @@ from perdure.agents.agent import Agent
 from perdure.agents.context import SessionView
 from perdure.agents.registry import AgentRegistry
 from perdure.errors import AgentGone, SessionGone
+from perdure.protocol.principals import Principal
 from perdure.protocol.requests import Coordinates
 from perdure.store.base import SessionRow, Store
 
@@ -22,13 +23,14 @@ def find_agent(agents: AgentRegistry, name: str) -> Agent:
     return agent
 
 
-def view_of(row: SessionRow, at: Coordinates) -> SessionView:
+def view_of(row: SessionRow, at: Coordinates, speaker: Principal | None) -> SessionView:
+    """The session for the author's code; `speaker` is whoever the turn listens to, if that is known."""
     return SessionView(
         id=row.session_id,
         agent=row.agent,
         turn=at.turn,
         step=at.step,
-        auth=row.principal,
+        auth=speaker or row.principal,
         mode=row.mode,
         parent=row.parent,
     )

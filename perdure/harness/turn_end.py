@@ -49,7 +49,7 @@ class TurnEnd:
         if turn.over:
             await self._store.commit(Commit(row.session_id, close_turn=conclusion.at.turn))
             return False
-        heard = await hear(self._store, conclusion.at, conclusion.deliveries, turn)
+        heard, turn = await hear(self._store, conclusion.at, conclusion.deliveries, turn)
         if not heard and not conclusion.failure.structural and conclusion.mode == "conversation":
             # Nothing was accepted, so nobody waits for a boundary.
             return False

@@ -22,6 +22,7 @@ from pydantic_core import to_json
 
 from .base import Delta, Prompt, ReasoningDelta, Reply, TextDelta, ToolInputDelta, finish_reason, usage_of
 from .failures import failure, truncated
+from .lean import made_lean
 
 #: No provider over HTTP; these never say why they finished.
 _OFFLINE = frozenset({"test", "function"})
@@ -34,6 +35,8 @@ class ProviderModel:
         self._name = name
         self._model = model
         self._timeout = timeout
+        # Retries belong to the engine: it waits without a worker, and readers are told of each attempt.
+        self._max_retries = None if made_lean(model) else 0
 
     async def stream(self, prompt: Prompt) -> AsyncGenerator[Delta | Reply, None]:
         try:
@@ -55,15 +58,23 @@ class ProviderModel:
                     for delta in _deltas(event, calls):
                         yield delta
             response = answer.get()
-        cut_off = response.finish_reason is None and self._model.system not in _OFFLINE
-        if cut_off or response.state == "incomplete":
+        if self._broken_off(response):
             raise truncated(self._name)
         response = calls.renamed(response)
         yield Reply(response=response, finish_reason=finish_reason(response), usage=usage_of(response))
 
+    def _broken_off(self, response: ModelResponse) -> bool:
+        """Whether the stream ended before the answer did: what is half a thought must not become history."""
+        if response.state == "incomplete":
+            return True
+        if response.finish_reason is None:
+            return self._model.system not in _OFFLINE
+        # pydantic-ai makes up a reason when this API gave none.
+        guessed = response.provider_name == "openai" and "finish_reason" not in (response.provider_details or {})
+        return guessed and response.finish_reason != "content_filter"
+
     def _settings(self, prompt: Prompt) -> ModelSettings:
-        # Retries belong to the engine: it waits without a worker, and readers are told of each attempt.
-        ours = {"timeout": self._timeout, **prompt.settings, "max_retries": 0}
+        ours = {"timeout": self._timeout, **prompt.settings, "max_retries": self._max_retries}
         return cast("ModelSettings", ours)
 
 

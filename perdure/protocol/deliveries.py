@@ -42,10 +42,13 @@ Message: TypeAlias = str | tuple[TextPart | FilePart, ...]
 class DeliveryBody(Versioned):
     """The content of a delivery. It lives in the store and never in Temporal."""
 
-    kind: Literal["message"] = "message"
+    # An answer changed what is open before it was delivered; the delivery tells the session to look.
+    kind: Literal["message", "answer"] = "message"
     message: Message | None = None
     client_context: tuple[str, ...] = ()
     input_responses: tuple[InputResponse, ...] = ()
+    # The requests that this delivery answers.
+    answers: tuple[str, ...] = ()
     output_schema: JsonObject | None = None
     principal: Principal | None = None
 
@@ -54,6 +57,7 @@ class DeliveryRef(Versioned):
     """A delivery as Temporal sees it: a signal's payload and an entry of the driver's inbox."""
 
     id: str
+    kind: Literal["message", "answer"] = "message"
     token_hash: str
     coalesce: bool = False
     traceparent: str | None = None

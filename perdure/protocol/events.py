@@ -20,6 +20,8 @@ class EventType:
     TURN_STARTED = "turn.started"
     TURN_COMPLETED = "turn.completed"
     TURN_FAILED = "turn.failed"
+    INPUT_REQUESTED = "input.requested"
+    RESULT_COMPLETED = "result.completed"
     MESSAGE_RECEIVED = "message.received"
     MESSAGE_APPENDED = "message.appended"
     MESSAGE_COMPLETED = "message.completed"
@@ -33,6 +35,10 @@ class EventType:
     ACTION_RESULT = "action.result"
     # Beyond the contract; clients ignore types that they do not know.
     STEP_SUPERSEDED = "step.superseded"
+    TURN_CANCELLED = "turn.cancelled"
+    CANCEL_REQUESTED = "cancel.requested"
+    INPUT_RESOLVED = "input.resolved"
+    INPUT_REMINDED = "input.reminded"
     DELIVERY_REFUSED = "delivery.refused"
 
 

@@ -5,10 +5,15 @@ TURN_WORKFLOW = "Turn"
 
 CALL_MODEL = "call_model"
 CALL_TOOL = "call_tool"
+RESUME_TURN = "resume_turn"
+PARK_TURN = "park_turn"
+WITHDRAW_INPUTS = "withdraw_inputs"
+REMIND = "remind"
 CONCLUDE_TURN = "conclude_turn"
 REFUSE_DELIVERY = "refuse_delivery"
 
 DELIVER = "deliver"
+CANCEL = "cancel"
 DESCRIBE = "describe"
 
 SESSIONS_QUEUE = "sessions"

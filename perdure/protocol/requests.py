@@ -7,6 +7,7 @@ from pydantic import Field
 from .actions import Action
 from .deliveries import Capabilities, DeliveryRef, Mode
 from .events import Usage
+from .inputs import OpenInput
 from .wire import JsonObject, Versioned, Wire
 
 
@@ -42,7 +43,6 @@ class ModelCall(Versioned):
     capabilities: Capabilities = Capabilities()
     # Only the first step of a turn hears deliveries.
     deliveries: tuple[DeliveryRef, ...] = ()
-    traceparent: str | None = None
 
 
 class CallRef(Wire):
@@ -62,6 +62,16 @@ class Calls(Wire):
 
     kind: Literal["calls"] = "calls"
     calls: tuple[CallRef, ...]
+    # Calls that wait for people; the turn parks on them when the others have ended.
+    open: tuple[OpenInput, ...] = ()
+    usage: Usage = Usage()
+
+
+class Parked(Wire):
+    """All that the model asks for waits for people, and the readers have been told."""
+
+    kind: Literal["parked"] = "parked"
+    open: tuple[OpenInput, ...]
     usage: Usage = Usage()
 
 
@@ -79,16 +89,67 @@ class Unheard(Wire):
     kind: Literal["unheard"] = "unheard"
 
 
-ModelOutcome: TypeAlias = Annotated[Calls | Finished | Unheard, Field(discriminator="kind")]
+ModelOutcome: TypeAlias = Annotated[Calls | Parked | Finished | Unheard, Field(discriminator="kind")]
+
+
+class ResumeTurn(Versioned):
+    """Input of `resume_turn`: what people said, or that they said nothing in time."""
+
+    at: Coordinates
+    agent: str
+    mode: Mode = "conversation"
+    capabilities: Capabilities = Capabilities()
+    deliveries: tuple[DeliveryRef, ...] = ()
+    # Requests whose time was up when the turn was started.
+    expired: tuple[str, ...] = ()
+    # All that was open when the turn was started.
+    open: tuple[OpenInput, ...] = ()
+
+
+class ApprovedCall(Wire):
+    """A call that may run now. It belongs to the step that asked for it."""
+
+    at: Coordinates
+    call: CallRef
+
+
+class Resumed(Wire):
+    """What the answers came to."""
+
+    calls: tuple[ApprovedCall, ...] = ()
+    # What still waits for people; the model is not asked before nothing does.
+    open: tuple[OpenInput, ...] = ()
+    # The turn has ended with this, and the readers have been told.
+    failure: Failure | None = None
+
+
+class ParkTurn(Versioned):
+    """Input of `park_turn`: the turn ends here and waits for people."""
+
+    at: Coordinates
+    agent: str
+    mode: Mode = "conversation"
+    open: tuple[OpenInput, ...]
+
+
+class Reminder(Versioned):
+    """Input of `remind`."""
+
+    session_id: str
+    request_id: str
+    # How many reminders of this request will follow.
+    left: int
 
 
 class ToolCall(Versioned):
     """Input of `call_tool`."""
 
+    # The step that asked for it: there its records stand.
     at: Coordinates
+    # The turn that runs it, when that is a later one: there its result is told.
+    told_at: Coordinates | None = None
     agent: str
     call: CallRef
-    traceparent: str | None = None
 
 
 class ToolOutcome(Wire):
@@ -101,12 +162,21 @@ class ToolOutcome(Wire):
 
 
 class Conclusion(Versioned):
-    """Input of `conclude_turn`: a failure that no step could tell by itself."""
+    """Input of `conclude_turn`: an end that no step could tell by itself."""
 
+    kind: Literal["failed", "cancelled"] = "failed"
     at: Coordinates
     mode: Mode = "conversation"
     failure: Failure
     deliveries: tuple[DeliveryRef, ...] = ()
+
+
+class Withdrawal(Versioned):
+    """Input of `withdraw_inputs`: a parked turn was cancelled, and nobody needs to answer any more."""
+
+    at: Coordinates
+    mode: Mode = "conversation"
+    open: tuple[OpenInput, ...]
 
 
 class Refusal(Versioned):
@@ -128,6 +198,9 @@ class TurnRequest(Versioned):
     capabilities: Capabilities = Capabilities()
     snapshot: Snapshot = Snapshot()
     deliveries: tuple[DeliveryRef, ...] = ()
+    # What waits for people, and which of it has waited too long.
+    open: tuple[OpenInput, ...] = ()
+    expired: tuple[str, ...] = ()
     # Where a turn that continued as new goes on.
     step: int = 0
     token_hash: str | None = None
@@ -142,3 +215,6 @@ class TurnResult(Versioned):
     # The session's token as this turn left it; None when it did not change.
     token_hash: str | None = None
     failure: Failure | None = None
+    # What waits for people now.
+    open: tuple[OpenInput, ...] = ()
+    cancelled: bool = False

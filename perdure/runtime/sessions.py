@@ -37,6 +37,8 @@ from . import ids
 
 #: How long a caller waits for Temporal before the answer is 503.
 RPC_PATIENCE = timedelta(seconds=5)
+#: A lazy client that finds no server at its first call says so with a plain RuntimeError.
+_AWAY = (RPCError, RuntimeError)
 
 
 @dataclass(frozen=True)
@@ -182,7 +184,7 @@ class Sessions:
     async def _workflow(self, session_id: str) -> tuple[str | None, str | None]:
         try:
             found = await self._client.get_workflow_handle(session_id).describe(rpc_timeout=timedelta(seconds=2))
-        except RPCError:
+        except _AWAY:
             return None, None
         return found.run_id, found.status.name.lower() if found.status else None
 
@@ -229,7 +231,7 @@ class Sessions:
             )
         except WorkflowAlreadyStartedError:
             return
-        except RPCError as error:
+        except _AWAY as error:
             if discard:
                 # If Temporal did take it after all, its first turn finds no session, and ends without a trace.
                 await self._store.discard_session(session.session_id)
@@ -239,11 +241,11 @@ class Sessions:
         handle = self._client.get_workflow_handle(session_id)
         try:
             await handle.signal(names.DELIVER, ref.model_dump(mode="json"), rpc_timeout=RPC_PATIENCE)
-        except RPCError as error:
+        except _AWAY as error:
             # Too late to take back: a turn has heard it, so it was delivered.
             if not keep and not await self._store.withdraw(session_id, ref.id):
                 return
-            if error.status == RPCStatusCode.NOT_FOUND:
+            if isinstance(error, RPCError) and error.status == RPCStatusCode.NOT_FOUND:
                 raise NoActiveSession from error
             raise Unavailable("The message could not be delivered; try again.") from error
 

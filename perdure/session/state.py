@@ -7,6 +7,7 @@ from pydantic import Field, ValidationError
 from perdure.errors import UnreadableState
 from perdure.protocol.deliveries import Capabilities, DeliveryRef, Mode
 from perdure.protocol.events import Usage
+from perdure.protocol.inputs import OpenInput
 from perdure.protocol.requests import Snapshot, TurnResult
 from perdure.protocol.wire import JsonObject, Wire
 
@@ -30,6 +31,8 @@ class SessionState(Wire):
     inbox: tuple[DeliveryRef, ...] = ()
     seen: tuple[str, ...] = ()
     snapshot: Snapshot = Snapshot()
+    # What waits for people.
+    open: tuple[OpenInput, ...] = ()
 
     def hears(self, delivery: DeliveryRef) -> "SessionState":
         """Queue a delivery, once."""
@@ -42,9 +45,21 @@ class SessionState(Wire):
             }
         )
 
+    def without(self, delivery: DeliveryRef) -> "SessionState":
+        return self.model_copy(update={"inbox": tuple(each for each in self.inbox if each is not delivery)})
+
+    def reminded(self, request: OpenInput) -> "SessionState":
+        """The next reminder of this request is the one after."""
+        later = request.model_copy(update={"remind_at": request.remind_at[1:]})
+        return self.model_copy(update={"open": tuple(later if each is request else each for each in self.open)})
+
+    def withdrawn(self) -> "SessionState":
+        """Nobody is asked any more."""
+        return self.model_copy(update={"open": ()})
+
     def after_turn(self, result: TurnResult) -> "SessionState":
         """Take over what the turn left: its snapshot, and the session's new token if it changed."""
-        state = self.model_copy(update={"turn": self.turn + 1, "snapshot": result.snapshot})
+        state = self.model_copy(update={"turn": self.turn + 1, "snapshot": result.snapshot, "open": result.open})
         if result.token_hash is None or result.token_hash == self.token_hash:
             return state
         # Deliveries that were accepted with the old token while it was valid stay accepted.

@@ -5,9 +5,12 @@ prefers throughput to rolling turn code forward, drives it directly.
 """
 
 import asyncio
+from collections.abc import Sequence
 from typing import Protocol
 
 from perdure.errors import PerdureError, Structural
+from perdure.protocol.actions import Park
+from perdure.protocol.inputs import OpenInput
 from perdure.protocol.requests import (
     CallRef,
     Calls,
@@ -17,7 +20,10 @@ from perdure.protocol.requests import (
     Finished,
     ModelCall,
     ModelOutcome,
-    Snapshot,
+    Parked,
+    ParkTurn,
+    Resumed,
+    ResumeTurn,
     ToolCall,
     ToolOutcome,
     TurnRequest,
@@ -45,10 +51,18 @@ class Steps(Protocol):
 
     async def call_tool(self, call: ToolCall) -> ToolOutcome: ...
 
+    async def resume(self, resumption: ResumeTurn) -> Resumed: ...
+
+    async def park(self, park: ParkTurn) -> None: ...
+
     async def conclude(self, conclusion: Conclusion) -> None: ...
 
     def out_of_breath(self) -> bool:
         """Whether the turn should go on in a fresh run before it takes the next step."""
+        ...
+
+    def cancelled(self) -> bool:
+        """Whether somebody has asked to stop: work that was just ending may have ended well all the same."""
         ...
 
 
@@ -65,7 +79,9 @@ async def run_turn(request: TurnRequest, steps: Steps) -> TurnResult | Breath:
         failure = Failure(code=unreadable.code, message=unreadable.message, structural=True)
         await steps.conclude(_conclusion(request, request.step, failure))
         # What cannot be read is handed back untouched: newer code may still read it.
-        return _result(request, request.snapshot, failure, request.token_hash)
+        return TurnResult(
+            snapshot=request.snapshot, action=decisions.after_turn(request.mode, failure), failure=failure
+        )
     return await turn.run()
 
 
@@ -79,71 +95,118 @@ class _Turn:
 
     async def run(self) -> TurnResult | Breath:
         try:
-            while True:
-                outcome = await self._steps.call_model(self._model_call())
-                match outcome:
-                    case Unheard():
-                        return self._result(None)
-                    case Finished(usage=usage, failure=failure):
-                        self._state = self._state.after_step(usage)
-                        return self._result(failure)
-                    case Calls(calls=calls, usage=usage):
-                        self._state = self._state.after_step(usage)
-                        await self._call(calls)
-                self._step += 1
-                if self._steps.out_of_breath():
-                    return Breath(request=self._rest())
+            if decisions.resumes(self._request) and (parked := await self._resume()):
+                return parked
+            return await self._go_on()
         except StepFailed as failed:
             await self._steps.conclude(_conclusion(self._request, self._step, failed.failure))
             return self._result(failed.failure)
+        except asyncio.CancelledError:
+            # Everything that ran has stopped by now; only then is it said.
+            await self._steps.conclude(_cancellation(self._request, self._step))
+            return self._result(CANCELLED, cancelled=True)
+
+    async def _resume(self) -> TurnResult | None:
+        """Carry out what people decided. A result means that the turn ends here."""
+        request = self._request
+        resumed = await self._steps.resume(
+            ResumeTurn(
+                at=self._at,
+                agent=request.agent,
+                mode=request.mode,
+                capabilities=request.capabilities,
+                deliveries=request.deliveries,
+                expired=request.expired,
+                open=request.open,
+            )
+        )
+        if resumed.failure:
+            return self._result(resumed.failure)
+        await self._call([self._tool_call(approved.at, approved.call) for approved in resumed.calls])
+        self._stop_if_cancelled()
+        return await self._park(resumed.open) if resumed.open else None
+
+    async def _go_on(self) -> TurnResult | Breath:
+        while True:
+            outcome = await self._steps.call_model(self._model_call())
+            match outcome:
+                case Unheard():
+                    return self._result(None)
+                case Finished(usage=usage, failure=failure):
+                    self._state = self._state.after_step(usage)
+                    return self._result(failure)
+                case Parked(open=open, usage=usage):
+                    self._state = self._state.after_step(usage)
+                    return self._result(None, open=open)
+                case Calls(calls=calls, open=open, usage=usage):
+                    self._state = self._state.after_step(usage)
+                    await self._call([self._tool_call(self._at, call) for call in calls])
+                    self._stop_if_cancelled()
+                    if open:
+                        return await self._park(open)
+            self._step += 1
+            if self._steps.out_of_breath():
+                return Breath(request=self._rest())
+
+    def _stop_if_cancelled(self) -> None:
+        if self._steps.cancelled():
+            raise asyncio.CancelledError
+
+    @property
+    def _at(self) -> Coordinates:
+        return Coordinates(session_id=self._request.session_id, turn=self._request.turn, step=self._step)
 
     def _model_call(self) -> ModelCall:
         request = self._request
         return ModelCall(
-            at=Coordinates(session_id=request.session_id, turn=request.turn, step=self._step),
+            at=self._at,
             agent=request.agent,
             mode=request.mode,
             capabilities=request.capabilities,
             deliveries=request.deliveries if self._step == 0 else (),
-            traceparent=request.traceparent,
         )
 
-    async def _call(self, calls: tuple[CallRef, ...]) -> None:
-        """Run the calls of one step side by side; all of them end before the next step begins."""
-        at = Coordinates(session_id=self._request.session_id, turn=self._request.turn, step=self._step)
-        ended = await asyncio.gather(
-            *(
-                self._steps.call_tool(
-                    ToolCall(at=at, agent=self._request.agent, call=call, traceparent=self._request.traceparent)
-                )
-                for call in calls
-            ),
-            return_exceptions=True,
-        )
-        failures = [end for end in ended if isinstance(end, BaseException)]
-        if failures:
-            raise failures[0]
+    def _tool_call(self, at: Coordinates, call: CallRef) -> ToolCall:
+        return ToolCall(at=at, told_at=self._at if at != self._at else None, agent=self._request.agent, call=call)
+
+    async def _call(self, calls: Sequence[ToolCall]) -> None:
+        """Run calls side by side; all of them end before anything else happens."""
+        ended = await asyncio.gather(*(self._steps.call_tool(call) for call in calls), return_exceptions=True)
         for end in ended:
-            if isinstance(end, ToolOutcome) and end.token_hash is not None:
-                self._token_hash = end.token_hash
+            match end:
+                case BaseException():
+                    raise end
+                case ToolOutcome(token_hash=str(token_hash)):
+                    self._token_hash = token_hash
+                case ToolOutcome():
+                    pass
+
+    async def _park(self, open: tuple[OpenInput, ...]) -> TurnResult:
+        request = self._request
+        await self._steps.park(ParkTurn(at=self._at, agent=request.agent, mode=request.mode, open=open))
+        return self._result(None, open=open)
 
     def _rest(self) -> TurnRequest:
-        return self._request.model_copy(
-            update={"step": self._step, "snapshot": dump_turn(self._state), "token_hash": self._token_hash}
+        done: dict[str, object] = {"expired": (), "open": (), "step": self._step}
+        kept = {"snapshot": dump_turn(self._state), "token_hash": self._token_hash}
+        return self._request.model_copy(update={**done, **kept})
+
+    def _result(
+        self, failure: Failure | None, *, open: tuple[OpenInput, ...] = (), cancelled: bool = False
+    ) -> TurnResult:
+        state = self._state.after_failure() if failure and not cancelled else self._state
+        mode = self._request.mode
+        return TurnResult(
+            snapshot=dump_turn(state),
+            action=decisions.after_turn(mode, failure) if not open else Park(),
+            token_hash=self._token_hash,
+            failure=failure,
+            open=open,
+            cancelled=cancelled,
         )
 
-    def _result(self, failure: Failure | None) -> TurnResult:
-        state = self._state.after_failure() if failure else self._state
-        return _result(self._request, dump_turn(state), failure, self._token_hash)
 
-
-def _result(request: TurnRequest, snapshot: Snapshot, failure: Failure | None, token_hash: str | None) -> TurnResult:
-    return TurnResult(
-        snapshot=snapshot,
-        action=decisions.after_turn(request.mode, failure),
-        token_hash=token_hash,
-        failure=failure,
-    )
+CANCELLED = Failure(code="TURN_CANCELLED", message="The turn was cancelled.")
 
 
 def _conclusion(request: TurnRequest, step: int, failure: Failure) -> Conclusion:
@@ -153,3 +216,7 @@ def _conclusion(request: TurnRequest, step: int, failure: Failure) -> Conclusion
         failure=failure,
         deliveries=request.deliveries,
     )
+
+
+def _cancellation(request: TurnRequest, step: int) -> Conclusion:
+    return _conclusion(request, step, CANCELLED).model_copy(update={"kind": "cancelled"})

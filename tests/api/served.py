@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -139,6 +139,13 @@ class Reading:
                 return read
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that no event tells of."""
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
 def step(turn: int, number: int, what: str, kind: str, attempt: int = 1, **data: Any) -> NewEvent:
     return NewEvent(
         type=kind,
@@ -157,23 +164,19 @@ def said(turn: int, number: int, index: int, text: str, attempt: int = 1) -> New
 
 def turn_events(turn: int, pieces: Sequence[str] = ("Hel", "lo"), *, deliveries: Sequence[str] = ()) -> list[NewEvent]:
     """A text turn, up to and including its boundary."""
-    around = {"turn": turn, "data": turn_coordinates(turn)}
     return [
-        NewEvent(
-            type=EventType.TURN_STARTED, key=names.turn_key(turn, "started"), delivery_ids=tuple(deliveries), **around
-        ),
+        of_turn(turn, "started", EventType.TURN_STARTED).model_copy(update={"delivery_ids": tuple(deliveries)}),
         step(turn, 0, "started", EventType.STEP_STARTED),
         *(said(turn, 0, index, piece) for index, piece in enumerate(pieces)),
         step(turn, 0, "message", EventType.MESSAGE_COMPLETED, message="".join(pieces), finishReason="stop"),
         step(turn, 0, "completed", EventType.STEP_COMPLETED, finishReason="stop"),
-        NewEvent(type=EventType.TURN_COMPLETED, key=names.turn_key(turn, "completed"), **around),
-        NewEvent(
-            type=EventType.SESSION_WAITING,
-            key=names.turn_key(turn, "waiting"),
-            turn=turn,
-            data={"wait": "next-user-message"},
-        ),
+        of_turn(turn, "completed", EventType.TURN_COMPLETED),
+        NewEvent(type=EventType.SESSION_WAITING, key=names.turn_key(turn, "waiting"), data={"wait": "next"}, turn=turn),
     ]
+
+
+def of_turn(turn: int, what: str, kind: str) -> NewEvent:
+    return NewEvent(type=kind, key=names.turn_key(turn, what), data=turn_coordinates(turn), turn=turn)
 
 
 def session_over() -> NewEvent:

@@ -6,9 +6,14 @@ import pytest
 
 from tests.api.served import URL, Api
 
-CALLBACK = {"callId": "c", "subagentName": "s", "token": "t", "url": "https://parent.example/eve/v1/callback/t"}
+CALLBACK: dict[str, Any] = {
+    "callId": "c",
+    "subagentName": "s",
+    "token": "t",
+    "url": "https://parent.example/eve/v1/callback/t",
+}
 
-MESSAGE = [
+MESSAGE: list[tuple[Any, str]] = [
     (5, "Expected 'message' to be a string or an array of text/file parts."),
     (None, "Expected 'message' to be a string or an array of text/file parts."),
     ({}, "Expected 'message' to be a string or an array of text/file parts."),
@@ -26,7 +31,7 @@ MESSAGE = [
     ([{}], "Unsupported message part type \"undefined\". Use 'text' or 'file'."),
     ([[]], "Unsupported message part type \"undefined\". Use 'text' or 'file'."),
 ]
-SHARED = [
+SHARED: list[dict[str, Any]] = [
     *({"message": value} | {"error": error} for value, error in MESSAGE),
     {"clientContext": [""], "error": "Expected 'clientContext' array entries to be non-empty strings."},
     {"clientContext": [5], "error": "Expected 'clientContext' array entries to be non-empty strings."},
@@ -35,14 +40,14 @@ SHARED = [
     {"outputSchema": [], "error": "Expected 'outputSchema' to be a JSON-serializable object."},
     {"outputSchema": None, "error": "Expected 'outputSchema' to be a JSON-serializable object."},
 ]
-CREATE = [
+CREATE: list[dict[str, Any]] = [
     *SHARED,
     {"message": "", "error": "Missing or empty 'message' field."},
     {"message": [], "error": "Missing or empty 'message' field."},
     {"mode": "chat", "error": "Expected 'mode' to be either 'conversation' or 'task'."},
     {"mode": None, "error": "Expected 'mode' to be either 'conversation' or 'task'."},
 ]
-CONTINUE = [
+CONTINUE: list[dict[str, Any]] = [
     *SHARED,
     {"continuationToken": "", "error": "Missing or empty 'continuationToken' field."},
     {"continuationToken": 5, "error": "Missing or empty 'continuationToken' field."},

@@ -5,7 +5,7 @@ import sqlite3
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 Json = dict[str, Any]
 
@@ -22,23 +22,11 @@ _TABLES = {
 class Asked:
     """One request that reached the provider."""
 
-    messages: Sequence[Json]
+    #: Which message it answers, and how many steps into the turn.
+    said: str
+    step: int
+    results: str
     at: float
-    refused: bool
-
-    @property
-    def place(self) -> tuple[str, int]:
-        """Which message it answers, and how many steps into the turn."""
-        last = max(index for index, each in enumerate(self.messages) if each["role"] == "user")
-        return said(self.messages[last]), sum(each["role"] == "assistant" for each in self.messages[last:])
-
-
-def said(message: Json) -> str:
-    """The text of a message, in whichever form it was sent."""
-    content: Any = message["content"]
-    if isinstance(content, str):
-        return content
-    return "".join(part.get("text", "") for part in cast("list[Json]", content))
 
 
 @dataclass(frozen=True)
@@ -52,6 +40,8 @@ class Evidence:
     fences: Sequence[Json] = ()
     effects: Sequence[Json] = ()
     asked: Sequence[Asked] = ()
+    #: Requests that the provider refused because calls and results did not pair.
+    unpaired: Sequence[str] = ()
     #: What readers of the streams were given, by session.
     streams: Mapping[str, Sequence[Json]] = field(default_factory=dict[str, Sequence[Json]])
     #: What callers were told was accepted: session and delivery.

@@ -1,12 +1,34 @@
-"""What the scripted provider is told to answer, each in one place. Messages are unique, so that they name a turn."""
+"""What the scripted provider is told to do. Each message is said once, so that it names its turn."""
 
 import json
-from typing import Any
+from dataclasses import dataclass
+from typing import Literal
 
 from .world import unique
 
 
-def say() -> tuple[str, str]:
-    """A message, and the answer to it."""
+@dataclass(frozen=True)
+class Script:
+    """A message, and what the model says in the end."""
+
+    message: str
+    answer: str
+    #: By which the ledger knows the calls.
+    note: str = ""
+
+
+def say() -> Script:
     word = unique()
-    return f"say {word}", word
+    return Script(f"say {word}", word)
+
+
+def drip(words: int = 20, delay: int = 30) -> Script:
+    """A text that takes its time (milliseconds a word)."""
+    return Script(f"drip {words} words delay {delay} {unique()}", "".join(f"w{number} " for number in range(words)))
+
+
+def call(tool: str, *, gate: Literal["before", "after"] | None = None) -> Script:
+    """One call, and then a text. The call waits at a gate before or after its effect; the gate is its note."""
+    note, word = unique("n"), unique()
+    arguments = {"note": note, **({gate: note} if gate else {})}
+    return Script(f"call {tool} {json.dumps(arguments)} then say {word}", word, note)

@@ -66,9 +66,13 @@ class World:
 
     # --- people ---------------------------------------------------------------------------------------------
 
-    def voice(self, api: int = -1) -> Voice:
-        """A caller of one of the APIs; of the newest if nothing is said."""
-        return Voice(self.stack.api_urls[api], self.receipts)
+    def voice(self, like: Talk | None = None) -> Voice:
+        """A caller of the newest API that lives; the same one as before, if there was one."""
+        urls = [url for url, api in zip(self.stack.api_urls, self.stack.apis, strict=True) if api.alive]
+        voice = Voice(urls[-1], self.receipts)
+        if like is not None:
+            voice.session_id, voice.token, voice.cursor = like.session_id, like.token, like.cursor
+        return voice
 
     # --- processes ------------------------------------------------------------------------------------------
 
@@ -76,6 +80,18 @@ class World:
         """Leave one worker, a new one."""
         self.kill_workers()
         return self.stack.start_worker(environment)
+
+    def kill_everything(self) -> None:
+        """All but the outside world: the provider and the ledger are not ours."""
+        self.kill_workers()
+        for api in self.stack.apis:
+            api.kill()
+        self.stack.temporal.process.kill()
+
+    def start_everything(self) -> None:
+        self.stack.restart_temporal()
+        self.stack.start_api(wait=False)
+        self.stack.start_worker()
 
     def kill_workers(self) -> None:
         for worker in self.stack.workers:
@@ -106,12 +122,15 @@ class World:
 
     def asked(self) -> list[Asked]:
         """What the provider was asked, in order."""
-        answer = httpx2.get(f"{self.stack.provider_url}/requests", timeout=10)
-        return [_asked(request) for request in answer.raise_for_status().json()]
+        requests = self._provider("requests")["requests"]
+        return [Asked(each["said"], each["round"], each["results"], each["at"]) for each in requests]
 
     def times_asked(self, message: str, step: int = 0) -> int:
         """How often the provider was asked for one step of the turn of a message."""
-        return sum(request.place == (message, step) for request in self.asked())
+        return sum((each.said, each.step) == (message, step) for each in self.asked())
+
+    def _provider(self, what: str) -> Json:
+        return httpx2.get(f"{self.stack.provider_url}/{what}", timeout=10).raise_for_status().json()
 
     async def settled(self, within: float = 40.0) -> Evidence:
         """Wait until every session waits or is over, and every delivery was heard or refused."""
@@ -128,6 +147,7 @@ class World:
             evidence,
             effects=self.ledger.effects(),
             asked=self.asked(),
+            unpaired=self._provider("count")["unpaired"],
             streams=streams,
             receipts=tuple(self.receipts),
         )
@@ -151,10 +171,6 @@ class World:
 def dies_at(point: str, once: Path) -> dict[str, str]:
     """The environment of a worker that dies at a point of its work, and of no second one."""
     return {"PERDURE_KILL_POINT": point, "PERDURE_KILL_ONCE_FILE": str(once)}
-
-
-def _asked(request: Json) -> Asked:
-    return Asked(messages=request["body"]["messages"], at=request["at"], refused=request["status"] == 400)
 
 
 def _unsettled(evidence: Evidence) -> list[str]:

@@ -6,6 +6,7 @@ from perdure.errors import UnreadableState
 from perdure.protocol.actions import Park
 from perdure.protocol.deliveries import DeliveryRef
 from perdure.protocol.events import Usage
+from perdure.protocol.inputs import OpenInput
 from perdure.protocol.requests import Snapshot, TurnResult
 from perdure.session import decisions, state
 from perdure.session.migrations import Chain
@@ -151,3 +152,57 @@ def test_a_chain_lifts_one_version_at_a_time() -> None:
 )
 def test_a_signal_is_a_delivery_or_nothing(signal: object, understood: bool) -> None:
     assert (state.read_delivery(signal) is not None) is understood
+
+
+def an_open(
+    request_id: str = "inp_1", *, expires_at: float | None = None, remind_at: tuple[float, ...] = ()
+) -> OpenInput:
+    return OpenInput(request_id=request_id, expires_at=expires_at, remind_at=remind_at)
+
+
+def an_answer(number: int) -> DeliveryRef:
+    return DeliveryRef(id=f"ans_{number}", kind="answer", token_hash="now")
+
+
+def test_while_people_are_asked_messages_wait_and_answers_are_heard() -> None:
+    session = a_session(open=(an_open(),)).hears(a_delivery(1)).hears(an_answer(1)).hears(a_delivery(2))
+
+    batch, session = decisions.next_batch(session)
+
+    assert ids(batch) == ["ans_1"]
+    assert ids(session.inbox) == ["dlv_1", "dlv_2"]
+    assert decisions.next_batch(session)[0] == ()
+    assert not decisions.can_go_on(session)
+
+
+def test_what_waited_behind_a_park_is_heard_in_order_after_it() -> None:
+    session = a_session(open=(an_open(),)).hears(a_delivery(1)).hears(a_delivery(2))
+
+    session = session.after_turn(TurnResult(snapshot=Snapshot(), action=Park()))
+
+    assert ids(decisions.next_batch(session)[0]) == ["dlv_1"]
+
+
+def test_a_request_expires_at_its_time_and_not_before() -> None:
+    session = a_session(open=(an_open("a", expires_at=10), an_open("b", expires_at=20), an_open("c")))
+
+    assert decisions.expired(session, 9.9) == ()
+    assert decisions.expired(session, 10) == ("a",)
+    assert decisions.expired(session, 99) == ("a", "b")
+
+
+def test_the_next_look_is_the_nearest_of_reminders_and_expiries() -> None:
+    session = a_session(open=(an_open("a", expires_at=30, remind_at=(15, 25)), an_open("b", expires_at=20)))
+
+    assert decisions.next_look(session) == 15
+    assert decisions.next_look(a_session(open=(an_open(),))) is None
+
+
+def test_each_reminder_is_due_once() -> None:
+    session = a_session(open=(an_open(remind_at=(5, 15)),))
+
+    [due] = decisions.reminders(session, 7)
+    session = session.reminded(due)
+
+    assert decisions.reminders(session, 7) == ()
+    assert decisions.next_look(session) == 15

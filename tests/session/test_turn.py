@@ -1,5 +1,6 @@
 """The loop of a turn, over steps that a test scripts."""
 
+import asyncio
 from collections.abc import Callable
 
 import pytest
@@ -7,14 +8,21 @@ import pytest
 from perdure.protocol.actions import Done, Park
 from perdure.protocol.deliveries import DeliveryRef
 from perdure.protocol.events import Usage
+from perdure.protocol.inputs import OpenInput
 from perdure.protocol.requests import (
+    ApprovedCall,
     CallRef,
     Calls,
     Conclusion,
+    Coordinates,
     Failure,
     Finished,
     ModelCall,
     ModelOutcome,
+    Parked,
+    ParkTurn,
+    Resumed,
+    ResumeTurn,
     Snapshot,
     ToolCall,
     ToolOutcome,
@@ -42,6 +50,10 @@ class ScriptedSteps:
         self.tool_calls: list[ToolCall] = []
         self.concluded: list[Conclusion] = []
         self.breathless_after = 10_000
+        self.resumed = Resumed()
+        self.resumptions: list[ResumeTurn] = []
+        self.parks: list[ParkTurn] = []
+        self.stopping = False
 
     async def call_model(self, call: ModelCall) -> ModelOutcome:
         self.model_calls.append(call)
@@ -53,6 +65,16 @@ class ScriptedSteps:
     async def call_tool(self, call: ToolCall) -> ToolOutcome:
         self.tool_calls.append(call)
         return self._tool(call)
+
+    async def resume(self, resumption: ResumeTurn) -> Resumed:
+        self.resumptions.append(resumption)
+        return self.resumed
+
+    async def park(self, park: ParkTurn) -> None:
+        self.parks.append(park)
+
+    def cancelled(self) -> bool:
+        return self.stopping
 
     async def conclude(self, conclusion: Conclusion) -> None:
         self.concluded.append(conclusion)
@@ -190,3 +212,97 @@ async def test_usage_is_summed_over_the_steps(rounds: int) -> None:
     result = await finished(steps)
 
     assert result.snapshot.data["usage"]["outputTokens"] == rounds + 1
+
+
+ASKED = OpenInput(request_id="inp_1")
+ANSWERED = REQUEST.model_copy(
+    update={"deliveries": (DeliveryRef(id="dlv_2", kind="answer", token_hash="now"),), "open": (ASKED,)}
+)
+
+
+async def test_a_turn_that_waits_for_people_parks_after_the_other_calls() -> None:
+    steps = ScriptedSteps(Calls(calls=calls("a").calls, open=(ASKED,)))
+
+    result = await finished(steps)
+
+    assert [call.call.tool for call in steps.tool_calls] == ["a"]
+    assert [park.open for park in steps.parks] == [(ASKED,)]
+    assert (result.action, result.open) == (Park(), (ASKED,))
+
+
+async def test_a_turn_that_only_waits_needs_no_extra_step_to_park() -> None:
+    steps = ScriptedSteps(Parked(open=(ASKED,)))
+
+    result = await finished(steps)
+
+    assert (steps.parks, result.open) == ([], (ASKED,))
+
+
+async def test_a_task_that_waits_is_not_over() -> None:
+    result = await finished(ScriptedSteps(Parked(open=(ASKED,))), REQUEST.model_copy(update={"mode": "task"}))
+
+    assert result.action == Park()
+
+
+async def test_an_approved_call_runs_where_it_was_asked_and_is_told_where_it_runs() -> None:
+    asked_at = Coordinates(session_id="ses_1", turn=2, step=1)
+    steps = ScriptedSteps(Finished())
+    steps.resumed = Resumed(calls=(ApprovedCall(at=asked_at, call=CallRef(call_id="a", tool="a")),))
+
+    result = await finished(steps, ANSWERED)
+
+    assert [(call.at, call.told_at and call.told_at.turn) for call in steps.tool_calls] == [(asked_at, 3)]
+    assert (len(steps.model_calls), result.open) == (1, ())
+
+
+async def test_the_model_is_not_asked_while_a_request_is_open() -> None:
+    other = OpenInput(request_id="inp_2")
+    steps = ScriptedSteps()
+    steps.resumed = Resumed(open=(other,))
+
+    result = await finished(steps, ANSWERED)
+
+    assert steps.model_calls == []
+    assert [park.open for park in steps.parks] == [(other,)]
+    assert result.open == (other,)
+
+
+async def test_an_expired_request_resumes_the_turn_without_a_delivery() -> None:
+    steps = ScriptedSteps(Finished())
+
+    await finished(steps, REQUEST.model_copy(update={"deliveries": (), "open": (ASKED,), "expired": ("inp_1",)}))
+
+    assert [resumption.expired for resumption in steps.resumptions] == [("inp_1",)]
+    assert len(steps.model_calls) == 1
+
+
+async def test_a_request_that_expired_into_a_failure_ends_the_turn() -> None:
+    steps = ScriptedSteps()
+    steps.resumed = Resumed(failure=BROKEN)
+
+    result = await finished(steps, ANSWERED)
+
+    assert (result.failure, steps.model_calls, steps.concluded) == (BROKEN, [], [])
+
+
+async def test_a_cancellation_is_told_once_the_work_has_stopped() -> None:
+    async def stops(call: ModelCall) -> ModelOutcome:
+        steps.model_calls.append(call)
+        raise asyncio.CancelledError
+
+    steps = ScriptedSteps()
+    steps.call_model = stops
+
+    result = await finished(steps)
+
+    assert [told.kind for told in steps.concluded] == ["cancelled"]
+    assert (result.cancelled, result.action) == (True, Park())
+
+
+async def test_a_cancellation_counts_even_if_the_tool_was_just_ending() -> None:
+    steps = ScriptedSteps(calls("a"), Finished())
+    steps.stopping = True
+
+    result = await finished(steps)
+
+    assert (len(steps.model_calls), result.cancelled) == (1, True)

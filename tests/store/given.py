@@ -44,12 +44,12 @@ def fence(hold: Hold, generation: int, *, turn: int = 0, step: int = 0, scope: s
     return Fence(turn, step, scope, Attempt(number=generation, generation=generation), hold)
 
 
-def raising(generation: int, **place: int) -> Commit:
-    return Commit("s", fence=fence(Hold.RAISE, generation, **place))
+def raising(generation: int, *, turn: int = 0, step: int = 0) -> Commit:
+    return Commit("s", fence=fence(Hold.RAISE, generation, turn=turn, step=step))
 
 
-def keeping(generation: int, **place: int) -> Commit:
-    return Commit("s", fence=fence(Hold.KEEP, generation, **place))
+def keeping(generation: int, *, turn: int = 0, step: int = 0) -> Commit:
+    return Commit("s", fence=fence(Hold.KEEP, generation, turn=turn, step=step))
 
 
 async def everything(store: Store, session_id: str = "s") -> list[Event]:

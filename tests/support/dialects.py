@@ -27,17 +27,21 @@ class Asked:
 _numbers = itertools.count(1)
 
 
+def _blocks(content: Any) -> list[Json]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else list(content or [])
+
+
 def _texts(content: Any) -> str:
-    if isinstance(content, str):
-        return content
-    return " ".join(part["text"] for part in content or [] if part.get("type") == "text")
+    return " ".join(block["text"] for block in _blocks(content) if block["type"] == "text")
 
 
 class OpenAI:
     path = "/v1/chat/completions"
 
     def asked(self, body: Json) -> Asked:
-        said, rounds, results, due = "", 0, [], set[str]()
+        said, rounds = "", 0
+        results: list[str] = []
+        due: set[str] = set()
         for message in body["messages"]:
             role = message["role"]
             if role == "tool":
@@ -75,7 +79,7 @@ class OpenAI:
         yield b"data: [DONE]\n\n"
 
     def _chunk(self, model: str, delta: Json, finish: str | None = None, usage: Json | None = None) -> bytes:
-        chunk = {
+        chunk: Json = {
             "id": "chatcmpl-1",
             "object": "chat.completion.chunk",
             "created": 1,
@@ -96,9 +100,11 @@ class Anthropic:
     path = "/v1/messages"
 
     def asked(self, body: Json) -> Asked:
-        said, rounds, results, due = "", 0, [], set[str]()
+        said, rounds = "", 0
+        results: list[str] = []
+        due: set[str] = set()
         for message in body["messages"]:
-            blocks = message["content"] if isinstance(message["content"], list) else []
+            blocks = _blocks(message["content"])
             returned = {block["tool_use_id"] for block in blocks if block["type"] == "tool_result"}
             if returned != due:
                 raise Unpaired(f"`tool_use` ids and `tool_result` ids differ: {returned ^ due}")
@@ -116,20 +122,27 @@ class Anthropic:
 
     def events(self, plan: Plan, model: str) -> Iterator[bytes]:
         usage = {"input_tokens": 10, "output_tokens": 1}
-        message = {"id": "msg_1", "type": "message", "role": "assistant", "model": model, "content": [], "usage": usage}
+        message: Json = {
+            "id": "msg_1",
+            "type": "message",
+            "role": "assistant",
+            "model": model,
+            "content": [],
+            "usage": usage,
+        }
         yield self._event("message_start", message={**message, "stop_reason": None, "stop_sequence": None})
         index = itertools.count()
         if plan.thoughts:
-            block = {"type": "thinking", "thinking": "", "signature": ""}
+            thinking: Json = {"type": "thinking", "thinking": "", "signature": ""}
             signature = {"type": "signature_delta", "signature": "scripted"}
             yield from self._block(
-                next(index), block, [{"type": "thinking_delta", "thinking": plan.thoughts}, signature]
+                next(index), thinking, [{"type": "thinking_delta", "thinking": plan.thoughts}, signature]
             )
         if plan.words:
             deltas = [{"type": "text_delta", "text": word} for word in plan.words]
             yield from self._block(next(index), {"type": "text", "text": ""}, deltas)
         for name, arguments in plan.calls:
-            block = {"type": "tool_use", "id": f"toolu_{next(_numbers)}", "name": name, "input": {}}
+            block: Json = {"type": "tool_use", "id": f"toolu_{next(_numbers)}", "name": name, "input": {}}
             yield from self._block(next(index), block, [{"type": "input_json_delta", "partial_json": arguments}])
         reason = {"stop_reason": "tool_use" if plan.calls else "end_turn", "stop_sequence": None}
         yield self._event("message_delta", delta=reason, usage={"output_tokens": _usage(plan)["completion_tokens"]})

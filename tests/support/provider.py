@@ -9,8 +9,9 @@ import asyncio
 import contextlib
 import hashlib
 import json
+import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 from .dialects import DIALECTS, Unpaired
@@ -28,8 +29,10 @@ class Provider:
         self.counts: Counter[str] = Counter()
         #: Streams that the client closed before their end.
         self.abandoned = 0
+        #: Requests in which a tool call had no result, or a result no call.
+        self.unpaired: list[str] = []
         self._server: asyncio.Server | None = None
-        self._connections: set[asyncio.Task[None]] = set()
+        self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
 
     @property
     def port(self) -> int:
@@ -46,9 +49,9 @@ class Provider:
     async def stop(self) -> None:
         assert self._server is not None
         self._server.close()
-        for connection in self._connections:
-            connection.cancel()
-        await asyncio.gather(*self._connections, return_exceptions=True)
+        for connection in self._connections.values():
+            connection.transport.abort()
+        await asyncio.gather(*self._connections)
 
     def environment(self) -> dict[str, str]:
         """What makes the official SDKs come here."""
@@ -62,14 +65,14 @@ class Provider:
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self._connections.add(task)
+        self._connections[task] = writer
         try:
             while await self._exchange(reader, writer):
                 pass
         except (ConnectionError, asyncio.IncompleteReadError):
             self.abandoned += 1
         finally:
-            self._connections.discard(task)
+            del self._connections[task]
             writer.close()
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
@@ -95,10 +98,11 @@ class Provider:
             case "GET", "/count":
                 repeated = {key: count for key, count in self.counts.items() if count > 1}
                 told = {"total": len(self.requests), "distinct": len(self.counts), "repeated": repeated}
-                _json(writer, 200, {**told, "abandoned": self.abandoned})
+                _json(writer, 200, {**told, "abandoned": self.abandoned, "unpaired": self.unpaired})
             case "POST", "/reset":
                 self.requests.clear()
                 self.counts.clear()
+                self.unpaired.clear()
                 _json(writer, 200, {})
             case "POST", _ if path in DIALECTS:
                 return await self._ask(path, body, reader, writer)
@@ -115,12 +119,14 @@ class Provider:
         try:
             asked = dialect.asked(body)
         except Unpaired as unpaired:
+            self.unpaired.append(str(unpaired))
             _json(writer, 400, dialect.error(400, str(unpaired)))
             return True
         tools = [tool.get("name") or tool["function"]["name"] for tool in body.get("tools", [])]
         self.requests.append(
             {"key": key, "path": path, "model": body["model"], "said": asked.said, "round": asked.rounds}
             | {"messages": len(body["messages"]), "tools": tools, "time": self.counts[key]}
+            | {"at": time.time(), "results": asked.results}
         )
         made = plan(asked.said, asked.rounds, asked.results)
         if made.fail and self.counts[key] <= made.fail.times:
@@ -168,7 +174,7 @@ def _json(writer: asyncio.StreamWriter, status: int, body: object, headers: _Hea
 
 
 @contextlib.asynccontextmanager
-async def serving(port: int = 0) -> AsyncIterator[Provider]:
+async def serving(port: int = 0) -> AsyncGenerator[Provider]:
     provider = Provider()
     await provider.start(port)
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from perdure.runtime.devserver import DevServer
+from perdure.runtime.devserver import DevServer, listens
 from perdure.runtime.processes import command
 from tests.support.processes import Process, clean_environment, free_port, wait_until
 from tests.support.talk import Talk
@@ -221,9 +221,10 @@ class Stack:
     def _wait_ready(self, process: Process) -> None:
         flag = self._flag(process.name)
 
-        def settled() -> bool:
-            return not process.alive or (flag.exists() and flag.read_text() == str(process.pid))
+        def ready() -> bool:
+            if process is self.provider:
+                return listens("127.0.0.1", int(self.provider_url.rpartition(":")[2]))
+            return flag.exists() and flag.read_text() == str(process.pid)
 
-        if process is not self.provider:
-            wait_until(settled, f"{process.name} to be ready", 60)
+        wait_until(lambda: not process.alive or ready(), f"{process.name} to be ready", 60)
         assert process.alive, f"{process.name} ended:\n{process.output}"

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import Any
+from typing import Any, Literal
 
 from temporalio import activity
 from temporalio.client import Client, WorkflowHandle
@@ -13,7 +13,20 @@ from temporalio.worker import Worker
 import worker as composition
 from perdure.protocol import names
 from perdure.protocol.deliveries import DeliveryRef
-from perdure.protocol.requests import Conclusion, Finished, ModelCall, ModelOutcome, Refusal, ToolCall, ToolOutcome
+from perdure.protocol.requests import (
+    Conclusion,
+    Finished,
+    ModelCall,
+    ModelOutcome,
+    ParkTurn,
+    Refusal,
+    Reminder,
+    Resumed,
+    ResumeTurn,
+    ToolCall,
+    ToolOutcome,
+    Withdrawal,
+)
 from perdure.session.state import SessionState
 from perdure.settings import Settings
 from workflows.session import SessionWorkflow
@@ -36,6 +49,11 @@ class Outside:
         self.tool_calls: list[ToolCall] = []
         self.concluded: list[Conclusion] = []
         self.refused: list[Refusal] = []
+        self.resumptions: list[ResumeTurn] = []
+        self.parks: list[ParkTurn] = []
+        self.withdrawals: list[Withdrawal] = []
+        self.reminders: list[Reminder] = []
+        self.resumed = Resumed()
         self._moved = asyncio.Condition()
 
     @property
@@ -62,6 +80,29 @@ class Outside:
     async def refuse_delivery(self, refusal: Refusal) -> None:
         await self._note(self.refused, refusal)
 
+    @activity.defn(name=names.RESUME_TURN)
+    async def resume_turn(self, resumption: ResumeTurn) -> Resumed:
+        await self._note(self.resumptions, resumption)
+        return self.resumed
+
+    @activity.defn(name=names.PARK_TURN)
+    async def park_turn(self, park: ParkTurn) -> None:
+        await self._note(self.parks, park)
+
+    @activity.defn(name=names.WITHDRAW_INPUTS)
+    async def withdraw_inputs(self, withdrawal: Withdrawal) -> None:
+        await self._note(self.withdrawals, withdrawal)
+
+    @activity.defn(name=names.REMIND)
+    async def remind(self, reminder: Reminder) -> None:
+        await self._note(self.reminders, reminder)
+
+    @property
+    def model_activities(self) -> list[Callable[..., Any]]:
+        """All that the models' queue serves."""
+        notes = [self.conclude_turn, self.refuse_delivery, self.withdraw_inputs, self.remind]
+        return [self.call_model, self.resume_turn, self.park_turn, *notes]
+
     async def _note(self, where: list[Any], what: Any) -> None:
         async with self._moved:
             where.append(what)
@@ -80,9 +121,22 @@ class Driven:
         self.handle = handle
         self.outside = outside
 
-    async def deliver(self, delivery_id: str, *, token: str = "now", coalesce: bool = False) -> None:
-        ref = DeliveryRef(id=delivery_id, token_hash=token, coalesce=coalesce)
+    async def deliver(
+        self,
+        delivery_id: str,
+        *,
+        token: str = "now",
+        coalesce: bool = False,
+        kind: Literal["message", "answer"] = "message",
+    ) -> None:
+        ref = DeliveryRef(id=delivery_id, kind=kind, token_hash=token, coalesce=coalesce)
         await self.handle.signal(names.DELIVER, ref.model_dump(mode="json"))
+
+    async def parked(self) -> None:
+        """Wait until the driver knows that it waits for people."""
+        async with asyncio.timeout(20):
+            while not (await self.handle.query(names.DESCRIBE))["open"]:
+                await asyncio.sleep(0.02)
 
     async def heard(self, *delivery_ids: str) -> None:
         """Wait until turns have heard exactly these, in this order."""
@@ -105,11 +159,10 @@ class Bench:
             yield
 
     def _workers(self, outside: Outside) -> list[Worker]:
-        acting = [outside.call_model, outside.conclude_turn, outside.refuse_delivery]
         return [
             composition.deciding(self.client, self.settings, names.SESSIONS_QUEUE, [SessionWorkflow]),
             composition.deciding(self.client, self.settings, names.TURNS_QUEUE, [TurnWorkflow]),
-            composition.acting(self.client, self.settings, names.MODELS_QUEUE, acting),
+            composition.acting(self.client, self.settings, names.MODELS_QUEUE, outside.model_activities),
             composition.acting(self.client, self.settings, names.TOOLS_QUEUE, [outside.call_tool]),
         ]
 

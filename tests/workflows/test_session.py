@@ -1,19 +1,22 @@
 """The driver and its turns on a real server."""
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 
 import pytest
+from temporalio import activity
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowHandle
 from temporalio.exceptions import ApplicationError
 
 from perdure.protocol import names
-from perdure.protocol.requests import CallRef, Calls, Finished, ModelCall, ModelOutcome
+from perdure.protocol.inputs import OpenInput
+from perdure.protocol.requests import CallRef, Calls, Finished, ModelCall, ModelOutcome, Parked
 from perdure.runtime.connect import connect
 from perdure.settings import Settings
 from tests.support.stack import TemporalServer
 
-from .harness import Bench, Outside
+from .harness import Answer, Bench, Outside
 
 
 @pytest.fixture
@@ -218,3 +221,131 @@ async def test_three_hundred_signals_over_renewed_runs_are_heard_once_and_in_ord
     assert await run_of(bench.client, session.handle) != first_run
     status = (await bench.client.get_workflow_handle(session.handle.id).describe()).status
     assert status == WorkflowExecutionStatus.RUNNING
+
+
+async def held(call: ModelCall) -> ModelOutcome:
+    """A model call that goes on until it is cancelled."""
+    del call
+    while True:
+        activity.heartbeat()
+        await asyncio.sleep(0.05)
+
+
+def asks(*open: OpenInput) -> Answer:
+    """The first turn asks people; later ones end."""
+
+    async def answer(call: ModelCall) -> ModelOutcome:
+        return Parked(open=open) if call.at.turn == 0 else Finished()
+
+    return answer
+
+
+async def test_a_running_turn_is_cancelled_and_the_next_message_works(bench: Bench, outside: Outside) -> None:
+    begun = asyncio.Event()
+
+    async def held_first(call: ModelCall) -> ModelOutcome:
+        begun.set()
+        return await held(call) if call.at.turn == 0 else Finished()
+
+    outside.answer = held_first
+    session = await bench.start(outside)
+    await session.deliver("dlv_1")
+    await begun.wait()
+
+    asked = time.monotonic()
+    await session.handle.signal(names.CANCEL, {})
+    await session.handle.signal(names.CANCEL, {})
+    await outside.until(lambda: bool(outside.concluded))
+    assert time.monotonic() - asked < 2
+
+    await session.deliver("dlv_2")
+    await session.heard("dlv_2")
+    assert [told.kind for told in outside.concluded] == ["cancelled"]
+
+
+async def test_cancelling_an_idle_session_does_nothing(bench: Bench, outside: Outside) -> None:
+    session = await bench.start(outside)
+
+    await session.handle.signal(names.CANCEL, {})
+    await session.deliver("dlv_1")
+
+    await session.heard("dlv_1")
+    assert outside.concluded == []
+
+
+async def test_answers_resume_a_parked_turn_and_messages_wait_behind_it(bench: Bench, outside: Outside) -> None:
+    outside.answer = asks(OpenInput(request_id="inp_1"))
+    session = await bench.start(outside)
+    await session.deliver("dlv_1")
+    await session.heard("dlv_1")
+
+    await session.deliver("dlv_2")
+    await session.deliver("ans_1", kind="answer")
+
+    await session.heard("dlv_1", "ans_1", "dlv_2")
+    assert [[each.request_id for each in resumption.open] for resumption in outside.resumptions] == [["inp_1"]]
+
+
+async def test_a_request_expires_by_a_timer(bench: Bench, outside: Outside) -> None:
+    outside.answer = asks(OpenInput(request_id="inp_1", expires_at=time.time() + 0.5))
+    session = await bench.start(outside)
+
+    await session.deliver("dlv_1")
+
+    await outside.until(lambda: bool(outside.resumptions))
+    assert outside.resumptions[0].expired == ("inp_1",)
+
+
+async def test_a_request_expires_while_no_worker_lives(bench: Bench, outside: Outside) -> None:
+    """The working fixture's workers serve another queue here: this session's come and go."""
+    away = Bench(bench.client)
+    outside.answer = asks(OpenInput(request_id="inp_1", expires_at=time.time() + 1.5))
+    async with away.working(outside):
+        session = await away.start(outside)
+        await session.deliver("dlv_1")
+        await session.heard("dlv_1")
+
+    await asyncio.sleep(1.5)
+
+    async with away.working(outside):
+        await outside.until(lambda: bool(outside.resumptions))
+    assert [resumption.expired for resumption in outside.resumptions] == [("inp_1",)]
+
+
+async def test_reminders_come_before_the_expiry_and_each_once(bench: Bench, outside: Outside) -> None:
+    now = time.time()
+    request = OpenInput(request_id="inp_1", expires_at=now + 1.2, remind_at=(now + 0.4, now + 0.8))
+    outside.answer = asks(request)
+    session = await bench.start(outside)
+
+    await session.deliver("dlv_1")
+
+    await outside.until(lambda: bool(outside.resumptions))
+    assert [reminder.left for reminder in outside.reminders] == [1, 0]
+
+
+async def test_cancelling_a_parked_turn_withdraws_what_it_asked(bench: Bench, outside: Outside) -> None:
+    outside.answer = asks(OpenInput(request_id="inp_1", expires_at=time.time() + 3600))
+    session = await bench.start(outside)
+    await session.deliver("dlv_1")
+    await session.parked()
+
+    await session.handle.signal(names.CANCEL, {})
+    await session.deliver("dlv_2")
+
+    await session.heard("dlv_1", "dlv_2")
+    assert [[each.request_id for each in told.open] for told in outside.withdrawals] == [["inp_1"]]
+
+
+async def test_a_cancel_sent_before_the_turn_began_is_honoured(bench: Bench, outside: Outside) -> None:
+    away = Bench(bench.client)
+    outside.answer = held
+    session = await away.start(outside)
+    await session.deliver("dlv_1")
+    await session.handle.signal(names.CANCEL, {})
+
+    async with away.working(outside):
+        await outside.until(lambda: bool(outside.concluded))
+
+    assert [told.kind for told in outside.concluded] == ["cancelled"]
+    assert [delivery.id for delivery in outside.concluded[0].deliveries] == ["dlv_1"]

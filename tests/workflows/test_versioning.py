@@ -61,8 +61,7 @@ class Fleet:
 
     @contextlib.asynccontextmanager
     async def acting(self) -> AsyncGenerator[None]:
-        outside = self._outside
-        activities = [outside.call_model, outside.conclude_turn, outside.refuse_delivery]
+        activities = self._outside.model_activities
         async with composition.acting(self._bench.client, self._settings(None), names.MODELS_QUEUE, activities):
             yield
 

@@ -26,9 +26,10 @@ RETRY = (0.1, 0.5, 2.0)
 class Notifications:
     """One connection that listens while somebody watches; one task that notifies while there is something to say."""
 
-    def __init__(self, url: str, database: PostgresDatabase) -> None:
+    def __init__(self, url: str, database: PostgresDatabase, look: float = LOOK) -> None:
         self._url = url
         self._database = database
+        self._look = look
         self._unsaid: dict[str, int] = {}
         self._saying: asyncio.Task[None] | None = None
 
@@ -49,7 +50,7 @@ class Notifications:
 
     async def _listen(self, connection: psycopg.AsyncConnection, audience: Audience) -> None:
         while True:
-            async for notice in connection.notifies(timeout=LOOK):
+            async for notice in connection.notifies(timeout=self._look):
                 head, _, session_id = notice.payload.partition(" ")
                 audience.told(session_id, int(head))
             audience.compare(await heads(self._database, audience.sessions()))

@@ -8,9 +8,12 @@ from perdure.store.watchers import Audience
 
 from .database import SqliteDatabase
 
-#: Seconds between two looks: while there is news, and after some silence.
+#: Seconds between two looks. News comes in bursts: what follows a commit soon is what somebody waits for.
+EAGER = 0.002
 BUSY = 0.008
 QUIET = 0.02
+#: Seconds since the last news after which a look is no longer eager, or no longer busy.
+BURST = 0.1
 SILENCE = 3.0
 
 
@@ -34,12 +37,19 @@ class ChangePoll:
             except Unavailable:
                 # Readers meet the same trouble when they read; the next look makes up for this one.
                 seen = None
-            await asyncio.sleep(BUSY if loop.time() - news_at < SILENCE else QUIET)
+            await asyncio.sleep(_pause(loop.time() - news_at))
 
     def announce(self, session_id: str, head: int) -> None:
         """The commit itself is the announcement."""
 
     async def close(self) -> None: ...
+
+
+def _pause(silence: float) -> float:
+    """How long to wait with the next look."""
+    if silence < BURST:
+        return EAGER
+    return BUSY if silence < SILENCE else QUIET
 
 
 class Alone:

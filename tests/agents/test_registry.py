@@ -1,0 +1,64 @@
+from pathlib import Path
+
+import pytest
+
+from perdure import Agent, AgentRegistry, InvalidDeclaration, load_agents
+from perdure.errors import AgentNotFound
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "shop_of_tests.py").write_text(
+        "from perdure import Agent\n"
+        "one = Agent('one')\n"
+        "more = [Agent('two', model='openai:x'), Agent('three')]\n"
+        "nothing = 3\n"
+    )
+    (tmp_path / "broken_of_tests.py").write_text("import not_installed_anywhere\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def test_the_first_agent_is_the_default(project: Path) -> None:
+    agents = load_agents("shop_of_tests:one, shop_of_tests:more")
+
+    assert agents.names == ("one", "two", "three")
+    assert agents.default.name == "one"
+
+
+def test_a_default_model_is_for_those_that_name_none(project: Path) -> None:
+    agents = load_agents("shop_of_tests:more", "anthropic:y")
+
+    assert [agent.model for agent in agents] == ["openai:x", "anthropic:y"]
+
+
+@pytest.mark.parametrize(
+    ("spec", "complaint"),
+    [
+        ("shop_of_tests", "does not name an agent"),
+        ("no_such_shop:one", "no module 'no_such_shop'"),
+        ("shop_of_tests:four", "has no 'four'"),
+        ("shop_of_tests:nothing", "is not an Agent"),
+        ("", "no agent to serve"),
+        ("shop_of_tests:one,shop_of_tests:one", "Two agents"),
+    ],
+)
+def test_a_wrong_reference_is_explained(project: Path, spec: str, complaint: str) -> None:
+    with pytest.raises(InvalidDeclaration, match=complaint):
+        load_agents(spec)
+
+
+def test_a_broken_import_inside_the_module_shows_itself(project: Path) -> None:
+    with pytest.raises(ModuleNotFoundError, match="not_installed_anywhere"):
+        load_agents("broken_of_tests:agent")
+
+
+def test_two_agents_may_not_share_a_name() -> None:
+    with pytest.raises(InvalidDeclaration, match="Two agents"):
+        AgentRegistry([Agent("a"), Agent("a")])
+
+
+def test_an_unknown_agent_is_not_found() -> None:
+    with pytest.raises(AgentNotFound, match="'b'"):
+        AgentRegistry([Agent("a")])["b"]

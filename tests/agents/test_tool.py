@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from datetime import timedelta
+from typing import Annotated, Any
+
+import pytest
+from pydantic import BaseModel, Field
+
+from perdure import Agent, InvalidDeclaration, ToolContext, tool
+
+
+class Item(BaseModel):
+    sku: str
+    count: int = 1
+
+
+def test_the_schema_comes_from_signature_and_docstring() -> None:
+    @tool
+    def add_item(ctx: ToolContext, item: Item, note: str | None = None) -> str:
+        """Put something into the cart.
+
+        Only what is in stock.
+
+        Args:
+            item: What to add,
+                and how many of it.
+            note: For the packer.
+
+        Returns:
+            What is in the cart.
+        """
+        return item.sku
+
+    assert add_item.name == "add_item"
+    assert add_item.description == "Put something into the cart.\n\nOnly what is in stock."
+    properties = add_item.schema["properties"]
+    assert list(properties) == ["item", "note"]
+    assert properties["item"]["description"] == "What to add, and how many of it."
+    assert properties["note"]["description"] == "For the packer."
+    assert add_item.schema["required"] == ["item"]
+    assert add_item.schema["additionalProperties"] is False
+
+
+def test_numpy_and_sphinx_docstrings_are_read_too() -> None:
+    @tool
+    def numpy(a: int, b: int) -> int:
+        """Add.
+
+        Parameters
+        ----------
+        a : int
+            The first.
+        b
+            The second.
+        """
+        return a + b
+
+    @tool
+    def sphinx(a: int) -> int:
+        """Add.
+
+        :param a: The first,
+            and only one.
+        :returns: The sum.
+        """
+        return a
+
+    assert [each["description"] for each in numpy.schema["properties"].values()] == ["The first.", "The second."]
+    assert sphinx.schema["properties"]["a"]["description"] == "The first, and only one."
+    assert sphinx.description == "Add."
+
+
+def test_the_context_is_hidden_wherever_it_stands() -> None:
+    @tool
+    def last(a: int, ctx: ToolContext | None = None) -> None: ...
+
+    @tool
+    def keyword(*, ctx: ToolContext, a: int) -> None: ...
+
+    @tool
+    def positional(ctx: ToolContext, a: int, /) -> None: ...
+
+    assert [list(each.schema["properties"]) for each in (last, keyword, positional)] == [["a"]] * 3
+
+
+def test_parameters_may_have_any_name_and_constraints() -> None:
+    @tool
+    def odd(schema: str, model_config: Annotated[int, Field(ge=1, description="At least one.")]) -> None: ...
+
+    properties = odd.schema["properties"]
+    assert list(properties) == ["schema", "model_config"]
+    assert properties["model_config"]["minimum"] == 1
+    assert properties["model_config"]["description"] == "At least one."
+
+
+def test_a_tool_can_still_be_called() -> None:
+    @tool(effects="pure")
+    def double(n: int) -> int:
+        """Double it."""
+        return 2 * n
+
+    assert double(4) == 8
+    assert double.__doc__ == "Double it."
+
+
+def test_a_time_limit_may_be_a_timedelta() -> None:
+    @tool(timeout=timedelta(minutes=2))
+    def slow() -> None: ...
+
+    assert slow.timeout == 120.0
+
+
+def test_what_cannot_be_sent_is_refused_when_it_is_declared() -> None:
+    with pytest.raises(InvalidDeclaration, match="takes \\*rest"):
+
+        @tool
+        def many(*rest: int) -> None: ...
+
+    with pytest.raises(InvalidDeclaration, match="'a' needs a type annotation"):
+
+        @tool
+        def untyped(a) -> None: ...  # type: ignore
+
+    with pytest.raises(InvalidDeclaration, match="cannot be sent as JSON"):
+
+        @tool
+        def unsendable(a: threadlike) -> None: ...
+
+    with pytest.raises(InvalidDeclaration, match="'Nowhere' cannot be found"):
+
+        @tool
+        def unknown(a: Nowhere) -> None: ...  # type: ignore  # noqa: F821
+
+    with pytest.raises(InvalidDeclaration, match="ToolContext twice"):
+
+        @tool
+        def twice(a: ToolContext, b: ToolContext) -> None: ...
+
+
+class threadlike:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"retries": 1}, "runs at most once"),
+        ({"retries": -1, "effects": "pure"}, "negative"),
+        ({"timeout": 0}, "more than 0"),
+        ({"effects": "sometimes"}, "effects are"),
+        ({"approval": "perhaps"}, "approval is"),
+        ({"name": "no spaces"}, "tool name"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(options: dict[str, Any], complaint: str) -> None:
+    def anything() -> None: ...
+
+    with pytest.raises(InvalidDeclaration, match=complaint):
+        tool(**options)(anything)
+
+
+def test_an_agent_takes_plain_functions_and_refuses_doubles() -> None:
+    def look() -> None: ...
+
+    agent = Agent("looker", tools=[look])
+
+    assert [each.name for each in agent.own_tools] == ["look"]
+    with pytest.raises(InvalidDeclaration, match="more than one tool named look"):
+        Agent("looker", tools=[look, look])
+    with pytest.raises(InvalidDeclaration, match="is not a tool"):
+        Agent("looker", tools=["look"])
+
+
+@pytest.mark.parametrize("name", ["", "Has Spaces", "UPPER", "-dash", "x" * 65])
+def test_an_agent_needs_a_name_that_fits_everywhere(name: str) -> None:
+    with pytest.raises(InvalidDeclaration, match="agent name"):
+        Agent(name)
+
+
+def test_importing_perdure_is_light() -> None:
+    code = (
+        "import sys; from perdure import Agent, State, tool; "
+        "print([heavy for heavy in ('pydantic_ai', 'temporalio', 'fastapi') if heavy in sys.modules])"
+    )
+
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert out.stdout.strip() == "[]"

@@ -1,0 +1,259 @@
+"""Reading a session's events."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api.feed import Pace
+from perdure.protocol.events import EventType
+from perdure.store.base import SessionChange
+from tests.api.served import URL, Api, said, serving, session_over, step, turn_events, until
+
+OVER = SessionChange(status="completed")
+
+
+async def talked(api: Api, *turns: list[str]) -> str:
+    """A session that has had these turns."""
+    session_id = (await api.create())["sessionId"]
+    for number, pieces in enumerate(turns):
+        await api.tell(session_id, *turn_events(number, pieces))
+    return session_id
+
+
+async def test_the_headers_are_those_of_the_contract(api: Api) -> None:
+    session_id = await talked(api)
+
+    async with api.stream(session_id) as reading:
+        headers = reading.answer.headers
+
+    assert reading.answer.status_code == 200
+    assert headers["cache-control"] == "no-store, no-transform"
+    assert headers["content-type"] == "application/x-ndjson; charset=utf-8"
+    assert headers["x-accel-buffering"] == "no"
+    assert headers["x-eve-session-id"] == session_id
+    assert (headers["x-eve-stream-format"], headers["x-eve-stream-version"]) == ("ndjson", "16")
+
+
+async def test_an_event_says_what_where_and_when(api: Api) -> None:
+    session_id = (await api.create())["sessionId"]
+    await api.tell(session_id, *turn_events(0, deliveries=["dlv_1"]))
+
+    async with api.stream(session_id) as reading:
+        started, _, appended = await reading.events(3)
+
+    assert started == {
+        "data": {"sequence": 0, "turnId": "turn_0"},
+        "type": "turn.started",
+        "meta": {
+            "at": started["meta"]["at"],
+            "id": f"{session_id}:0",
+            "index": 0,
+            "deliveryIds": ["dlv_1"],
+        },
+    }
+    assert appended["meta"]["attempt"] == 1
+    assert appended["data"]["messageDelta"] == "Hel"
+
+
+async def test_an_event_without_data_has_no_data(api: Api) -> None:
+    session_id = await talked(api)
+    await api.tell(session_id, session_over(), change=OVER)
+
+    async with api.stream(session_id) as reading:
+        (event,) = await reading.rest()
+
+    assert event.keys() == {"type", "meta"}
+
+
+async def test_deltas_carry_the_text_so_far(api: Api) -> None:
+    session_id = await talked(api, ["Hel", "lo ", "you"], ["Bye"])
+
+    async with api.stream(session_id) as reading:
+        events = await reading.events(9 + 7)
+
+    texts = [event["data"]["messageSoFar"] for event in events if event["type"] == "message.appended"]
+    assert texts == ["Hel", "Hello ", "Hello you", "Bye"]
+
+
+async def test_reasoning_and_message_are_kept_apart(api: Api) -> None:
+    session_id = await talked(api)
+    thought = step(0, 0, "reason/1", EventType.REASONING_APPENDED, reasoningDelta="Hm")
+    await api.tell(session_id, step(0, 0, "started", EventType.STEP_STARTED), thought, said(0, 0, 0, "Yes"))
+
+    async with api.stream(session_id, 1) as reading:
+        first, second = await reading.events(2)
+
+    assert first["data"]["reasoningSoFar"] == "Hm"
+    assert second["data"]["messageSoFar"] == "Yes"
+
+
+async def test_a_new_attempt_begins_its_text_anew(api: Api) -> None:
+    session_id = await talked(api)
+    await api.tell(
+        session_id,
+        step(0, 0, "started", EventType.STEP_STARTED),
+        said(0, 0, 0, "Once"),
+        step(0, 0, "superseded", EventType.STEP_SUPERSEDED),
+        said(0, 0, 0, "Upon", attempt=2),
+        said(0, 0, 1, " a time", attempt=2),
+    )
+
+    texts: list[str] = []
+    for start in (0, 4):
+        async with api.stream(session_id, start) as reading:
+            events = await reading.events(5 - start)
+        texts.append(events[-1]["data"]["messageSoFar"])
+
+    assert texts == ["Upon a time", "Upon a time"]
+
+
+async def test_a_stream_from_any_index_is_the_rest_of_the_whole(api: Api) -> None:
+    session_id = await talked(api, ["a", "b", "c"], ["d", "e"])
+    await api.tell(session_id, session_over(), change=OVER)
+    async with api.stream(session_id) as reading:
+        whole = await reading.rest()
+
+    for start in range(len(whole) + 1):
+        async with api.stream(session_id, start) as reading:
+            assert await reading.rest() == whole[start:]
+
+    assert [event["meta"]["index"] for event in whole] == list(range(len(whole)))
+
+
+async def test_a_reader_that_comes_in_the_middle_of_a_message_gets_all_of_its_text(api: Api) -> None:
+    session_id = await talked(api)
+    await api.tell(session_id, step(0, 0, "started", EventType.STEP_STARTED), said(0, 0, 0, "Hel"))
+
+    async with api.stream(session_id, 2) as reading:
+        assert await reading.line() == ""
+        await api.tell(session_id, said(0, 0, 1, "lo"))
+        event = await reading.event()
+
+    assert event["data"]["messageSoFar"] == "Hello"
+
+
+async def test_events_arrive_as_they_are_told(api: Api) -> None:
+    session_id = await talked(api)
+
+    async with api.stream(session_id) as reading:
+        for number in range(3):
+            await api.tell(session_id, *turn_events(number, []))
+            assert [event["meta"]["index"] for event in await reading.events(6)] == list(
+                range(number * 6, number * 6 + 6)
+            )
+
+
+async def test_a_start_past_the_tail_waits_for_its_event(api: Api) -> None:
+    session_id = await talked(api, [])
+
+    async with api.stream(session_id, 7) as reading:
+        assert reading.answer.status_code == 200
+        await api.tell(session_id, *turn_events(1, []))
+        event = await reading.event()
+
+    assert event["meta"]["index"] == 7
+
+
+async def test_the_stream_ends_with_the_session(api: Api) -> None:
+    session_id = await talked(api)
+
+    async with api.stream(session_id) as reading:
+        assert await reading.line() == ""
+        await api.tell(session_id, session_over(), change=OVER)
+        rest = await reading.rest()
+
+    assert [event["type"] for event in rest] == ["session.completed"]
+
+
+@pytest.mark.parametrize("start", [0, 1, 2, 100])
+async def test_the_stream_of_a_finished_session_ends(api: Api, start: int) -> None:
+    session_id = await talked(api)
+    await api.tell(session_id, session_over(), change=OVER)
+
+    async with api.stream(session_id, start) as reading:
+        assert len(await reading.rest()) == max(0, 1 - start)
+
+
+async def test_the_stream_of_an_unknown_session_is_404_at_once(api: Api) -> None:
+    answer = await api.http.get(f"{URL}/ses_unknown/stream")
+
+    assert (answer.status_code, answer.json()) == (404, {"error": "Session not found.", "ok": False})
+
+
+@pytest.mark.parametrize(
+    ("given", "first"),
+    [("0", 0), ("3", 3), ("3.7", 3), ("2x", 2), (" 1", 1), ("+1", 1), ("-0", 0), ("007", 7), ("1e3", 1), ("0x5", 0)],
+)
+async def test_the_leading_integer_of_start_index_counts(api: Api, given: str, first: int) -> None:
+    session_id = await talked(api, ["a", "b"])
+
+    async with api.stream(session_id, given) as reading:
+        assert (await reading.event())["meta"]["index"] == first
+
+
+@pytest.mark.parametrize("given", ["", "x", "-1", "NaN", "٣", "9007199254740992", "9" * 5000, "Infinity", ".5"])
+async def test_a_start_index_that_is_no_index_is_refused(api: Api, given: str) -> None:
+    session_id = await talked(api, [])
+
+    answer = await api.http.get(f"{URL}/{session_id}/stream", params={"startIndex": given})
+
+    expected = {"error": "Expected startIndex to be a non-negative integer.", "ok": False}
+    assert (answer.status_code, answer.json()) == (400, expected)
+
+
+async def test_an_idle_stream_sends_blank_lines(tmp_path: Path) -> None:
+    async with serving(tmp_path, pace=Pace(heartbeat=0.05)) as api:
+        session_id = await talked(api, [])
+        async with api.stream(session_id) as reading:
+            await reading.events(6)
+            assert [await reading.line() for _ in range(3)] == ["", "", ""]
+            await api.tell(session_id, *turn_events(1, []))
+            assert (await reading.event())["meta"]["index"] == 6
+
+
+async def test_a_reader_that_leaves_is_let_go_at_once(api: Api) -> None:
+    session_id = await talked(api, [])
+
+    async with api.stream(session_id) as reading:
+        await reading.event()
+        assert api.feeds.watched == 1
+
+    await until(lambda: api.feeds.watched == 0)
+
+
+async def test_many_readers_share_one_feed_and_each_gets_everything(api: Api) -> None:
+    session_id = await talked(api, ["a"])
+
+    async def read() -> list[dict[str, Any]]:
+        async with api.stream(session_id) as reading:
+            return await reading.rest()
+
+    readers = [asyncio.create_task(read()) for _ in range(200)]
+    await until(lambda: api.feeds.readers == 200)
+    assert api.feeds.watched == 1
+    for number in range(1, 4):
+        await api.tell(session_id, *turn_events(number, ["b", "c"]))
+    await api.tell(session_id, session_over(), change=OVER)
+
+    first, *others = await asyncio.gather(*readers)
+    assert len(first) == 7 + 3 * 8 + 1
+    assert all(other == first for other in others)
+
+
+async def test_a_tiny_ring_loses_nothing(tmp_path: Path) -> None:
+    async with serving(tmp_path, pace=Pace(ring_lines=2, page=3, chunk_bytes=100)) as api:
+        session_id = await talked(api)
+        async with api.stream(session_id) as reading:
+            for number in range(20):
+                await api.tell(session_id, *turn_events(number, ["a", "b", "c"]))
+            await api.tell(session_id, session_over(), change=OVER)
+            events = await reading.rest()
+
+    assert [event["meta"]["index"] for event in events] == list(range(20 * 9 + 1))
+    assert {event["data"]["messageSoFar"] for event in events if event["type"] == "message.appended"} == {
+        "a",
+        "ab",
+        "abc",
+    }

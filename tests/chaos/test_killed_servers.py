@@ -1,0 +1,172 @@
+"""`kill -9` of the API, of Temporal, of everything at once."""
+
+import asyncio
+import time
+
+import httpx2
+import pytest
+
+from tests.support.processes import Process
+from tests.support.talk import text
+
+from .evidence import Json
+from .scripts import Script, call, drip, say
+from .world import Voice, World, unique, until
+
+pytestmark = pytest.mark.chaos
+
+
+async def test_a_reader_goes_on_at_another_api_where_the_first_one_died(world: World) -> None:
+    """In one stream, read in two pieces: no gap, no repeat, and the turn did not notice."""
+    world.only_worker()
+    doomed = world.stack.start_api()
+    script = drip(words=40, delay=30)
+
+    async with world.voice() as voice:
+        await voice.create(script.message)
+        read = await read_until_broken(voice, doomed, after=8)
+        async with world.voice(voice) as other:
+            other.cursor = len(read)
+            rest = await other.until_boundary()
+
+    assert [index(event) for event in read + rest] == list(range(len(read) + len(rest)))
+    assert text(rest) == script.answer
+    assert world.times_asked(script.message) == 1
+
+
+@pytest.mark.parametrize("moment", ["before_signal", "after_signal"])
+async def test_a_message_whose_api_died_is_delivered_once_when_it_is_sent_again(world: World, moment: str) -> None:
+    world.only_worker()
+    script, key = say(), unique("key")
+
+    async with world.voice() as voice:
+        await voice.say(say().message)
+        doomed, url = world.dying_api(moment)
+        body = {"continuationToken": voice.token, "message": script.message}
+        await sent_into_the_void(f"{url}/eve/v1/session/{voice.session_id}", body, key)
+        await until(lambda: not doomed.alive, "the API to die")
+        voice.http.headers["idempotency-key"] = key
+        receipt = await voice.send(script.message)
+        again = await voice.send(script.message)
+
+        assert receipt == again
+        assert text(await voice.until_boundary()) == script.answer
+    assert world.times_asked(script.message) == 1
+
+
+@pytest.mark.parametrize("moment", ["before_start", "after_start"])
+async def test_a_session_whose_api_died_starts_once_when_it_is_asked_for_again(world: World, moment: str) -> None:
+    world.only_worker()
+    script, key = say(), unique("key")
+    doomed, url = world.dying_api(moment)
+
+    await sent_into_the_void(f"{url}/eve/v1/session", {"message": script.message}, key)
+    await until(lambda: not doomed.alive, "the API to die")
+    async with world.voice() as voice:
+        voice.http.headers["idempotency-key"] = key
+        await voice.create(script.message)
+
+        assert text(await voice.until_boundary()) == script.answer
+    assert world.times_asked(script.message) == 1
+    assert sum(session["title"] == script.message for session in world.store().sessions) == 1
+
+
+async def test_a_turn_outlives_temporal(world: World) -> None:
+    """The server is killed while the model speaks and while a tool works; it comes back on its file."""
+    world.only_worker()
+    text_turn, tool_turn = drip(words=40, delay=30), call("charge", gate="before")
+
+    async with world.voice() as one, world.voice() as other:
+        await one.create(text_turn.message)
+        await other.create(tool_turn.message)
+        await until(lambda: world.ledger.reached(tool_turn.note), "the tool to be at its gate")
+        world.stack.restart_temporal()
+        world.ledger.open(tool_turn.note)
+
+        assert text(await one.until_boundary()) == text_turn.answer
+        assert text(await other.until_boundary()) == tool_turn.answer
+    assert len(world.ledger.of_call("charge", tool_turn.note)) == 1
+
+
+async def test_a_message_is_refused_clearly_while_temporal_is_away(world: World) -> None:
+    world.only_worker()
+    async with world.voice() as voice:
+        await voice.say(say().message)
+        lost, kept = say(), say()
+
+        world.stack.temporal.process.kill()
+        began = time.monotonic()
+        refused = await voice.http.post(
+            f"/eve/v1/session/{voice.session_id}", json={"continuationToken": voice.token, "message": lost.message}
+        )
+        took = time.monotonic() - began
+        world.stack.restart_temporal()
+
+        assert (refused.status_code, refused.json()["ok"]) == (503, False)
+        assert took < 15
+        assert await said_in_the_end(voice, kept.message) == kept.answer
+        assert world.times_asked(lost.message) == 0
+
+
+async def test_everything_may_die_at_once(world: World) -> None:
+    """Sessions in the middle of a text, in the middle of a tool, and at rest: all go on."""
+    world.only_worker()
+    scripts = [drip(words=60), drip(words=60), call("charge", gate="before"), call("put", gate="after")]
+    voices = [world.voice() for _ in scripts]
+    resting = world.voice()
+    await resting.say(say().message)
+    for voice, script in zip(voices, scripts, strict=True):
+        await voice.create(script.message)
+    for script in scripts:
+        await until(lambda script=script: in_the_middle(world, script), f"{script.message} to be under way")
+
+    world.kill_everything()
+    world.start_everything()
+
+    answers: list[str] = []
+    for voice, script in zip(voices, scripts, strict=True):
+        world.ledger.open(script.note)
+        answers.append(text(await world.voice(voice).until_boundary()))
+    assert answers == [script.answer for script in scripts]
+    script = say()
+    assert await world.voice(resting).say(script.message) == script.answer
+
+
+# --- helpers ------------------------------------------------------------------------------------------------
+
+
+async def read_until_broken(voice: Voice, doomed: Process, after: int) -> list[Json]:
+    """Read, let the API die after some events, and read on to the end of the connection."""
+    read: list[Json] = []
+    try:
+        async for event in voice.events():
+            read.append(event)
+            if len(read) == after:
+                doomed.kill()
+    except httpx2.HTTPError:
+        return read
+    raise AssertionError("the stream of a dead API ended as if the session were over")
+
+
+async def sent_into_the_void(url: str, body: Json, key: str) -> None:
+    """A request whose answer never comes."""
+    async with httpx2.AsyncClient(timeout=30) as http:
+        with pytest.raises(httpx2.HTTPError):
+            await http.post(url, json=body, headers={"idempotency-key": key})
+
+
+async def said_in_the_end(voice: Voice, message: str) -> str:
+    """Say it until it is accepted, as a client does that is told to try again."""
+    body = {"continuationToken": voice.token, "message": message}
+    async with asyncio.timeout(30):
+        while (await voice.http.post(f"/eve/v1/session/{voice.session_id}", json=body)).status_code == 503:
+            await asyncio.sleep(0.1)
+    return text(await voice.until_boundary())
+
+
+def in_the_middle(world: World, script: Script) -> bool:
+    return world.ledger.reached(script.note) if script.note else world.times_asked(script.message) > 0
+
+
+def index(event: Json) -> int:
+    return int(event["meta"]["id"].rpartition(":")[2])

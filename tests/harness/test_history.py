@@ -1,0 +1,70 @@
+from collections.abc import Sequence
+
+from perdure.harness.history import Histories
+from perdure.store.base import Record, Store
+from perdure.testing import ScriptedModel
+
+from .stage import SESSION, lab
+
+
+class CountingStore:
+    """Counts the records that were read."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.read: list[int] = []
+
+    async def records(self, session_id: str, *, from_turn: int = 0, to_turn: int | None = None) -> Sequence[Record]:
+        found = await self._store.records(session_id, from_turn=from_turn, to_turn=to_turn)
+        self.read.append(len(found))
+        return found
+
+
+async def test_a_finished_turn_is_read_once() -> None:
+    async with lab(["reply"] * 6) as it:
+        counting = CountingStore(it.store)
+        histories = Histories(counting)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        for turn in range(6):
+            await histories.load(SESSION, turn)
+            await it.model(await it.deliver(f"message {turn}"), turn=turn)
+
+        assert counting.read == [0, 2, 2, 2, 2, 2]
+
+
+async def test_turns_that_another_worker_handled_are_not_missed() -> None:
+    model = ScriptedModel(["zero", "one", "two", "three"])
+    async with lab(model) as here:
+        async with lab(model) as there:
+            there.models._store = here.store  # type: ignore  # pyright: ignore
+            there.models._histories = Histories(here.store)  # type: ignore  # pyright: ignore
+            for turn, worker in enumerate([here, there, there, here]):
+                await worker.model(await here.deliver(f"m{turn}"), turn=turn)
+
+        texts = [part.content for message in model.prompts[-1].messages for part in message.parts]  # type: ignore
+        assert texts == ["m0", "zero", "m1", "one", "m2", "two", "m3"]
+
+
+async def test_a_small_cache_forgets_and_stays_right() -> None:
+    model = ScriptedModel(["zero", "one", "two"])
+    async with lab(model) as it:
+        it.models._histories = Histories(it.store, capacity=1)  # type: ignore  # pyright: ignore
+        for turn in range(3):
+            await it.model(await it.deliver(f"m{turn}"), turn=turn)
+
+        texts = [part.content for message in model.prompts[-1].messages for part in message.parts]  # type: ignore
+        assert texts == ["m0", "zero", "m1", "one", "m2"]
+
+
+async def test_an_attempt_at_an_older_turn_does_not_see_later_ones() -> None:
+    async with lab(["zero", "one", "two"]) as it:
+        histories = Histories(it.store)
+        for turn in range(3):
+            await it.model(await it.deliver(f"m{turn}"), turn=turn)
+        await histories.load(SESSION, 3)
+
+        past, turn = await histories.load(SESSION, 1)
+
+        assert past.until == 1
+        assert len(past.messages) == 2
+        assert [heard.message for heard in turn.heard()] == ["m1"]
+        assert (await histories.load(SESSION, 3))[0].until == 3

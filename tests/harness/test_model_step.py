@@ -1,0 +1,335 @@
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+from perdure import Limits, tool
+from perdure.errors import AgentGone, ModelFailed, SessionGone, Superseded
+from perdure.models.base import Delta, Prompt, Reply, TextDelta
+from perdure.protocol.requests import Calls, Coordinates, Finished, ModelCall, Unheard
+from perdure.store.base import Attempt
+from perdure.testing import ScriptedModel, call
+
+from .stage import SESSION, lab
+
+TEXT_TURN = [
+    "session.started",
+    "turn.started",
+    "message.received",
+    "step.started",
+    "message.appended",
+    "message.completed",
+    "step.completed",
+    "turn.completed",
+    "session.waiting",
+]
+
+
+@tool(effects="pure")
+def roll(sides: int = 6) -> int:
+    """Roll."""
+    return sides
+
+
+async def test_a_text_turn_tells_everything_in_order() -> None:
+    async with lab(["Hello"]) as it:
+        outcome = await it.model(await it.deliver("Hi"))
+
+        assert outcome == Finished(usage=outcome.usage)  # type: ignore[union-attr]
+        assert await it.types() == TEXT_TURN
+        assert (await it.told("message.completed"))[0]["message"] == "Hello"
+        row = await it.store.session(SESSION)
+        assert row is not None
+        assert (row.status, row.turns, row.steps, row.usage.input_tokens) == ("waiting", 1, 1, 10)
+
+
+async def test_the_second_turn_starts_no_second_session() -> None:
+    async with lab(["One", "Two"]) as it:
+        await it.model(await it.deliver("Hi"))
+        await it.model(await it.deliver("Again"), turn=1)
+
+        assert (await it.types())[len(TEXT_TURN) :] == TEXT_TURN[1:]
+
+
+async def test_a_task_is_over_with_its_answer() -> None:
+    async with lab(["Done"], mode="task") as it:
+        await it.model(await it.deliver("Do it"))
+
+        assert (await it.types())[-1] == "session.completed"
+        assert (await it.events())[-1].data is None
+        assert await it.store.route("first-token") is None
+
+
+async def test_a_recorded_reply_is_never_asked_for_again() -> None:
+    model = ScriptedModel(["Hello"])
+    async with lab(model) as it:
+        delivery = await it.deliver("Hi")
+        first = await it.model(delivery)
+        before = await it.events()
+
+        again = await it.model(delivery, generation=2)
+
+        assert again == first
+        assert len(model.prompts) == 1
+        assert await it.events() == before
+
+
+async def test_calls_come_back_with_the_bounds_of_their_tool() -> None:
+    async with lab([["Rolling.", call("roll", sides=8)]], roll) as it:
+        (ref,) = await it.calls(await it.deliver("Roll"))
+
+        assert (ref.tool, ref.summary, ref.timeout, ref.attempts) == ("roll", "roll(sides=8)", 300.0, 4)
+        assert (await it.types())[-2:] == ["message.completed", "actions.requested"]
+        (actions,) = await it.told("actions.requested")
+        assert actions["actions"] == [
+            {"kind": "tool-call", "callId": ref.call_id, "toolName": "roll", "input": {"sides": 8}}
+        ]
+
+
+async def test_calls_that_cannot_be_made_are_told_to_the_model_alone() -> None:
+    model = ScriptedModel([[call("roll", sides="many"), call("fly")], "Sorry"])
+    async with lab(model, roll) as it:
+        delivery = await it.deliver("Roll")
+
+        assert await it.model(delivery) == Calls(calls=(), usage=(await _reply_usage(it)))
+        await it.model(delivery, step=1)
+
+        assert "actions.requested" not in await it.types()
+        results = [part.content for part in model.prompts[1].messages[-1].parts]  # type: ignore[union-attr]
+        assert results[0].startswith("Invalid arguments for roll: sides: Input should be a valid integer")  # type: ignore
+        assert results[1] == "Unknown tool 'fly'. Tools that exist: roll."  # type: ignore[union-attr]
+
+
+async def _reply_usage(it: Any) -> Any:
+    record = await it.store.record(SESSION, 0, 0, "reply")
+    return record.body["usage"]
+
+
+async def test_call_ids_are_unique_in_the_session() -> None:
+    async with lab([[call("roll"), call("roll")], "ok"], roll) as it:
+        model = ScriptedModel([])
+        model._lines = [[_named("x"), _named("x"), _named("")], [_named("x")]]  # pyright: ignore[reportPrivateUsage]
+        it.models._models._model = model  # type: ignore  # pyright: ignore
+        delivery = await it.deliver("Roll")
+        first = await it.calls(delivery)
+        for ref in first:
+            await it.tool(ref)
+
+        second = await it.calls(delivery, step=1)
+
+        ids = [ref.call_id for ref in (*first, *second)]
+        assert len(set(ids)) == 4
+
+
+def _named(call_id: str) -> Any:
+    from perdure.testing import ScriptedCall
+
+    return ScriptedCall("roll", {}, call_id)
+
+
+async def test_an_empty_answer_is_asked_for_once_more() -> None:
+    async with lab(["", "Hello"]) as it:
+        await it.model(await it.deliver("Hi"))
+
+        assert (await it.told("message.completed"))[0]["message"] == "Hello"
+
+
+async def test_two_empty_answers_fail_the_turn_but_not_the_session() -> None:
+    async with lab(["", " ", "Hello"]) as it:
+        outcome = await it.model(await it.deliver("Hi"))
+
+        assert isinstance(outcome, Finished)
+        assert outcome.failure is not None
+        assert outcome.failure.message == "Empty model response"
+        assert (await it.types())[-3:] == ["step.failed", "turn.failed", "session.waiting"]
+        assert await it.model(await it.deliver("Again"), turn=1) != outcome
+
+
+async def test_a_refusal_of_the_provider_is_told_and_stands() -> None:
+    model = ScriptedModel([ModelFailed("No such model.", statusCode=404), "Hello"])
+    async with lab(model) as it:
+        delivery = await it.deliver("Hi")
+        outcome = await it.model(delivery)
+        again = await it.model(delivery, generation=2)
+
+        assert again == outcome
+        assert len(model.prompts) == 1
+        (told,) = await it.told("turn.failed")
+        assert (told["code"], told["message"]) == ("MODEL_CALL_FAILED", "No such model.")
+        assert set(told["details"]) == {"errorId", "message", "name", "statusCode"}
+        assert (await it.types())[-1] == "session.waiting"
+
+
+async def test_the_users_message_outlives_a_failed_turn() -> None:
+    model = ScriptedModel([ModelFailed("No."), "Hello"])
+    async with lab(model) as it:
+        await it.model(await it.deliver("First"))
+        await it.model(await it.deliver("Second"), turn=1)
+
+        (request,) = model.prompts[1].messages
+        assert [part.content for part in request.parts] == ["First", "Second"]  # type: ignore[union-attr]
+
+
+async def test_a_failed_task_is_over() -> None:
+    async with lab([ModelFailed("No.")], mode="task") as it:
+        await it.model(await it.deliver("Do it"))
+
+        assert (await it.types())[-1] == "session.failed"
+        row = await it.store.session(SESSION)
+        assert row is not None
+        assert (row.status, row.error and row.error["message"]) == ("failed", "No.")
+
+
+async def test_a_passing_failure_is_left_to_the_engine() -> None:
+    async with lab([ModelFailed("Busy.", transient=True), "Hello"]) as it:
+        delivery = await it.deliver("Hi")
+        with pytest.raises(ModelFailed, match="Busy"):
+            await it.model(delivery)
+
+        await it.model(delivery, generation=2)
+
+        assert await it.types() == [*TEXT_TURN[:4], "step.superseded", *TEXT_TURN[4:]]
+
+
+async def test_several_deliveries_make_one_turn_and_none_is_lost() -> None:
+    model = ScriptedModel(["Hello"])
+    async with lab(model) as it:
+        first, second = await it.deliver("One", client_context=("at home",)), await it.deliver("Two")
+
+        await it.model(first, second)
+
+        assert [told["message"] for told in await it.told("message.received")] == ["One", "Two"]
+        (request,) = model.prompts[0].messages
+        assert [part.content for part in request.parts] == ["Client context:\nat home", "One", "Two"]  # type: ignore
+
+
+async def test_nothing_left_to_hear_writes_nothing() -> None:
+    async with lab(["Hello"]) as it:
+        first, second = await it.deliver("One"), await it.deliver("Two")
+        await it.store.withdraw(SESSION, second.id)
+
+        assert await it.model(second) == Unheard()
+        assert await it.types() == []
+        assert isinstance(await it.model(first, second), Finished)
+
+
+async def test_too_many_steps_end_the_turn() -> None:
+    async with lab([call("roll"), "never"], roll, limits=Limits(steps_per_turn=1)) as it:
+        delivery = await it.deliver("Roll")
+        (ref,) = await it.calls(delivery)
+        await it.tool(ref)
+
+        outcome = await it.model(delivery, step=1)
+
+        assert isinstance(outcome, Finished)
+        assert outcome.failure is not None
+        assert outcome.failure.code == "STEP_LIMIT_REACHED"
+        assert (await it.types())[-5:] == [
+            "step.completed",
+            "step.started",
+            "step.failed",
+            "turn.failed",
+            "session.waiting",
+        ]
+
+
+async def test_spent_tokens_end_the_next_turn() -> None:
+    async with lab(["One", "Two"], limits=Limits(input_tokens=10)) as it:
+        await it.model(await it.deliver("Hi"))
+
+        outcome = await it.model(await it.deliver("Again"), turn=1)
+
+        assert isinstance(outcome, Finished)
+        assert outcome.failure is not None
+        assert outcome.failure.code == "SESSION_TOKEN_LIMIT_REACHED"
+
+
+async def test_what_is_missing_is_structural() -> None:
+    async with lab(["Hello"]) as it:
+        with pytest.raises(SessionGone):
+            await it.model()
+        await it.deliver("Hi")
+        lost = ModelCall(at=Coordinates(session_id=SESSION, turn=0), agent="other")
+        with pytest.raises(AgentGone, match="'other'"):
+            await it.models.run(lost, Attempt(1, 1))
+
+
+class Talking:
+    """Says a word, then waits to be told to go on."""
+
+    def __init__(self) -> None:
+        self.spoke = asyncio.Event()
+        self.go_on = asyncio.Event()
+        self.closed = asyncio.Event()
+
+    async def stream(self, prompt: Prompt) -> AsyncGenerator[Delta | Reply, None]:
+        try:
+            yield TextDelta("Half ")
+            self.spoke.set()
+            await self.go_on.wait()
+            yield TextDelta("a thought")
+            await asyncio.Event().wait()
+        finally:
+            self.closed.set()
+
+
+async def test_a_zombie_is_stopped_and_its_words_are_taken_back() -> None:
+    model = Talking()
+    async with lab(model) as it:
+        delivery = await it.deliver("Hi")
+        zombie = asyncio.create_task(it.model(delivery))
+        await model.spoke.wait()
+        while "message.appended" not in await it.types():
+            await asyncio.sleep(0.005)
+
+        it.models._models._model = ScriptedModel(["Hello"])  # type: ignore  # pyright: ignore
+        await it.model(delivery, generation=2)
+        model.go_on.set()
+
+        with pytest.raises(Superseded):
+            await zombie
+        assert model.closed.is_set()
+        assert await it.types() == [*TEXT_TURN[:5], "step.superseded", *TEXT_TURN[4:]]
+        assert (await it.told("message.appended"))[0]["messageDelta"] == "Half "
+
+
+async def test_a_cancelled_step_closes_the_providers_stream() -> None:
+    model = Talking()
+    async with lab(model) as it:
+        step = asyncio.create_task(it.model(await it.deliver("Hi")))
+        await model.spoke.wait()
+
+        step.cancel()
+
+        with pytest.raises(asyncio.CancelledError):
+            await step
+        assert model.closed.is_set()
+
+
+async def test_an_older_attempt_cannot_begin() -> None:
+    async with lab([ModelFailed("Busy.", transient=True), "Hello"]) as it:
+        delivery = await it.deliver("Hi")
+        with pytest.raises(ModelFailed):
+            await it.model(delivery, generation=2)
+
+        with pytest.raises(Superseded):
+            await it.model(delivery, generation=1)
+
+
+class Dripping:
+    async def stream(self, prompt: Prompt) -> AsyncGenerator[Delta | Reply, None]:
+        for _ in range(500):
+            yield TextDelta("word ")
+        async for item in ScriptedModel(["word " * 500]).stream(prompt):
+            if isinstance(item, Reply):
+                yield item
+
+
+async def test_a_fast_model_makes_few_events_and_loses_no_word() -> None:
+    async with lab(Dripping()) as it:
+        await it.model(await it.deliver("Hi"))
+
+        deltas = [told["messageDelta"] for told in await it.told("message.appended")]
+        assert "".join(deltas) == "word " * 500
+        assert len(deltas) < 10

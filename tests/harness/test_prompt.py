@@ -1,0 +1,142 @@
+import base64
+from typing import Any
+
+from pydantic_ai.messages import (
+    BinaryContent,
+    ImageUrl,
+    ModelRequest,
+    ModelResponse,
+    TextPart,
+    ThinkingPart,
+    ToolCallPart,
+    ToolReturnPart,
+    UserPromptPart,
+)
+
+from perdure.harness.journal import (
+    DELIVERY,
+    INTENT,
+    OUTCOME,
+    REPLY,
+    AskedCall,
+    HeardDelivery,
+    Intent,
+    Outcome,
+    StoredReply,
+    TurnJournal,
+    dump_response,
+    load_response,
+    written,
+)
+from perdure.harness.prompt import joined, messages_of
+from perdure.protocol import names
+from perdure.protocol.deliveries import FilePart, Message
+from perdure.protocol.deliveries import TextPart as SaidText
+from perdure.protocol.events import Usage
+from perdure.store.base import NewRecord
+
+
+def heard(message: Message | None, *context: str) -> NewRecord:
+    delivery = HeardDelivery(delivery_id="d", message=message, client_context=context)
+    return written(0, 0, names.delivery_slot(0), DELIVERY, delivery)
+
+
+def replied(*call_ids: str, step: int = 0) -> NewRecord:
+    parts = [ToolCallPart("act", {}, tool_call_id=call_id) for call_id in call_ids] or [TextPart("Hello")]
+    calls = tuple(AskedCall(call_id=call_id, tool="act", input={}) for call_id in call_ids)
+    stored = StoredReply(
+        response=dump_response(ModelResponse(parts=parts)), finish_reason="stop", usage=Usage(), calls=calls
+    )
+    return written(0, step, names.REPLY, REPLY, stored)
+
+
+def outcome(call_id: str, output: Any, step: int = 0, **more: Any) -> NewRecord:
+    return written(0, step, names.outcome_slot(call_id), OUTCOME, Outcome(status="completed", output=output, **more))
+
+
+def content_of(message: Message) -> list[Any]:
+    (request,) = messages_of(TurnJournal([heard(message)]))
+    (part,) = request.parts
+    assert isinstance(part, UserPromptPart)
+    return list(part.content)
+
+
+def test_a_turn_reads_in_the_order_it_happened() -> None:
+    turn = TurnJournal(
+        [heard("Go", "at home"), replied("a", "b"), outcome("b", 2), outcome("a", {"x": 1}), replied(step=1)]
+    )
+
+    said, asked, returned, told = messages_of(turn)
+
+    assert [part.content for part in said.parts] == ["Client context:\nat home", "Go"]  # type: ignore[union-attr]
+    assert isinstance(asked, ModelResponse)
+    assert [(part.tool_call_id, part.content) for part in returned.parts] == [("a", {"x": 1}), ("b", 2)]  # type: ignore
+    assert isinstance(told, ModelResponse)
+    assert told.text == "Hello"
+
+
+def test_every_call_has_one_result_and_the_truth_is_told_of_lost_ones() -> None:
+    intent = written(0, 0, names.intent_slot("b"), INTENT, Intent(tool="act", attempt=1, generation=1))
+    turn = TurnJournal([heard("Go"), replied("a", "b", "c"), intent, outcome("c", None)])
+
+    returned = messages_of(turn)[-1]
+
+    a, b, c = returned.parts
+    assert isinstance(a, ToolReturnPart)
+    assert isinstance(b, ToolReturnPart)
+    assert isinstance(c, ToolReturnPart)
+    assert (a.content, a.outcome) == ("This call was not executed.", "failed")
+    assert "may or may not have happened" in b.content  # type: ignore[operator]
+    assert (c.content, c.outcome) == ("null", "success")
+
+
+def test_images_go_along_and_other_files_are_named() -> None:
+    png = base64.b64encode(b"png").decode()
+
+    contents = content_of(
+        (
+            SaidText(text="Look"),
+            FilePart(media_type="image/png", data=png),
+            FilePart(media_type="application/pdf", data=f"data:application/pdf;base64,{png}"),
+            FilePart(media_type="image/png", data="https://x.test/a.png"),
+            FilePart(media_type="text/csv", data=png, filename="a.csv"),
+            FilePart(media_type="image/png", data="not base64!", filename="b.png"),
+            FilePart(media_type="image/png", data=base64.b64encode(b"x" * 4_000_000).decode(), filename="big.png"),
+        )
+    )
+
+    assert contents[0] == "Look"
+    assert isinstance(contents[1], BinaryContent)
+    assert contents[1].data == b"png"
+    assert isinstance(contents[2], BinaryContent)
+    assert isinstance(contents[3], ImageUrl)
+    assert contents[4:] == [
+        "Attached file a.csv (text/csv)",
+        "Attached file b.png (image/png)",
+        "Attached file big.png (image/png)",
+    ]
+
+
+def test_requests_in_a_row_become_one_and_the_last_carries_the_instructions() -> None:
+    first, second = ModelRequest.user_text_prompt("First"), ModelRequest.user_text_prompt("Second")
+
+    (sent,) = joined([first, second], "Be brief.")
+
+    assert isinstance(sent, ModelRequest)
+    assert [part.content for part in sent.parts] == ["First", "Second"]  # type: ignore[union-attr]
+    assert sent.instructions == "Be brief."
+    assert first.instructions is None
+
+
+def test_there_is_always_something_to_answer() -> None:
+    sent = joined([ModelResponse(parts=[TextPart("Hello")])], "")[-1]
+
+    assert isinstance(sent, ModelRequest)
+
+
+def test_a_reply_comes_back_as_it_was_signatures_and_all() -> None:
+    parts = [ThinkingPart("Hm", signature="s", provider_name="anthropic"), TextPart("Hi")]
+    response = ModelResponse(parts=parts, model_name="m", provider_response_id="r")
+    stored = StoredReply(response=dump_response(response), finish_reason="stop", usage=Usage())
+
+    assert load_response(stored) == response

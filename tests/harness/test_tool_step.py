@@ -1,0 +1,415 @@
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from perdure import State, ToolContext, tool
+from perdure.errors import Superseded, TokenConflict, ToolFailed
+from perdure.protocol.requests import ToolOutcome
+from perdure.session.tokens import hashed
+from perdure.settings import Settings
+from perdure.store.base import NewSession
+from perdure.testing import call
+
+from .stage import SESSION, Lab, lab
+
+
+class Basket(BaseModel):
+    items: list[str] = []
+
+
+BASKET = State("basket", Basket)
+
+
+class Effects:
+    """Counts what tools did, and can die in the middle."""
+
+    def __init__(self) -> None:
+        self.keys: list[str] = []
+        self.dies = 0
+
+    def happen(self, key: str) -> str:
+        self.keys.append(key)
+        if len(self.keys) <= self.dies:
+            raise asyncio.CancelledError
+        return "done"
+
+
+def declared(world: Effects, **options: Any) -> Any:
+    @tool(name="act", **options)
+    async def act(ctx: ToolContext) -> str:
+        try:
+            return world.happen(ctx.idempotency_key)
+        except asyncio.CancelledError:
+            # As if this process had been killed: nothing after the effect is written.
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            await asyncio.sleep(0)
+            raise
+
+    return act
+
+
+async def run(it: Lab, **attempt: Any) -> ToolOutcome:
+    ref = (await it.calls(await it.deliver("Go")))[0]
+    return await it.tool(ref, **attempt)
+
+
+async def dying(it: Lab, ref: Any) -> None:
+    with pytest.raises(asyncio.CancelledError):
+        await asyncio.create_task(it.tool(ref))
+
+
+async def test_an_outcome_is_recorded_and_told() -> None:
+    effects = Effects()
+    async with lab([call("act")], declared(effects)) as it:
+        outcome = await run(it)
+
+        assert outcome.status == "completed"
+        (told,) = await it.told("action.result")
+        assert told["status"] == "completed"
+        assert told["result"] == {
+            "kind": "tool-result",
+            "callId": outcome.call_id,
+            "toolName": "act",
+            "output": "done",
+        }
+        row = await it.store.session(SESSION)
+        assert row is not None
+        assert row.tool_calls == 1
+
+
+async def test_a_recorded_outcome_is_never_produced_again() -> None:
+    effects = Effects()
+    async with lab([call("act")], declared(effects)) as it:
+        (ref,) = await it.calls(await it.deliver("Go"))
+        first = await it.tool(ref)
+
+        again = await it.tool(ref, generation=2)
+
+        assert again == first
+        assert len(effects.keys) == 1
+
+
+async def test_an_interrupted_call_that_may_run_once_is_not_run_again() -> None:
+    effects = Effects()
+    effects.dies = 1
+    async with lab([call("act"), "I do not know."], declared(effects)) as it:
+        (ref,) = await it.calls(await it.deliver("Go"))
+        await dying(it, ref)
+
+        outcome = await it.tool(ref, generation=2)
+
+        assert outcome.status == "unknown"
+        assert len(effects.keys) == 1
+        (told,) = await it.told("action.result")
+        assert (told["status"], told["error"]["code"]) == ("failed", "TOOL_OUTCOME_UNKNOWN")
+        assert "may or may not have happened" in told["result"]["output"]
+
+
+@pytest.mark.parametrize("kind", ["pure", "idempotent"])
+async def test_an_interrupted_call_that_may_run_again_runs_with_the_same_key(kind: str) -> None:
+    effects = Effects()
+    effects.dies = 1
+    async with lab([call("act")], declared(effects, effects=kind)) as it:
+        (ref,) = await it.calls(await it.deliver("Go"))
+        await dying(it, ref)
+
+        outcome = await it.tool(ref, generation=2)
+
+        assert outcome.status == "completed"
+        assert len(effects.keys) == 2
+        assert len(set(effects.keys)) == 1
+
+
+async def test_a_zombie_cannot_settle() -> None:
+    started, go_on = asyncio.Event(), asyncio.Event()
+    ran: list[int] = []
+
+    @tool(effects="idempotent")
+    async def act() -> str:
+        ran.append(1)
+        if len(ran) == 1:
+            started.set()
+            await go_on.wait()
+            return "zombie"
+        return "winner"
+
+    async with lab([call("act")], act) as it:
+        (ref,) = await it.calls(await it.deliver("Go"))
+        zombie = asyncio.create_task(it.tool(ref))
+        await started.wait()
+        winner = await it.tool(ref, generation=2)
+        go_on.set()
+
+        assert await zombie == winner
+        (told,) = await it.told("action.result")
+        assert told["result"]["output"] == "winner"
+
+
+async def test_an_older_attempt_cannot_begin() -> None:
+    effects = Effects()
+    effects.dies = 1
+    async with lab([call("act")], declared(effects, effects="pure")) as it:
+        (ref,) = await it.calls(await it.deliver("Go"))
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.create_task(it.tool(ref, generation=2))
+
+        with pytest.raises(Superseded):
+            await it.tool(ref, generation=1)
+
+
+async def test_an_exception_becomes_a_result_without_its_traceback() -> None:
+    @tool
+    def act() -> None:
+        raise ValueError("no tea left")
+
+    async with lab([call("act")], act) as it:
+        assert (await run(it)).status == "failed"
+
+        (told,) = await it.told("action.result")
+        assert told["status"] == "failed"
+        assert told["result"]["output"] == "ValueError: no tea left"
+        assert told["result"]["isError"] is True
+        assert told["error"] == {"code": "ACTION_RESULT_FAILED", "message": "ValueError: no tea left"}
+
+
+async def test_retries_are_the_engines_until_the_last() -> None:
+    @tool(effects="pure", retries=2)
+    def act() -> None:
+        raise ValueError("not yet")
+
+    async with lab([call("act")], act) as it:
+        (ref,) = await it.calls(await it.deliver("Go"))
+        assert ref.attempts == 6
+        for number in (1, 2):
+            with pytest.raises(ToolFailed, match="not yet"):
+                await it.tool(ref, generation=number)
+
+        assert (await it.tool(ref, generation=3)).status == "failed"
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt()])
+@pytest.mark.parametrize("in_thread", [True, False])
+async def test_a_tool_cannot_take_the_worker_down(error: BaseException, in_thread: bool) -> None:
+    def fatal() -> None:
+        raise error
+
+    async def fatal_too() -> None:
+        raise error
+
+    async with lab([call("act")], tool(name="act")(fatal if in_thread else fatal_too)) as it:
+        assert (await run(it)).status == "failed"
+
+
+async def test_time_is_up_for_async_tools_and_for_threads() -> None:
+    told = threading.Event()
+
+    @tool(timeout=0.05)
+    async def hang() -> None:
+        await asyncio.Event().wait()
+
+    @tool(timeout=0.05)
+    def block(ctx: ToolContext) -> None:
+        while not ctx.cancelled.is_set():
+            told.wait(0.005)
+        told.set()
+
+    async with lab([[call("hang"), call("block")]], hang, block) as it:
+        for ref in await it.calls(await it.deliver("Go")):
+            assert (await it.tool(ref)).status == "failed"
+
+        outputs = [told["result"]["output"] for told in await it.told("action.result")]
+        assert outputs == ["The tool did not finish within 0.05 seconds."] * 2
+        assert told.wait(5)
+
+
+async def test_a_timeout_of_something_else_is_an_ordinary_error() -> None:
+    @tool
+    async def act() -> None:
+        raise TimeoutError("the shop is closed")
+
+    async with lab([call("act")], act) as it:
+        await run(it)
+
+        assert (await it.told("action.result"))[0]["result"]["output"] == "TimeoutError: the shop is closed"
+
+
+async def test_cancelling_the_activity_tells_the_tool() -> None:
+    started, told = threading.Event(), threading.Event()
+
+    @tool
+    def act(ctx: ToolContext) -> None:
+        started.set()
+        while not ctx.cancelled.is_set():
+            told.wait(0.005)
+        told.set()
+
+    async with lab([call("act")], act) as it:
+        (ref,) = await it.calls(await it.deliver("Go"))
+        running = asyncio.create_task(it.tool(ref))
+        await asyncio.to_thread(started.wait, 5)
+
+        running.cancel()
+
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert await asyncio.to_thread(told.wait, 5)
+
+
+async def test_a_long_output_is_cut_honestly() -> None:
+    @tool
+    def act() -> str:
+        return "ü" * 1000
+
+    async with lab([call("act")], act, settings=Settings(max_tool_output_bytes=101)) as it:
+        await run(it)
+
+        output = (await it.told("action.result"))[0]["result"]["output"]
+        assert output == "ü" * 50 + "… [output cut: 100 of 2000 bytes kept]"
+
+
+async def test_models_come_back_as_json_and_nonsense_fails() -> None:
+    @tool
+    def good() -> Basket:
+        return Basket(items=["tea"])
+
+    @tool
+    def bad() -> object:
+        return object()
+
+    async with lab([[call("good"), call("bad")]], good, bad) as it:
+        statuses = [(await it.tool(ref)).status for ref in await it.calls(await it.deliver("Go"))]
+
+        assert statuses == ["completed", "failed"]
+        results = [told["result"] for told in await it.told("action.result")]
+        assert results[0]["output"] == {"items": ["tea"]}
+        assert "cannot be sent as JSON" in results[1]["output"]
+
+
+async def test_a_gated_call_is_rejected_and_never_runs() -> None:
+    effects = Effects()
+    async with lab([call("act")], declared(effects, approval="always")) as it:
+        assert (await run(it)).status == "rejected"
+
+        (told,) = await it.told("action.result")
+        assert (told["status"], told["error"]["code"]) == ("rejected", "TOOL_APPROVAL_UNAVAILABLE")
+        assert effects.keys == []
+
+
+async def test_pydantic_arguments_arrive_as_models() -> None:
+    @tool
+    def act(basket: Basket, count: int) -> str:
+        return f"{type(basket).__name__} {basket.items} {count + 1}"
+
+    async with lab([call("act", basket={"items": ["tea"]}, count="3")], act) as it:
+        await run(it)
+
+        assert (await it.told("action.result"))[0]["result"]["output"] == "Basket ['tea'] 4"
+
+
+# --- state --------------------------------------------------------------------------------------------------
+
+
+async def basket(it: Lab) -> list[str]:
+    slot = (await it.store.slots(SESSION, ["basket"])).get("basket")
+    return BASKET.read(slot.value if slot else None).items
+
+
+async def test_parallel_updates_all_count() -> None:
+    everybody = asyncio.Barrier(4)
+
+    @tool
+    async def add(ctx: ToolContext, item: str) -> int:
+        await BASKET.get(ctx)
+        await everybody.wait()
+        made = await BASKET.update(ctx, lambda basket: Basket(items=[*basket.items, item]))
+        return len(made.items)
+
+    async with lab([[call("add", item=str(number)) for number in range(4)]], add) as it:
+        refs = await it.calls(await it.deliver("Go"))
+
+        await asyncio.gather(*(it.tool(ref) for ref in refs))
+
+        assert sorted(await basket(it)) == ["0", "1", "2", "3"]
+
+
+async def test_a_tool_reads_its_own_writes_and_a_failed_one_leaves_none() -> None:
+    @tool
+    async def act(ctx: ToolContext, fail: bool) -> list[str]:
+        await BASKET.set(ctx, Basket(items=["tea"]))
+        await BASKET.update(ctx, lambda basket: Basket(items=[*basket.items, "milk"]))
+        if fail:
+            raise ValueError
+        return (await BASKET.get(ctx)).items
+
+    async with lab([[call("act", fail=True), call("act", fail=False)]], act) as it:
+        failing, working = await it.calls(await it.deliver("Go"))
+
+        await it.tool(failing)
+        assert await basket(it) == []
+        await it.tool(working)
+        assert await basket(it) == ["tea", "milk"]
+
+
+async def test_plain_functions_reach_state_too() -> None:
+    @tool
+    def act(ctx: ToolContext) -> int:
+        ctx.wait(BASKET.set(ctx, Basket(items=["tea"])))
+        return len(ctx.wait(BASKET.get(ctx)).items)
+
+    async with lab([call("act")], act) as it:
+        assert (await run(it)).status == "completed"
+
+        assert await basket(it) == ["tea"]
+
+
+async def test_an_update_that_returns_nothing_is_refused() -> None:
+    @tool
+    async def act(ctx: ToolContext) -> None:
+        await BASKET.update(ctx, lambda basket: basket.items.append("tea"))  # type: ignore
+
+    async with lab([call("act")], act) as it:
+        assert (await run(it)).status == "failed"
+        assert await basket(it) == []
+
+
+# --- continuation tokens ------------------------------------------------------------------------------------
+
+
+@tool
+async def rekey(ctx: ToolContext, token: str) -> str:
+    await ctx.session.set_continuation_token(token)
+    return "ok"
+
+
+async def test_a_new_token_is_claimed_with_the_outcome() -> None:
+    async with lab([call("rekey", token="slack:42")], rekey) as it:
+        outcome = await run(it)
+
+        assert outcome.token_hash == hashed("slack:42")
+        assert await it.store.route(hashed("slack:42")) == SESSION
+        assert await it.store.route("first-token") is None
+
+
+async def test_a_token_of_another_session_is_a_conflict() -> None:
+    async with lab([call("rekey", token="slack:42")], rekey) as it:
+        (ref,) = await it.calls(await it.deliver("Go"))
+        other = await it.store.session(SESSION)
+        assert other is not None
+        await it.store.create_session(NewSession("s2", "tester", "task", hashed("slack:42"), other.principal))
+
+        with pytest.raises(TokenConflict):
+            await it.tool(ref)
+
+
+async def test_only_the_first_turn_may_choose_a_token() -> None:
+    async with lab(["Hi", call("rekey", token="slack:42")], rekey) as it:
+        await it.model(await it.deliver("Hello"))
+        (ref,) = await it.calls(await it.deliver("Go"), turn=1)
+
+        assert (await it.tool(ref, turn=1)).status == "failed"
+        assert "first turn" in (await it.told("action.result"))[0]["result"]["output"]

@@ -1,0 +1,58 @@
+import pytest
+from pydantic_ai.tools import RunContext
+from pydantic_ai.tools import Tool as ForeignTool
+from pydantic_ai.toolsets import FunctionToolset
+
+from perdure import Agent, InvalidDeclaration, ToolContext, tool
+from perdure.harness.calls import summary
+from perdure.harness.toolbox import open_toolbox
+from perdure.testing import ScriptedModel, call, play
+
+
+def foreign(ctx: RunContext[ToolContext], n: int) -> str:
+    """Say which call this is."""
+    return f"{ctx.deps.session.id} {ctx.tool_call_id} {n + 1}"
+
+
+async def test_pydantic_ais_tools_and_toolsets_work_and_see_our_context() -> None:
+    toolset = FunctionToolset([ForeignTool(foreign, name="in_set")])
+    agent = Agent("mixed", tools=[ForeignTool(foreign, name="alone"), toolset])
+    model = ScriptedModel([[call("alone", n=1), call("in_set", n=2)], "ok"])
+
+    played = await play(agent, "Go", model=model)
+
+    assert [each.output for each in played.tool_calls] == ["session call_0_0 2", "session call_0_1 3"]
+    assert [each.description for each in model.prompts[0].tools] == ["Say which call this is."] * 2
+
+
+async def test_foreign_tools_run_at_most_once_and_say_when_they_need_approval() -> None:
+    gated = ForeignTool(foreign, name="gated", requires_approval=True)
+
+    box = await open_toolbox(Agent("mixed", tools=[gated]))
+
+    assert (box["gated"].effects, box["gated"].approval) == ("at_most_once", "always")
+
+
+async def test_their_arguments_are_checked_too() -> None:
+    model = ScriptedModel([call("foreign", n="x"), "ok"])
+
+    await play(Agent("mixed", tools=[ForeignTool(foreign)]), "Go", model=model)
+
+    (result,) = model.prompts[1].messages[-1].parts
+    assert str(result.content).startswith("Invalid arguments for foreign: n: Input should be a valid integer")  # type: ignore
+
+
+async def test_a_name_may_not_come_twice_across_both_kinds() -> None:
+    @tool(name="foreign")
+    def own() -> None: ...
+
+    with pytest.raises(InvalidDeclaration, match="more than one tool named foreign"):
+        await open_toolbox(Agent("mixed", tools=[own, ForeignTool(foreign)]))
+
+
+def test_a_summary_is_short_and_keeps_secrets() -> None:
+    shown = summary("send", {"to": "a" * 100, "api_key": "hunter2", "Password": 1, "body": {"token": "hunter2"}})
+
+    assert "hunter2" not in shown
+    assert shown.startswith('send(to="aaa')
+    assert shown.endswith("…, api_key=•••, Password=•••, body={1})")

@@ -1,0 +1,61 @@
+from collections.abc import Sequence
+
+from pydantic_ai.messages import ModelMessage, ModelRequest, ToolReturnPart
+from pydantic_ai.tools import ToolDefinition
+
+from perdure.models.base import Prompt, Reply, TextDelta
+from perdure.models.demo import DemoModel
+
+TEXT = {"type": "object", "properties": {"note": {"type": "string"}}, "required": ["note"]}
+TOOLS = [
+    ToolDefinition(name="roll_dice"),
+    ToolDefinition(name="remember_note", parameters_json_schema=TEXT),
+    ToolDefinition(name="current_time"),
+]
+
+
+async def reply(*messages: ModelMessage | str) -> Reply:
+    history: Sequence[ModelMessage] = [
+        ModelRequest.user_text_prompt(message) if isinstance(message, str) else message for message in messages
+    ]
+    items = [item async for item in DemoModel().stream(Prompt(history, TOOLS))]
+    assert isinstance(items[-1], Reply)
+    text = "".join(item.text for item in items if isinstance(item, TextDelta))
+    assert text == (items[-1].response.text or "")
+    return items[-1]
+
+
+async def test_it_echoes() -> None:
+    assert (await reply("Hello")).response.text == "You said: Hello"
+
+
+async def test_it_is_the_same_every_time() -> None:
+    first, second = await reply("roll the dice"), await reply("roll the dice")
+
+    assert first.response.parts == second.response.parts
+
+
+async def test_one_message_can_call_two_tools_at_once() -> None:
+    calls = (await reply("Roll the dice and tell me the time")).response.tool_calls
+
+    assert [call.tool_name for call in calls] == ["roll_dice", "current_time"]
+
+
+async def test_then_makes_a_second_round_and_the_end_reports() -> None:
+    said = ModelRequest.user_text_prompt("remember that tea is hot, then tell me the time")
+    first = await reply(said)
+    noted = ModelRequest([ToolReturnPart("remember_note", "Noted.", first.response.tool_calls[0].tool_call_id)])
+    second = await reply(said, first.response, noted)
+    told = ModelRequest([ToolReturnPart("current_time", "noon", second.response.tool_calls[0].tool_call_id)])
+
+    last = await reply(said, first.response, noted, second.response, told)
+
+    assert first.response.tool_calls[0].args == {"note": "tea is hot"}
+    assert second.response.tool_calls[0].tool_name == "current_time"
+    assert last.response.text == "remember_note: Noted.\ncurrent_time: noon"
+
+
+async def test_a_tool_can_be_named_with_its_arguments() -> None:
+    calls = (await reply('use remember_note {"note": "x"}')).response.tool_calls
+
+    assert [(call.tool_name, call.args) for call in calls] == [("remember_note", {"note": "x"})]

@@ -1,0 +1,169 @@
+"""Real SDKs against a scripted provider over HTTP."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+import pytest
+from pydantic_ai.messages import ModelRequest, ThinkingPart, ToolCallPart, ToolReturnPart
+from pydantic_ai.tools import ToolDefinition
+
+from perdure.errors import ModelFailed
+from perdure.models.base import Delta, Prompt, ReasoningDelta, Reply, TextDelta, ToolInputDelta
+from perdure.models.models import Models
+from tests.support.provider import Provider, serving
+
+NAMES = ["openai-chat:scripted", "anthropic:claude-scripted"]
+ROLL = ToolDefinition(name="roll", parameters_json_schema={"type": "object", "properties": {}})
+
+
+@pytest.fixture
+async def provider(monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Provider]:
+    async with serving() as provider:
+        for name, value in provider.environment().items():
+            monkeypatch.setenv(name, value)
+        yield provider
+
+
+def said(text: str) -> Prompt:
+    return Prompt([ModelRequest.user_text_prompt(text, instructions="Be brief.")], tools=[ROLL])
+
+
+async def answer(name: str, prompt: Prompt, patience: float = 10.0) -> tuple[list[Delta], Reply]:
+    items = [item async for item in Models(timeout=patience).model(name).stream(prompt)]
+    *deltas, reply = items
+    assert isinstance(reply, Reply)
+    return [delta for delta in deltas if not isinstance(delta, Reply)], reply
+
+
+async def refused(name: str, prompt: Prompt, patience: float = 10.0) -> ModelFailed:
+    with pytest.raises(ModelFailed) as failed:
+        await answer(name, prompt, patience)
+    return failed.value
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_text_arrives_in_deltas_and_whole_at_the_end(provider: Provider, name: str) -> None:
+    deltas, reply = await answer(name, said("say Hello out there"))
+
+    assert [delta for delta in deltas if isinstance(delta, TextDelta)] == [
+        TextDelta("Hello "),
+        TextDelta("out "),
+        TextDelta("there"),
+    ]
+    assert reply.response.text == "Hello out there"
+    assert (reply.finish_reason, reply.usage.input_tokens, reply.usage.output_tokens) == ("stop", 10, 3)
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_parallel_calls_arrive_with_their_input(provider: Provider, name: str) -> None:
+    deltas, reply = await answer(name, said('call roll {"a": 1} and roll {"a": 2}'))
+
+    calls = [part for part in reply.response.parts if isinstance(part, ToolCallPart)]
+    assert [call.args_as_dict() for call in calls] == [{"a": 1}, {"a": 2}]
+    assert reply.finish_reason == "tool-calls"
+    told = {delta.call_id: delta.text for delta in deltas if isinstance(delta, ToolInputDelta)}
+    assert told == {calls[0].tool_call_id: '{"a": 1}', calls[1].tool_call_id: '{"a": 2}'}
+
+
+async def test_reasoning_is_told_apart(provider: Provider) -> None:
+    deltas, reply = await answer("anthropic:claude-scripted", said("think Let me see; say Hi"))
+
+    assert ReasoningDelta("Let me see") in deltas
+    assert isinstance(reply.response.parts[0], ThinkingPart)
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_results_lead_to_the_next_round(provider: Provider, name: str) -> None:
+    prompt = said("call roll {} then say Rolled")
+    _, first = await answer(name, prompt)
+    result = ToolReturnPart("roll", [6], tool_call_id=first.response.tool_calls[0].tool_call_id)
+
+    _, second = await answer(name, Prompt([*prompt.messages, first.response, ModelRequest([result])], [ROLL]))
+
+    assert second.response.text == "Rolled"
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_too_many_requests_pass_and_say_when(provider: Provider, name: str) -> None:
+    failed = await refused(name, said("fail 429 times 9 after 7; say hi"))
+
+    assert (failed.transient, failed.retry_after, failed.details) == (True, 7.0, {"statusCode": 429})
+    assert len(provider.requests) == 1, "the SDK must not retry by itself"
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("status", "transient"), [(408, True), (409, True), (500, True), (503, True), (529, True)])
+async def test_what_may_pass_is_transient(provider: Provider, name: str, status: int, transient: bool) -> None:
+    failed = await refused(name, said(f"fail {status} times 9; say hi"))
+
+    assert failed.transient is transient
+    assert len(provider.requests) == 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 422])
+async def test_what_will_not_pass_is_not_transient(provider: Provider, name: str, status: int) -> None:
+    failed = await refused(name, said(f"fail {status} times 9; say hi"))
+
+    assert not failed.transient
+    assert failed.details == {"statusCode": status}
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("how", ["cut", "stop"])
+async def test_an_answer_that_breaks_off_is_transient(provider: Provider, name: str, how: str) -> None:
+    failed = await refused(name, said(f"{how} after 2; say a b c d e"))
+
+    assert failed.transient
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_a_provider_that_hangs_is_given_up(provider: Provider, name: str) -> None:
+    failed = await refused(name, said("hang"), patience=0.2)
+
+    assert failed.transient
+    assert "time" in failed.message
+
+
+async def test_nobody_listening_is_transient(provider: Provider) -> None:
+    await provider.stop()
+
+    failed = await refused(NAMES[0], said("say hi"))
+
+    assert failed.transient
+
+
+async def test_closing_the_stream_stops_the_provider(provider: Provider) -> None:
+    async with aclosing(Models().model(NAMES[0]).stream(said("drip 100000 words delay 1"))) as stream:
+        await anext(stream)
+
+    async with asyncio.timeout(5):
+        while not provider.abandoned:
+            await asyncio.sleep(0.01)
+
+
+async def test_a_missing_key_is_said_and_not_transient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+
+    with pytest.raises(ModelFailed, match="OPENAI_API_KEY") as failed:
+        Models().model("openai-chat:scripted")
+
+    assert not failed.value.transient
+
+
+async def test_an_unknown_model_is_said_and_not_transient() -> None:
+    with pytest.raises(ModelFailed, match="nobody:knows") as failed:
+        Models().model("nobody:knows")
+
+    assert not failed.value.transient
+
+
+async def test_unpaired_calls_are_refused_by_the_provider(provider: Provider) -> None:
+    prompt = said("call roll {}")
+    _, first = await answer(NAMES[0], prompt)
+
+    failed = await refused(NAMES[0], Prompt([*prompt.messages, first.response, *said("again").messages]))
+
+    assert failed.details == {"statusCode": 400}

@@ -1,0 +1,110 @@
+"""The wheel, as an author gets it: installed in an empty environment, with an agent of their own."""
+
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import Process, clean_environment, free_port, wait_until
+from tests.support.talk import Talk
+
+ROOT = Path(__file__).parent.parent.parent
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+AGENT = '''
+from perdure import Agent, tool
+
+
+@tool(effects="pure")
+def double(number: int) -> int:
+    """Double a number."""
+    return 2 * number
+
+
+agent = Agent(name="mine", instructions="Double numbers.", tools=[double])
+'''
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Built by way of the source archive, which so must hold all that a build needs."""
+    target = tmp_path_factory.mktemp("dist")
+    _run([sys.executable, "-m", "build", "--outdir", str(target), str(ROOT)])
+    return next(target.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The Python of an empty environment with nothing but the wheel and what it needs."""
+    home = tmp_path_factory.mktemp("venv")
+    _run([sys.executable, "-m", "venv", str(home)])
+    python = home / "bin" / "python"
+    _run([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", str(wheel)])
+    return python
+
+
+def test_the_wheel_holds_one_top_level_name(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+
+    assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {"perdure"}
+    assert {"perdure/shells/worker.py", "perdure/shells/api/serve.py", "perdure/py.typed"} <= set(names)
+    assert _files("perdure", ".sql") <= set(names)
+
+
+async def test_an_author_serves_an_agent_of_their_own(python: Path, tmp_path: Path) -> None:
+    (tmp_path / "my_module.py").write_text(AGENT)
+    port = free_port()
+    ports = ("--port", str(port), "--temporal-port", str(free_port()), "--ui-port", str(free_port()))
+    # The console script, in the author's own folder, as they would call it.
+    program = [str(python.with_name("perdure")), "dev", "--agents", "my_module:agent", *ports]
+    dev = Process("dev", ["env", "-C", str(tmp_path), *program], tmp_path / "dev.log", clean_environment())
+    try:
+        wait_until(lambda: "Perdure is ready." in dev.output or not dev.alive, "dev to be ready", 90)
+        assert dev.alive, dev.output
+
+        async with Talk(f"http://127.0.0.1:{port}") as talk:
+            await talk.create("hello")
+            events = await talk.until_boundary()
+
+        assert events[0]["data"]["runtime"]["agentName"] == "mine"
+        assert events[-1]["type"] == "session.waiting"
+        family = _of(tmp_path)
+        assert len(family) >= 4
+        assert dev.terminate() == 0
+        wait_until(lambda: not family & _of(tmp_path), "all processes to end")
+    finally:
+        dev.close()
+
+
+def _files(folder: str, suffix: str) -> set[str]:
+    return {str(path.relative_to(ROOT)) for path in (ROOT / folder).rglob(f"*{suffix}")}
+
+
+def _of(folder: Path) -> set[int]:
+    """The processes that work in this folder."""
+    found: set[int] = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                if (entry / "cwd").readlink() == folder and not _dead(entry):
+                    found.add(int(entry.name))
+            except OSError:
+                continue
+    return found
+
+
+def _dead(entry: Path) -> bool:
+    return bool(re.search(r"\) Z ", (entry / "stat").read_text()))
+
+
+def _run(command: list[str]) -> None:
+    # Without this the checkout would be found instead of what was installed.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd="/")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
