@@ -12,7 +12,7 @@ from typing import Any
 
 from temporalio.client import Client
 from temporalio.common import VersioningBehavior, WorkerDeploymentVersion
-from temporalio.worker import PollerBehaviorSimpleMaximum, Worker, WorkerDeploymentConfig
+from temporalio.worker import PollerBehaviorAutoscaling, Worker, WorkerDeploymentConfig
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
 from activities.endings import EndingActivities
@@ -37,7 +37,7 @@ from workflows.turn import TurnWorkflow
 log = logging.getLogger("perdure.worker")
 
 #: What declares passes through the sandbox: reading it again for each workflow costs as much as the workflow itself.
-#: The core is pure where workflows use it (the import rules say so); `workflows` itself stays inside.
+#: The core is pure where workflows use it (the import rules say so); the workflows themselves stay inside.
 SANDBOX = SandboxedWorkflowRunner(
     restrictions=SandboxRestrictions.default.with_passthrough_modules(
         "perdure.agents",
@@ -52,6 +52,10 @@ SANDBOX = SandboxedWorkflowRunner(
         *(module.__name__ for module in (failures, policies, steps)),
     )
 )
+
+
+#: Few while it is quiet: each poll that a frozen process left open swallows one task, and a heartbeat's time with it.
+POLLERS = PollerBehaviorAutoscaling(minimum=1, initial=2, maximum=20)
 
 
 def workers(client: Client, store: Store, agents: AgentRegistry, models: Models, settings: Settings) -> list[Worker]:
@@ -79,7 +83,7 @@ def deciding(client: Client, settings: Settings, kind: str, workflows: Sequence[
         max_cached_workflows=2000,
         # The price of a dead worker: how long its sessions wait for it before another one takes over.
         sticky_queue_schedule_to_start_timeout=timedelta(seconds=1),
-        workflow_task_poller_behavior=PollerBehaviorSimpleMaximum(10),
+        workflow_task_poller_behavior=POLLERS,
         # A turn ends with our errors. The driver declares none: a bug there must wait for its fix.
         workflow_failure_exception_types=[PerdureError] if kind == names.TURNS_QUEUE else [],
         deployment_config=_deployment(settings, kind),
@@ -96,7 +100,7 @@ def acting(client: Client, settings: Settings, kind: str, activities: Sequence[A
         max_heartbeat_throttle_interval=timedelta(seconds=1),
         default_heartbeat_throttle_interval=timedelta(seconds=1),
         graceful_shutdown_timeout=timedelta(seconds=10),
-        activity_task_poller_behavior=PollerBehaviorSimpleMaximum(10),
+        activity_task_poller_behavior=POLLERS,
     )
 
 

@@ -35,8 +35,9 @@ async def beating() -> AsyncGenerator[None]:
 
 async def _beat(every: float) -> None:
     while True:
-        activity.heartbeat()
+        # The attempt has just begun, which the server knows: most end before there is anything to say.
         await asyncio.sleep(every)
+        activity.heartbeat()
 
 
 @contextlib.contextmanager

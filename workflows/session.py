@@ -146,6 +146,7 @@ class SessionWorkflow:
                 id=names.turn_workflow(request.session_id, request.turn),
                 task_queue=names.sibling(workflow.info().task_queue, names.TURNS_QUEUE),
                 result_type=TurnResult,
+                task_timeout=timedelta(seconds=names.DECISION_SECONDS),
                 static_summary=f"turn {request.turn} · {request.agent}",
             )
             if self._cancelling:

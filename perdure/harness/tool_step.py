@@ -5,7 +5,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any
 
-from perdure.agents.context import Cancellation, Signal, ToolContext, ToolSession
+from perdure.agents.context import Cancellation, SessionView, Signal, ToolContext, ToolSession
 from perdure.agents.registry import AgentRegistry
 from perdure.agents.staging import Staging
 from perdure.errors import Invalid, ToolFailed, UnreadableState
@@ -29,7 +29,19 @@ from perdure.store.base import (
 
 from . import outputs
 from .facts import Facts
-from .journal import INTENT, OUTCOME, REPLY, Intent, Outcome, StoredReply, read, tool_outcome, written
+from .journal import (
+    DELIVERY,
+    INTENT,
+    OUTCOME,
+    REPLY,
+    HeardDelivery,
+    Intent,
+    Outcome,
+    StoredReply,
+    read,
+    tool_outcome,
+    written,
+)
 from .killpoints import reach
 from .prompt import INTERRUPTED
 from .scene import find_agent, find_session, view_of
@@ -46,6 +58,9 @@ class _Work:
     arguments: JsonObject
     #: None: the agent has lost the tool since the model asked for it.
     tool: Usable | None
+    view: SessionView
+    #: Whether an older attempt was about to run it.
+    begun: bool
 
     @property
     def at(self) -> Coordinates:
@@ -78,42 +93,52 @@ class ToolStep:
         reach("tool_after_intent")
         if settled is not None:
             return settled
-        context = await self._context(work, cancelled)
+        context = self._context(work, cancelled)
         outcome = await self._outcome(work, context)
         outcome = await self._settle(work, outcome, context)
         reach("tool_after_settle")
         return outcome
 
     async def _prepare(self, call: ToolCall, attempt: Attempt) -> _Work:
+        """Read all that is needed, so that nothing stands between the intent and the effect."""
         at, call_id = call.at, call.call.call_id
         agent = find_agent(self._agents, call.agent)
-        record = await self._store.record(at.session_id, at.turn, at.step, names.REPLY)
-        if record is None:
-            raise UnreadableState(f"The records hold no reply that asks for the call {call_id!r}.")
-        asked = {each.call_id: each for each in read(record, REPLY, StoredReply).calls}
-        if call_id not in asked:
-            raise UnreadableState(f"The reply of this step does not ask for the call {call_id!r}.")
-        tools = await open_toolbox(agent)
-        return _Work(call, attempt, asked[call_id].input, tools.get(call.call.tool))
+        row, reply, heard, intent = await asyncio.gather(
+            find_session(self._store, at.session_id),
+            self._store.record(at.session_id, at.turn, at.step, names.REPLY),
+            self._store.record(at.session_id, at.turn, 0, names.delivery_slot(0)),
+            self._store.record(at.session_id, at.turn, at.step, names.intent_slot(call_id)),
+        )
+        speaker = read(heard, DELIVERY, HeardDelivery).principal if heard else None
+        return _Work(
+            call=call,
+            attempt=attempt,
+            arguments=_arguments(reply, call_id),
+            tool=(await open_toolbox(agent)).get(call.call.tool),
+            view=view_of(row, at, speaker),
+            begun=intent is not None and read(intent, INTENT, Intent).generation != attempt.generation,
+        )
 
     # --- before the effect ---
 
     async def _intend(self, work: _Work) -> ToolOutcome | None:
         """Take the call over and say that it will be run; the outcome, if it must not be."""
-        at = work.at
-        done = await self._store.commit(
+        refusal = _refusal(work)
+        done = await commit_steadfastly(
+            self._store,
             Commit(
-                at.session_id,
+                work.at.session_id,
                 unless=work.outcome_key,
                 fence=work.fence(Hold.RAISE),
-                records=() if _refusal(work) else (self._intent(work),),
-            )
+                records=() if refusal else (self._intent(work),),
+            ),
         )
         if done.existing:
             return tool_outcome(work.call_id, done.existing)
-        if refusal := _refusal(work):
+        if refusal:
             return await self._settle(work, refusal, None)
-        if work.tool and work.tool.effects == "at_most_once" and await self._was_begun(work):
+        # An older attempt may also have begun after the records were read; then the fence was its.
+        if work.tool and work.tool.effects == "at_most_once" and (work.begun or done.superseded):
             unknown = outputs.failed(INTERRUPTED, outputs.UNKNOWN, "unknown")
             return await self._settle(work, unknown, None)
         return None
@@ -122,24 +147,15 @@ class ToolStep:
         intent = Intent(tool=work.call.call.tool, attempt=work.attempt.number, generation=work.attempt.generation)
         return written(work.at.turn, work.at.step, names.intent_slot(work.call_id), INTENT, intent)
 
-    async def _was_begun(self, work: _Work) -> bool:
-        """Whether the intent that stands is an older attempt's: the first writer has won."""
+    def _context(self, work: _Work, cancelled: Signal) -> ToolContext:
         at = work.at
-        record: Record | None = await self._store.record(
-            at.session_id, at.turn, at.step, names.intent_slot(work.call_id)
-        )
-        return record is not None and read(record, INTENT, Intent).generation != work.attempt.generation
-
-    async def _context(self, work: _Work, cancelled: Signal) -> ToolContext:
-        at = work.at
-        row = await find_session(self._store, at.session_id)
 
         async def read_slot(name: str) -> tuple[JsonObject | None, int]:
             slot = (await self._store.slots(at.session_id, [name])).get(name)
             return (slot.value, slot.version) if slot else (None, 0)
 
         return ToolContext(
-            session=ToolSession(view_of(row, at)),
+            session=ToolSession(work.view),
             call_id=work.call_id,
             tool=work.call.call.tool,
             idempotency_key=idempotency_key(at, work.call_id),
@@ -230,6 +246,14 @@ class ToolStep:
 
 class _TimeUp(Exception):
     """The tool's own time limit, as opposed to a TimeoutError of something it called."""
+
+
+def _arguments(reply: Record | None, call_id: str) -> JsonObject:
+    calls = read(reply, REPLY, StoredReply).calls if reply else ()
+    for call in calls:
+        if call.call_id == call_id:
+            return call.input
+    raise UnreadableState(f"The records of this step do not ask for the call {call_id!r}.")
 
 
 def _refusal(work: _Work) -> Outcome | None:

@@ -75,3 +75,8 @@ def turn_key(turn: int, what: str) -> str:
 
 def step_key(turn: int, step: int, what: str) -> str:
     return f"t{turn}/s{step}/{what}"
+
+
+#: How long a worker may take over one decision before another one is asked. Decisions take milliseconds; the default of
+#: ten seconds is what a session would wait for a worker that died while it decided.
+DECISION_SECONDS = 2

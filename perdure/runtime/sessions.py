@@ -226,6 +226,7 @@ class Sessions:
                 id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
                 id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
                 static_summary=self._summary(session),
+                task_timeout=timedelta(seconds=names.DECISION_SECONDS),
                 memo={"agent": session.agent, "mode": session.mode},
                 rpc_timeout=RPC_PATIENCE,
             )

@@ -4,7 +4,7 @@ Everything a session says and does is written through `commit`: one transaction 
 and updates the read model together. Writing the same commit twice is writing it once.
 """
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import Enum
@@ -12,6 +12,7 @@ from typing import Literal, Protocol, TypeAlias
 
 from perdure.protocol.deliveries import Capabilities, Mode
 from perdure.protocol.events import Event, NewEvent, Usage
+from perdure.protocol.inputs import InputAnswer, InputKind, InputRequest, InputStatus
 from perdure.protocol.principals import Principal
 from perdure.protocol.wire import JsonObject
 
@@ -213,7 +214,11 @@ class Commit:
     8. `route`: the session's routes are replaced by this token hash (`TokenConflict` when another live session
        owns it, and nothing is written). `close`: all its routes and fences are deleted, and the session is over.
     9. `close_turn`: all fences of that turn are deleted: its late attempts may not write any more.
-    10. `change` is applied to the row. Readers are woken once the transaction is through.
+    10. `opens`: these requests are opened; one whose id exists stays as it was. `expires`: those of these requests
+       that are still open become `expired`, with the answer that silence means. `withdraws`: those of these that are
+       still open become `withdrawn`. `resolved`: a request in `expires` or `withdraws` that was closed by this
+       commit gets the event with its id from here, after `events`.
+    11. `change` is applied to the row. Readers are woken once the transaction is through.
     """
 
     session_id: str
@@ -228,6 +233,10 @@ class Commit:
     route: str | None = None
     close: bool = False
     close_turn: int | None = None
+    opens: Sequence[InputRequest] = ()
+    expires: Mapping[str, InputAnswer] = field(default_factory=dict[str, InputAnswer])
+    withdraws: Sequence[str] = ()
+    resolved: Mapping[str, NewEvent] = field(default_factory=dict[str, NewEvent])
     change: SessionChange | None = None
 
 
@@ -247,6 +256,74 @@ class SlotConflict(Exception):
 
 class DeliveryTaken(Exception):
     """A delivery was heard by another turn, refused or withdrawn."""
+
+
+# --- inputs -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class InputRow:
+    """What a session asks of people, and how that stands."""
+
+    request: InputRequest
+    status: InputStatus
+    opened_at: str
+    # The principal that owns the session.
+    requester: Principal
+    # Everything that was said, in order; the one that counts is `answer`.
+    votes: Sequence[InputAnswer] = ()
+    answer: InputAnswer | None = None
+    closed_at: str | None = None
+    # The delivery that tells the session of the answer; whoever gives the same answer again signals it again.
+    delivery_id: str | None = None
+
+
+@dataclass(frozen=True)
+class Vote:
+    """One principal's answer to one request. Whether it may answer at all was checked before."""
+
+    request_id: str
+    answer: InputAnswer
+
+
+@dataclass(frozen=True)
+class Answering:
+    """What one caller says, in one transaction: all its votes, and the delivery that tells the session."""
+
+    session_id: str
+    votes: Sequence[Vote]
+    # Written when a vote closed a request, or when `always` is set because it carries more than answers.
+    delivery: NewDelivery
+    always: bool = False
+
+
+@dataclass(frozen=True)
+class Answered:
+    """The requests as they stand now, in the order of the votes, and which of them this caller's votes closed."""
+
+    rows: Sequence[InputRow]
+    closed: frozenset[str]
+    # The new delivery, or the first one under the same idempotency key.
+    delivery: DeliveryRow | None
+    fresh: bool
+
+
+@dataclass(frozen=True)
+class InputQuery:
+    """One page of requests, oldest first."""
+
+    session_id: str | None = None
+    agent: str | None = None
+    kind: InputKind | None = None
+    status: InputStatus | None = "open"
+    limit: int = 50
+    cursor: str | None = None
+
+
+@dataclass(frozen=True)
+class InputPage:
+    rows: Sequence[InputRow]
+    next_cursor: str | None = None
 
 
 # --- the store ----------------------------------------------------------------------------------------------
@@ -312,6 +389,26 @@ class Store(Protocol):
     async def deliveries(self, session_id: str, delivery_ids: Sequence[str]) -> Sequence[DeliveryRow]:
         """Those that exist, in the order asked for."""
         ...
+
+    async def unheard(self, *, kind: Literal["message", "answer"], older_than: float) -> Sequence[DeliveryRow]:
+        """Deliveries of this kind (`body.kind`) that were accepted more than `older_than` seconds ago into sessions
+        that are not over, and that no turn has heard, refused or withdrawn. At most 100, oldest first."""
+        ...
+
+    # inputs
+    async def answer(self, answering: Answering, tell: Callable[[InputRow], NewEvent]) -> Answered:
+        """Count the votes, each against the request as it stands: the first verdict wins.
+
+        A vote on an open request is added to its votes (one per principal: the first) and, when
+        `session.inputs.verdict` says so, closes it as `answered` with that answer and this delivery's id; then
+        `tell(row)` is appended. A vote on a closed request changes nothing. An unknown request, or one of another
+        session, raises `NotFound` before anything is written. Idempotency keys as for `accept`.
+        """
+        ...
+
+    async def input(self, request_id: str) -> InputRow | None: ...
+
+    async def inputs(self, query: InputQuery) -> InputPage: ...
 
     # journal
     async def commit(self, commit: Commit) -> Committed: ...

@@ -1,3 +1,4 @@
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     (tmp_path / "broken_of_tests.py").write_text("import not_installed_anywhere\n")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     return tmp_path
 
 

@@ -120,8 +120,8 @@ def test_what_cannot_be_sent_is_refused_when_it_is_declared() -> None:
 
     with pytest.raises(InvalidDeclaration, match="'a' needs a type annotation"):
 
-        @tool
-        def untyped(a) -> None: ...  # type: ignore
+        @tool  # pyright: ignore[reportUnknownArgumentType]
+        def untyped(a) -> None: ...  # pyright: ignore
 
     with pytest.raises(InvalidDeclaration, match="cannot be sent as JSON"):
 
@@ -130,7 +130,7 @@ def test_what_cannot_be_sent_is_refused_when_it_is_declared() -> None:
 
     with pytest.raises(InvalidDeclaration, match="'Nowhere' cannot be found"):
 
-        @tool
+        @tool  # pyright: ignore[reportUnknownArgumentType]
         def unknown(a: Nowhere) -> None: ...  # type: ignore  # noqa: F821
 
     with pytest.raises(InvalidDeclaration, match="ToolContext twice"):

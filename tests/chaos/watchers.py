@@ -1,7 +1,7 @@
 """Readers of one stream, in a process of their own: `python -m tests.chaos.watchers URL SESSION READING DEAF`.
 
-`READING` of them read, and `DEAF` of them open the stream and never read a byte. Prints "open" when all have begun,
-and when it is told to end (its input closes), how many lines each reader got.
+`READING` of them read, and `DEAF` of them open the stream and never read a byte. Prints "open" when all have begun;
+told a number, it prints how many events each reader got once all have that many.
 """
 
 import asyncio
@@ -21,11 +21,13 @@ async def main(url: str, session_id: str, reading: int, deaf: int) -> None:
     silent = [await open_and_forget(address.hostname or "", address.port or 0, request) for _ in range(deaf)]
     await asyncio.gather(*(each.begun.wait() for each in readers))
     say("open")
-    await asyncio.to_thread(sys.stdin.read)
+    while line := await asyncio.to_thread(sys.stdin.readline):
+        while min(each.lines for each in readers) < int(line):
+            await asyncio.sleep(0.01)
+        say([each.lines for each in readers])
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    say([each.lines for each in readers])
     for each in silent:
         each.close()
 

@@ -27,9 +27,32 @@ from perdure.protocol.requests import (
 from perdure.settings import Settings
 from perdure.store.base import Attempt, NewDelivery, NewSession, Store, read_all
 from perdure.store.open import open_store
-from perdure.testing import OneModel, ScriptedModel
+from perdure.testing import ScriptedModel
 
 SESSION = "s1"
+
+#: What a turn without tools tells.
+TEXT_TURN = [
+    "session.started",
+    "turn.started",
+    "message.received",
+    "step.started",
+    "message.appended",
+    "message.completed",
+    "step.completed",
+    "turn.completed",
+    "session.waiting",
+]
+
+
+class Speaker:
+    """The model of the moment, under every name."""
+
+    def __init__(self, model: Model) -> None:
+        self.now = model
+
+    def model(self, name: str) -> Model:
+        return self.now
 
 
 class Lab:
@@ -40,10 +63,17 @@ class Lab:
         self.mode: Mode = mode
         self.agent = agent
         agents = AgentRegistry([agent])
-        self.models = ModelStep(store, agents, OneModel(model), settings)
+        self.speaker = Speaker(model)
+        self.settings = settings
+        self.models = self.worker()
         self.tools = ToolStep(store, agents, settings)
         self.end = TurnEnd(store, agents)
         self._deliveries = 0
+
+    def worker(self, store: Store | None = None, **parts: Any) -> ModelStep:
+        """Another process that serves the same agent."""
+        store = store or self.store
+        return ModelStep(store, AgentRegistry([self.agent]), self.speaker, self.settings, **parts)
 
     async def deliver(self, message: Message | None, **body: Any) -> DeliveryRef:
         number, self._deliveries = self._deliveries, self._deliveries + 1
@@ -80,6 +110,11 @@ class Lab:
     ) -> ToolOutcome:
         made = ToolCall(at=Coordinates(session_id=SESSION, turn=turn, step=step), agent=self.agent.name, call=call)
         return await self.tools.run(made, Attempt(number or generation, generation), cancelled or threading.Event())
+
+    async def run_one(self) -> ToolOutcome:
+        """Hear a message, and run the one call that it leads to."""
+        (ref,) = await self.calls(await self.deliver("Go"))
+        return await self.tool(ref)
 
     async def calls(self, *deliveries: DeliveryRef, turn: int = 0, step: int = 0) -> tuple[CallRef, ...]:
         outcome = await self.model(*deliveries, turn=turn, step=step)

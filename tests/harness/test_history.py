@@ -1,4 +1,5 @@
 from collections.abc import Sequence
+from typing import cast
 
 from perdure.harness.history import Histories
 from perdure.store.base import Record, Store
@@ -23,7 +24,7 @@ class CountingStore:
 async def test_a_finished_turn_is_read_once() -> None:
     async with lab(["reply"] * 6) as it:
         counting = CountingStore(it.store)
-        histories = Histories(counting)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+        histories = Histories(cast(Store, counting))
         for turn in range(6):
             await histories.load(SESSION, turn)
             await it.model(await it.deliver(f"message {turn}"), turn=turn)
@@ -33,12 +34,11 @@ async def test_a_finished_turn_is_read_once() -> None:
 
 async def test_turns_that_another_worker_handled_are_not_missed() -> None:
     model = ScriptedModel(["zero", "one", "two", "three"])
-    async with lab(model) as here:
-        async with lab(model) as there:
-            there.models._store = here.store  # type: ignore  # pyright: ignore
-            there.models._histories = Histories(here.store)  # type: ignore  # pyright: ignore
-            for turn, worker in enumerate([here, there, there, here]):
-                await worker.model(await here.deliver(f"m{turn}"), turn=turn)
+    async with lab(model) as it:
+        here, there = it.models, it.worker()
+        for turn, worker in enumerate([here, there, there, here]):
+            it.models = worker
+            await it.model(await it.deliver(f"m{turn}"), turn=turn)
 
         texts = [part.content for message in model.prompts[-1].messages for part in message.parts]  # type: ignore
         assert texts == ["m0", "zero", "m1", "one", "m2", "two", "m3"]
@@ -47,7 +47,7 @@ async def test_turns_that_another_worker_handled_are_not_missed() -> None:
 async def test_a_small_cache_forgets_and_stays_right() -> None:
     model = ScriptedModel(["zero", "one", "two"])
     async with lab(model) as it:
-        it.models._histories = Histories(it.store, capacity=1)  # type: ignore  # pyright: ignore
+        it.models = it.worker(histories=Histories(it.store, capacity=1))
         for turn in range(3):
             await it.model(await it.deliver(f"m{turn}"), turn=turn)
 

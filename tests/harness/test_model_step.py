@@ -1,29 +1,15 @@
-import asyncio
 from collections.abc import AsyncGenerator
-from typing import Any
 
 import pytest
 
 from perdure import Limits, tool
-from perdure.errors import AgentGone, ModelFailed, SessionGone, Superseded
+from perdure.errors import AgentGone, ModelFailed, SessionGone
 from perdure.models.base import Delta, Prompt, Reply, TextDelta
 from perdure.protocol.requests import Calls, Coordinates, Finished, ModelCall, Unheard
 from perdure.store.base import Attempt
-from perdure.testing import ScriptedModel, call
+from perdure.testing import ScriptedCall, ScriptedModel, call
 
-from .stage import SESSION, lab
-
-TEXT_TURN = [
-    "session.started",
-    "turn.started",
-    "message.received",
-    "step.started",
-    "message.appended",
-    "message.completed",
-    "step.completed",
-    "turn.completed",
-    "session.waiting",
-]
+from .stage import SESSION, TEXT_TURN, lab
 
 
 @tool(effects="pure")
@@ -92,7 +78,9 @@ async def test_calls_that_cannot_be_made_are_told_to_the_model_alone() -> None:
     async with lab(model, roll) as it:
         delivery = await it.deliver("Roll")
 
-        assert await it.model(delivery) == Calls(calls=(), usage=(await _reply_usage(it)))
+        outcome = await it.model(delivery)
+        assert isinstance(outcome, Calls)
+        assert outcome.calls == ()
         await it.model(delivery, step=1)
 
         assert "actions.requested" not in await it.types()
@@ -101,16 +89,12 @@ async def test_calls_that_cannot_be_made_are_told_to_the_model_alone() -> None:
         assert results[1] == "Unknown tool 'fly'. Tools that exist: roll."  # type: ignore[union-attr]
 
 
-async def _reply_usage(it: Any) -> Any:
-    record = await it.store.record(SESSION, 0, 0, "reply")
-    return record.body["usage"]
+def named(call_id: str) -> ScriptedCall:
+    return ScriptedCall("roll", {}, call_id)
 
 
 async def test_call_ids_are_unique_in_the_session() -> None:
-    async with lab([[call("roll"), call("roll")], "ok"], roll) as it:
-        model = ScriptedModel([])
-        model._lines = [[_named("x"), _named("x"), _named("")], [_named("x")]]  # pyright: ignore[reportPrivateUsage]
-        it.models._models._model = model  # type: ignore  # pyright: ignore
+    async with lab([[named("x"), named("x"), named("y")], [named("x")]], roll) as it:
         delivery = await it.deliver("Roll")
         first = await it.calls(delivery)
         for ref in first:
@@ -120,12 +104,8 @@ async def test_call_ids_are_unique_in_the_session() -> None:
 
         ids = [ref.call_id for ref in (*first, *second)]
         assert len(set(ids)) == 4
-
-
-def _named(call_id: str) -> Any:
-    from perdure.testing import ScriptedCall
-
-    return ScriptedCall("roll", {}, call_id)
+        told = [action["callId"] for told in await it.told("actions.requested") for action in told["actions"]]
+        assert told == ids
 
 
 async def test_an_empty_answer_is_asked_for_once_more() -> None:
@@ -253,68 +233,6 @@ async def test_what_is_missing_is_structural() -> None:
         lost = ModelCall(at=Coordinates(session_id=SESSION, turn=0), agent="other")
         with pytest.raises(AgentGone, match="'other'"):
             await it.models.run(lost, Attempt(1, 1))
-
-
-class Talking:
-    """Says a word, then waits to be told to go on."""
-
-    def __init__(self) -> None:
-        self.spoke = asyncio.Event()
-        self.go_on = asyncio.Event()
-        self.closed = asyncio.Event()
-
-    async def stream(self, prompt: Prompt) -> AsyncGenerator[Delta | Reply, None]:
-        try:
-            yield TextDelta("Half ")
-            self.spoke.set()
-            await self.go_on.wait()
-            yield TextDelta("a thought")
-            await asyncio.Event().wait()
-        finally:
-            self.closed.set()
-
-
-async def test_a_zombie_is_stopped_and_its_words_are_taken_back() -> None:
-    model = Talking()
-    async with lab(model) as it:
-        delivery = await it.deliver("Hi")
-        zombie = asyncio.create_task(it.model(delivery))
-        await model.spoke.wait()
-        while "message.appended" not in await it.types():
-            await asyncio.sleep(0.005)
-
-        it.models._models._model = ScriptedModel(["Hello"])  # type: ignore  # pyright: ignore
-        await it.model(delivery, generation=2)
-        model.go_on.set()
-
-        with pytest.raises(Superseded):
-            await zombie
-        assert model.closed.is_set()
-        assert await it.types() == [*TEXT_TURN[:5], "step.superseded", *TEXT_TURN[4:]]
-        assert (await it.told("message.appended"))[0]["messageDelta"] == "Half "
-
-
-async def test_a_cancelled_step_closes_the_providers_stream() -> None:
-    model = Talking()
-    async with lab(model) as it:
-        step = asyncio.create_task(it.model(await it.deliver("Hi")))
-        await model.spoke.wait()
-
-        step.cancel()
-
-        with pytest.raises(asyncio.CancelledError):
-            await step
-        assert model.closed.is_set()
-
-
-async def test_an_older_attempt_cannot_begin() -> None:
-    async with lab([ModelFailed("Busy.", transient=True), "Hello"]) as it:
-        delivery = await it.deliver("Hi")
-        with pytest.raises(ModelFailed):
-            await it.model(delivery, generation=2)
-
-        with pytest.raises(Superseded):
-            await it.model(delivery, generation=1)
 
 
 class Dripping:

@@ -1,0 +1,52 @@
+"""What answers come to. Pure."""
+
+from collections.abc import Sequence
+
+from perdure.protocol.inputs import DENY, InputAnswer, InputRequest, Responders
+from perdure.protocol.principals import Principal
+
+
+def verdict(request: InputRequest, votes: Sequence[InputAnswer]) -> InputAnswer | None:
+    """The answer that counts, or None while more people must agree. One denial is enough to deny."""
+    for vote in votes:
+        if request.kind == "approval" and not vote.approves:
+            return vote
+    agreed = _largest_agreement(votes)
+    return agreed[-1] if len(agreed) >= request.responders.quorum else None
+
+
+def _largest_agreement(votes: Sequence[InputAnswer]) -> Sequence[InputAnswer]:
+    """The votes that say the same, of the saying that most principals share. Each principal has one vote."""
+    camps: list[list[InputAnswer]] = []
+    heard: set[str | None] = set()
+    for vote in votes:
+        if vote.principal_id in heard:
+            continue
+        heard.add(vote.principal_id)
+        camp = next((camp for camp in camps if camp[0].same(vote)), None)
+        if camp is None:
+            camps.append([vote])
+        else:
+            camp.append(vote)
+    return max(camps, key=len) if camps else ()
+
+
+def may_answer(responders: Responders, principal: Principal, requester: Principal) -> bool:
+    """Whether this principal's answer counts."""
+    match responders.kind:
+        case "requester":
+            return principal.owner == requester.owner
+        case "anyone":
+            return True
+        case "principals":
+            return principal.principal_id in responders.values
+        case "attribute":
+            held = principal.attributes.get(responders.attribute or "", ())
+            values = (held,) if isinstance(held, str) else tuple(held)
+            return any(value in responders.values for value in values)
+
+
+def at_expiry(request: InputRequest) -> InputAnswer:
+    """What silence means."""
+    option = "approve" if request.on_expiry == "approve" else DENY
+    return InputAnswer(option_id=option if request.kind == "approval" else None, reason="expired")

@@ -1,0 +1,137 @@
+"""Many readers, and readers that do not read, are nobody else's problem."""
+
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from perdure.runtime.processes import leash
+
+from .scripts import say
+from .world import Voice, World, rss
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
+
+_WATCHERS = 200
+_SLOWED = 1.2
+_MIB = 1024 * 1024
+
+
+class Watchers:
+    """Readers in a process of their own."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self._process = process
+        assert self._line() == "open"
+
+    def all_have(self, count: int) -> list[int]:
+        """Wait until each has that many events; how many each has."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(f"{count}\n")
+        self._process.stdin.flush()
+        return self._line()
+
+    def _line(self) -> Any:
+        assert self._process.stdout is not None
+        return json.loads(self._process.stdout.readline())
+
+
+@contextmanager
+def watching(voice: Voice, reading: int, deaf: int) -> Generator[Watchers]:
+    program = [sys.executable, "-m", "tests.chaos.watchers", str(voice.http.base_url), voice.session_id]
+    process = subprocess.Popen(
+        [*program, str(reading), str(deaf)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=leash(),
+    )
+    try:
+        yield Watchers(process)
+    finally:
+        process.kill()
+        process.wait()
+
+
+async def test_two_hundred_watchers_do_not_slow_a_post(world: World) -> None:
+    world.only_worker()
+    async with world.voice() as voice:
+        await voice.say(say().message)
+        await post_times(voice, 20)
+
+        # Noise of the machine only ever makes it worse: the best of a few measurements is the honest one.
+        ratios: list[float] = []
+        while len(ratios) < 3 and (not ratios or min(ratios) > _SLOWED):
+            ratios.append(await slowdown(voice))
+
+    assert min(ratios) <= _SLOWED, ratios
+
+
+async def slowdown(voice: Voice) -> float:
+    """How much longer a post takes with watchers than without; the rounds take turns."""
+    alone: list[float] = []
+    watched: list[float] = []
+    for _ in range(4):
+        alone += await post_times(voice, 20)
+        with watching(voice, _WATCHERS, deaf=1):
+            watched += await post_times(voice, 20)
+    return statistics.median(watched) / statistics.median(alone)
+
+
+async def post_times(voice: Voice, count: int) -> list[float]:
+    times: list[float] = []
+    for _ in range(count):
+        message = say().message
+        began = time.perf_counter()
+        await voice.send(message)
+        times.append(time.perf_counter() - began)
+        await voice.until_boundary()
+    return times
+
+
+async def test_every_watcher_gets_every_event(world: World) -> None:
+    world.only_worker()
+    async with world.voice() as voice:
+        await voice.say(say().message)
+        with watching(voice, _WATCHERS, deaf=1) as watchers:
+            for _ in range(3):
+                await voice.say(say().message)
+
+            counts = watchers.all_have(voice.cursor)
+
+    assert set(counts) == {voice.cursor}
+    assert len(counts) == _WATCHERS
+
+
+async def test_readers_that_never_read_hold_no_memory(world: World) -> None:
+    """Sixteen megabytes are told to each of ten readers that take none of it."""
+    world.only_worker()
+    async with world.voice() as voice:
+        api = next(api for api in reversed(world.stack.apis) if api.alive)
+        await voice.say(say().message)
+        for _ in range(3):
+            await long_turn(voice)
+        before = rss(api)
+
+        with watching(voice, 1, deaf=10):
+            for _ in range(20):
+                await long_turn(voice)
+            after = rss(api)
+            began = time.perf_counter()
+            await voice.say(say().message)
+            took = time.perf_counter() - began
+
+    assert after - before < 64 * _MIB, f"{before / _MIB:.0f} MiB became {after / _MIB:.0f} MiB"
+    assert took < 2
+
+
+async def long_turn(voice: Voice) -> None:
+    script = say()
+    filler = "x" * 200_000
+    assert await voice.say(script.message + filler) == script.answer + filler

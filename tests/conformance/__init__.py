@@ -1,0 +1,1 @@
+"""Clients of other people, unmodified, against the whole product."""

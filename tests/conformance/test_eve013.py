@@ -1,0 +1,76 @@
+"""The official eve client 0.13.8, unmodified, in Node: one test per scenario in eve013/scenarios."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from tests.support.stack import Stack
+
+pytestmark = pytest.mark.conformance
+
+FOLDER = Path(__file__).parent / "eve013"
+SCENARIOS = sorted(path.stem for path in (FOLDER / "scenarios").glob("*.mjs"))
+NODE = 20
+
+
+@pytest.fixture(scope="module")
+def node() -> str:
+    """Node with the client installed; without Node or its package there is nothing to test with."""
+    found = shutil.which("node")
+    if found is None or shutil.which("npm") is None:
+        pytest.skip(f"CONFORMANCE NOT TESTED: Node {NODE} or newer and npm are needed, and not found")
+    version = _output(found, "--version").strip()
+    if int(version.removeprefix("v").partition(".")[0]) < NODE:
+        pytest.skip(f"CONFORMANCE NOT TESTED: Node {NODE} or newer is needed, this is {version}")
+    if not _installed():
+        done = subprocess.run(
+            ["npm", "ci", "--ignore-scripts"], cwd=FOLDER, capture_output=True, text=True, check=False, timeout=110
+        )
+        if done.returncode != 0:
+            pytest.skip(f"CONFORMANCE NOT TESTED: npm cannot install the client here:\n{done.stderr[-2000:]}")
+    return found
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Generator[Stack]:
+    agents = "tests.conformance.agents:concierge,tests.conformance.agents:clerk"
+    with Stack(tmp_path_factory.mktemp("stack"), provider=True, agents=agents) as stack:
+        yield stack
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_the_client_gets_through(node: str, stack: Stack, scenario: str) -> None:
+    done = subprocess.run(
+        [node, f"scenarios/{scenario}.mjs"],
+        cwd=FOLDER,
+        env={**os.environ, "EVE_URL": stack.url},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=90,
+    )
+
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
+def test_the_lock_names_no_registry() -> None:
+    lock = (FOLDER / "package-lock.json").read_text()
+
+    assert "resolved" not in lock
+    assert not re.search(r"registry", lock)
+
+
+def _installed() -> bool:
+    package = FOLDER / "node_modules" / "eve" / "package.json"
+    wanted = json.loads((FOLDER / "package.json").read_text())["devDependencies"]["eve"]
+    return package.exists() and json.loads(package.read_text())["version"] == wanted
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout

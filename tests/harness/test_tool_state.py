@@ -1,0 +1,125 @@
+"""What a tool leaves behind besides its result: state, and the session's token."""
+
+import asyncio
+
+import pytest
+from pydantic import BaseModel
+
+from perdure import State, ToolContext, tool
+from perdure.errors import TokenConflict
+from perdure.session.tokens import hashed
+from perdure.store.base import NewSession
+from perdure.testing import call
+
+from .stage import SESSION, Lab, lab
+
+
+class Basket(BaseModel):
+    items: list[str] = []
+
+
+BASKET = State("basket", Basket)
+
+
+# --- state --------------------------------------------------------------------------------------------------
+
+
+async def basket(it: Lab) -> list[str]:
+    slot = (await it.store.slots(SESSION, ["basket"])).get("basket")
+    return BASKET.read(slot.value if slot else None).items
+
+
+async def test_parallel_updates_all_count() -> None:
+    everybody = asyncio.Barrier(4)
+
+    @tool
+    async def add(ctx: ToolContext, item: str) -> int:
+        await BASKET.get(ctx)
+        await everybody.wait()
+        made = await BASKET.update(ctx, lambda basket: Basket(items=[*basket.items, item]))
+        return len(made.items)
+
+    async with lab([[call("add", item=str(number)) for number in range(4)]], add) as it:
+        refs = await it.calls(await it.deliver("Go"))
+
+        await asyncio.gather(*(it.tool(ref) for ref in refs))
+
+        assert sorted(await basket(it)) == ["0", "1", "2", "3"]
+
+
+async def test_a_tool_reads_its_own_writes_and_a_failed_one_leaves_none() -> None:
+    @tool
+    async def act(ctx: ToolContext, fail: bool) -> list[str]:
+        await BASKET.set(ctx, Basket(items=["tea"]))
+        await BASKET.update(ctx, lambda basket: Basket(items=[*basket.items, "milk"]))
+        if fail:
+            raise ValueError
+        return (await BASKET.get(ctx)).items
+
+    async with lab([[call("act", fail=True), call("act", fail=False)]], act) as it:
+        failing, working = await it.calls(await it.deliver("Go"))
+
+        await it.tool(failing)
+        assert await basket(it) == []
+        await it.tool(working)
+        assert await basket(it) == ["tea", "milk"]
+
+
+async def test_plain_functions_reach_state_too() -> None:
+    @tool
+    def act(ctx: ToolContext) -> int:
+        ctx.wait(BASKET.set(ctx, Basket(items=["tea"])))
+        return len(ctx.wait(BASKET.get(ctx)).items)
+
+    async with lab([call("act")], act) as it:
+        assert (await it.run_one()).status == "completed"
+
+        assert await basket(it) == ["tea"]
+
+
+async def test_an_update_that_returns_nothing_is_refused() -> None:
+    @tool
+    async def act(ctx: ToolContext) -> None:
+        await BASKET.update(ctx, lambda basket: basket.items.append("tea"))  # type: ignore
+
+    async with lab([call("act")], act) as it:
+        assert (await it.run_one()).status == "failed"
+        assert await basket(it) == []
+
+
+# --- continuation tokens ------------------------------------------------------------------------------------
+
+
+@tool
+async def rekey(ctx: ToolContext, token: str) -> str:
+    await ctx.session.set_continuation_token(token)
+    return "ok"
+
+
+async def test_a_new_token_is_claimed_with_the_outcome() -> None:
+    async with lab([call("rekey", token="slack:42")], rekey) as it:
+        outcome = await it.run_one()
+
+        assert outcome.token_hash == hashed("slack:42")
+        assert await it.store.route(hashed("slack:42")) == SESSION
+        assert await it.store.route("first-token") is None
+
+
+async def test_a_token_of_another_session_is_a_conflict() -> None:
+    async with lab([call("rekey", token="slack:42")], rekey) as it:
+        (ref,) = await it.calls(await it.deliver("Go"))
+        other = await it.store.session(SESSION)
+        assert other is not None
+        await it.store.create_session(NewSession("s2", "tester", "task", hashed("slack:42"), other.principal))
+
+        with pytest.raises(TokenConflict):
+            await it.tool(ref)
+
+
+async def test_only_the_first_turn_may_choose_a_token() -> None:
+    async with lab(["Hi", call("rekey", token="slack:42")], rekey) as it:
+        await it.model(await it.deliver("Hello"))
+        (ref,) = await it.calls(await it.deliver("Go"), turn=1)
+
+        assert (await it.tool(ref, turn=1)).status == "failed"
+        assert "first turn" in (await it.told("action.result"))[0]["result"]["output"]

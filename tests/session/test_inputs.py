@@ -1,0 +1,90 @@
+"""Votes, quorums and who may answer."""
+
+from typing import Any
+
+import pytest
+
+from perdure.protocol.inputs import InputAnswer, InputRequest, Responders
+from perdure.protocol.principals import Principal
+from perdure.session.inputs import at_expiry, may_answer, verdict
+
+
+def a_request(**changes: Any) -> InputRequest:
+    values: dict[str, Any] = {
+        "request_id": "inp_1",
+        "session_id": "ses_1",
+        "agent": "demo",
+        "turn": 0,
+        "step": 0,
+        "call_id": "c",
+        "tool": "pay",
+        "kind": "approval",
+        "prompt": "Pay?",
+        "input": {},
+        "digest": "d",
+        "display": "confirmation",
+    }
+    return InputRequest.model_validate({**values, **changes})
+
+
+def says(option: str, who: str = "ada", **more: Any) -> InputAnswer:
+    return InputAnswer(option_id=option, principal_id=who, **more)
+
+
+def someone(name: str, **attributes: str | list[str]) -> Principal:
+    return Principal(principal_id=name, principal_type="user", authenticator="test", attributes=attributes)
+
+
+def test_the_first_answer_counts() -> None:
+    assert verdict(a_request(), [says("approve")]) == says("approve")
+
+
+def test_nothing_said_is_no_verdict() -> None:
+    assert verdict(a_request(), []) is None
+
+
+def test_a_quorum_needs_distinct_principals() -> None:
+    request = a_request(responders=Responders(kind="anyone", quorum=2))
+
+    assert verdict(request, [says("approve", "ada"), says("approve", "ada")]) is None
+    assert verdict(request, [says("approve", "ada"), says("approve", "bob")]) == says("approve", "bob")
+
+
+def test_one_denial_is_enough() -> None:
+    request = a_request(responders=Responders(kind="anyone", quorum=3))
+
+    assert verdict(request, [says("approve", "ada"), says("deny", "bob")]) == says("deny", "bob")
+
+
+def test_approvals_of_different_arguments_do_not_add_up() -> None:
+    request = a_request(responders=Responders(kind="anyone", quorum=2))
+
+    assert verdict(request, [says("approve", "ada"), says("approve", "bob", arguments={"amount": 9})]) is None
+
+
+@pytest.mark.parametrize(
+    ("responders", "allowed"),
+    [
+        (Responders(), False),
+        (Responders(kind="anyone"), True),
+        (Responders(kind="principals", values=("ada",)), True),
+        (Responders(kind="principals", values=("bob",)), False),
+        (Responders(kind="attribute", attribute="role", values=("admin",)), True),
+        (Responders(kind="attribute", attribute="role", values=("owner",)), False),
+        (Responders(kind="attribute", attribute="team", values=("red",)), True),
+        (Responders(kind="attribute", attribute="nothing", values=("red",)), False),
+    ],
+)
+def test_the_responder_policy_decides_who_may_answer(responders: Responders, allowed: bool) -> None:
+    ada = someone("ada", role="admin", team=["blue", "red"])
+
+    assert may_answer(responders, ada, requester=someone("carol")) is allowed
+
+
+def test_the_requester_may_answer_by_default() -> None:
+    assert may_answer(Responders(), someone("carol"), requester=someone("carol"))
+
+
+@pytest.mark.parametrize(("consequence", "approves"), [("deny", False), ("approve", True), ("fail", False)])
+def test_silence_means_what_the_request_says(consequence: str, approves: bool) -> None:
+    assert at_expiry(a_request(on_expiry=consequence)).approves is approves
