@@ -15,7 +15,7 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode
 from opentelemetry.util.types import AttributeValue
 
 from perdure.protocol.events import Usage
-from perdure.protocol.requests import TurnRequest
+from perdure.protocol.requests import CallRef, Coordinates, TurnRequest
 
 SCOPE = "perdure"
 
@@ -95,19 +95,17 @@ def _end(span: Span, token: Token[Context]) -> None:
 
 
 @contextmanager
-def model_call(*, session_id: str, agent: str, model: str, turn: int, step: int, attempt: int) -> Generator[Spanned]:
+def model_call(at: Coordinates, agent: str, model: str, attempt: int) -> Generator[Spanned]:
     """One call of a model provider."""
     provider, _, name = model.rpartition(":")
     base: dict[str, AttributeValue] = {OPERATION: "chat", PROVIDER: provider or name, REQUEST_MODEL: name}
-    where: dict[str, AttributeValue] = {
-        SESSION_ID: session_id,
-        AGENT: agent,
-        TURN: turn,
-        STEP: step,
-        ATTEMPT: attempt,
-    }
+    where = _where(at, agent, attempt)
     with _timed(f"chat {name}", SpanKind.CLIENT, {**base, **where}, _model_seconds, keep=base) as spanned:
         yield spanned
+
+
+def _where(at: Coordinates, agent: str, attempt: int) -> dict[str, AttributeValue]:
+    return {SESSION_ID: at.session_id, AGENT: agent, TURN: at.turn, STEP: at.step, ATTEMPT: attempt}
 
 
 def model_replied(spanned: Spanned, usage: Usage, finish_reason: str) -> None:
@@ -121,20 +119,11 @@ def model_replied(spanned: Spanned, usage: Usage, finish_reason: str) -> None:
 
 
 @contextmanager
-def tool_call(
-    *, session_id: str, agent: str, tool: str, call_id: str, turn: int, step: int, attempt: int
-) -> Generator[Spanned]:
+def tool_call(at: Coordinates, agent: str, call: CallRef, attempt: int) -> Generator[Spanned]:
     """One run of a tool."""
-    base: dict[str, AttributeValue] = {OPERATION: "execute_tool", TOOL: tool}
-    where: dict[str, AttributeValue] = {
-        SESSION_ID: session_id,
-        AGENT: agent,
-        CALL_ID: call_id,
-        TURN: turn,
-        STEP: step,
-        ATTEMPT: attempt,
-    }
-    with _timed(f"execute_tool {tool}", SpanKind.INTERNAL, {**base, **where}, _tool_seconds, keep=base) as spanned:
+    base: dict[str, AttributeValue] = {OPERATION: "execute_tool", TOOL: call.tool}
+    where = {**_where(at, agent, attempt), CALL_ID: call.call_id}
+    with _timed(f"execute_tool {call.tool}", SpanKind.INTERNAL, {**base, **where}, _tool_seconds, keep=base) as spanned:
         yield spanned
 
 

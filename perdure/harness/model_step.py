@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from uuid import uuid4
 
+from perdure import telemetry
 from perdure.agents.agent import Agent
 from perdure.agents.registry import AgentRegistry
 from perdure.errors import ModelFailed
@@ -179,7 +180,11 @@ class ModelStep:
         prompt = await self._prompt(scene, tools)
         spent = Usage()
         for _ in range(2):
-            reply = await telling.follow(model.stream(prompt))
+            with telemetry.model_call(
+                scene.call.at, scene.agent.name, self._model(scene), scene.attempt.number
+            ) as spanned:
+                reply = await telling.follow(model.stream(prompt))
+                telemetry.model_replied(spanned, reply.usage, reply.finish_reason)
             spent = spent + reply.usage
             if reply.response.tool_calls or (reply.response.text or "").strip():
                 return reply, spent
@@ -218,6 +223,8 @@ class ModelStep:
                 change=settlement.change,
             ),
         )
+        if done.existing is None and (ended := settlement.ended):
+            telemetry.turn_ended(scene.agent.name, ended)
         return model_outcome(done.existing or settlement.records[0])
 
     def _fence(self, scene: _Scene, hold: Hold) -> Fence:

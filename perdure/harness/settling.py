@@ -26,6 +26,14 @@ class Settlement:
     close: bool = False
     change: SessionChange | None = None
 
+    @property
+    def ended(self) -> str | None:
+        """How the turn ended with this, if it did."""
+        types = {event.type for event in self.events}
+        if EventType.TURN_FAILED in types:
+            return "failed"
+        return "completed" if EventType.TURN_COMPLETED in types else None
+
     def changing(self, first: SessionChange) -> SessionChange:
         """This change on top of another one, in one commit."""
         mine = self.change

@@ -5,6 +5,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any
 
+from perdure import telemetry
 from perdure.agents.context import Cancellation, SessionView, Signal, ToolContext, ToolSession
 from perdure.agents.registry import AgentRegistry
 from perdure.agents.staging import Staging
@@ -94,8 +95,11 @@ class ToolStep:
         if settled is not None:
             return settled
         context = self._context(work, cancelled)
-        outcome = await self._outcome(work, context)
-        outcome = await self._settle(work, outcome, context)
+        with telemetry.tool_call(work.at, call.agent, call.call, attempt.number) as spanned:
+            done = await self._outcome(work, context)
+            if done.is_error:
+                spanned.fail(done.status)
+        outcome = await self._settle(work, done, context)
         reach("tool_after_settle")
         return outcome
 
@@ -227,6 +231,7 @@ class ToolStep:
                 continue
             if done.existing:
                 return tool_outcome(work.call_id, done.existing)
+            telemetry.tool_settled(work.call.call.tool, outcome.status)
             return ToolOutcome(call_id=work.call_id, status=outcome.status, token_hash=outcome.token_hash)
 
     def _settlement(self, work: _Work, outcome: Outcome, context: ToolContext | None) -> Commit:

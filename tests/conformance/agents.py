@@ -1,4 +1,4 @@
-"""The agents that official clients talk to. What the model does is said by the message itself (tests/support/script)."""
+"""The agents that official clients talk to. What the model does is said by the message (tests/support/script)."""
 
 from perdure import Agent, tool
 

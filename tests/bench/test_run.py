@@ -1,0 +1,37 @@
+"""A whole run with tiny counts: everything starts, is measured, and ends; and what a turn costs Temporal."""
+
+import asyncio
+
+import pytest
+
+from bench.plan import TINY
+from bench.run import measure
+from bench.table import Line
+
+
+@pytest.fixture(scope="module")
+def lines() -> list[Line]:
+    return asyncio.run(measure(TINY))
+
+
+def test_every_row_is_measured(lines: list[Line]) -> None:
+    assert {line.row for line in lines} == {"one session", "3 sessions", "growth", "event log", "3 parked"}
+    assert all(line.value > 0 for line in lines if line.unit in ("ms", "/s", "B", "MiB"))
+    assert all(line.reference for line in lines if line.reference is not None)
+
+
+@pytest.mark.parametrize("what", ["signals per turn", "child workflows per turn", "activities per text turn"])
+def test_a_text_turn_costs_one_of_each(lines: list[Line], what: str) -> None:
+    assert [line.value for line in lines if line.what == what] == [1]
+
+
+def test_a_step_costs_temporal_the_same_bytes_however_long_the_turn_is(lines: list[Line]) -> None:
+    [ratio] = [line.ratio for line in lines if line.what.startswith("Temporal bytes of a tool round")]
+
+    assert ratio == pytest.approx(1, abs=0.1)
+
+
+def test_a_turn_costs_temporal_the_same_bytes_however_old_the_session_is(lines: list[Line]) -> None:
+    [ratio] = [line.ratio for line in lines if line.what.startswith("Temporal bytes per turn")]
+
+    assert ratio == pytest.approx(1, abs=0.1)
