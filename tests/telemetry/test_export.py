@@ -42,7 +42,7 @@ async def spans_of_a_turn(stack: Stack, collector: Collector) -> dict[str, Seen]
     def arrived() -> dict[str, Seen]:
         return {span.name: span for span in collector.spans if span.trace == trace}
 
-    wait_until(lambda: EXPECTED <= arrived().keys(), "the spans of the turn", 20)
+    wait_until(lambda: arrived().keys() >= EXPECTED, "the spans of the turn", 20)
     return arrived()
 
 

@@ -1,0 +1,24 @@
+"""The docs say what is there."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from perdure.settings import Settings
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+
+
+@pytest.mark.parametrize("name", Settings.model_fields)
+def test_every_setting_is_documented(name: str) -> None:
+    assert f"PERDURE_{name.upper()}" in (ROOT / "docs" / "settings.md").read_text()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text())
+    local = [link for link in links if "://" not in link and not link.startswith("mailto:")]
+
+    assert [link for link in local if not (page.parent / link).exists()] == []
