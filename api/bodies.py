@@ -1,6 +1,5 @@
 """Request bodies: read within limits, parsed by hand, refused with the contract's own words."""
 
-import re
 from dataclasses import dataclass
 from typing import Any, TypeAlias, cast
 
@@ -19,7 +18,6 @@ _ABSENT: Any = object()
 #: Deeper values are no use to anybody, and serialisers between here and the model give up at about 250.
 _DEPTH = 100
 _INTERNAL_SCHEMES = ("eve-url:", "eve-sandbox:", "eve-attachment:")
-_ESCAPE = re.compile(rb"\\(?:u0000|.)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ async def read_json(request: Request, limit: int) -> Fields:
     """The body as a JSON object; `TooLarge` before more than `limit` bytes are kept."""
     raw = await _read(request, limit)
     try:
-        value = orjson.loads(_without_nul(raw))
+        value = orjson.loads(raw)
     except orjson.JSONDecodeError:
         raise Invalid("Invalid JSON body.") from None
     if isinstance(value, list):
@@ -70,14 +68,6 @@ async def _read(request: Request, limit: int) -> bytes:
         if len(body) > limit:
             raise body_too_large(len(body), limit)
     return bytes(body)
-
-
-def _without_nul(raw: bytes) -> bytes:
-    """U+0000 is legal in JSON and in no database's text; it becomes U+FFFD, as in HTML."""
-    if b"\\u0000" not in raw:
-        return raw
-    # Escape by escape, so that an escaped backslash before `u0000` stays one.
-    return _ESCAPE.sub(lambda match: rb"\ufffd" if match[0] == rb"\u0000" else match[0], raw)
 
 
 def body_too_large(size: int, limit: int) -> TooLarge:

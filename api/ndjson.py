@@ -3,11 +3,11 @@
 from collections.abc import AsyncIterator
 from typing import Any
 
-import orjson
-
 from perdure.protocol import names
 from perdure.protocol.events import DELTAS, Event, EventType
 from perdure.store.base import Store, read_all
+
+from .encoding import dumps
 
 CONTENT_TYPE = "application/x-ndjson; charset=utf-8"
 FORMAT = "ndjson"
@@ -80,7 +80,7 @@ def encode(session_id: str, event: Event, more: dict[str, str]) -> bytes:
         line["data"] = {**event.data, **more}
     line["type"] = event.type
     line["meta"] = _meta(session_id, event)
-    return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)
+    return dumps(line) + b"\n"
 
 
 def _meta(session_id: str, event: Event) -> dict[str, Any]:

@@ -5,7 +5,6 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-import orjson
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -21,6 +20,8 @@ from perdure.errors import (
     UnsupportedMedia,
 )
 
+from .encoding import dumps
+
 log = logging.getLogger("perdure.api")
 
 NO_STORE = {"cache-control": "no-store"}
@@ -29,7 +30,7 @@ NO_STORE = {"cache-control": "no-store"}
 def reply(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """A JSON answer; nothing here may be kept by caches."""
     return Response(
-        orjson.dumps(content), status, {**NO_STORE, **(headers or {})}, media_type="application/json; charset=utf-8"
+        dumps(content), status, {**NO_STORE, **(headers or {})}, media_type="application/json; charset=utf-8"
     )
 
 

@@ -30,10 +30,17 @@ class Scopes:
     async def session(self, request: Request, principal: Principal) -> SessionRow:
         """The session of the path, if it is the caller's and lives under the prefix it was asked for."""
         params = _path(request)
-        row = await self._sessions.get(params["session_id"], principal)
+        row = await self._sessions.get(known_id(params["session_id"]), principal)
         if params.get("agent") not in (None, row.agent):
             raise SessionNotFound
         return row
+
+
+def known_id(text: str) -> str:
+    """The id, unless it is one that no store could hold; such a session does not exist either."""
+    if not (text.isascii() and text.isprintable()):
+        raise SessionNotFound
+    return text
 
 
 def idempotency_key(request: Request) -> str | None:

@@ -38,7 +38,9 @@ class EventStream(Response):
         try:
             await asyncio.wait((gone, pump), return_when=asyncio.FIRST_COMPLETED)
             if pump.done() and (error := pump.exception()) is not None:
-                log.warning("the stream of %s was cut: %s", self._session.session_id, error or type(error).__name__)
+                log.warning(
+                    "the stream of %s was cut: %s", self._session.session_id, str(error) or type(error).__name__
+                )
                 # Not a clean end: the client must know that there is more, and come again.
                 _abort(scope)
                 await gone

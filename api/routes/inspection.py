@@ -8,6 +8,7 @@ from starlette.responses import Response
 
 from api.auth import Gate
 from api.problems import reply
+from api.scope import known_id
 from perdure.errors import Invalid
 from perdure.protocol.deliveries import Mode
 from perdure.protocol.principals import Principal
@@ -38,18 +39,25 @@ class InspectionRoutes:
     async def session(self, request: Request) -> Response:
         """One session, with what Temporal knows of it."""
         principal = await self._gate.admit(request)
-        return reply(detail(await self._sessions.describe(request.path_params["session_id"], principal)))
+        session_id = known_id(request.path_params["session_id"])
+        return reply(detail(await self._sessions.describe(session_id, principal)))
 
 
 def session_query(params: QueryParams, principal: Principal) -> SessionQuery:
     return SessionQuery(
         owner=principal.owner,
-        agent=params.get("agent"),
+        agent=_name("agent", params.get("agent")),
         status=_one_of("status", get_args(SessionStatus), params.get("status")),
         mode=_one_of("mode", get_args(Mode), params.get("mode")),
         limit=_limit(params.get("limit")),
         cursor=params.get("cursor"),
     )
+
+
+def _name(field: str, given: str | None) -> str | None:
+    if given is not None and not given.isprintable():
+        raise Invalid(f"Expected '{field}' to be a name.")
+    return given
 
 
 def _one_of(name: str, choices: tuple[Any, ...], given: str | None) -> Any:

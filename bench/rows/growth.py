@@ -26,6 +26,7 @@ class Grown:
 
 
 async def measure(stack: Stack, product: Product, plan: Plan) -> list[Line]:
+    await _warm_up(product, plan)
     session = await product.client.session()
     async with asyncio.timeout(plan.patience * 4 + plan.growth):
         grown = await _grow(product, session, plan)
@@ -40,6 +41,14 @@ async def measure(stack: Stack, product: Product, plan: Plan) -> list[Line]:
         ]
     await session.close()
     return lines
+
+
+async def _warm_up(product: Product, plan: Plan) -> None:
+    """Turns of another session: what a process does once must not count as youth."""
+    other = await product.client.session()
+    for _ in range(2 * plan.warmup):
+        await other.turn()
+    await other.close()
 
 
 async def _grow(product: Product, session: ProductSession, plan: Plan) -> Grown:

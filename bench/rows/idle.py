@@ -42,7 +42,9 @@ async def _park(park: Callable[[], Awaitable[Any]], count: int) -> None:
         async with room:
             await park()
 
-    await asyncio.gather(*(one() for _ in range(count)))
+    async with asyncio.TaskGroup() as group:
+        for _ in range(count):
+            group.create_task(one())
 
 
 async def _settled(pids: tuple[int, ...], plan: Plan) -> consumption.Consumption:

@@ -124,9 +124,12 @@ class Sessions:
         body = body or DeliveryBody(message=message, principal=principal)
         token_hash = tokens.hashed(token)
         owner = await self._store.route(token_hash)
+        about = ("deliver", token_hash, str(coalesce))
+        if owner is None and session_id is not None and idempotency_key is not None:
+            return await self._delivered_before(_delivery(session_id, body, principal, idempotency_key, about))
         if owner is None or (session_id is not None and owner != session_id):
             raise NoActiveSession
-        delivery = _delivery(owner, body, principal, idempotency_key, ("deliver", token_hash, str(coalesce)))
+        delivery = _delivery(owner, body, principal, idempotency_key, about)
         try:
             accepted = await self._store.accept(delivery)
         except SessionGone:
@@ -208,6 +211,19 @@ class Sessions:
             )
         receipt = self._start_receipt(session_id, delivery_id, token)
         return receipt.model_copy(update={"deduplicated": True})
+
+    async def _delivered_before(self, delivery: NewDelivery) -> Receipt:
+        """The first receipt of a repeated request whose token has lost its session since."""
+        try:
+            accepted = await self._store.accept(delivery)
+        except SessionGone:
+            raise NoActiveSession from None
+        if accepted.fresh:
+            # It was not a repeated one. No signal went out, so nobody has heard it.
+            await self._store.withdraw(delivery.session_id, delivery.delivery_id)
+            raise NoActiveSession
+        row = accepted.delivery
+        return Receipt(session_id=row.session_id, delivery_id=row.delivery_id, deduplicated=True)
 
     async def _launch(self, session: NewSession, delivery_id: str, *, discard: bool = True) -> None:
         state = SessionState(

@@ -12,7 +12,7 @@ async def create_session(
     tx: Transaction, session: NewSession, delivery: NewDelivery | None, now: str
 ) -> Accepted | None:
     # The delivery comes first: of two requests under one key, the later one waits here, and has written nothing.
-    accepted = None if delivery is None else await _insert(tx, delivery, now)
+    accepted = None if delivery is None else await insert(tx, delivery, now)
     if accepted is not None and not accepted.fresh:
         return accepted
     if await tx.row("insert_session", **rows.new_session(session, now)) is None:
@@ -35,6 +35,7 @@ _FORGET = (
     "delete_deliveries",
     "delete_fences",
     "delete_slots",
+    "delete_inputs",
     "delete_records",
     "delete_events",
     "delete_session",
@@ -43,12 +44,12 @@ _FORGET = (
 
 async def accept(tx: Transaction, delivery: NewDelivery, now: str) -> Accepted:
     # A repeated request gets its receipt even when the session is over by now.
-    if (first := await _first(tx, delivery)) is not None:
-        return _repeated(first, delivery)
+    if (first := await find_first(tx, delivery)) is not None:
+        return first
     session = await locking.lock(tx, delivery.session_id)
     if session.over:
         raise SessionGone("The session is over.", session_id=delivery.session_id)
-    return await _insert(tx, delivery, now)
+    return await insert(tx, delivery, now)
 
 
 async def withdraw(tx: Transaction, session_id: str, delivery_id: str) -> bool:
@@ -72,25 +73,33 @@ async def refuse(
     if not _open(found):
         return Told(True)
     await tx.run("refuse_delivery", session_id=session_id, delivery_id=delivery_id, code=code)
-    before = session.row
-    head = await log.append(tx, session_id, before.events, (event,), now)
-    await tx.run("advance_session", session_id=session_id, next_index=head, now=now)
-    return Told(True, head if head > before.events else None)
+    return Told(True, await log.tell(tx, session.row, (event,), now))
+
+
+async def insert(tx: Transaction, delivery: NewDelivery, now: str) -> Accepted:
+    """Write the delivery, unless another one under its key came first."""
+    written = await tx.row("insert_delivery", **rows.new_delivery(delivery, now))
+    if written is not None:
+        return Accepted(rows.delivery(written), fresh=True)
+    first = await find_first(tx, delivery)
+    if first is None:
+        raise Unavailable("The first delivery under this key was withdrawn just now.")
+    return first
+
+
+async def find_first(tx: Transaction, delivery: NewDelivery) -> Accepted | None:
+    """The delivery that was accepted under this key, or under this id, before."""
+    found = await _first(tx, delivery)
+    if found is None:
+        return None
+    if found["digest"] != delivery.digest:
+        raise IdempotencyConflict
+    return Accepted(rows.delivery(found), fresh=False)
 
 
 def _open(row: Row) -> bool:
     """Whether a turn may still hear the delivery."""
     return row["turn"] is None and row["refused"] is None
-
-
-async def _insert(tx: Transaction, delivery: NewDelivery, now: str) -> Accepted:
-    written = await tx.row("insert_delivery", **rows.new_delivery(delivery, now))
-    if written is not None:
-        return Accepted(rows.delivery(written), fresh=True)
-    first = await _first(tx, delivery)
-    if first is None:
-        raise Unavailable("The first delivery under this key was withdrawn just now.")
-    return _repeated(first, delivery)
 
 
 async def _first(tx: Transaction, delivery: NewDelivery) -> Row | None:
@@ -99,9 +108,3 @@ async def _first(tx: Transaction, delivery: NewDelivery) -> Row | None:
         if found is not None:
             return found
     return await tx.row("delivery", session_id=delivery.session_id, delivery_id=delivery.delivery_id)
-
-
-def _repeated(first: Row, delivery: NewDelivery) -> Accepted:
-    if first["digest"] != delivery.digest:
-        raise IdempotencyConflict
-    return Accepted(rows.delivery(first), fresh=False)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from perdure.errors import Superseded, TokenConflict
 from perdure.protocol.events import NewEvent
 
-from . import log, rows
+from . import inputs, log, rows
 from .base import (
     Commit,
     Committed,
@@ -35,6 +35,8 @@ async def apply(tx: Transaction, commit: Commit, now: str) -> Told[Committed]:
     await _write_slots(tx, commit)
     await _bind(tx, commit, session)
     await _close(tx, commit)
+    resolved = await inputs.settle(tx, commit, session, now)
+    head = await log.append(tx, commit.session_id, head, resolved, now)
     row = _changed(replace(session.row, events=head, updated_at=now), commit.change)
     closed_at = session.closed_at or (now if commit.close else None)
     await tx.run("update_session", **rows.read_model(row), closed_at=closed_at)

@@ -1,4 +1,4 @@
-"""Where a page of sessions ends. Opaque to callers; a place and no count, so it holds while sessions are added."""
+"""Where a page of a list ends. Opaque to callers; a place and no count, so it holds while entries come and go."""
 
 import base64
 import binascii
@@ -11,27 +11,30 @@ from perdure.errors import Invalid
 
 @dataclass(frozen=True)
 class Place:
-    """A place in the list of sessions, newest first: what comes after it is older."""
+    """A place in a list that is sorted by time, then by id."""
 
-    created_at: str
-    session_id: str
+    at: str
+    id: str
 
 
-#: Before the newest session: no timestamp sorts after it.
-START = Place("~", "")
+#: Before the newest entry: no timestamp sorts after it.
+NEWEST = Place("~", "")
+#: Before the oldest one.
+OLDEST = Place("", "")
 
 
 def write(place: Place) -> str:
-    text = json.dumps([place.created_at, place.session_id])
+    text = json.dumps([place.at, place.id])
     return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
-def read(cursor: str | None) -> Place:
+def read(cursor: str | None, start: Place) -> Place:
+    """The place that the cursor names; without one, `start`."""
     if cursor is None:
-        return START
+        return start
     match _parsed(cursor):
-        case [str(created_at), str(session_id)]:
-            return Place(created_at, session_id)
+        case [str(at), str(entry)]:
+            return Place(at, entry)
         case _:
             raise Invalid("The cursor is not one that this server gave out.")
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from perdure.protocol.events import NewEvent
 
 from . import rows
+from .base import SessionRow
 from .port import Transaction
 
 
@@ -19,4 +20,13 @@ async def append(tx: Transaction, session_id: str, head: int, events: Sequence[N
         await tx.run("insert_event", **rows.new_event(session_id, event, head, now))
         known.add(event.key)
         head += 1
+    return head
+
+
+async def tell(tx: Transaction, session: SessionRow, events: Sequence[NewEvent], now: str) -> int | None:
+    """Append the events and keep the session's row in step; where they end, when some were new."""
+    head = await append(tx, session.session_id, session.events, events, now)
+    if head == session.events:
+        return None
+    await tx.run("advance_session", session_id=session.session_id, next_index=head, now=now)
     return head

@@ -2,9 +2,10 @@
 
 from perdure.protocol.deliveries import Capabilities
 from perdure.protocol.events import Event, NewEvent, Usage
+from perdure.protocol.inputs import InputAnswer, InputRequest
 from perdure.protocol.principals import Principal
 
-from .base import DeliveryRow, NewDelivery, NewRecord, NewSession, Record, SessionRow, Slot
+from .base import DeliveryRow, InputRow, NewDelivery, NewRecord, NewSession, Record, SessionRow, Slot
 from .codec import decode, decode_some, encode, encode_some, printable
 from .port import Row, Value
 
@@ -82,6 +83,7 @@ def new_delivery(delivery: NewDelivery, now: str) -> dict[str, Value]:
     return {
         "session_id": delivery.session_id,
         "delivery_id": delivery.delivery_id,
+        "kind": delivery.body.get("kind", "message"),
         "owner": delivery.owner,
         "idempotency_key": delivery.idempotency_key,
         "digest": delivery.digest,
@@ -147,3 +149,45 @@ def new_event(session_id: str, event: NewEvent, index: int, now: str) -> dict[st
 
 def slot(row: Row) -> Slot:
     return Slot(name=row["name"], value=decode(row["value"]), version=row["version"])
+
+
+def input_row(row: Row) -> InputRow:
+    answer = decode_some(row["answer"])
+    return InputRow(
+        request=InputRequest.model_validate(decode(row["request"])),
+        status=row["status"],
+        opened_at=row["opened_at"],
+        requester=Principal.model_validate(decode(row["requester"])),
+        votes=tuple(InputAnswer.model_validate(vote) for vote in decode(row["votes"])),
+        answer=None if answer is None else InputAnswer.model_validate(answer),
+        closed_at=row["closed_at"],
+        delivery_id=row["delivery_id"],
+    )
+
+
+def new_input(request: InputRequest, requester: Principal, now: str) -> dict[str, Value]:
+    return {
+        "request_id": request.request_id,
+        "session_id": request.session_id,
+        "agent": request.agent,
+        "kind": request.kind,
+        "requester": encode(requester.model_dump()),
+        "request": encode(request.model_dump()),
+        "now": now,
+    }
+
+
+def input_state(row: InputRow) -> dict[str, Value]:
+    """The part of a request's row that answers change."""
+    return {
+        "request_id": row.request.request_id,
+        "status": row.status,
+        "votes": encode([vote.model_dump() for vote in row.votes]),
+        "answer": answer_text(row.answer),
+        "delivery_id": row.delivery_id,
+        "closed_at": row.closed_at,
+    }
+
+
+def answer_text(answer: InputAnswer | None) -> str | None:
+    return None if answer is None else encode(answer.model_dump())

@@ -3,17 +3,23 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from datetime import UTC, datetime
+from typing import Literal
 
 from perdure.errors import Unavailable
 from perdure.protocol.events import Event, NewEvent
 
 from . import accepting, cursor, migrate, rows
+from .answering import answer
 from .base import (
     Accepted,
+    Answered,
+    Answering,
     Commit,
     Committed,
     DeliveryRow,
+    InputPage,
+    InputQuery,
+    InputRow,
     NewDelivery,
     NewSession,
     Record,
@@ -23,6 +29,7 @@ from .base import (
     Slot,
     Watch,
 )
+from .clock import before, utc_now
 from .commit import apply, record_at
 from .port import Database, Row, T, Told, Value, Work
 from .watchers import Feed, Watchers
@@ -30,9 +37,8 @@ from .watchers import Feed, Watchers
 #: Beyond any turn.
 _LAST_TURN = 2**53
 
-
-def utc_now() -> str:
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+#: How many unheard deliveries one look finds.
+_UNHEARD = 100
 
 
 class SqlStore:
@@ -65,15 +71,15 @@ class SqlStore:
         return None if found is None else rows.session(found)
 
     async def sessions(self, query: SessionQuery) -> SessionPage:
-        place = cursor.read(query.cursor)
+        place = cursor.read(query.cursor, cursor.NEWEST)
         found = await self._rows(
             "sessions" if query.owner is None else "sessions_of_owner",
             **({} if query.owner is None else {"owner": query.owner}),
             agent=query.agent,
             status=query.status,
             mode=query.mode,
-            created_at=place.created_at,
-            session_id=place.session_id,
+            created_at=place.at,
+            session_id=place.id,
             # One more than asked for tells whether there is another page.
             limit=query.limit + 1,
         )
@@ -101,6 +107,34 @@ class SqlStore:
         found = await self._rows("deliveries", session_id=session_id, delivery_ids=list(delivery_ids))
         by_id = {row["delivery_id"]: row for row in found}
         return [rows.delivery(by_id[each]) for each in delivery_ids if each in by_id]
+
+    async def unheard(self, *, kind: Literal["message", "answer"], older_than: float) -> Sequence[DeliveryRow]:
+        found = await self._rows("unheard", kind=kind, before=before(self._now(), older_than), limit=_UNHEARD)
+        return [rows.delivery(row) for row in found]
+
+    async def answer(self, answering: Answering, tell: Callable[[InputRow], NewEvent]) -> Answered:
+        return await self._tell(answering.session_id, lambda tx: answer(tx, answering, tell, self._now()))
+
+    async def input(self, request_id: str) -> InputRow | None:
+        found = await self._row("input", request_id=request_id)
+        return None if found is None else rows.input_row(found)
+
+    async def inputs(self, query: InputQuery) -> InputPage:
+        place = cursor.read(query.cursor, cursor.OLDEST)
+        name, values = _inputs(query)
+        found = await self._rows(
+            name,
+            **values,
+            agent=query.agent,
+            kind=query.kind,
+            opened_at=place.at,
+            request_id=place.id,
+            limit=query.limit + 1,
+        )
+        page = [rows.input_row(row) for row in found[: query.limit]]
+        if len(found) <= query.limit:
+            return InputPage(page)
+        return InputPage(page, cursor.write(cursor.Place(page[-1].opened_at, page[-1].request.request_id)))
 
     async def commit(self, commit: Commit) -> Committed:
         return await self._tell(commit.session_id, lambda tx: apply(tx, commit, self._now()))
@@ -146,3 +180,12 @@ class SqlStore:
             self._watchers.told(session_id, told.head)
             self._feed.announce(session_id, told.head)
         return told.value
+
+
+def _inputs(query: InputQuery) -> tuple[str, dict[str, Value]]:
+    """The query that an index serves best, and the values that only it takes."""
+    if query.session_id is not None:
+        return "inputs_of_session", {"session_id": query.session_id, "status": query.status}
+    if query.status == "open":
+        return "inputs_open", {}
+    return "inputs", {"status": query.status}

@@ -74,6 +74,7 @@ async def test_sessions_are_filtered(api: Api) -> None:
         *(({"limit": limit}, "Expected 'limit' to be an integer from 1 to 200.") for limit in ("0", "201", "x", "1.5")),
         ({"status": "done"}, "Expected 'status' to be one of starting, running, waiting, completed, failed."),
         ({"mode": "chat"}, "Expected 'mode' to be one of conversation, task."),
+        ({"agent": "a\x00b"}, "Expected 'agent' to be a name."),
         ({"cursor": "nonsense"}, "The cursor is not one that this server gave out."),
     ],
 )
@@ -120,7 +121,8 @@ async def test_a_failed_session_says_why(api: Api) -> None:
     assert (shown["status"], shown["error"], shown["waitingFor"]) == ("failed", error, None)
 
 
-async def test_an_unknown_session_is_404(api: Api) -> None:
-    answer = await api.http.get("/v1/sessions/ses_unknown")
+@pytest.mark.parametrize("session_id", ["ses_unknown", "%00", "%ff", "%F0%9F%8C%8D", "a%0ab"])
+async def test_an_unknown_session_is_404(api: Api, session_id: str) -> None:
+    answer = await api.http.get(f"/v1/sessions/{session_id}")
 
     assert (answer.status_code, answer.json()) == (404, {"error": "Session not found.", "ok": False})

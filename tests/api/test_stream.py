@@ -4,9 +4,11 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 
 from api.feed import Pace
+from perdure.errors import Unavailable
 from perdure.protocol.events import EventType
 from perdure.store.base import SessionChange
 from tests.api.served import URL, Api, said, serving, session_over, step, turn_events, until
@@ -55,6 +57,17 @@ async def test_an_event_says_what_where_and_when(api: Api) -> None:
     }
     assert appended["meta"]["attempt"] == 1
     assert appended["data"]["messageDelta"] == "Hel"
+
+
+@pytest.mark.parametrize("output", ["\ud800", "\x00", 2**70, {"deep": [2**70]}])
+async def test_whatever_a_tool_returns_can_be_told(api: Api, output: Any) -> None:
+    session_id = await talked(api)
+    await api.tell(session_id, step(0, 0, "result/1", EventType.ACTION_RESULT, result={"output": output}))
+
+    async with api.stream(session_id) as reading:
+        event = await reading.event()
+
+    assert event["data"]["result"]["output"] == output
 
 
 async def test_an_event_without_data_has_no_data(api: Api) -> None:
@@ -257,3 +270,45 @@ async def test_a_tiny_ring_loses_nothing(tmp_path: Path) -> None:
         "ab",
         "abc",
     }
+
+
+async def test_a_store_that_is_away_for_a_moment_delays_and_loses_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serving(tmp_path, pace=Pace(retry=0.01)) as api:
+        session_id = await talked(api)
+        async with api.stream(session_id) as reading:
+            assert await reading.line() == ""
+            with monkeypatch.context() as patch:
+                asked = failing(patch, api, Unavailable("away"))
+                await api.tell(session_id, *turn_events(0, []))
+                await until(lambda: asked[0] > 2)
+            events = await reading.events(6)
+
+    assert [event["meta"]["index"] for event in events] == list(range(6))
+
+
+async def test_a_feed_that_breaks_is_a_cut_and_no_end(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    session_id = await talked(api)
+    async with api.stream(session_id) as reading:
+        assert await reading.line() == ""
+        with monkeypatch.context() as patch:
+            failing(patch, api, ValueError("a bug"))
+            await api.tell(session_id, *turn_events(0, []))
+            with pytest.raises(httpx2.RemoteProtocolError):
+                await reading.rest()
+
+    async with api.stream(session_id) as reading:
+        assert (await reading.event())["meta"]["index"] == 0
+
+
+def failing(patch: pytest.MonkeyPatch, api: Api, error: Exception) -> list[int]:
+    """Make the store fail to read; counts how often it was asked."""
+    asked = [0]
+
+    async def events(*_: Any, **__: Any) -> Any:
+        asked[0] += 1
+        raise error
+
+    patch.setattr(api.store, "events", events)
+    return asked

@@ -51,7 +51,15 @@ def charge_in_thread(note: str, ctx: ToolContext, before: str = "", after: str =
     return ctx.wait(_act("charge_in_thread", note, ctx, before, after))
 
 
-TOOLS = (look, put, charge, charge_in_thread)
+@tool(timeout=120)
+async def charge_blocking(note: str, ctx: ToolContext, before: str = "") -> str:
+    """Charge somebody, and let nobody else on this worker do anything meanwhile: a mistake that authors make."""
+    with httpx2.Client(base_url=os.environ["LEDGER_URL"], timeout=_PATIENCE, trust_env=False) as client:
+        client.post("/pass", json={"gate": before}).raise_for_status()
+    return await _act("charge_blocking", note, ctx, "", "")
+
+
+TOOLS = (look, put, charge, charge_in_thread, charge_blocking)
 
 #: What running each tool twice does, for those who check from outside.
 EFFECTS = {each.name: each.effects for each in TOOLS}

@@ -10,7 +10,7 @@ from tests.support.talk import text
 
 from .evidence import Json
 from .scripts import Script, call, drip, say
-from .world import HEARTBEAT, RECOVERY, World, dies_at, unique, until
+from .world import HEARTBEAT, RECOVERY, World, dies_at, kept_types, reported, unique, until
 
 pytestmark = pytest.mark.chaos
 
@@ -163,18 +163,8 @@ async def death(worker: Process) -> float:
     return time.monotonic()
 
 
-def reported(events: list[Json]) -> str:
-    """What the call came to, as a reader sees it."""
-    result = next(event["data"] for event in events if event["type"] == "action.result")
-    return "unknown" if result.get("error", {}).get("code") == "TOOL_OUTCOME_UNKNOWN" else result["status"]
-
-
 def what_the_model_was_told(world: World, script: Script) -> str:
     return next(each.results for each in world.asked() if (each.said, each.step) == (script.message, 1))
-
-
-def kept_types(world: World, session_id: str) -> list[str]:
-    return [event["type"] for event in world.store().events[session_id]]
 
 
 def types(events: list[Json]) -> list[str]:

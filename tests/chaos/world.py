@@ -180,6 +180,17 @@ def _unsettled(evidence: Evidence) -> list[str]:
     return waiting
 
 
+def kept_types(world: World, session_id: str) -> list[str]:
+    """The types of the events that the store holds of a session."""
+    return [event["type"] for event in world.store().events.get(session_id, ())]
+
+
+def reported(events: list[Json]) -> str:
+    """What the call came to, as a reader sees it."""
+    result = next(event["data"] for event in events if event["type"] == "action.result")
+    return "unknown" if result.get("error", {}).get("code") == "TOOL_OUTCOME_UNKNOWN" else result["status"]
+
+
 def rss(process: Process) -> int:
     """The memory of a process, in bytes."""
     pages = int(Path(f"/proc/{process.pid}/statm").read_text().split()[1])

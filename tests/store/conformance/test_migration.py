@@ -54,7 +54,7 @@ async def test_a_migrated_database_is_left_alone(open_another: OpenStore, databa
 
     await store.migrate()
 
-    assert database.run("SELECT application, version FROM perdure_schema") == [("perdure", 1)]
+    assert database.run("SELECT application, version FROM perdure_schema") == [("perdure", 2)]
 
 
 async def test_two_may_migrate_at_once(open_another: OpenStore, database: Database) -> None:

@@ -1,0 +1,101 @@
+"""Answers on their way in: counted against the requests as they stand, first verdict first."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from perdure.errors import NotFound, SessionGone
+from perdure.protocol.events import NewEvent
+from perdure.session.inputs import verdict
+
+from . import accepting, locking, log, rows
+from .base import Accepted, Answered, Answering, InputRow, NewDelivery, Vote
+from .locking import LockedSession
+from .port import Told, Transaction
+
+
+@dataclass(frozen=True)
+class _Count:
+    """What the votes make of the requests."""
+
+    before: dict[str, InputRow]
+    after: dict[str, InputRow]
+
+    @property
+    def changed(self) -> Sequence[InputRow]:
+        return [row for request_id, row in self.after.items() if row != self.before[request_id]]
+
+    @property
+    def closed(self) -> Sequence[InputRow]:
+        return [row for row in self.changed if row.status == "answered"]
+
+
+async def answer(
+    tx: Transaction, answering: Answering, tell: Callable[[InputRow], NewEvent], now: str
+) -> Told[Answered]:
+    session = await locking.find(tx, answering.session_id)
+    # Under the lock: of two requests under one key, the later one finds what the first one wrote.
+    if (first := await accepting.find_first(tx, answering.delivery)) is not None:
+        return Told(await _repeated(tx, answering, first))
+    count = _counted(await _asked(tx, answering), answering, now)
+    delivered = None
+    if count.closed or answering.always:
+        delivered = await _deliver(tx, session, answering.delivery, now)
+        # The same key, in another session: it came in between.
+        if not delivered.fresh:
+            return Told(await _repeated(tx, answering, delivered))
+    for row in count.changed:
+        await tx.run("update_input", **rows.input_state(row))
+    head = None if session is None else await log.tell(tx, session.row, [tell(row) for row in count.closed], now)
+    return Told(_answered(answering, count.after, delivered), head)
+
+
+async def _repeated(tx: Transaction, answering: Answering, first: Accepted) -> Answered:
+    """The receipt of the first request under this key, again."""
+    return _answered(answering, await _asked(tx, answering), first)
+
+
+def _answered(answering: Answering, by_id: dict[str, InputRow], accepted: Accepted | None) -> Answered:
+    found = [by_id[vote.request_id] for vote in answering.votes]
+    delivery = accepted.delivery if accepted else None
+    return Answered(
+        rows=found,
+        closed=frozenset(
+            row.request.request_id for row in found if delivery is not None and row.delivery_id == delivery.delivery_id
+        ),
+        delivery=delivery,
+        fresh=accepted is None or accepted.fresh,
+    )
+
+
+async def _asked(tx: Transaction, answering: Answering) -> dict[str, InputRow]:
+    """The requests that are voted on, all of them, each once."""
+    wanted = {vote.request_id for vote in answering.votes}
+    found = [rows.input_row(row) for row in await tx.rows("inputs_by_id", request_ids=sorted(wanted))] if wanted else []
+    ours = {row.request.request_id: row for row in found if row.request.session_id == answering.session_id}
+    if missing := wanted - ours.keys():
+        raise NotFound("This session has no such request.", request_ids=sorted(missing))
+    return ours
+
+
+def _counted(asked: dict[str, InputRow], answering: Answering, now: str) -> _Count:
+    after = dict(asked)
+    for vote in answering.votes:
+        after[vote.request_id] = _voted(after[vote.request_id], vote, answering.delivery.delivery_id, now)
+    return _Count(asked, after)
+
+
+def _voted(row: InputRow, vote: Vote, delivery_id: str, now: str) -> InputRow:
+    """The request after one more vote. It counts while the request is open, and each principal's first one only."""
+    if row.status != "open" or any(vote.answer.principal_id == said.principal_id for said in row.votes):
+        return row
+    row = replace(row, votes=(*row.votes, vote.answer))
+    decided = verdict(row.request, row.votes)
+    if decided is None:
+        return row
+    return replace(row, status="answered", answer=decided, closed_at=now, delivery_id=delivery_id)
+
+
+async def _deliver(tx: Transaction, session: LockedSession | None, delivery: NewDelivery, now: str) -> Accepted:
+    if session is None or session.over:
+        raise SessionGone("The session is over.", session_id=delivery.session_id)
+    return await accepting.insert(tx, delivery, now)

@@ -1,0 +1,1 @@
+DELETE FROM inputs WHERE session_id = :session_id

@@ -1,0 +1,13 @@
+SELECT
+    deliveries.session_id, deliveries.delivery_id, deliveries.digest, deliveries.body, deliveries.turn,
+    deliveries.refused, deliveries.accepted_at
+FROM deliveries
+JOIN sessions ON sessions.session_id = deliveries.session_id
+WHERE deliveries.kind = :kind
+    AND deliveries.turn IS NULL
+    AND deliveries.refused IS NULL
+    AND deliveries.accepted_at < :before
+    AND sessions.closed_at IS NULL
+    AND sessions.status NOT IN ('completed', 'failed')
+ORDER BY deliveries.accepted_at
+LIMIT :limit
