@@ -17,7 +17,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypedDict
 
 from opentelemetry import propagate
 from temporalio.client import Client
@@ -53,6 +53,13 @@ class Description:
     ui_url: str
 
 
+class _Once(TypedDict):
+    body: DeliveryBody
+    principal: Principal
+    idempotency_key: str | None
+    same_as: tuple[str, ...]
+
+
 class Sessions:
     """The way in. One instance serves any number of callers."""
 
@@ -86,8 +93,12 @@ class Sessions:
         principal: Principal = LOCAL,
         capabilities: Capabilities | None = None,
         idempotency_key: str | None = None,
+        same_as: tuple[str, ...] | None = None,
     ) -> Receipt:
-        """Start a session with its first delivery. `TokenConflict` when a live session owns `token`."""
+        """Start a session with its first delivery. `TokenConflict` when a live session owns `token`.
+
+        Two requests with one key are the same if their bodies are, and `same_as`: by default, what is asked for.
+        """
         body = body or DeliveryBody(message=message, principal=principal)
         session_id = ids.session_id()
         session = NewSession(
@@ -99,7 +110,8 @@ class Sessions:
             capabilities=capabilities or Capabilities(request_input=mode == "conversation"),
             title=_title(body),
         )
-        delivery = _delivery(session_id, body, principal, idempotency_key, ("start", agent, mode, token or ""))
+        about = same_as or ("start", agent, mode, token or "")
+        delivery = _delivery(session_id, body, principal, idempotency_key, about)
         accepted = await self._store.create_session(session, delivery)
         if accepted is not None and not accepted.fresh:
             return await self._started_before(accepted.delivery.session_id, accepted.delivery.delivery_id, token)
@@ -116,6 +128,7 @@ class Sessions:
         principal: Principal = LOCAL,
         idempotency_key: str | None = None,
         coalesce: bool = False,
+        same_as: tuple[str, ...] | None = None,
     ) -> Receipt:
         """Deliver to the session that owns `token`; `NoActiveSession` when there is none.
 
@@ -124,7 +137,7 @@ class Sessions:
         body = body or DeliveryBody(message=message, principal=principal)
         token_hash = tokens.hashed(token)
         owner = await self._store.route(token_hash)
-        about = ("deliver", token_hash, str(coalesce))
+        about = same_as or ("deliver", token_hash, str(coalesce))
         if owner is None and session_id is not None and idempotency_key is not None:
             return await self._delivered_before(_delivery(session_id, body, principal, idempotency_key, about))
         if owner is None or (session_id is not None and owner != session_id):
@@ -153,15 +166,20 @@ class Sessions:
     ) -> Receipt:
         """Deliver to the owner of `token`, or start a session that owns it. Many callers at once: one session."""
         body = body or DeliveryBody(message=message, principal=principal)
+        # Whether the first try started or delivered must not decide what a repeated one is told.
+        once: _Once = {
+            "body": body,
+            "principal": principal,
+            "idempotency_key": idempotency_key,
+            "same_as": (token, agent),
+        }
         while True:
             try:
-                return await self.deliver(token, body=body, principal=principal, idempotency_key=idempotency_key)
+                return await self.deliver(token, **once)
             except NoActiveSession:
                 pass
             try:
-                return await self.start(
-                    agent, body=body, token=token, principal=principal, idempotency_key=idempotency_key
-                )
+                return await self.start(agent, token=token, **once)
             except TokenConflict:
                 # Somebody was faster: the token has an owner now, and the next delivery finds it.
                 continue
