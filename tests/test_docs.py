@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,3 +23,18 @@ def test_links_lead_somewhere(page: Path) -> None:
     local = [link for link in links if "://" not in link and not link.startswith("mailto:")]
 
     assert [link for link in local if not (page.parent / link).exists()] == []
+
+
+def blocks(page: str) -> list[str]:
+    """The Python of a page, in order."""
+    return re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
+
+
+async def test_the_agent_of_the_authors_guide_works() -> None:
+    declared, _, tested = blocks("authoring.md")
+    names: dict[str, Any] = {}
+
+    exec(declared, names)
+    exec(tested, names)
+
+    await names["test_the_shop_adds_tea"]()
