@@ -3,17 +3,18 @@
 import argparse
 import asyncio
 import shlex
+import sqlite3
 import sys
 from pathlib import Path
 
-from . import machine, report
+from . import machine, postgres, report
 from .plan import FULL, QUICK
 from .run import ROWS, measure
 
 
 def main() -> None:
     options = _parser().parse_args()
-    facts = machine.described()
+    facts = machine.described(postgres.version() if options.postgres else f"SQLite {sqlite3.sqlite_version}")
     lines = asyncio.run(
         measure(QUICK if options.quick else FULL, options.only or ROWS, on_postgres=bool(options.postgres))
     )

@@ -2,7 +2,6 @@
 
 import os
 import platform
-import sqlite3
 import subprocess
 from importlib.metadata import version
 from pathlib import Path
@@ -10,14 +9,14 @@ from pathlib import Path
 from perdure.runtime.devserver import binary
 
 
-def described() -> dict[str, str]:
+def described(store: str) -> dict[str, str]:
     return {
+        "store": store,
         "processor": f"{os.cpu_count()} cores, {_processor()}",
         "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB",
         "system": f"{platform.system()} {platform.release()}",
         "load before": f"{os.getloadavg()[0]:.2f}",
         "Python": platform.python_version(),
-        "SQLite": sqlite3.sqlite_version,
         "Temporal": _server(),
         **{name: version(name) for name in ("temporalio", "pydantic-ai-slim", "fastapi", "uvicorn", "perdure")},
     }

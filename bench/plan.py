@@ -15,7 +15,7 @@ class Plan:
     crowd: int = 50
     crowd_rounds: int = 3
     crowd_turns: int = 10
-    # Growth of one session; each window is [from, to).
+    # Growth of one session; both windows are [from, to) and equally long.
     growth: int = 500
     young: tuple[int, int] = (5, 26)
     old: tuple[int, int] = (480, 501)

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import shutil
+import subprocess
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
@@ -30,11 +31,16 @@ async def cluster(directory: Path) -> AsyncGenerator[str]:
         yield url
 
 
+def version() -> str:
+    said = subprocess.run([_program("postgres"), "--version"], capture_output=True, text=True, check=True, timeout=20)
+    return said.stdout.strip()
+
+
 def _become(directory: Path) -> list[str]:
     if os.geteuid() != 0:
         return []
-    for folder in (directory, *directory.parents[:1]):
-        folder.chmod(0o755)
+    # The other user must get to its data through ours.
+    directory.chmod(0o755)
     home = directory / "postgres"
     home.mkdir()
     shutil.chown(home, _STAND_IN)

@@ -4,22 +4,40 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from perdure.agents import Agent, AgentRegistry, Limits, SessionView, State, Tool, ToolContext, load_agents, tool
+    from perdure.agents import (
+        Agent,
+        AgentRegistry,
+        Call,
+        Decision,
+        Limits,
+        Responders,
+        SessionView,
+        State,
+        Tool,
+        ToolContext,
+        load_agents,
+        responders,
+        tool,
+    )
     from perdure.errors import InvalidDeclaration, PerdureError
     from perdure.protocol.principals import Principal
 
 __all__ = [
     "Agent",
     "AgentRegistry",
+    "Call",
+    "Decision",
     "InvalidDeclaration",
     "Limits",
     "PerdureError",
     "Principal",
+    "Responders",
     "SessionView",
     "State",
     "Tool",
     "ToolContext",
     "load_agents",
+    "responders",
     "tool",
 ]
 

@@ -54,8 +54,9 @@ class SessionWorkflow:
         self._cancelling = False
 
     @workflow.signal(name=names.DELIVER)
-    def deliver(self, data: Any) -> None:
-        delivery = read_delivery(data)
+    def deliver(self, *data: Any) -> None:
+        # However many: a handler that is called with the wrong number of arguments fails the task, for ever.
+        delivery = read_delivery(data[0]) if len(data) == 1 else None
         if delivery is None:
             # Nobody who was told "accepted" sends such a signal; it has no row in the store and no reader to tell.
             workflow.logger.warning("A signal of unknown shape was ignored")
@@ -63,7 +64,7 @@ class SessionWorkflow:
         self._state = self._state.hears(delivery)
 
     @workflow.signal(name=names.CANCEL)
-    def cancel(self, data: Any) -> None:
+    def cancel(self, *data: Any) -> None:
         """Stop the turn that runs or is about to run, or withdraw what it waits for. Idle: nothing to do."""
         del data
         if self._in_turn or self._state.open or self._state.inbox:

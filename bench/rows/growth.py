@@ -19,14 +19,14 @@ NAME = "growth"
 
 @dataclass
 class Grown:
-    """What was seen at each turn, by its number."""
+    """Seconds of turns when young and when old; bytes of the store after some turns of the old one."""
 
-    seconds: dict[int, float] = field(default_factory=dict[int, float])
+    young: list[float] = field(default_factory=list[float])
+    old: list[float] = field(default_factory=list[float])
     store: dict[int, int] = field(default_factory=dict[int, int])
 
 
 async def measure(stack: Stack, product: Product, plan: Plan) -> list[Line]:
-    await _warm_up(product, plan)
     session = await product.client.session()
     async with asyncio.timeout(plan.patience * 4 + plan.growth):
         grown = await _grow(product, session, plan)
@@ -43,25 +43,26 @@ async def measure(stack: Stack, product: Product, plan: Plan) -> list[Line]:
     return lines
 
 
-async def _warm_up(product: Product, plan: Plan) -> None:
-    """Turns of another session: what a process does once must not count as youth."""
-    other = await product.client.session()
-    for _ in range(2 * plan.warmup):
-        await other.turn()
-    await other.close()
-
-
 async def _grow(product: Product, session: ProductSession, plan: Plan) -> Grown:
+    """Take the session to its old age; there its turns alternate with those of a young one, so that noise hits both."""
     grown = Grown()
+    young = await product.client.session()
+    for _ in range(1, plan.young[0]):
+        await young.turn()
     for turn in range(1, plan.growth + 1):
-        grown.seconds[turn] = (await session.turn()).waiting
+        if turn in range(*plan.old):
+            grown.young.append((await young.turn()).waiting)
+            grown.old.append((await session.turn()).waiting)
+        else:
+            await session.turn()
         if turn in _store_marks(plan):
             grown.store[turn] = bytes_used(product.database)
+    await young.close()
     return grown
 
 
 def _latency(grown: Grown, plan: Plan) -> Line:
-    young, old = (median([grown.seconds[turn] for turn in range(*window)]) for window in (plan.young, plan.old))
+    old, young = median(grown.old), median(grown.young)
     return Line(NAME, f"turn p50 {_windows(plan)}", "ms", 1e3 * old, 1e3 * young, Target("≤", 1.2))
 
 

@@ -4,7 +4,7 @@ import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType
-from typing import Any, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast
 
 from perdure.errors import InvalidDeclaration
 from perdure.protocol.wire import JsonObject
@@ -13,6 +13,12 @@ from .context import SessionView
 from .tool import Tool, tool
 
 Instructions: TypeAlias = str | Callable[[SessionView], str | Awaitable[str]]
+
+#: What a plain message does while a request waits: it is heard after the answer, or it denies and goes on.
+WhileWaiting: TypeAlias = Literal["queue", "deny"]
+
+#: The tool with which the model hands over a structured result; it cannot be another one.
+FINAL_OUTPUT = "final_output"
 
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9_-]{0,62}[a-z0-9])?")
 
@@ -47,13 +53,19 @@ class Agent:
     description: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
     limits: Limits = field(default_factory=Limits)
+    #: In task mode, the JSON schema of the result.
     output_schema: JsonObject | None = None
+    while_waiting: WhileWaiting = "queue"
+    #: Whether the model may ask people with the built-in `ask_question`. A tool of that name replaces it.
+    asks_questions: bool = True
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
             raise InvalidDeclaration(
                 f"The agent name {self.name!r} will not do: use lowercase letters, digits, '-' and '_', at most 64."
             )
+        if self.while_waiting not in ("queue", "deny"):
+            raise InvalidDeclaration(f"Agent {self.name!r}: while_waiting is 'queue' or 'deny'.")
         tools = tuple(_declared(self.name, declaration) for declaration in self.tools)
         object.__setattr__(self, "tools", tools)
         _refuse_doubles(self.name, [known.name for known in self.own_tools])
@@ -81,3 +93,5 @@ def _refuse_doubles(agent: str, names: Sequence[str]) -> None:
     doubles = sorted({name for name in names if names.count(name) > 1})
     if doubles:
         raise InvalidDeclaration(f"Agent {agent!r} has more than one tool named {', '.join(doubles)}.")
+    if FINAL_OUTPUT in names:
+        raise InvalidDeclaration(f"Agent {agent!r}: the name {FINAL_OUTPUT!r} is taken by the structured result.")

@@ -2,16 +2,17 @@
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from functools import WRAPPER_ASSIGNMENTS
 from types import FunctionType
 from typing import Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar, cast, overload
 
 from perdure.errors import InvalidDeclaration
+from perdure.protocol.inputs import Consequence, Responders
 from perdure.protocol.wire import JsonObject
 
+from .approval import OPEN, Approval, Describe, Gate, Seconds, gate, seconds
 from .docstrings import describe
 from .signature import Signature, read_signature
 
@@ -20,8 +21,6 @@ R = TypeVar("R")
 
 #: What running a tool twice does: nothing, the same as once, or harm.
 Effects: TypeAlias = Literal["pure", "idempotent", "at_most_once"]
-#: When somebody has to agree before the tool runs.
-Approval: TypeAlias = Literal["never", "once", "always"] | Callable[..., Any]
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Tool(Generic[P, R]):
     description: str
     signature: Signature = field(repr=False)
     effects: Effects = "at_most_once"
-    approval: Approval = "never"
+    gate: Gate = OPEN
     timeout: float = 300.0
     retries: int = 0
 
@@ -44,6 +43,11 @@ class Tool(Generic[P, R]):
     def schema(self) -> JsonObject:
         """The JSON schema of the arguments, without the context."""
         return self.signature.schema
+
+    @property
+    def approval(self) -> Approval:
+        """When somebody has to agree before it runs."""
+        return self.gate.approval
 
     @property
     def is_async(self) -> bool:
@@ -61,7 +65,13 @@ def tool(
     description: str | None = None,
     effects: Effects = "at_most_once",
     approval: Approval = "never",
-    timeout: float | timedelta = 300.0,
+    approval_key: Describe | None = None,
+    summary: Describe | None = None,
+    responders: Responders | None = None,
+    expires: Seconds | None = None,
+    on_expiry: Consequence = "deny",
+    remind: Sequence[Seconds] = (),
+    timeout: Seconds = 300.0,
     retries: int = 0,
 ) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
 
@@ -74,7 +84,13 @@ def tool(
     description: str | None = None,
     effects: Effects = "at_most_once",
     approval: Approval = "never",
-    timeout: float | timedelta = 300.0,
+    approval_key: Describe | None = None,
+    summary: Describe | None = None,
+    responders: Responders | None = None,
+    expires: Seconds | None = None,
+    on_expiry: Consequence = "deny",
+    remind: Sequence[Seconds] = (),
+    timeout: Seconds = 300.0,
     retries: int = 0,
 ) -> Any:
     """Declare a function as a tool.
@@ -82,31 +98,36 @@ def tool(
     `effects` decides what happens to a call that was interrupted: `pure` and `idempotent` tools run again,
     `at_most_once` (the default) never does; the model is told that the outcome is unknown. `retries` are extra
     tries after an exception, for tools that may run again. `timeout` is in seconds.
+
+    `approval` decides who runs first: `never` and nobody is asked, `always`, `once` in a session (for each
+    `approval_key(arguments)`, when that is given), or a function of the call and the session that answers True (ask),
+    False (run) or a `Decision`. Whoever is asked (`responders`) sees `summary(arguments)`. A request that nobody has
+    answered after `expires` is denied, approved, or fails the turn (`on_expiry`); `remind` says when to remind.
     """
     # For annotations that name something local to the caller, as in a tool declared inside a function.
     local = dict(sys._getframe(1).f_locals)  # pyright: ignore[reportPrivateUsage]
 
     def declare(function: Callable[..., Any]) -> Tool[..., Any]:
-        return _declare(function, name, description, effects, approval, timeout, retries, local)
+        if not isinstance(function, FunctionType):
+            raise InvalidDeclaration(f"{function!r} cannot be a tool: it is not a function.")
+        called = name or function.__name__
+        asks = gate(called, approval, approval_key, summary, responders, expires, on_expiry, remind)
+        return _declare(function, called, description, effects, asks, seconds(timeout), retries, local)
 
     return declare if function is None else declare(function)
 
 
 def _declare(
-    function: Callable[..., Any],
-    name: str | None,
+    function: FunctionType,
+    name: str,
     description: str | None,
     effects: Effects,
-    approval: Approval,
-    timeout: float | timedelta,
+    gate: Gate,
+    timeout: float,
     retries: int,
     local: Mapping[str, Any],
 ) -> Tool[..., Any]:
-    if not isinstance(function, FunctionType):
-        raise InvalidDeclaration(f"{function!r} cannot be a tool: it is not a function.")
-    name = name or function.__name__
-    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else float(timeout)
-    _check(name, effects, approval, seconds, retries)
+    _check(name, effects, timeout, retries)
     described = describe(function)
     declared = Tool(
         function=cast("Callable[..., Any]", function),
@@ -114,8 +135,8 @@ def _declare(
         description=description if description is not None else described.text,
         signature=read_signature(name, function, described.parameters, local),
         effects=effects,
-        approval=approval,
-        timeout=seconds,
+        gate=gate,
+        timeout=timeout,
         retries=retries,
     )
     # Past the frozen fields: so that help(), inspect and doctest see the function.
@@ -125,13 +146,11 @@ def _declare(
     return declared
 
 
-def _check(name: str, effects: str, approval: Approval, timeout: float, retries: int) -> None:
+def _check(name: str, effects: str, timeout: float, retries: int) -> None:
     if not (name.replace("_", "").replace("-", "").isalnum() and name.isascii() and len(name) <= 64):
         raise InvalidDeclaration(f"The tool name {name!r} will not do: letters, digits, '_' and '-', at most 64.")
     if effects not in ("pure", "idempotent", "at_most_once"):
         raise InvalidDeclaration(f"Tool {name!r}: effects are 'pure', 'idempotent' or 'at_most_once'.")
-    if approval not in ("never", "once", "always") and not callable(approval):
-        raise InvalidDeclaration(f"Tool {name!r}: approval is 'never', 'once', 'always' or a function.")
     if timeout <= 0:
         raise InvalidDeclaration(f"Tool {name!r}: the timeout must be more than 0 seconds.")
     if retries < 0:

@@ -1,25 +1,14 @@
-"""What a reply asks for: the calls that can be made, and those that the model must be told it cannot make."""
+"""Names and summaries of calls."""
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from pydantic_ai.messages import ModelResponse, ToolCallPart
 
-from perdure.protocol.events import EventType, NewEvent
-from perdure.protocol.names import outcome_slot
-from perdure.protocol.requests import CallRef, Coordinates
-from perdure.protocol.wire import JsonObject
-from perdure.settings import Settings
-from perdure.store.base import NewRecord
+from perdure.protocol.requests import Coordinates
 
-from .facts import Facts
-from .journal import OUTCOME, AskedCall, Outcome, written
-from .toolbox import InvalidArguments, Usable
-
-#: Tries that the engine has for a call whose worker died, beside the tool's own retries.
-_ATTEMPTS = 4
 _SECRET = ("token", "password", "secret", "key", "credential", "authorization")
 _SHORT = 40
 _LONGEST = 160
@@ -51,75 +40,6 @@ class CallNames:
 
     def _own(self, call_id: str) -> str:
         return f"{call_id}~{self._at.turn}.{self._at.step}"
-
-
-@dataclass(frozen=True)
-class Asked:
-    """The calls of one reply."""
-
-    calls: tuple[AskedCall, ...]
-    #: Outcomes of the calls that cannot be made; readers are not told of those calls at all.
-    refused: tuple[NewRecord, ...]
-
-    @property
-    def possible(self) -> tuple[AskedCall, ...]:
-        return tuple(call for call in self.calls if call.ref)
-
-    def requested(self, facts: Facts) -> tuple[NewEvent, ...]:
-        actions = [
-            {"kind": "tool-call", "callId": call.call_id, "toolName": call.tool, "input": call.input}
-            for call in self.possible
-        ]
-        return (facts.of_step(EventType.ACTIONS_REQUESTED, "actions", {"actions": actions}),) if actions else ()
-
-
-def asked(response: ModelResponse, tools: Mapping[str, Usable], at: Coordinates, settings: Settings) -> Asked:
-    """Sort the calls of a reply into those that can be made and those that cannot."""
-    calls: list[AskedCall] = []
-    refused: list[NewRecord] = []
-    for part in response.tool_calls:
-        arguments, problem = _checked(part, tools)
-        call_id, tool = part.tool_call_id, part.tool_name
-        ref = None if problem else _ref(part, tools[tool], arguments, settings)
-        calls.append(AskedCall(call_id=call_id, tool=tool, input=arguments, ref=ref))
-        if problem:
-            outcome = Outcome(status="failed", output=problem, is_error=True)
-            refused.append(written(at.turn, at.step, outcome_slot(call_id), OUTCOME, outcome))
-    return Asked(tuple(calls), tuple(refused))
-
-
-def _checked(part: ToolCallPart, tools: Mapping[str, Usable]) -> tuple[JsonObject, str | None]:
-    """The arguments, and what is wrong with the call."""
-    try:
-        arguments = _arguments(part)
-        if part.tool_name not in tools:
-            known = ", ".join(tools) or "none"
-            return arguments, f"Unknown tool {part.tool_name!r}. Tools that exist: {known}."
-        tools[part.tool_name].check(arguments)
-    except InvalidArguments as invalid:
-        return {}, str(invalid)
-    return arguments, None
-
-
-def _arguments(part: ToolCallPart) -> JsonObject:
-    try:
-        arguments: object = json.loads(part.args or "{}") if isinstance(part.args, str | None) else part.args
-    except ValueError as broken:
-        raise InvalidArguments(f"Invalid arguments for {part.tool_name}: not JSON ({broken}).") from None
-    if not isinstance(arguments, dict):
-        raise InvalidArguments(f"Invalid arguments for {part.tool_name}: not a JSON object.")
-    return {str(key): value for key, value in arguments.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
-
-
-def _ref(part: ToolCallPart, tool: Usable, arguments: JsonObject, settings: Settings) -> CallRef:
-    return CallRef(
-        call_id=part.tool_call_id,
-        tool=part.tool_name,
-        summary=summary(part.tool_name, arguments) if settings.ui_detail == "on" else "",
-        timeout=tool.timeout,
-        heartbeat=settings.heartbeat_timeout,
-        attempts=_ATTEMPTS + tool.retries,
-    )
 
 
 def summary(tool: str, arguments: Mapping[str, Any]) -> str:

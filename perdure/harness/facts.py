@@ -1,12 +1,13 @@
 """The events of a step and of a turn, each with its deterministic key."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from perdure.protocol import names
 from perdure.protocol.deliveries import Mode, summary
 from perdure.protocol.events import EventType, FinishReason, NewEvent, Usage, step_coordinates, turn_coordinates
+from perdure.protocol.inputs import InputRequest
 from perdure.protocol.requests import Coordinates, Failure
 from perdure.session import decisions
 from perdure.store.base import SessionChange, SessionStatus
@@ -45,7 +46,8 @@ class Facts:
     def superseded(self, generation: int) -> NewEvent:
         return self.of_step(EventType.STEP_SUPERSEDED, f"g{generation}/superseded", {"attempt": self.attempt})
 
-    def action_result(self, call_id: str, tool: str, outcome: Outcome) -> NewEvent:
+    def action_result(self, call_id: str, tool: str, outcome: Outcome, asked: Coordinates | None = None) -> NewEvent:
+        """What a call came to; `asked` is the step that asked for it, when that is another one than this."""
         result: dict[str, Any] = {"kind": "tool-result", "callId": call_id, "toolName": tool, "output": outcome.output}
         if outcome.is_error:
             result["isError"] = True
@@ -56,12 +58,37 @@ class Facts:
         }
         if outcome.error is not None:
             told["error"] = outcome.error
-        return self.of_step(EventType.ACTION_RESULT, names.outcome_slot(call_id), told)
+        # Known by the step that asked, wherever it is told: a call has one result.
+        at = asked or self.at
+        key = names.step_key(at.turn, at.step, names.outcome_slot(call_id))
+        return self._event(EventType.ACTION_RESULT, key, {**told, **step_coordinates(self.at.turn, self.at.step)})
 
-    def completed(self, mode: Mode, reason: FinishReason, usage: Usage) -> "Ending":
-        """The end of a turn that went well."""
+    def inputs_requested(self, requests: Sequence[InputRequest]) -> NewEvent:
+        return self.of_step(EventType.INPUT_REQUESTED, "inputs", {"requests": [each.wire() for each in requests]})
+
+    def result_completed(self, result: Any) -> NewEvent:
+        return self.of_step(EventType.RESULT_COMPLETED, "result", {"result": result})
+
+    def parked(self) -> "Ending":
+        """The end of a turn that waits for people, in whichever mode."""
         over = self._of_turn(EventType.TURN_COMPLETED, "completed", {})
-        return self._ending([self.step_completed(reason, usage), over], mode, None)
+        waiting = self._waiting(names.turn_key(self.at.turn, "boundary"))
+        return Ending((over, waiting), "waiting", None)
+
+    def cancelled(self, mode: Mode, failure: Failure) -> "Ending":
+        """The end of a turn that somebody stopped; it may have parked before."""
+        over = self._of_turn(EventType.TURN_CANCELLED, "cancelled", {})
+        return self._ending([over], mode, failure, "boundary/cancelled")
+
+    def turn_failed(self, mode: Mode, failure: Failure) -> "Ending":
+        """The end of a turn that failed before any step."""
+        over = self._of_turn(EventType.TURN_FAILED, "failed", _told(failure))
+        return self._ending([over], mode, failure)
+
+    def completed(self, mode: Mode, *before: NewEvent) -> "Ending":
+        """The end of a turn that went well, after what its last step still has to say."""
+        over = self._of_turn(EventType.TURN_COMPLETED, "completed", {})
+        return self._ending([*before, over], mode, None)
 
     def failed(self, mode: Mode, failure: Failure) -> "Ending":
         """The end of a turn that did not."""
@@ -74,12 +101,17 @@ class Facts:
         told = {**(data or {}), **step_coordinates(at.turn, at.step)}
         return self._event(type, names.step_key(at.turn, at.step, what), told)
 
-    def _ending(self, events: list[NewEvent], mode: Mode, failure: Failure | None) -> "Ending":
+    def _waiting(self, key: str) -> NewEvent:
+        return self._event(EventType.SESSION_WAITING, key, {"wait": "next-user-message"})
+
+    def _ending(
+        self, events: Sequence[NewEvent], mode: Mode, failure: Failure | None, what: str = "boundary"
+    ) -> "Ending":
         boundary = decisions.boundary(mode, failure)
-        key = names.turn_key(self.at.turn, "boundary")
+        key = names.turn_key(self.at.turn, what)
         match boundary:
             case "waiting":
-                event = self._event(EventType.SESSION_WAITING, key, {"wait": "next-user-message"})
+                event = self._waiting(key)
             case "completed":
                 event = self._event(EventType.SESSION_COMPLETED, key, None)
             case "failed":

@@ -10,8 +10,8 @@ from pydantic_core import to_json
 
 from perdure.store.base import Record, Store
 
-from .journal import TurnJournal
 from .prompt import messages_of
+from .turn_journal import TurnJournal
 
 
 @dataclass(frozen=True)

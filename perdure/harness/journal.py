@@ -1,17 +1,16 @@
 """What the harness writes into the journal, and how it reads it back. Nobody else parses these bodies."""
 
-from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_ai.messages import ModelMessagesTypeAdapter, ModelResponse
 
 from perdure.errors import UnreadableState
-from perdure.protocol import names
 from perdure.protocol.deliveries import DeliveryBody
 from perdure.protocol.events import FinishReason, Usage
+from perdure.protocol.inputs import InputRequest, OpenInput
 from perdure.protocol.principals import Principal
-from perdure.protocol.requests import CallRef, Calls, Failure, Finished, ToolOutcome
+from perdure.protocol.requests import CallRef, Calls, Failure, Finished, ModelOutcome, Parked, Resumed, ToolOutcome
 from perdure.protocol.wire import JsonObject, Wire
 from perdure.store.base import NewRecord
 
@@ -20,9 +19,15 @@ REPLY = "pydantic-ai/2"
 FAILURE = "perdure/failure/1"
 INTENT = "perdure/intent/1"
 OUTCOME = "perdure/outcome/1"
+PARK = "perdure/park/1"
+RESUMPTION = "perdure/resumption/1"
 
-#: Where a turn that failed outside its model call says so.
+#: Where a turn that ended outside its model call says so: it failed, was cancelled, or parked.
 END = "end"
+#: Where a parked turn says that it was cancelled.
+CANCELLED = "cancelled"
+#: Where a turn says what it made of people's answers; in step 0.
+RESUME = "resume"
 
 OutcomeStatus: TypeAlias = Literal["completed", "failed", "rejected", "unknown"]
 W = TypeVar("W", bound=Wire)
@@ -33,14 +38,42 @@ class HeardDelivery(DeliveryBody):
 
     delivery_id: str
 
+    @property
+    def speaks(self) -> bool:
+        return self.kind == "message" or self.message is not None
+
+
+class Ask(Wire):
+    """What a call waits for. Times are seconds since the epoch."""
+
+    request: InputRequest
+    expires_at: float | None = None
+    remind_at: tuple[float, ...] = ()
+
+    @property
+    def open(self) -> OpenInput:
+        return OpenInput(request_id=self.request.request_id, expires_at=self.expires_at, remind_at=self.remind_at)
+
 
 class AskedCall(Wire):
-    """A call as the model asked for it. `ref` is absent when it could not be made."""
+    """A call as the model asked for it. `ref` is absent when it cannot be made; with `ask` it waits for people."""
 
     call_id: str
     tool: str
     input: JsonObject
     ref: CallRef | None = None
+    ask: Ask | None = None
+
+    @property
+    def runs(self) -> bool:
+        """Whether the call is run without asking anybody."""
+        return self.ref is not None and self.ask is None
+
+
+class Result(Wire):
+    """A structured result that was checked against its schema."""
+
+    value: Any
 
 
 class StoredReply(Wire):
@@ -50,10 +83,30 @@ class StoredReply(Wire):
     finish_reason: FinishReason
     usage: Usage
     calls: tuple[AskedCall, ...] = ()
+    # The turn parked with this very reply.
+    parked: bool = False
+    # The turn's result; it counts once the calls have ended.
+    result: Result | None = None
+    # What the turn ended with, though the model had answered.
+    failure: Failure | None = None
 
     @property
-    def asks(self) -> bool:
-        return bool(self.calls)
+    def ends(self) -> bool:
+        return not self.calls or self.parked or self.failure is not None
+
+    @property
+    def asks(self) -> tuple[Ask, ...]:
+        return tuple(call.ask for call in self.calls if call.ask)
+
+    @property
+    def open(self) -> tuple[OpenInput, ...]:
+        return tuple(ask.open for ask in self.asks)
+
+    def call(self, call_id: str) -> AskedCall:
+        for call in self.calls:
+            if call.call_id == call_id:
+                return call
+        raise UnreadableState(f"The records of this step do not ask for the call {call_id!r}.")
 
 
 class StoredFailure(Wire):
@@ -61,6 +114,23 @@ class StoredFailure(Wire):
 
     failure: Failure
     usage: Usage = Usage()
+
+
+class StoredPark(Wire):
+    """The end of a turn that waits for people."""
+
+    open: tuple[OpenInput, ...]
+
+
+class StoredResumption(Wire):
+    """What a turn made of people's answers, and what it goes on with from the turn that asked."""
+
+    resumed: Resumed
+    # Told to the model.
+    notes: tuple[str, ...] = ()
+    # Whoever the asking turn listened to: to approve is not to speak.
+    speaker: Principal | None = None
+    output_schema: JsonObject | None = None
 
 
 class Intent(Wire):
@@ -105,67 +175,27 @@ def load_response(reply: StoredReply) -> ModelResponse:
     return _RESPONSE.validate_python(reply.response)
 
 
-def model_outcome(record: NewRecord) -> Calls | Finished:
-    """What a recorded reply, or its failure, means to the turn."""
+def model_outcome(record: NewRecord) -> ModelOutcome:
+    """What a recorded reply, or whatever else has ended the turn, means to the turn."""
     if record.format == FAILURE:
         failed = read(record, FAILURE, StoredFailure)
         return Finished(usage=failed.usage, failure=failed.failure)
-    reply = read(record, REPLY, StoredReply)
-    if reply.asks:
-        return Calls(calls=tuple(call.ref for call in reply.calls if call.ref), usage=reply.usage)
-    return Finished(usage=reply.usage)
+    if record.format == PARK:
+        return Parked(open=read(record, PARK, StoredPark).open)
+    if record.format == RESUMPTION:
+        return Finished(failure=read(record, RESUMPTION, StoredResumption).resumed.failure)
+    return _of_reply(read(record, REPLY, StoredReply))
+
+
+def _of_reply(reply: StoredReply) -> ModelOutcome:
+    if reply.parked:
+        return Parked(open=reply.open, usage=reply.usage)
+    if reply.ends:
+        return Finished(usage=reply.usage, failure=reply.failure)
+    calls = tuple(call.ref for call in reply.calls if call.ref and call.runs)
+    return Calls(calls=calls, open=reply.open, usage=reply.usage)
 
 
 def tool_outcome(call_id: str, record: NewRecord) -> ToolOutcome:
     outcome = read(record, OUTCOME, Outcome)
     return ToolOutcome(call_id=call_id, status=outcome.status, token_hash=outcome.token_hash)
-
-
-class TurnJournal:
-    """The records of one turn, by what they are."""
-
-    def __init__(self, records: Sequence[NewRecord]) -> None:
-        self.records = tuple(records)
-        self._by_key = {(record.step, record.slot): record for record in records}
-
-    def at(self, step: int, slot: str) -> NewRecord | None:
-        return self._by_key.get((step, slot))
-
-    def heard(self) -> tuple[HeardDelivery, ...]:
-        count = sum(1 for step, slot in self._by_key if step == 0 and slot.startswith("delivery/"))
-        return tuple(
-            read(self._by_key[0, names.delivery_slot(index)], DELIVERY, HeardDelivery) for index in range(count)
-        )
-
-    @property
-    def principal(self) -> Principal | None:
-        """Whoever spoke last to this turn."""
-        return next((heard.principal for heard in reversed(self.heard()) if heard.principal), None)
-
-    def reply(self, step: int) -> StoredReply | None:
-        record = self.at(step, names.REPLY)
-        return read(record, REPLY, StoredReply) if record and record.format == REPLY else None
-
-    def outcome(self, step: int, call_id: str) -> Outcome | None:
-        record = self.at(step, names.outcome_slot(call_id))
-        return read(record, OUTCOME, Outcome) if record else None
-
-    def interrupted(self, step: int, call_id: str) -> bool:
-        """Whether somebody was about to run the call, and never said how it went."""
-        return self.at(step, names.intent_slot(call_id)) is not None
-
-    @property
-    def last_step(self) -> int:
-        return max((record.step for record in self.records), default=0)
-
-    @property
-    def over(self) -> NewRecord | None:
-        """The record that ended the turn."""
-        failed = next((record for record in self.records if record.format == FAILURE), None)
-        if failed is not None:
-            return failed
-        last = self.reply(self.last_step)
-        return self.at(self.last_step, names.REPLY) if last and not last.asks else None
-
-    def plus(self, records: Sequence[NewRecord]) -> "TurnJournal":
-        return TurnJournal([*self.records, *records])

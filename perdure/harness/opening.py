@@ -1,16 +1,17 @@
 """How a step begins: what it hears, and what readers are told before the model is asked."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perdure.protocol import names
 from perdure.protocol.deliveries import DeliveryBody
 from perdure.protocol.events import NewEvent
-from perdure.protocol.requests import Coordinates, DeliveryRef
+from perdure.protocol.requests import Coordinates
 from perdure.store.base import DeliveryRow, NewRecord, SessionChange, Store
 
 from .facts import Facts
-from .journal import DELIVERY, HeardDelivery, TurnJournal, written
+from .journal import DELIVERY, HeardDelivery, written
+from .turn_journal import TurnJournal
 
 
 @dataclass(frozen=True)
@@ -25,12 +26,12 @@ class Opening:
 
 
 async def hear(
-    store: Store, at: Coordinates, refs: Sequence[DeliveryRef], turn: TurnJournal
+    store: Store, at: Coordinates, delivery_ids: Sequence[str], turn: TurnJournal
 ) -> tuple[tuple[HeardDelivery, ...], TurnJournal]:
     """What this turn hears: what it has heard already, or else what is still there to be heard."""
     if heard := turn.heard():
         return heard, turn
-    rows = await store.deliveries(at.session_id, [ref.id for ref in refs])
+    rows = await store.deliveries(at.session_id, delivery_ids)
     if any(row.turn == at.turn for row in rows):
         # An older attempt has begun since the records were read; what it heard stands there now.
         turn = TurnJournal(await store.records(at.session_id, from_turn=at.turn, to_turn=at.turn))
@@ -47,15 +48,23 @@ def open_step(
     at: Coordinates, attempt: int | None, heard: Sequence[HeardDelivery], turn: TurnJournal, agent: str, model: str
 ) -> Opening:
     facts = Facts(at, attempt)
-    change = SessionChange(status="running", turns=at.turn + 1)
     if at.step > 0:
-        return Opening((), (*_previous(at, attempt, turn), facts.step_started()), (), change)
+        change = SessionChange(status="running", turns=at.turn + 1)
+        return Opening((), (*previous_step(at, attempt, turn), facts.step_started()), (), change)
+    begun = begin_turn(at, attempt, heard, turn, agent, model)
+    return replace(begun, events=(*begun.events, facts.step_started()))
+
+
+def begin_turn(
+    at: Coordinates, attempt: int | None, heard: Sequence[HeardDelivery], turn: TurnJournal, agent: str, model: str
+) -> Opening:
+    """What a turn begins with, whether it then asks the model or looks at answers first."""
     fresh = not turn.heard()
     return Opening(
         records=_records(at, heard) if fresh else (),
-        events=(*preamble(facts, heard, agent, model), facts.step_started()),
+        events=preamble(Facts(at, attempt), heard, agent, model),
         consume=tuple(each.delivery_id for each in heard) if fresh else (),
-        change=change,
+        change=SessionChange(status="running", turns=at.turn + 1),
     )
 
 
@@ -70,7 +79,7 @@ def _records(at: Coordinates, heard: Sequence[HeardDelivery]) -> tuple[NewRecord
     return tuple(written(at.turn, 0, names.delivery_slot(index), DELIVERY, each) for index, each in enumerate(heard))
 
 
-def _previous(at: Coordinates, attempt: int | None, turn: TurnJournal) -> tuple[NewEvent, ...]:
+def previous_step(at: Coordinates, attempt: int | None, turn: TurnJournal) -> tuple[NewEvent, ...]:
     """The step before is complete now that its calls are."""
     before = turn.reply(at.step - 1)
     if before is None:

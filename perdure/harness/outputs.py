@@ -11,6 +11,7 @@ from .journal import Outcome
 FAILED = "ACTION_RESULT_FAILED"
 UNKNOWN = "TOOL_OUTCOME_UNKNOWN"
 REJECTED = "TOOL_APPROVAL_UNAVAILABLE"
+DENIED = "TOOL_EXECUTION_DENIED"
 
 
 def completed(result: Any, largest: int) -> Outcome:
@@ -30,6 +31,13 @@ def failed(message: str, code: str = FAILED, status: str = "failed") -> Outcome:
     return Outcome.model_validate(
         {"status": status, "output": text, "is_error": True, "error": {"code": code, "message": text}}
     )
+
+
+def denied(reason: str | None = None) -> Outcome:
+    """The outcome of a call that somebody has said no to."""
+    message = f"Tool execution was denied. Reason: {reason}" if reason else "Tool execution was denied."
+    told = {"code": DENIED, "message": message}
+    return Outcome(status="rejected", output=told, is_error=True, error=told)
 
 
 def cut(output: Any, largest: int) -> Any:

@@ -19,7 +19,8 @@ from pydantic_ai.messages import (
 
 from perdure.protocol.deliveries import FilePart, TextPart
 
-from .journal import AskedCall, HeardDelivery, Outcome, TurnJournal, load_response
+from .journal import AskedCall, HeardDelivery, Outcome, load_response
+from .turn_journal import TurnJournal
 
 #: What is sent along as it is; anything larger, and any other type, is only named.
 _LARGEST = {"image/": 3_145_728, "application/pdf": 20_971_520}

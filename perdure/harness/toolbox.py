@@ -15,9 +15,10 @@ from pydantic_ai.toolsets import AbstractToolset, FunctionToolset, ToolsetTool
 from pydantic_ai.usage import RunUsage
 from pydantic_core import to_json
 
-from perdure.agents.agent import Agent
+from perdure.agents.agent import FINAL_OUTPUT, Agent
+from perdure.agents.approval import CLOSED, OPEN, Gate
 from perdure.agents.context import ToolContext
-from perdure.agents.tool import Approval, Effects, Tool
+from perdure.agents.tool import Effects, Tool
 from perdure.errors import InvalidDeclaration
 from perdure.protocol.wire import JsonObject
 
@@ -34,7 +35,7 @@ class Usable(Protocol):
     @property
     def effects(self) -> Effects: ...
     @property
-    def approval(self) -> Approval: ...
+    def gate(self) -> Gate: ...
     @property
     def timeout(self) -> float: ...
     @property
@@ -59,6 +60,8 @@ async def open_toolbox(agent: Agent) -> Mapping[str, Usable]:
             name = usable.definition.name
             if box.setdefault(name, usable) is not usable:
                 raise InvalidDeclaration(f"Agent {agent.name!r} has more than one tool named {name}.")
+            if name == FINAL_OUTPUT:
+                raise InvalidDeclaration(f"Agent {agent.name!r}: the name {name!r} is taken by the structured result.")
     return box
 
 
@@ -71,7 +74,7 @@ class OwnTool:
             name=tool.name, description=tool.description or None, parameters_json_schema=tool.schema
         )
         self.effects: Effects = tool.effects
-        self.approval: Approval = tool.approval
+        self.gate = tool.gate
         self.timeout = tool.timeout
         self.retries = tool.retries
 
@@ -107,8 +110,8 @@ class _Foreign:
         return self.tool.tool_def
 
     @property
-    def approval(self) -> Approval:
-        return "always" if self.tool.tool_def.kind == "unapproved" else "never"
+    def gate(self) -> Gate:
+        return CLOSED if self.tool.tool_def.kind == "unapproved" else OPEN
 
     @property
     def timeout(self) -> float:
@@ -119,7 +122,13 @@ class _Foreign:
 
     async def call(self, arguments: JsonObject, context: ToolContext) -> Any:
         # The tool's own context carries ours: `ctx.deps` is the ToolContext.
-        run = replace(_run(context), tool_name=self.definition.name, tool_call_id=context.call_id)
+        run = replace(
+            _run(context),
+            tool_name=self.definition.name,
+            tool_call_id=context.call_id,
+            # A gated call comes here only once it is approved.
+            tool_call_approved=self.gate is CLOSED,
+        )
         async with self.toolset:
             return await self.toolset.call_tool(self.definition.name, self._validated(arguments), run, self.tool)
 

@@ -1,5 +1,7 @@
 """What a session asks of people: approvals and questions."""
 
+import hashlib
+import json
 from typing import Any, Literal, TypeAlias
 
 from .wire import JsonObject, Versioned, Wire
@@ -10,6 +12,12 @@ InputStatus: TypeAlias = Literal["open", "answered", "expired", "withdrawn"]
 
 APPROVE = "approve"
 DENY = "deny"
+
+
+def digest(arguments: JsonObject) -> str:
+    """A fingerprint of a call's arguments, the same however they are written down."""
+    canonical = json.dumps(arguments, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(canonical.encode(errors="surrogatepass")).hexdigest()
 
 
 class Option(Wire):

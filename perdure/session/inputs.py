@@ -2,7 +2,9 @@
 
 from collections.abc import Sequence
 
-from perdure.protocol.inputs import DENY, InputAnswer, InputRequest, Responders
+from perdure.protocol import names
+from perdure.protocol.events import EventType, NewEvent, step_coordinates
+from perdure.protocol.inputs import DENY, InputAnswer, InputRequest, InputStatus, Responders
 from perdure.protocol.principals import Principal
 
 
@@ -50,3 +52,22 @@ def at_expiry(request: InputRequest) -> InputAnswer:
     """What silence means."""
     option = "approve" if request.on_expiry == "approve" else DENY
     return InputAnswer(option_id=option if request.kind == "approval" else None, reason="expired")
+
+
+def resolved(request: InputRequest, status: InputStatus, answer: InputAnswer | None) -> NewEvent:
+    """What readers are told when a request is closed, whoever closes it. A request is closed once."""
+    told = {
+        "requestId": request.request_id,
+        "callId": request.call_id,
+        "toolName": request.tool,
+        "kind": request.kind,
+        "status": status,
+        **({"answer": answer.wire()} if answer else {}),
+    }
+    return NewEvent(
+        type=EventType.INPUT_RESOLVED,
+        key=names.session_key(f"input/{request.request_id}/resolved"),
+        data={**told, **step_coordinates(request.turn, request.step)},
+        turn=request.turn,
+        step=request.step,
+    )

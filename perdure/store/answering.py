@@ -68,13 +68,13 @@ def _answered(answering: Answering, by_id: dict[str, InputRow], accepted: Accept
 
 
 async def _asked(tx: Transaction, answering: Answering) -> dict[str, InputRow]:
-    """The requests that are voted on, all of them, each once."""
-    wanted = {vote.request_id for vote in answering.votes}
-    found = [rows.input_row(row) for row in await tx.rows("inputs_by_id", request_ids=sorted(wanted))] if wanted else []
+    """The requests that are voted on, each once, in the order of the votes."""
+    wanted = list(dict.fromkeys(vote.request_id for vote in answering.votes))
+    found = [rows.input_row(row) for row in await tx.rows("inputs_by_id", request_ids=wanted)] if wanted else []
     ours = {row.request.request_id: row for row in found if row.request.session_id == answering.session_id}
-    if missing := wanted - ours.keys():
-        raise NotFound("This session has no such request.", request_ids=sorted(missing))
-    return ours
+    if missing := [each for each in wanted if each not in ours]:
+        raise NotFound("This session has no such request.", request_ids=missing)
+    return {each: ours[each] for each in wanted}
 
 
 def _counted(asked: dict[str, InputRow], answering: Answering, now: str) -> _Count:

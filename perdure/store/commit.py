@@ -35,8 +35,9 @@ async def apply(tx: Transaction, commit: Commit, now: str) -> Told[Committed]:
     await _write_slots(tx, commit)
     await _bind(tx, commit, session)
     await _close(tx, commit)
-    resolved = await inputs.settle(tx, commit, session, now)
-    head = await log.append(tx, commit.session_id, head, resolved, now)
+    if inputs.touched(commit):
+        resolved = await inputs.settle(tx, commit, session, now)
+        head = await log.append(tx, commit.session_id, head, resolved, now)
     row = _changed(replace(session.row, events=head, updated_at=now), commit.change)
     closed_at = session.closed_at or (now if commit.close else None)
     await tx.run("update_session", **rows.read_model(row), closed_at=closed_at)

@@ -11,6 +11,11 @@ from .locking import LockedSession
 from .port import Transaction
 
 
+def touched(commit: Commit) -> bool:
+    """Whether the commit may open or close any request. Most commits do not, and are many."""
+    return bool(commit.opens or commit.expires or commit.withdraws or commit.close)
+
+
 async def settle(tx: Transaction, commit: Commit, session: LockedSession, now: str) -> Sequence[NewEvent]:
     """Open, expire and withdraw what the commit says; what is to be told of those that it closed."""
     for request in commit.opens:

@@ -95,8 +95,9 @@ async def test_a_signal_of_unknown_shape_is_ignored(world: World) -> None:
         handle = (await world.stack.client()).get_workflow_handle(voice.session_id)
         for signal in SIGNALS:
             await handle.signal(names.DELIVER, signal)
-        await handle.signal(names.DELIVER, args=["one", "two", "three"])
-        await handle.signal(names.DELIVER)
+        for name in (names.DELIVER, names.CANCEL):
+            await handle.signal(name, args=["one", "two", "three"])
+            await handle.signal(name)
         await handle.signal("a signal that nobody knows", "hello")
 
         await lives_on(voice)

@@ -81,7 +81,9 @@ async def slowdown(voice: Voice) -> float:
         alone += await post_times(voice, 20)
         with watching(voice, _WATCHERS, deaf=1):
             watched += await post_times(voice, 20)
-    return statistics.median(watched) / statistics.median(alone)
+    ratio = statistics.median(watched) / statistics.median(alone)
+    print(f"alone {statistics.median(alone) * 1000:.2f} ms, watched {statistics.median(watched) * 1000:.2f} ms: {ratio:.2f}")  # noqa: T201
+    return ratio
 
 
 async def post_times(voice: Voice, count: int) -> list[float]:

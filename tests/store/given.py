@@ -4,9 +4,24 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from perdure.protocol.events import Event, NewEvent
+from perdure.protocol.inputs import InputAnswer, InputKind, InputRequest, Responders
 from perdure.protocol.principals import Principal
 from perdure.protocol.wire import JsonObject
-from perdure.store.base import Attempt, Commit, Fence, Hold, NewDelivery, NewRecord, NewSession, Store
+from perdure.store.base import (
+    Answered,
+    Answering,
+    Attempt,
+    Commit,
+    Fence,
+    Hold,
+    InputRow,
+    NewDelivery,
+    NewRecord,
+    NewSession,
+    SessionRow,
+    Store,
+    Vote,
+)
 
 ADA = Principal(principal_id="ada", principal_type="user", authenticator="test", attributes={"team": ["a", "b"]})
 BOB = Principal(principal_id="bob", principal_type="user", authenticator="test")
@@ -50,6 +65,76 @@ def raising(generation: int, *, turn: int = 0, step: int = 0) -> Commit:
 
 def keeping(generation: int, *, turn: int = 0, step: int = 0) -> Commit:
     return Commit("s", fence=fence(Hold.KEEP, generation, turn=turn, step=step))
+
+
+def request(
+    request_id: str = "r",
+    *,
+    session_id: str = "s",
+    agent: str = "echo",
+    kind: InputKind = "approval",
+    quorum: int = 1,
+    summary: str | None = None,
+) -> InputRequest:
+    return InputRequest(
+        request_id=request_id,
+        session_id=session_id,
+        agent=agent,
+        turn=0,
+        step=0,
+        call_id=f"call of {request_id}",
+        tool="pay",
+        kind=kind,
+        prompt="Pay?",
+        summary=summary,
+        input={"amount": 3},
+        digest="digest",
+        display="confirmation",
+        responders=Responders(kind="anyone", quorum=quorum),
+    )
+
+
+def opening(*request_ids: str, session_id: str = "s", quorum: int = 1) -> Commit:
+    opens = [request(each, session_id=session_id, quorum=quorum) for each in request_ids]
+    return Commit(session_id, opens=opens)
+
+
+def says(option: str, who: str = "ada") -> InputAnswer:
+    return InputAnswer(option_id=option, principal_id=who)
+
+
+def answering(
+    *votes: tuple[str, InputAnswer],
+    session_id: str = "s",
+    delivery_id: str = "a",
+    key: str | None = None,
+    digest: str = "digest",
+    always: bool = False,
+) -> Answering:
+    body: JsonObject = {"kind": "answer", "answers": [request_id for request_id, _ in votes]}
+    new = delivery(delivery_id, session_id=session_id, key=key, digest=digest, body=body)
+    return Answering(session_id, [Vote(request_id, answer) for request_id, answer in votes], new, always)
+
+
+async def answer(store: Store, answering: Answering) -> Answered:
+    return await store.answer(answering, resolved)
+
+
+def resolved(row: InputRow) -> NewEvent:
+    said = row.answer.option_id if row.answer else None
+    return event(f"resolved/{row.request.request_id}", status=row.status, said=said)
+
+
+async def input_row(store: Store, request_id: str = "r") -> InputRow:
+    row = await store.input(request_id)
+    assert row is not None
+    return row
+
+
+async def read_session(store: Store, session_id: str = "s") -> SessionRow:
+    row = await store.session(session_id)
+    assert row is not None
+    return row
 
 
 async def everything(store: Store, session_id: str = "s") -> list[Event]:

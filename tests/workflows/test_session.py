@@ -87,6 +87,19 @@ async def test_a_signal_of_unknown_shape_leaves_the_session_alive(
     await session.heard("dlv_1")
 
 
+@pytest.mark.parametrize("name", [names.DELIVER, names.CANCEL])
+@pytest.mark.parametrize("arguments", [[], ["one", "two", "three"]])
+async def test_a_signal_with_any_number_of_arguments_leaves_the_session_alive(
+    bench: Bench, outside: Outside, name: str, arguments: list[str]
+) -> None:
+    session = await bench.start(outside)
+
+    await session.handle.signal(name, args=arguments)
+    await session.deliver("dlv_1")
+
+    await session.heard("dlv_1")
+
+
 async def test_an_unknown_signal_leaves_the_session_alive(bench: Bench, outside: Outside) -> None:
     session = await bench.start(outside)
 

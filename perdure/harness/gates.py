@@ -1,0 +1,129 @@
+"""Whether a call runs, waits for people, or is refused. What cannot be decided is refused."""
+
+import hashlib
+import inspect
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, TypeAlias
+
+from perdure.agents.approval import OPEN, Approval, Call, Decision, Gate
+from perdure.agents.context import SessionView
+from perdure.protocol.inputs import APPROVE, DENY, InputRequest, Option, digest
+from perdure.protocol.requests import Coordinates
+from perdure.protocol.wire import JsonObject
+from perdure.store.base import SlotWrite, Store
+
+from . import outputs
+from .journal import Ask, Outcome
+from .questions import Question
+
+Clock: TypeAlias = Callable[[], float]
+
+#: What was approved for the rest of the session. No author's state can have this name.
+REMEMBERED = "perdure.approvals"
+
+_OPTIONS = (Option(id=APPROVE, label="Yes"), Option(id=DENY, label="No"))
+_UNAVAILABLE = "This call needs an approval, and nobody can be asked in this session; it was not executed."
+
+
+@dataclass(frozen=True)
+class Gatekeeper:
+    """Decides about the calls of one step."""
+
+    at: Coordinates
+    view: SessionView
+    #: Whether people can be asked at all.
+    can_ask: bool
+    remembered: frozenset[str]
+    clock: Clock = time.time
+
+    async def approval(self, call: Call, gate: Gate) -> Ask | Outcome | None:
+        """What the call waits for, or why it is refused; None: it runs."""
+        try:
+            key = _key(call, gate)
+            decision = await self._decided(call, gate.approval, key)
+            summary = gate.summary(call.arguments) if gate.summary and decision.kind == "ask" else None
+        except Exception as error:
+            problem = f"Whether this call needs an approval could not be decided ({type(error).__name__}: {error})"
+            return outputs.failed(f"{problem}; it was not executed.", outputs.REJECTED, "rejected")
+        match decision.kind:
+            case "allow":
+                return None
+            case "deny":
+                return outputs.denied(decision.reason)
+            case "ask" if not self.can_ask:
+                return outputs.failed(_UNAVAILABLE, outputs.REJECTED, "rejected")
+            case "ask":
+                prompt = decision.prompt or f"Approve tool call: {call.tool}"
+                shown = {"prompt": prompt, "summary": summary, "display": "confirmation", "options": _OPTIONS}
+                return self._ask(call, gate, "approval", {**shown, "remember": key})
+
+    def question(self, call: Call, question: Question) -> Ask:
+        return self._ask(call, OPEN, "question", question.shown)
+
+    async def _decided(self, call: Call, approval: Approval, key: str | None) -> Decision:
+        if not callable(approval):
+            asks = approval == "always" or (approval == "once" and key not in self.remembered)
+            return Decision("ask" if asks else "allow")
+        said: Any = approval(call, self.view)
+        said = await said if inspect.isawaitable(said) else said
+        if isinstance(said, bool):
+            return Decision("ask" if said else "allow")
+        if not isinstance(said, Decision):
+            raise TypeError(f"the approval function returned {said!r}, neither a bool nor a Decision")
+        return said
+
+    def _ask(self, call: Call, gate: Gate, kind: str, shown: Mapping[str, Any]) -> Ask:
+        now = self.clock()
+        expires_at = None if gate.expires is None else now + gate.expires
+        values: dict[str, Any] = {
+            **shown,
+            "request_id": request_id(self.at, call.id),
+            "session_id": self.at.session_id,
+            "agent": self.view.agent,
+            "turn": self.at.turn,
+            "step": self.at.step,
+            "call_id": call.id,
+            "tool": call.tool,
+            "kind": kind,
+            "input": call.arguments,
+            "digest": digest(call.arguments),
+            "responders": gate.responders,
+            "expires_at": None if expires_at is None else _stamp(expires_at),
+            "on_expiry": gate.on_expiry,
+        }
+        request = InputRequest.model_validate(values)
+        return Ask(request=request, expires_at=expires_at, remind_at=tuple(now + each for each in gate.remind))
+
+
+def request_id(at: Coordinates, call_id: str) -> str:
+    """The same for every attempt at one step, so that asking twice is asking once."""
+    place = f"{at.session_id}/{at.turn}/{at.step}/{call_id}"
+    return "inp_" + hashlib.sha256(b"perdure/input/" + place.encode()).hexdigest()[:32]
+
+
+async def remembered(store: Store, session_id: str) -> tuple[frozenset[str], int]:
+    """What was approved for the rest of the session, and the version of that."""
+    slot = (await store.slots(session_id, [REMEMBERED])).get(REMEMBERED)
+    return (frozenset(slot.value["keys"]), slot.version) if slot else (frozenset(), 0)
+
+
+async def remembering(store: Store, session_id: str, keys: Sequence[str]) -> tuple[SlotWrite, ...]:
+    """The write by which these keys are remembered beside the others."""
+    if not keys:
+        return ()
+    known, version = await remembered(store, session_id)
+    value: JsonObject = {"keys": sorted(known.union(keys))}
+    return (SlotWrite(REMEMBERED, value, version),)
+
+
+def _key(call: Call, gate: Gate) -> str | None:
+    if gate.approval != "once":
+        return None
+    return f"{call.tool}/{gate.key(call.arguments)}" if gate.key else call.tool
+
+
+def _stamp(moment: float) -> str:
+    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

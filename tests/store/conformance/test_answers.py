@@ -1,0 +1,227 @@
+import pytest
+
+from perdure.errors import IdempotencyConflict, NotFound, SessionGone
+from perdure.store.base import Commit, InputStatus, SessionChange, Store
+from tests.store import given
+from tests.store.given import answer, answering, opening, says
+
+
+async def delivered(store: Store, *delivery_ids: str) -> list[str]:
+    return [row.delivery_id for row in await store.deliveries("s", delivery_ids)]
+
+
+async def test_an_answer_closes_the_request_delivers_and_tells(store: Store) -> None:
+    await store.commit(opening("r"))
+
+    answered = await answer(store, answering(("r", says("approve"))))
+
+    row = await given.input_row(store)
+    assert (row.status, row.answer, list(row.votes), row.delivery_id) == (
+        "answered",
+        says("approve"),
+        [says("approve")],
+        "a",
+    )
+    assert row.closed_at is not None
+    assert (answered.rows, answered.closed, answered.fresh) == ([row], {"r"}, True)
+    assert answered.delivery is not None
+    assert await store.deliveries("s", ["a"]) == [answered.delivery]
+    (event,) = await given.everything(store)
+    assert (event.key, event.data) == ("resolved/r", {"status": "answered", "said": "approve"})
+    assert (await given.read_session(store)).events == 1
+
+
+async def test_one_denial_of_many_is_enough(store: Store) -> None:
+    await store.commit(opening("r", quorum=3))
+
+    answered = await answer(store, answering(("r", says("deny"))))
+
+    assert (answered.rows[0].status, answered.rows[0].answer) == ("answered", says("deny"))
+
+
+async def test_some_votes_of_a_quorum_close_nothing_and_deliver_nothing(store: Store) -> None:
+    await store.commit(opening("r", quorum=3))
+
+    await answer(store, answering(("r", says("approve", "ada")), delivery_id="a0"))
+    answered = await answer(store, answering(("r", says("approve", "bob")), delivery_id="a1"))
+
+    assert (answered.closed, answered.delivery, answered.fresh) == (frozenset(), None, True)
+    row = await given.input_row(store)
+    assert (row.status, row.answer, row.closed_at, row.delivery_id) == ("open", None, None, None)
+    assert list(row.votes) == [says("approve", "ada"), says("approve", "bob")]
+    assert await delivered(store, "a0", "a1") == []
+    assert await given.keys(store) == []
+
+
+async def test_the_vote_that_completes_a_quorum_closes(store: Store) -> None:
+    await store.commit(opening("r", quorum=2))
+    await answer(store, answering(("r", says("approve", "ada")), delivery_id="a"))
+
+    answered = await answer(store, answering(("r", says("approve", "bob")), delivery_id="b"))
+
+    assert answered.closed == {"r"}
+    assert answered.rows[0].delivery_id == "b"
+    assert await delivered(store, "a", "b") == ["b"]
+
+
+async def test_only_the_first_vote_of_a_principal_counts(store: Store) -> None:
+    await store.commit(opening("r", quorum=2))
+    await answer(store, answering(("r", says("approve", "ada")), delivery_id="a"))
+
+    answered = await answer(store, answering(("r", says("deny", "ada")), delivery_id="b"))
+
+    assert answered.closed == frozenset()
+    assert list((await given.input_row(store)).votes) == [says("approve", "ada")]
+
+
+async def test_one_caller_may_answer_some_of_the_requests(store: Store) -> None:
+    await store.commit(Commit("s", opens=[given.request("p"), given.request("q", quorum=2), given.request("r")]))
+
+    answered = await answer(store, answering(("r", says("approve")), ("q", says("approve")), ("p", says("deny"))))
+
+    assert [(row.request.request_id, row.status) for row in answered.rows] == [
+        ("r", "answered"),
+        ("q", "open"),
+        ("p", "answered"),
+    ]
+    assert answered.closed == {"p", "r"}
+    assert await given.keys(store) == ["resolved/r", "resolved/p"]
+    assert await delivered(store, "a") == ["a"]
+
+
+async def test_of_two_votes_on_one_request_by_one_caller_the_first_counts(store: Store) -> None:
+    await store.commit(opening("r"))
+
+    answered = await answer(store, answering(("r", says("approve")), ("r", says("deny"))))
+
+    assert [row.answer for row in answered.rows] == [says("approve"), says("approve")]
+    assert await given.keys(store) == ["resolved/r"]
+
+
+@pytest.mark.parametrize("status", ["answered", "expired", "withdrawn"])
+async def test_a_vote_on_a_closed_request_changes_nothing(store: Store, status: InputStatus) -> None:
+    await store.commit(opening("r"))
+    match status:
+        case "answered":
+            await answer(store, answering(("r", says("approve")), delivery_id="first"))
+        case "expired":
+            await store.commit(Commit("s", expires={"r": says("deny")}))
+        case _:
+            await store.commit(Commit("s", withdraws=["r"]))
+    before = await given.input_row(store)
+    told = await given.keys(store)
+
+    answered = await answer(store, answering(("r", says("deny", "bob")), delivery_id="late"))
+
+    assert before.status == status
+    assert (answered.rows, answered.closed, answered.delivery) == ([before], frozenset(), None)
+    assert await given.input_row(store) == before
+    assert await delivered(store, "late") == []
+    assert await given.keys(store) == told
+
+
+async def test_what_carries_more_than_answers_is_always_delivered(store: Store) -> None:
+    await store.commit(opening("r"))
+    await answer(store, answering(("r", says("approve")), delivery_id="first"))
+
+    answered = await answer(store, answering(("r", says("deny")), delivery_id="more", always=True))
+
+    assert answered.closed == frozenset()
+    assert answered.rows[0].delivery_id == "first"
+    assert await delivered(store, "more") == ["more"]
+
+
+@pytest.mark.parametrize("request_id", ["unknown", "theirs"])
+async def test_a_request_that_the_session_does_not_have_is_not_found_and_nothing_is_written(
+    store: Store, request_id: str
+) -> None:
+    await store.create_session(given.session("t"))
+    await store.commit(opening("theirs", session_id="t"))
+    await store.commit(opening("ours"))
+
+    with pytest.raises(NotFound):
+        await answer(store, answering(("ours", says("approve")), (request_id, says("approve")), always=True))
+
+    assert (await given.input_row(store, "ours")).votes == ()
+    assert (await given.input_row(store, "theirs")).votes == ()
+    assert await delivered(store, "a") == []
+    assert await given.keys(store) == []
+
+
+async def test_an_unknown_session_has_no_requests(store: Store) -> None:
+    await store.commit(opening("r"))
+
+    with pytest.raises(NotFound):
+        await answer(store, answering(("r", says("approve")), session_id="unknown"))
+    with pytest.raises(SessionGone):
+        await answer(store, answering(session_id="unknown", always=True))
+
+
+async def test_a_session_that_is_over_is_told_nothing(store: Store) -> None:
+    await store.commit(opening("r"))
+    await store.commit(Commit("s", close=True, change=SessionChange(status="completed")))
+
+    answered = await answer(store, answering(("r", says("approve"))))
+
+    assert (answered.rows[0].status, answered.delivery) == ("withdrawn", None)
+    with pytest.raises(SessionGone):
+        await answer(store, answering(("r", says("approve")), always=True))
+
+
+async def test_a_session_that_ended_without_being_closed_takes_no_verdict(store: Store) -> None:
+    await store.commit(opening("r"))
+    await store.commit(Commit("s", change=SessionChange(status="failed")))
+
+    with pytest.raises(SessionGone):
+        await answer(store, answering(("r", says("approve"))))
+
+    row = await given.input_row(store)
+    assert (row.status, row.votes) == ("open", ())
+    assert await delivered(store, "a") == []
+
+
+async def test_a_repeated_key_gets_the_first_receipt(store: Store) -> None:
+    await store.commit(opening("r", "q"))
+    first = await answer(store, answering(("r", says("approve")), delivery_id="a", key="k"))
+
+    again = await answer(store, answering(("r", says("approve")), delivery_id="b", key="k"))
+
+    assert (again.rows, again.closed, again.delivery) == (first.rows, first.closed, first.delivery)
+    assert (first.fresh, again.fresh) == (True, False)
+    assert await delivered(store, "a", "b") == ["a"]
+    assert await given.keys(store) == ["resolved/r"]
+
+
+async def test_a_repeated_key_with_another_request_is_a_conflict(store: Store) -> None:
+    await store.commit(opening("r", "q"))
+    await answer(store, answering(("r", says("approve")), delivery_id="a", key="k", digest="one"))
+
+    with pytest.raises(IdempotencyConflict):
+        await answer(store, answering(("q", says("approve")), delivery_id="b", key="k", digest="two"))
+
+    assert (await given.input_row(store, "q")).status == "open"
+
+
+async def test_a_repeated_key_gets_its_receipt_after_the_session_is_over(store: Store) -> None:
+    await store.commit(opening("r"))
+    await answer(store, answering(("r", says("approve")), key="k"))
+    await store.commit(Commit("s", consume=["a"], consume_turn=1))
+    await store.commit(Commit("s", close=True, change=SessionChange(status="completed")))
+
+    again = await answer(store, answering(("r", says("approve")), delivery_id="b", key="k"))
+
+    assert (again.closed, again.fresh) == ({"r"}, False)
+    assert again.delivery is not None
+    assert (again.delivery.delivery_id, again.delivery.turn) == ("a", 1)
+
+
+async def test_an_answer_wakes_the_readers(store: Store) -> None:
+    await store.commit(opening("r"))
+    async with store.watch("s") as watch:
+        while await watch.changed(0.05):
+            pass
+
+        await answer(store, answering(("r", says("approve"))))
+
+        assert await watch.changed(5)
+    assert await given.keys(store) == ["resolved/r"]
