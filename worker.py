@@ -17,10 +17,13 @@ from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxR
 
 from activities.endings import EndingActivities
 from activities.model import ModelActivities
+from activities.parking import ParkingActivities
 from activities.tools import ToolActivities
 from perdure.agents.registry import AgentRegistry, load_agents
 from perdure.errors import PerdureError
 from perdure.harness.model_step import ModelStep
+from perdure.harness.parking import Parking
+from perdure.harness.resuming import Resuming
 from perdure.harness.tool_step import ToolStep
 from perdure.harness.turn_end import TurnEnd
 from perdure.models.models import Models
@@ -60,17 +63,23 @@ POLLERS = PollerBehaviorAutoscaling(minimum=1, initial=2, maximum=20)
 
 def workers(client: Client, store: Store, agents: AgentRegistry, models: Models, settings: Settings) -> list[Worker]:
     """One worker for each kind of work: drivers, turns, model calls, tool calls."""
-    endings = EndingActivities(TurnEnd(store, agents))
+    end = TurnEnd(store, agents)
+    endings = EndingActivities(end)
+    parking = ParkingActivities(Parking(store), Resuming(store, agents), end)
     model = ModelActivities(ModelStep(store, agents, models, settings))
     tools = ToolActivities(ToolStep(store, agents, settings))
     return [
         deciding(client, settings, names.SESSIONS_QUEUE, [SessionWorkflow]),
         deciding(client, settings, names.TURNS_QUEUE, [TurnWorkflow]),
-        acting(
-            client, settings, names.MODELS_QUEUE, [model.call_model, endings.conclude_turn, endings.refuse_delivery]
-        ),
+        acting(client, settings, names.MODELS_QUEUE, [model.call_model, *_notes(endings, parking)]),
         acting(client, settings, names.TOOLS_QUEUE, [tools.call_tool]),
     ]
+
+
+def _notes(endings: EndingActivities, parking: ParkingActivities) -> list[Any]:
+    """Short work on the store between two steps, and after the last."""
+    waits = [parking.resume_turn, parking.park_turn, parking.withdraw_inputs, parking.remind]
+    return [endings.conclude_turn, endings.refuse_delivery, *waits]
 
 
 def deciding(client: Client, settings: Settings, kind: str, workflows: Sequence[type]) -> Worker:
@@ -79,8 +88,9 @@ def deciding(client: Client, settings: Settings, kind: str, workflows: Sequence[
         task_queue=names.queue(settings.task_queue, kind),
         workflows=workflows,
         workflow_runner=SANDBOX,
-        # A cache smaller than the number of live sessions makes every message replay its session.
-        max_cached_workflows=2000,
+        # A session that was dropped from the cache replays its history at its next message. Too small for the
+        # sessions that are busy at once is ruinous; the parked ones need not be kept, and each costs 125 KiB.
+        max_cached_workflows=settings.cached_sessions,
         # The price of a dead worker: how long its sessions wait for it before another one takes over.
         sticky_queue_schedule_to_start_timeout=timedelta(seconds=1),
         workflow_task_poller_behavior=POLLERS,

@@ -23,6 +23,7 @@ from .feed import Feeds
 from .limits import Limits
 from .problems import Shield, on_error, on_http_error
 from .routes.about import AboutRoutes
+from .routes.inputs import InputRoutes
 from .routes.inspection import InspectionRoutes
 from .routes.sessions import SessionRoutes
 from .routes.stream import StreamRoutes
@@ -55,18 +56,24 @@ def create_app(
     )
     gate = Gate(authenticators)
     scopes = Scopes(agents, sessions)
+    limits = Limits.of(settings)
     about = AboutRoutes(gate, scopes, development=development)
-    sessions_in = SessionRoutes(gate, scopes, sessions, Limits.of(settings))
+    sessions_in = SessionRoutes(gate, scopes, sessions, limits)
     stream = StreamRoutes(gate, scopes, feeds or Feeds(store))
     for prefix in PREFIXES:
         _route(app, "GET", f"{prefix}/health", about.health)
         _route(app, "GET", f"{prefix}/info", about.info)
         _route(app, "POST", f"{prefix}/session", sessions_in.create)
         _route(app, "POST", f"{prefix}/session/{{session_id}}", sessions_in.deliver)
+        _route(app, "POST", f"{prefix}/session/{{session_id}}/cancel", sessions_in.cancel)
         _route(app, "GET", f"{prefix}/session/{{session_id}}/stream", stream.events)
     inspection = InspectionRoutes(gate, sessions)
     _route(app, "GET", "/v1/sessions", inspection.sessions)
     _route(app, "GET", "/v1/sessions/{session_id}", inspection.session)
+    inputs = InputRoutes(gate, sessions.inputs, limits)
+    _route(app, "GET", "/v1/inputs", inputs.list)
+    _route(app, "GET", "/v1/inputs/{request_id}", inputs.show)
+    _route(app, "POST", "/v1/inputs/{request_id}", inputs.answer)
     return app
 
 

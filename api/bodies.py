@@ -17,6 +17,11 @@ Fields: TypeAlias = dict[str, Any]
 _ABSENT: Any = object()
 #: Deeper values are no use to anybody, and serialisers between here and the model give up at about 250.
 _DEPTH = 100
+#: A session asks for a handful of things at once.
+_MOST_RESPONSES = 200
+_RESPONSE = {"requestId", "optionId", "text"}
+# Beyond the contract: an approval may change the arguments, and any answer may say why.
+_RESPONSE_EXTENSIONS = {"arguments", "reason"}
 _INTERNAL_SCHEMES = ("eve-url:", "eve-sandbox:", "eve-attachment:")
 
 
@@ -43,9 +48,11 @@ class ContinueBody:
     coalesce: bool
 
 
-async def read_json(request: Request, limit: int) -> Fields:
+async def read_json(request: Request, limit: int, *, optional: bool = False) -> Fields:
     """The body as a JSON object; `TooLarge` before more than `limit` bytes are kept."""
     raw = await _read(request, limit)
+    if optional and not raw.strip():
+        return {}
     try:
         value = orjson.loads(raw)
     except orjson.JSONDecodeError:
@@ -197,15 +204,50 @@ def _input_responses(value: Any) -> tuple[InputResponse, ...]:
         return ()
     if not isinstance(value, list) or not value:
         raise Invalid("Expected 'inputResponses' to be a non-empty array.")
-    return tuple(_input_response(entry) for entry in cast("list[Any]", value))
+    entries = cast("list[Any]", value)
+    if len(entries) > _MOST_RESPONSES:
+        raise Invalid(f"Expected at most {_MOST_RESPONSES} 'inputResponses'.")
+    return tuple(_input_response(entry) for entry in entries)
 
 
 def _input_response(value: Any) -> InputResponse:
     fields: Fields = cast("Fields", value) if isinstance(value, dict) else {}
-    closed = "requestId" in fields and fields.keys() <= {"requestId", "optionId", "text"}
-    if not closed or not all(isinstance(field, str) for field in fields.values()):
+    closed = "requestId" in fields and fields.keys() <= _RESPONSE | _RESPONSE_EXTENSIONS
+    if not closed or not all(isinstance(fields[name], str) for name in fields.keys() - {"arguments"}):
         raise Invalid("Expected every 'inputResponses' entry to match the HITL response schema.")
-    return InputResponse(request_id=fields["requestId"], option_id=fields.get("optionId"), text=fields.get("text"))
+    return _response(fields["requestId"], fields)
+
+
+def parse_answer(request_id: str, fields: Fields) -> InputResponse:
+    """One answer, sent to its request's own address."""
+    for name in ("optionId", "text", "reason"):
+        if not isinstance(fields.get(name, ""), str):
+            raise Invalid(f"Expected '{name}' to be a string.")
+    return _response(request_id, fields)
+
+
+def _response(request_id: str, fields: Fields) -> InputResponse:
+    return InputResponse(
+        request_id=request_id,
+        option_id=fields.get("optionId"),
+        text=fields.get("text"),
+        arguments=_arguments(fields["arguments"]) if "arguments" in fields else None,
+        reason=fields.get("reason"),
+    )
+
+
+def _arguments(value: Any) -> JsonObject:
+    if not isinstance(value, dict) or _deeper_than(value, _DEPTH):
+        raise Invalid("Expected 'arguments' to be a JSON object.")
+    return cast("JsonObject", value)
+
+
+def parse_cancel(fields: Fields) -> str | None:
+    """The turn to stop; None means whichever runs."""
+    turn_id = fields.get("turnId")
+    if turn_id is not None and not (isinstance(turn_id, str) and turn_id):
+        raise Invalid("Expected 'turnId' to be a non-empty string.")
+    return turn_id
 
 
 def _deeper_than(value: Any, limit: int) -> bool:

@@ -5,10 +5,11 @@ from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from perdure.errors import TooLarge, UnsupportedMedia
-from perdure.protocol.deliveries import FilePart
+from perdure.protocol.deliveries import FilePart, InputResponse
 from perdure.settings import Settings
 
 from .bodies import Content
+from .encoding import dumps
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def _files(content: Content) -> list[FilePart]:
 
 def _texts(content: Content) -> list[str]:
     texts = list(content.client_context)
-    texts.extend(response.text for response in content.input_responses if response.text is not None)
+    texts.extend(text for response in content.input_responses for text in response_texts(response))
     match content.message:
         case None:
             pass
@@ -100,6 +101,11 @@ def _texts(content: Content) -> list[str]:
         case parts:
             texts.extend(part.text for part in parts if not isinstance(part, FilePart))
     return texts
+
+
+def response_texts(response: InputResponse) -> list[str]:
+    texts = [text for text in (response.text, response.reason) if text is not None]
+    return texts if response.arguments is None else [*texts, dumps(response.arguments).decode()]
 
 
 def _sentence(violation: dict[str, Any]) -> str:

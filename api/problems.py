@@ -11,6 +11,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from perdure.errors import (
+    InputClosed,
+    InputExpired,
     Invalid,
     PerdureError,
     SessionNotFound,
@@ -54,6 +56,10 @@ def _body(error: PerdureError) -> dict[str, Any]:
             return {"error": error.message, "ok": False}
         case TooLarge() | UnsupportedMedia():
             return {"error": error.message, "ok": False, "violations": error.details.get("violations", [])}
+        case InputClosed() | InputExpired():
+            outcome = {"status": error.details.get("status"), "optionId": error.details.get("option_id")}
+            known = {name: value for name, value in outcome.items() if value is not None}
+            return {"code": error.code, "error": error.message, "ok": False, **known}
         case _:
             return {"code": getattr(error, "wire_code", error.code), "error": error.message, "ok": False}
 

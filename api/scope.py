@@ -7,7 +7,7 @@ from starlette.requests import Request
 
 from perdure.agents.agent import Agent
 from perdure.agents.registry import AgentRegistry
-from perdure.errors import Invalid, SessionNotFound
+from perdure.errors import InputNotFound, Invalid, SessionNotFound
 from perdure.protocol.principals import Principal
 from perdure.runtime.sessions import Sessions
 from perdure.store.base import SessionRow
@@ -40,6 +40,13 @@ def known_id(text: str) -> str:
     """The id, unless it is one that no store could hold; such a session does not exist either."""
     if not (text.isascii() and text.isprintable()):
         raise SessionNotFound
+    return text
+
+
+def known_input(text: str) -> str:
+    """As `known_id`, for requests."""
+    if not (text.isascii() and text.isprintable()):
+        raise InputNotFound
     return text
 
 

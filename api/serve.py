@@ -38,7 +38,9 @@ async def serve(settings: Settings, stop: asyncio.Event, ready: asyncio.Event | 
             task_queue=settings.task_queue,
             ui_url=settings.temporal_ui_url,
             ui_detail=settings.ui_detail == "on",
+            agents=agents,
         )
+        await stack.enter_async_context(sessions.sweeper.running())
         feeds = Feeds(store)
         app = create_app(
             sessions=sessions,

@@ -7,7 +7,7 @@ one short text.
 import asyncio
 import signal
 import sys
-from typing import Any
+from typing import Any, cast
 
 import orjson
 
@@ -53,8 +53,7 @@ class Provider(asyncio.Protocol):
     """One connection. Requests come one after the other, each with a length."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)
         self._received = bytearray()
 
     def data_received(self, data: bytes) -> None:

@@ -18,6 +18,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+session_commands = typer.Typer()
+app.add_typer(session_commands, name="sessions")
+
 Agents = Annotated[
     str | None, typer.Option(envvar="PERDURE_AGENTS", help="module:attribute[,module:attribute…]; the first is default")
 ]
@@ -108,13 +111,26 @@ def migrate() -> None:
     typer.echo("The store is up to date.")
 
 
-@app.command()
-def sessions(limit: Annotated[int, typer.Option(help="How many, newest first.")] = 20) -> None:
-    """List the newest sessions of the store."""
+@session_commands.callback(invoke_without_command=True)
+def sessions(context: typer.Context, limit: Annotated[int, typer.Option(help="How many, newest first.")] = 20) -> None:
+    """List the newest sessions of the store, or do something with one."""
+    if context.invoked_subcommand is not None:
+        return
     from perdure.runtime import operate
 
     for line in operate.sessions(_settings(), limit):
         typer.echo(line)
+
+
+@session_commands.command()
+def cancel(
+    session: Annotated[str, typer.Argument(help="The id of the session.")],
+    turn: Annotated[str | None, typer.Option(help="Only if this turn runs, as `turn_3`.")] = None,
+) -> None:
+    """Stop the turn that a session runs, or withdraw what it waits for."""
+    from perdure.runtime import operate
+
+    typer.echo(operate.cancel(_settings(), session, turn))
 
 
 @app.command()

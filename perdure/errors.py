@@ -4,13 +4,17 @@ PerdureError
 ├── Invalid                 400  the request does not mean anything
 ├── Unauthenticated         401
 ├── Forbidden               403
+│   └── ForbiddenResponder       somebody else has to answer this request
 ├── NotFound                404
 │   ├── SessionNotFound
-│   └── AgentNotFound
+│   ├── AgentNotFound
+│   └── InputNotFound
 ├── Conflict                409
 │   ├── NoActiveSession          nobody waits on this token
 │   ├── TokenConflict            two live sessions may not own one token
-│   └── IdempotencyConflict      one key, two different requests
+│   ├── IdempotencyConflict      one key, two different requests
+│   ├── InputClosed              somebody has answered, or nobody needs to any more
+│   └── InputExpired             nobody has answered in time
 ├── TooLarge                413
 ├── UnsupportedMedia        415
 ├── Unavailable             503  try again: nothing was accepted
@@ -64,6 +68,12 @@ class Forbidden(PerdureError):
     code = "forbidden"
 
 
+class ForbiddenResponder(Forbidden):
+    """This request is for somebody else to answer; it stays open."""
+
+    code = "forbidden_responder"
+
+
 class NotFound(PerdureError):
     """Not found."""
 
@@ -81,6 +91,12 @@ class AgentNotFound(NotFound):
     """No agent of this name is served here."""
 
     code = "agent_not_found"
+
+
+class InputNotFound(NotFound):
+    """There is no such request to answer."""
+
+    code = "input_not_found"
 
 
 class Conflict(PerdureError):
@@ -107,6 +123,18 @@ class IdempotencyConflict(Conflict):
     """This Idempotency-Key was used before with another request."""
 
     code = "idempotency_key_reused"
+
+
+class InputClosed(Conflict):
+    """The request is closed with another outcome."""
+
+    code = "input_closed"
+
+
+class InputExpired(Conflict):
+    """The time to answer this request is over."""
+
+    code = "input_expired"
 
 
 class TooLarge(PerdureError):

@@ -55,6 +55,9 @@ class Settings(BaseSettings):
     # A worker that says nothing for this long is taken for dead.
     heartbeat_timeout: float = 5.0
 
+    # Sessions that a worker keeps in memory; more than are busy at once.
+    cached_sessions: int = 200
+
     # What people see. `off`: no arguments and no text in the Temporal UI.
     ui_detail: Literal["on", "off"] = "on"
     log_level: str = "info"

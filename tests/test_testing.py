@@ -62,3 +62,69 @@ async def test_a_script_that_is_too_short_fails_the_turn_and_says_so() -> None:
 
     assert played.types[-2:] == ("turn.failed", "session.waiting")
     assert "The script has 0 replies" in str(played.events[-2].data)
+
+
+@tool(approval="always", summary=lambda arguments: f"Pay {arguments['amount']} euros")
+async def pay(amount: int) -> str:
+    """Pay."""
+    return f"paid {amount}"
+
+
+BANK = Agent("bank", tools=[pay])
+
+
+async def test_a_play_stops_where_people_are_asked_and_goes_on_with_their_answers() -> None:
+    model = ScriptedModel([call("pay", amount=5), "Paid.", "Bye."])
+
+    played = await play(BANK, "Pay", "Thanks", model=model)
+    assert [(each.tool, each.summary) for each in played.pending] == [("pay", "Pay 5 euros")]
+    assert played.types[-2:] == ("turn.completed", "session.waiting")
+    played = await played.answer("pay", "approve", arguments={"amount": 3})
+
+    assert played.pending == ()
+    assert played.texts == ("Paid.", "Bye.")
+    assert [(each.status, each.output) for each in played.tool_calls] == [("completed", "paid 3")]
+
+
+async def test_a_play_can_deny_and_let_time_run_out() -> None:
+    for ends in ("deny", "expire"):
+        asks = tool(name="pay", approval="always", expires=60)(pay.function)
+        model = ScriptedModel([call("pay", amount=5), "Then not."])
+        played = await play(Agent("bank", tools=[asks]), "Pay", model=model)
+
+        played = await (played.answer("pay", "deny", reason="no money") if ends == "deny" else played.expire())
+
+        assert played.text == "Then not."
+        assert [each.status for each in played.tool_calls] == ["rejected"]
+
+
+async def test_a_played_question_is_answered_with_an_option_or_text() -> None:
+    model = ScriptedModel([call("ask_question", prompt="Which?", options=["red"]), "Nice."])
+    played = await play(BANK, "Go", model=model)
+
+    played = await played.answer(played.pending[0].request_id, "red")
+
+    assert model.prompts[1].messages[-1].parts[0].content == {"optionId": "red", "status": "answered"}  # type: ignore
+    assert played.text == "Nice."
+
+
+async def test_a_message_may_deny_what_is_asked() -> None:
+    model = ScriptedModel([call("pay", amount=5), "As you wish."])
+
+    played = await play(Agent("bank", tools=[pay], while_waiting="deny"), "Pay", "No, leave it", model=model)
+
+    assert (played.pending, played.text) == ((), "As you wish.")
+    said = [part.content for part in model.prompts[1].messages[-1].parts]  # type: ignore[union-attr]
+    assert said[1] == "No, leave it"
+
+
+async def test_answers_may_come_one_after_the_other() -> None:
+    model = ScriptedModel([[call("pay", amount=1), call("pay", amount=2)], "Done."])
+
+    played = await play(BANK, "Pay", model=model)
+    played = await played.answer("pay", "approve")
+    assert len(played.pending) == 1
+    played = await played.answer("pay", "deny")
+
+    assert [each.status for each in played.tool_calls] == ["completed", "rejected"]
+    assert played.text == "Done."

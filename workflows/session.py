@@ -85,6 +85,9 @@ class SessionWorkflow:
             await self._stirred()
             if self._cancelling and self._state.open:
                 await self._withdraw()
+                if self._state.mode == "task":
+                    # A task that was stopped has no next message.
+                    return
                 continue
             await self._refuse_stale()
             await self._remind()
@@ -123,6 +126,7 @@ class SessionWorkflow:
             session_id=state.session_id,
             turn=state.turn,
             agent=state.agent,
+            model=state.model,
             mode=state.mode,
             capabilities=state.capabilities,
             snapshot=state.snapshot,
@@ -148,7 +152,7 @@ class SessionWorkflow:
                 task_queue=names.sibling(workflow.info().task_queue, names.TURNS_QUEUE),
                 result_type=TurnResult,
                 task_timeout=timedelta(seconds=names.DECISION_SECONDS),
-                static_summary=f"turn {request.turn} · {request.agent}",
+                static_summary=" · ".join(filter(None, (f"turn {request.turn}", request.agent, request.model))),
             )
             if self._cancelling:
                 self._turn_handle.cancel()

@@ -28,13 +28,13 @@ T = TypeVar("T")
 class ActivitySteps:
     """Each call is one activity on the queue of its kind."""
 
-    async def call_model(self, call: ModelCall) -> ModelOutcome:
+    async def call_model(self, call: ModelCall, *, label: str | None) -> ModelOutcome:
         return await act(
             names.CALL_MODEL,
             call,
             queue=names.MODELS_QUEUE,
             policy=policies.MODEL,
-            summary=f"step {call.at.step}: {call.agent}",
+            summary=f"step {call.at.step}: {label or call.agent}",
             result=cast("type[ModelOutcome]", ModelOutcome),
         )
 

@@ -1,25 +1,22 @@
 """Looking at sessions: which there are, what they did, what they wait for."""
 
-from typing import Any, TypeVar, get_args
+from collections.abc import Sequence
+from typing import get_args
 
 from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 
 from api.auth import Gate
+from api.params import limit, name, one_of
 from api.problems import reply
 from api.scope import known_id
-from perdure.errors import Invalid
+from api.waiting import waiting_for
 from perdure.protocol.deliveries import Mode
 from perdure.protocol.principals import Principal
 from perdure.protocol.wire import JsonObject
 from perdure.runtime.sessions import Description, Sessions
-from perdure.store.base import SessionQuery, SessionRow, SessionStatus
-
-_MOST = 200
-_FEW = 50
-
-Choice = TypeVar("Choice", bound=str)
+from perdure.store.base import InputRow, SessionQuery, SessionRow, SessionStatus
 
 
 class InspectionRoutes:
@@ -31,7 +28,7 @@ class InspectionRoutes:
         """One page of the caller's sessions, newest first."""
         principal = await self._gate.admit(request)
         page = await self._sessions.list(session_query(request.query_params, principal))
-        listed: JsonObject = {"sessions": [summary(row) for row in page.sessions]}
+        listed: JsonObject = {"sessions": [summary(row, await self._waiting(row)) for row in page.sessions]}
         if page.next_cursor is not None:
             listed["nextCursor"] = page.next_cursor
         return reply(listed)
@@ -40,47 +37,31 @@ class InspectionRoutes:
         """One session, with what Temporal knows of it."""
         principal = await self._gate.admit(request)
         session_id = known_id(request.path_params["session_id"])
-        return reply(detail(await self._sessions.describe(session_id, principal)))
+        description = await self._sessions.describe(session_id, principal)
+        return reply(detail(description, await self._waiting(description.row)))
+
+    async def _waiting(self, row: SessionRow) -> Sequence[InputRow]:
+        return await self._sessions.inputs.waiting(row.session_id) if row.status == "waiting" else ()
 
 
 def session_query(params: QueryParams, principal: Principal) -> SessionQuery:
     return SessionQuery(
         owner=principal.owner,
-        agent=_name("agent", params.get("agent")),
-        status=_one_of("status", get_args(SessionStatus), params.get("status")),
-        mode=_one_of("mode", get_args(Mode), params.get("mode")),
-        limit=_limit(params.get("limit")),
+        agent=name("agent", params.get("agent")),
+        status=one_of("status", get_args(SessionStatus), params.get("status")),
+        mode=one_of("mode", get_args(Mode), params.get("mode")),
+        limit=limit(params.get("limit")),
         cursor=params.get("cursor"),
     )
 
 
-def _name(field: str, given: str | None) -> str | None:
-    if given is not None and not given.isprintable():
-        raise Invalid(f"Expected '{field}' to be a name.")
-    return given
-
-
-def _one_of(name: str, choices: tuple[Any, ...], given: str | None) -> Any:
-    if given is not None and given not in choices:
-        raise Invalid(f"Expected '{name}' to be one of {', '.join(choices)}.")
-    return given
-
-
-def _limit(given: str | None) -> int:
-    if given is None:
-        return _FEW
-    if not (given.isascii() and given.isdecimal() and len(given) <= 3 and 1 <= int(given) <= _MOST):
-        raise Invalid(f"Expected 'limit' to be an integer from 1 to {_MOST}.")
-    return int(given)
-
-
-def summary(row: SessionRow) -> JsonObject:
+def summary(row: SessionRow, waiting: Sequence[InputRow] = ()) -> JsonObject:
     shown: JsonObject = {
         "sessionId": row.session_id,
         "agent": row.agent,
         "mode": row.mode,
         "status": row.status,
-        "waitingFor": waiting_for(row.status),
+        "waitingFor": waiting_for(row.status, waiting),
         "createdAt": row.created_at,
         "updatedAt": row.updated_at,
         "title": row.title,
@@ -94,8 +75,8 @@ def summary(row: SessionRow) -> JsonObject:
     return shown
 
 
-def detail(description: Description) -> JsonObject:
-    shown = summary(description.row)
+def detail(description: Description, waiting: Sequence[InputRow] = ()) -> JsonObject:
+    shown = {**summary(description.row, waiting), "openInputs": [row.request.request_id for row in waiting]}
     ended = description.workflow_status not in (None, "running", "continued_as_new")
     if ended and description.row.status in ("starting", "running", "waiting"):
         shown["waitingFor"] = f"Nothing: its workflow is {description.workflow_status} and will not go on."
@@ -106,14 +87,3 @@ def detail(description: Description) -> JsonObject:
         "uiUrl": description.ui_url,
     }
     return shown
-
-
-def waiting_for(status: SessionStatus) -> str | None:
-    """Why the session does nothing right now; None when it does something, or never will again."""
-    match status:
-        case "starting":
-            return "A worker that takes up its first turn."
-        case "waiting":
-            return "The next message."
-        case "running" | "completed" | "failed":
-            return None

@@ -4,12 +4,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.auth import Gate
-from api.bodies import Content, parse_continue, parse_create, read_json
+from api.bodies import Content, parse_cancel, parse_continue, parse_create, read_json
 from api.limits import Limits
 from api.problems import reply
 from api.scope import Scopes, idempotency_key
 from perdure.protocol.deliveries import Capabilities, DeliveryBody, Receipt
 from perdure.protocol.principals import Principal
+from perdure.protocol.wire import JsonObject
 from perdure.runtime.sessions import Sessions
 
 
@@ -55,6 +56,15 @@ class SessionRoutes:
         )
         return _accepted(receipt, 200)
 
+    async def cancel(self, request: Request) -> Response:
+        """Stop the session's turn, or withdraw what it waits for."""
+        self._scopes.agent(request)
+        principal = await self._gate.admit(request)
+        turn_id = parse_cancel(await read_json(request, self._limits.body_bytes, optional=True))
+        session = await self._scopes.session(request, principal)
+        status = await self._sessions.cancel(session.session_id, turn_id=turn_id, principal=principal)
+        return reply({"ok": True, "sessionId": session.session_id, "status": status})
+
 
 def _delivery(content: Content, principal: Principal) -> DeliveryBody:
     return DeliveryBody(
@@ -67,7 +77,9 @@ def _delivery(content: Content, principal: Principal) -> DeliveryBody:
 
 
 def _accepted(receipt: Receipt, status: int) -> Response:
-    body = {"deliveryId": receipt.delivery_id, "ok": True, "sessionId": receipt.session_id}
+    body: JsonObject = {"deliveryId": receipt.delivery_id, "ok": True, "sessionId": receipt.session_id}
+    if receipt.inputs:
+        body["inputs"] = [each.model_dump(mode="json", exclude_none=True) for each in receipt.inputs]
     if receipt.continuation_token is not None:
         body["continuationToken"] = receipt.continuation_token
     headers = {"x-eve-session-id": receipt.session_id}

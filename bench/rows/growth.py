@@ -94,9 +94,9 @@ async def _turn(stack: Stack, session_id: str, turn: int) -> histories.Events:
 
 
 def _store_marks(plan: Plan) -> tuple[int, int, int, int]:
-    """The edges of two equally long stretches, an early one and a late one."""
-    begin, end = plan.growth // 10, plan.growth // 2
-    return begin, end, plan.growth - (end - begin), plan.growth
+    """The edges of two equally long stretches, an early one and a late one; both before the young session joins in."""
+    begin, end, last = plan.growth // 10, plan.growth // 2, plan.old[0] - 1
+    return begin, end, last - (end - begin), last
 
 
 def _store(grown: Grown, plan: Plan) -> Line:

@@ -1,6 +1,7 @@
 """`final_output`: the model hands over a result that fits a schema, and the turn is done."""
 
 import json
+import re
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, cast
@@ -63,8 +64,8 @@ class FinalOutput:
         value = arguments["value"] if self._wrapped else arguments
         try:
             errors = list(self._validator.iter_errors(value))
-        except referencing.exceptions.Unresolvable as unknown:
-            raise InvalidArguments(f"The output schema refers to what it does not hold: {unknown.ref}") from None
+        except (referencing.exceptions.Unresolvable, re.error) as broken:
+            raise InvalidArguments(f"The output schema cannot be applied: {broken}") from None
         if errors:
             found = "; ".join(f"{error.json_path}: {error.message}" for error in errors[:5])
             raise InvalidArguments(f"Invalid arguments for {FINAL_OUTPUT}: {found}")
@@ -73,7 +74,8 @@ class FinalOutput:
     @cached_property
     def _validator(self) -> Any:
         # With a registry of its own it never fetches a reference from the network.
-        return cast(Any, validator_for(self._schema))(self._schema, registry=referencing.Registry())
+        registry: Any = cast(Any, referencing.Registry)()
+        return cast(Any, validator_for(self._schema))(self._schema, registry=registry)
 
     @property
     def _parameters(self) -> JsonObject:

@@ -68,5 +68,4 @@ def _extended(past: Past, records: Sequence[Record], until: int) -> Past:
 
 
 def call_ids_of(turn: TurnJournal) -> set[str]:
-    replies = (turn.reply(step) for step in range(turn.last_step + 1))
-    return {call.call_id for reply in replies if reply for call in reply.calls}
+    return {call.call_id for reply in turn.replies() for call in reply.calls}

@@ -188,12 +188,13 @@ def model_outcome(record: NewRecord) -> ModelOutcome:
 
 
 def _of_reply(reply: StoredReply) -> ModelOutcome:
+    model = reply.response.get("model_name")
     if reply.parked:
-        return Parked(open=reply.open, usage=reply.usage)
+        return Parked(open=reply.open, usage=reply.usage, model=model)
     if reply.ends:
-        return Finished(usage=reply.usage, failure=reply.failure)
+        return Finished(usage=reply.usage, failure=reply.failure, model=model)
     calls = tuple(call.ref for call in reply.calls if call.ref and call.runs)
-    return Calls(calls=calls, open=reply.open, usage=reply.usage)
+    return Calls(calls=calls, open=reply.open, usage=reply.usage, model=model)
 
 
 def tool_outcome(call_id: str, record: NewRecord) -> ToolOutcome:

@@ -20,6 +20,10 @@ KillPoint: TypeAlias = Literal[
     "tool_after_effect",
     "tool_before_settle",
     "tool_after_settle",
+    "park_before_commit",
+    "park_after_commit",
+    "resume_before_commit",
+    "resume_after_commit",
 ]
 
 _passes: Counter[str] = Counter()

@@ -1,12 +1,12 @@
 """One model call, from the records to a reply in the records."""
 
 import inspect
-from collections.abc import Mapping
+import time
 from dataclasses import dataclass, replace
 from uuid import uuid4
 
 from perdure import telemetry
-from perdure.agents.agent import Agent
+from perdure.agents.agent import FINAL_OUTPUT, Agent
 from perdure.agents.registry import AgentRegistry
 from perdure.errors import ModelFailed
 from perdure.models.base import DEMO, ModelSource, Prompt, Reply
@@ -16,18 +16,22 @@ from perdure.protocol.requests import Failure, Finished, ModelCall, ModelOutcome
 from perdure.settings import Settings
 from perdure.store.base import Attempt, Commit, DeliveryTaken, Fence, Hold, SessionRow, Store
 
-from .calls import CallNames, asked
+from .calls import CallNames
 from .facts import Facts
+from .final_output import TRIES, FinalOutput
+from .gates import Clock, Gatekeeper, remembered
 from .history import Histories, Past, call_ids_of
-from .journal import HeardDelivery, TurnJournal, model_outcome
+from .journal import HeardDelivery, Result, model_outcome
 from .killpoints import reach
-from .opening import Opening, hear, open_step
+from .offer import Offer, open_offer, wanted_output
+from .opening import Opening, hear, open_step, previous_step
 from .prompt import joined, messages_of
 from .scene import find_agent, find_session, view_of
-from .settling import Settlement, settle_failure, settle_reply
+from .settling import Answered, Settlement, settle_failure, settle_reply, settle_result, settle_unfulfilled
+from .sorting import Asked, Sorter
 from .steadfast import commit_steadfastly
 from .telling import Telling
-from .toolbox import Usable, open_toolbox
+from .turn_journal import TurnJournal
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,16 @@ class _Scene:
         record = self.turn.at(self.call.at.step, REPLY) or self.turn.over
         return model_outcome(record) if record else None
 
+    @property
+    def handed_over(self) -> Result | None:
+        """The result that the step before has handed over; its other calls have ended by now."""
+        before = self.turn.reply(self.call.at.step - 1)
+        return before.result if before else None
+
+    @property
+    def output(self) -> FinalOutput | None:
+        return wanted_output(self.agent, self.call.mode, self.turn)
+
 
 class ModelStep:
     """Asks the model once for each step, and never twice for an answer that was recorded."""
@@ -62,17 +76,21 @@ class ModelStep:
         models: ModelSource,
         settings: Settings,
         histories: Histories | None = None,
+        clock: Clock = time.time,
     ) -> None:
         self._store = store
         self._agents = agents
         self._models = models
         self._settings = settings
         self._histories = histories or Histories(store)
+        self._clock = clock
 
     async def run(self, call: ModelCall, attempt: Attempt) -> ModelOutcome:
         scene = await self._scene(call, attempt)
         if scene.recorded:
             return scene.recorded
+        if scene.handed_over:
+            return await self._finish(scene, scene.handed_over)
         reach("model_before_begin")
         begun = await self._begin(scene)
         reach("model_after_begin")
@@ -96,8 +114,8 @@ class ModelStep:
         while True:
             heard: tuple[HeardDelivery, ...] = ()
             if call.at.step == 0:
-                heard, turn = await hear(self._store, call.at, call.deliveries, scene.turn)
-                if not heard:
+                heard, turn = await hear(self._store, call.at, [each.id for each in call.deliveries], scene.turn)
+                if not heard and not turn.resumption:
                     return Unheard()
                 scene = replace(scene, turn=turn)
             opening = open_step(call.at, scene.attempt.number, heard, scene.turn, scene.agent.name, self._model(scene))
@@ -108,6 +126,7 @@ class ModelStep:
                 continue
 
     async def _open(self, scene: _Scene, opening: Opening) -> "_Scene | ModelOutcome":
+        scene = replace(scene, turn=scene.turn.plus(opening.records))
         limit = self._limit(scene)
         settlement = settle_failure(scene.facts, scene.call.mode, limit, Usage()) if limit else Settlement()
         at = scene.call.at
@@ -130,9 +149,11 @@ class ModelStep:
             return model_outcome(done.existing)
         if limit:
             return Finished(failure=limit)
-        return replace(scene, turn=scene.turn.plus(opening.records))
+        return scene
 
     def _limit(self, scene: _Scene) -> Failure | None:
+        if scene.output and scene.output.problem:
+            return scene.output.problem
         limits, used = scene.agent.limits, scene.row.usage
         if scene.call.at.step >= limits.steps_per_turn:
             return Failure(
@@ -150,34 +171,64 @@ class ModelStep:
                 )
         return None
 
+    async def _finish(self, scene: _Scene, result: Result) -> ModelOutcome:
+        """End the turn with a result that has waited for the calls beside it; the model is not asked again."""
+        at, number = scene.call.at, scene.attempt.number
+        before = Facts(at.model_copy(update={"step": at.step - 1}), number)
+        settlement = settle_result(before, scene.call.mode, result)
+        done = await commit_steadfastly(
+            self._store,
+            Commit(
+                at.session_id,
+                unless=(at.turn, at.step, REPLY),
+                records=settlement.records,
+                events=(*previous_step(at, number, scene.turn), *settlement.events),
+                close=settlement.close,
+                close_turn=at.turn,
+                change=settlement.change,
+            ),
+        )
+        return model_outcome(done.existing or settlement.records[0])
+
     # --- the model ---
 
     async def _answer(self, scene: _Scene) -> ModelOutcome:
+        facts, mode = scene.facts, scene.call.mode
         calls = CallNames(scene.call.at, scene.past.call_ids | call_ids_of(scene.turn))
-        telling = Telling(self._store, scene.facts, scene.attempt, calls)
-        tools = await open_toolbox(scene.agent)
+        offer = await open_offer(scene.agent, can_ask=scene.call.capabilities.request_input, output=scene.output)
+        telling = Telling(self._store, facts, scene.attempt, calls, offer.hidden)
         spent = Usage()
         try:
-            reply, spent = await self._ask(scene, telling, tools)
+            reply, spent = await self._ask(scene, telling, offer)
         except ModelFailed as failed:
             if failed.transient:
                 raise
-            return await self._settle(
-                scene, telling, settle_failure(scene.facts, scene.call.mode, _failure(failed), spent)
-            )
+            return await self._settle(scene, telling, settle_failure(facts, mode, _failure(failed), spent))
         if reply is None:
             failure = _failure(ModelFailed("Empty model response"), name="Empty model response")
-            return await self._settle(scene, telling, settle_failure(scene.facts, scene.call.mode, failure, spent))
+            return await self._settle(scene, telling, settle_failure(facts, mode, failure, spent))
         response = calls.applied(reply.response)
-        wanted = asked(response, tools, scene.call.at, self._settings)
-        return await self._settle(
-            scene, telling, settle_reply(scene.facts, scene.call.mode, response, reply.finish_reason, spent, wanted)
-        )
+        wanted = await (await self._sorter(scene, offer)).sort(response)
+        answered = Answered(response, reply.finish_reason, spent, wanted)
+        settle = settle_unfulfilled if _has_failed(offer, scene.turn, wanted) else settle_reply
+        return await self._settle(scene, telling, settle(facts, mode, answered))
 
-    async def _ask(self, scene: _Scene, telling: Telling, tools: Mapping[str, Usable]) -> tuple[Reply | None, Usage]:
+    async def _sorter(self, scene: _Scene, offer: Offer) -> Sorter:
+        at = scene.call.at
+        remembers = any(tool.gate.approval == "once" for tool in offer.tools.values())
+        gates = Gatekeeper(
+            at=at,
+            view=view_of(scene.row, at, scene.turn.principal),
+            can_ask=scene.call.capabilities.request_input,
+            remembered=(await remembered(self._store, at.session_id))[0] if remembers else frozenset(),
+            clock=self._clock,
+        )
+        return Sorter(offer, gates, self._settings)
+
+    async def _ask(self, scene: _Scene, telling: Telling, offer: Offer) -> tuple[Reply | None, Usage]:
         """The model's answer, asked for a second time when the first one is empty; and what that cost."""
         model = self._models.model(self._model(scene))
-        prompt = await self._prompt(scene, tools)
+        prompt = await self._prompt(scene, offer)
         spent = Usage()
         for _ in range(2):
             with telemetry.model_call(
@@ -190,11 +241,11 @@ class ModelStep:
                 return reply, spent
         return None, spent
 
-    async def _prompt(self, scene: _Scene, tools: Mapping[str, Usable]) -> Prompt:
+    async def _prompt(self, scene: _Scene, offer: Offer) -> Prompt:
         messages = [*scene.past.messages, *messages_of(scene.turn)]
         return Prompt(
             messages=joined(messages, await self._instructions(scene)),
-            tools=[tool.definition for tool in tools.values()],
+            tools=offer.definitions,
             settings=scene.agent.settings,
         )
 
@@ -210,6 +261,8 @@ class ModelStep:
     async def _settle(self, scene: _Scene, telling: Telling, settlement: Settlement) -> ModelOutcome:
         """Record the answer, tell it, and leave the step; all in one commit."""
         reach("model_before_settle")
+        if settlement.opens:
+            reach("park_before_commit")
         at = scene.call.at
         done = await commit_steadfastly(
             self._store,
@@ -220,9 +273,12 @@ class ModelStep:
                 records=settlement.records,
                 events=(*telling.rest(), *settlement.events),
                 close=settlement.close,
+                opens=settlement.opens,
                 change=settlement.change,
             ),
         )
+        if settlement.opens:
+            reach("park_after_commit")
         if done.existing is None and (ended := settlement.ended):
             telemetry.turn_ended(scene.agent.name, ended)
         return model_outcome(done.existing or settlement.records[0])
@@ -232,6 +288,16 @@ class ModelStep:
 
     def _model(self, scene: _Scene) -> str:
         return scene.agent.model or self._settings.model or DEMO
+
+
+def _has_failed(offer: Offer, turn: TurnJournal, wanted: Asked) -> bool:
+    """Whether the model had to hand over a result, and has not, or not in as many tries as it has."""
+    if offer.output is None or wanted.result:
+        return False
+    tries = [call for reply in turn.replies() for call in reply.calls if call.tool == FINAL_OUTPUT]
+    tries += [call for call in wanted.calls if call.tool == FINAL_OUTPUT]
+    goes_on = wanted.requests or wanted.runs
+    return not wanted.calls or (len(tries) >= TRIES and not goes_on)
 
 
 def _failure(failed: ModelFailed, name: str = "ModelFailed") -> Failure:

@@ -12,6 +12,7 @@ FAILED = "ACTION_RESULT_FAILED"
 UNKNOWN = "TOOL_OUTCOME_UNKNOWN"
 REJECTED = "TOOL_APPROVAL_UNAVAILABLE"
 DENIED = "TOOL_EXECUTION_DENIED"
+CANCELLED = "TURN_CANCELLED"
 
 
 def completed(result: Any, largest: int) -> Outcome:
@@ -35,7 +36,15 @@ def failed(message: str, code: str = FAILED, status: str = "failed") -> Outcome:
 
 def denied(reason: str | None = None) -> Outcome:
     """The outcome of a call that somebody has said no to."""
-    message = f"Tool execution was denied. Reason: {reason}" if reason else "Tool execution was denied."
+    return _denied(f"Tool execution was denied. Reason: {reason}" if reason else "Tool execution was denied.")
+
+
+def ignored() -> Outcome:
+    """The outcome of a call that nobody has answered, because they said something else."""
+    return _denied("Ignored because the user continued without responding.")
+
+
+def _denied(message: str) -> Outcome:
     told = {"code": DENIED, "message": message}
     return Outcome(status="rejected", output=told, is_error=True, error=told)
 

@@ -35,7 +35,9 @@ INTERRUPTED = (
 def messages_of(turn: TurnJournal) -> list[ModelMessage]:
     """One turn as the model saw it. Every call has exactly one result, told truthfully."""
     messages: list[ModelMessage] = []
-    said = [part for heard in turn.heard() for part in _said(heard)]
+    notes = turn.resumption.notes if turn.resumption else ()
+    said: list[ModelRequestPart] = [UserPromptPart(note) for note in notes]
+    said += [part for heard in turn.heard() for part in _said(heard)]
     if said:
         messages.append(ModelRequest(parts=said))
     for step in range(turn.last_step + 1):

@@ -2,19 +2,22 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from pydantic_ai.messages import ModelResponse, TextPart, ThinkingPart
 
 from perdure.protocol.deliveries import Mode
 from perdure.protocol.events import EventType, FinishReason, NewEvent, Usage
+from perdure.protocol.inputs import InputRequest
 from perdure.protocol.names import REPLY
 from perdure.protocol.requests import Failure
 from perdure.store.base import NewRecord, SessionChange
 
-from .calls import Asked
-from .facts import Facts
-from .journal import FAILURE, StoredFailure, StoredReply, dump_response, written
+from .facts import Ending, Facts
+from .final_output import NOT_FULFILLED, as_answer, without_final
+from .journal import FAILURE, Result, StoredFailure, StoredReply, dump_response, written
 from .journal import REPLY as REPLY_FORMAT
+from .sorting import Asked
 
 
 @dataclass(frozen=True)
@@ -25,10 +28,13 @@ class Settlement:
     events: Sequence[NewEvent] = ()
     close: bool = False
     change: SessionChange | None = None
+    opens: Sequence[InputRequest] = ()
 
     @property
     def ended(self) -> str | None:
         """How the turn ended with this, if it did."""
+        if self.opens:
+            return "parked"
         types = {event.type for event in self.events}
         if EventType.TURN_FAILED in types:
             return "failed"
@@ -40,18 +46,84 @@ class Settlement:
         return replace(mine, turns=first.turns) if mine else first
 
 
-def settle_reply(
-    facts: Facts, mode: Mode, response: ModelResponse, reason: FinishReason, usage: Usage, wanted: Asked
-) -> Settlement:
-    at = facts.at
-    stored = StoredReply(response=dump_response(response), finish_reason=reason, usage=usage, calls=wanted.calls)
-    records = (written(at.turn, at.step, REPLY, REPLY_FORMAT, stored), *wanted.refused)
-    told = _told(facts, response, reason)
-    if wanted.calls:
+@dataclass(frozen=True)
+class Answered:
+    """What the model has said, and what it cost."""
+
+    response: ModelResponse
+    reason: FinishReason
+    usage: Usage
+    wanted: Asked
+
+
+def settle_reply(facts: Facts, mode: Mode, answered: Answered) -> Settlement:
+    """The turn ends with this reply, or parks, or goes on."""
+    told = (*_told(facts, answered.response, answered.reason), *answered.wanted.events(facts))
+    if answered.wanted.parks:
+        return _parked(facts, answered, told)
+    if answered.wanted.result:
+        return _handed_over(facts, mode, answered, told)
+    if answered.wanted.calls:
         # The turn goes on, even if no call can be made: the model is told why, and answers that.
-        return Settlement(records, (*told, *wanted.requested(facts)), change=SessionChange(steps=1, usage=usage))
-    ending = facts.completed(mode, reason, usage)
-    return Settlement(records, (*told, *ending.events), ending.closes, ending.change(steps=1, usage=usage))
+        return Settlement(_records(facts, answered), told, change=_change(answered))
+    over = facts.completed(mode, facts.step_completed(answered.reason, answered.usage))
+    return _ended(facts, answered, told, over)
+
+
+def settle_unfulfilled(facts: Facts, mode: Mode, answered: Answered) -> Settlement:
+    """The turn ends because the model has not handed over what was asked of it; what it said is kept."""
+    told = (*_told(facts, answered.response, answered.reason), facts.step_completed(answered.reason, answered.usage))
+    return _ended(facts, answered, told, facts.failed(mode, NOT_FULFILLED), failure=NOT_FULFILLED)
+
+
+def settle_result(facts: Facts, mode: Mode, result: Result) -> Settlement:
+    """The calls that came with a result have ended: now it counts. `facts` are of the step that handed it over."""
+    said = ModelResponse(parts=[])
+    stored = StoredReply(response=dump_response(as_answer(said, result)), finish_reason="stop", usage=Usage())
+    record = written(facts.at.turn, facts.at.step + 1, REPLY, REPLY_FORMAT, stored)
+    ending = facts.completed(mode, facts.result_completed(result.value))
+    return Settlement((record,), ending.events, ending.closes, ending.change())
+
+
+def _parked(facts: Facts, answered: Answered, told: Sequence[NewEvent]) -> Settlement:
+    requests = answered.wanted.requests
+    asked = (facts.step_completed(answered.reason, answered.usage), facts.inputs_requested(requests))
+    ending = facts.parked()
+    records = _records(facts, answered, parked=True)
+    return Settlement(records, (*told, *asked, *ending.events), opens=requests, change=_change(answered, ending))
+
+
+def _handed_over(facts: Facts, mode: Mode, answered: Answered, told: Sequence[NewEvent]) -> Settlement:
+    result = answered.wanted.result
+    assert result is not None
+    if answered.wanted.calls:
+        rest = replace(answered, response=without_final(answered.response))
+        return Settlement(_records(facts, rest, result=result), told, change=_change(answered))
+    last = (facts.step_completed(answered.reason, answered.usage), facts.result_completed(result.value))
+    kept = replace(answered, response=as_answer(answered.response, result))
+    return _ended(facts, kept, told, facts.completed(mode, *last))
+
+
+def _ended(facts: Facts, answered: Answered, told: Sequence[NewEvent], ending: Ending, **more: Failure) -> Settlement:
+    records = _records(facts, answered, **more)
+    return Settlement(records, (*told, *ending.events), ending.closes, change=_change(answered, ending))
+
+
+def _records(facts: Facts, answered: Answered, **more: Any) -> tuple[NewRecord, ...]:
+    stored = StoredReply(
+        response=dump_response(answered.response),
+        finish_reason=answered.reason,
+        usage=answered.usage,
+        calls=answered.wanted.calls,
+        **more,
+    )
+    record = written(facts.at.turn, facts.at.step, REPLY, REPLY_FORMAT, stored)
+    return (record, *answered.wanted.records(facts.at))
+
+
+def _change(answered: Answered, ending: Ending | None = None) -> SessionChange:
+    counts: dict[str, Any] = {"steps": 1, "usage": answered.usage}
+    return ending.change(**counts) if ending else SessionChange(**counts)
 
 
 def settle_failure(facts: Facts, mode: Mode, failure: Failure, usage: Usage) -> Settlement:

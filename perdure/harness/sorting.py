@@ -94,7 +94,6 @@ class Sorter:
                     refused[call.call_id] = refusal
                 case Result() as result:
                     results.append((call, result))
-                    continue
                 case _:
                     pass
             calls.append(call)
@@ -172,11 +171,11 @@ def _with_result(
 ) -> Asked:
     if not results:
         return Asked(tuple(calls), refused)
+    handed = {call.call_id for call, _ in results}
     if not any(call.ask for call in calls):
         # The first one counts.
-        return Asked(tuple(calls), refused, results[0][1])
-    early = {call.call_id: outputs.failed(TOO_EARLY) for call, _ in results}
-    return Asked((*calls, *(call for call, _ in results)), {**refused, **early})
+        return Asked(tuple(call for call in calls if call.call_id not in handed), refused, results[0][1])
+    return Asked(tuple(calls), {**refused, **dict.fromkeys(handed, outputs.failed(TOO_EARLY))})
 
 
 def _arguments(part: ToolCallPart) -> JsonObject:

@@ -41,11 +41,15 @@ class _Gathered:
 class Telling:
     """Tells readers what one attempt of a model call says, while it says it."""
 
-    def __init__(self, store: Store, facts: Facts, attempt: Attempt, calls: CallNames) -> None:
+    def __init__(
+        self, store: Store, facts: Facts, attempt: Attempt, calls: CallNames, hidden: frozenset[str] = frozenset()
+    ) -> None:
         self._store = store
         self._facts = facts
         self._attempt = attempt
         self._calls = calls
+        # Tools whose calls are no actions to readers.
+        self._hidden = hidden
         self._waiting: list[_Gathered] = []
         self._size = 0
         self._told = 0
@@ -84,6 +88,8 @@ class Telling:
         raise ModelFailed("The model ended without an answer.", transient=True)
 
     def _add(self, delta: Delta) -> None:
+        if isinstance(delta, ToolInputDelta) and delta.tool in self._hidden:
+            return
         if not self._waiting or not self._waiting[-1].takes(delta):
             self._waiting.append(_Gathered(delta, []))
         self._waiting[-1].texts.append(delta.text)

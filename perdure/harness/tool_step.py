@@ -11,6 +11,8 @@ from perdure.agents.registry import AgentRegistry
 from perdure.agents.staging import Staging
 from perdure.errors import Invalid, ToolFailed, UnreadableState
 from perdure.protocol import names
+from perdure.protocol.events import NewEvent
+from perdure.protocol.principals import Principal
 from perdure.protocol.requests import Coordinates, ToolCall, ToolOutcome
 from perdure.protocol.wire import JsonObject
 from perdure.session.tokens import hashed
@@ -20,6 +22,7 @@ from perdure.store.base import (
     Commit,
     Fence,
     Hold,
+    InputRow,
     NewRecord,
     Record,
     SessionChange,
@@ -35,10 +38,14 @@ from .journal import (
     INTENT,
     OUTCOME,
     REPLY,
+    RESUME,
+    RESUMPTION,
+    AskedCall,
     HeardDelivery,
     Intent,
     Outcome,
     StoredReply,
+    StoredResumption,
     read,
     tool_outcome,
     written,
@@ -48,6 +55,7 @@ from .prompt import INTERRUPTED
 from .scene import find_agent, find_session, view_of
 from .steadfast import commit_steadfastly
 from .toolbox import InvalidArguments, Usable, open_toolbox
+from .verdicts import arguments_of, guarded
 
 
 @dataclass(frozen=True)
@@ -56,7 +64,9 @@ class _Work:
 
     call: ToolCall
     attempt: Attempt
-    arguments: JsonObject
+    asked: AskedCall
+    #: What people made of it, if they had to be asked.
+    request: InputRow | None
     #: None: the agent has lost the tool since the model asked for it.
     tool: Usable | None
     view: SessionView
@@ -66,6 +76,16 @@ class _Work:
     @property
     def at(self) -> Coordinates:
         return self.call.at
+
+    @property
+    def told_at(self) -> Coordinates:
+        return self.call.told_at or self.at
+
+    @property
+    def arguments(self) -> JsonObject:
+        """As the model sent them, or as they were approved."""
+        row = self.request
+        return arguments_of(row.request, row.answer) if row else self.asked.input
 
     @property
     def call_id(self) -> str:
@@ -113,15 +133,24 @@ class ToolStep:
             self._store.record(at.session_id, at.turn, 0, names.delivery_slot(0)),
             self._store.record(at.session_id, at.turn, at.step, names.intent_slot(call_id)),
         )
-        speaker = read(heard, DELIVERY, HeardDelivery).principal if heard else None
+        asked = read(_there(reply), REPLY, StoredReply).call(call_id)
         return _Work(
             call=call,
             attempt=attempt,
-            arguments=_arguments(reply, call_id),
+            asked=asked,
+            request=await self._store.input(asked.ask.request.request_id) if asked.ask else None,
             tool=(await open_toolbox(agent)).get(call.call.tool),
-            view=view_of(row, at, speaker),
+            view=view_of(row, at, await self._speaker(at, heard)),
             begun=intent is not None and read(intent, INTENT, Intent).generation != attempt.generation,
         )
+
+    async def _speaker(self, at: Coordinates, record: Record | None) -> Principal | None:
+        """Whoever the turn listens to: whoever spoke to it, or to the turn that it resumes."""
+        heard = read(record, DELIVERY, HeardDelivery) if record else None
+        if heard and heard.speaks:
+            return heard.principal
+        resumption = await self._store.record(at.session_id, at.turn, 0, RESUME)
+        return read(resumption, RESUMPTION, StoredResumption).speaker if resumption else None
 
     # --- before the effect ---
 
@@ -242,33 +271,37 @@ class ToolStep:
             unless=work.outcome_key,
             fence=work.fence(Hold.RELEASE),
             records=(written(*work.outcome_key, OUTCOME, outcome),),
-            events=(Facts(at, work.attempt.number).action_result(work.call_id, work.call.call.tool, outcome),),
+            events=(self._told(work, outcome),),
             slots=tuple(SlotWrite(write.name, write.value, write.expected) for write in writes),
             route=outcome.token_hash,
             change=SessionChange(tool_calls=1),
         )
+
+    def _told(self, work: _Work, outcome: Outcome) -> NewEvent:
+        facts = Facts(work.told_at, work.attempt.number)
+        return facts.action_result(work.call_id, work.call.call.tool, outcome, work.at)
 
 
 class _TimeUp(Exception):
     """The tool's own time limit, as opposed to a TimeoutError of something it called."""
 
 
-def _arguments(reply: Record | None, call_id: str) -> JsonObject:
-    calls = read(reply, REPLY, StoredReply).calls if reply else ()
-    for call in calls:
-        if call.call_id == call_id:
-            return call.input
-    raise UnreadableState(f"The records of this step do not ask for the call {call_id!r}.")
+def _there(reply: Record | None) -> Record:
+    if reply is None:
+        raise UnreadableState("There is no record of the reply that asks for this call.")
+    return reply
 
 
 def _refusal(work: _Work) -> Outcome | None:
-    """Why the call is not run at all."""
-    if work.tool is None:
-        return outputs.failed(f"The tool {work.call.call.tool!r} no longer exists.")
-    if work.tool.approval != "never":
-        message = "This tool needs an approval, and approvals cannot be given here yet; it was not executed."
+    """Why the call is not run at all. What somebody had to approve runs as approved, or not."""
+    if work.asked.ask:
+        if refused := guarded(work.request, work.arguments):
+            return refused
+    elif work.tool and work.tool.gate.approval == "always":
+        # Declared since the model asked for it.
+        message = "This tool needs an approval by now, and nobody was asked; it was not executed."
         return outputs.failed(message, outputs.REJECTED, "rejected")
-    return None
+    return None if work.tool else outputs.failed(f"The tool {work.call.call.tool!r} no longer exists.")
 
 
 def idempotency_key(at: Coordinates, call_id: str) -> str:

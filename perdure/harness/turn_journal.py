@@ -63,6 +63,10 @@ class TurnJournal:
         record = self.at(step, names.REPLY)
         return read(record, REPLY, StoredReply) if record and record.format == REPLY else None
 
+    def replies(self) -> tuple[StoredReply, ...]:
+        found = (self.reply(step) for step in range(self.last_step + 1))
+        return tuple(reply for reply in found if reply)
+
     def outcome(self, step: int, call_id: str) -> Outcome | None:
         record = self.at(step, names.outcome_slot(call_id))
         return read(record, OUTCOME, Outcome) if record else None

@@ -7,7 +7,7 @@ on the event loop that all sessions share. What is given as `extra_body` it send
 
 from typing import Any
 
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, Omit, omit
 from openai.resources.chat.completions import AsyncCompletions
 from openai.resources.responses import AsyncResponses
 from pydantic_ai.models import Model
@@ -16,13 +16,13 @@ from pydantic_ai.models import Model
 class LeanCompletions(AsyncCompletions):
     async def create(self, **options: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         send: Any = super().create
-        return await send(**_aside(options, "messages"), messages=())
+        return await send(**_aside(options, "messages", "tools"), messages=())
 
 
 class LeanResponses(AsyncResponses):
     async def create(self, **options: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         send: Any = super().create
-        return await send(**_aside(options, "input"))
+        return await send(**_aside(options, "input", "tools"))
 
 
 def made_lean(model: Model) -> bool:
@@ -38,9 +38,8 @@ def made_lean(model: Model) -> bool:
     return True
 
 
-def _aside(options: dict[str, Any], name: str) -> dict[str, Any]:
-    """The options with one of them in `extra_body`; what was there already has the last word."""
-    rest = {key: value for key, value in options.items() if key != name}
-    if name in options:
-        rest["extra_body"] = {name: options[name], **(options.get("extra_body") or {})}
-    return rest
+def _aside(options: dict[str, Any], *names: str) -> dict[str, Any]:
+    """The options with some of them in `extra_body`; what was there already has the last word."""
+    rest = {name: value for name, value in options.items() if name not in names}
+    aside = {name: options[name] for name in names if not isinstance(options.get(name, omit), Omit)}
+    return {**rest, "extra_body": {**aside, **(options.get("extra_body") or {})}}

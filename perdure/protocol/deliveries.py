@@ -4,6 +4,7 @@ from typing import Literal, TypeAlias
 
 from pydantic import Field
 
+from .inputs import InputStatus
 from .principals import Principal
 from .wire import JsonObject, Versioned, Wire
 
@@ -22,6 +23,9 @@ class InputResponse(Wire):
     request_id: str
     option_id: str | None = None
     text: str | None = None
+    # Beyond the contract: an approval may change the arguments, and any answer may say why.
+    arguments: JsonObject | None = None
+    reason: str | None = None
 
 
 class TextPart(Wire):
@@ -63,12 +67,23 @@ class DeliveryRef(Versioned):
     traceparent: str | None = None
 
 
+class InputOutcome(Wire):
+    """How a request stands, as whoever answered it is told."""
+
+    request_id: str
+    status: InputStatus | Literal["unknown"]
+    option_id: str | None = None
+
+
 class Receipt(Wire):
     """What the deliverer is told. The same key and body are answered with the same receipt."""
 
     session_id: str
-    delivery_id: str
+    # None when it was a vote, and more people have to agree before the session hears of it.
+    delivery_id: str | None
     continuation_token: str | None = None
+    # The requests that it answered, or tried to.
+    inputs: tuple[InputOutcome, ...] = ()
     deduplicated: bool = Field(default=False, exclude=True)
 
 

@@ -65,6 +65,8 @@ class Calls(Wire):
     # Calls that wait for people; the turn parks on them when the others have ended.
     open: tuple[OpenInput, ...] = ()
     usage: Usage = Usage()
+    # Who answered, for the Temporal UI.
+    model: str | None = None
 
 
 class Parked(Wire):
@@ -73,6 +75,8 @@ class Parked(Wire):
     kind: Literal["parked"] = "parked"
     open: tuple[OpenInput, ...]
     usage: Usage = Usage()
+    # Who answered, for the Temporal UI.
+    model: str | None = None
 
 
 class Finished(Wire):
@@ -80,6 +84,8 @@ class Finished(Wire):
 
     kind: Literal["finished"] = "finished"
     usage: Usage = Usage()
+    # Who answered, for the Temporal UI.
+    model: str | None = None
     failure: Failure | None = None
 
 
@@ -194,6 +200,8 @@ class TurnRequest(Versioned):
     session_id: str
     turn: int
     agent: str
+    # The model that answered last, for the Temporal UI.
+    model: str | None = None
     mode: Mode = "conversation"
     capabilities: Capabilities = Capabilities()
     snapshot: Snapshot = Snapshot()
@@ -215,6 +223,7 @@ class TurnResult(Versioned):
     # The session's token as this turn left it; None when it did not change.
     token_hash: str | None = None
     failure: Failure | None = None
+    model: str | None = None
     # What waits for people now.
     open: tuple[OpenInput, ...] = ()
     cancelled: bool = False

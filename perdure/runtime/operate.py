@@ -52,6 +52,29 @@ def tail(settings: Settings, session_id: str, start: int, say: Callable[[str], N
     _run(work())
 
 
+def cancel(settings: Settings, session_id: str, turn_id: str | None) -> str:
+    """Ask the session to stop what it does; what came of it, in a sentence."""
+
+    async def work() -> str:
+        from .cancelling import Cancellation
+        from .connect import connect
+        from .driver import Driver
+
+        async with _opened(settings) as store:
+            await store.check()
+            row = await _known(store, session_id)
+            cancellation = Cancellation(store, Driver(await connect(settings, lazy=True)))
+            return _CANCELLED[await cancellation.cancel(row, turn_id)]
+
+    return _run(work())
+
+
+_CANCELLED = {
+    "accepted": "Its turn will be stopped; `perdure tail` shows turn.cancelled once it is.",
+    "no_active_turn": "There is nothing to stop: no such turn runs or waits for anybody.",
+}
+
+
 def new_api_key(name: str) -> tuple[str, str]:
     """A fresh key, and the entry of PERDURE_API_KEYS that admits it."""
     if not _NAME.fullmatch(name):
@@ -61,8 +84,7 @@ def new_api_key(name: str) -> tuple[str, str]:
 
 
 async def _events(store: Store, session_id: str, start: int, *, follow: bool) -> AsyncIterator[Event]:
-    if await store.session(session_id) is None:
-        raise SessionNotFound(f"The store knows no session {session_id}.")
+    await _known(store, session_id)
     async with store.watch(session_id) as watch:
         while True:
             while page := await store.events(session_id, start):
@@ -74,6 +96,13 @@ async def _events(store: Store, session_id: str, start: int, *, follow: bool) ->
             if not follow:
                 return
             await watch.changed()
+
+
+async def _known(store: Store, session_id: str) -> SessionRow:
+    row = await store.session(session_id)
+    if row is None:
+        raise SessionNotFound(f"The store knows no session {session_id}.")
+    return row
 
 
 def _line(row: SessionRow) -> str:

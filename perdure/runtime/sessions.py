@@ -12,33 +12,30 @@ or `deliver_or_start`, which does the same without a race.
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypedDict
+from typing import TypedDict
 
-from opentelemetry import propagate
 from temporalio.client import Client
 from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.exceptions import WorkflowAlreadyStartedError
-from temporalio.service import RPCError, RPCStatusCode
 
+from perdure.agents.registry import AgentRegistry
 from perdure.errors import NoActiveSession, SessionGone, SessionNotFound, TokenConflict, Unavailable
 from perdure.protocol import names
-from perdure.protocol.deliveries import Capabilities, DeliveryBody, DeliveryRef, Message, Mode, Receipt, summary
+from perdure.protocol.deliveries import Capabilities, DeliveryBody, Message, Mode, Receipt, summary
 from perdure.protocol.principals import LOCAL, Principal
 from perdure.session import tokens
 from perdure.session.state import SessionState
-from perdure.store.base import NewDelivery, NewSession, SessionPage, SessionQuery, SessionRow, Store
+from perdure.store.base import Accepted, NewSession, SessionPage, SessionQuery, SessionRow, Store
 
 from . import ids
-
-#: How long a caller waits for Temporal before the answer is 503.
-RPC_PATIENCE = timedelta(seconds=5)
-#: A lazy client that finds no server at its first call says so with a plain RuntimeError.
-_AWAY = (RPCError, RuntimeError)
+from .answers import Answers
+from .asked import Asked, first_reference, unheard
+from .cancelling import Cancellation, Cancelled
+from .driver import AWAY, RPC_PATIENCE, Driver
+from .inputs import Inputs
+from .sweeper import Sweeper
 
 
 @dataclass(frozen=True)
@@ -72,13 +69,20 @@ class Sessions:
         task_queue: str = "perdure",
         ui_url: str = "http://127.0.0.1:8233",
         ui_detail: bool = True,
+        agents: AgentRegistry | None = None,
     ) -> None:
+        """`agents`: those whose approvals may be changed, and who say what a message does while they wait."""
         self._store = store
         self._client = client
         self._secret = secret
         self._task_queue = task_queue
         self._ui_url = ui_url.rstrip("/")
         self._ui_detail = ui_detail
+        self._driver = Driver(client)
+        self._answers = Answers(store, self._driver, agents)
+        self._cancellation = Cancellation(store, self._driver)
+        self.inputs = Inputs(store, self._answers)
+        self.sweeper = Sweeper(store, self._driver)
 
     # --- in -------------------------------------------------------------------------------------------------
 
@@ -111,7 +115,7 @@ class Sessions:
             title=_title(body),
         )
         about = same_as or ("start", agent, mode, token or "")
-        delivery = _delivery(session_id, body, principal, idempotency_key, about)
+        delivery = Asked(session_id, body, principal, about, idempotency_key).delivery()
         accepted = await self._store.create_session(session, delivery)
         if accepted is not None and not accepted.fresh:
             return await self._started_before(accepted.delivery.session_id, accepted.delivery.delivery_id, token)
@@ -139,20 +143,12 @@ class Sessions:
         owner = await self._store.route(token_hash)
         about = same_as or ("deliver", token_hash, str(coalesce))
         if owner is None and session_id is not None and idempotency_key is not None:
-            return await self._delivered_before(_delivery(session_id, body, principal, idempotency_key, about))
+            asked = Asked(session_id, body, principal, about, idempotency_key, token_hash, coalesce)
+            return await self._delivered_before(asked)
         if owner is None or (session_id is not None and owner != session_id):
             raise NoActiveSession
-        delivery = _delivery(owner, body, principal, idempotency_key, about)
-        try:
-            accepted = await self._store.accept(delivery)
-        except SessionGone:
-            raise NoActiveSession from None
-        row = accepted.delivery
-        if row.turn is None and row.refused is None:
-            # Also when the delivery is an old one: whoever accepted it may have died before the signal. The driver
-            # hears an id once.
-            await self._signal(owner, _ref(row.delivery_id, token_hash, coalesce=coalesce), keep=not accepted.fresh)
-        return Receipt(session_id=owner, delivery_id=row.delivery_id, deduplicated=not accepted.fresh)
+        asked = Asked(owner, body, principal, about, idempotency_key, token_hash, coalesce)
+        return await self._answers.take(asked) or await self._deliver(asked)
 
     async def deliver_or_start(
         self,
@@ -184,6 +180,12 @@ class Sessions:
                 # Somebody was faster: the token has an owner now, and the next delivery finds it.
                 continue
 
+    async def cancel(
+        self, session_id: str, *, turn_id: str | None = None, principal: Principal | None = None
+    ) -> Cancelled:
+        """Stop the turn that runs, or withdraw what it waits for; `no_active_turn` when there is nothing to stop."""
+        return await self._cancellation.cancel(await self.get(session_id, principal), turn_id)
+
     # --- look -----------------------------------------------------------------------------------------------
 
     async def get(self, session_id: str, principal: Principal | None = None) -> SessionRow:
@@ -205,9 +207,52 @@ class Sessions:
     async def _workflow(self, session_id: str) -> tuple[str | None, str | None]:
         try:
             found = await self._client.get_workflow_handle(session_id).describe(rpc_timeout=timedelta(seconds=2))
-        except _AWAY:
+        except AWAY:
             return None, None
         return found.run_id, found.status.name.lower() if found.status else None
+
+    # --- deliveries -----------------------------------------------------------------------------------------
+
+    async def _deliver(self, asked: Asked) -> Receipt:
+        try:
+            accepted = await self._store.accept(asked.delivery())
+        except SessionGone:
+            raise NoActiveSession from None
+        # Also when the delivery is an old one: whoever accepted it may have died before the signal. The driver hears
+        # an id once.
+        if unheard(accepted.delivery):
+            await self._signal(asked, accepted)
+        return await self._receipt(asked, accepted)
+
+    async def _signal(self, asked: Asked, accepted: Accepted) -> None:
+        row = accepted.delivery
+        try:
+            await self._driver.deliver(row.session_id, asked.ref(row))
+        except (NoActiveSession, Unavailable):
+            # Too late to take back: a turn has heard it, so it was delivered.
+            if accepted.fresh and not await self._store.withdraw(row.session_id, row.delivery_id):
+                return
+            raise
+
+    async def _receipt(self, asked: Asked, accepted: Accepted) -> Receipt:
+        row = accepted.delivery
+        # The first time it may have been an answer: then the receipt said what it answered.
+        inputs = () if accepted.fresh else await self._answers.outcomes(asked, row.delivery_id)
+        return Receipt(
+            session_id=row.session_id, delivery_id=row.delivery_id, inputs=inputs, deduplicated=not accepted.fresh
+        )
+
+    async def _delivered_before(self, asked: Asked) -> Receipt:
+        """The first receipt of a repeated request whose token has lost its session since."""
+        try:
+            accepted = await self._store.accept(asked.delivery())
+        except SessionGone:
+            raise NoActiveSession from None
+        if accepted.fresh:
+            # It was not a repeated one. No signal went out, so nobody has heard it.
+            await self._store.withdraw(asked.session_id, accepted.delivery.delivery_id)
+            raise NoActiveSession
+        return await self._receipt(asked, accepted)
 
     # --- Temporal -------------------------------------------------------------------------------------------
 
@@ -230,19 +275,6 @@ class Sessions:
         receipt = self._start_receipt(session_id, delivery_id, token)
         return receipt.model_copy(update={"deduplicated": True})
 
-    async def _delivered_before(self, delivery: NewDelivery) -> Receipt:
-        """The first receipt of a repeated request whose token has lost its session since."""
-        try:
-            accepted = await self._store.accept(delivery)
-        except SessionGone:
-            raise NoActiveSession from None
-        if accepted.fresh:
-            # It was not a repeated one. No signal went out, so nobody has heard it.
-            await self._store.withdraw(delivery.session_id, delivery.delivery_id)
-            raise NoActiveSession
-        row = accepted.delivery
-        return Receipt(session_id=row.session_id, delivery_id=row.delivery_id, deduplicated=True)
-
     async def _launch(self, session: NewSession, delivery_id: str, *, discard: bool = True) -> None:
         state = SessionState(
             session_id=session.session_id,
@@ -250,7 +282,7 @@ class Sessions:
             mode=session.mode,
             capabilities=session.capabilities,
             token_hash=session.token_hash,
-        ).hears(_ref(delivery_id, session.token_hash))
+        ).hears(first_reference(delivery_id, session.token_hash))
         try:
             await self._client.start_workflow(
                 names.SESSION_WORKFLOW,
@@ -266,23 +298,11 @@ class Sessions:
             )
         except WorkflowAlreadyStartedError:
             return
-        except _AWAY as error:
+        except AWAY as error:
             if discard:
                 # If Temporal did take it after all, its first turn finds no session, and ends without a trace.
                 await self._store.discard_session(session.session_id)
             raise Unavailable("The session could not be started; try again.") from error
-
-    async def _signal(self, session_id: str, ref: DeliveryRef, *, keep: bool) -> None:
-        handle = self._client.get_workflow_handle(session_id)
-        try:
-            await handle.signal(names.DELIVER, ref.model_dump(mode="json"), rpc_timeout=RPC_PATIENCE)
-        except _AWAY as error:
-            # Too late to take back: a turn has heard it, so it was delivered.
-            if not keep and not await self._store.withdraw(session_id, ref.id):
-                return
-            if isinstance(error, RPCError) and error.status == RPCStatusCode.NOT_FOUND:
-                raise NoActiveSession from error
-            raise Unavailable("The message could not be delivered; try again.") from error
 
     def _start_receipt(self, session_id: str, delivery_id: str, token: str | None) -> Receipt:
         return Receipt(
@@ -295,32 +315,6 @@ class Sessions:
         if not self._ui_detail or not session.title:
             return session.agent
         return f"{session.agent}: {session.title}"
-
-
-def _delivery(
-    session_id: str, body: DeliveryBody, principal: Principal, key: str | None, about: tuple[str, ...]
-) -> NewDelivery:
-    content = body.model_dump(mode="json", exclude_none=True)
-    # Whose request it is, the key's owner says; what else is known of them may change between two tries.
-    asked = {key: value for key, value in content.items() if key != "principal"}
-    return NewDelivery(
-        session_id=session_id,
-        delivery_id=ids.delivery_id(),
-        body=content,
-        owner=principal.owner,
-        idempotency_key=key,
-        digest=_digest({"about": about, "body": asked}),
-    )
-
-
-def _digest(request: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()
-
-
-def _ref(delivery_id: str, token_hash: str, *, coalesce: bool = False) -> DeliveryRef:
-    carrier: dict[str, str] = {}
-    propagate.inject(carrier)
-    return DeliveryRef(id=delivery_id, token_hash=token_hash, coalesce=coalesce, traceparent=carrier.get("traceparent"))
 
 
 def _title(body: DeliveryBody) -> str | None:

@@ -23,6 +23,8 @@ class SessionState(Wire):
     version: int = migrations.SESSION.version
     session_id: str
     agent: str
+    # The model that answered last; a label for people, no decision rests on it.
+    model: str | None = None
     mode: Mode = "conversation"
     capabilities: Capabilities = Capabilities()
     token_hash: str

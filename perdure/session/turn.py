@@ -47,7 +47,9 @@ class StepFailed(PerdureError):
 class Steps(Protocol):
     """The work of a turn. Each method raises `StepFailed` when all its attempts are spent."""
 
-    async def call_model(self, call: ModelCall) -> ModelOutcome: ...
+    async def call_model(self, call: ModelCall, *, label: str | None) -> ModelOutcome:
+        """`label` names the model for people who watch; the call itself does not depend on it."""
+        ...
 
     async def call_tool(self, call: ToolCall) -> ToolOutcome: ...
 
@@ -92,6 +94,7 @@ class _Turn:
         self._state = state
         self._step = request.step
         self._token_hash = request.token_hash
+        self._model = request.model
 
     async def run(self) -> TurnResult | Breath:
         try:
@@ -128,18 +131,17 @@ class _Turn:
 
     async def _go_on(self) -> TurnResult | Breath:
         while True:
-            outcome = await self._steps.call_model(self._model_call())
+            outcome = await self._steps.call_model(self._model_call(), label=self._model)
+            if isinstance(outcome, Unheard):
+                return self._result(None)
+            self._state = self._state.after_step(outcome.usage)
+            self._model = outcome.model or self._model
             match outcome:
-                case Unheard():
-                    return self._result(None)
-                case Finished(usage=usage, failure=failure):
-                    self._state = self._state.after_step(usage)
+                case Finished(failure=failure):
                     return self._result(failure)
-                case Parked(open=open, usage=usage):
-                    self._state = self._state.after_step(usage)
+                case Parked(open=open):
                     return self._result(None, open=open)
-                case Calls(calls=calls, open=open, usage=usage):
-                    self._state = self._state.after_step(usage)
+                case Calls(calls=calls, open=open):
                     await self._call([self._tool_call(self._at, call) for call in calls])
                     self._stop_if_cancelled()
                     if open:
@@ -188,7 +190,7 @@ class _Turn:
 
     def _rest(self) -> TurnRequest:
         done: dict[str, object] = {"expired": (), "open": (), "step": self._step}
-        kept = {"snapshot": dump_turn(self._state), "token_hash": self._token_hash}
+        kept = {"snapshot": dump_turn(self._state), "token_hash": self._token_hash, "model": self._model}
         return self._request.model_copy(update={**done, **kept})
 
     def _result(
@@ -203,6 +205,7 @@ class _Turn:
             failure=failure,
             open=open,
             cancelled=cancelled,
+            model=self._model,
         )
 
 

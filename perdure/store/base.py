@@ -390,9 +390,12 @@ class Store(Protocol):
         """Those that exist, in the order asked for."""
         ...
 
-    async def unheard(self, *, kind: Literal["message", "answer"], older_than: float) -> Sequence[DeliveryRow]:
+    async def unheard(
+        self, *, kind: Literal["message", "answer"], older_than: float, session_id: str | None = None
+    ) -> Sequence[DeliveryRow]:
         """Deliveries of this kind (`body.kind`) that were accepted more than `older_than` seconds ago into sessions
-        that are not over, and that no turn has heard, refused or withdrawn. At most 100, oldest first."""
+        that are not over, or into this one, and that no turn has heard, refused or withdrawn. At most 100, oldest
+        first."""
         ...
 
     # inputs

@@ -108,8 +108,11 @@ class SqlStore:
         by_id = {row["delivery_id"]: row for row in found}
         return [rows.delivery(by_id[each]) for each in delivery_ids if each in by_id]
 
-    async def unheard(self, *, kind: Literal["message", "answer"], older_than: float) -> Sequence[DeliveryRow]:
-        found = await self._rows("unheard", kind=kind, before=before(self._now(), older_than), limit=_UNHEARD)
+    async def unheard(
+        self, *, kind: Literal["message", "answer"], older_than: float, session_id: str | None = None
+    ) -> Sequence[DeliveryRow]:
+        then = before(self._now(), older_than)
+        found = await self._rows("unheard", kind=kind, before=then, session_id=session_id, limit=_UNHEARD)
         return [rows.delivery(row) for row in found]
 
     async def answer(self, answering: Answering, tell: Callable[[InputRow], NewEvent]) -> Answered:

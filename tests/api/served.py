@@ -36,8 +36,17 @@ def weather(city: str) -> str:
     return f"Sunny in {city}."
 
 
+@tool(approval="always")
+def pay(amount: int, to: str = "ada") -> str:
+    """Pay somebody."""
+    return f"Paid {amount} to {to}."
+
+
 CONCIERGE = Agent(name="concierge", model="test:fast", instructions="Be kind.", tools=[weather], description="Helps.")
 CLERK = Agent(name="clerk", instructions="Be brief.")
+# One waits for its approvals; the other takes whatever is said instead for a denial.
+BURSAR = Agent(name="bursar", tools=[pay])
+HASTY = Agent(name="hasty", tools=[pay], while_waiting="deny")
 
 URL = "/eve/v1/session"
 
@@ -191,15 +200,16 @@ async def serving(
     pace: Pace | None = None,
     **settings: Any,
 ) -> AsyncGenerator[Api]:
-    """An API on a free port of the loopback, with two agents."""
+    """An API on a free port of the loopback, with a few agents."""
     chosen = Settings.model_validate({"data_dir": directory, "port": 0, **settings})
     store = await open_store(f"sqlite:///{directory / 'test.db'}")
     await store.migrate()
     temporal, feeds = Recorder(), Feeds(store, pace)
+    agents = AgentRegistry([CONCIERGE, CLERK, BURSAR, HASTY])
     app = create_app(
-        sessions=Sessions(store, cast("Client", temporal), secret=b"a test's secret"),
+        sessions=Sessions(store, cast("Client", temporal), secret=b"a test's secret", agents=agents),
         store=store,
-        agents=AgentRegistry([CONCIERGE, CLERK]),
+        agents=agents,
         settings=chosen,
         authenticators=build_authenticators(chosen) if authenticators is None else authenticators,
         feeds=feeds,

@@ -102,6 +102,7 @@ async def test_a_session_tells_what_it_did_and_what_it_waits_for(api: Api) -> No
         "title": "Plan my holiday",
         "counts": {"turns": 1, "steps": 2, "toolCalls": 3, "events": 0},
         "usage": {"inputTokens": 10, "outputTokens": 0, "cacheReadTokens": 0, "cacheWriteTokens": 0},
+        "openInputs": [],
         "temporal": {
             "workflowId": created["sessionId"],
             "runId": "run-1",

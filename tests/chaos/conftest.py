@@ -1,6 +1,7 @@
 """A world for each module; whoever leaves it broken is told."""
 
 from collections.abc import AsyncGenerator, Generator
+from pathlib import Path
 
 import pytest
 
@@ -27,3 +28,17 @@ async def world(shared_world: World) -> AsyncGenerator[World]:
     """The module's world; all invariants are checked when the test is through."""
     yield shared_world
     await shared_world.check()
+
+
+@pytest.fixture
+async def shared_out(tmp_path: Path, postgres_url: str) -> AsyncGenerator[World]:
+    """Two APIs and two workers (which the test starts) on one PostgreSQL."""
+    with running_ledger(tmp_path) as ledger:
+        environment = {"LEDGER_URL": ledger.url}
+        with Stack(
+            tmp_path, workers=0, apis=2, agents=AGENT, provider=True, database_url=postgres_url, environment=environment
+        ) as stack:
+            world = World(stack, ledger)
+            yield world
+            await world.check()
+            world.close()

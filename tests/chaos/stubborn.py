@@ -1,6 +1,7 @@
-"""A client that does not give up: it sends again what was not answered, and reads on where its stream broke."""
+"""A client that does not give up: it sends again what was not answered, and reads again where its stream broke."""
 
 import asyncio
+import random
 
 import httpx2
 
@@ -10,18 +11,16 @@ from .evidence import Json
 from .world import Voice, World, unique
 
 # What tells a client to try again.
-_AGAIN = (500, 502, 503, 504)
+_AGAIN = (502, 503, 504)
 
 
 class Stubborn:
     """One caller and one session, over whichever APIs live at the moment."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, chance: random.Random) -> None:
         self._world = world
-        self._voice: Voice | None = None
-        self._cursor = 0
-        self.session_id = ""
-        self._token = ""
+        self._chance = chance
+        self._session = world.voice()
 
     async def say(self, message: str, within: float = 90.0) -> str:
         """Say it once, however often it has to be sent; the answer."""
@@ -31,36 +30,47 @@ class Stubborn:
 
     async def _send(self, message: str) -> None:
         key = unique("key")
-        path, body = "/eve/v1/session", {"message": message}
-        if self.session_id:
-            path, body = f"{path}/{self.session_id}", {**body, "continuationToken": self._token}
         while True:
-            async with self._world.voice() as voice:
+            async with self._voice() as voice:
+                voice.http.headers["idempotency-key"] = key
                 try:
-                    answer = await voice.http.post(path, json=body, headers={"idempotency-key": key})
-                except httpx2.HTTPError:
+                    await (voice.send if voice.session_id else voice.create)(message)
+                except (httpx2.HTTPError, TryAgain):
                     await asyncio.sleep(0.1)
                     continue
-            if answer.status_code not in _AGAIN:
-                break
-            await asyncio.sleep(0.1)
-        assert answer.is_success, f"{answer.status_code}: {answer.text}"
-        receipt = answer.json()
-        self._world.receipts.append((receipt["sessionId"], receipt["deliveryId"]))
-        self.session_id = receipt["sessionId"]
-        self._token = receipt.get("continuationToken") or self._token
+            self._session = voice
+            return
 
     async def _until_boundary(self) -> list[Json]:
-        heard: list[Json] = []
         while True:
-            try:
-                async with self._world.voice() as voice:
-                    voice.session_id, voice.cursor = self.session_id, self._cursor
-                    async for event in voice.reading():
-                        assert event["meta"]["id"] == f"{self.session_id}:{self._cursor}"
-                        self._cursor += 1
-                        heard.append(event)
-                    if heard and heard[-1]["type"].startswith("session.") and heard[-1]["type"] != "session.started":
-                        return heard
-            except httpx2.HTTPError:
-                await asyncio.sleep(0.1)
+            async with self._voice() as voice:
+                try:
+                    heard = await voice.until_boundary()
+                except (httpx2.HTTPError, TryAgain):
+                    await asyncio.sleep(0.1)
+                    continue
+            self._session = voice
+            return heard
+
+    def _voice(self) -> "_Voice":
+        voice = _Voice(self._chance.choice(self._world.living_apis), self._world.receipts)
+        known = self._session
+        voice.session_id, voice.token, voice.cursor = known.session_id, known.token, known.cursor
+        return voice
+
+
+class TryAgain(Exception):
+    """The server asks for it."""
+
+
+class _Voice(Voice):
+    """Tells "try again" from what is wrong."""
+
+    def __init__(self, url: str, receipts: list[tuple[str, str]]) -> None:
+        super().__init__(url, receipts)
+        self.http.event_hooks["response"].append(_heed)
+
+
+async def _heed(response: httpx2.Response) -> None:
+    if response.status_code in _AGAIN:
+        raise TryAgain

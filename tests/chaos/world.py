@@ -50,9 +50,14 @@ class Voice(Talk):
         self._receipts = receipts
 
     async def _post(self, path: str, body: Json) -> Json:
-        answer = await super()._post(path, body)
-        self._receipts.append((answer["sessionId"], answer["deliveryId"]))
-        return answer
+        return self.received(await self.http.post(path, json=body))
+
+    def received(self, response: httpx2.Response) -> Json:
+        """The receipt, which is kept."""
+        assert response.is_success, f"{response.status_code}: {response.text}"
+        receipt: Json = response.json()
+        self._receipts.append((receipt["sessionId"], receipt["deliveryId"]))
+        return receipt
 
 
 class World:
@@ -68,11 +73,16 @@ class World:
 
     def voice(self, like: Talk | None = None) -> Voice:
         """A caller of the newest API that lives; the same one as before, if there was one."""
-        urls = [url for url, api in zip(self.stack.api_urls, self.stack.apis, strict=True) if api.alive]
-        voice = Voice(urls[-1], self.receipts)
+        voice = Voice(self.living_apis[-1], self.receipts)
         if like is not None:
             voice.session_id, voice.token, voice.cursor = like.session_id, like.token, like.cursor
         return voice
+
+    @property
+    def living_apis(self) -> list[str]:
+        """The addresses of the APIs that live, the newest last; when none does, the one that did last."""
+        urls = [url for url, api in zip(self.stack.api_urls, self.stack.apis, strict=True) if api.alive]
+        return urls or self.stack.api_urls[-1:]
 
     # --- processes ------------------------------------------------------------------------------------------
 

@@ -21,11 +21,19 @@ def broken() -> str:
     raise RuntimeError("out of order")
 
 
+@tool(effects="idempotent", approval="always")
+def pay(amount: int) -> dict[str, int]:
+    """Pay an amount."""
+    return {"paid": amount}
+
+
 concierge = Agent(
     name="concierge",
     model="openai-chat:scripted",
     description="Answers as scripted.",
     instructions="Do as the script says.",
-    tools=[weather, add, broken],
+    tools=[weather, add, broken, pay],
 )
+# Takes any other message for a denial.
+hasty = Agent(name="hasty", model="openai-chat:scripted", tools=[pay], while_waiting="deny")
 clerk = Agent(name="clerk", model="openai-chat:scripted", instructions="Do as the script says.")

@@ -1,4 +1,4 @@
-from examples import shop, toolset
+from examples import approvals, shop, toolset
 from perdure.testing import ScriptedModel, call, play
 
 
@@ -26,3 +26,30 @@ async def test_tools_of_pydantic_ai_work_as_they_are() -> None:
     played = await play(toolset.agent, "How large?", model=model)
 
     assert played.tool_calls[0].output == 6.0
+
+
+async def test_refunds_run_are_asked_about_or_are_refused() -> None:
+    asks = [call("refund", order="1", amount=amount) for amount in (10, 100, 5000)]
+    model = ScriptedModel([asks, "Settled."])
+
+    played = await play(approvals.agent, "My money", model=model)
+    (request,) = played.pending
+    played = await played.answer("refund", "approve", arguments={"order": "1", "amount": 80})
+
+    assert (request.prompt, request.summary) == (
+        "local-dev asks for 100.00 back. Agreed?",
+        "Refund 100.00 for order 1",
+    )
+    assert [each.output for each in played.tool_calls][1:] == ["Refunded 10.00.", "Refunded 80.00."]
+    assert played.tool_calls[0].status == "rejected"
+
+
+async def test_letters_to_a_known_address_go_out_without_asking() -> None:
+    letters = [call("send_letter", to=to, text="Hello") for to in ("Oslo 1", "OSLO 1", "Bergen 2")]
+    model = ScriptedModel([*letters, "Sent."])
+
+    played = await play(approvals.agent, "Write", model=model)
+    played = await played.answer("send_letter", "approve")
+
+    assert [each.input["to"] for each in played.tool_calls] == ["Oslo 1", "OSLO 1"]
+    assert [request.input["to"] for request in played.pending] == ["Bergen 2"]

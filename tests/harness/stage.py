@@ -3,17 +3,22 @@
 import threading
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 from perdure import Agent, AgentRegistry
 from perdure.harness.model_step import ModelStep
+from perdure.harness.parking import Parking
+from perdure.harness.resuming import Resuming
 from perdure.harness.tool_step import ToolStep
 from perdure.harness.turn_end import TurnEnd
 from perdure.models.base import Model
-from perdure.protocol.deliveries import DeliveryBody, DeliveryRef, Message, Mode
+from perdure.protocol.deliveries import Capabilities, DeliveryBody, DeliveryRef, Message, Mode
 from perdure.protocol.events import Event
+from perdure.protocol.inputs import APPROVE, DENY, InputAnswer, OpenInput
 from perdure.protocol.principals import LOCAL
 from perdure.protocol.requests import (
+    ApprovedCall,
     CallRef,
     Calls,
     Conclusion,
@@ -21,15 +26,25 @@ from perdure.protocol.requests import (
     Failure,
     ModelCall,
     ModelOutcome,
+    Parked,
+    ParkTurn,
+    Resumed,
+    ResumeTurn,
     ToolCall,
     ToolOutcome,
+    Withdrawal,
 )
+from perdure.session.inputs import resolved
+from perdure.session.turn import CANCELLED
 from perdure.settings import Settings
-from perdure.store.base import Attempt, NewDelivery, NewSession, Store, read_all
+from perdure.store.base import Answering, Attempt, NewDelivery, NewSession, Store, Vote, read_all
 from perdure.store.open import open_store
 from perdure.testing import ScriptedModel
 
 SESSION = "s1"
+
+YES = InputAnswer(option_id=APPROVE, principal_id="ada")
+NO = InputAnswer(option_id=DENY, principal_id="ada")
 
 #: What a turn without tools tells.
 TEXT_TURN = [
@@ -67,7 +82,10 @@ class Lab:
         self.settings = settings
         self.models = self.worker()
         self.tools = ToolStep(store, agents, settings)
+        self.parking = Parking(store)
+        self.resuming = Resuming(store, agents)
         self.end = TurnEnd(store, agents)
+        self.can_ask = False
         self._deliveries = 0
 
     def worker(self, store: Store | None = None, **parts: Any) -> ModelStep:
@@ -75,13 +93,20 @@ class Lab:
         store = store or self.store
         return ModelStep(store, AgentRegistry([self.agent]), self.speaker, self.settings, **parts)
 
+    def redeclare(self, *tools: Any) -> None:
+        """A newer build of the same agent."""
+        self.agent = replace(self.agent, tools=tools)
+        self.models = self.worker()
+        self.tools = ToolStep(self.store, AgentRegistry([self.agent]), self.settings)
+
     async def deliver(self, message: Message | None, **body: Any) -> DeliveryRef:
         number, self._deliveries = self._deliveries, self._deliveries + 1
         made = DeliveryBody(message=message, **body).model_dump(mode="json")
         delivery = NewDelivery(SESSION, f"d{number}", made, LOCAL.owner)
         if number == 0:
             await self.store.create_session(
-                NewSession(SESSION, self.agent.name, self.mode, "first-token", LOCAL), delivery
+                NewSession(SESSION, self.agent.name, self.mode, "first-token", LOCAL, Capabilities(request_input=True)),
+                delivery,
             )
         else:
             await self.store.accept(delivery)
@@ -94,6 +119,7 @@ class Lab:
             at=Coordinates(session_id=SESSION, turn=turn, step=step),
             agent=self.agent.name,
             mode=self.mode,
+            capabilities=Capabilities(request_input=self.can_ask),
             deliveries=deliveries,
         )
         return await self.models.run(call, Attempt(number or generation, generation))
@@ -121,6 +147,67 @@ class Lab:
         assert isinstance(outcome, Calls)
         return outcome.calls
 
+    async def parked(self, *deliveries: DeliveryRef, turn: int = 0, step: int = 0) -> tuple[OpenInput, ...]:
+        """Ask the model, which must want nothing but what people have to agree to."""
+        outcome = await self.model(*deliveries, turn=turn, step=step)
+        assert isinstance(outcome, Parked)
+        return outcome.open
+
+    async def answer(self, *answers: tuple[OpenInput, InputAnswer], message: str | None = None) -> DeliveryRef:
+        """What the API does when people answer."""
+        number, self._deliveries = self._deliveries, self._deliveries + 1
+        ids = tuple(each.request_id for each, _ in answers)
+        made = DeliveryBody(kind="answer", answers=ids, message=message).model_dump(mode="json")
+        votes = [Vote(each.request_id, answer) for each, answer in answers]
+        delivery = NewDelivery(SESSION, f"d{number}", made, LOCAL.owner)
+        answering = Answering(SESSION, votes, delivery, always=True)
+        await self.store.answer(answering, lambda row: resolved(row.request, row.status, row.answer))
+        return DeliveryRef(id=delivery.delivery_id, kind="answer", token_hash="first-token")
+
+    async def resume(
+        self,
+        *deliveries: DeliveryRef,
+        open: Sequence[OpenInput] = (),
+        expired: Sequence[OpenInput] = (),
+        turn: int = 1,
+        generation: int = 1,
+    ) -> Resumed:
+        resumption = ResumeTurn(
+            at=Coordinates(session_id=SESSION, turn=turn),
+            agent=self.agent.name,
+            mode=self.mode,
+            deliveries=deliveries,
+            open=tuple(open),
+            expired=tuple(each.request_id for each in expired),
+        )
+        return await self.resuming.resume(resumption, Attempt(generation, generation))
+
+    async def run_approved(self, approved: ApprovedCall, *, turn: int = 1, generation: int = 1) -> ToolOutcome:
+        told_at = Coordinates(session_id=SESSION, turn=turn)
+        made = ToolCall(at=approved.at, told_at=told_at, agent=self.agent.name, call=approved.call)
+        return await self.tools.run(made, Attempt(generation, generation), threading.Event())
+
+    async def park(self, open: Sequence[OpenInput], *, turn: int = 0, step: int = 0) -> None:
+        at = Coordinates(session_id=SESSION, turn=turn, step=step)
+        await self.parking.park(ParkTurn(at=at, agent=self.agent.name, mode=self.mode, open=tuple(open)))
+
+    async def cancel(self, *deliveries: DeliveryRef, turn: int = 0, step: int = 0) -> None:
+        at = Coordinates(session_id=SESSION, turn=turn, step=step)
+        conclusion = Conclusion(kind="cancelled", at=at, mode=self.mode, failure=CANCELLED, deliveries=deliveries)
+        await self.end.conclude(conclusion)
+
+    async def withdraw(self, open: Sequence[OpenInput], *, turn: int = 0) -> None:
+        at = Coordinates(session_id=SESSION, turn=turn)
+        await self.end.withdraw(Withdrawal(at=at, mode=self.mode, open=tuple(open)))
+
+    async def status_of(self, request: OpenInput) -> str:
+        row = await self.store.input(request.request_id)
+        return row.status if row else "unknown"
+
+    async def session_status(self) -> str:
+        row = await self.store.session(SESSION)
+        return row.status if row else "unknown"
+
     async def conclude(self, failure: Failure, *deliveries: DeliveryRef, turn: int = 0, step: int = 0) -> None:
         at = Coordinates(session_id=SESSION, turn=turn, step=step)
         await self.end.conclude(Conclusion(at=at, mode=self.mode, failure=failure, deliveries=deliveries))
@@ -141,12 +228,15 @@ async def lab(
     *tools: Any,
     mode: Mode = "conversation",
     settings: Settings | None = None,
+    can_ask: bool = False,
     **agent: Any,
 ) -> AsyncGenerator[Lab]:
     model: Any = lines if hasattr(lines, "stream") else ScriptedModel(list(lines))  # type: ignore
     store = await open_store("sqlite:///:memory:")
     try:
         await store.migrate()
-        yield Lab(store, Agent("tester", tools=tools, **agent), model, mode, settings or Settings(agents=""))
+        it = Lab(store, Agent("tester", tools=tools, **agent), model, mode, settings or Settings(agents=""))
+        it.can_ask = can_ask
+        yield it
     finally:
         await store.close()

@@ -282,16 +282,6 @@ async def test_models_come_back_as_json_and_nonsense_fails() -> None:
         assert "cannot be sent as JSON" in results[1]["output"]
 
 
-async def test_a_gated_call_is_rejected_and_never_runs() -> None:
-    effects = Effects()
-    async with lab([call("act")], declared(effects, approval="always")) as it:
-        assert (await it.run_one()).status == "rejected"
-
-        (told,) = await it.told("action.result")
-        assert (told["status"], told["error"]["code"]) == ("rejected", "TOOL_APPROVAL_UNAVAILABLE")
-        assert effects.keys == []
-
-
 async def test_pydantic_arguments_arrive_as_models() -> None:
     @tool
     def act(basket: Basket, count: int) -> str:

@@ -19,7 +19,7 @@ async def test_pydantic_ais_tools_and_toolsets_work_and_see_our_context() -> Non
     agent = Agent("mixed", tools=[ForeignTool(foreign, name="alone"), toolset])
     model = ScriptedModel([[call("alone", n=1), call("in_set", n=2)], "ok"])
 
-    played = await play(agent, "Go", model=model)
+    played = await play(agent, "Go", model=model, can_ask=False)
 
     assert [each.output for each in played.tool_calls] == ["session call_0_0 2", "session call_0_1 3"]
     assert [each.description for each in model.prompts[0].tools] == ["Say which call this is."] * 2
@@ -30,7 +30,7 @@ async def test_foreign_tools_run_at_most_once_and_say_when_they_need_approval() 
 
     box = await open_toolbox(Agent("mixed", tools=[gated]))
 
-    assert (box["gated"].effects, box["gated"].approval) == ("at_most_once", "always")
+    assert (box["gated"].effects, box["gated"].gate.approval) == ("at_most_once", "always")
 
 
 async def test_their_arguments_are_checked_too() -> None:

@@ -47,6 +47,7 @@ class ScriptedSteps:
         self._outcomes = list(outcomes)
         self._tool = tool or completes
         self.model_calls: list[ModelCall] = []
+        self.labels: list[str | None] = []
         self.tool_calls: list[ToolCall] = []
         self.concluded: list[Conclusion] = []
         self.breathless_after = 10_000
@@ -55,7 +56,8 @@ class ScriptedSteps:
         self.parks: list[ParkTurn] = []
         self.stopping = False
 
-    async def call_model(self, call: ModelCall) -> ModelOutcome:
+    async def call_model(self, call: ModelCall, *, label: str | None) -> ModelOutcome:
+        self.labels.append(label)
         self.model_calls.append(call)
         outcome = self._outcomes.pop(0)
         if isinstance(outcome, StepFailed):
@@ -286,7 +288,7 @@ async def test_a_request_that_expired_into_a_failure_ends_the_turn() -> None:
 
 
 async def test_a_cancellation_is_told_once_the_work_has_stopped() -> None:
-    async def stops(call: ModelCall) -> ModelOutcome:
+    async def stops(call: ModelCall, *, label: str | None) -> ModelOutcome:
         steps.model_calls.append(call)
         raise asyncio.CancelledError
 
@@ -306,3 +308,12 @@ async def test_a_cancellation_counts_even_if_the_tool_was_just_ending() -> None:
     result = await finished(steps)
 
     assert (len(steps.model_calls), result.cancelled) == (1, True)
+
+
+async def test_people_see_the_model_that_answered_last() -> None:
+    steps = ScriptedSteps(calls("a").model_copy(update={"model": "newer"}), Finished(model="newest"))
+
+    result = await finished(steps, REQUEST.model_copy(update={"model": "older"}))
+
+    assert steps.labels == ["older", "newer"]
+    assert result.model == "newest"

@@ -84,6 +84,11 @@ class _Server(ThreadingHTTPServer):
         self.book = book
         self.gates = Gates()
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        # Callers die in the middle of a request here; anything else is a mistake of ours.
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"

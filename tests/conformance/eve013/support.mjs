@@ -14,6 +14,13 @@ export const types = (events) => events.map((event) => event.type);
 export const outline = (events) =>
   types(events).filter((type) => !type.endsWith(".appended") && !type.startsWith("reasoning"));
 
+// The one call's outcome of a turn.
+export const outcome = (events) => events.find((event) => event.type === "action.result").data;
+
+// Every tool part that a chat window shows, by call.
+export const tools = (data) =>
+  data.messages.flatMap((message) => message.parts).filter((part) => part.type === "dynamic-tool");
+
 // Every event of a session from an index on, up to and with its last known one.
 export async function read(session, from, until) {
   const seen = [];

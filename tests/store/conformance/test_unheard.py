@@ -38,6 +38,16 @@ async def test_messages_and_answers_are_looked_for_apart(store: Store) -> None:
     assert [(row.delivery_id, row.body) for row in rows] == [("a", {"kind": "answer", "answers": ["r"]})]
 
 
+async def test_one_session_can_be_asked_for(store: Store) -> None:
+    await store.create_session(given.session("t"), given.delivery("other", session_id="t"))
+    await store.accept(given.delivery())
+
+    await waits(store, "other", "d")
+
+    (row,) = await store.unheard(kind="message", older_than=0, session_id="t")
+    assert row.delivery_id == "other"
+
+
 async def test_the_first_delivery_of_a_session_counts_too(empty: Store) -> None:
     await empty.create_session(given.session("t"), given.delivery(session_id="t"))
 

@@ -11,7 +11,7 @@ const info = await client().info();
 assert.equal(info.agent.name, "concierge");
 assert.deepEqual(
   info.tools.authored.map((tool) => tool.name).sort(),
-  ["add", "broken", "weather"],
+  ["add", "broken", "pay", "weather"],
 );
 
 const clerk = client({ host: `${host}/agents/clerk` });

@@ -1,0 +1,50 @@
+"""What a session waits for, in a sentence."""
+
+from collections.abc import Sequence
+
+from perdure.protocol.inputs import InputRequest, Responders
+from perdure.store.base import InputRow, SessionStatus
+
+_SHOWN = 80
+
+
+def waiting_for(status: SessionStatus, waiting: Sequence[InputRow] = ()) -> str | None:
+    """Why the session does nothing right now; None when it does something, or never will again."""
+    match status:
+        case "starting":
+            return "A worker that takes up its first turn."
+        case "waiting":
+            return _people(waiting) if waiting else "The next message."
+        case "running" | "completed" | "failed":
+            return None
+
+
+def _people(waiting: Sequence[InputRow]) -> str:
+    """The oldest request in full; of the others, how many there are."""
+    first, *others = waiting
+    request = first.request
+    until = f", until {request.expires_at} (then: {request.on_expiry})" if request.expires_at else ""
+    more = f" And {len(others)} more." if others else ""
+    return f"{_what(request)} by {_whom(request.responders)}, since {first.opened_at}{until}.{more}"
+
+
+def _what(request: InputRequest) -> str:
+    if request.kind == "approval":
+        return f"Approval of `{request.tool}` ({request.request_id})"
+    words = " ".join(request.prompt.split())
+    question = words if len(words) <= _SHOWN else words[: _SHOWN - 1] + "…"
+    return f"An answer to “{question}” ({request.request_id})"
+
+
+def _whom(responders: Responders) -> str:
+    named = " or ".join(responders.values)
+    match responders.kind:
+        case "requester":
+            who = "the requester"
+        case "anyone":
+            who = "anyone"
+        case "principals":
+            who = named
+        case "attribute":
+            who = f"whoever has {responders.attribute} {named}"
+    return who if responders.quorum == 1 else f"{responders.quorum} of: {who}"

@@ -1,0 +1,84 @@
+"""Calls that have no outcome when their turn ends from outside: each gets a truthful one. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from perdure.protocol.events import NewEvent
+from perdure.protocol.inputs import InputRequest
+from perdure.protocol.names import outcome_slot
+from perdure.protocol.requests import Conclusion, Coordinates
+from perdure.session.inputs import resolved
+from perdure.store.base import NewRecord
+
+from . import outputs, questions
+from .facts import Facts
+from .journal import OUTCOME, AskedCall, Outcome, written
+from .prompt import INTERRUPTED, NOT_EXECUTED
+from .turn_journal import TurnJournal
+
+_CANCELLED = "This call was cancelled before it was executed."
+
+
+@dataclass(frozen=True)
+class LooseEnd:
+    """A call without an outcome, and the step that asked for it."""
+
+    at: Coordinates
+    call: AskedCall
+    #: Whether somebody was about to run it.
+    begun: bool
+
+    @property
+    def request(self) -> InputRequest | None:
+        return self.call.ask.request if self.call.ask else None
+
+    def outcome(self, kind: str) -> Outcome:
+        if self.begun:
+            return outputs.failed(INTERRUPTED, outputs.UNKNOWN, "unknown")
+        if self.request and self.request.kind == "question":
+            return questions.ignored()
+        if self.request:
+            return outputs.failed(_CANCELLED if kind == "cancelled" else NOT_EXECUTED, outputs.DENIED, "rejected")
+        if kind == "cancelled":
+            return outputs.failed(_CANCELLED, outputs.CANCELLED)
+        return outputs.failed(NOT_EXECUTED, outputs.UNKNOWN, "unknown")
+
+
+def loose_ends(session_id: str, turns: Sequence[tuple[int, TurnJournal]]) -> tuple[LooseEnd, ...]:
+    return tuple(
+        LooseEnd(
+            at=Coordinates(session_id=session_id, turn=number, step=step),
+            call=call,
+            begun=turn.interrupted(step, call.call_id),
+        )
+        for number, turn in turns
+        for step in range(turn.last_step + 1)
+        for call in _calls(turn, step)
+        if turn.outcome(step, call.call_id) is None
+    )
+
+
+def _calls(turn: TurnJournal, step: int) -> Sequence[AskedCall]:
+    reply = turn.reply(step)
+    return reply.calls if reply else ()
+
+
+def tied(
+    facts: Facts, conclusion: Conclusion, ends: Sequence[LooseEnd]
+) -> tuple[tuple[NewRecord, ...], tuple[NewEvent, ...]]:
+    """Their outcomes, told where the session is now, so that no late attempt can still have another one."""
+    records: list[NewRecord] = []
+    events: list[NewEvent] = []
+    for end in ends:
+        outcome = end.outcome(conclusion.kind)
+        call_id = end.call.call_id
+        records.append(written(end.at.turn, end.at.step, outcome_slot(call_id), OUTCOME, outcome))
+        if end.call.ref:
+            events.append(facts.action_result(call_id, end.call.tool, outcome, end.at))
+    return tuple(records), tuple(events)
+
+
+def withdrawals(ends: Sequence[LooseEnd]) -> dict[str, NewEvent]:
+    """What readers are told of the requests that nobody needs to answer any more."""
+    requests = [end.request for end in ends if end.request]
+    return {request.request_id: resolved(request, "withdrawn", None) for request in requests}

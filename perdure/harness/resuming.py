@@ -1,0 +1,207 @@
+"""A turn that begins with people's answers."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from perdure import telemetry
+from perdure.agents.registry import AgentRegistry
+from perdure.errors import UnreadableState
+from perdure.protocol.requests import Coordinates, Resumed, ResumeTurn
+from perdure.session.inputs import at_expiry, resolved
+from perdure.store.base import (
+    Attempt,
+    Commit,
+    DeliveryTaken,
+    InputRow,
+    Record,
+    SessionRow,
+    SlotConflict,
+    Store,
+)
+
+from .carrying import Carried, carried_out, note_of
+from .facts import Facts
+from .gates import remembering
+from .journal import FAILURE, RESUME, RESUMPTION, HeardDelivery, StoredFailure, StoredResumption, read, written
+from .killpoints import reach
+from .opening import Opening, begin_turn, hear
+from .scene import find_session
+from .steadfast import commit_steadfastly
+from .turn_journal import TurnJournal
+
+
+@dataclass(frozen=True)
+class _Scene:
+    """What an attempt knows before it decides."""
+
+    resumption: ResumeTurn
+    attempt: Attempt
+    session: SessionRow
+    turn: TurnJournal
+    #: All that was open when the turn was started, as it stands now.
+    rows: Mapping[str, InputRow]
+    heard: tuple[HeardDelivery, ...] = ()
+
+    @property
+    def at(self) -> Coordinates:
+        return self.resumption.at
+
+    @property
+    def facts(self) -> Facts:
+        return Facts(self.at, self.attempt.number)
+
+    @property
+    def key(self) -> tuple[int, int, str]:
+        return self.at.turn, 0, RESUME
+
+    @property
+    def closed(self) -> tuple[InputRow, ...]:
+        return tuple(row for row in self.rows.values() if row.status != "open")
+
+    @property
+    def due(self) -> tuple[InputRow, ...]:
+        """What nobody has answered in time."""
+        return tuple(row for each in self.resumption.expired if (row := self.rows.get(each)) and row.status == "open")
+
+
+class Resuming:
+    """Carries out what people decided: once, whoever tries and however often."""
+
+    def __init__(self, store: Store, agents: AgentRegistry) -> None:
+        self._store = store
+        self._agents = agents
+
+    async def resume(self, resumption: ResumeTurn, attempt: Attempt) -> Resumed:
+        while True:
+            try:
+                return await self._resume(resumption, attempt)
+            except (DeliveryTaken, SlotConflict):
+                # Somebody was quicker with a delivery, or with another approval: look again.
+                continue
+
+    async def _resume(self, resumption: ResumeTurn, attempt: Attempt) -> Resumed:
+        at = resumption.at
+        if found := await self._store.record(at.session_id, at.turn, 0, RESUME):
+            return _resumed(found)
+        scene = await self._hear(await self._scene(resumption, attempt))
+        if not (scene.heard or scene.due or scene.closed):
+            # An earlier turn has heard it all.
+            return Resumed(open=resumption.open)
+        reach("resume_before_commit")
+        if scene.due:
+            scene = await self._expire(scene)
+        resumed = await self._carry_out(scene)
+        reach("resume_after_commit")
+        return resumed
+
+    async def _scene(self, resumption: ResumeTurn, attempt: Attempt) -> _Scene:
+        at = resumption.at
+        session, records, rows = await asyncio.gather(
+            find_session(self._store, at.session_id),
+            self._store.records(at.session_id, from_turn=at.turn, to_turn=at.turn),
+            self._rows(at.session_id, [each.request_id for each in resumption.open]),
+        )
+        return _Scene(resumption, attempt, session, TurnJournal(list(records)), rows)
+
+    async def _rows(self, session_id: str, request_ids: Sequence[str]) -> dict[str, InputRow]:
+        found = await asyncio.gather(*(self._store.input(each) for each in request_ids))
+        rows = {row.request.request_id: row for row in found if row and row.request.session_id == session_id}
+        if missing := set(request_ids) - rows.keys():
+            raise UnreadableState("A request that this session waits for is not there.", request_ids=sorted(missing))
+        return rows
+
+    async def _hear(self, scene: _Scene) -> _Scene:
+        """The deliveries of this turn, and those of all other answers that are carried out here."""
+        wanted = [each.id for each in scene.resumption.deliveries]
+        wanted += [row.delivery_id for row in scene.closed if row.delivery_id]
+        heard, turn = await hear(self._store, scene.at, list(dict.fromkeys(wanted)), scene.turn)
+        return replace(scene, heard=heard, turn=turn)
+
+    # --- nobody has answered in time ---
+
+    async def _expire(self, scene: _Scene) -> _Scene:
+        """Close what is due, before anything is made of it: an answer may come in until it is closed."""
+        opening = self._opening(scene)
+        answers = {row.request.request_id: at_expiry(row.request) for row in scene.due}
+        told = {
+            row.request.request_id: resolved(row.request, "expired", answers[row.request.request_id])
+            for row in scene.due
+        }
+        await commit_steadfastly(
+            self._store,
+            Commit(
+                scene.at.session_id,
+                unless=scene.key,
+                records=opening.records,
+                events=opening.events,
+                consume=opening.consume,
+                consume_turn=scene.at.turn,
+                expires=answers,
+                resolved=told,
+                change=opening.change,
+            ),
+        )
+        closed = await self._rows(scene.at.session_id, list(answers))
+        # The others stay as they were read: what was answered since comes with a delivery of its own.
+        return replace(scene, rows={**scene.rows, **closed}, turn=scene.turn.plus(opening.records))
+
+    # --- what was decided ---
+
+    async def _carry_out(self, scene: _Scene) -> Resumed:
+        carried = carried_out(scene.facts, scene.resumption, scene.rows, await self._asking(scene))
+        stored = StoredResumption(
+            resumed=carried.resumed,
+            notes=await self._notes(scene),
+            speaker=carried.speaker,
+            output_schema=carried.output_schema,
+        )
+        if told := carried.withdrawn:
+            # Before the boundary: what follows it belongs to the next turn.
+            withdrawal = Commit(scene.at.session_id, unless=scene.key, withdraws=tuple(told), resolved=told)
+            await commit_steadfastly(self._store, withdrawal)
+        done = await commit_steadfastly(self._store, await self._commit(scene, carried, stored))
+        if done.existing:
+            return _resumed(done.existing)
+        if carried.ending:
+            telemetry.turn_ended(scene.resumption.agent, "failed")
+        return carried.resumed
+
+    async def _commit(self, scene: _Scene, carried: Carried, stored: StoredResumption) -> Commit:
+        opening, ending = self._opening(scene), carried.ending
+        return Commit(
+            scene.at.session_id,
+            unless=scene.key,
+            records=(*opening.records, written(*scene.key, RESUMPTION, stored), *carried.records),
+            events=(*opening.events, *carried.events, *(ending.events if ending else ())),
+            consume=opening.consume,
+            consume_turn=scene.at.turn,
+            slots=await remembering(self._store, scene.at.session_id, carried.remembers),
+            close=bool(ending and ending.closes),
+            close_turn=scene.at.turn if ending else None,
+            change=ending.change(turns=scene.at.turn + 1) if ending else opening.change,
+        )
+
+    def _opening(self, scene: _Scene) -> Opening:
+        agent = self._agents.get(scene.resumption.agent)
+        model = (agent and agent.model) or "unknown"
+        return begin_turn(scene.at, scene.attempt.number, scene.heard, scene.turn, scene.session.agent, model)
+
+    async def _asking(self, scene: _Scene) -> dict[int, TurnJournal]:
+        """The turns that asked, by their numbers."""
+        turns = sorted({row.request.turn for row in scene.rows.values()})
+        read_turns = [await self._store.records(scene.at.session_id, from_turn=each, to_turn=each) for each in turns]
+        return {turn: TurnJournal(list(records)) for turn, records in zip(turns, read_turns, strict=True)}
+
+    async def _notes(self, scene: _Scene) -> tuple[str, ...]:
+        """What the model is told of answers that came too late: they never authorise anything."""
+        late = [each for heard in scene.heard for each in heard.answers if each not in scene.rows]
+        rows = [await self._store.input(each) for each in dict.fromkeys(late)]
+        requests = [row.request if row and row.request.session_id == scene.at.session_id else None for row in rows]
+        return tuple(dict.fromkeys(note_of(request) for request in requests))
+
+
+def _resumed(record: Record) -> Resumed:
+    if record.format == FAILURE:
+        return Resumed(failure=read(record, FAILURE, StoredFailure).failure)
+    return read(record, RESUMPTION, StoredResumption).resumed

@@ -1,0 +1,50 @@
+"""Whether the arguments that an approval changes still fit the tool."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
+from pydantic_core import to_json
+
+from perdure.errors import Invalid
+from perdure.protocol.inputs import InputRequest
+from perdure.protocol.wire import JsonObject
+
+if TYPE_CHECKING:
+    from perdure.agents.agent import Agent
+    from perdure.agents.registry import AgentRegistry
+
+
+async def check_edit(agents: AgentRegistry | None, request: InputRequest, arguments: JsonObject) -> None:
+    """Raise `Invalid`, with every problem, unless the tool takes these arguments."""
+    agent = agents.get(request.agent) if agents else None
+    if agent is None:
+        raise Invalid(f"The arguments of {request.tool} cannot be checked here, so they cannot be changed here.")
+    own = next((tool for tool in agent.own_tools if tool.name == request.tool), None)
+    if own is None:
+        await _check_foreign(agent, request.tool, arguments)
+        return
+    try:
+        own.signature.model.model_validate_json(to_json(arguments))
+    except ValidationError as invalid:
+        raise Invalid(f"Invalid arguments for {request.tool}: {_problems(invalid)}") from None
+
+
+async def _check_foreign(agent: Agent, tool: str, arguments: JsonObject) -> None:
+    # Brings pydantic-ai along, which few processes that only take answers ever need.
+    from perdure.harness.toolbox import InvalidArguments, open_toolbox
+
+    usable = (await open_toolbox(agent)).get(tool)
+    if usable is None:
+        raise Invalid(f"There is no tool {tool} any more, so its arguments cannot be changed.")
+    try:
+        usable.check(arguments)
+    except InvalidArguments as invalid:
+        raise Invalid(str(invalid)) from None
+
+
+def _problems(invalid: ValidationError) -> str:
+    return "; ".join(
+        f"{'.'.join(str(part) for part in error['loc']) or 'arguments'}: {error['msg']}" for error in invalid.errors()
+    )

@@ -1,0 +1,24 @@
+"""Try an agent without a server, a key or Temporal.
+
+    from perdure.testing import ScriptedModel, call, play
+
+    async def test_the_cart_is_filled() -> None:
+        model = ScriptedModel([call("add_item", sku="tea"), "Added."])
+
+        played = await play(shop, "Tea, please", model=model)
+
+        assert played.text == "Added."
+        assert played.tool_calls[0].output == "1 item"
+        assert played.state(CART).items == ["tea"]
+
+`play` runs the real harness over a store in memory: one turn for each message. Without `model` the built-in demo
+model answers. It stops where people are asked, and goes on with their answers:
+
+        played = await play(shop, "Order it", model=ScriptedModel([call("order"), "Ordered."]))
+        played = await played.answer("order", "approve")
+"""
+
+from .model import Line, OneModel, ScriptedCall, ScriptedModel, call
+from .playing import Played, PlayedCall, play
+
+__all__ = ["Line", "OneModel", "Played", "PlayedCall", "ScriptedCall", "ScriptedModel", "call", "play"]

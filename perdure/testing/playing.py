@@ -1,0 +1,184 @@
+"""A session played in memory, and what came of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
+
+from perdure.agents.agent import Agent
+from perdure.agents.registry import AgentRegistry
+from perdure.agents.state import State
+from perdure.models.base import Model
+from perdure.models.demo import DemoModel
+from perdure.protocol.deliveries import Message, Mode
+from perdure.protocol.events import Event, EventType
+from perdure.protocol.inputs import InputAnswer, InputRequest, digest
+from perdure.protocol.principals import LOCAL, Principal
+from perdure.protocol.wire import JsonObject
+from perdure.settings import Settings
+from perdure.store.base import Store, read_all
+from perdure.store.open import open_store
+
+from .model import OneModel
+from .stage import SESSION, NotingStore, Stage, Steps, Terms
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class PlayedCall:
+    """A tool call as the readers of the stream saw it."""
+
+    tool: str
+    input: JsonObject
+    output: Any
+    status: str
+
+
+class _Play:
+    """A session that may go on: its store stays open as long as somebody is asked."""
+
+    def __init__(self, store: Store, noting: NotingStore, stage: Stage, denies: bool, messages: Sequence[Message]):
+        self._store = store
+        self._noting = noting
+        self._denies = denies
+        self._rest = list(messages)
+        self._begun = False
+        self.stage = stage
+
+    async def go_on(self) -> "Played":
+        """Say what is left to be said, as far as nobody is asked, and look at what came of it."""
+        try:
+            while self._rest and (self._denies or not await self.stage.waiting()):
+                message = self._rest.pop(0)
+                await (self.stage.say(message) if self._begun else self.stage.begin(message))
+                self._begun = True
+            return await self._look()
+        except BaseException:
+            await self._store.close()
+            raise
+
+    async def _look(self) -> "Played":
+        begun = self._begun
+        events = tuple([event async for event in read_all(self._store, SESSION)]) if begun else ()
+        slots = await self._store.slots(SESSION, sorted(self._noting.names)) if begun else {}
+        pending = tuple(row.request for row in await self.stage.waiting())
+        if not pending:
+            await self._store.close()
+        return Played(events, pending, {name: slot.value for name, slot in slots.items()}, self)
+
+
+@dataclass(frozen=True)
+class Played:
+    """What came of it, so far."""
+
+    events: tuple[Event, ...]
+    #: What people are asked, oldest first.
+    pending: tuple[InputRequest, ...]
+    _slots: dict[str, JsonObject] = field(repr=False)
+    _play: _Play = field(repr=False)
+
+    async def answer(
+        self, request: str, answer: str, *, arguments: JsonObject | None = None, reason: str | None = None
+    ) -> "Played":
+        """Answer a pending request, by its id or by the name of its tool, and play on.
+
+        The answer is `approve` or `deny` (`arguments` changes what is approved), an option of a question, or text.
+        """
+        return await self.answer_all({request: answer}, arguments=arguments, reason=reason)
+
+    async def answer_all(
+        self, answers: dict[str, str], *, arguments: JsonObject | None = None, reason: str | None = None
+    ) -> "Played":
+        """Answer several at once."""
+        given: dict[str, InputAnswer] = {}
+        for name, answer in answers.items():
+            request = self._pending(name, given)
+            given[request.request_id] = _answer(request, answer, arguments, reason)
+        await self._play.stage.answer(given)
+        return await self._play.go_on()
+
+    async def expire(self) -> "Played":
+        """Let the time of all pending requests run out, and play on."""
+        await self._play.stage.expire()
+        return await self._play.go_on()
+
+    def _pending(self, name: str, given: dict[str, InputAnswer]) -> InputRequest:
+        for request in self.pending:
+            if name in (request.request_id, request.tool) and request.request_id not in given:
+                return request
+        waiting = ", ".join(f"{request.tool} ({request.request_id})" for request in self.pending) or "nothing"
+        raise AssertionError(f"Nobody is asked about {name!r}; pending: {waiting}.")
+
+    @property
+    def text(self) -> str:
+        """The last thing that the agent said."""
+        return next((text for text in reversed(self.texts)), "")
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        return tuple(event.data["message"] for event in self._of(EventType.MESSAGE_COMPLETED) if event.data)
+
+    @property
+    def result(self) -> Any:
+        """The last structured result, or None."""
+        return next(((event.data or {})["result"] for event in reversed(self._of(EventType.RESULT_COMPLETED))), None)
+
+    @property
+    def types(self) -> tuple[str, ...]:
+        return tuple(event.type for event in self.events)
+
+    @property
+    def tool_calls(self) -> tuple[PlayedCall, ...]:
+        asked = self._asked()
+        told = [event.data or {} for event in self._of(EventType.ACTION_RESULT)]
+        return tuple(
+            PlayedCall(result["toolName"], asked.get(result["callId"], {}), result["output"], data["status"])
+            for data in told
+            for result in [data["result"]]
+        )
+
+    def state(self, slot: State[T]) -> T:
+        """The value of a state slot at the end."""
+        return slot.read(self._slots.get(slot.name))
+
+    def _asked(self) -> dict[str, JsonObject]:
+        """What each call was made with, as it was asked for; a refused one was shown to nobody."""
+        actions = [each for event in self._of(EventType.ACTIONS_REQUESTED) for each in (event.data or {})["actions"]]
+        requests = [each for event in self._of(EventType.INPUT_REQUESTED) for each in (event.data or {})["requests"]]
+        return {action["callId"]: action["input"] for action in (*actions, *(each["action"] for each in requests))}
+
+    def _of(self, type: str) -> list[Event]:
+        return [event for event in self.events if event.type == type]
+
+
+def _answer(request: InputRequest, answer: str, arguments: JsonObject | None, reason: str | None) -> InputAnswer:
+    if request.kind == "approval":
+        changed = None if arguments is None else digest(arguments)
+        return InputAnswer(option_id=answer, arguments=arguments, digest=changed, reason=reason)
+    if answer in [option.id for option in request.options]:
+        return InputAnswer(option_id=answer)
+    return InputAnswer(text=answer)
+
+
+async def play(
+    agent: Agent,
+    *messages: Message,
+    model: Model | None = None,
+    mode: Mode = "conversation",
+    principal: Principal = LOCAL,
+    settings: Settings | None = None,
+    can_ask: bool | None = None,
+) -> Played:
+    """Run a session of this agent, one turn for each message.
+
+    It stops where people are asked (`played.pending`) and goes on with `played.answer`. By default people can be
+    asked in conversations and not in tasks, as over HTTP.
+    """
+    store = await open_store("sqlite:///:memory:")
+    await store.migrate()
+    noting = NotingStore(store)
+    terms = Terms(mode, principal, mode == "conversation" if can_ask is None else can_ask)
+    noted = cast(Store, noting)
+    steps = Steps(noted, AgentRegistry([agent]), OneModel(model or DemoModel()), settings or Settings())
+    stage = Stage(noted, agent, steps, terms)
+    return await _Play(store, noting, stage, agent.while_waiting == "deny", messages).go_on()

@@ -1,0 +1,215 @@
+"""The steps of a turn, done in this process: the real harness over a store in memory."""
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from perdure.agents.agent import Agent
+from perdure.agents.registry import AgentRegistry
+from perdure.errors import PerdureError, Structural, TokenConflict, ToolFailed
+from perdure.harness.model_step import ModelStep
+from perdure.harness.parking import Parking
+from perdure.harness.resuming import Resuming
+from perdure.harness.tool_step import ToolStep
+from perdure.harness.turn_end import TurnEnd
+from perdure.models.base import ModelSource
+from perdure.protocol.deliveries import Capabilities, DeliveryBody, DeliveryRef, Message, Mode
+from perdure.protocol.inputs import InputAnswer, OpenInput
+from perdure.protocol.principals import Principal
+from perdure.protocol.requests import (
+    Conclusion,
+    Failure,
+    ModelCall,
+    ModelOutcome,
+    ParkTurn,
+    Resumed,
+    ResumeTurn,
+    ToolCall,
+    ToolOutcome,
+    TurnRequest,
+    TurnResult,
+)
+from perdure.session.answers import continued
+from perdure.session.inputs import resolved
+from perdure.session.tokens import hashed
+from perdure.session.turn import Breath, StepFailed, run_turn
+from perdure.settings import Settings
+from perdure.store.base import (
+    Answering,
+    Attempt,
+    Commit,
+    Committed,
+    InputQuery,
+    InputRow,
+    NewDelivery,
+    NewSession,
+    Store,
+    Vote,
+)
+from perdure.store.clock import utc_now
+
+SESSION = "session"
+
+
+class NotingStore:
+    """A store that remembers the names of the slots written through it."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self.names: set[str] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def commit(self, commit: Commit) -> Committed:
+        self.names.update(write.name for write in commit.slots)
+        return await self._store.commit(commit)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How a session is started."""
+
+    mode: Mode
+    principal: Principal
+    can_ask: bool
+
+
+class Steps:
+    """Each step is tried as a tool's declaration allows, and once else."""
+
+    def __init__(self, store: Store, agents: AgentRegistry, models: ModelSource, settings: Settings) -> None:
+        self._model = ModelStep(store, agents, models, settings)
+        self._tool = ToolStep(store, agents, settings)
+        self._parking = Parking(store)
+        self._resuming = Resuming(store, agents)
+        self._end = TurnEnd(store, agents)
+        self._generations = count(1)
+
+    async def call_model(self, call: ModelCall, *, label: str | None = None) -> ModelOutcome:
+        del label
+        try:
+            return await self._model.run(call, self._attempt(1))
+        except PerdureError as error:
+            raise _step_failed(error) from error
+
+    async def call_tool(self, call: ToolCall) -> ToolOutcome:
+        try:
+            for number in range(1, call.call.attempts):
+                try:
+                    return await self._tool.run(call, self._attempt(number), threading.Event())
+                except ToolFailed:
+                    continue
+            return await self._tool.run(call, self._attempt(call.call.attempts), threading.Event())
+        except PerdureError as error:
+            raise _step_failed(error) from error
+
+    async def resume(self, resumption: ResumeTurn) -> Resumed:
+        try:
+            return await self._resuming.resume(resumption, self._attempt(1))
+        except PerdureError as error:
+            raise _step_failed(error) from error
+
+    async def park(self, park: ParkTurn) -> None:
+        await self._parking.park(park)
+
+    async def conclude(self, conclusion: Conclusion) -> None:
+        await self._end.conclude(conclusion)
+
+    def out_of_breath(self) -> bool:
+        return False
+
+    def cancelled(self) -> bool:
+        return False
+
+    def _attempt(self, number: int) -> Attempt:
+        return Attempt(number, next(self._generations))
+
+
+class Stage:
+    """One session, and what its driver does: a turn for each delivery, and nothing while people are asked."""
+
+    def __init__(self, store: Store, agent: Agent, steps: Steps, terms: Terms) -> None:
+        self._store = store
+        self._agent = agent
+        self._steps = steps
+        self._terms = terms
+        self._token = hashed("token")
+        self._deliveries = count()
+        self._turns = count()
+        self._open: tuple[OpenInput, ...] = ()
+
+    async def begin(self, message: Message) -> None:
+        terms = self._terms
+        delivery = self._delivery(DeliveryBody(message=message, principal=terms.principal))
+        capabilities = Capabilities(request_input=terms.can_ask)
+        session = NewSession(SESSION, self._agent.name, terms.mode, self._token, terms.principal, capabilities)
+        await self._store.create_session(session, delivery)
+        await self._turn(self._ref(delivery, "message"))
+
+    async def say(self, message: Message) -> None:
+        """Another message. Nobody waits for people, unless the agent lets a message deny."""
+        if self._open:
+            asked, now = [row.request for row in await self.waiting()], utc_now()
+            ignored = {each.request_id: continued(each, self._terms.principal, now) for each in asked}
+            await self.answer(ignored, message=message)
+            return
+        delivery = self._delivery(DeliveryBody(message=message, principal=self._terms.principal))
+        await self._store.accept(delivery)
+        await self._turn(self._ref(delivery, "message"))
+
+    async def answer(self, answers: Mapping[str, InputAnswer], message: Message | None = None) -> None:
+        principal = self._terms.principal
+        body = DeliveryBody(kind="answer", answers=tuple(answers), message=message, principal=principal)
+        delivery = self._delivery(body)
+        given = [
+            Vote(request_id, answer.model_copy(update={"principal_id": principal.principal_id}))
+            for request_id, answer in answers.items()
+        ]
+        answering = Answering(SESSION, given, delivery, always=message is not None)
+        answered = await self._store.answer(answering, lambda row: resolved(row.request, row.status, row.answer))
+        if answered.closed or message is not None:
+            await self._turn(self._ref(delivery, "answer"))
+
+    async def expire(self) -> None:
+        """Let the time of everything that can expire run out."""
+        expired = tuple(each.request_id for each in self._open if each.expires_at is not None)
+        await self._turn(expired=expired)
+
+    async def waiting(self) -> Sequence[InputRow]:
+        return (await self._store.inputs(InputQuery(session_id=SESSION))).rows
+
+    async def _turn(self, *deliveries: DeliveryRef, expired: tuple[str, ...] = ()) -> None:
+        request = TurnRequest(
+            session_id=SESSION,
+            turn=next(self._turns),
+            agent=self._agent.name,
+            mode=self._terms.mode,
+            capabilities=Capabilities(request_input=self._terms.can_ask),
+            deliveries=deliveries,
+            open=self._open,
+            expired=expired,
+        )
+        match await run_turn(request, self._steps):
+            case TurnResult() as result:
+                self._open = result.open
+            case Breath():
+                raise AssertionError("a played turn has breath enough")
+
+    def _delivery(self, body: DeliveryBody) -> NewDelivery:
+        return NewDelivery(
+            session_id=SESSION,
+            delivery_id=f"delivery-{next(self._deliveries)}",
+            body=body.model_dump(mode="json"),
+            owner=self._terms.principal.owner,
+        )
+
+    def _ref(self, delivery: NewDelivery, kind: Any) -> DeliveryRef:
+        return DeliveryRef(id=delivery.delivery_id, kind=kind, token_hash=self._token)
+
+
+def _step_failed(error: PerdureError) -> StepFailed:
+    structural = isinstance(error, Structural | TokenConflict)
+    return StepFailed(Failure(code=error.code, message=error.message, structural=structural))

@@ -1,0 +1,174 @@
+"""Stopping a turn."""
+
+from typing import Any
+
+import pytest
+from temporalio.service import RPCError, RPCStatusCode
+
+from perdure.protocol.events import EventType
+from perdure.protocol.names import CANCEL
+from perdure.store.base import Commit, SessionChange
+from tests.api.asking import APPROVE, known_as, to, waiting
+from tests.api.served import URL, Api, session_over, turn_events
+
+
+async def cancel(api: Api, session_id: str, body: Any = None, **options: Any) -> dict[str, Any]:
+    content = {} if body is None else {"json": body}
+    answer = await api.http.post(f"{URL}/{session_id}/cancel", **content, **options)
+    return {"status code": answer.status_code, **answer.json()}
+
+
+async def running(api: Api) -> str:
+    """A session in its first turn."""
+    session_id = (await api.create())["sessionId"]
+    await api.tell(session_id, *turn_events(0)[:2], change=SessionChange(status="running", turns=1))
+    return session_id
+
+
+async def idle(api: Api) -> dict[str, Any]:
+    """A session that has heard its first message and waits for the next."""
+    created = await api.create()
+    done = SessionChange(status="waiting", turns=1)
+    await api.store.commit(
+        Commit(
+            created["sessionId"],
+            events=turn_events(0),
+            consume=[created["deliveryId"]],
+            consume_turn=0,
+            change=done,
+        )
+    )
+    return created
+
+
+async def wishes(api: Api, session_id: str) -> list[Any]:
+    return [each.data for each in await api.store.events(session_id) if each.type == EventType.CANCEL_REQUESTED]
+
+
+def answered(session_id: str, status: str) -> dict[str, Any]:
+    return {"status code": 200, "ok": True, "sessionId": session_id, "status": status}
+
+
+@pytest.mark.parametrize("body", [None, {}, {"turnId": "turn_0"}])
+async def test_a_running_turn_is_asked_to_stop(api: Api, body: Any) -> None:
+    session_id = await running(api)
+
+    assert await cancel(api, session_id, body) == answered(session_id, "accepted")
+    assert await wishes(api, session_id) == [{"turnId": "turn_0"}]
+    assert api.temporal.signals == [(session_id, CANCEL, {"turnId": "turn_0"})]
+
+
+async def test_asking_twice_is_wishing_once(api: Api) -> None:
+    session_id = await running(api)
+
+    answers = [await cancel(api, session_id) for _ in range(2)]
+
+    assert answers == [answered(session_id, "accepted")] * 2
+    assert len(await wishes(api, session_id)) == 1
+
+
+async def test_a_turn_that_waits_for_people_can_be_stopped(api: Api) -> None:
+    session = await waiting(api, "r")
+
+    assert await cancel(api, session.id) == answered(session.id, "accepted")
+    assert await wishes(api, session.id) == [{"turnId": "turn_0"}]
+
+
+async def test_a_message_that_no_worker_has_taken_up_can_be_stopped(api: Api) -> None:
+    created = await api.create()
+    session_id = created["sessionId"]
+
+    assert await cancel(api, session_id) == answered(session_id, "accepted")
+
+
+async def test_a_second_message_that_no_worker_has_taken_up_can_be_stopped(api: Api) -> None:
+    created = await idle(api)
+    session_id = created["sessionId"]
+    await api.deliver(created)
+
+    assert await cancel(api, session_id, {"turnId": "turn_1"}) == answered(session_id, "accepted")
+
+
+@pytest.mark.parametrize("body", [None, {"turnId": "turn_0"}])
+async def test_an_idle_session_has_nothing_to_stop(api: Api, body: Any) -> None:
+    session_id = (await idle(api))["sessionId"]
+
+    assert await cancel(api, session_id, body) == answered(session_id, "no_active_turn")
+    assert await wishes(api, session_id) == []
+    assert api.temporal.signals == []
+
+
+async def test_a_finished_session_has_nothing_to_stop(api: Api) -> None:
+    session_id = await running(api)
+    await api.store.commit(
+        Commit(session_id, events=[session_over()], close=True, change=SessionChange(status="completed"))
+    )
+
+    assert await cancel(api, session_id) == answered(session_id, "no_active_turn")
+    assert await wishes(api, session_id) == []
+
+
+@pytest.mark.parametrize("turn_id", ["turn_1", "turn_00", "x"])
+async def test_another_turn_is_not_stopped(api: Api, turn_id: str) -> None:
+    session_id = await running(api)
+
+    assert await cancel(api, session_id, {"turnId": turn_id}) == answered(session_id, "no_active_turn")
+    assert await wishes(api, session_id) == []
+
+
+async def test_when_temporal_is_away_the_wish_stays_and_the_caller_may_try_again(api: Api) -> None:
+    session_id = await running(api)
+    api.temporal.failure = RPCError("away", RPCStatusCode.UNAVAILABLE, b"")
+
+    answer = await cancel(api, session_id)
+
+    assert (answer["status code"], answer["code"]) == (503, "unavailable")
+    assert await wishes(api, session_id) == [{"turnId": "turn_0"}]
+
+
+@pytest.mark.parametrize("body", [{"turnId": 1}, {"turnId": ""}, "x"])
+async def test_a_turn_is_named_by_its_id(api: Api, body: Any) -> None:
+    assert (await cancel(api, await running(api), body))["status code"] == 400
+
+
+async def test_only_the_owner_stops_a_session(people: Api) -> None:
+    session = await waiting(people, "r")
+
+    answer = await cancel(people, session.id, headers=known_as("eve"))
+
+    assert (answer["status code"], answer["error"]) == (404, "Session not found.")
+    assert await wishes(people, session.id) == []
+
+
+# --- what a session waits for -----------------------------------------------------------------------------------
+
+
+async def test_a_session_says_whom_it_waits_for_since_when_and_until_when(people: Api) -> None:
+    session = await waiting(people, "r", expires_at="2999-01-01T00:00:00.000Z")
+
+    shown = (await people.http.get(f"/v1/sessions/{session.id}")).json()
+
+    since = (await session.row("r")).opened_at
+    until = "until 2999-01-01T00:00:00.000Z (then: deny)"
+    assert shown["waitingFor"] == f"Approval of `pay` (r) by the requester, since {since}, {until}."
+    assert shown["openInputs"] == ["r"]
+
+
+async def test_a_list_of_sessions_says_so_too(people: Api) -> None:
+    session = await waiting(people, "q", kind="question")
+    await session.ask("r")
+
+    (shown,) = (await people.http.get("/v1/sessions")).json()["sessions"]
+
+    since = (await session.row("q")).opened_at
+    assert shown["waitingFor"] == f"An answer to “Which colour?” (q) by the requester, since {since}. And 1 more."
+    assert "openInputs" not in shown
+
+
+async def test_an_answered_session_waits_for_nobody(people: Api) -> None:
+    session = await waiting(people, "r")
+    await session.respond(to("r", APPROVE))
+
+    shown = (await people.http.get(f"/v1/sessions/{session.id}")).json()
+
+    assert (shown["waitingFor"], shown["openInputs"]) == ("The next message.", [])

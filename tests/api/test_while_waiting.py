@@ -1,0 +1,122 @@
+"""Plain messages to a session that waits for people."""
+
+import pytest
+
+from perdure.protocol.inputs import Responders
+from perdure.session.answers import CONTINUED
+from tests.api.asking import COLOURS, outcome, waiting
+from tests.api.served import Api
+from tests.api.test_answers import PAST
+
+
+@pytest.mark.parametrize(
+    ("message", "option"),
+    [("approve", "approve"), (" YES\n", "approve"), ("1", "approve"), ("Deny", "deny"), ("no", "deny"), ("2", "deny")],
+)
+async def test_a_message_that_names_an_option_is_the_answer(api: Api, message: str, option: str) -> None:
+    session = await waiting(api, "r")
+
+    answer = await session.say({"message": message})
+
+    body = await session.body(answer.json()["deliveryId"])
+    assert answer.json()["inputs"] == [outcome("r", "answered", option)]
+    assert (body["kind"], body["answers"], "message" in body) == ("answer", ["r"], False)
+
+
+async def test_a_message_in_parts_can_name_an_option(api: Api) -> None:
+    session = await waiting(api, "q", kind="question", options=COLOURS)
+
+    answer = await session.say({"message": [{"type": "text", "text": "blue"}]})
+
+    assert answer.json()["inputs"] == [outcome("q", "answered", "b")]
+
+
+@pytest.mark.parametrize(("options", "freeform"), [((), False), (COLOURS, True)])
+async def test_a_question_that_takes_words_is_answered_by_any(api: Api, options: tuple[()], freeform: bool) -> None:
+    session = await waiting(api, "q", kind="question", options=options, allow_freeform=freeform)
+
+    await session.say({"message": "a warm grey"})
+
+    row = await session.row("q")
+    assert row.answer is not None
+    assert row.answer.text == "a warm grey"
+
+
+@pytest.mark.parametrize("message", ["yes please", "3", "approve it"])
+async def test_any_other_message_waits_behind_the_request(api: Api, message: str) -> None:
+    session = await waiting(api, "r")
+
+    answer = await session.say({"message": message})
+
+    assert "inputs" not in answer.json()
+    assert session.signalled == [("message", answer.json()["deliveryId"])]
+    assert (await session.row("r")).status == "open"
+
+
+async def test_of_two_requests_a_message_answers_neither(api: Api) -> None:
+    session = await waiting(api, "r1", "r2")
+
+    await session.say({"message": "yes"})
+
+    assert [kind for kind, _ in session.signalled] == ["message"]
+    assert [(await session.row(each)).status for each in ("r1", "r2")] == ["open", "open"]
+
+
+async def test_a_message_answers_nothing_that_is_for_others_to_answer(people: Api) -> None:
+    session = await waiting(people, "r", responders=Responders(kind="principals", values=("bob",)))
+
+    await session.say({"message": "yes"})
+
+    assert [kind for kind, _ in session.signalled] == ["message"]
+    assert (await session.row("r")).status == "open"
+
+
+async def test_a_message_answers_nothing_whose_time_is_over(api: Api) -> None:
+    session = await waiting(api, "r", expires_at=PAST)
+
+    await session.say({"message": "yes"})
+
+    assert [kind for kind, _ in session.signalled] == ["message"]
+    assert (await session.row("r")).status == "open"
+
+
+async def test_a_hasty_agent_takes_another_message_for_a_denial(api: Api) -> None:
+    session = await waiting(api, "r1", "r2", agent="hasty")
+
+    answer = await session.say({"message": "never mind, what is the time?"})
+
+    body = await session.body(answer.json()["deliveryId"])
+    assert answer.json()["inputs"] == [outcome("r1", "answered", "deny"), outcome("r2", "answered", "deny")]
+    assert (body["kind"], body["answers"], body["message"]) == ("answer", ["r1", "r2"], "never mind, what is the time?")
+    row = await session.row("r1")
+    assert row.answer is not None
+    assert row.answer.reason == CONTINUED
+
+
+async def test_a_hasty_agent_denies_nothing_whose_time_is_over(api: Api) -> None:
+    session = await waiting(api, "r", agent="hasty", expires_at=PAST)
+
+    answer = await session.say({"message": "hello?"})
+
+    assert session.signalled == [("message", answer.json()["deliveryId"])]
+    assert (await session.row("r")).status == "open"
+
+
+async def test_a_hasty_agent_still_hears_a_yes(api: Api) -> None:
+    session = await waiting(api, "r", agent="hasty")
+
+    answer = await session.say({"message": "yes"})
+
+    assert answer.json()["inputs"] == [outcome("r", "answered", "approve")]
+
+
+async def test_a_repeated_yes_gets_the_same_bytes_and_answers_nothing_else(api: Api) -> None:
+    session = await waiting(api, "r")
+    key = {"idempotency-key": "k"}
+    first = await session.say({"message": "yes"}, key)
+    await session.ask("another")
+
+    again = await session.say({"message": "yes"}, key)
+
+    assert (again.status_code, again.content) == (200, first.content)
+    assert (await session.row("another")).status == "open"

@@ -1,0 +1,318 @@
+"""Somebody stops a turn: what has happened stays told, what has not is never done, and nothing late can write."""
+
+import asyncio
+import threading
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+from perdure import tool
+from perdure.errors import Superseded
+from perdure.models.base import Delta, Prompt, Reply, TextDelta
+from perdure.protocol.requests import Calls, Failure, Finished, Resumed
+from perdure.session.turn import CANCELLED
+from perdure.testing import ScriptedModel, call
+
+from .stage import NO, YES, Lab, lab
+
+
+class Endless:
+    """A model that begins to speak and never ends."""
+
+    def __init__(self) -> None:
+        self.spoke = asyncio.Event()
+        self.closed = asyncio.Event()
+
+    async def stream(self, prompt: Prompt) -> AsyncGenerator[Delta | Reply, None]:
+        try:
+            yield TextDelta("Once upon a time ")
+            self.spoke.set()
+            await asyncio.Event().wait()
+        finally:
+            self.closed.set()
+
+
+@tool
+def act() -> str:
+    return "done"
+
+
+@tool(approval="always")
+def pay() -> str:
+    raise AssertionError("this must not run")
+
+
+async def until_told(it: Lab, type: str) -> None:
+    async with it.store.watch("s1") as watch:
+        while type not in await it.types():
+            await watch.changed()
+
+
+async def test_a_turn_that_never_began_is_told_to_have_been_cancelled() -> None:
+    model = ScriptedModel(["Hello"])
+    async with lab(model) as it:
+        delivery = await it.deliver("Hi")
+        await it.cancel(delivery)
+
+        assert await it.types() == [
+            "session.started",
+            "turn.started",
+            "message.received",
+            "turn.cancelled",
+            "session.waiting",
+        ]
+        assert await it.told("turn.cancelled") == [{"sequence": 0, "turnId": "turn_0"}]
+        assert await it.session_status() == "waiting"
+        assert await it.model(delivery, generation=9) == Finished(failure=CANCELLED)
+        await it.model(await it.deliver("Again"), turn=1)
+        assert [part.content for part in model.prompts[0].messages[0].parts] == ["Hi", "Again"]  # type: ignore
+
+
+async def test_a_model_call_is_closed_at_once_and_what_was_shown_stays() -> None:
+    model = Endless()
+    async with lab(model) as it:
+        delivery = await it.deliver("Hi")
+        running = asyncio.create_task(it.model(delivery))
+        await until_told(it, "message.appended")
+
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert model.closed.is_set()
+        await it.cancel(delivery)
+
+        assert (await it.types())[-3:] == ["message.appended", "turn.cancelled", "session.waiting"]
+
+
+async def test_a_model_call_that_goes_on_can_write_nothing_more() -> None:
+    model = Endless()
+    async with lab(model) as it:
+        delivery = await it.deliver("Hi")
+        zombie = asyncio.create_task(it.model(delivery))
+        await until_told(it, "message.appended")
+        await it.cancel(delivery)
+        before = await it.events()
+        model.spoke.set()
+
+        zombie.cancel()
+        await asyncio.wait([zombie])
+
+        assert await it.events() == before
+
+
+class Slow:
+    """A model that answers when it may."""
+
+    def __init__(self, line: Any) -> None:
+        self.asked = asyncio.Event()
+        self.may = asyncio.Event()
+        self._script = ScriptedModel([line])
+
+    async def stream(self, prompt: Prompt) -> AsyncGenerator[Delta | Reply, None]:
+        self.asked.set()
+        await self.may.wait()
+        async for item in self._script.stream(prompt):
+            yield item
+
+
+@pytest.mark.parametrize("line", ["Too late.", call("act"), call("pay")])
+async def test_an_answer_that_comes_after_the_cancellation_is_lost(line: Any) -> None:
+    model = Slow(line)
+    async with lab(model, act, pay, can_ask=True) as it:
+        delivery = await it.deliver("Hi")
+        zombie = asyncio.create_task(it.model(delivery))
+        await model.asked.wait()
+        await it.cancel(delivery)
+        before = await it.events()
+        model.may.set()
+
+        (end,) = await asyncio.gather(zombie, return_exceptions=True)
+        assert isinstance(end, Superseded) or end == Finished(failure=CANCELLED)
+        assert await it.events() == before
+
+
+async def test_calls_are_told_whether_they_began() -> None:
+    started = asyncio.Event()
+
+    @tool
+    async def hang() -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    model = ScriptedModel([[call("act"), call("hang"), call("act")], "Sorry"])
+    async with lab(model, act, hang) as it:
+        delivery = await it.deliver("Go")
+        done, hangs, never = await it.calls(delivery)
+        await it.tool(done)
+        running = asyncio.create_task(it.tool(hangs))
+        await started.wait()
+        running.cancel()
+        await asyncio.wait([running])
+        await it.cancel(delivery)
+
+        assert (await it.types())[-4:] == ["action.result", "action.result", "turn.cancelled", "session.waiting"]
+        assert (await it.tool(never, generation=9)).status == "failed"
+        await it.model(await it.deliver("And?"), turn=1)
+        results = [part.content for part in model.prompts[1].messages[2].parts][:3]  # type: ignore[union-attr]
+        assert results[0] == "done"
+        assert "Outcome unknown: the call was interrupted" in str(results[1])  # type: ignore
+        assert results[2] == "This call was cancelled before it was executed."
+
+
+async def test_a_tool_in_a_thread_is_told_and_its_late_outcome_is_lost() -> None:
+    started, may = threading.Event(), threading.Event()
+
+    @tool
+    def block() -> str:
+        started.set()
+        may.wait(10)
+        return "too late"
+
+    async with lab([call("block")], block) as it:
+        delivery = await it.deliver("Go")
+        (ref,) = await it.calls(delivery)
+        zombie = asyncio.create_task(it.tool(ref))
+        await asyncio.to_thread(started.wait, 5)
+        await it.cancel(delivery)
+        before = await it.events()
+
+        may.set()
+        assert (await zombie).status == "unknown"
+
+        assert await it.events() == before
+
+
+async def test_a_turn_that_had_just_ended_stays_ended() -> None:
+    async with lab(["Hello"]) as it:
+        delivery = await it.deliver("Hi")
+        await it.model(delivery)
+        before = await it.events()
+
+        await it.cancel(delivery)
+
+        assert await it.events() == before
+
+
+async def test_cancelling_twice_is_cancelling_once() -> None:
+    async with lab([call("pay")], pay, can_ask=True) as it:
+        delivery = await it.deliver("Hi")
+        open = await it.parked(delivery)
+        await it.cancel(delivery)
+        before = await it.events()
+
+        await it.cancel(delivery)
+        await it.withdraw(open)
+
+        assert await it.events() == before
+
+
+async def test_a_turn_that_had_just_parked_asks_nobody_any_more() -> None:
+    model = ScriptedModel([[call("pay"), call("ask_question", prompt="Why?")], "I see."])
+    async with lab(model, pay, can_ask=True) as it:
+        delivery = await it.deliver("Pay")
+        open = await it.parked(delivery)
+
+        await it.cancel(delivery)
+
+        assert (await it.types())[-6:] == [
+            "session.waiting",
+            "input.resolved",
+            "input.resolved",
+            "action.result",
+            "turn.cancelled",
+            "session.waiting",
+        ]
+        assert [told["status"] for told in await it.told("input.resolved")] == ["withdrawn"] * 2
+        assert [await it.status_of(each) for each in open] == ["withdrawn"] * 2
+        await it.model(await it.deliver("Well"), turn=1)
+        results = [part.content for part in model.prompts[1].messages[2].parts]  # type: ignore[union-attr]
+        assert results == ["This call was cancelled before it was executed.", {"status": "ignored"}, "Well"]
+
+
+async def test_a_park_that_comes_after_the_cancellation_asks_nobody() -> None:
+    async with lab([[call("act"), call("pay")]], act, pay, can_ask=True) as it:
+        delivery = await it.deliver("Go")
+        outcome = await it.model(delivery)
+        assert isinstance(outcome, Calls)
+        await it.tool(outcome.calls[0])
+        await it.cancel(delivery)
+        before = await it.events()
+
+        await it.park(outcome.open)
+
+        assert await it.events() == before
+        assert await it.status_of(outcome.open[0]) == "unknown"
+
+
+async def test_withdrawing_a_parked_turn_cancels_it() -> None:
+    async with lab([call("pay"), "Well."], pay, can_ask=True) as it:
+        open = await it.parked(await it.deliver("Pay"))
+
+        await it.withdraw(open)
+        before = await it.events()
+        await it.withdraw(open)
+
+        assert await it.events() == before
+        assert (await it.types())[-4:] == ["input.resolved", "action.result", "turn.cancelled", "session.waiting"]
+
+
+async def test_an_approval_that_was_not_carried_out_yet_is_cancelled_with_its_turn() -> None:
+    async with lab([call("pay"), "Well."], pay, can_ask=True) as it:
+        open = await it.parked(await it.deliver("Pay"))
+        answer = await it.answer((open[0], YES))
+
+        await it.withdraw(open)
+
+        assert await it.resume(answer) == Resumed()
+        await it.model(answer, turn=1)
+        assert (await it.told("action.result"))[0]["status"] == "rejected"
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+async def test_a_resumed_turn_can_be_cancelled_before_its_calls_run(when: str) -> None:
+    async with lab([[call("pay"), call("pay")], "Well."], pay, can_ask=True) as it:
+        open = await it.parked(await it.deliver("Pay"))
+        answer = await it.answer((open[0], YES))
+        resumed = await it.resume(answer, open=open) if when == "after" else None
+
+        await it.cancel(answer, turn=1)
+
+        assert [await it.status_of(each) for each in open] == ["answered", "withdrawn"]
+        assert (await it.types())[-4:] == ["action.result", "action.result", "turn.cancelled", "session.waiting"]
+        before = await it.events()
+        late = await it.resume(answer, open=open, generation=9)
+        if resumed:
+            assert (await it.run_approved(resumed.calls[0], generation=9)).status == "rejected"
+        else:
+            assert late.failure == CANCELLED
+        assert await it.events() == before
+
+
+async def test_a_cancelled_task_is_over() -> None:
+    async with lab([call("pay")], pay, can_ask=True, mode="task") as it:
+        open = await it.parked(await it.deliver("Pay"))
+
+        await it.withdraw(open)
+
+        (told,) = await it.told("session.failed")
+        assert told["code"] == "TURN_CANCELLED"
+        assert await it.session_status() == "failed"
+
+
+async def test_a_turn_that_resumed_and_then_failed_leaves_no_call_open() -> None:
+
+    crashed = Failure(code="STEP_FAILED", message="The step could not be done.")
+    model = ScriptedModel([[call("pay"), call("pay"), call("pay")], "Well."])
+    async with lab(model, pay, can_ask=True) as it:
+        open = await it.parked(await it.deliver("Pay"))
+        answer = await it.answer((open[0], YES), (open[1], NO))
+        await it.resume(answer, open=open)
+
+        await it.conclude(crashed, answer, turn=1)
+
+        assert [await it.status_of(each) for each in open] == ["answered", "answered", "withdrawn"]
+        assert len(await it.told("action.result")) == 3
+        assert (await it.types())[-2:] == ["turn.failed", "session.waiting"]
+        await it.model(await it.deliver("And?"), turn=2)
+        assert len(model.prompts[1].messages[2].parts) == 4

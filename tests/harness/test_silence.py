@@ -1,0 +1,124 @@
+"""What nobody answers in time, and what is approved for the rest of the session."""
+
+from perdure.harness.gates import REMEMBERED
+from perdure.protocol.requests import Calls, Resumed
+from perdure.testing import ScriptedModel, call
+
+from .stage import NO, SESSION, YES, lab
+from .till import Till, asked, said
+
+
+async def test_silence_denies() -> None:
+    till = Till()
+    async with asked(till, 5, expires=60) as (it, model, open):
+        assert await it.resume(open=open, expired=open) == Resumed()
+        await it.model(turn=1)
+
+        assert till.paid == []
+        assert await it.status_of(open[0]) == "expired"
+        (resolved,) = await it.told("input.resolved")
+        assert (resolved["status"], resolved["turnId"]) == ("expired", "turn_0")
+        assert said(model)[0]["message"] == "Tool execution was denied. Reason: expired"
+        types = await it.types()
+        assert types[types.index("input.resolved") - 1] == "turn.started"
+        assert types[-2:] == ["turn.completed", "session.waiting"]
+
+
+async def test_silence_may_approve_but_is_not_remembered() -> None:
+    till = Till()
+    async with asked(till, 5, approval="once", expires=60, on_expiry="approve") as (it, _, open):
+        resumed = await it.resume(open=open, expired=open)
+        await it.run_approved(resumed.calls[0])
+
+        assert till.paid == [5]
+        assert await it.store.slots(SESSION, [REMEMBERED]) == {}
+
+
+async def test_an_answer_in_the_last_moment_counts() -> None:
+    till = Till()
+    async with asked(till, 5, expires=60) as (it, _, open):
+        answer = await it.answer((open[0], YES))
+
+        resumed = await it.resume(open=open, expired=open)
+        await it.run_approved(resumed.calls[0])
+
+        assert till.paid == [5]
+        assert (await it.model(answer, turn=2)).kind == "unheard", "its delivery was heard by the turn that expired"
+
+
+async def test_silence_may_fail_the_turn_and_take_the_others_along() -> None:
+    till = Till()
+    async with asked(till, 5, 6, then=("Sorry.",), expires=60, on_expiry="fail") as (it, model, open):
+        resumed = await it.resume(open=open, expired=open[:1])
+        assert resumed.failure is not None
+        assert (resumed.failure.code, resumed.calls, resumed.open) == ("INPUT_EXPIRED", (), ())
+        before = await it.events()
+        assert await it.resume(open=open, expired=open[:1], generation=2) == resumed
+        assert await it.events() == before
+
+        assert [await it.status_of(each) for each in open] == ["expired", "withdrawn"]
+        assert (await it.types())[-7:] == [
+            "turn.started",
+            "input.resolved",
+            "input.resolved",
+            "action.result",
+            "action.result",
+            "turn.failed",
+            "session.waiting",
+        ]
+        await it.model(await it.deliver("And?"), turn=2)
+        assert (till.paid, len(said(model))) == ([], 3)
+
+
+async def test_a_failed_task_is_over() -> None:
+    till = Till()
+    model = ScriptedModel([call("pay", amount=5)])
+    async with lab(model, till.tool(expires=60, on_expiry="fail"), can_ask=True, mode="task") as it:
+        open = await it.parked(await it.deliver("Pay"))
+        assert (await it.types())[-2:] == ["turn.completed", "session.waiting"]
+
+        await it.resume(open=open, expired=open)
+
+        assert (await it.types())[-1] == "session.failed"
+        assert await it.session_status() == "failed"
+
+
+async def test_once_is_remembered_for_the_session() -> None:
+    till = Till()
+    async with asked(till, 5, then=(call("pay", amount=6), "Done."), approval="once") as (it, _, open):
+        answer = await it.answer((open[0], YES))
+        resumed = await it.resume(answer, open=open)
+        await it.run_approved(resumed.calls[0])
+
+        outcome = await it.model(answer, turn=1)
+
+        assert isinstance(outcome, Calls)
+        assert [each.tool for each in outcome.calls] == ["pay"]
+        await it.tool(outcome.calls[0], turn=1)
+        assert till.paid == [5, 6]
+
+
+async def test_once_may_be_for_a_key() -> None:
+    till = Till()
+    small = {"approval": "once", "approval_key": lambda given: "small" if given["amount"] < 10 else "large"}  # type: ignore
+    more = [call("pay", amount=6), call("pay", amount=60)]
+    async with asked(till, 5, then=(more,), **small) as (it, _, open):
+        answer = await it.answer((open[0], YES))
+        resumed = await it.resume(answer, open=open)
+        await it.run_approved(resumed.calls[0])
+
+        outcome = await it.model(answer, turn=1)
+
+        assert isinstance(outcome, Calls)
+        assert (len(outcome.calls), len(outcome.open)) == (1, 1)
+        slots = await it.store.slots(SESSION, [REMEMBERED])
+        assert slots[REMEMBERED].value == {"keys": ["pay/small"]}
+
+
+async def test_a_denial_is_not_remembered() -> None:
+    till = Till()
+    async with asked(till, 5, then=(call("pay", amount=6),), approval="once") as (it, _, open):
+        answer = await it.answer((open[0], NO))
+        await it.resume(answer, open=open)
+
+        assert len(await it.parked(answer, turn=1)) == 1
