@@ -28,7 +28,7 @@ from perdure.protocol.requests import (
 )
 from perdure.protocol.wire import JsonObject
 from perdure.session import decisions
-from perdure.session.state import SessionState, load_session, read_delivery
+from perdure.session.state import SessionState, load_session, read_delivery, read_turn
 
 from . import failures
 from .steps import conclude, note
@@ -66,9 +66,12 @@ class SessionWorkflow:
     @workflow.signal(name=names.CANCEL)
     def cancel(self, *data: Any) -> None:
         """Stop the turn that runs or is about to run, or withdraw what it waits for. Idle: nothing to do."""
-        del data
-        if self._in_turn or self._state.open or self._state.inbox:
-            self._cancelling = True
+        if not (self._in_turn or self._state.open or self._state.inbox):
+            return
+        if decisions.is_over(self._state, read_turn(data[0] if data else None), in_turn=self._in_turn):
+            # The signal was late: the turn that it meant has ended, and the next one is none of its business.
+            return
+        self._cancelling = True
         if self._turn_handle is not None:
             self._turn_handle.cancel()
 

@@ -79,6 +79,7 @@ class Sessions:
         self._ui_url = ui_url.rstrip("/")
         self._ui_detail = ui_detail
         self._driver = Driver(client)
+        self._agents = agents
         self._answers = Answers(store, self._driver, agents)
         self._cancellation = Cancellation(store, self._driver)
         self.inputs = Inputs(store, self._answers)
@@ -279,6 +280,7 @@ class Sessions:
         state = SessionState(
             session_id=session.session_id,
             agent=session.agent,
+            model=self._model(session.agent),
             mode=session.mode,
             capabilities=session.capabilities,
             token_hash=session.token_hash,
@@ -293,7 +295,7 @@ class Sessions:
                 id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
                 static_summary=self._summary(session),
                 task_timeout=timedelta(seconds=names.DECISION_SECONDS),
-                memo={"agent": session.agent, "mode": session.mode},
+                memo={"agent": session.agent, "model": state.model, "mode": session.mode},
                 rpc_timeout=RPC_PATIENCE,
             )
         except WorkflowAlreadyStartedError:
@@ -310,6 +312,11 @@ class Sessions:
             delivery_id=delivery_id,
             continuation_token=token or tokens.derive(self._secret, session_id),
         )
+
+    def _model(self, name: str) -> str | None:
+        """What the Temporal UI shows until a model has answered."""
+        agent = self._agents.get(name) if self._agents else None
+        return agent.model if agent else None
 
     def _summary(self, session: NewSession) -> str:
         if not self._ui_detail or not session.title:

@@ -68,6 +68,12 @@ def next_batch(session: SessionState) -> tuple[tuple[DeliveryRef, ...], SessionS
     return session.inbox[:size], session.model_copy(update={"inbox": session.inbox[size:]})
 
 
+def is_over(session: SessionState, turn: int | None, *, in_turn: bool) -> bool:
+    """Whether this turn has ended. A session that waits for people is still in its last one."""
+    current = session.turn - 1 if session.open and not in_turn else session.turn
+    return turn is not None and turn < current
+
+
 def can_go_on(session: SessionState) -> bool:
     """Whether there is something that the next turn would hear."""
     return bool(next_batch(session)[0]) or bool(take_stale(session)[0])

@@ -82,6 +82,18 @@ def read_delivery(data: Any) -> DeliveryRef | None:
         return None
 
 
+class _OfTurn(Wire):
+    turn_id: str = Field(pattern=r"^turn_\d{1,9}$")
+
+
+def read_turn(data: Any) -> int | None:
+    """The turn that a signal is about, if it names one."""
+    try:
+        return int(_OfTurn.model_validate(data).turn_id.removeprefix("turn_"))
+    except ValidationError:
+        return None
+
+
 def load_session(data: JsonObject) -> SessionState:
     """Read the driver's state, whichever version wrote it."""
     try:

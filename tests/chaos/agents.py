@@ -10,6 +10,9 @@ from perdure import Agent, ToolContext, tool
 # Longer than any test holds a gate.
 _PATIENCE = 150.0
 
+#: How long people have to answer where silence has a consequence.
+SOON = 1.5
+
 
 async def _ledger(path: str, body: dict[str, Any]) -> None:
     async with httpx2.AsyncClient(base_url=os.environ["LEDGER_URL"], timeout=_PATIENCE, trust_env=False) as client:
@@ -59,7 +62,25 @@ async def charge_blocking(note: str, ctx: ToolContext, before: str = "") -> str:
     return await _act("charge_blocking", note, ctx, "", "")
 
 
-TOOLS = (look, put, charge, charge_in_thread, charge_blocking)
+@tool(approval="always", timeout=120)
+async def pay(note: str, ctx: ToolContext, amount: int = 1, before: str = "", after: str = "") -> str:
+    """Pay somebody, once somebody else agrees: never twice."""
+    return await _act("pay", f"{note}/{amount}" if amount != 1 else note, ctx, before, after)
+
+
+@tool(approval="always", expires=SOON, timeout=120)
+async def pay_soon(note: str, ctx: ToolContext) -> str:
+    """Pay somebody, if somebody else agrees in time."""
+    return await _act("pay_soon", note, ctx, "", "")
+
+
+@tool(approval="always", expires=SOON, on_expiry="approve", timeout=120)
+async def pay_anyway(note: str, ctx: ToolContext) -> str:
+    """Pay somebody, unless somebody else objects in time."""
+    return await _act("pay_anyway", note, ctx, "", "")
+
+
+TOOLS = (look, put, charge, charge_in_thread, charge_blocking, pay, pay_soon, pay_anyway)
 
 #: What running each tool twice does, for those who check from outside.
 EFFECTS = {each.name: each.effects for each in TOOLS}

@@ -206,3 +206,21 @@ def test_each_reminder_is_due_once() -> None:
 
     assert decisions.reminders(session, 7) == ()
     assert decisions.next_look(session) == 15
+
+
+@pytest.mark.parametrize(
+    ("signal", "turn"),
+    [({"turnId": "turn_3"}, 3), ({}, None), (None, None), ({"turnId": "turn_x"}, None), ("turn_3", None)],
+)
+def test_a_signal_may_name_a_turn(signal: object, turn: int | None) -> None:
+    assert state.read_turn(signal) == turn
+
+
+def test_a_parked_turn_is_not_over() -> None:
+    parked = a_session(turn=4, open=(an_open(),))
+
+    assert not decisions.is_over(parked, 3, in_turn=False)
+    assert decisions.is_over(parked, 2, in_turn=False)
+    assert not decisions.is_over(a_session(turn=4), 4, in_turn=True)
+    assert decisions.is_over(a_session(turn=4), 3, in_turn=True)
+    assert not decisions.is_over(a_session(turn=4), None, in_turn=True)

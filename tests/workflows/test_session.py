@@ -362,3 +362,26 @@ async def test_a_cancel_sent_before_the_turn_began_is_honoured(bench: Bench, out
 
     assert [told.kind for told in outside.concluded] == ["cancelled"]
     assert [delivery.id for delivery in outside.concluded[0].deliveries] == ["dlv_1"]
+
+
+async def test_a_cancel_that_comes_too_late_leaves_the_next_turn_alone(bench: Bench, outside: Outside) -> None:
+    begun, gate = asyncio.Event(), asyncio.Event()
+
+    async def holds_the_second(call: ModelCall) -> ModelOutcome:
+        if call.at.turn == 1:
+            begun.set()
+            await gate.wait()
+        return Finished()
+
+    outside.answer = holds_the_second
+    session = await bench.start(outside)
+    await session.deliver("dlv_1")
+    await session.deliver("dlv_2")
+    await begun.wait()
+
+    await session.handle.signal(names.CANCEL, {"turnId": "turn_0"})
+    await session.handle.query(names.DESCRIBE)
+    gate.set()
+
+    await session.heard("dlv_1", "dlv_2")
+    assert outside.concluded == []
