@@ -34,6 +34,11 @@ from .telling import Telling
 from .turn_journal import TurnJournal
 
 
+#: Attempts at a provider that refuses or breaks off: with the pauses between them, a quarter of a minute. Then the turn
+#: fails and the session goes on. Attempts that died with their worker have more (workflows/policies.py).
+_PATIENCE = 6
+
+
 @dataclass(frozen=True)
 class _Scene:
     """What an attempt knows before it asks."""
@@ -201,7 +206,7 @@ class ModelStep:
         try:
             reply, spent = await self._ask(scene, telling, offer)
         except ModelFailed as failed:
-            if failed.transient:
+            if failed.transient and scene.attempt.number < _PATIENCE:
                 raise
             return await self._settle(scene, telling, settle_failure(facts, mode, _failure(failed), spent))
         if reply is None:

@@ -105,3 +105,13 @@ async def test_an_older_attempt_cannot_begin() -> None:
 
         with pytest.raises(Superseded):
             await it.model(delivery, generation=1)
+
+
+async def test_a_provider_that_stays_away_fails_the_turn_and_not_the_session() -> None:
+    async with lab([ModelFailed("Busy.", transient=True), "Hello"]) as it:
+        outcome = await it.model(await it.deliver("Hi"), number=6)
+
+        assert isinstance(outcome, Finished)
+        assert outcome.failure is not None
+        assert outcome.failure.message == "Busy."
+        assert (await it.types())[-3:] == ["step.failed", "turn.failed", "session.waiting"]
