@@ -33,7 +33,6 @@ from .steadfast import commit_steadfastly
 from .telling import Telling
 from .turn_journal import TurnJournal
 
-
 #: Attempts at a provider that refuses or breaks off: with the pauses between them, a quarter of a minute. Then the turn
 #: fails and the session goes on. Attempts that died with their worker have more (workflows/policies.py).
 _PATIENCE = 6

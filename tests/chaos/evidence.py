@@ -15,6 +15,7 @@ _TABLES = {
     "records": "SELECT * FROM records ORDER BY session_id, turn, step, slot",
     "deliveries": "SELECT * FROM deliveries ORDER BY session_id, accepted_at, delivery_id",
     "fences": "SELECT * FROM fences ORDER BY session_id",
+    "inputs": "SELECT * FROM inputs ORDER BY session_id, opened_at, request_id",
 }
 
 
@@ -38,6 +39,8 @@ class Evidence:
     records: Mapping[str, Sequence[Json]]
     deliveries: Mapping[str, Sequence[Json]]
     fences: Sequence[Json] = ()
+    #: What people were asked, and how it was closed.
+    inputs: Mapping[str, Sequence[Json]] = field(default_factory=dict[str, Sequence[Json]])
     effects: Sequence[Json] = ()
     asked: Sequence[Asked] = ()
     #: Requests that the provider refused because calls and results did not pair.
@@ -57,6 +60,7 @@ def read_store(database_url: str) -> Evidence:
         records=_by_session(_decoded(each, "body") for each in tables["records"]),
         deliveries=_by_session(tables["deliveries"]),
         fences=tables["fences"],
+        inputs=_by_session(_decoded(each, "request", "answer") for each in tables["inputs"]),
     )
 
 

@@ -6,15 +6,18 @@ from datetime import datetime
 from itertools import pairwise
 from typing import TypeAlias
 
+from . import consent
 from .agents import EFFECTS
 from .evidence import Evidence, Json
 
 Check: TypeAlias = Callable[[Evidence], Iterator[str]]
 
-_ENDS = ("turn.completed", "turn.failed")
+_ENDS = ("turn.completed", "turn.failed", "turn.cancelled")
 _STEP_ENDS = ("step.completed", "step.failed")
 _BOUNDARIES = ("session.waiting", "session.completed", "session.failed")
 _TERMINAL = ("session.completed", "session.failed")
+# What people do outside of turns is told at any time, of whichever turn it is about.
+_AT_ANY_TIME = ("input.resolved", "input.reminded", "cancel.requested", "delivery.refused")
 # A reply that is recorded and a request that is made are stamped by two processes.
 _CLOCKS = 0.05
 
@@ -65,8 +68,12 @@ def each_turn_ends_once(evidence: Evidence) -> Iterator[str]:
                 turns[event["turn"]][_kind(event["type"])] += 1
             elif event["type"] in ("step.started", *_STEP_ENDS):
                 steps[event["turn"], event["step"]][_kind(event["type"])] += 1
+        stopped = {event["turn"] for event in events if event["type"] == "turn.cancelled"}
+        parked = {event["turn"] for event in events if event["type"] == "input.requested"}
         for turn, count in turns.items():
-            if count != {"turn.started": 1, "turn ends": 1, "boundary": 1}:
+            # A turn that is stopped while it waits had ended, to its readers, when it parked.
+            ends = 2 if count["turn ends"] == 2 and turn in stopped & parked else 1
+            if count != {"turn.started": 1, "turn ends": ends, "boundary": ends}:
                 yield f"{session_id} turn {turn}: {dict(count)}"
         for (turn, step), count in steps.items():
             if count != {"step.started": 1, "step ends": 1}:
@@ -83,23 +90,36 @@ def _kind(type: str) -> str:
 
 def turns_do_not_overlap(evidence: Evidence) -> Iterator[str]:
     for session_id, events in evidence.events.items():
-        numbers = [event["turn"] for event in events if event["turn"] is not None]
+        of_turns = [event for event in events if event["type"] not in _AT_ANY_TIME]
+        numbers = [event["turn"] for event in of_turns if event["turn"] is not None]
         if any(later < earlier for earlier, later in pairwise(numbers)):
             yield f"{session_id}: the events belong to the turns {numbers}"
-        for before, after in pairwise(events):
-            # What was refused may be told at any time, and belongs to no turn.
-            if before["type"] in _BOUNDARIES and after["type"] not in ("turn.started", "delivery.refused"):
+        stopped = {event["turn"] for event in events if event["type"] == "turn.cancelled"}
+        for before, after in pairwise(of_turns):
+            follows = after["type"] == "turn.started" or (
+                after["type"] in ("action.result", "turn.cancelled") and after["turn"] in stopped
+            )
+            if before["type"] in _BOUNDARIES and not follows:
                 yield f"{session_id}: {after['type']} at {after['idx']} follows a boundary"
 
 
 def each_action_has_one_result(evidence: Evidence) -> Iterator[str]:
+    """A call that people are asked about is an action once nobody waits for them any more."""
     for session_id, events in evidence.events.items():
+        open = {row["request"]["call_id"] for row in evidence.inputs.get(session_id, ()) if row["status"] == "open"}
+        gated = {
+            request["action"]["callId"]
+            for event in events
+            if event["type"] == "input.requested"
+            for request in event["data"]["requests"]
+            if request["kind"] == "approval"
+        }
         asked = Counter(
             action["callId"]
             for event in events
             if event["type"] == "actions.requested"
             for action in event["data"]["actions"]
-        )
+        ) + Counter(gated - open)
         told = Counter(event["data"]["result"]["callId"] for event in events if event["type"] == "action.result")
         if asked != told or any(count > 1 for count in asked.values()):
             yield f"{session_id}: asked {dict(asked)}, told {dict(told)}"
@@ -114,6 +134,9 @@ def each_delivery_is_answered_once(evidence: Evidence) -> Iterator[str]:
         session_id = session["session_id"]
         events = evidence.events.get(session_id, ())
         heard = Counter(
+            delivery for event in events if event["type"] == "turn.started" for delivery in event["delivery_ids"] or ()
+        )
+        shown = Counter(
             delivery for event in events if event["type"] == "message.received" for delivery in event["delivery_ids"]
         )
         refused = Counter(event["data"]["deliveryId"] for event in events if event["type"] == "delivery.refused")
@@ -131,6 +154,13 @@ def each_delivery_is_answered_once(evidence: Evidence) -> Iterator[str]:
             if record["slot"].startswith("delivery/")
         )
         yield from (f"{session_id}: the journal holds {known} {n} times" for known, n in journal.items() if n > 1)
+        said = Counter(
+            record["body"]["deliveryId"]
+            for record in evidence.records.get(session_id, ())
+            if record["slot"].startswith("delivery/") and record["body"].get("message") is not None
+        )
+        if said != shown:
+            yield f"{session_id}: the journal holds the messages {dict(said)}, readers were shown {dict(shown)}"
     for session_id, delivery_id in evidence.receipts:
         if delivery_id not in {each["delivery_id"] for each in evidence.deliveries.get(session_id, ())}:
             yield f"{session_id}: {delivery_id} was accepted and is gone"
@@ -254,4 +284,5 @@ INVARIANTS: tuple[Check, ...] = (
     recorded_replies_are_not_asked_again,
     what_was_streamed_is_what_was_said,
     everything_is_counted_once,
+    *consent.CHECKS,
 )
