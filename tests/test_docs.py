@@ -30,11 +30,12 @@ def blocks(page: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
 
 
-async def test_the_agent_of_the_authors_guide_works() -> None:
-    declared, _, tested = blocks("authoring.md")
+async def test_the_agents_of_the_authors_guide_work() -> None:
+    declared, asking, _, tested, asked = blocks("authoring.md")
     names: dict[str, Any] = {}
 
-    exec(declared, names)
-    exec(tested, names)
+    for block in (declared, asking, tested, asked):
+        exec(block, names)
 
     await names["test_the_shop_adds_tea"]()
+    await names["test_a_large_refund_is_asked_for"]()

@@ -27,7 +27,7 @@ from .questions import ASK_QUESTION, read_question
 from .toolbox import InvalidArguments, Usable
 
 #: Tries that the engine has for a call whose worker died, beside the tool's own retries.
-_ATTEMPTS = 4
+_ATTEMPTS = 6
 
 
 @dataclass(frozen=True)

@@ -90,6 +90,8 @@ class Answers:
         if row is None or row.request.session_id != asked.session_id:
             raise InputNotFound
         given = await self._given(asked, response)
+        # As it stands now: somebody may have answered since it was found.
+        row = given.row or row
         if given.status == "expired":
             raise InputExpired(status="expired", option_id=_option(row))
         if not given.counts and not given.repeats:

@@ -187,10 +187,8 @@ async def test_a_terminated_turn_is_concluded_and_the_next_message_works(bench: 
     begun = asyncio.Event()
 
     async def hangs_first(call: ModelCall) -> ModelOutcome:
-        if call.at.turn == 0:
-            begun.set()
-            await asyncio.sleep(3600)
-        return Finished()
+        begun.set()
+        return await held(call) if call.at.turn == 0 else Finished()
 
     outside.answer = hangs_first
     session = await bench.start(outside)
