@@ -70,6 +70,9 @@ class TurnEnd:
             # Nothing was accepted, so nobody waits for a boundary.
             return False
         await self._withdraw(row, ends)
+        # A call that people had approved holds its place in the turn that asked for it: no late attempt keeps that.
+        for number in sorted({end.at.turn for end in ends if end.begun} - {at.turn}):
+            await self._store.commit(Commit(row.session_id, close_turn=number))
         try:
             done = await self._store.commit(self._ending(conclusion, row, turn, heard, ends))
         except DeliveryTaken:

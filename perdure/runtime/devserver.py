@@ -22,6 +22,9 @@ DYNAMIC_CONFIG: Mapping[str, str] = {
     "history.timerProcessorMaxPollRPS": "10000",
     "history.outboundProcessorMaxPollRPS": "10000",
     "history.timerProcessorMaxTimeShift": '"10ms"',
+    # A frozen worker keeps its polls open, and each one swallows a task; its connection is closed after this time.
+    "frontend.keepAliveTime": '"3s"',
+    "frontend.keepAliveTimeout": '"3s"',
     "matching.numTaskqueueReadPartitions": "1",
     "matching.numTaskqueueWritePartitions": "1",
 }
