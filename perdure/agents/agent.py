@@ -17,6 +17,9 @@ Instructions: TypeAlias = str | Callable[[SessionView], str | Awaitable[str]]
 #: What a plain message does while a request waits: it is heard after the answer, or it denies and goes on.
 WhileWaiting: TypeAlias = Literal["queue", "deny"]
 
+#: The name of the built-in model that needs no key; agents that name none are answered by it.
+DEMO = "demo"
+
 #: The tool with which the model hands over a structured result; it cannot be another one.
 FINAL_OUTPUT = "final_output"
 

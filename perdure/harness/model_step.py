@@ -9,7 +9,7 @@ from perdure import telemetry
 from perdure.agents.agent import FINAL_OUTPUT, Agent
 from perdure.agents.registry import AgentRegistry
 from perdure.errors import ModelFailed
-from perdure.models.base import DEMO, ModelSource, Prompt, Reply
+from perdure.models.base import ModelSource, Prompt, Reply
 from perdure.protocol.events import Usage
 from perdure.protocol.names import MODEL_SCOPE, REPLY
 from perdure.protocol.requests import Failure, Finished, ModelCall, ModelOutcome, Unheard

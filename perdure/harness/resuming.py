@@ -87,7 +87,7 @@ class Resuming:
         scene = await self._hear(await self._scene(resumption, attempt))
         if not (scene.heard or scene.due or scene.closed):
             # An earlier turn has heard it all.
-            return Resumed(open=resumption.open)
+            return Resumed(open=resumption.open, silent=True)
         reach("resume_before_commit")
         if scene.due:
             scene = await self._expire(scene)

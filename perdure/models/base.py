@@ -10,9 +10,6 @@ from pydantic_ai.tools import ToolDefinition
 
 from perdure.protocol.events import FinishReason, Usage
 
-#: The name of the built-in model that needs no key.
-DEMO = "demo"
-
 
 @dataclass(frozen=True)
 class Prompt:

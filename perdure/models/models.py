@@ -2,7 +2,9 @@
 
 from pydantic_ai.models import infer_model
 
-from .base import DEMO, Model
+from perdure.agents.agent import DEMO
+
+from .base import Model
 from .demo import DemoModel
 from .failures import failure
 from .provider import ProviderModel

@@ -127,6 +127,8 @@ class Resumed(Wire):
     open: tuple[OpenInput, ...] = ()
     # The turn has ended with this, and the readers have been told.
     failure: Failure | None = None
+    # An earlier turn has heard it all: readers are told nothing of this one.
+    silent: bool = False
 
 
 class ParkTurn(Versioned):
@@ -227,3 +229,5 @@ class TurnResult(Versioned):
     # What waits for people now.
     open: tuple[OpenInput, ...] = ()
     cancelled: bool = False
+    # Readers were told nothing of this turn.
+    silent: bool = False

@@ -20,6 +20,7 @@ from temporalio.client import Client
 from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.exceptions import WorkflowAlreadyStartedError
 
+from perdure.agents.agent import DEMO
 from perdure.agents.registry import AgentRegistry
 from perdure.errors import NoActiveSession, SessionGone, SessionNotFound, TokenConflict, Unavailable
 from perdure.protocol import names
@@ -316,7 +317,7 @@ class Sessions:
     def _model(self, name: str) -> str | None:
         """What the Temporal UI shows until a model has answered."""
         agent = self._agents.get(name) if self._agents else None
-        return agent.model if agent else None
+        return (agent.model or DEMO) if agent else None
 
     def _summary(self, session: NewSession) -> str:
         if not self._ui_detail or not session.title:

@@ -68,10 +68,15 @@ def next_batch(session: SessionState) -> tuple[tuple[DeliveryRef, ...], SessionS
     return session.inbox[:size], session.model_copy(update={"inbox": session.inbox[size:]})
 
 
-def is_over(session: SessionState, turn: int | None, *, in_turn: bool) -> bool:
-    """Whether this turn has ended. A session that waits for people is still in its last one."""
-    current = session.turn - 1 if session.open and not in_turn else session.turn
+def is_over(session: SessionState, turn: int | None) -> bool:
+    """Whether this turn has ended. While people are asked, also while some answers are carried out, it has not."""
+    current = session.next_told - 1 if session.open else session.next_told
     return turn is not None and turn < current
+
+
+def is_to_come(session: SessionState, turn: int | None) -> bool:
+    """Whether readers know already that the turn that runs is over, and mean the one after it."""
+    return turn is not None and turn > session.turn
 
 
 def can_go_on(session: SessionState) -> bool:

@@ -30,11 +30,17 @@ class SessionState(Wire):
     token_hash: str
     # The number of the next turn.
     turn: int = 0
+    # The same as readers count: turns that told them nothing do not count. A driver of old knew none of those.
+    told: int | None = None
     inbox: tuple[DeliveryRef, ...] = ()
     seen: tuple[str, ...] = ()
     snapshot: Snapshot = Snapshot()
     # What waits for people.
     open: tuple[OpenInput, ...] = ()
+
+    @property
+    def next_told(self) -> int:
+        return self.turn if self.told is None else self.told
 
     def hears(self, delivery: DeliveryRef) -> "SessionState":
         """Queue a delivery, once."""
@@ -61,7 +67,9 @@ class SessionState(Wire):
 
     def after_turn(self, result: TurnResult) -> "SessionState":
         """Take over what the turn left: its snapshot, and the session's new token if it changed."""
-        state = self.model_copy(update={"turn": self.turn + 1, "snapshot": result.snapshot, "open": result.open})
+        told = self.next_told if result.silent else self.turn + 1
+        done = {"turn": self.turn + 1, "told": told, "snapshot": result.snapshot, "open": result.open}
+        state = self.model_copy(update=done)
         if result.token_hash is None or result.token_hash == self.token_hash:
             return state
         # Deliveries that were accepted with the old token while it was valid stay accepted.

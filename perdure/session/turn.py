@@ -127,13 +127,13 @@ class _Turn:
             return self._result(resumed.failure)
         await self._call([self._tool_call(approved.at, approved.call) for approved in resumed.calls])
         self._stop_if_cancelled()
-        return await self._park(resumed.open) if resumed.open else None
+        return await self._park(resumed.open, silent=resumed.silent) if resumed.open else None
 
     async def _go_on(self) -> TurnResult | Breath:
         while True:
             outcome = await self._steps.call_model(self._model_call(), label=self._model)
             if isinstance(outcome, Unheard):
-                return self._result(None)
+                return self._result(None, silent=True)
             self._state = self._state.after_step(outcome.usage)
             self._model = outcome.model or self._model
             match outcome:
@@ -183,10 +183,10 @@ class _Turn:
                 case ToolOutcome():
                     pass
 
-    async def _park(self, open: tuple[OpenInput, ...]) -> TurnResult:
+    async def _park(self, open: tuple[OpenInput, ...], *, silent: bool = False) -> TurnResult:
         request = self._request
         await self._steps.park(ParkTurn(at=self._at, agent=request.agent, mode=request.mode, open=open))
-        return self._result(None, open=open)
+        return self._result(None, open=open, silent=silent)
 
     def _rest(self) -> TurnRequest:
         done: dict[str, object] = {"expired": (), "open": (), "step": self._step}
@@ -194,7 +194,12 @@ class _Turn:
         return self._request.model_copy(update={**done, **kept})
 
     def _result(
-        self, failure: Failure | None, *, open: tuple[OpenInput, ...] = (), cancelled: bool = False
+        self,
+        failure: Failure | None,
+        *,
+        open: tuple[OpenInput, ...] = (),
+        cancelled: bool = False,
+        silent: bool = False,
     ) -> TurnResult:
         state = self._state.after_failure() if failure and not cancelled else self._state
         mode = self._request.mode
@@ -205,6 +210,7 @@ class _Turn:
             failure=failure,
             open=open,
             cancelled=cancelled,
+            silent=silent,
             model=self._model,
         )
 
