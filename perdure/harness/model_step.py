@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from uuid import uuid4
 
 from perdure import telemetry
-from perdure.agents.agent import FINAL_OUTPUT, Agent
+from perdure.agents.agent import DEMO, FINAL_OUTPUT, Agent
 from perdure.agents.registry import AgentRegistry
 from perdure.errors import ModelFailed
 from perdure.models.base import ModelSource, Prompt, Reply
