@@ -6,7 +6,8 @@ PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3 python;
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-PYTEST_ARGS ?=
+# Most tests wait for real processes to notice that others died, so there can be more of them than cores.
+PYTEST_ARGS ?= -n 3 --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help dev test check lint format types bench build clean

@@ -22,9 +22,11 @@ class EndingActivities:
     @activity.defn(name=names.CONCLUDE_TURN)
     async def conclude_turn(self, conclusion: Conclusion) -> None:
         with attempts.translated():
-            await self._end.conclude(conclusion)
+            async with attempts.beating():
+                await self._end.conclude(conclusion)
 
     @activity.defn(name=names.REFUSE_DELIVERY)
     async def refuse_delivery(self, refusal: Refusal) -> None:
         with attempts.translated():
-            await self._end.refuse(refusal)
+            async with attempts.beating():
+                await self._end.refuse(refusal)

@@ -26,19 +26,23 @@ class ParkingActivities:
     @activity.defn(name=names.RESUME_TURN)
     async def resume_turn(self, resumption: ResumeTurn) -> Resumed:
         with attempts.translated():
-            return await self._resuming.resume(resumption, attempts.current())
+            async with attempts.beating():
+                return await self._resuming.resume(resumption, attempts.current())
 
     @activity.defn(name=names.PARK_TURN)
     async def park_turn(self, park: ParkTurn) -> None:
         with attempts.translated():
-            await self._parking.park(park)
+            async with attempts.beating():
+                await self._parking.park(park)
 
     @activity.defn(name=names.WITHDRAW_INPUTS)
     async def withdraw_inputs(self, withdrawal: Withdrawal) -> None:
         with attempts.translated():
-            await self._end.withdraw(withdrawal)
+            async with attempts.beating():
+                await self._end.withdraw(withdrawal)
 
     @activity.defn(name=names.REMIND)
     async def remind(self, reminder: Reminder) -> None:
         with attempts.translated():
-            await self._parking.remind(reminder)
+            async with attempts.beating():
+                await self._parking.remind(reminder)

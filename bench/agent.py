@@ -9,4 +9,10 @@ def nothing() -> str:
     return "done"
 
 
-agent = Agent(name="bench", instructions="You are measured.", tools=[nothing])
+@tool(effects="pure", approval="always")
+def guarded() -> str:
+    """Do nothing, once somebody agrees."""
+    return "done"
+
+
+agent = Agent(name="bench", instructions="You are measured.", tools=[nothing, guarded])

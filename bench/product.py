@@ -19,16 +19,25 @@ class Turn:
     waiting: float
 
 
+@dataclass(frozen=True)
+class Asking:
+    """A session that waits for somebody's approval."""
+
+    session_id: str
+    token: str
+    request_id: str
+
+
 class ProductClient:
     """Starts sessions of the product and takes turns with them."""
 
     def __init__(self, port: int) -> None:
         self._port = port
 
-    async def session(self) -> "ProductSession":
+    async def session(self, message: str = "hello") -> "ProductSession":
         """A session whose first turn is over, and its stream open."""
         posts, stream = await Connection.open(self._port), await Connection.open(self._port)
-        started = await posts.post(_SESSIONS, {"message": "hello"})
+        started = await posts.post(_SESSIONS, {"message": message})
         session = ProductSession(posts, stream, started["sessionId"], started["continuationToken"])
         await session.waiting()
         return session
@@ -39,13 +48,34 @@ class ProductClient:
         await session.close()
         return session.id
 
+    async def asking(self) -> Asking:
+        """A session that waits for somebody's approval, and that nobody watches."""
+        session = await self.session("ask")
+        await session.close()
+        (request_id,) = session.requests
+        return Asking(session.id, session.token, request_id)
+
+    async def approve(self, asking: Asking) -> float:
+        """Seconds from before the answer until the turn that it caused was over."""
+        posts, stream = await Connection.open(self._port), await Connection.open(self._port)
+        session = ProductSession(posts, stream, asking.session_id, asking.token)
+        await session.waiting()
+        begun = perf_counter()
+        await session.post({"inputResponses": [{"requestId": asking.request_id, "optionId": "approve"}]})
+        await session.waiting()
+        ended = perf_counter()
+        await session.close()
+        return ended - begun
+
 
 class ProductSession:
     """One session of the product; `turn` returns when its `session.waiting` was read from the stream."""
 
     def __init__(self, posts: Connection, stream: Connection, session_id: str, token: str) -> None:
         self.id = session_id
-        self._token = token
+        self.token = token
+        #: The ids of all that was asked.
+        self.requests: list[str] = []
         self._posts = posts
         self._stream = stream
         self._first_delta: float | None = None
@@ -55,10 +85,14 @@ class ProductSession:
     async def turn(self, message: str = "hello") -> Turn:
         self._first_delta = None
         begun = perf_counter()
-        await self._posts.post(f"{_SESSIONS}/{self.id}", {"continuationToken": self._token, "message": message})
+        await self.post({"message": message})
         await self.waiting()
         ended = perf_counter()
         return Turn(first_delta=(self._first_delta or ended) - begun, waiting=ended - begun)
+
+    async def post(self, body: dict[str, Any]) -> None:
+        """Deliver to it."""
+        await self._posts.post(f"{_SESSIONS}/{self.id}", {"continuationToken": self.token, **body})
 
     async def waiting(self) -> None:
         """Wait for the end of a turn."""
@@ -82,6 +116,8 @@ class ProductSession:
             match event["type"]:
                 case "message.appended" if self._first_delta is None:
                     self._first_delta = perf_counter()
+                case "input.requested":
+                    self.requests += [request["requestId"] for request in event["data"]["requests"]]
                 case "turn.failed" | "step.failed":
                     raise Refused(f"a turn failed: {event}")
                 case "session.waiting" | "session.failed" | "session.completed":

@@ -1,7 +1,7 @@
 """A model provider without latency, over real HTTP: `python -m bench.provider PORT`.
 
-It speaks OpenAI's chat completions, streamed. To `rounds N` it answers with a tool call N times, to all else with
-one short text.
+It speaks OpenAI's chat completions, streamed. To `rounds N` it answers with a tool call N times, to `ask` with a call
+that somebody has to approve, to all else with one short text.
 """
 
 import asyncio
@@ -16,9 +16,10 @@ def reply(request: dict[str, Any]) -> bytes:
     """The answer as server-sent events."""
     messages: list[dict[str, Any]] = request["messages"]
     heard = max(place for place, message in enumerate(messages) if message["role"] == "user")
-    wanted = _rounds(messages[heard]["content"])
+    said = messages[heard]["content"]
+    wanted = 1 if said == "ask" else _rounds(said)
     had = sum(message["role"] == "tool" for message in messages[heard:])
-    return _tool_call(had) if had < wanted else _TEXT
+    return _tool_call(had, "guarded" if said == "ask" else "nothing") if had < wanted else _TEXT
 
 
 def _rounds(content: object) -> int:
@@ -41,8 +42,8 @@ def _events(*deltas: dict[str, Any], finish: str) -> bytes:
     return b"".join(b"data: " + orjson.dumps(chunk) + b"\n\n" for chunk in chunks) + b"data: [DONE]\n\n"
 
 
-def _tool_call(number: int) -> bytes:
-    call = {"id": f"call_{number:04}", "type": "function", "function": {"name": "nothing", "arguments": "{}"}}
+def _tool_call(number: int, tool: str) -> bytes:
+    call = {"id": f"call_{number:04}", "type": "function", "function": {"name": tool, "arguments": "{}"}}
     return _events({"role": "assistant", "tool_calls": [{"index": 0, **call}]}, finish="tool_calls")
 
 

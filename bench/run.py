@@ -8,12 +8,12 @@ from pathlib import Path
 from . import postgres
 from .plan import Plan
 from .report import progress
-from .rows import crowd, growth, idle, log, session
+from .rows import asking, crowd, growth, idle, log, session
 from .stack import Product, Stack, running
 from .table import Line
 
 #: The rows by the names that `--only` takes.
-ROWS = ("session", "crowd", "growth", "log", "idle")
+ROWS = ("session", "crowd", "growth", "log", "idle", "parked")
 
 
 async def measure(plan: Plan, rows: Sequence[str] = ROWS, *, on_postgres: bool = False) -> list[Line]:
@@ -46,6 +46,8 @@ async def _of_product(row: str, plan: Plan, stack: Stack, product: Product) -> l
             return await growth.measure(stack, product, plan)
         case "idle":
             return await idle.measure(product, plan)
+        case "parked":
+            return await asking.measure(product, plan)
         case _:
             raise ValueError(f"there is no row {row!r}")
 

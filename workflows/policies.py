@@ -30,10 +30,10 @@ MODEL = Policy(
     ),
 )
 
-#: Short work on the store between two steps.
+#: Short work on the store between two steps. The store may take long over it; a dead worker must not.
 NOTE = Policy(
     start_to_close=timedelta(seconds=30),
-    heartbeat=None,
+    heartbeat=timedelta(seconds=5),
     retry=RetryPolicy(
         initial_interval=timedelta(milliseconds=200), maximum_interval=timedelta(seconds=10), maximum_attempts=30
     ),
@@ -42,7 +42,7 @@ NOTE = Policy(
 #: The last word on a turn or a delivery is said in the end, however long the store is away.
 LAST_WORD = Policy(
     start_to_close=timedelta(seconds=30),
-    heartbeat=None,
+    heartbeat=timedelta(seconds=5),
     retry=RetryPolicy(initial_interval=timedelta(milliseconds=200), maximum_interval=timedelta(seconds=10)),
 )
 

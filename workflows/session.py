@@ -2,7 +2,7 @@
 
 import contextlib
 from datetime import timedelta
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from temporalio import workflow
 from temporalio.exceptions import ChildWorkflowError
@@ -29,6 +29,7 @@ from perdure.protocol.requests import (
 from perdure.protocol.wire import JsonObject
 from perdure.session import decisions
 from perdure.session.state import SessionState, load_session, read_delivery, read_turn
+from perdure.session.turn import CANCELLED
 
 from . import failures
 from .steps import conclude, note
@@ -52,6 +53,7 @@ class SessionWorkflow:
         self._in_turn = False
         self._turn_handle: TurnHandle | None = None
         self._cancelling = False
+        self._cancelling_next = False
 
     @workflow.signal(name=names.DELIVER)
     def deliver(self, *data: Any) -> None:
@@ -68,8 +70,13 @@ class SessionWorkflow:
         """Stop the turn that runs or is about to run, or withdraw what it waits for. Idle: nothing to do."""
         if not (self._in_turn or self._state.open or self._state.inbox):
             return
-        if decisions.is_over(self._state, read_turn(data[0] if data else None), in_turn=self._in_turn):
+        turn = read_turn(data[0] if data else None)
+        if decisions.is_over(self._state, turn):
             # The signal was late: the turn that it meant has ended, and the next one is none of its business.
+            return
+        if self._in_turn and decisions.is_to_come(self._state, turn):
+            # Or early: this turn ended before its readers' eyes, and only we have not heard of it yet.
+            self._cancelling_next = True
             return
         self._cancelling = True
         if self._turn_handle is not None:
@@ -103,12 +110,15 @@ class SessionWorkflow:
             result = await self._turn(batch, expired)
             self._state = self._state.after_turn(result)
             # A turn that was just parking when it was cancelled has not noticed: what it asked is withdrawn.
-            self._cancelling = self._cancelling and bool(self._state.open)
+            self._cancelling = self._cancelling_next or (self._cancelling and bool(self._state.open))
+            self._cancelling_next = False
             match result.action:
                 case Done():
                     return
                 case Park():
-                    self._renew_if_due()
+                    if not self._cancelling:
+                        # What somebody wants stopped is not carried to the next run.
+                        self._renew_if_due()
                 case DispatchRuntimeActions() | DispatchCodeModeRuntimeActions():
                     # A turn that is newer than this driver asks for children. The task fails, and is tried again
                     # until a driver that knows how takes over: nothing is lost meanwhile.
@@ -138,6 +148,9 @@ class SessionWorkflow:
             expired=expired,
             traceparent=batch[-1].traceparent if batch else None,
         )
+        if self._cancelling:
+            # Stopped before it began: it does not begin, not even for a moment.
+            return await self._conclude(request, CANCELLED, "cancelled")
         try:
             return await self._run_child(request)
         except ChildWorkflowError as error:
@@ -164,9 +177,12 @@ class SessionWorkflow:
             self._in_turn = False
             self._turn_handle = None
 
-    async def _conclude(self, request: TurnRequest, failure: Failure) -> TurnResult:
+    async def _conclude(
+        self, request: TurnRequest, failure: Failure, kind: Literal["failed", "cancelled"] = "failed"
+    ) -> TurnResult:
         await conclude(
             Conclusion(
+                kind=kind,
                 at=Coordinates(session_id=request.session_id, turn=request.turn, step=request.step),
                 mode=request.mode,
                 failure=failure,
@@ -174,7 +190,10 @@ class SessionWorkflow:
             )
         )
         return TurnResult(
-            snapshot=request.snapshot, action=decisions.after_turn(request.mode, failure), failure=failure
+            snapshot=request.snapshot,
+            action=decisions.after_turn(request.mode, failure),
+            failure=failure,
+            cancelled=kind == "cancelled",
         )
 
     async def _withdraw(self) -> None:

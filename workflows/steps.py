@@ -78,6 +78,7 @@ async def note(name: str, argument: Any, *, summary: str) -> None:
         argument,
         task_queue=names.sibling(workflow.info().task_queue, names.MODELS_QUEUE),
         start_to_close_timeout=policies.LAST_WORD.start_to_close,
+        heartbeat_timeout=policies.LAST_WORD.heartbeat,
         retry_policy=policies.LAST_WORD.retry,
         summary=summary,
     )

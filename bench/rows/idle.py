@@ -20,22 +20,23 @@ async def measure(product: Product, plan: Plan) -> list[Line]:
     name = f"{plan.parked} parked"
     pids = (product.worker, product.api)
     async with asyncio.timeout(plan.patience * 5):
-        await _park(product.client.parked, plan.parked_warmup)
-        before = await _settled(pids, plan)
-        await _park(product.client.parked, plan.parked)
-        settled = await _settled(pids, plan)
+        await in_crowds(product.client.parked, plan.parked_warmup)
+        before = await settled(pids, plan)
+        await in_crowds(product.client.parked, plan.parked)
+        after = await settled(pids, plan)
         cpu = consumption.of_all(pids).cpu
         await asyncio.sleep(plan.idle_seconds)
         share = 100 * (consumption.of_all(pids).cpu - cpu) / plan.idle_seconds
-    each = (settled.rss - before.rss) / plan.parked / 2**10
+    each = (after.rss - before.rss) / plan.parked / 2**10
     return [
         Line(name, f"worker + API, processor over {plan.idle_seconds:g} s", "%", share, target=Target("≤", 1)),
-        Line(name, "worker + API, resident memory", "MiB", settled.rss / 2**20, before.rss / 2**20, Target("≤", 1.1)),
+        Line(name, "worker + API, resident memory", "MiB", after.rss / 2**20, before.rss / 2**20, Target("≤", 1.1)),
         Line(name, "resident memory per parked session", "KiB", each),
     ]
 
 
-async def _park(park: Callable[[], Awaitable[Any]], count: int) -> None:
+async def in_crowds(park: Callable[[], Awaitable[Any]], count: int) -> None:
+    """Do it so many times, a few at once."""
     room = asyncio.Semaphore(_AT_ONCE)
 
     async def one() -> None:
@@ -47,7 +48,7 @@ async def _park(park: Callable[[], Awaitable[Any]], count: int) -> None:
             group.create_task(one())
 
 
-async def _settled(pids: tuple[int, ...], plan: Plan) -> consumption.Consumption:
+async def settled(pids: tuple[int, ...], plan: Plan) -> consumption.Consumption:
     """Wait until the processes are through with what they were asked to do."""
     span = min(1.0, plan.idle_seconds)
     for _ in range(_SETTLING):

@@ -10,7 +10,7 @@ import jsonschema
 import referencing
 import referencing.exceptions
 from jsonschema.validators import validator_for
-from pydantic_ai.messages import ModelResponse, TextPart, ToolCallPart
+from pydantic_ai.messages import ModelResponse, TextPart, ThinkingPart, ToolCallPart
 from pydantic_ai.tools import ToolDefinition
 
 from perdure.agents.agent import FINAL_OUTPUT
@@ -96,4 +96,11 @@ def without_final(response: ModelResponse) -> ModelResponse:
 def as_answer(response: ModelResponse, result: Result) -> ModelResponse:
     """The reply as history keeps it: the result is what the assistant said. Later turns do not know the tool."""
     said = TextPart(json.dumps(result.value, ensure_ascii=False))
-    return replace(response, parts=[*without_final(response).parts, said], finish_reason="stop")
+    # OpenAI refuses a thought without the very item that followed it, and an item without its thought: no later
+    # request of the session would be answered. What has no id belongs to no thought.
+    kept = [
+        replace(part, id=None) if isinstance(part, TextPart) else part
+        for part in without_final(response).parts
+        if not isinstance(part, ThinkingPart)
+    ]
+    return replace(response, parts=[*kept, said], finish_reason="stop")

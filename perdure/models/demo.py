@@ -2,12 +2,14 @@
 
 It echoes, and calls the agent's tools when the message speaks of them: "roll the dice and tell me the time" makes
 two calls at once, "roll the dice then tell me the time" makes them in two rounds, `use some_tool {"a": 1}` is exact.
+When a result is asked of it that must fit a schema, it hands over the smallest one, with the message in it.
 """
 
 import asyncio
 import json
 import re
 from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from pydantic_ai.messages import (
@@ -22,7 +24,10 @@ from pydantic_ai.messages import (
 from pydantic_ai.tools import ToolDefinition
 from pydantic_ai.usage import RequestUsage
 
+from perdure.agents.agent import FINAL_OUTPUT
+
 from .base import Delta, Prompt, Reply, TextDelta, ToolInputDelta, finish_reason, usage_of
+from .smallest import Unfit, smallest
 
 _EXACT = re.compile(r"\buse\s+(?P<tool>[\w-]+)\s*(?P<args>\{.*\})?", re.IGNORECASE | re.DOTALL)
 _THEN = re.compile(r"[,.;]?\s+(?:and\s+)?then\s+", re.IGNORECASE)
@@ -42,6 +47,7 @@ class DemoModel:
         said, returns, rounds = _heard(prompt.messages)
         wanted = _THEN.split(said)
         calls = list(_calls(wanted[rounds], prompt)) if rounds < len(wanted) else []
+        calls = calls or list(_handed_over(said, prompt))
         text = "" if calls else _answer(said, returns)
         async for delta in self._spoken(text, calls):
             yield delta
@@ -88,9 +94,19 @@ def _calls(said: str, prompt: Prompt) -> Iterator[ToolCallPart]:
     words = set(_WORD.findall(said.lower()))
     words |= {_MEANT[word] for word in words if word in _MEANT}
     for number, tool in enumerate(prompt.tools):
-        if tool.name in exact or words & set(_WORD.findall(tool.name.lower())):
+        meant = words & set(_WORD.findall(tool.name.lower())) and tool.name != FINAL_OUTPUT
+        if tool.name in exact or meant:
             arguments = _arguments(tool, said, exact.get(tool.name))
             yield ToolCallPart(tool.name, arguments, tool_call_id=f"demo_{len(prompt.messages)}_{number}")
+
+
+def _handed_over(said: str, prompt: Prompt) -> Iterator[ToolCallPart]:
+    """The result, when one is asked for; nothing when none can be made up."""
+    for tool in prompt.tools:
+        if tool.name == FINAL_OUTPUT:
+            with suppress(Unfit):
+                result = smallest(tool.parameters_json_schema, said)
+                yield ToolCallPart(FINAL_OUTPUT, result, tool_call_id=f"demo_{len(prompt.messages)}_result")
 
 
 def _arguments(tool: ToolDefinition, said: str, exact: str | None) -> dict[str, Any]:

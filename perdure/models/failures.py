@@ -6,6 +6,7 @@ from typing import Any, cast
 
 from pydantic_ai.exceptions import (
     ModelAPIError,
+    ModelAuthenticationError,
     ModelConnectionError,
     ModelHTTPError,
     ModelQuotaExceededError,
@@ -24,6 +25,15 @@ _SECRET = re.compile(
 #: Longer runs without a space are more likely a credential or a blob than words.
 _BLOB = re.compile(r"[A-Za-z0-9+/_=*.-]{40,}")
 _LONGEST = 300
+_REJECTIONS = frozenset(
+    {
+        "bio_policy",
+        "data_residency_mismatch",
+        "empty_image_file",
+        "misalignment_policy_violation",
+        "unsupported_image_media_type",
+    }
+)
 
 
 def failure(model: str, error: Exception) -> ModelFailed:
@@ -37,10 +47,12 @@ def failure(model: str, error: Exception) -> ModelFailed:
             what = "did not answer in time" if _timed_out(error) else "could not be reached, or broke off its answer"
             return ModelFailed(f"The model {model} {what}.", transient=True, retry_after=error.retry_after)
         case ModelAPIError():
-            transient = not isinstance(error, ModelRequestRejectedError | ModelQuotaExceededError)
+            # What a provider says about credentials tends to quote them.
+            private = isinstance(error, ModelAuthenticationError)
+            told = None if private else error.body or (error.message if error.provider_error_code else None)
             return ModelFailed(
-                f"The model {model} reported an error{_said(error.body)}.",
-                transient=transient,
+                f"The model {model} reported an error{_said(told)}.",
+                transient=not _rejected(error),
                 retry_after=error.retry_after,
             )
         case UnexpectedModelBehavior():
@@ -54,6 +66,15 @@ def failure(model: str, error: Exception) -> ModelFailed:
             return ModelFailed(f"The model {model} failed ({type(error).__name__}).", transient=False)
 
 
+def _rejected(error: ModelAPIError) -> bool:
+    """Whether the provider means the request, and not its own state."""
+    if isinstance(error, ModelRequestRejectedError | ModelQuotaExceededError):
+        return True
+    # Codes of OpenAI's Responses API for which pydantic-ai has no category.
+    code = error.provider_error_code or ""
+    return code in _REJECTIONS or code.startswith(("invalid_", "image_"))
+
+
 def truncated(model: str) -> ModelFailed:
     return ModelFailed(f"The model {model} broke off its answer.", transient=True)
 
@@ -64,7 +85,6 @@ def _http(model: str, error: ModelHTTPError) -> ModelFailed:
     # The SDKs follow this header when they retry; we took that over from them.
     if error.provider_retry_hint is not None and not isinstance(error, ModelRateLimitError):
         transient = error.provider_retry_hint
-    # What a provider says about credentials tends to quote them.
     said = "" if status in (401, 403) else _said(error.body)
     return ModelFailed(
         f"The model {model} answered {status}{said}.",

@@ -15,7 +15,7 @@ def lines() -> list[Line]:
 
 
 def test_every_row_is_measured(lines: list[Line]) -> None:
-    assert {line.row for line in lines} == {"one session", "3 sessions", "growth", "event log", "3 parked"}
+    assert {line.row for line in lines} == {"one session", "3 sessions", "growth", "event log", "3 parked", "3 asking"}
     assert all(line.value > 0 for line in lines if line.unit in ("ms", "/s", "B", "MiB"))
     assert all(line.reference for line in lines if line.reference is not None)
 

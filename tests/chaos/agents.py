@@ -1,5 +1,6 @@
 """An agent whose tools act on the ledger, one of each effect class."""
 
+import asyncio
 import os
 from typing import Any
 
@@ -19,15 +20,29 @@ async def _ledger(path: str, body: dict[str, Any]) -> None:
         (await client.post(path, json=body)).raise_for_status()
 
 
-async def _act(name: str, note: str, ctx: ToolContext, before: str, after: str, *, honour: bool = False) -> str:
+async def _act(
+    name: str, note: str, ctx: ToolContext, before: str, after: str, *, honour: bool = False, cling: bool = False
+) -> str:
     """One effect, with a gate on either side of it."""
     if before:
-        await _ledger("/pass", {"gate": before})
+        await _pass(before, cling=cling)
     body = {"tool": name, "note": note, "session": ctx.session.id, "turn": ctx.session.turn, "call": ctx.call_id}
     await _ledger("/effect", {"key": ctx.idempotency_key, "body": body, "honour": honour})
     if after:
         await _ledger("/pass", {"gate": after})
     return f"{name} {note}: done"
+
+
+async def _pass(gate: str, *, cling: bool) -> None:
+    """Wait at a gate; whoever clings to it does not hear that it is to stop."""
+    waiting = asyncio.ensure_future(_ledger("/pass", {"gate": gate}))
+    while not waiting.done():
+        try:
+            await asyncio.shield(waiting)
+        except asyncio.CancelledError:
+            if not cling:
+                raise
+    waiting.result()
 
 
 @tool(effects="pure", timeout=120)
@@ -63,9 +78,9 @@ async def charge_blocking(note: str, ctx: ToolContext, before: str = "") -> str:
 
 
 @tool(approval="always", timeout=120)
-async def pay(note: str, ctx: ToolContext, amount: int = 1, before: str = "", after: str = "") -> str:
+async def pay(note: str, ctx: ToolContext, before: str = "", after: str = "", cling: bool = False) -> str:
     """Pay somebody, once somebody else agrees: never twice."""
-    return await _act("pay", f"{note}/{amount}" if amount != 1 else note, ctx, before, after)
+    return await _act("pay", note, ctx, before, after, cling=cling)
 
 
 @tool(approval="always", expires=SOON, timeout=120)

@@ -13,7 +13,7 @@ _CLOCKS = 0.05
 def nothing_acts_unapproved(evidence: Evidence) -> Iterator[str]:
     """A call that was asked about acts after it was approved, and with what was approved."""
     asked = {
-        (session_id, row["request"]["call_id"]): row
+        (session_id, row["request"]["callId"]): row
         for session_id, rows in evidence.inputs.items()
         for row in rows
         if row["kind"] == "approval"
@@ -54,13 +54,13 @@ def each_request_is_asked_and_closed_once(evidence: Evidence) -> Iterator[str]:
 
 
 def nothing_acts_after_it_was_stopped(evidence: Evidence) -> Iterator[str]:
+    """Nothing that a turn was to do, or one that waited before it, happens after `turn.cancelled`."""
     for session_id, events in evidence.events.items():
         stopped = {event["turn"]: seconds(event["at"]) for event in events if event["type"] == "turn.cancelled"}
-        for effect in evidence.effects:
-            body = effect["body"]
-            at = stopped.get(body["turn"]) if body["session"] == session_id else None
-            if at is not None and effect["at"] > at + _CLOCKS:
-                yield f"{session_id} {body['call']}: acted {effect['at'] - at:.3f} s after turn.cancelled"
+        for effect in (each for each in evidence.effects if each["body"]["session"] == session_id):
+            for turn, at in stopped.items():
+                if effect["body"]["turn"] <= turn and effect["at"] > at + _CLOCKS:
+                    yield f"{session_id} {effect['body']['call']}: acted {effect['at'] - at:.3f} s after turn.cancelled"
 
 
 CHECKS = (nothing_acts_unapproved, each_request_is_asked_and_closed_once, nothing_acts_after_it_was_stopped)
@@ -68,16 +68,20 @@ CHECKS = (nothing_acts_unapproved, each_request_is_asked_and_closed_once, nothin
 
 def approved(row: Json) -> bool:
     """Whether somebody agreed, or silence was declared to mean that."""
-    return row["status"] in ("answered", "expired") and (row["answer"] or {}).get("option_id") == "approve"
+    return row["status"] in ("answered", "expired") and _answer(row).get("optionId") == "approve"
 
 
 def arguments(row: Json) -> Json:
     """What was approved: the model's arguments, or those that the approver put in their place."""
-    return (row["answer"] or {}).get("arguments") or row["request"]["input"]
+    return _answer(row).get("arguments") or row["request"]["input"]
 
 
 def seconds(stamp: str) -> float:
     return datetime.fromisoformat(stamp).timestamp()
+
+
+def _answer(row: Json) -> Json:
+    return row["answer"] or {}
 
 
 def _resolves(event: Json) -> bool:

@@ -76,7 +76,9 @@ def each_turn_ends_once(evidence: Evidence) -> Iterator[str]:
             if count != {"turn.started": 1, "turn ends": ends, "boundary": ends}:
                 yield f"{session_id} turn {turn}: {dict(count)}"
         for (turn, step), count in steps.items():
-            if count != {"step.started": 1, "step ends": 1}:
+            # What a step would have come to is not known when its turn is stopped.
+            unfinished = turn in stopped and count == {"step.started": 1}
+            if count != {"step.started": 1, "step ends": 1} and not unfinished:
                 yield f"{session_id} turn {turn} step {step}: {dict(count)}"
 
 
@@ -106,7 +108,7 @@ def turns_do_not_overlap(evidence: Evidence) -> Iterator[str]:
 def each_action_has_one_result(evidence: Evidence) -> Iterator[str]:
     """A call that people are asked about is an action once nobody waits for them any more."""
     for session_id, events in evidence.events.items():
-        open = {row["request"]["call_id"] for row in evidence.inputs.get(session_id, ()) if row["status"] == "open"}
+        open = {row["request"]["callId"] for row in evidence.inputs.get(session_id, ()) if row["status"] == "open"}
         gated = {
             request["action"]["callId"]
             for event in events
@@ -121,6 +123,13 @@ def each_action_has_one_result(evidence: Evidence) -> Iterator[str]:
             for action in event["data"]["actions"]
         ) + Counter(gated - open)
         told = Counter(event["data"]["result"]["callId"] for event in events if event["type"] == "action.result")
+        # A call that is refused without asking anybody is no action: it is told, and was never begun.
+        refused = {
+            event["data"]["result"]["callId"]
+            for event in events
+            if event["type"] == "action.result" and event["data"]["status"] == "rejected"
+        }
+        told -= Counter(refused - asked.keys())
         if asked != told or any(count > 1 for count in asked.values()):
             yield f"{session_id}: asked {dict(asked)}, told {dict(told)}"
 

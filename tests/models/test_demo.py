@@ -1,8 +1,10 @@
 from collections.abc import Sequence
+from typing import Any
 
 from pydantic_ai.messages import ModelMessage, ModelRequest, ToolReturnPart
 from pydantic_ai.tools import ToolDefinition
 
+from perdure.agents.agent import FINAL_OUTPUT
 from perdure.models.base import Prompt, Reply, TextDelta
 from perdure.models.demo import DemoModel
 
@@ -14,11 +16,11 @@ TOOLS = [
 ]
 
 
-async def reply(*messages: ModelMessage | str) -> Reply:
+async def reply(*messages: ModelMessage | str, tools: Sequence[ToolDefinition] = TOOLS) -> Reply:
     history: Sequence[ModelMessage] = [
         ModelRequest.user_text_prompt(message) if isinstance(message, str) else message for message in messages
     ]
-    items = [item async for item in DemoModel().stream(Prompt(history, TOOLS))]
+    items = [item async for item in DemoModel().stream(Prompt(history, tools))]
     assert isinstance(items[-1], Reply)
     text = "".join(item.text for item in items if isinstance(item, TextDelta))
     assert text == (items[-1].response.text or "")
@@ -59,3 +61,34 @@ async def test_a_tool_can_be_named_with_its_arguments() -> None:
     calls = (await reply('use remember_note {"note": "x"}')).response.tool_calls
 
     assert [(call.tool_name, call.args) for call in calls] == [("remember_note", {"note": "x"})]
+
+
+def handing_over(schema: dict[str, Any]) -> list[ToolDefinition]:
+    return [*TOOLS, ToolDefinition(name=FINAL_OUTPUT, parameters_json_schema=schema)]
+
+
+async def test_a_result_that_is_asked_for_is_handed_over() -> None:
+    last = await reply("my final word", tools=handing_over(TEXT))
+
+    assert [(call.tool_name, call.args) for call in last.response.tool_calls] == [
+        (FINAL_OUTPUT, {"note": "my final word"})
+    ]
+
+
+async def test_tools_are_used_before_the_result_is_handed_over() -> None:
+    said = ModelRequest.user_text_prompt("tell me the time")
+    first = await reply(said, tools=handing_over(TEXT))
+    told = ModelRequest([ToolReturnPart("current_time", "noon", first.response.tool_calls[0].tool_call_id)])
+
+    last = await reply(said, first.response, told, tools=handing_over(TEXT))
+
+    assert [call.tool_name for call in first.response.tool_calls] == ["current_time"]
+    assert [call.tool_name for call in last.response.tool_calls] == [FINAL_OUTPUT]
+
+
+async def test_a_result_that_cannot_be_made_up_is_answered_in_words() -> None:
+    impossible: dict[str, Any] = {"type": "object", "properties": {"value": {"not": {}}}, "required": ["value"]}
+
+    last = await reply("hello", tools=handing_over(impossible))
+
+    assert last.response.text == "You said: hello"

@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from importlib import import_module
+from typing import Any
 
 import pytest
 from pydantic_ai.messages import ModelRequest, ThinkingPart, ToolCallPart, ToolReturnPart
@@ -13,7 +15,7 @@ from perdure.models.base import Delta, Prompt, ReasoningDelta, Reply, TextDelta,
 from perdure.models.models import Models
 from tests.support.provider import Provider, serving
 
-NAMES = ["openai-chat:scripted", "anthropic:claude-scripted"]
+NAMES = ["openai-chat:scripted", "openai:gpt-5-scripted", "anthropic:claude-scripted"]
 ROLL = ToolDefinition(name="roll", parameters_json_schema={"type": "object", "properties": {}})
 
 
@@ -66,8 +68,9 @@ async def test_parallel_calls_arrive_with_their_input(provider: Provider, name: 
     assert told == {calls[0].tool_call_id: '{"a": 1}', calls[1].tool_call_id: '{"a": 2}'}
 
 
-async def test_reasoning_is_told_apart(provider: Provider) -> None:
-    deltas, reply = await answer("anthropic:claude-scripted", said("think Let me see; say Hi"))
+@pytest.mark.parametrize("name", NAMES)
+async def test_reasoning_is_told_apart(provider: Provider, name: str) -> None:
+    deltas, reply = await answer(name, said("think Let me see; say Hi"))
 
     assert ReasoningDelta("Let me see") in deltas
     assert isinstance(reply.response.parts[0], ThinkingPart)
@@ -82,6 +85,18 @@ async def test_results_lead_to_the_next_round(provider: Provider, name: str) -> 
     _, second = await answer(name, Prompt([*prompt.messages, first.response, ModelRequest([result])], [ROLL]))
 
     assert second.response.text == "Rolled"
+
+
+@pytest.mark.parametrize("name", NAMES)
+async def test_what_was_thought_is_given_back_with_the_calls_it_led_to(provider: Provider, name: str) -> None:
+    prompt = said("think A roll; call roll {} and roll {} then say Rolled")
+    _, first = await answer(name, prompt)
+    results = [ToolReturnPart("roll", [6], tool_call_id=call.tool_call_id) for call in first.response.tool_calls]
+
+    _, second = await answer(name, Prompt([*prompt.messages, first.response, ModelRequest(results)], [ROLL]))
+
+    assert second.response.text == "Rolled"
+    assert provider.unpaired == []
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -116,6 +131,33 @@ async def test_an_answer_that_breaks_off_is_transient(provider: Provider, name: 
     failed = await refused(name, said(f"{how} after 2; say a b c d e"))
 
     assert failed.transient
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("openai-chat:scripted", "server_error"),
+        ("openai:gpt-5-scripted", "server_error"),
+        ("openai:gpt-5-scripted", "rate_limit_exceeded"),
+        ("anthropic:claude-scripted", "overloaded_error"),
+        ("anthropic:claude-scripted", "api_error"),
+    ],
+)
+async def test_an_error_inside_the_answer_is_transient(provider: Provider, name: str, error: str) -> None:
+    failed = await refused(name, said(f"break {error}; say a b c"))
+
+    assert failed.transient
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [("openai:gpt-5-scripted", "invalid_prompt"), ("anthropic:claude-scripted", "invalid_request_error")],
+)
+async def test_a_refusal_inside_the_answer_is_not_transient(provider: Provider, name: str, error: str) -> None:
+    failed = await refused(name, said(f"break {error}; say a b c"))
+
+    assert not failed.transient
+    assert "scripted" in failed.message.removeprefix(f"The model {name}")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -167,3 +209,27 @@ async def test_unpaired_calls_are_refused_by_the_provider(provider: Provider) ->
     failed = await refused(NAMES[0], Prompt([*prompt.messages, first.response, *said("again").messages]))
 
     assert failed.details == {"statusCode": 400}
+
+
+@pytest.mark.parametrize(
+    ("name", "resource"),
+    [("openai-chat:scripted", "chat.completions.completions"), ("openai:gpt-5-scripted", "responses.responses")],
+)
+async def test_openais_sdk_is_not_given_the_conversation_to_walk(
+    provider: Provider, monkeypatch: pytest.MonkeyPatch, name: str, resource: str
+) -> None:
+    module = import_module(f"openai.resources.{resource}")
+    walk: Any = module.async_maybe_transform
+    walked: list[dict[str, Any]] = []
+
+    async def walking(data: dict[str, Any], kind: object) -> Any:
+        walked.append(data)
+        return await walk(data, kind)
+
+    monkeypatch.setattr(module, "async_maybe_transform", walking)
+
+    await answer(name, said("say Hello"))
+
+    [given] = walked
+    assert not any(given.get(what) for what in ("messages", "input", "tools"))
+    assert (provider.requests[0]["said"], provider.requests[0]["tools"]) == ("say Hello", ["roll"])

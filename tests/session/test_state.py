@@ -219,8 +219,24 @@ def test_a_signal_may_name_a_turn(signal: object, turn: int | None) -> None:
 def test_a_parked_turn_is_not_over() -> None:
     parked = a_session(turn=4, open=(an_open(),))
 
-    assert not decisions.is_over(parked, 3, in_turn=False)
-    assert decisions.is_over(parked, 2, in_turn=False)
-    assert not decisions.is_over(a_session(turn=4), 4, in_turn=True)
-    assert decisions.is_over(a_session(turn=4), 3, in_turn=True)
-    assert not decisions.is_over(a_session(turn=4), None, in_turn=True)
+    assert not decisions.is_over(parked, 3)
+    assert decisions.is_over(parked, 2)
+    assert not decisions.is_over(a_session(turn=4), 4)
+    assert decisions.is_over(a_session(turn=4), 3)
+    assert not decisions.is_over(a_session(turn=4), None)
+
+
+def test_turns_that_readers_know_nothing_of_do_not_count() -> None:
+    parked = a_session(turn=2, open=(an_open(),)).after_turn(
+        TurnResult(snapshot=Snapshot(), action=Park(), open=(an_open(),), silent=True)
+    )
+
+    assert (parked.turn, parked.next_told) == (3, 2)
+    assert not decisions.is_over(parked, 1)
+    assert decisions.is_over(parked, 0)
+
+
+def test_a_turn_that_readers_expect_is_to_come() -> None:
+    assert decisions.is_to_come(a_session(turn=4), 5)
+    assert not decisions.is_to_come(a_session(turn=4), 4)
+    assert not decisions.is_to_come(a_session(turn=4), None)

@@ -1,4 +1,4 @@
-"""Two providers' ways to say the same: OpenAI's chat completions and Anthropic's messages, streamed."""
+"""Three ways to say the same: OpenAI's chat completions and responses, and Anthropic's messages, streamed."""
 
 import itertools
 import json
@@ -25,6 +25,7 @@ class Asked:
 
 
 _numbers = itertools.count(1)
+_NOTHING: Json = {}
 
 
 def _blocks(content: Any) -> list[Json]:
@@ -32,7 +33,22 @@ def _blocks(content: Any) -> list[Json]:
 
 
 def _texts(content: Any) -> str:
-    return " ".join(block["text"] for block in _blocks(content) if block["type"] == "text")
+    return " ".join(block["text"] for block in _blocks(content) if block["type"] in ("text", "input_text"))
+
+
+def conversation(body: Json) -> list[Json]:
+    """The messages of a request, whatever its dialect calls them."""
+    return body["messages"] if "messages" in body else body["input"]
+
+
+def heard(body: Json) -> list[str]:
+    """What people have said in a request, message by message."""
+    said = [_texts(message["content"]) for message in conversation(body) if message.get("role") == "user"]
+    return [text for text in said if text]
+
+
+def _sse(type: str, **data: Any) -> bytes:
+    return f"event: {type}\ndata: {json.dumps({'type': type, **data})}\n\n".encode()
 
 
 class OpenAI:
@@ -70,6 +86,10 @@ class OpenAI:
             yield self._chunk(model, {"reasoning_content": plan.thoughts})
         for word in plan.words:
             yield self._chunk(model, {"content": word})
+        if plan.breaks:
+            error = {"message": "scripted", "type": plan.breaks, "code": plan.breaks}
+            yield b"data: " + json.dumps({"error": error}).encode() + b"\n\n"
+            return
         for index, (name, arguments) in enumerate(plan.calls):
             function = {"name": name, "arguments": ""}
             started = {"index": index, "id": f"call_{next(_numbers)}", "type": "function", "function": function}
@@ -111,8 +131,9 @@ class Anthropic:
             due = {block["id"] for block in blocks if block["type"] == "tool_use"}
             rounds += bool(due)
             results += [_texts(block.get("content")) for block in blocks if block["type"] == "tool_result"]
-            if message["role"] == "user" and (text := _texts(message["content"])):
-                said, rounds, results = text, 0, []
+            if message["role"] == "user" and (texts := [block for block in blocks if block["type"] == "text"]):
+                # What two messages in a row said stands in one here; the later one counts.
+                said, rounds, results = texts[-1]["text"], 0, []
         if due:
             raise Unpaired(f"`tool_use` ids were found without `tool_result` blocks: {due}")
         return Asked(said, rounds, " | ".join(results))
@@ -130,7 +151,7 @@ class Anthropic:
             "content": [],
             "usage": usage,
         }
-        yield self._event("message_start", message={**message, "stop_reason": None, "stop_sequence": None})
+        yield _sse("message_start", message={**message, "stop_reason": None, "stop_sequence": None})
         index = itertools.count()
         if plan.thoughts:
             thinking: Json = {"type": "thinking", "thinking": "", "signature": ""}
@@ -141,21 +162,163 @@ class Anthropic:
         if plan.words:
             deltas = [{"type": "text_delta", "text": word} for word in plan.words]
             yield from self._block(next(index), {"type": "text", "text": ""}, deltas)
+        if plan.breaks:
+            yield _sse("error", error={"type": plan.breaks, "message": "scripted"})
+            return
         for name, arguments in plan.calls:
             block: Json = {"type": "tool_use", "id": f"toolu_{next(_numbers)}", "name": name, "input": {}}
             yield from self._block(next(index), block, [{"type": "input_json_delta", "partial_json": arguments}])
         reason = {"stop_reason": "tool_use" if plan.calls else "end_turn", "stop_sequence": None}
-        yield self._event("message_delta", delta=reason, usage={"output_tokens": _usage(plan)["completion_tokens"]})
-        yield self._event("message_stop")
+        yield _sse("message_delta", delta=reason, usage={"output_tokens": _usage(plan)["completion_tokens"]})
+        yield _sse("message_stop")
 
     def _block(self, index: int, block: Json, deltas: list[Json]) -> Iterator[bytes]:
-        yield self._event("content_block_start", index=index, content_block=block)
+        yield _sse("content_block_start", index=index, content_block=block)
         for delta in deltas:
-            yield self._event("content_block_delta", index=index, delta=delta)
-        yield self._event("content_block_stop", index=index)
-
-    def _event(self, type: str, **data: Any) -> bytes:
-        return f"event: {type}\ndata: {json.dumps({'type': type, **data})}\n\n".encode()
+            yield _sse("content_block_delta", index=index, delta=delta)
+        yield _sse("content_block_stop", index=index)
 
 
-DIALECTS = {dialect.path: dialect for dialect in (OpenAI(), Anthropic())}
+class Responses:
+    path = "/v1/responses"
+
+    def __init__(self) -> None:
+        #: What came after a thought, by its id, and the id of the thought: neither may come back without the other.
+        self._thought: dict[str, str] = {}
+
+    def asked(self, body: Json) -> Asked:
+        self._check_thoughts(conversation(body))
+        said, rounds = "", 0
+        results: list[str] = []
+        due: set[str] = set()
+        for item in conversation(body):
+            kind = item.get("type", "message")
+            if kind == "function_call":
+                rounds += not due
+                due.add(item["call_id"])
+            elif kind == "function_call_output":
+                if item["call_id"] not in due:
+                    raise Unpaired(f"No tool call found for function call output with call_id {item['call_id']}.")
+                due.remove(item["call_id"])
+                results.append(item["output"] if isinstance(item["output"], str) else _texts(item["output"]))
+            elif kind == "message" and item["role"] == "user":
+                said, rounds, results = _texts(item["content"]), 0, []
+        if due:
+            raise Unpaired(f"No tool output found for function call {due}.")
+        return Asked(said, rounds, " | ".join(results))
+
+    def _check_thoughts(self, items: list[Json]) -> None:
+        present = {item.get("id") for item in items}
+        for item, after in itertools.zip_longest(items, items[1:], fillvalue=_NOTHING):
+            own = item.get("id", "")
+            if item.get("type") == "reasoning" and self._thought.get(after.get("id", "")) != own:
+                raise Unpaired(f"Item '{own}' of type 'reasoning' was provided without its required following item.")
+            if own in self._thought and self._thought[own] not in present:
+                raise Unpaired(f"Item '{own}' was provided without its required 'reasoning' item.")
+
+    def error(self, status: int, message: str) -> Json:
+        return OPENAI.error(status, message)
+
+    def events(self, plan: Plan, model: str) -> Iterator[bytes]:
+        numbers = itertools.count()
+        for type, data in self._told(plan, model):
+            yield _sse(type, sequence_number=next(numbers), **data)
+
+    def _told(self, plan: Plan, model: str) -> Iterator[tuple[str, Json]]:
+        response = _response(model)
+        yield "response.created", {"response": response}
+        yield "response.in_progress", {"response": response}
+        output: list[Json] = []
+        for inner, item in _items(plan):
+            at = {"output_index": len(output)}
+            yield "response.output_item.added", {**at, "item": _begun(item)}
+            for type, data in inner:
+                yield type, {**at, "item_id": item["id"], **data}
+            yield "response.output_item.done", {**at, "item": item}
+            output.append(item)
+            if output[0]["type"] == "reasoning" and item is not output[0]:
+                self._thought[item["id"]] = output[0]["id"]
+        if plan.breaks:
+            error = {"code": plan.breaks, "message": "scripted"}
+            yield "response.failed", {"response": {**response, "status": "failed", "output": output, "error": error}}
+            return
+        usage = _usage(plan)
+        told = {
+            "input_tokens": usage["prompt_tokens"],
+            "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
+            "output_tokens": usage["completion_tokens"],
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": usage["total_tokens"],
+        }
+        ended = {**response, "status": "completed", "output": output, "usage": told}
+        yield "response.completed", {"response": ended}
+
+
+_Told = list[tuple[str, Json]]
+
+
+def _response(model: str) -> Json:
+    return {
+        "id": f"resp_{next(_numbers)}",
+        "object": "response",
+        "created_at": 1,
+        "model": model,
+        "status": "in_progress",
+        "output": [],
+        "parallel_tool_calls": True,
+        "tool_choice": "auto",
+        "tools": [],
+    }
+
+
+def _begun(item: Json) -> Json:
+    """An item as it is announced: nothing is in it yet."""
+    return {**item, **{key: type(item[key])() for key in ("summary", "content", "arguments") if key in item}}
+
+
+def _items(plan: Plan) -> Iterator[tuple[_Told, Json]]:
+    """What an answer is made of: what is told of each item, and the item in the end."""
+    if plan.thoughts:
+        yield _thought(plan.thoughts)
+    if plan.words:
+        yield _message(plan.words)
+    for name, arguments in plan.calls:
+        yield _call(name, arguments)
+
+
+def _thought(thoughts: str) -> tuple[_Told, Json]:
+    part = {"type": "summary_text", "text": thoughts}
+    told: _Told = [
+        ("response.reasoning_summary_part.added", {"summary_index": 0, "part": {**part, "text": ""}}),
+        ("response.reasoning_summary_text.delta", {"summary_index": 0, "delta": thoughts}),
+        ("response.reasoning_summary_text.done", {"summary_index": 0, "text": thoughts}),
+        ("response.reasoning_summary_part.done", {"summary_index": 0, "part": part}),
+    ]
+    item = {"id": f"rs_{next(_numbers)}", "type": "reasoning", "summary": [part], "encrypted_content": "scripted"}
+    return told, item
+
+
+def _message(words: tuple[str, ...]) -> tuple[_Told, Json]:
+    part: Json = {"type": "output_text", "text": "".join(words), "annotations": [], "logprobs": []}
+    told: _Told = [
+        ("response.content_part.added", {"content_index": 0, "part": {**part, "text": ""}}),
+        *(("response.output_text.delta", {"content_index": 0, "delta": word, "logprobs": []}) for word in words),
+        ("response.output_text.done", {"content_index": 0, "text": part["text"], "logprobs": []}),
+        ("response.content_part.done", {"content_index": 0, "part": part}),
+    ]
+    item = {"id": f"msg_{next(_numbers)}", "type": "message", "role": "assistant", "status": "completed"}
+    return told, {**item, "content": [part]}
+
+
+def _call(name: str, arguments: str) -> tuple[_Told, Json]:
+    told: _Told = [
+        ("response.function_call_arguments.delta", {"delta": arguments}),
+        ("response.function_call_arguments.done", {"arguments": arguments, "name": name}),
+    ]
+    number = next(_numbers)
+    item = {"id": f"fc_{number}", "type": "function_call", "status": "completed", "call_id": f"call_{number}"}
+    return told, {**item, "name": name, "arguments": arguments}
+
+
+OPENAI = OpenAI()
+DIALECTS = {dialect.path: dialect for dialect in (OPENAI, Responses(), Anthropic())}

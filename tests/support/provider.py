@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from .dialects import DIALECTS, Unpaired
+from .dialects import DIALECTS, Unpaired, conversation, heard
 from .script import Plan, plan
 
 _Headers = dict[str, str]
@@ -114,7 +114,8 @@ class Provider:
     async def _ask(self, path: str, raw: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         dialect = DIALECTS[path]
         body = json.loads(raw)
-        key = hashlib.sha256(json.dumps(body["messages"], sort_keys=True).encode()).hexdigest()[:16]
+        messages = conversation(body)
+        key = hashlib.sha256(json.dumps(messages, sort_keys=True).encode()).hexdigest()[:16]
         self.counts[key] += 1
         try:
             asked = dialect.asked(body)
@@ -125,8 +126,8 @@ class Provider:
         tools = [tool.get("name") or tool["function"]["name"] for tool in body.get("tools", [])]
         self.requests.append(
             {"key": key, "path": path, "model": body["model"], "said": asked.said, "round": asked.rounds}
-            | {"messages": len(body["messages"]), "tools": tools, "time": self.counts[key]}
-            | {"at": time.time(), "results": asked.results}
+            | {"messages": len(messages), "tools": tools, "time": self.counts[key]}
+            | {"at": time.time(), "results": asked.results, "heard": heard(body)[-20:]}
         )
         made = plan(asked.said, asked.rounds, asked.results)
         if made.fail and self.counts[key] <= made.fail.times:

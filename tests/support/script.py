@@ -8,6 +8,7 @@
     fail 429 times 2 after 1; say Hello      two refusals (Retry-After: 1), then the rest
     cut after 3; say a b c d e               the connection breaks after three chunks
     stop after 3; say a b c d e              the stream ends politely, but too early
+    break rate_limit_error; say a b          the provider reports an error of this kind after these words
     hang                                     no answer at all
     empty                                    an answer without anything in it
 Anything else is answered with "ok".
@@ -19,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 _THEN = re.compile(r"\s+then\s+")
-_VERB = re.compile(r"(?:;\s*)?(say|think|call|drip|fail|cut after|stop after|hang|empty)\b\s*", re.DOTALL)
+_VERB = re.compile(r"(?:;\s*)?(say|think|call|drip|fail|cut after|stop after|break|hang|empty)\b\s*", re.DOTALL)
 _DRIP = re.compile(r"(\d+)(?:\s+words)?(?:\s+delay\s+([\d.]+))?")
 _FAIL = re.compile(r"(\d+)(?:\s+times\s+(\d+))?(?:\s+after\s+([\d.]+))?")
 _NAME = re.compile(r"([\w-]+)\s*")
@@ -43,6 +44,7 @@ class Plan:
     fail: Fail | None = None
     cut_after: int | None = None
     stop_after: int | None = None
+    breaks: str = ""
     hang: bool = False
 
 
@@ -79,6 +81,9 @@ def _apply(made: Plan, verb: str, rest: str) -> tuple[Plan, str]:
         case "fail":
             found, rest = _take(_FAIL, rest)
             return replace(made, fail=Fail(int(found[0]), int(found[1] or 1), found[2])), rest
+        case "break":
+            found, rest = _take(_NAME, rest)
+            return replace(made, breaks=found[0]), rest
         case "hang":
             return replace(made, hang=True), rest
         case "empty":

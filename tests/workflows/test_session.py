@@ -383,3 +383,29 @@ async def test_a_cancel_that_comes_too_late_leaves_the_next_turn_alone(bench: Be
 
     await session.heard("dlv_1", "dlv_2")
     assert outside.concluded == []
+
+
+async def test_a_cancel_that_comes_before_the_turn_it_means_stops_that_one(bench: Bench, outside: Outside) -> None:
+    """Readers may know that a turn is over before its driver does."""
+    begun, gate = asyncio.Event(), asyncio.Event()
+
+    async def holds_the_first(call: ModelCall) -> ModelOutcome:
+        if call.at.turn == 0:
+            begun.set()
+            await gate.wait()
+            return Finished()
+        return await held(call)
+
+    outside.answer = holds_the_first
+    session = await bench.start(outside)
+    await session.deliver("dlv_1")
+    await begun.wait()
+
+    await session.deliver("dlv_2")
+    await session.handle.signal(names.CANCEL, {"turnId": "turn_1"})
+    await session.handle.query(names.DESCRIBE)
+    gate.set()
+
+    await outside.until(lambda: bool(outside.concluded))
+    assert [(told.kind, told.at.turn) for told in outside.concluded] == [("cancelled", 1)]
+    assert outside.heard == ["dlv_1"]

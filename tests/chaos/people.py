@@ -1,0 +1,74 @@
+"""People whom sessions ask, and who answer."""
+
+import hashlib
+from typing import Any
+
+import httpx2
+
+from .evidence import Json
+from .scripts import Script
+from .world import Voice, World, kept_types, until
+
+#: Two callers with keys of their own, beside whoever calls from this machine.
+KEYS = {name: f"the key of {name}" for name in ("alice", "bob")}
+API_KEYS = ",".join(f"{name}={hashlib.sha256(key.encode()).hexdigest()}" for name, key in KEYS.items())
+
+
+async def park(voice: Voice, script: Script, **body: Any) -> list[str]:
+    """Say it, wait until the session waits for people, and see what they are asked."""
+    await (voice.send if voice.session_id else voice.create)(script.message, **body)
+    return asked(await voice.until_boundary())
+
+
+def asked(events: list[Json]) -> list[str]:
+    """The ids that a client sees."""
+    requests = (event["data"]["requests"] for event in events if event["type"] == "input.requested")
+    return [request["requestId"] for each in requests for request in each]
+
+
+def response(request_id: str, option: str = "approve", **more: Any) -> Json:
+    return {"requestId": request_id, "optionId": option, **more}
+
+
+async def answer(voice: Voice, request_id: str, option: str = "approve", **more: Any) -> Json:
+    """Answer one request; how it stands now."""
+    receipt = await voice.send(inputResponses=[response(request_id, option, **more)])
+    (outcome,) = receipt["inputs"]
+    return outcome
+
+
+async def answered_by(url: str, request_id: str, body: Json, who: str) -> httpx2.Response:
+    """Answer as somebody with a key, who need not own the session."""
+    async with httpx2.AsyncClient(base_url=url, headers={"x-api-key": KEYS[who]}) as http:
+        return await http.post(f"/v1/inputs/{request_id}", json=body)
+
+
+async def cancel(voice: Voice) -> str:
+    told = await voice.http.post(f"/eve/v1/session/{voice.session_id}/cancel")
+    assert told.status_code == 200, told.text
+    return told.json()["status"]
+
+
+async def stopped(world: World, voice: Voice, times: int = 1, within: float = 30.0) -> None:
+    """Wait until readers are told that the turn was cancelled."""
+    await until(
+        lambda: kept_types(world, voice.session_id).count("turn.cancelled") == times, "turn.cancelled", within=within
+    )
+
+
+def row_of(world: World, request_id: str) -> Json:
+    """The request as the store holds it."""
+    rows = (row for rows in world.store().inputs.values() for row in rows)
+    return next(row for row in rows if row["request_id"] == request_id)
+
+
+def results(events: list[Json]) -> list[tuple[str, str]]:
+    """What the calls came to, as a reader sees it: tool and status."""
+    told = [event["data"] for event in events if event["type"] == "action.result"]
+    return [(each["result"]["toolName"], each["status"]) for each in told]
+
+
+def kinds(events: list[Json]) -> list[str]:
+    """What kinds of requests they are, in the order of their ids."""
+    requests = (event["data"]["requests"] for event in events if event["type"] == "input.requested")
+    return [request["kind"] for each in requests for request in each]

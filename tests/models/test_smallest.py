@@ -1,0 +1,84 @@
+"""Whatever is made up fits, and says what the user said where it may."""
+
+from typing import Any
+
+import jsonschema
+import pytest
+
+from perdure.models.smallest import Unfit, smallest
+
+SAID = "Tell me of 3 blue whales"
+
+FITTING: list[tuple[dict[str, Any], Any]] = [
+    ({"type": "string"}, SAID),
+    ({"type": "string", "maxLength": 4}, "Tell"),
+    ({"type": "string", "minLength": 26}, SAID + ".."),
+    ({"type": "string", "pattern": "^[A-Z]{3}$"}, "AAA"),
+    ({"type": "string", "format": "date"}, "2000-01-01"),
+    ({"type": ["null", "string"]}, SAID),
+    ({"type": "integer"}, 3),
+    ({"type": "integer", "minimum": 5}, 5),
+    ({"type": "integer", "exclusiveMinimum": 5}, 6),
+    ({"type": "integer", "maximum": -2}, -2),
+    ({"type": "integer", "multipleOf": 7, "minimum": 8}, 14),
+    ({"type": "number", "minimum": 0.25, "maximum": 0.5}, 0.375),
+    ({"type": "boolean"}, True),
+    ({"type": "null"}, None),
+    ({"const": {"a": 1}}, {"a": 1}),
+    ({"enum": ["red", "blue"]}, "blue"),
+    ({"enum": [7, 8]}, 7),
+    ({"type": "array", "items": {"type": "string"}}, []),
+    ({"type": "array", "items": {"type": "boolean"}, "minItems": 2}, [True, True]),
+    ({"type": "array", "items": {"type": "integer"}, "minItems": 2, "uniqueItems": True}, [3, 4]),
+    ({"type": "object"}, {}),
+    ({"properties": {"a": {"type": "integer"}, "b": {"type": "string"}}}, {"b": SAID}),
+    ({"properties": {"a": {"type": "integer"}, "b": {"type": "string"}}, "required": ["a"]}, {"a": 3}),
+    ({"anyOf": [{"type": "string", "maxLength": 0, "minLength": 1}, {"type": "null"}]}, None),
+    ({"allOf": [{"type": "object", "required": ["a"]}, {"properties": {"a": {"const": 1}}}]}, {"a": 1}),
+    (
+        {
+            "type": "object",
+            "properties": {"tree": {"$ref": "#/$defs/Tree"}},
+            "required": ["tree"],
+            "$defs": {
+                "Tree": {
+                    "type": "object",
+                    "properties": {"name": {"type": "string"}, "next": {"$ref": "#/$defs/Tree"}},
+                    "required": ["name"],
+                }
+            },
+        },
+        {"tree": {"name": SAID}},
+    ),
+]
+
+
+@pytest.mark.parametrize(("schema", "value"), FITTING, ids=[str(schema)[:60] for schema, _ in FITTING])
+def test_the_smallest_value_fits(schema: dict[str, Any], value: Any) -> None:
+    found = smallest(schema, SAID)
+
+    assert found == value
+    jsonschema.Draft202012Validator(schema).validate(found)  # pyright: ignore[reportUnknownMemberType]
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "integer", "minimum": 2, "maximum": 1},
+        {"type": "string", "pattern": "^x{40}y$"},
+        {"type": "string", "pattern": "("},
+        {"$ref": "#/$defs/nothing"},
+        {"$ref": "https://example.com/schema"},
+        {"$ref": "#"},
+        {"type": "object", "required": ["a"], "additionalProperties": False},
+        {"not": {}},
+        {"type": "nonsense"},
+        {"type": "array", "minItems": 10**12},
+        {"type": "string", "minLength": 10**12},
+        {"anyOf": [{"type": "array", "minItems": 1, "items": {"$ref": "#"}}] * 9},
+    ],
+    ids=str,
+)
+def test_where_nothing_is_found_that_is_said(schema: dict[str, Any]) -> None:
+    with pytest.raises(Unfit):
+        smallest(schema, SAID)

@@ -1,0 +1,64 @@
+"""What several cells of the table look at."""
+
+import time
+
+from httpx2 import Response
+
+from tests.chaos.consent import seconds
+from tests.chaos.people import cancel, response, row_of, stopped
+from tests.chaos.scripts import say
+from tests.chaos.world import until
+from tests.support.talk import text
+
+from .states import Case, log, types
+
+
+async def posted(case: Case, **body: object) -> Response:
+    content = {"continuationToken": case.voice.token, **body}
+    return await case.voice.http.post(f"/eve/v1/session/{case.voice.session_id}", json=content)
+
+
+async def hears_the_next(case: Case) -> None:
+    """The session goes on with the next message, and says nothing else before."""
+    case.voice.cursor = len(log(case))
+    script = say()
+    assert await case.voice.say(script.message) == script.answer
+
+
+async def waits_for_its_turn(case: Case) -> None:
+    script = say()
+    await case.voice.send(script.message)
+    assert case.world.times_asked(script.message) == 0
+    case.world.ledger.open(case.gate)
+    assert text(await case.voice.until_boundary()) == case.answer
+    assert text(await case.voice.until_boundary()) == script.answer
+    assert case.effects("charge") == 1
+
+
+async def withdrawn(case: Case, *requests: str) -> None:
+    """Nobody can answer any more, nothing has run, and the next message is heard."""
+    assert await cancel(case.voice) == "accepted"
+    await stopped(case.world, case.voice)
+    assert {row_of(case.world, each)["status"] for each in requests} == {"withdrawn"}
+    assert types(case)[-2:] == ["turn.cancelled", "session.waiting"]
+    late = await posted(
+        case, inputResponses=[response(each, "approve") for each in requests if is_approval(case, each)]
+    )
+    assert late.status_code in (200, 400), late.text
+    await case.world.settled()
+    await hears_the_next(case)
+    assert case.effects("pay") == 0
+
+
+def is_approval(case: Case, request_id: str) -> bool:
+    return case.requests.get("approval") == request_id
+
+
+async def time_is_over(case: Case) -> None:
+    over = seconds(row_of(case.world, case.approval)["request"]["expiresAt"])
+    await until(lambda: time.time() > over, "the time to answer to be over")
+
+
+def wire(case: Case) -> list[dict[str, object]]:
+    """The log as a reader sees it."""
+    return [{"type": event["type"], "data": event["data"]} for event in log(case)]

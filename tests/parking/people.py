@@ -1,0 +1,212 @@
+"""What people do to a session in each of its states: a cell of the table each."""
+
+from tests.chaos.people import answer, cancel, response, results, row_of, stopped
+from tests.chaos.scripts import say
+from tests.chaos.world import World
+from tests.support.talk import text
+
+from .cells import cell
+from .checks import hears_the_next, posted, waits_for_its_turn, wire, withdrawn
+from .states import cancelling, finished, half_answered, idle, log, on_approval, on_both, on_question, running, types
+
+# --- a message ----------------------------------------------------------------------------------------------
+
+
+@cell("idle", "a message")
+async def _(world: World) -> None:
+    case, script = await idle(world), say()
+    assert await case.voice.say(script.message) == script.answer
+
+
+@cell("running", "a message")
+async def _(world: World) -> None:
+    case = await running(world)
+    await waits_for_its_turn(case)
+
+
+@cell("parked on approval", "a message")
+async def _(world: World) -> None:
+    """Behind the park, unless it names an option."""
+    case, script = await on_approval(world), say()
+    await case.voice.send(script.message)
+    assert row_of(world, case.approval)["status"] == "open"
+    await case.voice.send(" Approve ")
+    assert text(await case.voice.until_boundary()) == case.answer
+    assert text(await case.voice.until_boundary()) == script.answer
+    assert case.effects("pay") == 1
+
+
+@cell("parked on question", "a message")
+async def _(world: World) -> None:
+    case, script = await on_question(world), say()
+    await case.voice.send(script.message)
+    assert row_of(world, case.question)["status"] == "open"
+    await case.voice.send("2")
+    assert text(await case.voice.until_boundary()) == case.answer
+    assert text(await case.voice.until_boundary()) == script.answer
+    assert row_of(world, case.question)["answer"]["optionId"] == "blue"
+
+
+@cell("parked on both", "a message")
+async def _(world: World) -> None:
+    """Of two requests none is meant, whatever it says."""
+    case, script = await on_both(world), say()
+    await case.voice.send("approve")
+    await case.voice.send(script.message)
+    await answer(case.voice, case.question, "red")
+    await case.voice.until_boundary()
+    assert case.effects("pay") == 0
+    await answer(case.voice, case.approval)
+    assert text(await case.voice.until_boundary()) == case.answer
+    assert text(await case.voice.until_boundary()) == "ok"
+    assert text(await case.voice.until_boundary()) == script.answer
+
+
+@cell("cancelling", "a message")
+async def _(world: World) -> None:
+    case, script = await cancelling(world), say()
+    await case.voice.send(script.message)
+    world.ledger.open(case.gate)
+    events = await case.voice.until_boundary()
+    assert events[-2]["type"] == "turn.cancelled"
+    assert text(await case.voice.until_boundary()) == script.answer
+
+
+@cell("finished", "a message")
+async def _(world: World) -> None:
+    case = await finished(world)
+    refused = await posted(case, message="hello")
+    assert (refused.status_code, refused.json()["code"]) == (409, "session_not_active")
+
+
+# --- an answer ----------------------------------------------------------------------------------------------
+
+
+@cell("idle", "an answer")
+async def _(world: World) -> None:
+    """To what is closed: the same one again is the same, another one authorises nothing, and is told to the model."""
+    case = await on_approval(world)
+    first = await case.voice.send(inputResponses=[response(case.approval, "deny")])
+    await case.voice.until_boundary()
+    assert await case.voice.send(inputResponses=[response(case.approval, "deny")]) == first
+    assert (await answer(case.voice, case.approval))["optionId"] == "deny"
+    await case.voice.until_boundary()
+    assert (case.effects("pay"), types(case).count("turn.started")) == (0, 3)
+
+
+@cell("running", "an answer")
+async def _(world: World) -> None:
+    """Counts at once, and is carried out in the next turn."""
+    case = await half_answered(world)
+    assert (await answer(case.voice, case.approval))["status"] == "answered"
+    world.ledger.open(case.gate)
+    await case.voice.until_boundary()
+    assert text(await case.voice.until_boundary()) == case.answer
+    assert len(results(wire(case))) == 2
+
+
+@cell("parked on approval", "an answer")
+async def _(world: World) -> None:
+    case = await on_approval(world)
+    assert (await answer(case.voice, case.approval))["status"] == "answered"
+    assert text(await case.voice.until_boundary()) == case.answer
+    assert case.effects("pay") == 1
+
+
+@cell("parked on question", "an answer")
+async def _(world: World) -> None:
+    case = await on_question(world)
+    assert (await answer(case.voice, case.question, "red"))["optionId"] == "red"
+    assert text(await case.voice.until_boundary()) == case.answer
+
+
+@cell("parked on both", "an answer")
+async def _(world: World) -> None:
+    """What was approved runs at once; the model is asked when nothing is open any more."""
+    case = await on_both(world)
+    await answer(case.voice, case.approval)
+    events = await case.voice.until_boundary()
+    assert (case.effects("pay"), text(events)) == (1, "")
+    assert [event["type"] for event in events][-3:] == ["input.requested", "turn.completed", "session.waiting"]
+    await answer(case.voice, case.question, "red")
+    assert text(await case.voice.until_boundary()) == case.answer
+
+
+@cell("cancelling", "an answer")
+async def _(world: World) -> None:
+    """It counts, but nothing is carried out any more; the model is told in a turn of its own."""
+    case = await cancelling(world)
+    assert (await answer(case.voice, case.approval))["status"] == "answered"
+    world.ledger.open(case.gate)
+    assert (await case.voice.until_boundary())[-2]["type"] == "turn.cancelled"
+    await case.voice.until_boundary()
+    # The first one was at work already, and did not listen.
+    assert results(wire(case)) == [("pay", "completed"), ("pay", "rejected")]
+    assert types(case).count("turn.cancelled") == 1
+
+
+@cell("finished", "an answer")
+async def _(world: World) -> None:
+    case, other = await finished(world), await on_approval(world)
+    refused = await posted(case, inputResponses=[response(other.approval)])
+    assert (refused.status_code, refused.json()["code"]) == (409, "session_not_active")
+    assert row_of(world, other.approval)["status"] == "open"
+
+
+# --- a cancel -----------------------------------------------------------------------------------------------
+
+
+@cell("idle", "a cancel")
+async def _(world: World) -> None:
+    case = await idle(world)
+    before = len(log(case))
+    assert await cancel(case.voice) == "no_active_turn"
+    assert len(log(case)) == before
+
+
+@cell("running", "a cancel")
+async def _(world: World) -> None:
+    case = await running(world)
+    assert await cancel(case.voice) == "accepted"
+    events = await case.voice.until_boundary()
+    assert [event["type"] for event in events][-3:] == ["action.result", "turn.cancelled", "session.waiting"]
+    world.ledger.open(case.gate)
+    await hears_the_next(case)
+    assert case.effects("charge") == 0
+
+
+@cell("parked on approval", "a cancel")
+async def _(world: World) -> None:
+    case = await on_approval(world)
+    await withdrawn(case, case.approval)
+    assert results(wire(case)) == [("pay", "rejected")]
+
+
+@cell("parked on question", "a cancel")
+async def _(world: World) -> None:
+    case = await on_question(world)
+    await withdrawn(case, case.question)
+
+
+@cell("parked on both", "a cancel")
+async def _(world: World) -> None:
+    case = await on_both(world)
+    await withdrawn(case, case.approval, case.question)
+
+
+@cell("cancelling", "a cancel")
+async def _(world: World) -> None:
+    """Asking twice is asking once."""
+    case = await cancelling(world)
+    assert await cancel(case.voice) == "accepted"
+    world.ledger.open(case.gate)
+    await stopped(world, case.voice)
+    assert types(case).count("cancel.requested") == 1
+    await hears_the_next(case)
+
+
+@cell("finished", "a cancel")
+async def _(world: World) -> None:
+    case = await finished(world)
+    assert await cancel(case.voice) == "no_active_turn"
+    assert types(case)[-1] == "session.completed"

@@ -1,0 +1,135 @@
+"""The states of the table in docs/resuming.md: how a session gets there."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from tests.chaos.evidence import Json
+from tests.chaos.people import answer, asked, cancel, kinds
+from tests.chaos.scripts import say
+from tests.chaos.world import Voice, World, unique, until
+
+
+@dataclass
+class Case:
+    """One session in one state."""
+
+    world: World
+    voice: Voice
+    #: What the model says in the end.
+    answer: str
+    #: By which the ledger knows the calls, and the gate that holds one of them.
+    note: str = ""
+    gate: str = ""
+    #: What the session asks, by kind.
+    requests: dict[str, str] = field(default_factory=dict[str, str])
+
+    @property
+    def approval(self) -> str:
+        return self.requests["approval"]
+
+    @property
+    def question(self) -> str:
+        return self.requests["question"]
+
+    def effects(self, tool: str) -> int:
+        return len(self.world.ledger.of_call(tool, self.note))
+
+
+Arrange: TypeAlias = Callable[[World], Awaitable[Case]]
+_QUESTION = 'ask_question {"prompt": "Which?", "options": ["red", "blue"]}'
+
+
+async def idle(world: World) -> Case:
+    case = Case(world, world.voice(), "")
+    script = say()
+    assert await case.voice.say(script.message) == script.answer
+    return case
+
+
+async def running(world: World) -> Case:
+    """A tool is at work."""
+    case = _case(world)
+    await case.voice.create(f'call charge {{"note": "{case.note}", "before": "{case.gate}"}} then say {case.answer}')
+    await at_its_gate(case)
+    return case
+
+
+async def on_approval(world: World, tool: str = "pay") -> Case:
+    return await _parked(world, lambda case: f'{tool} {{"note": "{case.note}"}}')
+
+
+async def on_question(world: World) -> Case:
+    return await _parked(world, lambda case: _QUESTION)
+
+
+async def on_both(world: World, tool: str = "pay") -> Case:
+    return await _parked(world, lambda case: f'{tool} {{"note": "{case.note}"}} and {_QUESTION}')
+
+
+async def half_answered(world: World, other: str = "pay", *, cling: bool = False) -> Case:
+    """One of two requests was approved and is carried out; the other one is still open."""
+    note = unique("n")
+    clings = ', "cling": true' if cling else ""
+    case = await _parked(
+        world,
+        lambda case: f'pay {{"note": "{case.note}", "before": "{case.gate}"{clings}}} and {other} {{"note": "{note}"}}',
+    )
+    rows = world.store().inputs[case.voice.session_id]
+    held, open = sorted(rows, key=lambda row: row["request"]["input"]["note"] != case.note)
+    case.requests = {"approval": open["request_id"], "held": held["request_id"]}
+    await answer(case.voice, held["request_id"])
+    await at_its_gate(case)
+    return case
+
+
+async def cancelling(world: World) -> Case:
+    """A tool is at work that does not listen, and somebody wants it to stop."""
+    case = await half_answered(world, cling=True)
+    assert await cancel(case.voice) == "accepted"
+    return case
+
+
+async def finished(world: World) -> Case:
+    case = Case(world, world.voice(), unique())
+    await case.voice.create(f"say {case.answer}", mode="task")
+    await case.voice.until_boundary()
+    return case
+
+
+STATES: dict[str, Arrange] = {
+    "idle": idle,
+    "running": running,
+    "parked on approval": on_approval,
+    "parked on question": on_question,
+    "parked on both": on_both,
+    "cancelling": cancelling,
+    "finished": finished,
+}
+
+
+# --- helpers ------------------------------------------------------------------------------------------------
+
+
+def _case(world: World) -> Case:
+    return Case(world, world.voice(), unique(), note=unique("n"), gate=unique("g"))
+
+
+async def _parked(world: World, calls: Callable[[Case], str]) -> Case:
+    case = _case(world)
+    await case.voice.create(f"call {calls(case)} then say {case.answer}")
+    events = await case.voice.until_boundary()
+    case.requests = dict(zip(kinds(events), asked(events), strict=True))
+    return case
+
+
+async def at_its_gate(case: Case) -> None:
+    await until(lambda: case.world.ledger.reached(case.gate), "the tool to be at its gate")
+
+
+def types(case: Case) -> list[str]:
+    return [event["type"] for event in log(case)]
+
+
+def log(case: Case) -> list[Json]:
+    return list(case.world.store().events[case.voice.session_id])

@@ -1,0 +1,134 @@
+"""The cells of the table in docs/resuming.md that machines bring about: one death, one deployment, all states."""
+
+import asyncio
+import contextlib
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+from temporalio.api.workflowservice.v1 import SetWorkerDeploymentCurrentVersionRequest
+from temporalio.client import Client
+from temporalio.service import RPCError
+
+from perdure.protocol import names
+from tests.chaos.world import AGENT, World
+from tests.support.ledger import running_ledger
+from tests.support.stack import Stack
+
+from .going_on import AFTER_A_CRASH, AFTER_A_DEPLOY
+from .states import STATES, Case, log
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(180)]
+
+_FLEET = "fleet"
+
+
+@contextlib.contextmanager
+def a_world(directory: Path, **environment: str) -> Generator[World]:
+    with running_ledger(directory) as ledger:
+        everywhere = {"LEDGER_URL": ledger.url, **environment}
+        with Stack(directory, workers=0, agents=AGENT, provider=True, environment=everywhere) as stack:
+            world = World(stack, ledger)
+            yield world
+            world.close()
+
+
+async def one_of_each(world: World) -> dict[str, Case]:
+    """A session in each state; each test speaks to its own with a voice of its own."""
+    arranged = await asyncio.gather(*(arrange(world) for arrange in STATES.values()))
+    for case in arranged:
+        await case.voice.http.aclose()
+    return dict(zip(STATES, arranged, strict=True))
+
+
+@pytest.fixture(scope="module")
+def crashed(tmp_path_factory: pytest.TempPathFactory) -> Generator[tuple[World, dict[str, Case]]]:
+    """The only worker is killed with a session in each state; another one comes."""
+    with a_world(tmp_path_factory.mktemp("crashed")) as world:
+        world.only_worker()
+        cases = asyncio.run(one_of_each(world))
+        world.only_worker()
+        yield world, cases
+
+
+@pytest.fixture(scope="module")
+def deployed(tmp_path_factory: pytest.TempPathFactory) -> Generator[tuple[World, dict[str, Case]]]:
+    """Build 1 serves a session in each state when build 2 becomes current; build 1 lives on, as it should."""
+    with a_world(tmp_path_factory.mktemp("deployed"), PERDURE_DEPLOYMENT=_FLEET) as world:
+        world.stack.start_worker({"PERDURE_BUILD_ID": "1"})
+        asyncio.run(make_current(world, "1"))
+        cases = asyncio.run(one_of_each(world))
+        world.stack.start_worker({"PERDURE_BUILD_ID": "2"})
+        asyncio.run(make_current(world, "2"))
+        yield world, cases
+
+
+@pytest.mark.parametrize("state", STATES)
+async def test_after_a_crash(crashed: tuple[World, dict[str, Case]], state: str) -> None:
+    case = taken_over(crashed, state)
+
+    await AFTER_A_CRASH[state](case)
+
+
+async def test_everything_holds_after_the_crash(crashed: tuple[World, dict[str, Case]]) -> None:
+    await crashed[0].check()
+
+
+@pytest.mark.parametrize("state", STATES)
+async def test_after_a_deploy(deployed: tuple[World, dict[str, Case]], state: str) -> None:
+    """What was running ends on its build; the next turn runs on the newest, and the driver follows it there."""
+    case = taken_over(deployed, state)
+    before = turns(case)
+
+    await AFTER_A_DEPLOY[state](case)
+
+    client = await case.world.stack.client()
+    started = [await build_of(client, names.turn_workflow(case.voice.session_id, turn)) for turn in turns(case)]
+    assert started == ["1"] * len(before) + ["2"] * (len(started) - len(before))
+    if state != "finished":
+        assert "2" in started
+        await moved(client, case.voice.session_id)
+
+
+async def test_everything_holds_after_the_deploy(deployed: tuple[World, dict[str, Case]]) -> None:
+    await deployed[0].check()
+
+
+# --- helpers ------------------------------------------------------------------------------------------------
+
+
+def taken_over(arranged: tuple[World, dict[str, Case]], state: str) -> Case:
+    world, cases = arranged
+    case = cases[state]
+    case.voice = world.voice(case.voice)
+    return case
+
+
+def turns(case: Case) -> list[int]:
+    return [event["turn"] for event in log(case) if event["type"] == "turn.started"]
+
+
+async def build_of(client: Client, workflow_id: str) -> str:
+    description = await client.get_workflow_handle(workflow_id).describe()
+    return description.raw_description.workflow_execution_info.versioning_info.deployment_version.build_id
+
+
+async def moved(client: Client, workflow_id: str) -> None:
+    async with asyncio.timeout(20):
+        while await build_of(client, workflow_id) != "2":
+            await asyncio.sleep(0.05)
+
+
+async def make_current(world: World, build: str) -> None:
+    client = await world.stack.client()
+    for kind in (names.SESSIONS_QUEUE, names.TURNS_QUEUE):
+        request = SetWorkerDeploymentCurrentVersionRequest(
+            namespace=client.namespace, deployment_name=f"{_FLEET}-{kind}", build_id=build, identity="tests"
+        )
+        async with asyncio.timeout(20):
+            while True:
+                # The server learns of a build with its first poll.
+                with contextlib.suppress(RPCError):
+                    await client.workflow_service.set_worker_deployment_current_version(request)
+                    break
+                await asyncio.sleep(0.05)
