@@ -27,8 +27,8 @@ class ToolActivities:
         with attempts.translated():
             async with attempts.beating():
                 try:
-                    return await self._step.run(call, attempts.current(), cancelled)
+                    return await self._step.run(call, attempts.current(), cancelled, activity.is_worker_shutdown)
                 except asyncio.CancelledError:
-                    # A tool in a thread of its own cannot be cancelled; it is told, and stops if it listens.
+                    # For whatever the tool has left running and still listens.
                     cancelled.set()
                     raise

@@ -48,6 +48,9 @@ def create_app(
     development = is_loopback(settings.host)
     app = FastAPI(
         title="Perdure",
+        # Ours names what it needs in perdure/telemetry.py; FastAPI's would tell each request a second time, and log the
+        # messages of exceptions.
+        telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
         # The description of the API names no secret, but what is not needed outside is not shown outside.
         openapi_url="/openapi.json" if development else None,
         redirect_slashes=False,

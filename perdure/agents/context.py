@@ -119,6 +119,9 @@ class ToolContext:
         self.idempotency_key = idempotency_key
         self.cancelled = cancelled
         self.staging = staging
+        # Clear while the tool runs in a thread: nothing but the tool itself can end that.
+        self.thread_ended = Event()
+        self.thread_ended.set()
         self._loop = loop
 
     @property

@@ -1,7 +1,9 @@
 """One tool call: an intent before its effect, an outcome after it."""
 
 import asyncio
+import contextlib
 import hashlib
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,7 +109,10 @@ class ToolStep:
         self._agents = agents
         self._settings = settings
 
-    async def run(self, call: ToolCall, attempt: Attempt, cancelled: Signal) -> ToolOutcome:
+    async def run(
+        self, call: ToolCall, attempt: Attempt, cancelled: Signal, leaving: Callable[[], bool] = lambda: False
+    ) -> ToolOutcome:
+        """`leaving` says whether this process ends, and must not wait for a tool that cannot be stopped."""
         work = await self._prepare(call, attempt)
         reach("tool_before_intent")
         settled = await self._intend(work)
@@ -116,7 +121,7 @@ class ToolStep:
             return settled
         context = self._context(work, cancelled)
         with telemetry.tool_call(work.at, call.agent, call.call, attempt.number) as spanned:
-            done = await self._outcome(work, context)
+            done = await self._outcome(work, context, leaving)
             if done.is_error:
                 spanned.fail(done.status)
         outcome = await self._settle(work, done, context)
@@ -199,7 +204,7 @@ class ToolStep:
 
     # --- the effect ---
 
-    async def _outcome(self, work: _Work, context: ToolContext) -> Outcome:
+    async def _outcome(self, work: _Work, context: ToolContext, leaving: Callable[[], bool]) -> Outcome:
         assert work.tool is not None
         try:
             result = await self._call(work.tool, work.arguments, context)
@@ -209,6 +214,7 @@ class ToolStep:
             context.cancelled.set()
             task = asyncio.current_task()
             if task is None or task.cancelling():
+                await _thread_over(context, work.tool.timeout, leaving)
                 raise
             return outputs.failed("CancelledError: the tool cancelled itself.")
         except (Exception, SystemExit, KeyboardInterrupt) as error:
@@ -280,6 +286,14 @@ class ToolStep:
     def _told(self, work: _Work, outcome: Outcome) -> NewEvent:
         facts = Facts(work.told_at, work.attempt.number)
         return facts.action_result(work.call_id, work.call.call.tool, outcome, work.at)
+
+
+async def _thread_over(context: ToolContext, limit: float, leaving: Callable[[], bool]) -> None:
+    """Wait for a tool in a thread, which can only be told to stop: before it has, nobody may say so."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(limit):
+            while not context.thread_ended.is_set() and not leaving():
+                await asyncio.sleep(0.02)
 
 
 class _TimeUp(Exception):

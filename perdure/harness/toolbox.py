@@ -85,7 +85,9 @@ class OwnTool:
         args, kwargs = self._tool.signature.bind(self._validated(arguments), context)
         if self._tool.is_async:
             return await self._tool.function(*args, **kwargs)
-        result = await in_thread(lambda: self._tool.function(*args, **kwargs), self._tool.name)
+        result = await in_thread(
+            lambda: self._tool.function(*args, **kwargs), self._tool.name, ended=context.thread_ended
+        )
         # A plain function may still hand back something to wait for.
         return await result if asyncio.iscoroutine(result) else result
 
@@ -162,8 +164,8 @@ def problems(tool: str, invalid: ValidationError) -> str:
     return f"Invalid arguments for {tool}: {found}"
 
 
-async def in_thread(work: Callable[[], Any], name: str) -> Any:
-    """Run in a thread of its own.
+async def in_thread(work: Callable[[], Any], name: str, *, ended: threading.Event) -> Any:
+    """Run in a thread of its own; `ended` is set when it is over, also if nobody waits for it any more.
 
     A pool would do until some tools hang: then every other tool waits for them. The thread is a daemon, so a hung
     tool does not keep a worker from stopping either.
@@ -189,8 +191,11 @@ async def in_thread(work: Callable[[], Any], name: str) -> Any:
             failure = RuntimeError(f"{type(error).__name__}: {error}")
         except BaseException as error:
             failure = error
+        finally:
+            ended.set()
         if not loop.is_closed():
             loop.call_soon_threadsafe(settle, result, failure)
 
+    ended.clear()
     threading.Thread(target=run, name=f"tool-{name}", daemon=True).start()
     return await future

@@ -183,6 +183,30 @@ async def test_a_tool_in_a_thread_is_told_and_its_late_outcome_is_lost() -> None
         assert await it.events() == before
 
 
+async def test_a_cancelled_step_is_not_over_before_the_thread_of_its_tool_is() -> None:
+    started, may, acted = threading.Event(), threading.Event(), threading.Event()
+
+    @tool
+    def block() -> None:
+        started.set()
+        may.wait(10)
+        acted.set()
+
+    async with lab([call("block")], block) as it:
+        (ref,) = await it.calls(await it.deliver("Go"))
+        step = asyncio.create_task(it.tool(ref))
+        await asyncio.to_thread(started.wait, 5)
+
+        step.cancel()
+        still = await asyncio.wait({step}, timeout=0.2)
+        may.set()
+        await asyncio.wait({step})
+
+        assert still == (set(), {step})
+        assert acted.is_set()
+        assert step.cancelled()
+
+
 async def test_a_turn_that_had_just_ended_stays_ended() -> None:
     async with lab(["Hello"]) as it:
         delivery = await it.deliver("Hi")
