@@ -6,8 +6,6 @@ PYTHON ?= $(shell for python in python3.13 python3.12 python3.11 python3 python;
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-# Most tests wait for real processes to notice that others died, so there can be more of them than cores.
-PYTEST_ARGS ?= -n 3 --dist worksteal
 
 .DEFAULT_GOAL := help
 .PHONY: help dev test check lint format types bench build clean
@@ -19,7 +17,14 @@ dev: $(STAMP)  ## Start everything on this machine
 	@$(BIN)/perdure dev $(DEV_ARGS)
 
 test: $(STAMP)  ## Run all tests, against a real Temporal server
+ifdef PYTEST_ARGS
 	$(BIN)/pytest $(PYTEST_ARGS)
+else
+	@# Most tests wait for real processes to notice that others died, so there can be more of them than cores.
+	$(BIN)/pytest -n 3 --dist worksteal -m "not alone"
+	@# Those that hold a stopwatch have the machine to themselves.
+	$(BIN)/pytest -m alone
+endif
 
 check: lint test  ## Everything that must hold before a commit
 

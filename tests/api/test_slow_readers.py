@@ -12,6 +12,8 @@ import pytest
 from api.feed import Pace
 from tests.api.served import URL, Api, serving, turn_events, until
 
+pytestmark = pytest.mark.alone
+
 
 def silent(api: Api, session_id: str) -> socket.socket:
     """A client that asks for the stream and then never reads a byte."""

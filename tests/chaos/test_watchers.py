@@ -16,7 +16,7 @@ from perdure.runtime.processes import leash
 from .scripts import say
 from .world import Voice, World, rss
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.chaos, pytest.mark.alone, pytest.mark.timeout(300)]
 
 _WATCHERS = 200
 _SLOWED = 1.2
