@@ -29,7 +29,7 @@ from perdure.protocol.requests import (
 from perdure.protocol.wire import JsonObject
 from perdure.session import decisions
 from perdure.session.state import SessionState, load_session, read_delivery, read_turn
-from perdure.session.turn import CANCELLED
+from perdure.session.turn import CANCELLED, conclusion
 
 from . import failures
 from .steps import conclude, note
@@ -180,15 +180,7 @@ class SessionWorkflow:
     async def _conclude(
         self, request: TurnRequest, failure: Failure, kind: Literal["failed", "cancelled"] = "failed"
     ) -> TurnResult:
-        await conclude(
-            Conclusion(
-                kind=kind,
-                at=Coordinates(session_id=request.session_id, turn=request.turn, step=request.step),
-                mode=request.mode,
-                failure=failure,
-                deliveries=request.deliveries,
-            )
-        )
+        await conclude(conclusion(request, request.step, failure, kind))
         return TurnResult(
             snapshot=request.snapshot,
             action=decisions.after_turn(request.mode, failure),

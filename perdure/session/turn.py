@@ -6,7 +6,7 @@ prefers throughput to rolling turn code forward, drives it directly.
 
 import asyncio
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 from perdure.errors import PerdureError, Structural
 from perdure.protocol.actions import Park
@@ -79,7 +79,7 @@ async def run_turn(request: TurnRequest, steps: Steps) -> TurnResult | Breath:
         turn = _Turn(request, steps, load_turn(request.snapshot))
     except Structural as unreadable:
         failure = Failure(code=unreadable.code, message=unreadable.message, structural=True)
-        await steps.conclude(_conclusion(request, request.step, failure))
+        await steps.conclude(conclusion(request, request.step, failure))
         # What cannot be read is handed back untouched: newer code may still read it.
         return TurnResult(
             snapshot=request.snapshot, action=decisions.after_turn(request.mode, failure), failure=failure
@@ -102,7 +102,7 @@ class _Turn:
                 return parked
             return await self._go_on()
         except StepFailed as failed:
-            await self._steps.conclude(_conclusion(self._request, self._step, failed.failure))
+            await self._steps.conclude(conclusion(self._request, self._step, failed.failure))
             return self._result(failed.failure)
         except asyncio.CancelledError:
             # Everything that ran has stopped by now; only then is it said.
@@ -218,8 +218,12 @@ class _Turn:
 CANCELLED = Failure(code="TURN_CANCELLED", message="The turn was cancelled.")
 
 
-def _conclusion(request: TurnRequest, step: int, failure: Failure) -> Conclusion:
+def conclusion(
+    request: TurnRequest, step: int, failure: Failure, kind: Literal["failed", "cancelled"] = "failed"
+) -> Conclusion:
+    """The end of a turn that no step could tell, as it is to be told."""
     return Conclusion(
+        kind=kind,
         at=Coordinates(session_id=request.session_id, turn=request.turn, step=step),
         mode=request.mode,
         failure=failure,
@@ -228,4 +232,4 @@ def _conclusion(request: TurnRequest, step: int, failure: Failure) -> Conclusion
 
 
 def _cancellation(request: TurnRequest, step: int) -> Conclusion:
-    return _conclusion(request, step, CANCELLED).model_copy(update={"kind": "cancelled"})
+    return conclusion(request, step, CANCELLED, "cancelled")
