@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help dev test check lint format types bench build clean
+.PHONY: help dev test chaos check lint format types bench build clean
 
 help:  ## Show what there is to make
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -21,10 +21,14 @@ ifdef PYTEST_ARGS
 	$(BIN)/pytest $(PYTEST_ARGS)
 else
 	@# Most tests wait for real processes to notice that others died, so there can be more of them than cores.
-	$(BIN)/pytest -n 3 --dist worksteal -m "not alone"
+	$(BIN)/pytest -n 3 --dist worksteal -m "not alone and not slow"
 	@# Those that hold a stopwatch have the machine to themselves.
-	$(BIN)/pytest -m alone
+	$(BIN)/pytest -m "alone and not slow"
 endif
+
+chaos: $(STAMP)  ## Run the tests that take minutes each, then break things at random for a quarter of an hour
+	$(BIN)/pytest -m slow
+	$(BIN)/python -m tests.chaos.soak --minutes 15
 
 check: lint test  ## Everything that must hold before a commit
 

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -15,14 +16,15 @@ from temporalio.common import VersioningBehavior, WorkerDeploymentVersion
 from temporalio.worker import PollerBehaviorAutoscaling, Worker, WorkerDeploymentConfig
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
-from activities.endings import EndingActivities
 from activities.model import ModelActivities
-from activities.parking import ParkingActivities
 from activities.tools import ToolActivities
+from activities.turns import TurnActivities
 from perdure.agents.registry import AgentRegistry, load_agents
-from perdure.errors import PerdureError
+from perdure.errors import Misconfigured, PerdureError
+from perdure.harness.files import Files
 from perdure.harness.model_step import ModelStep
 from perdure.harness.parking import Parking
+from perdure.harness.rebuild import Rebuilding
 from perdure.harness.resuming import Resuming
 from perdure.harness.tool_step import ToolStep
 from perdure.harness.turn_end import TurnEnd
@@ -60,26 +62,31 @@ SANDBOX = SandboxedWorkflowRunner(
 #: Few while it is quiet: each poll that a frozen process left open swallows one task, and a heartbeat's time with it.
 POLLERS = PollerBehaviorAutoscaling(minimum=1, initial=2, maximum=20)
 
+#: How long activities may go on after the worker was told to stop.
+GRACE = timedelta(seconds=10)
+
 
 def workers(client: Client, store: Store, agents: AgentRegistry, models: Models, settings: Settings) -> list[Worker]:
     """One worker for each kind of work: drivers, turns, model calls, tool calls."""
-    end = TurnEnd(store, agents)
-    endings = EndingActivities(end)
-    parking = ParkingActivities(Parking(store), Resuming(store, agents), end)
+    turns = TurnActivities(
+        Parking(store), Resuming(store, agents, Files(settings)), TurnEnd(store, agents), Rebuilding(store)
+    )
     model = ModelActivities(ModelStep(store, agents, models, settings))
     tools = ToolActivities(ToolStep(store, agents, settings))
+    # Each before those that give it work: a queue is a part of a build from its first poll on.
     return [
-        deciding(client, settings, names.SESSIONS_QUEUE, [SessionWorkflow]),
-        deciding(client, settings, names.TURNS_QUEUE, [TurnWorkflow]),
-        acting(client, settings, names.MODELS_QUEUE, [model.call_model, *_notes(endings, parking)]),
         acting(client, settings, names.TOOLS_QUEUE, [tools.call_tool]),
+        acting(client, settings, names.MODELS_QUEUE, [model.call_model, *_notes(turns)]),
+        deciding(client, settings, names.TURNS_QUEUE, [TurnWorkflow]),
+        deciding(client, settings, names.SESSIONS_QUEUE, [SessionWorkflow]),
     ]
 
 
-def _notes(endings: EndingActivities, parking: ParkingActivities) -> list[Any]:
+def _notes(turns: TurnActivities) -> list[Any]:
     """Short work on the store between two steps, and after the last."""
-    waits = [parking.resume_turn, parking.park_turn, parking.withdraw_inputs, parking.remind]
-    return [endings.conclude_turn, endings.refuse_delivery, *waits]
+    waits = [turns.resume_turn, turns.park_turn, turns.withdraw_inputs, turns.remind]
+    ends = [turns.conclude_turn, turns.refuse_delivery, turns.attend_session, turns.close_session]
+    return [*waits, *ends, turns.rebuild_session]
 
 
 def deciding(client: Client, settings: Settings, kind: str, workflows: Sequence[type]) -> Worker:
@@ -91,9 +98,12 @@ def deciding(client: Client, settings: Settings, kind: str, workflows: Sequence[
         # A session that was dropped from the cache replays its history at its next message. Too small for the
         # sessions that are busy at once is ruinous; the parked ones need not be kept, and each costs 125 KiB.
         max_cached_workflows=settings.cached_sessions,
+        # Decisions share one processor, and each has a time limit. Those that wait their turn at the server have none:
+        # many at once would all miss it, and start again. A poll holds a place, so there are no more polls than places.
+        max_concurrent_workflow_tasks=settings.concurrent_decisions,
         # The price of a dead worker: how long its sessions wait for it before another one takes over.
         sticky_queue_schedule_to_start_timeout=timedelta(seconds=1),
-        workflow_task_poller_behavior=POLLERS,
+        workflow_task_poller_behavior=replace(POLLERS, maximum=min(POLLERS.maximum, settings.concurrent_decisions)),
         # A turn ends with our errors. The driver declares none: a bug there must wait for its fix.
         workflow_failure_exception_types=[PerdureError] if kind == names.TURNS_QUEUE else [],
         deployment_config=_deployment(settings, kind),
@@ -109,38 +119,57 @@ def acting(client: Client, settings: Settings, kind: str, activities: Sequence[A
         # Cancellation travels with heartbeats.
         max_heartbeat_throttle_interval=timedelta(seconds=1),
         default_heartbeat_throttle_interval=timedelta(seconds=1),
-        graceful_shutdown_timeout=timedelta(seconds=10),
+        graceful_shutdown_timeout=GRACE,
         activity_task_poller_behavior=POLLERS,
+        deployment_config=_deployment(settings, kind),
     )
 
 
 def _deployment(settings: Settings, kind: str) -> WorkerDeploymentConfig | None:
-    """Versioned when the settings name a build. Turns are a deployment of their own, so that each starts on the
-    newest build while its driver stays where it is.
+    """Versioned when the settings name a build.
+
+    Turns are a deployment of their own, so that each starts on the newest build while its driver stays where it is.
+    Activities belong to it: those of a turn run on the turn's build, those of a driver on the current one.
     """
     if settings.deployment is None or settings.build_id is None:
         return None
+    unit = names.SESSIONS_QUEUE if kind == names.SESSIONS_QUEUE else names.TURNS_QUEUE
     return WorkerDeploymentConfig(
-        version=WorkerDeploymentVersion(f"{settings.deployment}-{kind}", settings.build_id),
+        version=WorkerDeploymentVersion(f"{settings.deployment}-{unit}", settings.build_id),
         use_worker_versioning=True,
         default_versioning_behavior=VersioningBehavior.PINNED,
     )
 
 
 @contextlib.asynccontextmanager
+async def running(workers: Sequence[Worker]) -> AsyncGenerator[None]:
+    """Run them all. They stop taking work at the same moment: one that went on would start what no other finishes."""
+    async with contextlib.AsyncExitStack() as stack:
+        for worker in workers:
+            await stack.enter_async_context(worker)
+        try:
+            yield
+        finally:
+            await asyncio.gather(*(worker.shutdown() for worker in workers))
+
+
+@contextlib.asynccontextmanager
 async def serving(settings: Settings) -> AsyncGenerator[None]:
     """Everything that a worker needs, built in order and taken down in reverse."""
     async with contextlib.AsyncExitStack() as stack:
+        # Before anything is opened: what is declared wrongly is said now, and not to the first message.
         agents = load_agents(settings.agents, settings.model)
-        store = await open_store(settings.database)
+        models = Models(silence=settings.model_silence)
+        models.check(agents)
+        if (settings.deployment is None) != (settings.build_id is None):
+            raise Misconfigured("PERDURE_DEPLOYMENT and PERDURE_BUILD_ID belong together: set both, or neither.")
+        store = await open_store(settings.database, create=False)
         stack.push_async_callback(store.close)
-        await store.migrate()
+        await store.check()
         telemetry = otel.set_up("perdure-worker")
         stack.callback(telemetry.close)
         client = await connect(settings, plugins=telemetry.plugins)
-        models = Models()
-        for worker in workers(client, store, agents, models, settings):
-            await stack.enter_async_context(worker)
+        await stack.enter_async_context(running(workers(client, store, agents, models, settings)))
         log.info("Serving %s on %s", ", ".join(agents.names), settings.temporal_address)
         yield
 

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from temporalio import activity
 
 from perdure.protocol import names
-from perdure.protocol.requests import ModelCall, ModelOutcome
+from perdure.protocol.requests import Finished, ModelCall, ModelOutcome
 
-from . import attempts
+from .attempt import attempt, current
 
 if TYPE_CHECKING:
     from perdure.harness.model_step import ModelStep
@@ -21,6 +21,8 @@ class ModelActivities:
 
     @activity.defn(name=names.CALL_MODEL)
     async def call_model(self, call: ModelCall) -> ModelOutcome:
-        with attempts.translated():
-            async with attempts.beating():
-                return await self._step.run(call, attempts.current())
+        async with attempt():
+            outcome = await self._step.run(call, current())
+            if isinstance(outcome, Finished) and outcome.failure:
+                return outcome.model_copy(update={"failure": outcome.failure.bare()})
+            return outcome

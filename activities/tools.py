@@ -11,7 +11,7 @@ from temporalio import activity
 from perdure.protocol import names
 from perdure.protocol.requests import ToolCall, ToolOutcome
 
-from . import attempts
+from .attempt import attempt, current
 
 if TYPE_CHECKING:
     from perdure.harness.tool_step import ToolStep
@@ -24,11 +24,10 @@ class ToolActivities:
     @activity.defn(name=names.CALL_TOOL)
     async def call_tool(self, call: ToolCall) -> ToolOutcome:
         cancelled = threading.Event()
-        with attempts.translated():
-            async with attempts.beating():
-                try:
-                    return await self._step.run(call, attempts.current(), cancelled, activity.is_worker_shutdown)
-                except asyncio.CancelledError:
-                    # For whatever the tool has left running and still listens.
-                    cancelled.set()
-                    raise
+        async with attempt():
+            try:
+                return await self._step.run(call, current(), cancelled, activity.is_worker_shutdown)
+            except asyncio.CancelledError:
+                # For whatever the tool has left running and still listens.
+                cancelled.set()
+                raise

@@ -18,7 +18,8 @@ from perdure.settings import Settings
 from perdure.store.base import Store
 
 from .auth import Authenticator, Gate
-from .auth.loopback import is_loopback
+from .auth.build import is_development
+from .body_reader import BodyReader
 from .feed import Feeds
 from .limits import Limits
 from .problems import Shield, on_error, on_http_error
@@ -45,7 +46,7 @@ def create_app(
     feeds: Feeds | None = None,
 ) -> FastAPI:
     """The HTTP API over these parts. Whoever owns `feeds` can end all open streams."""
-    development = is_loopback(settings.host)
+    development = is_development(settings)
     app = FastAPI(
         title="Perdure",
         # Ours names what it needs in perdure/telemetry.py; FastAPI's would tell each request a second time, and log the
@@ -59,32 +60,33 @@ def create_app(
     )
     gate = Gate(authenticators)
     scopes = Scopes(agents, sessions)
-    limits = Limits.of(settings)
+    bodies, limits = BodyReader(settings.max_body_bytes), Limits.of(settings)
     about = AboutRoutes(gate, scopes, development=development)
-    sessions_in = SessionRoutes(gate, scopes, sessions, limits)
+    sessions_in = SessionRoutes(gate, scopes, sessions, bodies, limits)
     stream = StreamRoutes(gate, scopes, feeds or Feeds(store))
+    route = functools.partial(_route, app, bodies)
     for prefix in PREFIXES:
-        _route(app, "GET", f"{prefix}/health", about.health)
-        _route(app, "GET", f"{prefix}/info", about.info)
-        _route(app, "POST", f"{prefix}/session", sessions_in.create)
-        _route(app, "POST", f"{prefix}/session/{{session_id}}", sessions_in.deliver)
-        _route(app, "POST", f"{prefix}/session/{{session_id}}/cancel", sessions_in.cancel)
-        _route(app, "GET", f"{prefix}/session/{{session_id}}/stream", stream.events)
+        route("GET", f"{prefix}/health", about.health)
+        route("GET", f"{prefix}/info", about.info)
+        route("POST", f"{prefix}/session", sessions_in.create)
+        route("POST", f"{prefix}/session/{{session_id}}", sessions_in.deliver)
+        route("POST", f"{prefix}/session/{{session_id}}/cancel", sessions_in.cancel)
+        route("GET", f"{prefix}/session/{{session_id}}/stream", stream.events)
     inspection = InspectionRoutes(gate, sessions)
-    _route(app, "GET", "/v1/sessions", inspection.sessions)
-    _route(app, "GET", "/v1/sessions/{session_id}", inspection.session)
-    inputs = InputRoutes(gate, sessions.inputs, limits)
-    _route(app, "GET", "/v1/inputs", inputs.list)
-    _route(app, "GET", "/v1/inputs/{request_id}", inputs.show)
-    _route(app, "POST", "/v1/inputs/{request_id}", inputs.answer)
+    route("GET", "/v1/sessions", inspection.sessions)
+    route("GET", "/v1/sessions/{session_id}", inspection.session)
+    inputs = InputRoutes(gate, sessions.inputs, bodies, limits)
+    route("GET", "/v1/inputs", inputs.list)
+    route("GET", "/v1/inputs/{request_id}", inputs.show)
+    route("POST", "/v1/inputs/{request_id}", inputs.answer)
     return app
 
 
-def _route(app: FastAPI, method: str, path: str, handler: Handler) -> None:
+def _route(app: FastAPI, bodies: BodyReader, method: str, path: str, handler: Handler) -> None:
     @functools.wraps(handler)
     async def observed(request: Request) -> Response:
         # The caller's trace, if it has one, goes on in the turn that the request causes.
-        with telemetry.http_request(method, path, request.headers) as span:
+        with telemetry.http_request(method, path, request.headers) as span, bodies.accounted(request):
             response = await handler(request)
             span.mark({"http.response.status_code": response.status_code})
             return response

@@ -1,24 +1,24 @@
-"""Request bodies: read within limits, parsed by hand, refused with the contract's own words."""
+"""Request bodies: parsed by hand, refused with the contract's own words."""
 
+import base64
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import orjson
-from starlette.requests import Request
 
-from perdure.errors import Invalid, TooLarge
+from perdure.agents import output_schema
+from perdure.errors import Invalid
 from perdure.protocol.deliveries import FilePart, InputResponse, Message, Mode, TextPart
-from perdure.protocol.wire import JsonObject
+from perdure.protocol.wire import DEEPEST, JsonObject, deeper_than
 
+from .body_reader import Fields
 from .callbacks import check_callback
 
-Fields: TypeAlias = dict[str, Any]
-
 _ABSENT: Any = object()
-#: Deeper values are no use to anybody, and serialisers between here and the model give up at about 250.
-_DEPTH = 100
 #: A session asks for a handful of things at once.
 _MOST_RESPONSES = 200
+#: Of a message, or of a context. Each becomes a value in every request to the model, however short it is.
+_MOST_PARTS = 1_000
 _RESPONSE = {"requestId", "optionId", "text"}
 # Beyond the contract: an approval may change the arguments, and any answer may say why.
 _RESPONSE_EXTENSIONS = {"arguments", "reason"}
@@ -46,40 +46,6 @@ class ContinueBody:
     content: Content
     token: str
     coalesce: bool
-
-
-async def read_json(request: Request, limit: int, *, optional: bool = False) -> Fields:
-    """The body as a JSON object; `TooLarge` before more than `limit` bytes are kept."""
-    raw = await _read(request, limit)
-    if optional and not raw.strip():
-        return {}
-    try:
-        value = orjson.loads(raw)
-    except orjson.JSONDecodeError:
-        raise Invalid("Invalid JSON body.") from None
-    if isinstance(value, list):
-        # The contract lets an array pass as an object that has no fields.
-        return {}
-    if not isinstance(value, dict):
-        raise Invalid("Expected a JSON object.")
-    return cast("Fields", value)
-
-
-async def _read(request: Request, limit: int) -> bytes:
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > limit:
-        raise body_too_large(int(declared), limit)
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > limit:
-            raise body_too_large(len(body), limit)
-    return bytes(body)
-
-
-def body_too_large(size: int, limit: int) -> TooLarge:
-    violation = {"byteLength": size, "kind": "too-large", "limit": limit, "mediaType": "application/json"}
-    return TooLarge(f"application/json ({size} bytes) exceeds the {limit}-byte upload limit.", violations=[violation])
 
 
 # The order of the checks is the contract's: a body with several faults is refused for the same one as ever.
@@ -120,7 +86,10 @@ def _message(value: Any) -> Message | None:
         return value or None
     if not isinstance(value, list):
         raise Invalid("Expected 'message' to be a string or an array of text/file parts.")
-    return tuple(_part(part) for part in cast("list[Any]", value)) or None
+    parts = cast("list[Any]", value)
+    if len(parts) > _MOST_PARTS:
+        raise Invalid(f"Expected at most {_MOST_PARTS} parts in 'message'.")
+    return tuple(_part(part) for part in parts) or None
 
 
 def _part(value: Any) -> TextPart | FilePart:
@@ -143,6 +112,19 @@ def _text_part(part: Fields) -> TextPart:
     return TextPart(text=text)
 
 
+def _is_readable(data: str) -> bool:
+    if data.startswith(("http://", "https://")):
+        return True
+    head, comma, payload = data.partition(",")
+    if data.startswith("data:") and not head.endswith(";base64"):
+        return bool(comma)
+    try:
+        base64.b64decode(payload if data.startswith("data:") else data, validate=True)
+    except ValueError:
+        return False
+    return True
+
+
 def _file_part(part: Fields) -> FilePart:
     media_type, data, filename = part.get("mediaType"), part.get("data"), part.get("filename")
     if not isinstance(media_type, str) or not media_type:
@@ -151,6 +133,8 @@ def _file_part(part: Fields) -> FilePart:
         raise Invalid("File parts require a 'data' string (base64, data URL, or URL).")
     if data.startswith(_INTERNAL_SCHEMES):
         raise Invalid("File part 'data' must not use a framework-internal ref scheme.")
+    if not _is_readable(data):
+        raise Invalid("File part 'data' is neither valid base64, nor a data URL, nor an http(s) URL.")
     named = filename if isinstance(filename, str) and filename else None
     return FilePart(media_type=media_type, data=data, filename=named)
 
@@ -173,12 +157,14 @@ def _client_context(value: Any) -> tuple[str, ...]:
         return (value,)
     if isinstance(value, list):
         entries = tuple(cast("list[Any]", value))
+        if len(entries) > _MOST_PARTS:
+            raise Invalid(f"Expected at most {_MOST_PARTS} 'clientContext' entries.")
         if not all(isinstance(entry, str) and entry for entry in entries):
             raise Invalid("Expected 'clientContext' array entries to be non-empty strings.")
         return entries
     if not isinstance(value, dict):
         raise Invalid("Expected 'clientContext' to be a string, string array, or JSON object.")
-    if _deeper_than(value, _DEPTH):
+    if deeper_than(value, DEEPEST):
         raise Invalid("Expected 'clientContext' to be a JSON-serializable object.")
     return (orjson.dumps(value).decode(),)
 
@@ -194,9 +180,12 @@ def _mode(value: Any) -> Mode:
 def _output_schema(value: Any) -> JsonObject | None:
     if value is _ABSENT:
         return None
-    if not isinstance(value, dict) or _deeper_than(value, _DEPTH):
+    if not isinstance(value, dict) or deeper_than(value, DEEPEST):
         raise Invalid("Expected 'outputSchema' to be a JSON-serializable object.")
-    return cast("JsonObject", value)
+    schema = cast("JsonObject", value)
+    if problem := output_schema.problem(schema):
+        raise Invalid(f"The 'outputSchema' cannot be used: {problem}.")
+    return schema
 
 
 def _input_responses(value: Any) -> tuple[InputResponse, ...]:
@@ -237,7 +226,7 @@ def _response(request_id: str, fields: Fields) -> InputResponse:
 
 
 def _arguments(value: Any) -> JsonObject:
-    if not isinstance(value, dict) or _deeper_than(value, _DEPTH):
+    if not isinstance(value, dict) or deeper_than(value, DEEPEST):
         raise Invalid("Expected 'arguments' to be a JSON object.")
     return cast("JsonObject", value)
 
@@ -248,18 +237,3 @@ def parse_cancel(fields: Fields) -> str | None:
     if turn_id is not None and not (isinstance(turn_id, str) and turn_id):
         raise Invalid("Expected 'turnId' to be a non-empty string.")
     return turn_id
-
-
-def _deeper_than(value: Any, limit: int) -> bool:
-    level: list[Any] = [value]
-    for _ in range(limit):
-        level = [child for parent in level for child in _children(parent)]
-        if not level:
-            return False
-    return True
-
-
-def _children(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return list(cast("Fields", value).values())
-    return cast("list[Any]", value) if isinstance(value, list) else []

@@ -17,8 +17,14 @@ from perdure.protocol.events import TERMINAL, Event
 from perdure.store.base import SessionRow, Store, Watch
 
 from .ndjson import Lines
+from .unsent import Unsent
 
 log = logging.getLogger("perdure.api.feed")
+
+# How many events a reader that is behind is given first; more if they are small.
+_FIRST_PAGE = 16
+# How many of its last events are read at a time to find where a finished session ended.
+_TAIL = 32
 
 
 @dataclass(frozen=True)
@@ -36,6 +42,11 @@ class Pace:
     ring_bytes: int = 4_194_304
     page: int = 256
     chunk_bytes: int = 65_536
+    # What all connections together may hold for clients that do not take it.
+    unsent_bytes: int = 67_108_864
+    # How many readers that are behind are given lines at the same time: not all that a crowd may ever want is there at
+    # once, and a crowd that comes back has caught up soon. With 4, posts took three times as long meanwhile.
+    replays: int = 64
     # Readers are woken in groups of this size; between two groups others get their turn.
     wake: int = 8
     # Telling many costs; then events are told in groups. So long does each reader delay the next group.
@@ -49,15 +60,18 @@ class FeedBroke(Exception):
 class Feed:
     """The recent lines of one session, and those who wait for the next one."""
 
-    def __init__(self, store: Store, session: SessionRow, pace: Pace) -> None:
+    def __init__(self, store: Store, session: SessionRow, pace: Pace, replays: asyncio.Semaphore) -> None:
         self._store = store
         self._session_id = session.session_id
         self._pace = pace
+        self._replays = replays
         self._ring: deque[bytes] = deque()
         self._size = 0
         # The index of the first line in the ring, and of the line that will come next.
         self._base = self._next = session.events
         self._over = session.status in ("completed", "failed")
+        # The row of a session that is over counts what was written after its end; no reader is given that.
+        self._end_known = not self._over
         self._broken = False
         self._closed = False
         # In the order in which they came.
@@ -86,7 +100,9 @@ class Feed:
         await self._wake()
 
     async def chunks(self, start: int) -> AsyncGenerator[bytes]:
-        """Lines from `start` on, some at a time, and a blank one now and then; ends when the session has."""
+        """Lines from `start` on, some at a time, and a blank one now and then; ends at the terminal event."""
+        if not self._end_known:
+            await self._find_end()
         index = start
         while not self._closed:
             if index < self._base:
@@ -107,23 +123,41 @@ class Feed:
 
     async def _stored(self, index: int) -> AsyncIterator[tuple[bytes, int]]:
         """Lines up to the ring, from the store."""
-        lines = Lines(self._store, self._session_id)
+        lines, wanted = Lines(self._store, self._session_id), _FIRST_PAGE
         while index < self._base and not self._closed:
-            page = await self._store.events(self._session_id, index, min(self._pace.page, self._base - index))
-            if not page:
-                # The row counts an event that the log does not hold: never wait for it in a circle.
-                raise FeedBroke
-            chunk = bytearray()
-            for event in page:
-                chunk += await lines.line(event)
-                index = event.index + 1
-                if len(chunk) >= self._pace.chunk_bytes:
-                    yield bytes(chunk), index
-                    chunk.clear()
-                    # A long replay leaves room for others.
-                    await asyncio.sleep(0)
-            if chunk:
-                yield bytes(chunk), index
+            async with self._replays:
+                chunk, taken, read = await self._page(lines, index, min(wanted, self._base - index))
+            index += taken
+            wanted = min(self._pace.page, 2 * wanted) if taken == read else taken
+            # Nothing but this is kept for a client that may never take it.
+            yield chunk, index
+
+    async def _page(self, lines: Lines, index: int, wanted: int) -> tuple[bytes, int, int]:
+        """A chunk of lines, of how many events it is, and how many were read for it."""
+        page = await self._store.events(self._session_id, index, min(wanted, self._pace.page))
+        if not page:
+            # The row counts an event that the log does not hold: never wait for it in a circle.
+            raise FeedBroke
+        chunk, taken = bytearray(), 0
+        for event in page:
+            chunk += await lines.line(event)
+            taken += 1
+            if len(chunk) >= self._pace.chunk_bytes:
+                break
+        return bytes(chunk), taken, len(page)
+
+    async def _find_end(self) -> None:
+        """Leave out what the log holds after the terminal event: read it from its tail, which is short."""
+        end = self._next
+        while end > 0:
+            start = max(0, end - _TAIL)
+            page = await self._store.events(self._session_id, start, end - start)
+            terminal = next((event.index for event in page if event.type in TERMINAL), None)
+            if terminal is not None:
+                self._base = self._next = terminal + 1
+                break
+            end = start
+        self._end_known = True
 
     def _recent(self, index: int) -> tuple[bytes, int]:
         """Lines of the ring. Readers that keep up ask for the same ones: they share one piece of memory."""
@@ -181,8 +215,11 @@ class Feed:
         for event in events:
             line = await self._lines.line(event)
             self._add(line)
-            self._over = event.type in TERMINAL
             untold += len(line)
+            if event.type in TERMINAL:
+                # Whatever follows it in the log, the stream ends here.
+                self._over = True
+                break
             if untold > self._pace.ring_bytes // 4:
                 # Before the ring forgets what nobody has seen.
                 await self._wake()
@@ -217,6 +254,8 @@ class Feeds:
     def __init__(self, store: Store, pace: Pace | None = None) -> None:
         self._store = store
         self.pace = pace or Pace()
+        self.unsent = Unsent(self.pace.unsent_bytes)
+        self._replays = asyncio.Semaphore(self.pace.replays)
         self._feeds: dict[str, Feed] = {}
 
     @property
@@ -232,7 +271,7 @@ class Feeds:
     async def open(self, session: SessionRow) -> AsyncGenerator[Feed]:
         feed = self._feeds.get(session.session_id)
         if feed is None or not feed.usable:
-            feed = self._feeds[session.session_id] = Feed(self._store, session, self.pace)
+            feed = self._feeds[session.session_id] = Feed(self._store, session, self.pace, self._replays)
             feed.start()
         feed.readers += 1
         try:

@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from perdure.errors import (
+    InboxFull,
     InputClosed,
     InputExpired,
     Invalid,
@@ -36,6 +37,12 @@ def reply(content: Any, status: int = 200, headers: Mapping[str, str] | None = N
     )
 
 
+def flags(*, deduplicated: bool = False, delayed: bool = False) -> dict[str, str]:
+    """What is said of a receipt in headers, because the body of a repeated request is the first one, byte for byte."""
+    named = {"idempotency-replayed": deduplicated, "x-perdure-delayed": delayed}
+    return {name: "true" for name, holds in named.items() if holds}
+
+
 def problem(error: PerdureError) -> Response:
     """The answer to an error that its caller should know of."""
     response = reply(_body(error), error.status)
@@ -43,7 +50,7 @@ def problem(error: PerdureError) -> Response:
         case Unauthenticated():
             for challenge in error.details.get("challenges", ("Bearer",)):
                 response.headers.append("www-authenticate", challenge)
-        case Unavailable():
+        case Unavailable() | InboxFull():
             response.headers["retry-after"] = "1"
         case _:
             pass
@@ -56,6 +63,9 @@ def _body(error: PerdureError) -> dict[str, Any]:
             return {"error": error.message, "ok": False}
         case TooLarge() | UnsupportedMedia():
             return {"error": error.message, "ok": False, "violations": error.details.get("violations", [])}
+        case Unavailable():
+            # What the database or the network said is for the log.
+            return {"code": error.code, "error": Unavailable().message, "ok": False}
         case InputClosed() | InputExpired():
             outcome = {"status": error.details.get("status"), "optionId": error.details.get("option_id")}
             known = {name: value for name, value in outcome.items() if value is not None}
@@ -65,10 +75,13 @@ def _body(error: PerdureError) -> dict[str, Any]:
 
 
 async def on_error(_: Request, error: Exception) -> Response:
-    """Answer an expected error; one that is ours alone is hidden like any surprise."""
-    if isinstance(error, PerdureError) and (error.status < 500 or isinstance(error, Unavailable)):
+    """Answer an expected error; a condition of ours, such as a store that cannot be read, may pass: 503."""
+    if not isinstance(error, PerdureError):
+        return hidden(error)
+    if error.status < 500:
         return problem(error)
-    return hidden(error)
+    log.warning("request refused with 503: %s", error.message, exc_info=None if error.retryable else error)
+    return problem(error if isinstance(error, Unavailable) else Unavailable())
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:

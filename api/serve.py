@@ -13,6 +13,7 @@ from perdure.store.open import open_store
 
 from .app import create_app
 from .auth.build import build_authenticators
+from .connections import Terms, most_connections
 from .feed import Feeds
 from .server import listen, run
 
@@ -26,9 +27,9 @@ async def serve(settings: Settings, stop: asyncio.Event, ready: asyncio.Event | 
         authenticators = build_authenticators(settings)
         sock = stack.enter_context(listen(settings.host, settings.port))
         agents = load_agents(settings.agents, settings.model)
-        store = await open_store(settings.database)
+        store = await open_store(settings.database, create=False)
         stack.push_async_callback(store.close)
-        await store.migrate()
+        await store.check()
         tracing = otel.set_up("perdure-api")
         stack.callback(tracing.close)
         sessions = Sessions(
@@ -39,9 +40,12 @@ async def serve(settings: Settings, stop: asyncio.Event, ready: asyncio.Event | 
             ui_url=settings.temporal_ui_url,
             ui_detail=settings.ui_detail == "on",
             agents=agents,
+            inbox_limit=settings.max_inbox,
         )
         await stack.enter_async_context(sessions.sweeper.running())
+        await stack.enter_async_context(sessions.reconciler.running())
         feeds = Feeds(store)
+        terms = Terms(most_connections(settings.max_connections))
         app = create_app(
             sessions=sessions,
             store=store,
@@ -52,4 +56,4 @@ async def serve(settings: Settings, stop: asyncio.Event, ready: asyncio.Event | 
         )
         host, port = sock.getsockname()[:2]
         log.info("Serving %s on http://%s:%s", ", ".join(agents.names), host, port)
-        await run(app, sock, stop, ready=ready, on_stop=feeds.close)
+        await run(app, sock, stop, ready=ready, on_stop=feeds.close, terms=terms)

@@ -5,27 +5,19 @@ import contextlib
 import errno
 import socket
 from collections.abc import Awaitable, Callable, Generator
-from typing import Any
+from typing import Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from perdure.errors import Misconfigured
 
-from .streaming import ABORT
+from .connections import Connections, Terms, most_connections
 
+#: What the kernel may hold for a client that takes nothing, and doubles; without it that grows to megabytes.
+_SEND_BUFFER = 262_144
 #: How long open requests may take to end; open streams end at once.
 GRACE = 3
-
-
-class _Protocol(HttpToolsProtocol):
-    """Lets the application cut a connection that takes nothing any more."""
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        scope: Any = self.scope
-        scope["extensions"] = {ABORT: self.transport.abort}
 
 
 class _Server(uvicorn.Server):
@@ -55,6 +47,7 @@ def listen(host: str, port: int) -> socket.socket:
         raise Misconfigured(f"Cannot listen on {host} port {port}: {error.strerror or error}.") from error
     # Connections inherit it. Without it a small answer waits 40 ms for the acknowledgement of its own headers.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
     return sock
 
 
@@ -65,9 +58,10 @@ async def run(
     *,
     ready: asyncio.Event | None = None,
     on_stop: Callable[[], Awaitable[None]] | None = None,
+    terms: Terms | None = None,
 ) -> None:
     """Serve until `stop`, then end streams and requests within a few seconds."""
-    server = _Server(_config(app), ready)
+    server = _Server(_config(app, Connections(terms or Terms(most_connections()))), ready)
     serving = asyncio.create_task(server.serve(sockets=[sock]))
     stopping = asyncio.create_task(stop.wait())
     try:
@@ -80,10 +74,11 @@ async def run(
         await serving
 
 
-def _config(app: ASGIApp) -> uvicorn.Config:
+def _config(app: ASGIApp, connections: Connections) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        http=_Protocol,
+        # It is only called, and what it returns is a protocol.
+        http=cast("Any", connections.connection),
         ws="none",
         lifespan="off",
         access_log=False,

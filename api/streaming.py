@@ -3,8 +3,6 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
-from typing import Any
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -14,11 +12,12 @@ from perdure.store.base import SessionRow
 
 from .feed import Feeds
 from .ndjson import CONTENT_TYPE, FORMAT, VERSION
+from .unsent import Outflow
 
 log = logging.getLogger("perdure.api.stream")
 
-#: Where our server puts the way to cut a connection. ASGI has none, and closing one waits for what is unsent.
-ABORT = "perdure.abort"
+#: Where our server puts the connection's transport. ASGI has no way to cut one, and closing waits for what is unsent.
+TRANSPORT = "perdure.transport"
 
 
 class EventStream(Response):
@@ -33,8 +32,9 @@ class EventStream(Response):
         self._start = start
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        outflow = Outflow(self._session.session_id, scope.get("extensions", {}).get(TRANSPORT))
         gone = asyncio.create_task(_disconnected(receive))
-        pump = asyncio.create_task(self._pump(send))
+        pump = asyncio.create_task(self._pump(send, outflow))
         try:
             await asyncio.wait((gone, pump), return_when=asyncio.FIRST_COMPLETED)
             if pump.done() and (error := pump.exception()) is not None:
@@ -42,7 +42,7 @@ class EventStream(Response):
                     "the stream of %s was cut: %s", self._session.session_id, str(error) or type(error).__name__
                 )
                 # Not a clean end: the client must know that there is more, and come again.
-                _abort(scope)
+                outflow.cut()
                 await gone
         finally:
             for task in (gone, pump):
@@ -50,23 +50,24 @@ class EventStream(Response):
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.gather(gone, pump, return_exceptions=True)
 
-    async def _pump(self, send: Send) -> None:
+    async def _pump(self, send: Send, outflow: Outflow) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         # Intermediaries pass the headers on with the first byte; clients skip blank lines.
-        await self._send(send, b"\n")
-        with telemetry.open_stream():
+        await self._send(send, b"\n", outflow)
+        with telemetry.open_stream(), self._feeds.unsent.of(outflow):
             async with (
                 self._feeds.open(self._session) as feed,
                 contextlib.aclosing(feed.chunks(self._start)) as chunks,
             ):
                 async for chunk in chunks:
-                    await self._send(send, chunk)
+                    await self._send(send, chunk, outflow)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _send(self, send: Send, chunk: bytes) -> None:
+    async def _send(self, send: Send, chunk: bytes, outflow: Outflow) -> None:
         try:
             async with asyncio.timeout(self._feeds.pace.stall):
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                with self._feeds.unsent.sending(outflow, len(chunk)):
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
         except TimeoutError:
             raise TimeoutError(f"the client took nothing for {self._feeds.pace.stall:g} s") from None
 
@@ -85,10 +86,3 @@ def _headers(session_id: str) -> dict[str, str]:
 async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def _abort(scope: Scope) -> None:
-    abort: Callable[[], Any] | None = scope.get("extensions", {}).get(ABORT)
-    if abort is None:
-        raise ConnectionError("this server cannot cut a connection")
-    abort()

@@ -3,20 +3,35 @@
 from collections.abc import Sequence
 
 from perdure.protocol.inputs import InputRequest, Responders
-from perdure.store.base import InputRow, SessionStatus
+from perdure.store.base import InputRow, SessionRow
 
 _SHOWN = 80
 
 
-def waiting_for(status: SessionStatus, waiting: Sequence[InputRow] = ()) -> str | None:
-    """Why the session does nothing right now; None when it does something, or never will again."""
-    match status:
+def waiting_for(row: SessionRow, waiting: Sequence[InputRow] = (), queued: int = 0) -> str | None:
+    """Why the session does nothing right now; None when it does something, or never will again.
+
+    `queued`: how many deliveries no turn has read yet.
+    """
+    if row.attention is not None:
+        return f"A worker or an operator that can help: {row.attention['message']}"
+    match row.status:
+        case "waiting" if waiting:
+            return _people(waiting)
+        case "starting" | "waiting" if queued and row.untold:
+            return f"Temporal, which could not be reached: {_deliveries(queued)} accepted and told to it later."
         case "starting":
             return "A worker that takes up its first turn."
+        case "waiting" if queued:
+            return f"A worker that takes up its next turn: {_deliveries(queued)} queued."
         case "waiting":
-            return _people(waiting) if waiting else "The next message."
+            return "The next message."
         case "running" | "completed" | "failed":
             return None
+
+
+def _deliveries(count: int) -> str:
+    return "1 delivery is" if count == 1 else f"{count} deliveries are"
 
 
 def _people(waiting: Sequence[InputRow]) -> str:

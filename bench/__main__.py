@@ -9,7 +9,7 @@ from pathlib import Path
 
 from . import machine, postgres, report
 from .plan import FULL, QUICK
-from .run import ROWS, measure
+from .run import ALL, ROWS, measure
 
 
 def main() -> None:
@@ -27,7 +27,7 @@ def main() -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="smaller counts: two minutes, rougher numbers")
-    parser.add_argument("--only", action="append", choices=ROWS, metavar="ROW", help=f"one of {', '.join(ROWS)}")
+    parser.add_argument("--only", action="append", choices=ALL, metavar="ROW", help=f"one of {', '.join(ALL)}")
     parser.add_argument("--postgres", action="store_true", help="on a PostgreSQL of this run instead of SQLite")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers there too")
     return parser

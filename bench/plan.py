@@ -30,6 +30,10 @@ class Plan:
     parked: int = 1000
     parked_warmup: int = 100
     idle_seconds: float = 20.0
+    # A restart of the worker: sessions, turns that each has had, sessions that go on talking.
+    restarted: int = 500
+    restarted_turns: int = 300
+    restarted_active: int = 50
     # No single wait is longer.
     patience: float = 60.0
 
@@ -50,6 +54,9 @@ QUICK = Plan(
     parked=200,
     parked_warmup=50,
     idle_seconds=5.0,
+    restarted=30,
+    restarted_turns=30,
+    restarted_active=20,
 )
 
 #: So small that it shows only that everything works.
@@ -71,4 +78,7 @@ TINY = Plan(
     parked=3,
     parked_warmup=2,
     idle_seconds=0.5,
+    restarted=3,
+    restarted_turns=3,
+    restarted_active=2,
 )

@@ -42,6 +42,14 @@ class ProductClient:
         await session.waiting()
         return session
 
+    async def again(self, session_id: str, token: str, *, turns: int) -> "ProductSession":
+        """A session that has had so many turns, with connections of its own again: the API closes those that idle."""
+        posts, stream = await Connection.open(self._port), await Connection.open(self._port)
+        session = ProductSession(posts, stream, session_id, token)
+        for _ in range(turns):
+            await session.waiting()
+        return session
+
     async def parked(self) -> str:
         """The id of a session that waits and that nobody watches."""
         session = await self.session()
@@ -57,9 +65,7 @@ class ProductClient:
 
     async def approve(self, asking: Asking) -> float:
         """Seconds from before the answer until the turn that it caused was over."""
-        posts, stream = await Connection.open(self._port), await Connection.open(self._port)
-        session = ProductSession(posts, stream, asking.session_id, asking.token)
-        await session.waiting()
+        session = await self.again(asking.session_id, asking.token, turns=1)
         begun = perf_counter()
         await session.post({"inputResponses": [{"requestId": asking.request_id, "optionId": "approve"}]})
         await session.waiting()

@@ -8,12 +8,15 @@ from pathlib import Path
 from . import postgres
 from .plan import Plan
 from .report import progress
-from .rows import asking, crowd, growth, idle, log, session
+from .rows import asking, crowd, growth, idle, log, restart, session
 from .stack import Product, Stack, running
 from .table import Line
 
-#: The rows by the names that `--only` takes.
+#: The rows of a run that names none.
 ROWS = ("session", "crowd", "growth", "log", "idle", "parked")
+#: The rows by the names that `--only` takes. A restart is measured only when it is asked for: its sessions need an hour
+#: and more to grow.
+ALL = (*ROWS, "restart")
 
 
 async def measure(plan: Plan, rows: Sequence[str] = ROWS, *, on_postgres: bool = False) -> list[Line]:
@@ -48,6 +51,8 @@ async def _of_product(row: str, plan: Plan, stack: Stack, product: Product) -> l
             return await idle.measure(product, plan)
         case "parked":
             return await asking.measure(product, plan)
+        case "restart":
+            return await restart.measure(product, plan)
         case _:
             raise ValueError(f"there is no row {row!r}")
 

@@ -2,9 +2,11 @@
 
 import asyncio
 import contextlib
+import os
+import signal
 import socket
 import sys
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,6 +34,8 @@ class Product:
     worker: int
     api: int
     database: str
+    #: Kill the worker, and start another one; returns when that is ready.
+    restart_worker: Callable[[], Awaitable[None]]
 
 
 class Stack:
@@ -55,7 +59,12 @@ class Stack:
             await supervisor.start(Part("migration", command("migrate"), None, environment))
             await supervisor.start(*(_part(name, data, environment, pids) for name in ("worker", "api")))
             url = database or f"sqlite:///{data / 'perdure.db'}"
-            yield Product(ProductClient(port), worker=pids["worker"], api=pids["api"], database=url)
+
+            async def restart_worker() -> None:
+                os.kill(pids["worker"], signal.SIGKILL)
+                await supervisor.start(_part("worker", data, environment, pids))
+
+            yield Product(ProductClient(port), pids["worker"], pids["api"], url, restart_worker)
 
     def _environment(self, name: str, data: Path, port: int) -> dict[str, str]:
         return {

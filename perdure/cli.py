@@ -27,6 +27,8 @@ Agents = Annotated[
 Host = Annotated[str, typer.Option(envvar="PERDURE_HOST", help="Where the API listens.")]
 Port = Annotated[int, typer.Option(envvar="PERDURE_PORT", help="The port of the API.")]
 LogLevel = Annotated[str, typer.Option(envvar="PERDURE_LOG_LEVEL", help="debug, info, warning or error.")]
+# The settings read PERDURE_DATA_DIR when the option is not given.
+DataDir = Annotated[Path | None, typer.Option(help="Where sessions and logs are kept. [default: .perdure]")]
 ReadyFile = Annotated[
     Path | None, typer.Option(envvar="PERDURE_READY_FILE", help="Holds our process id while we are ready to work.")
 ]
@@ -58,16 +60,20 @@ def dev(
     port: Port = 8000,
     temporal_port: Annotated[int, typer.Option(help="The port of Temporal's dev server.")] = 7233,
     ui_port: Annotated[int, typer.Option(help="The port of Temporal's UI.")] = 8233,
-    data_dir: Annotated[Path, typer.Option(envvar="PERDURE_DATA_DIR", help="Where sessions and logs are kept.")] = Path(
-        ".perdure"
-    ),
+    data_dir: DataDir = None,
     log_level: LogLevel = "info",
+    kill: Annotated[
+        str | None, typer.Option(help="Start nothing: kill -9 the `worker` or the `api` of the one that runs.")
+    ] = None,
 ) -> None:
     """Start everything on this machine: Temporal's dev server, a worker and the API."""
     from perdure.runtime import dev
 
+    if kill is not None:
+        typer.echo(dev.kill(data_dir or _settings().data_dir, kill))
+        return
     options = dev.DevOptions(
-        data_dir=data_dir,
+        data_dir=data_dir or _settings().data_dir,
         agents=agents,
         host=host,
         port=port,
@@ -79,12 +85,14 @@ def dev(
 
 
 @app.command()
-def worker(agents: Agents = None, log_level: LogLevel = "info", ready_file: ReadyFile = None) -> None:
+def worker(
+    agents: Agents = None, log_level: LogLevel = "info", ready_file: ReadyFile = None, data_dir: DataDir = None
+) -> None:
     """Run a worker against PERDURE_TEMPORAL_ADDRESS and PERDURE_DATABASE_URL."""
     from perdure.runtime import logs, shells
 
     logs.configure(log_level)
-    shells.run("worker", _settings(agents=agents, log_level=log_level), ready_file)
+    shells.run("worker", _settings(agents=agents, log_level=log_level, data_dir=data_dir), ready_file)
 
 
 @app.command()
@@ -94,43 +102,89 @@ def api(
     port: Port = 8000,
     log_level: LogLevel = "info",
     ready_file: ReadyFile = None,
+    data_dir: DataDir = None,
 ) -> None:
     """Serve HTTP against PERDURE_TEMPORAL_ADDRESS and PERDURE_DATABASE_URL."""
     from perdure.runtime import logs, shells
 
     logs.configure(log_level)
-    shells.run("api", _settings(agents=agents, host=host, port=port, log_level=log_level), ready_file)
+    settings = _settings(agents=agents, host=host, port=port, log_level=log_level, data_dir=data_dir)
+    shells.run("api", settings, ready_file)
 
 
 @app.command()
-def migrate() -> None:
+def migrate(data_dir: DataDir = None) -> None:
     """Create or upgrade the schema of the store."""
     from perdure.runtime import operate
 
-    operate.migrate(_settings())
+    operate.migrate(_settings(data_dir=data_dir))
     typer.echo("The store is up to date.")
 
 
 @session_commands.callback(invoke_without_command=True)
-def sessions(context: typer.Context, limit: Annotated[int, typer.Option(help="How many, newest first.")] = 20) -> None:
+def sessions(
+    context: typer.Context,
+    limit: Annotated[int, typer.Option(help="How many, newest first.")] = 20,
+    status: Annotated[str | None, typer.Option(help="Only those, `needs_attention` for one.")] = None,
+    data_dir: DataDir = None,
+) -> None:
     """List the newest sessions of the store, or do something with one."""
+    # `perdure sessions --data-dir X cancel …` means the same as the option at its end.
+    context.obj = data_dir
     if context.invoked_subcommand is not None:
         return
     from perdure.runtime import operate
 
-    for line in operate.sessions(_settings(), limit):
+    for line in operate.sessions(_settings(data_dir=data_dir), limit, status):
         typer.echo(line)
 
 
 @session_commands.command()
 def cancel(
+    context: typer.Context,
     session: Annotated[str, typer.Argument(help="The id of the session.")],
     turn: Annotated[str | None, typer.Option(help="Only if this turn runs, as `turn_3`.")] = None,
+    data_dir: DataDir = None,
 ) -> None:
     """Stop the turn that a session runs, or withdraw what it waits for."""
     from perdure.runtime import operate
 
-    typer.echo(operate.cancel(_settings(), session, turn))
+    typer.echo(operate.cancel(_settings(data_dir=data_dir or context.obj), session, turn))
+
+
+@session_commands.command()
+def repair(
+    context: typer.Context,
+    session: Annotated[str, typer.Argument(help="The id of the session.")],
+    retry: Annotated[bool, typer.Option("--retry", help="Try again now what it could not do.")] = False,
+    rebuild: Annotated[bool, typer.Option("--rebuild", help="Go on with what the store holds.")] = False,
+    fail: Annotated[bool, typer.Option("--fail", help="End it.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Also when no worker would take it up now.")] = False,
+    data_dir: DataDir = None,
+) -> None:
+    """Look after a session that needs attention."""
+    from perdure.runtime import operate
+
+    chosen = [how for how, is_chosen in (("retry", retry), ("rebuild", rebuild), ("fail", fail)) if is_chosen]
+    match chosen:
+        case ["retry" | "rebuild" | "fail" as how]:
+            typer.echo(operate.repair(_settings(data_dir=data_dir or context.obj), session, how, sure=yes))
+        case _:
+            raise typer.BadParameter("choose one of --retry, --rebuild and --fail")
+
+
+@session_commands.command()
+def reconcile(
+    context: typer.Context,
+    end_orphans: Annotated[bool, typer.Option("--end-orphans", help="End workflows without a session.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Also when no running workflow belongs to this store.")] = False,
+    data_dir: DataDir = None,
+) -> None:
+    """Compare the store and Temporal, start what has no workflow, and say what was found."""
+    from perdure.runtime import operate
+
+    for line in operate.reconcile(_settings(data_dir=data_dir or context.obj), end_orphans=end_orphans, sure=yes):
+        typer.echo(line)
 
 
 @app.command()
@@ -138,19 +192,26 @@ def tail(
     session: Annotated[str, typer.Argument(help="The id of the session.")],
     start: Annotated[int, typer.Option(help="The index of the first event.")] = 0,
     follow: Annotated[bool, typer.Option(help="Wait for more until the session is over.")] = True,
+    data_dir: DataDir = None,
 ) -> None:
     """Show the events of a session as they happen, one JSON object per line."""
     from perdure.runtime import operate
 
-    operate.tail(_settings(), session, start, typer.echo, follow=follow)
+    operate.tail(_settings(data_dir=data_dir), session, start, typer.echo, follow=follow)
 
 
 @app.command(name="api-key")
-def api_key(name: Annotated[str, typer.Argument(help="Who will use the key.")]) -> None:
+def api_key(
+    name: Annotated[str, typer.Argument(help="Who will use the key.")],
+    role: Annotated[list[str] | None, typer.Option(help="A role of whoever uses it; may be repeated.")] = None,
+    attribute: Annotated[
+        list[str] | None, typer.Option(help="NAME=VALUE, as `responders.attribute` asks for it; may be repeated.")
+    ] = None,
+) -> None:
     """Make a key for the API. It is shown once; the server keeps its hash only."""
     from perdure.runtime import operate
 
-    key, entry = operate.new_api_key(name)
+    key, entry = operate.new_api_key(name, [*(f"role={each}" for each in role or ()), *(attribute or ())])
     typer.echo(f"key (shown once, for the caller):      {key}")
     typer.echo(f"entry (for PERDURE_API_KEYS):          {entry}")
 

@@ -17,21 +17,29 @@ PerdureError
 │   └── InputExpired             nobody has answered in time
 ├── TooLarge                413
 ├── UnsupportedMedia        415
+├── InboxFull               429  too many deliveries wait in this session: nothing was accepted
 ├── Unavailable             503  try again: nothing was accepted
+│   ├── NoDriver                 no workflow drives this session now; what it was sent before stays accepted
+│   └── NoWorker                 no worker would take up the session if it were started
+├── DriverRefused                Temporal does not take what this session is to be told
 ├── Superseded                   an attempt that is no longer the newest one
+├── TurnCancelled                somebody wants this turn stopped, and that was accepted
 ├── ModelFailed                  the provider refused or failed
 ├── ToolFailed                   a tool raised, and its declaration allows another try
 ├── InvalidDeclaration           an agent or a tool is not declared in a way that can work
 ├── Misconfigured                a setting cannot work, or needs something that is not installed
 ├── SchemaUnknown                the database is newer than this code, or not ours at all
 ├── SchemaOutdated               the database must be migrated first
-└── Structural                   the session cannot go on
+└── NeedsAttention               this worker cannot go on with the session; another one, or an operator, may
     ├── SessionGone
     ├── AgentGone
-    └── UnreadableState
+    ├── UnreadableState
+    └── StoreBehind              the store is older than what the session remembers
 """
 
 from typing import Any, ClassVar
+
+from .text import whole
 
 
 class PerdureError(Exception):
@@ -40,11 +48,23 @@ class PerdureError(Exception):
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal_error"
     retryable: ClassVar[bool] = False
+    #: Whether message and details are made of our own words, ids and numbers alone, whoever raises it.
+    plain: ClassVar[bool] = False
 
     def __init__(self, message: str | None = None, **details: Any) -> None:
-        self.message = message or (type(self).__doc__ or "").strip()
+        # It may quote what a tool or a provider said; it goes to the engine and to readers.
+        self.message = whole(message or self._sentence())
         self.details = details
         super().__init__(self.message)
+
+    def bare(self) -> tuple[str, dict[str, Any]]:
+        """Message and details for places where no content may go."""
+        if self.plain:
+            return self.message, self.details
+        return self._sentence(), {name: self.details[name] for name in ("errorId",) if name in self.details}
+
+    def _sentence(self) -> str:
+        return (type(self).__doc__ or "").strip()
 
 
 class Invalid(PerdureError):
@@ -151,6 +171,13 @@ class UnsupportedMedia(PerdureError):
     code = "unsupported_media_type"
 
 
+class InboxFull(PerdureError):
+    """Too many deliveries wait in this session; nothing was accepted."""
+
+    status = 429
+    code = "inbox_full"
+
+
 class Unavailable(PerdureError):
     """The service cannot take this right now; nothing was accepted."""
 
@@ -159,23 +186,54 @@ class Unavailable(PerdureError):
     retryable = True
 
 
+class NoDriver(Unavailable):
+    """No workflow drives this session at the moment."""
+
+
+class NoWorker(Unavailable):
+    """No worker takes up sessions at the moment."""
+
+
+class DriverRefused(PerdureError):
+    """Temporal does not take what this session is to be told."""
+
+    code = "driver_refused"
+
+
 class Superseded(PerdureError):
     """A newer attempt has taken over; this one may no longer write."""
 
     code = "superseded"
+    # The engine ignores what an older attempt reports. The newest one may be refused too, when the clock of the server
+    # that scheduled it is behind; it is tried again until the clock has caught up.
+    retryable = True
+
+
+class TurnCancelled(PerdureError):
+    """The turn was cancelled."""
+
+    code = "TURN_CANCELLED"
 
 
 class ModelFailed(PerdureError):
-    """The model provider failed; `transient` says whether asking again can help."""
+    """The model could not be asked, or did not answer."""
 
     code = "MODEL_CALL_FAILED"
 
     def __init__(
-        self, message: str | None = None, *, transient: bool = False, retry_after: float | None = None, **details: Any
+        self,
+        message: str | None = None,
+        *,
+        transient: bool = False,
+        retry_after: float | None = None,
+        reason: str | None = None,
+        **details: Any,
     ) -> None:
+        """`transient`: asking again can help. `reason`: what the provider said, for the log and for nobody else."""
         super().__init__(message, **details)
         self.transient = transient
         self.retry_after = retry_after
+        self.reason = reason
 
 
 class ToolFailed(PerdureError):
@@ -209,25 +267,34 @@ class SchemaOutdated(PerdureError):
     code = "schema_outdated"
 
 
-class Structural(PerdureError):
-    """The session cannot go on."""
+class NeedsAttention(PerdureError):
+    """The session cannot go on here."""
 
-    code = "STRUCTURAL"
+    code = "NEEDS_ATTENTION"
+    plain = True
+    # Another worker may have what this one lacks.
+    retryable = True
 
 
-class SessionGone(Structural):
+class SessionGone(NeedsAttention):
     """The store knows no such session."""
 
     code = "SESSION_GONE"
 
 
-class AgentGone(Structural):
-    """The agent of this session is no longer served."""
+class AgentGone(NeedsAttention):
+    """The agent of this session is not served here."""
 
     code = "AGENT_GONE"
 
 
-class UnreadableState(Structural):
+class UnreadableState(NeedsAttention):
     """The state of this session cannot be read by this version."""
 
     code = "UNREADABLE_STATE"
+
+
+class StoreBehind(NeedsAttention):
+    """The store is older than what this session remembers; it may have been restored from a copy."""
+
+    code = "STORE_BEHIND"

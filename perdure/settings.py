@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
-from pydantic import SecretStr
+from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -39,24 +39,38 @@ class Settings(BaseSettings):
     port: int = 8000
     # Default continuation tokens are derived from it. Every process that serves HTTP must have the same one.
     secret: SecretStr | None = None
-    # `name=sha256-hex[,name=sha256-hex…]`; `perdure api-key NAME` prints a line.
+    # Connections at once; by default as many as there are descriptors for, less a reserve.
+    max_connections: int | None = Field(default=None, ge=1)
+    # `name=sha256-hex[+attribute=value…][,name=sha256-hex…]`; `perdure api-key NAME` prints an entry.
     api_keys: str = ""
     jwt_issuer: str | None = None
     jwt_audience: str | None = None
     jwt_jwks_url: str | None = None
+    # Claims that hold the roles of a user; a dot leads into a claim.
+    jwt_role_claims: str = "role,roles,scope"
+    # Callers on this machine need no key while nobody else has one. This says so also beside keys and tokens.
+    trust_loopback: bool = False
 
     # Limits.
     max_message_bytes: int = 1_048_576
     max_file_bytes: int = 26_214_400
     # Which files a message may carry: `*/*`, or `image/*,application/pdf`. Empty: none.
     file_media_types: str = "*/*"
+    # Whether files that messages name by URL may be fetched from private addresses, this machine's own among them.
+    fetch_local_files: bool = False
     max_body_bytes: int = 67_108_864
     max_tool_output_bytes: int = 65_536
+    # Deliveries that may wait in one session; the next one is refused with 429.
+    max_inbox: int = Field(default=100, ge=1, le=500)
     # A worker that says nothing for this long is taken for dead.
     heartbeat_timeout: float = 5.0
+    # A provider that sends nothing for this long has failed, and is asked again.
+    model_silence: float = Field(default=120.0, gt=0)
 
     # Sessions that a worker keeps in memory; more than are busy at once.
     cached_sessions: int = 200
+    # Workflow tasks that a worker works on at once, of drivers and of turns each. They share one processor.
+    concurrent_decisions: int = Field(default=4, ge=2)
 
     # What people see. `off`: no arguments and no text in the Temporal UI.
     ui_detail: Literal["on", "off"] = "on"

@@ -38,6 +38,7 @@ OUTCOME = "perdure.outcome"
 
 _meter = metrics.get_meter(SCOPE)
 _turns = _meter.create_counter("perdure.turns", description="Turns that ended, by outcome")
+_attention = _meter.create_counter("perdure.attention", description="Sessions that needed attention, by reason")
 _steps = _meter.create_counter("perdure.steps", description="Model calls that were recorded")
 _calls = _meter.create_counter("perdure.tool_calls", description="Tool calls that were settled, by outcome")
 _tokens = _meter.create_histogram("gen_ai.client.token.usage", unit="{token}", description="Tokens of a model call")
@@ -133,6 +134,10 @@ def tool_settled(tool: str, status: str) -> None:
 
 def turn_ended(agent: str, outcome: str) -> None:
     _turns.add(1, {AGENT: agent, OUTCOME: outcome})
+
+
+def needs_attention(reason: str) -> None:
+    _attention.add(1, {OUTCOME: reason})
 
 
 @contextmanager

@@ -42,6 +42,7 @@ def test_the_layers_import_only_what_lies_below_them() -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+@pytest.mark.alone
 def test_importing_perdure_is_quick_and_light() -> None:
     program = (
         "import sys, time\nstart = time.perf_counter()\nimport perdure\n"

@@ -3,15 +3,21 @@
 import hashlib
 import json
 import re
+import sqlite3
+import stat
 import subprocess
 import sys
+import uuid
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from perdure.runtime.processes import command
+from perdure.store.open import open_store
+from tests.store import given
 from tests.support.processes import Process, clean_environment, free_port, wait_until
-from tests.support.stack import Stack
+from tests.support.stack import Stack, TemporalServer
 
 ROOT = Path(__file__).parent.parent
 
@@ -60,6 +66,58 @@ def test_an_error_is_one_sentence(
     assert ended.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("sessions",),
+        ("tail", "ses_1"),
+        *(("sessions", name, *more) for name, *more in (["cancel", "s"], ["repair", "s", "--retry"], ["reconcile"])),
+        ("api",),
+    ],
+    ids=lambda words: " ".join(words),
+)
+def test_a_command_in_a_wrong_folder_says_so_and_leaves_nothing(tmp_path: Path, words: tuple[str, ...]) -> None:
+    nowhere = tmp_path / "nowhere"
+
+    # Nothing listens there.
+    temporal = f"127.0.0.1:{free_port()}"
+    ended = perdure(
+        *words, "--data-dir", str(nowhere), PERDURE_TEMPORAL_ADDRESS=temporal, PERDURE_PORT=str(free_port())
+    )
+
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1].startswith(f"perdure: There is no store at {nowhere}/perdure.db")
+    assert not nowhere.exists()
+
+
+def test_the_group_takes_the_folder_for_its_commands(tmp_path: Path) -> None:
+    elsewhere = str(tmp_path / "elsewhere")
+
+    ended = perdure("sessions", "--data-dir", str(tmp_path / "here"), "cancel", "s", PERDURE_DATA_DIR=elsewhere)
+
+    assert f"There is no store at {tmp_path}/here/perdure.db" in ended.stderr
+
+
+def test_nobody_else_may_read_the_store(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    assert perdure("migrate", "--data-dir", str(data)).returncode == 0
+
+    with closing(sqlite3.connect(data / "perdure.db")) as reader:
+        reader.execute("SELECT 1 FROM sessions").fetchall()
+        modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (data, *data.iterdir())}
+
+    assert modes == {"data": 0o700, "perdure.db": 0o600, "perdure.db-wal": 0o600, "perdure.db-shm": 0o600}
+
+
+def test_a_store_that_everybody_could_read_is_closed_to_them(tmp_path: Path) -> None:
+    assert perdure("migrate", "--data-dir", str(tmp_path)).returncode == 0
+    (tmp_path / "perdure.db").chmod(0o644)
+
+    assert perdure("sessions", "--data-dir", str(tmp_path)).returncode == 0
+
+    assert stat.S_IMODE((tmp_path / "perdure.db").stat().st_mode) == 0o640
+
+
 async def test_sessions_are_listed_and_their_events_shown(stack: Stack) -> None:
     async with stack.talk() as talk:
         await talk.say("a title of its own")
@@ -89,3 +147,32 @@ def test_a_worker_waits_for_temporal(tmp_path: Path, program: list[str]) -> None
         assert worker.terminate() == 0
     finally:
         worker.close()
+
+
+async def test_a_session_is_not_started_where_no_worker_would_take_it_up(
+    tmp_path: Path, temporal_server: TemporalServer
+) -> None:
+    environment = {
+        "PERDURE_DATA_DIR": str(tmp_path),
+        "PERDURE_DATABASE_URL": f"sqlite:///{tmp_path / 'test.db'}",
+        "PERDURE_TEMPORAL_ADDRESS": temporal_server.address,
+        "PERDURE_TASK_QUEUE": f"elsewhere-{tmp_path.name}",
+    }
+    session_id = f"ses_{uuid.uuid4().hex}"
+    store = await open_store(environment["PERDURE_DATABASE_URL"])
+    await store.migrate()
+    await store.create_session(given.session(session_id))
+    await store.commit(given.ending(session_id=session_id))
+    await store.close()
+
+    for how in ("--rebuild", "--retry", "--fail"):
+        refused = perdure("sessions", "repair", session_id, how, **environment)
+        assert refused.returncode == 1
+        assert f"No worker takes sessions from the task queue elsewhere-{tmp_path.name}-sessions." in refused.stderr
+        assert "PERDURE_TASK_QUEUE" in refused.stderr
+    compared = perdure("sessions", "reconcile", **environment)
+    assert f"{session_id}  it waits for a worker" in compared.stdout
+
+    insisted = perdure("sessions", "repair", session_id, "--rebuild", "--yes", **environment)
+
+    assert (insisted.returncode, insisted.stderr) == (0, "")

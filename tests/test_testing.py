@@ -1,3 +1,5 @@
+import asyncio
+
 from pydantic import BaseModel
 
 from perdure import Agent, SessionView, State, ToolContext, tool
@@ -45,7 +47,8 @@ async def test_instructions_are_made_anew_for_each_step() -> None:
 
     await play(SHOP, "Hi", "Hi", model=model)
 
-    said = [prompt.messages[-1].instructions for prompt in model.prompts]  # type: ignore[union-attr]
+    # What follows them is how the model knows notes of ours.
+    said = [str(prompt.messages[-1].instructions).partition("\n\n")[0] for prompt in model.prompts]  # type: ignore
     assert said == ["You serve local-dev in turn 0.", "You serve local-dev in turn 1."]
 
 
@@ -128,3 +131,32 @@ async def test_answers_may_come_one_after_the_other() -> None:
 
     assert [each.status for each in played.tool_calls] == ["completed", "rejected"]
     assert played.text == "Done."
+
+
+async def test_calls_are_in_the_order_in_which_the_model_asked_for_them() -> None:
+    second_is_done = asyncio.Event()
+
+    @tool
+    async def slow() -> str:
+        await second_is_done.wait()
+        return "slow"
+
+    @tool
+    async def quick() -> str:
+        second_is_done.set()
+        return "quick"
+
+    asks = [call("pay", amount=1), call("slow"), call("fly"), call("quick"), call("pay", amount="much")]
+    model = ScriptedModel([asks, call("quick"), "Done."])
+
+    played = await play(Agent("mixed", tools=[slow, quick, pay]), "Go", model=model)
+    played = await played.answer("pay", "approve")
+
+    assert [(each.tool, each.input, each.status) for each in played.tool_calls] == [
+        ("pay", {"amount": 1}, "completed"),
+        ("slow", {}, "completed"),
+        ("fly", {}, "failed"),
+        ("quick", {}, "completed"),
+        ("pay", {"amount": "much"}, "failed"),
+        ("quick", {}, "completed"),
+    ]

@@ -10,19 +10,26 @@ from temporalio.exceptions import (
     TimeoutError,
 )
 
+from perdure.errors import TurnCancelled
 from perdure.protocol.requests import Failure
 from perdure.protocol.wire import JsonObject
+from perdure.session.turn import StepFailed
 
 
-def of_activity(error: ActivityError) -> Failure:
+def of_activity(error: ActivityError) -> StepFailed:
     """The failure of a step whose attempts are all spent."""
     match error.cause:
         case ApplicationError() as cause:
-            return _of_application(cause)
+            return StepFailed(_of_application(cause), held=bool(_report(cause).get("held")))
         case TimeoutError():
-            return Failure(code="STEP_TIMEOUT", message="The step did not end in time.")
+            return StepFailed(Failure(code="STEP_TIMEOUT", message="The step did not end in time."))
         case _:
-            return Failure(code="STEP_FAILED", message="The step could not be done.")
+            return StepFailed(Failure(code="STEP_FAILED", message="The step could not be done."))
+
+
+def is_cancelled(error: ActivityError) -> bool:
+    """Whether the step has found that somebody wants the turn stopped."""
+    return isinstance(error.cause, ApplicationError) and error.cause.type == TurnCancelled.code
 
 
 def of_turn(error: ChildWorkflowError) -> Failure:
@@ -37,7 +44,7 @@ def of_turn(error: ChildWorkflowError) -> Failure:
 
 
 def _of_application(error: ApplicationError) -> Failure:
-    report = cast(JsonObject, error.details[0]) if error.details and isinstance(error.details[0], dict) else {}
+    report = _report(error)
     details: Any = report.get("details")
     return Failure(
         code=error.type or "STEP_FAILED",
@@ -45,3 +52,7 @@ def _of_application(error: ApplicationError) -> Failure:
         details=details or None,
         structural=bool(report.get("structural")),
     )
+
+
+def _report(error: ApplicationError) -> JsonObject:
+    return cast(JsonObject, error.details[0]) if error.details and isinstance(error.details[0], dict) else {}

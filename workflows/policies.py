@@ -46,6 +46,9 @@ LAST_WORD = Policy(
     retry=RetryPolicy(initial_interval=timedelta(milliseconds=200), maximum_interval=timedelta(seconds=10)),
 )
 
+#: Calls that run at the same time when the step does not say how many.
+PARALLEL = 16
+
 #: What a tool's own time limit does not cover: finding the arguments, recording the outcome.
 _ROUND_TOOL = timedelta(seconds=30)
 

@@ -8,6 +8,7 @@ from temporalio.exceptions import ActivityError, is_cancelled_exception
 
 from perdure.protocol import names
 from perdure.protocol.requests import (
+    Concluded,
     Conclusion,
     ModelCall,
     ModelOutcome,
@@ -17,12 +18,14 @@ from perdure.protocol.requests import (
     ToolCall,
     ToolOutcome,
 )
-from perdure.session.turn import StepFailed
 
 from . import failures, policies
 from .policies import Policy
 
 T = TypeVar("T")
+NOTHING: Any = type(None)
+#: None comes from a worker that does not report yet.
+CONCLUDED = cast("type[Concluded | None]", Concluded | None)
 
 
 class ActivitySteps:
@@ -55,28 +58,44 @@ class ActivitySteps:
         waiting = f"park: {len(park.open)} open"
         await act(names.PARK_TURN, park, policy=policies.NOTE, summary=waiting, result=type(None))
 
-    async def conclude(self, conclusion: Conclusion) -> None:
-        await conclude(conclusion)
+    async def conclude(self, conclusion: Conclusion) -> Concluded | None:
+        summary = f"{conclusion.kind}: {conclusion.failure.code}"
+        concluding = asyncio.ensure_future(note(names.CONCLUDE_TURN, conclusion, summary=summary, result=CONCLUDED))
+        try:
+            try:
+                return await asyncio.shield(concluding)
+            except asyncio.CancelledError:
+                # Whoever cancels an end that is being written gets that end. Runs of old began to cancel it.
+                if not workflow.patched("conclude-to-the-end"):
+                    concluding.cancel()
+                return await concluding
+        except ActivityError as error:
+            raise failures.of_activity(error) from error
+
+    def parallel(self, limit: int | None, calls: int) -> int:
+        if limit is not None or calls <= policies.PARALLEL:
+            return limit or calls
+        # Older workers name no limit. Turns of old that began all calls at once did so; those that could not, and
+        # could never go on, because Temporal lets nothing have so many open, begin some at a time from here on.
+        return policies.PARALLEL if workflow.patched("parallel-calls") else calls
 
     def out_of_breath(self) -> bool:
         return workflow.info().is_continue_as_new_suggested()
 
-    def cancelled(self) -> bool:
-        return workflow.cancellation_reason() is not None
+    def cancelled(self, *, early: bool = False) -> bool:
+        if workflow.cancellation_reason() is None:
+            return False
+        # Turns that began before this check existed went on with their calls here.
+        return not early or workflow.patched("stop-before-calls")
 
 
-async def conclude(conclusion: Conclusion) -> None:
-    """Tell the readers of an end that no step could tell."""
-    code = conclusion.failure.code
-    await note(names.CONCLUDE_TURN, conclusion, summary=f"{conclusion.kind}: {code}")
-
-
-async def note(name: str, argument: Any, *, summary: str) -> None:
+async def note(name: str, argument: Any, *, summary: str, result: type[T] = NOTHING) -> T:
     """Say something that must be said in the end, however long the store is away."""
-    await workflow.execute_activity(
+    return await workflow.execute_activity(
         name,
         argument,
         task_queue=names.sibling(workflow.info().task_queue, names.MODELS_QUEUE),
+        result_type=result,
         start_to_close_timeout=policies.LAST_WORD.start_to_close,
         heartbeat_timeout=policies.LAST_WORD.heartbeat,
         retry_policy=policies.LAST_WORD.retry,
@@ -102,6 +121,7 @@ async def act(
             summary=summary[:200],
         )
     except ActivityError as error:
-        if is_cancelled_exception(error):
+        # An attempt whose worker died is not repeated once its turn is to be stopped: it ends as a time-out then.
+        if is_cancelled_exception(error) or workflow.cancellation_reason() is not None or failures.is_cancelled(error):
             raise asyncio.CancelledError from error
-        raise StepFailed(failures.of_activity(error)) from error
+        raise failures.of_activity(error) from error

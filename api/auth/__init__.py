@@ -1,7 +1,7 @@
 """Who is asking? An ordered list of authenticators; the first that recognises the caller decides."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from starlette.datastructures import Headers
@@ -9,6 +9,8 @@ from starlette.requests import HTTPConnection
 
 from perdure.errors import Unauthenticated
 from perdure.protocol.principals import Principal
+
+_CLAIMS = ("x-api-key", "authorization")
 
 
 @dataclass(frozen=True)
@@ -18,6 +20,7 @@ class Credentials:
     headers: Headers
     # The address of the peer of the connection; None when there is none (a Unix socket).
     peer: str | None = None
+    http_version: str = "1.1"
 
     @property
     def bearer(self) -> str | None:
@@ -31,7 +34,19 @@ class Credentials:
     @property
     def presented(self) -> bool:
         """Whether the caller claims to be somebody; a wrong claim is refused and never overlooked."""
-        return bool(self.headers.get("authorization", "").strip()) or self.api_key is not None
+        return any(name in _CLAIMS and value.strip() for name, value in self.headers.items())
+
+    def claims(self) -> Sequence["Credentials"]:
+        """Each credential as if it were the only one, API keys first. A caller that claims nothing is one entry."""
+        if not self.presented:
+            return (self,)
+        others = [(name, value) for name, value in self.headers.raw if name.decode("latin-1").lower() not in _CLAIMS]
+        return tuple(
+            replace(self, headers=Headers(raw=[*others, (name.encode(), value.encode("latin-1"))]))
+            for name in _CLAIMS
+            for value in self.headers.getlist(name)
+            if value.strip()
+        )
 
 
 class Authenticator(Protocol):
@@ -49,8 +64,13 @@ class Gate:
         self._authenticators = tuple(authenticators)
 
     async def admit(self, request: HTTPConnection) -> Principal:
+        """The caller. Everything that it presents must be valid; of several principals the first one counts."""
         peer = request.client.host if request.client else None
-        credentials = Credentials(request.headers, peer)
+        credentials = Credentials(request.headers, peer, request.scope.get("http_version", "1.1"))
+        recognised = [await self._recognise(claim) for claim in credentials.claims()]
+        return recognised[0]
+
+    async def _recognise(self, credentials: Credentials) -> Principal:
         for recognise in self._authenticators:
             principal = await recognise(credentials)
             if principal is not None:

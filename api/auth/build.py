@@ -10,7 +10,10 @@ from .loopback import Loopback, is_loopback
 
 
 def build_authenticators(settings: Settings) -> list[Authenticator]:
-    """Keys first, then tokens, then development. Raises `Misconfigured` rather than leave a public address open."""
+    """Keys first, then tokens. Development only while there is neither, unless the settings ask for it by name.
+
+    Raises `Misconfigured` rather than leave a public address open.
+    """
     authenticators: list[Authenticator] = []
     keys = parse_keys(settings.api_keys)
     if keys:
@@ -18,7 +21,11 @@ def build_authenticators(settings: Settings) -> list[Authenticator]:
     token = _jwt(settings)
     if token is not None:
         authenticators.append(token)
-    if is_loopback(settings.host):
+    if settings.trust_loopback and not is_loopback(settings.host):
+        raise Misconfigured(
+            f"PERDURE_TRUST_LOOPBACK needs a PERDURE_HOST that only this machine can reach, not {settings.host}."
+        )
+    if is_development(settings):
         authenticators.append(Loopback())
     if not authenticators:
         raise Misconfigured(
@@ -26,6 +33,12 @@ def build_authenticators(settings: Settings) -> list[Authenticator]:
             "or PERDURE_JWT_ISSUER, PERDURE_JWT_AUDIENCE and PERDURE_JWT_JWKS_URL, or bind to 127.0.0.1."
         )
     return authenticators
+
+
+def is_development(settings: Settings) -> bool:
+    """Whether callers on this machine are let in without a key."""
+    configured = bool(parse_keys(settings.api_keys) or settings.jwt_issuer)
+    return is_loopback(settings.host) and (settings.trust_loopback or not configured)
 
 
 def _jwt(settings: Settings) -> Jwt | None:
@@ -37,4 +50,5 @@ def _jwt(settings: Settings) -> Jwt | None:
         raise Misconfigured(
             "PERDURE_JWT_ISSUER, PERDURE_JWT_AUDIENCE and PERDURE_JWT_JWKS_URL belong together: set all."
         )
-    return Jwt(JwksKeys(url), issuer=issuer, audience=audience)
+    roles = [claim.strip() for claim in settings.jwt_role_claims.split(",") if claim.strip()]
+    return Jwt(JwksKeys(url), issuer=issuer, audience=audience, role_claims=roles)

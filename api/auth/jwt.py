@@ -3,8 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeGuard, cast
 
 import httpx2
 from joserfc import jwt
@@ -12,7 +12,7 @@ from joserfc.errors import JoseError
 from joserfc.jwk import KeySet
 from joserfc.jws import extract_compact
 
-from perdure.errors import Unauthenticated, Unavailable
+from perdure.errors import PerdureError, Unauthenticated, Unavailable
 from perdure.protocol.principals import Principal
 
 from . import Credentials
@@ -24,6 +24,8 @@ LEEWAY = 30
 _KEY_TYPES = {"RS256": "RSA", "ES256": "EC", "EdDSA": "OKP", "Ed25519": "OKP"}
 #: Claims of a token that authors may see; the rest stays outside.
 _ATTRIBUTES = ("email", "name", "preferred_username", "scope", "groups", "roles", "org_id", "tenant")
+#: Claims whose values are roles, unless the settings name others.
+ROLE_CLAIMS = ("role", "roles", "scope")
 
 
 class Keys(Protocol):
@@ -88,9 +90,11 @@ class JwksKeys:
 class Jwt:
     """Recognises a user by a bearer token that the issuer signed for this audience."""
 
-    def __init__(self, keys: Keys, *, issuer: str, audience: str) -> None:
+    def __init__(self, keys: Keys, *, issuer: str, audience: str, role_claims: Sequence[str] = ROLE_CLAIMS) -> None:
+        """`role_claims` name the claims that hold roles; `realm_access.roles` is the one inside the other."""
         self._keys = keys
         self._issuer = issuer
+        self._role_claims = tuple(role_claims)
         self._claims = jwt.JWTClaimsRegistry(
             leeway=LEEWAY,
             iss={"essential": True, "value": issuer},
@@ -105,9 +109,12 @@ class Jwt:
             return None
         try:
             claims = await self._verified(token)
-        except (JoseError, ValueError, TypeError, KeyError) as error:
-            # The reason helps an operator; whoever forged it should not be helped.
-            log.info("a bearer token was refused: %s", error)
+        except PerdureError:
+            raise
+        except Exception as error:
+            # Whatever a token does to its reader, it cannot be read. The error's code helps an operator, and its text
+            # may quote the token. Whoever forged it should not be helped.
+            log.info("a bearer token was refused: %s", getattr(error, "error", type(error).__name__))
             raise _invalid() from None
         subject = claims["sub"]
         if not isinstance(subject, str) or not subject:
@@ -118,7 +125,7 @@ class Jwt:
             authenticator="jwt",
             issuer=self._issuer,
             subject=subject,
-            attributes=_attributes(claims),
+            attributes=_attributes(claims, self._role_claims),
         )
 
     async def _verified(self, token: str) -> dict[str, Any]:
@@ -144,12 +151,38 @@ def _invalid() -> Unauthenticated:
     return Unauthenticated("The bearer token is not valid.", challenges=('Bearer error="invalid_token"',))
 
 
-def _attributes(claims: dict[str, Any]) -> dict[str, str | list[str]]:
+def _attributes(claims: dict[str, Any], role_claims: Sequence[str]) -> dict[str, str | list[str]]:
     found: dict[str, str | list[str]] = {}
     for name in _ATTRIBUTES:
         value = claims.get(name)
-        if isinstance(value, str):
+        if name == "scope" and value is not None:
+            value = _words(value)
+        if isinstance(value, str) or _is_words(value):
             found[name] = value
-        elif isinstance(value, list) and all(isinstance(item, str) for item in value):  # pyright: ignore[reportUnknownVariableType]
-            found[name] = list(value)  # pyright: ignore[reportUnknownArgumentType]
+    roles = [role for claim in role_claims for role in _words(_claim(claims, claim))]
+    if roles:
+        found["role"] = list(dict.fromkeys(roles))
     return found
+
+
+def _claim(claims: dict[str, Any], name: str) -> Any:
+    """The claim of this name, or the one that the dots in its name lead to. Claims named by URLs have dots too."""
+    if name in claims:
+        return claims[name]
+    value: Any = claims
+    for part in name.split("."):
+        if not isinstance(value, dict):
+            return None
+        value = cast("dict[str, Any]", value).get(part)
+    return value
+
+
+def _words(value: Any) -> list[str]:
+    """A list of names as it is; a text of names, as `scope` is one, split at its spaces."""
+    if isinstance(value, str):
+        return value.split()
+    return value if _is_words(value) else []
+
+
+def _is_words(value: Any) -> TypeGuard[list[str]]:
+    return isinstance(value, list) and all(isinstance(item, str) for item in cast("list[Any]", value))

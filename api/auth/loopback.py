@@ -7,8 +7,50 @@ from perdure.protocol.principals import LOCAL, Principal
 
 from . import Credentials
 
-#: A request that came through a proxy came from elsewhere, whatever its peer address says.
-_FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
+#: A request that came through a proxy came from elsewhere, whatever its peer address says. Names, and their beginnings.
+_FORWARDED = frozenset(
+    {
+        "cdn-loop",
+        "client-ip",
+        "fastly-client-ip",
+        "forwarded",
+        "proxy-connection",
+        "remote-user",
+        "surrogate-capability",
+        "true-client-ip",
+        "via",
+        "x-client-ip",
+        "x-cloud-trace-context",
+        "x-cluster-client-ip",
+        "x-host",
+        "x-proxyuser-ip",
+        "x-real-ip",
+        "x-remote-addr",
+        "x-remote-ip",
+        "x-request-start",
+        "x-scheme",
+        "x-varnish",
+    }
+)
+_FORWARDED_AS = (
+    "ali-cdn-",
+    "cf-",
+    "cloudfront-",
+    "eagleid",
+    "fly-",
+    "ngrok-",
+    "tailscale-",
+    "x-amz-cf-",
+    "x-amzn-",
+    "x-appengine-",
+    "x-arr-",
+    "x-azure-",
+    "x-envoy-",
+    "x-fd-",
+    "x-forwarded",
+    "x-original-",
+    "x-vercel-",
+)
 
 
 class Loopback:
@@ -20,7 +62,7 @@ class Loopback:
 
     async def __call__(self, credentials: Credentials) -> Principal | None:
         headers = credentials.headers
-        if credentials.presented or any(name in headers for name in _FORWARDED):
+        if credentials.presented or _came_through_a_proxy(credentials):
             return None
         if credentials.peer is None or not is_loopback(credentials.peer):
             return None
@@ -31,6 +73,13 @@ class Loopback:
         if headers.get("sec-fetch-site", "") == "cross-site":
             return None
         return LOCAL
+
+
+def _came_through_a_proxy(credentials: Credentials) -> bool:
+    # Some proxies add no header at all unless they are told to. Those of them that speak HTTP/1.0 give themselves away.
+    if credentials.http_version == "1.0":
+        return True
+    return any(name in _FORWARDED or name.startswith(_FORWARDED_AS) for name in credentials.headers)
 
 
 def is_loopback(host: str) -> bool:

@@ -7,11 +7,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.auth import Gate
-from api.bodies import Content, parse_answer, read_json
+from api.bodies import Content, parse_answer
+from api.body_reader import BodyReader, Fields
 from api.limits import Limits
 from api.params import limit, name, one_of
-from api.problems import reply
+from api.problems import flags, reply
 from api.scope import idempotency_key, known_input
+from perdure.protocol.deliveries import InputResponse
 from perdure.protocol.inputs import InputKind, InputStatus
 from perdure.protocol.wire import JsonObject
 from perdure.runtime.inputs import Inputs
@@ -19,9 +21,10 @@ from perdure.store.base import InputQuery, InputRow
 
 
 class InputRoutes:
-    def __init__(self, gate: Gate, inputs: Inputs, limits: Limits) -> None:
+    def __init__(self, gate: Gate, inputs: Inputs, bodies: BodyReader, limits: Limits) -> None:
         self._gate = gate
         self._inputs = inputs
+        self._bodies = bodies
         self._limits = limits
 
     async def list(self, request: Request) -> Response:
@@ -43,12 +46,17 @@ class InputRoutes:
         principal = await self._gate.admit(request)
         key = idempotency_key(request)
         request_id = known_input(request.path_params["request_id"])
-        response = parse_answer(request_id, await read_json(request, self._limits.body_bytes))
-        self._limits.check(Content(None, (), None, (response,)))
+
+        def parse(fields: Fields) -> InputResponse:
+            response = parse_answer(request_id, fields)
+            self._limits.check(Content(None, (), None, (response,)))
+            return response
+
+        response = await self._bodies.read(request, parse)
         receipt = await self._inputs.answer(response, principal, idempotency_key=key)
         (outcome,) = receipt.inputs
         body = {**outcome.model_dump(mode="json", exclude_none=True), "sessionId": receipt.session_id}
-        return reply(body, headers={"idempotency-replayed": "true"} if receipt.deduplicated else None)
+        return reply(body, headers=flags(deduplicated=receipt.deduplicated, delayed=receipt.delayed))
 
 
 def input_query(params: QueryParams) -> InputQuery:

@@ -1,6 +1,7 @@
 """Looking at sessions: which there are, what they did, what they wait for."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import get_args
 
 from starlette.datastructures import QueryParams
@@ -16,7 +17,15 @@ from perdure.protocol.deliveries import Mode
 from perdure.protocol.principals import Principal
 from perdure.protocol.wire import JsonObject
 from perdure.runtime.sessions import Description, Sessions
-from perdure.store.base import InputRow, SessionQuery, SessionRow, SessionStatus
+from perdure.store.base import InputRow, SessionQuery, SessionRow, ShownStatus
+
+
+@dataclass(frozen=True)
+class Pending:
+    """What a session waits for: requests to people, and how many deliveries no turn has read."""
+
+    inputs: Sequence[InputRow] = ()
+    queued: int = 0
 
 
 class InspectionRoutes:
@@ -28,7 +37,7 @@ class InspectionRoutes:
         """One page of the caller's sessions, newest first."""
         principal = await self._gate.admit(request)
         page = await self._sessions.list(session_query(request.query_params, principal))
-        listed: JsonObject = {"sessions": [summary(row, await self._waiting(row)) for row in page.sessions]}
+        listed: JsonObject = {"sessions": [summary(row, await self._pending(row)) for row in page.sessions]}
         if page.next_cursor is not None:
             listed["nextCursor"] = page.next_cursor
         return reply(listed)
@@ -38,36 +47,42 @@ class InspectionRoutes:
         principal = await self._gate.admit(request)
         session_id = known_id(request.path_params["session_id"])
         description = await self._sessions.describe(session_id, principal)
-        return reply(detail(description, await self._waiting(description.row)))
+        return reply(detail(description, await self._pending(description.row)))
 
-    async def _waiting(self, row: SessionRow) -> Sequence[InputRow]:
-        return await self._sessions.inputs.waiting(row.session_id) if row.status == "waiting" else ()
+    async def _pending(self, row: SessionRow) -> Pending:
+        if row.status not in ("starting", "waiting"):
+            return Pending()
+        asked = await self._sessions.inputs.waiting(row.session_id) if row.status == "waiting" else ()
+        # Behind a request everything waits, so that is what the session waits for.
+        return Pending(asked, 0 if asked else await self._sessions.queued(row.session_id))
 
 
 def session_query(params: QueryParams, principal: Principal) -> SessionQuery:
     return SessionQuery(
         owner=principal.owner,
         agent=name("agent", params.get("agent")),
-        status=one_of("status", get_args(SessionStatus), params.get("status")),
+        status=one_of("status", get_args(ShownStatus), params.get("status")),
         mode=one_of("mode", get_args(Mode), params.get("mode")),
         limit=limit(params.get("limit")),
         cursor=params.get("cursor"),
     )
 
 
-def summary(row: SessionRow, waiting: Sequence[InputRow] = ()) -> JsonObject:
+def summary(row: SessionRow, pending: Pending) -> JsonObject:
     shown: JsonObject = {
         "sessionId": row.session_id,
         "agent": row.agent,
         "mode": row.mode,
-        "status": row.status,
-        "waitingFor": waiting_for(row.status, waiting),
+        "status": row.shown_status,
+        "waitingFor": waiting_for(row, pending.inputs, pending.queued),
         "createdAt": row.created_at,
         "updatedAt": row.updated_at,
         "title": row.title,
         "counts": {"turns": row.turns, "steps": row.steps, "toolCalls": row.tool_calls, "events": row.events},
         "usage": row.usage.model_dump(mode="json"),
     }
+    if row.attention is not None:
+        shown["attention"] = {name: row.attention[name] for name in ("code", "message", "since")}
     if row.error is not None:
         shown["error"] = row.error
     if row.parent is not None:
@@ -75,11 +90,14 @@ def summary(row: SessionRow, waiting: Sequence[InputRow] = ()) -> JsonObject:
     return shown
 
 
-def detail(description: Description, waiting: Sequence[InputRow] = ()) -> JsonObject:
-    shown = {**summary(description.row, waiting), "openInputs": [row.request.request_id for row in waiting]}
+def detail(description: Description, pending: Pending) -> JsonObject:
+    asked = [row.request.request_id for row in pending.inputs]
+    shown = {**summary(description.row, pending), "openInputs": asked}
     ended = description.workflow_status not in (None, "running", "continued_as_new")
-    if ended and description.row.status in ("starting", "running", "waiting"):
-        shown["waitingFor"] = f"Nothing: its workflow is {description.workflow_status} and will not go on."
+    if ended and not description.row.over and description.row.attention is None:
+        shown["waitingFor"] = (
+            f"A workflow: its own is {description.workflow_status}, and is looked after within a minute."
+        )
     shown["temporal"] = {
         "workflowId": description.workflow_id,
         "runId": description.run_id,

@@ -4,9 +4,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.auth import Gate
-from api.bodies import Content, parse_cancel, parse_continue, parse_create, read_json
+from api.bodies import Content, ContinueBody, CreateBody, parse_cancel, parse_continue, parse_create
+from api.body_reader import BodyReader, Fields
 from api.limits import Limits
-from api.problems import reply
+from api.problems import flags, reply
 from api.scope import Scopes, idempotency_key
 from perdure.protocol.deliveries import Capabilities, DeliveryBody, Receipt
 from perdure.protocol.principals import Principal
@@ -15,10 +16,11 @@ from perdure.runtime.sessions import Sessions
 
 
 class SessionRoutes:
-    def __init__(self, gate: Gate, scopes: Scopes, sessions: Sessions, limits: Limits) -> None:
+    def __init__(self, gate: Gate, scopes: Scopes, sessions: Sessions, bodies: BodyReader, limits: Limits) -> None:
         self._gate = gate
         self._scopes = scopes
         self._sessions = sessions
+        self._bodies = bodies
         self._limits = limits
 
     async def create(self, request: Request) -> Response:
@@ -26,8 +28,7 @@ class SessionRoutes:
         agent = self._scopes.agent(request)
         principal = await self._gate.admit(request)
         key = idempotency_key(request)
-        body = parse_create(await read_json(request, self._limits.body_bytes))
-        self._limits.check(body.content)
+        body = await self._bodies.read(request, self._create_body)
         receipt = await self._sessions.start(
             agent.name,
             body=_delivery(body.content, principal),
@@ -43,8 +44,7 @@ class SessionRoutes:
         self._scopes.agent(request)
         principal = await self._gate.admit(request)
         key = idempotency_key(request)
-        body = parse_continue(await read_json(request, self._limits.body_bytes))
-        self._limits.check(body.content)
+        body = await self._bodies.read(request, self._continue_body)
         session = await self._scopes.session(request, principal)
         receipt = await self._sessions.deliver(
             body.token,
@@ -60,10 +60,21 @@ class SessionRoutes:
         """Stop the session's turn, or withdraw what it waits for."""
         self._scopes.agent(request)
         principal = await self._gate.admit(request)
-        turn_id = parse_cancel(await read_json(request, self._limits.body_bytes, optional=True))
+        turn_id = await self._bodies.read(request, parse_cancel, optional=True)
         session = await self._scopes.session(request, principal)
-        status = await self._sessions.cancel(session.session_id, turn_id=turn_id, principal=principal)
-        return reply({"ok": True, "sessionId": session.session_id, "status": status})
+        cancelled = await self._sessions.cancel(session.session_id, turn_id=turn_id, principal=principal)
+        body = {"ok": True, "sessionId": session.session_id, "status": cancelled.status}
+        return reply(body, headers=flags(delayed=cancelled.delayed))
+
+    def _create_body(self, fields: Fields) -> CreateBody:
+        body = parse_create(fields)
+        self._limits.check(body.content)
+        return body
+
+    def _continue_body(self, fields: Fields) -> ContinueBody:
+        body = parse_continue(fields)
+        self._limits.check(body.content)
+        return body
 
 
 def _delivery(content: Content, principal: Principal) -> DeliveryBody:
@@ -82,8 +93,5 @@ def _accepted(receipt: Receipt, status: int) -> Response:
         body["inputs"] = [each.model_dump(mode="json", exclude_none=True) for each in receipt.inputs]
     if receipt.continuation_token is not None:
         body["continuationToken"] = receipt.continuation_token
-    headers = {"x-eve-session-id": receipt.session_id}
-    if receipt.deduplicated:
-        # In a header, because the body of a repeated request is the first one, byte for byte.
-        headers["idempotency-replayed"] = "true"
-    return reply(body, status, headers)
+    said = flags(deduplicated=receipt.deduplicated, delayed=receipt.delayed)
+    return reply(body, status, {"x-eve-session-id": receipt.session_id, **said})

@@ -3,13 +3,14 @@
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any, Literal, TypeAlias, cast
 
 from perdure.errors import InvalidDeclaration
 from perdure.protocol.wire import JsonObject
 
 from .context import SessionView
+from .output_schema import problem
 from .tool import Tool, tool
 
 Instructions: TypeAlias = str | Callable[[SessionView], str | Awaitable[str]]
@@ -23,20 +24,30 @@ DEMO = "demo"
 #: The tool with which the model hands over a structured result; it cannot be another one.
 FINAL_OUTPUT = "final_output"
 
+#: What one worker runs at the same time, and a quarter of what Temporal lets one turn have open.
+_MOST_PARALLEL = 500
+
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9_-]{0,62}[a-z0-9])?")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Where a session is stopped. The token limits count the whole session; None means no limit."""
+    """What a session may do. The token limits count the whole session; None means no limit."""
 
     steps_per_turn: int = 50
+    #: Calls that one reply of the model may make; each further one is answered with an error instead.
+    calls_per_step: int = 128
+    #: How many calls of a step run at the same time.
+    parallel_calls: int = 16
     input_tokens: int | None = None
     output_tokens: int | None = None
 
     def __post_init__(self) -> None:
-        if self.steps_per_turn < 1:
-            raise InvalidDeclaration("steps_per_turn must be at least 1.")
+        for name, limit in (("steps_per_turn", self.steps_per_turn), ("calls_per_step", self.calls_per_step)):
+            if limit < 1:
+                raise InvalidDeclaration(f"{name} must be at least 1.")
+        if not 1 <= self.parallel_calls <= _MOST_PARALLEL:
+            raise InvalidDeclaration(f"parallel_calls must be from 1 to {_MOST_PARALLEL}.")
         for name, limit in (("input_tokens", self.input_tokens), ("output_tokens", self.output_tokens)):
             if limit is not None and limit < 1:
                 raise InvalidDeclaration(f"{name} must be at least 1, or None.")
@@ -72,6 +83,8 @@ class Agent:
         tools = tuple(_declared(self.name, declaration) for declaration in self.tools)
         object.__setattr__(self, "tools", tools)
         _refuse_doubles(self.name, [known.name for known in self.own_tools])
+        if self.output_schema is not None and (found := problem(self.output_schema)):
+            raise InvalidDeclaration(f"Agent {self.name!r}: the output schema cannot be used: {found}.")
 
     @property
     def own_tools(self) -> tuple[Tool[..., Any], ...]:
@@ -82,7 +95,7 @@ class Agent:
 def _declared(agent: str, declaration: object) -> object:
     if isinstance(declaration, Tool):
         return cast("Tool[..., Any]", declaration)
-    if isinstance(declaration, FunctionType):
+    if isinstance(declaration, FunctionType | MethodType):
         return tool(declaration)
     # Recognised by where it comes from: importing pydantic-ai here would make every `import perdure` slow.
     if any(base.__module__.partition(".")[0] == "pydantic_ai" for base in type(declaration).__mro__):

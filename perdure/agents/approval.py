@@ -15,10 +15,11 @@ from .responders import checked
 
 @dataclass(frozen=True)
 class Call:
-    """A call as the model asks for it: what an approval decides about."""
+    """A call that the model asks for: what an approval decides about."""
 
     id: str
     tool: str
+    #: Those that will run: validated, of the types that the tool declares, with the defaults of what was left out.
     arguments: JsonObject
 
 

@@ -99,6 +99,12 @@ class ToolSession:
         self._token = token
 
 
+def tool_log(tool: str, *, session_id: str, turn: int, step: int, call_id: str) -> Log:
+    """The log of one call: its lines carry these ids."""
+    ids = {"session_id": session_id, "turn": turn, "step": step, "call_id": call_id, "tool": tool}
+    return logging.LoggerAdapter(logging.getLogger(f"perdure.tools.{tool}"), ids)
+
+
 class ToolContext:
     """What a tool may ask for: declare a parameter of this type, and it is filled in."""
 
@@ -126,14 +132,9 @@ class ToolContext:
 
     @property
     def log(self) -> Log:
-        """A logger that names the session, the turn and the call."""
-        ids = {
-            "session_id": self.session.id,
-            "turn": self.session.turn,
-            "step": self.session.step,
-            "call_id": self.call_id,
-        }
-        return logging.LoggerAdapter(logging.getLogger(f"perdure.tools.{self.tool}"), ids)
+        """A logger whose lines carry the session, the turn, the step and the call."""
+        at = self.session
+        return tool_log(self.tool, session_id=at.id, turn=at.turn, step=at.step, call_id=self.call_id)
 
     def wait(self, awaitable: Awaitable[T]) -> T:
         """For tools that are not async: `cart = ctx.wait(CART.get(ctx))`."""

@@ -1,5 +1,6 @@
 """The agent that `make dev` serves until you bring your own."""
 
+import asyncio
 import random
 from datetime import UTC, datetime
 
@@ -39,10 +40,22 @@ def current_time() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
+@tool(effects="pure", timeout=90)
+async def wait_seconds(seconds: int) -> str:
+    """Wait: time enough to kill the worker that does it, and to see another one begin again.
+
+    Args:
+        seconds: How long, at most 60.
+    """
+    seconds = max(0, min(seconds, 60))
+    await asyncio.sleep(seconds)
+    return f"Waited {seconds} seconds."
+
+
 # No model of its own: the built-in demo model answers until PERDURE_MODEL names a real one.
 agent = Agent(
     name="demo",
-    description="Rolls dice, remembers notes and knows the time.",
+    description="Rolls dice, remembers notes, knows the time and can wait.",
     instructions="You are a friendly demo. Use your tools when they help, and keep answers short.",
-    tools=[roll_dice, remember_note, current_time],
+    tools=[roll_dice, remember_note, current_time, wait_seconds],
 )

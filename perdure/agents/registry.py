@@ -68,6 +68,9 @@ def _load(reference: str) -> list[Agent]:
     module_name, colon, attribute = reference.partition(":")
     if not (module_name and colon and attribute):
         raise InvalidDeclaration(f"{reference!r} does not name an agent; write `package.module:attribute`.")
+    if module_name.endswith(".py") or "/" in module_name:
+        path = module_name.removesuffix(".py").removeprefix("./").replace("/", ".")
+        raise InvalidDeclaration(f"{reference!r} names a file; write the module's name, `{path}:{attribute}`.")
     try:
         module = import_module(module_name)
     except ModuleNotFoundError as missing:

@@ -25,7 +25,14 @@ def attribute(name: str, *values: str, quorum: int = 1) -> Responders:
 
 
 def principals(*ids: str, quorum: int = 1) -> Responders:
-    """The principals with these ids."""
+    """The principals with these names, each after what recognises it: `jwt:ada`, `api-key:billing`.
+
+    A bare name is refused: a service and a user may have the same one.
+    """
+    for each in ids:
+        authenticator, _, subject = each.partition(":")
+        if not (authenticator and subject):
+            raise InvalidDeclaration(f"Name a principal as AUTHENTICATOR:SUBJECT, `jwt:ada` for one, not {each!r}.")
     return checked(Responders(kind="principals", values=ids, quorum=quorum))
 
 

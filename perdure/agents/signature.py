@@ -8,6 +8,7 @@ from typing import Any, get_args, get_type_hints
 from pydantic import BaseModel, ConfigDict, Field, create_model
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 from pydantic.fields import FieldInfo
+from pydantic_core import to_json
 
 from perdure.errors import InvalidDeclaration
 from perdure.protocol.wire import JsonObject
@@ -15,6 +16,16 @@ from perdure.protocol.wire import JsonObject
 from .context import ToolContext
 
 _Parameter = inspect.Parameter
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The arguments of a call as it will run: they fit the tool, and what was left out has its default."""
+
+    #: What readers see, what is approved, and what the call is run with.
+    json: JsonObject
+    #: Makes the same of the types that the tool declares, with models as dicts: for the author's functions.
+    values: Callable[[], JsonObject]
 
 
 @dataclass(frozen=True)
@@ -27,6 +38,26 @@ class Signature:
     fields: Mapping[str, str]
     positional: frozenset[str]
     context: str | None
+
+    def read(self, arguments: JsonObject) -> Arguments:
+        """What a call with these arguments runs with; pydantic's `ValidationError` when it cannot run."""
+        validated = self.model.model_validate_json(to_json(arguments))
+        return Arguments(self._written(validated, arguments), lambda: validated.model_dump(by_alias=True))
+
+    def _written(self, validated: BaseModel, sent: JsonObject) -> JsonObject:
+        """The validated arguments as JSON that reads back as the same; what has no such form stays as it was sent."""
+        try:
+            written = validated.model_dump(mode="json", by_alias=True, warnings=False)
+            again = self.model.model_validate_json(to_json(written))
+            faithful = {key for key in type(again).model_fields if getattr(again, key) == getattr(validated, key)}
+            return {
+                name: written[name] if key in faithful else sent[name]
+                for key, name in self.fields.items()
+                if key in faithful or name in sent
+            }
+        except Exception:
+            # Whatever an author's own type raises: the call runs with what was sent, validated again.
+            return sent
 
     def bind(self, arguments: BaseModel, context: ToolContext) -> tuple[list[Any], dict[str, Any]]:
         """Arguments for the call, with the context in its place."""

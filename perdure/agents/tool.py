@@ -23,6 +23,9 @@ R = TypeVar("R")
 Effects: TypeAlias = Literal["pure", "idempotent", "at_most_once"]
 
 
+_WRAP = "Declare a function that calls it: `@tool`, `def name(argument: int) -> str: return thing.method(argument)`."
+
+
 @dataclass(frozen=True)
 class Tool(Generic[P, R]):
     """The declaration of a tool; it can still be called like the function."""
@@ -109,8 +112,9 @@ def tool(
 
     def declare(function: Callable[..., Any]) -> Tool[..., Any]:
         if not isinstance(function, FunctionType):
-            raise InvalidDeclaration(f"{function!r} cannot be a tool: it is not a function.")
+            raise InvalidDeclaration(f"{function!r} cannot be a tool: it is not a function. {_WRAP}")
         called = name or function.__name__
+        _check_kind(called, function)
         asks = gate(called, approval, approval_key, summary, responders, expires, on_expiry, remind)
         return _declare(function, called, description, effects, asks, seconds(timeout), retries, local)
 
@@ -144,6 +148,14 @@ def _declare(
         object.__setattr__(declared, attribute, getattr(function, attribute))
     object.__setattr__(declared, "__wrapped__", function)
     return declared
+
+
+def _check_kind(name: str, function: FunctionType) -> None:
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise InvalidDeclaration(f"Tool {name!r} yields; a call has one result: collect it all, and `return` that.")
+    first = next(iter(inspect.signature(function).parameters.values()), None)
+    if first and first.name in ("self", "cls") and first.annotation is first.empty:
+        raise InvalidDeclaration(f"Tool {name!r} is a method: nothing would be given as {first.name!r}. {_WRAP}")
 
 
 def _check(name: str, effects: str, timeout: float, retries: int) -> None:

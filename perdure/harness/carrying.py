@@ -30,7 +30,7 @@ class Carried:
     records: list[NewRecord] = field(default_factory=list[NewRecord])
     events: list[NewEvent] = field(default_factory=list[NewEvent])
     #: Approvals that hold for the rest of the session.
-    remembers: list[str] = field(default_factory=list[str])
+    remembers: list[InputRow] = field(default_factory=list[InputRow])
     withdrawn: dict[str, NewEvent] = field(default_factory=dict[str, NewEvent])
     ending: Ending | None = None
     speaker: Principal | None = None
@@ -57,7 +57,7 @@ def carried_out(
             settle(carried.records, carried.events, facts, request, outcome)
             continue
         if request.remember and row.status == "answered":
-            carried.remembers.append(request.remember)
+            carried.remembers.append(row)
         calls.append(ApprovedCall(at=place_of(request), call=_ref(request, asking[request.turn])))
     left = tuple(each for each in resumption.open if rows[each.request_id].status == "open")
     carried.resumed = Resumed(calls=tuple(calls), open=left)
@@ -80,9 +80,9 @@ def place_of(request: InputRequest) -> Coordinates:
 def note_of(request: InputRequest | None) -> str:
     """What the model is told of an answer to a request that was closed before, or never made."""
     if request is None:
-        return "Note: an answer arrived for a request that this session never made. It changed nothing."
+        return "An answer arrived for a request that this session never made. It changed nothing."
     asked = f"the question {request.prompt!r}" if request.kind == "question" else f"the call of {request.tool}"
-    return f"Note: an answer about {asked} arrived after that request was closed. It changed nothing."
+    return f"An answer about {asked} arrived after that request was closed. It changed nothing."
 
 
 def _fail(

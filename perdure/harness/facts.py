@@ -7,7 +7,7 @@ from typing import Any
 from perdure.protocol import names
 from perdure.protocol.deliveries import Mode, summary
 from perdure.protocol.events import EventType, FinishReason, NewEvent, Usage, step_coordinates, turn_coordinates
-from perdure.protocol.inputs import InputRequest
+from perdure.protocol.inputs import InputRequest, requested
 from perdure.protocol.requests import Coordinates, Failure
 from perdure.session import decisions
 from perdure.store.base import SessionChange, SessionStatus
@@ -64,7 +64,7 @@ class Facts:
         return self._event(EventType.ACTION_RESULT, key, {**told, **step_coordinates(self.at.turn, self.at.step)})
 
     def inputs_requested(self, requests: Sequence[InputRequest]) -> NewEvent:
-        return self.of_step(EventType.INPUT_REQUESTED, "inputs", {"requests": [each.wire() for each in requests]})
+        return self.of_step(EventType.INPUT_REQUESTED, "inputs", requested(requests))
 
     def result_completed(self, result: Any) -> NewEvent:
         return self.of_step(EventType.RESULT_COMPLETED, "result", {"result": result})
@@ -135,6 +135,11 @@ class Facts:
             attempt=self.attempt,
             delivery_ids=delivery_ids,
         )
+
+
+def results_in(events: Sequence[NewEvent]) -> int:
+    """How many calls have come to their result with these events: the session counts them."""
+    return sum(event.type == EventType.ACTION_RESULT for event in events)
 
 
 @dataclass(frozen=True)

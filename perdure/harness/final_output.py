@@ -1,18 +1,18 @@
 """`final_output`: the model hands over a result that fits a schema, and the turn is done."""
 
+import asyncio
+import contextlib
 import json
-import re
+import os
+import sys
 from dataclasses import replace
-from functools import cached_property
-from typing import Any, cast
+from typing import Any
+from weakref import WeakKeyDictionary
 
-import jsonschema
-import referencing
-import referencing.exceptions
-from jsonschema.validators import validator_for
 from pydantic_ai.messages import ModelResponse, TextPart, ThinkingPart, ToolCallPart
 from pydantic_ai.tools import ToolDefinition
 
+from perdure.agents import output_schema
 from perdure.agents.agent import FINAL_OUTPUT
 from perdure.protocol.requests import Failure
 from perdure.protocol.wire import JsonObject
@@ -32,6 +32,22 @@ TOO_EARLY = (
     "Call final_output again once you have their results."
 )
 
+_INVALID = "OUTPUT_SCHEMA_INVALID"
+
+#: Seconds that one comparison may take where the processor is busy with others; its own work is bounded by itself.
+_PATIENCE = 30.0
+#: Comparisons of one worker at a time.
+_AT_ONCE = max(1, (os.cpu_count() or 2) // 2)
+_places: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+
+
+class SchemaFailed(Exception):
+    """No result can be compared with the schema; another try would not change that."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem)
+        self.failure = Failure(code=_INVALID, message=f"The output schema cannot be used: {problem}.")
+
 
 class FinalOutput:
     """The tool that a schema makes. Providers take objects only, so anything else travels as `{value: …}`."""
@@ -43,11 +59,8 @@ class FinalOutput:
     @property
     def problem(self) -> Failure | None:
         """What is wrong with the schema itself."""
-        try:
-            cast(Any, validator_for(self._schema)).check_schema(self._schema)
-        except jsonschema.SchemaError as error:
-            return Failure(code="OUTPUT_SCHEMA_INVALID", message=f"The output schema is not valid: {error.message}")
-        return None
+        found = output_schema.problem(self._schema)
+        return SchemaFailed(found).failure if found else None
 
     @property
     def definition(self) -> ToolDefinition:
@@ -57,25 +70,14 @@ class FinalOutput:
             parameters_json_schema=self._parameters,
         )
 
-    def read(self, arguments: JsonObject) -> Result:
+    async def read(self, arguments: JsonObject) -> Result:
         """The result, checked; `InvalidArguments` says what does not fit."""
         if self._wrapped and "value" not in arguments:
             raise InvalidArguments(f"Invalid arguments for {FINAL_OUTPUT}: value: is missing")
         value = arguments["value"] if self._wrapped else arguments
-        try:
-            errors = list(self._validator.iter_errors(value))
-        except (referencing.exceptions.Unresolvable, re.error) as broken:
-            raise InvalidArguments(f"The output schema cannot be applied: {broken}") from None
-        if errors:
-            found = "; ".join(f"{error.json_path}: {error.message}" for error in errors[:5])
-            raise InvalidArguments(f"Invalid arguments for {FINAL_OUTPUT}: {found}")
+        if errors := await _errors(self._schema, value):
+            raise InvalidArguments(f"Invalid arguments for {FINAL_OUTPUT}: {'; '.join(errors)}")
         return Result(value=value)
-
-    @cached_property
-    def _validator(self) -> Any:
-        # With a registry of its own it never fetches a reference from the network.
-        registry: Any = cast(Any, referencing.Registry)()
-        return cast(Any, validator_for(self._schema))(self._schema, registry=registry)
 
     @property
     def _parameters(self) -> JsonObject:
@@ -85,6 +87,49 @@ class FinalOutput:
         # References count from the root, so what they refer to stays there.
         shared = {key: self._schema[key] for key in ("$defs", "definitions") if key in self._schema}
         return {"type": "object", "properties": {"value": inner}, "required": ["value"], **shared}
+
+
+async def _errors(schema: JsonObject, value: Any) -> list[str]:
+    """What of the value does not fit, found in a process of its own: what it may take is bounded by nothing else."""
+    said = await _compared(json.dumps([schema, value]).encode())
+    answers: list[Any] = [json.loads(line) for line in said.splitlines(keepends=True) if line.endswith(b"\n")]
+    match answers:
+        case [{"fits": True}]:
+            return []
+        case [{"fits": False}, errors]:
+            return errors
+        case [{"fits": False}]:
+            return ["$: does not fit the schema"]
+        case [{"broken": str(problem)}]:
+            raise SchemaFailed(problem)
+        case _:
+            raise SchemaFailed("a result could not be compared with it within the bounds of time and memory")
+
+
+async def _compared(question: bytes) -> bytes:
+    """What the process says before it ends, or is ended."""
+    places = _places.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(_AT_ONCE))
+    async with places:
+        try:
+            process = await asyncio.create_subprocess_exec(
+                # No module of Perdure may stand in the place of one of Python's own.
+                *(sys.executable, "-P", output_schema.__file__),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,
+                # Ctrl-C is for the worker alone: what is said until it ends must be true.
+                start_new_session=True,
+            )
+        except OSError:
+            return b""
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                return (await process.communicate(question))[0]
+        except TimeoutError:
+            return b""
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
 
 
 def without_final(response: ModelResponse) -> ModelResponse:

@@ -4,16 +4,18 @@ import hashlib
 import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
 from perdure.agents.approval import OPEN, Approval, Call, Decision, Gate
-from perdure.agents.context import SessionView
+from perdure.agents.context import Log, SessionView, tool_log
+from perdure.agents.signature import Arguments
 from perdure.protocol.inputs import APPROVE, DENY, InputRequest, Option, digest
 from perdure.protocol.requests import Coordinates
 from perdure.protocol.wire import JsonObject
 from perdure.store.base import SlotWrite, Store
+from perdure.text import described
 
 from . import outputs
 from .journal import Ask, Outcome
@@ -39,14 +41,19 @@ class Gatekeeper:
     remembered: frozenset[str]
     clock: Clock = time.time
 
-    async def approval(self, call: Call, gate: Gate) -> Ask | Outcome | None:
-        """What the call waits for, or why it is refused; None: it runs."""
+    async def approval(self, call: Call, arguments: Arguments, gate: Gate) -> Ask | Outcome | None:
+        """What the call waits for, or why it is refused; None: it runs.
+
+        The author's functions see the arguments that will run, as values; people see the same as JSON.
+        """
         try:
-            key = _key(call, gate)
-            decision = await self._decided(call, gate.approval, key)
-            summary = gate.summary(call.arguments) if gate.summary and decision.kind == "ask" else None
+            typed = replace(call, arguments=arguments.values())
+            key = remembered_key(call.tool, gate, typed.arguments)
+            decision = await self._decided(typed, gate.approval, key)
+            summary = gate.summary(typed.arguments) if gate.summary and decision.kind == "ask" else None
         except Exception as error:
-            problem = f"Whether this call needs an approval could not be decided ({type(error).__name__}: {error})"
+            log_of(self.at, call.tool, call.id).exception("whether this call needs an approval could not be decided")
+            problem = f"Whether this call needs an approval could not be decided ({described(error)})"
             return outputs.failed(f"{problem}; it was not executed.", outputs.REJECTED, "rejected")
         match decision.kind:
             case "allow":
@@ -56,7 +63,8 @@ class Gatekeeper:
             case "ask" if not self.can_ask:
                 return outputs.failed(_UNAVAILABLE, outputs.REJECTED, "rejected")
             case "ask":
-                prompt = decision.prompt or f"Approve tool call: {call.tool}"
+                # Clients that know the contract alone show the prompt and nothing else.
+                prompt = decision.prompt or summary or f"Approve tool call: {call.tool}"
                 shown = {"prompt": prompt, "summary": summary, "display": "confirmation", "options": _OPTIONS}
                 return self._ask(call, gate, "approval", {**shown, "remember": key})
 
@@ -119,10 +127,15 @@ async def remembering(store: Store, session_id: str, keys: Sequence[str]) -> tup
     return (SlotWrite(REMEMBERED, value, version),)
 
 
-def _key(call: Call, gate: Gate) -> str | None:
+def remembered_key(tool: str, gate: Gate, arguments: JsonObject) -> str | None:
+    """What an approval of a call with these arguments (as values) is remembered under."""
     if gate.approval != "once":
         return None
-    return f"{call.tool}/{gate.key(call.arguments)}" if gate.key else call.tool
+    return f"{tool}/{gate.key(arguments)}" if gate.key else tool
+
+
+def log_of(at: Coordinates, tool: str, call_id: str) -> Log:
+    return tool_log(tool, session_id=at.session_id, turn=at.turn, step=at.step, call_id=call_id)
 
 
 def _stamp(moment: float) -> str:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from pydantic_ai.messages import ModelMessage
-from pydantic_core import to_json
 
 from perdure.store.base import Record, Store
+from perdure.store.codec import encode
 
 from .prompt import messages_of
 from .turn_journal import TurnJournal
@@ -23,6 +23,8 @@ class Past:
     messages: tuple[ModelMessage, ...] = ()
     call_ids: frozenset[str] = frozenset()
     weight: int = 0
+    #: What notes to the model are marked with, from some turn on.
+    mark: str | None = None
 
 
 class Histories:
@@ -58,13 +60,15 @@ class Histories:
 def _extended(past: Past, records: Sequence[Record], until: int) -> Past:
     messages = list(past.messages)
     call_ids = set(past.call_ids)
-    weight = past.weight
+    weight, mark = past.weight, past.mark
     for _, group in groupby(records, key=lambda record: record.turn):
         turn = TurnJournal(list(group))
-        messages.extend(messages_of(turn))
+        # Turns before there was a mark stay as the model has read them.
+        mark = mark or turn.mark
+        messages.extend(messages_of(turn, mark))
         call_ids.update(call_ids_of(turn))
-        weight += sum(len(to_json(record.body)) for record in turn.records)
-    return Past(until=until, messages=tuple(messages), call_ids=frozenset(call_ids), weight=weight)
+        weight += sum(len(encode(record.body)) for record in turn.records)
+    return Past(until=until, messages=tuple(messages), call_ids=frozenset(call_ids), weight=weight, mark=mark)
 
 
 def call_ids_of(turn: TurnJournal) -> set[str]:

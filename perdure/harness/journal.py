@@ -1,6 +1,7 @@
 """What the harness writes into the journal, and how it reads it back. Nobody else parses these bodies."""
 
-from typing import Any, Literal, TypeAlias, TypeVar
+from math import isfinite
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_ai.messages import ModelMessagesTypeAdapter, ModelResponse
@@ -13,6 +14,7 @@ from perdure.protocol.principals import Principal
 from perdure.protocol.requests import CallRef, Calls, Failure, Finished, ModelOutcome, Parked, Resumed, ToolOutcome
 from perdure.protocol.wire import JsonObject, Wire
 from perdure.store.base import NewRecord
+from perdure.text import whole
 
 DELIVERY = "perdure/delivery/1"
 REPLY = "pydantic-ai/2"
@@ -21,6 +23,7 @@ INTENT = "perdure/intent/1"
 OUTCOME = "perdure/outcome/1"
 PARK = "perdure/park/1"
 RESUMPTION = "perdure/resumption/1"
+MARK = "perdure/mark/1"
 
 #: Where a turn that ended outside its model call says so: it failed, was cancelled, or parked.
 END = "end"
@@ -83,6 +86,8 @@ class StoredReply(Wire):
     finish_reason: FinishReason
     usage: Usage
     calls: tuple[AskedCall, ...] = ()
+    # How many of them run at the same time; None: recorded before there was a limit.
+    parallel: int | None = None
     # The turn parked with this very reply.
     parked: bool = False
     # The turn's result; it counts once the calls have ended.
@@ -133,6 +138,12 @@ class StoredResumption(Wire):
     output_schema: JsonObject | None = None
 
 
+class StoredMark(Wire):
+    """What notes to the model are marked with, in this turn and all that follow. Nobody outside knows it."""
+
+    mark: str
+
+
 class Intent(Wire):
     """An attempt that is about to have its effect."""
 
@@ -171,8 +182,29 @@ def dump_response(response: ModelResponse) -> JsonObject:
 _RESPONSE: TypeAdapter[ModelResponse] = TypeAdapter(ModelResponse)
 
 
+def readable(response: ModelResponse) -> ModelResponse:
+    """The response as it can be kept, sent and read again; raises when nothing of that can be made of it."""
+    return _RESPONSE.validate_python(_readable(dump_response(response)))
+
+
+def _readable(value: Any) -> Any:
+    match value:
+        case str():
+            return whole(value)
+        case float():
+            return value if isfinite(value) else None
+        case dict():
+            known = cast("dict[str, Any]", value)
+            return {whole(name): _readable(inner) for name, inner in known.items()}
+        case list():
+            return [_readable(inner) for inner in cast("list[Any]", value)]
+        case _:
+            return value
+
+
 def load_response(reply: StoredReply) -> ModelResponse:
-    return _RESPONSE.validate_python(reply.response)
+    # An older build may have kept what no provider takes back.
+    return _RESPONSE.validate_python(_readable(reply.response))
 
 
 def model_outcome(record: NewRecord) -> ModelOutcome:
@@ -194,7 +226,7 @@ def _of_reply(reply: StoredReply) -> ModelOutcome:
     if reply.ends:
         return Finished(usage=reply.usage, failure=reply.failure, model=model)
     calls = tuple(call.ref for call in reply.calls if call.ref and call.runs)
-    return Calls(calls=calls, open=reply.open, usage=reply.usage, model=model)
+    return Calls(calls=calls, parallel=reply.parallel, open=reply.open, usage=reply.usage, model=model)
 
 
 def tool_outcome(call_id: str, record: NewRecord) -> ToolOutcome:

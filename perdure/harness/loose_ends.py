@@ -35,13 +35,22 @@ class LooseEnd:
     def outcome(self, kind: str) -> Outcome:
         if self.begun:
             return outputs.failed(INTERRUPTED, outputs.UNKNOWN, "unknown")
+        if kind == "cancelled":
+            return cancelled_before(self.call)
         if self.request and self.request.kind == "question":
             return questions.ignored()
         if self.request:
-            return outputs.failed(_CANCELLED if kind == "cancelled" else NOT_EXECUTED, outputs.DENIED, "rejected")
-        if kind == "cancelled":
-            return outputs.failed(_CANCELLED, outputs.CANCELLED)
+            return outputs.failed(NOT_EXECUTED, outputs.DENIED, "rejected")
         return outputs.failed(NOT_EXECUTED, outputs.UNKNOWN, "unknown")
+
+
+def cancelled_before(call: AskedCall) -> Outcome:
+    """What a call comes to when its turn is stopped before the call has begun."""
+    if call.ask is None:
+        return outputs.failed(_CANCELLED, outputs.CANCELLED)
+    if call.ask.request.kind == "question":
+        return questions.ignored()
+    return outputs.failed(_CANCELLED, outputs.DENIED, "rejected")
 
 
 def loose_ends(session_id: str, turns: Sequence[tuple[int, TurnJournal]]) -> tuple[LooseEnd, ...]:

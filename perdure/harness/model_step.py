@@ -1,41 +1,57 @@
 """One model call, from the records to a reply in the records."""
 
 import inspect
+import logging
 import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from uuid import uuid4
 
 from perdure import telemetry
 from perdure.agents.agent import DEMO, FINAL_OUTPUT, Agent
 from perdure.agents.registry import AgentRegistry
-from perdure.errors import ModelFailed
-from perdure.models.base import ModelSource, Prompt, Reply
-from perdure.protocol.events import Usage
+from perdure.errors import Invalid, ModelFailed, PerdureError, TurnCancelled
+from perdure.models.base import Delta, ModelSource, Prompt, Reply
+from perdure.protocol.events import NewEvent, Usage
 from perdure.protocol.names import MODEL_SCOPE, REPLY
 from perdure.protocol.requests import Failure, Finished, ModelCall, ModelOutcome, Unheard
 from perdure.settings import Settings
-from perdure.store.base import Attempt, Commit, DeliveryTaken, Fence, Hold, SessionRow, Store
+from perdure.store.base import Attempt, Commit, Committed, DeliveryTaken, Fence, Hold, SessionRow, Store
 
 from .calls import CallNames
 from .facts import Facts
-from .final_output import TRIES, FinalOutput
+from .files import Files
+from .final_output import TRIES, FinalOutput, SchemaFailed
 from .gates import Clock, Gatekeeper, remembered
 from .history import Histories, Past, call_ids_of
-from .journal import HeardDelivery, Result, model_outcome
+from .journal import HeardDelivery, Result, model_outcome, readable
 from .killpoints import reach
 from .offer import Offer, open_offer, wanted_output
 from .opening import Opening, hear, open_step, previous_step
-from .prompt import joined, messages_of
+from .prompt import joined, messages_of, new_mark
 from .scene import find_agent, find_session, view_of
-from .settling import Answered, Settlement, settle_failure, settle_reply, settle_result, settle_unfulfilled
+from .settling import (
+    Answered,
+    Settlement,
+    settle_cancelled,
+    settle_failure,
+    settle_reply,
+    settle_result,
+    settle_unfulfilled,
+)
 from .sorting import Asked, Sorter
 from .steadfast import commit_steadfastly
 from .telling import Telling
 from .turn_journal import TurnJournal
 
+log = logging.getLogger("perdure.model")
+
 #: Attempts at a provider that refuses or breaks off: with the pauses between them, a quarter of a minute. Then the turn
 #: fails and the session goes on. Attempts that died with their worker have more (workflows/policies.py).
 _PATIENCE = 6
+
+UNUSABLE = "MODEL_REPLY_UNUSABLE"
 
 
 @dataclass(frozen=True)
@@ -66,6 +82,11 @@ class _Scene:
         return before.result if before else None
 
     @property
+    def mark(self) -> str | None:
+        """What notes to the model are marked with; sessions of old have none before their next step."""
+        return self.past.mark or self.turn.mark
+
+    @property
     def output(self) -> FinalOutput | None:
         return wanted_output(self.agent, self.call.mode, self.turn)
 
@@ -88,11 +109,12 @@ class ModelStep:
         self._settings = settings
         self._histories = histories or Histories(store)
         self._clock = clock
+        self._files = Files(settings)
 
     async def run(self, call: ModelCall, attempt: Attempt) -> ModelOutcome:
         scene = await self._scene(call, attempt)
         if scene.recorded:
-            return scene.recorded
+            return scene.recorded.model_copy(update={"head": scene.row.events})
         if scene.handed_over:
             return await self._finish(scene, scene.handed_over)
         reach("model_before_begin")
@@ -105,7 +127,7 @@ class ModelStep:
         return outcome
 
     async def _scene(self, call: ModelCall, attempt: Attempt) -> _Scene:
-        row = await find_session(self._store, call.at.session_id)
+        row = await find_session(self._store, call.at.session_id, call.head)
         agent = find_agent(self._agents, call.agent)
         past, turn = await self._histories.load(call.at.session_id, call.at.turn)
         return _Scene(call, attempt, row, agent, past, turn)
@@ -118,7 +140,9 @@ class ModelStep:
         while True:
             heard: tuple[HeardDelivery, ...] = ()
             if call.at.step == 0:
-                heard, turn = await hear(self._store, call.at, [each.id for each in call.deliveries], scene.turn)
+                heard, turn = await hear(
+                    self._store, call.at, [each.id for each in call.deliveries], scene.turn, self._files
+                )
                 if not heard and not turn.resumption:
                     return Unheard()
                 scene = replace(scene, turn=turn)
@@ -130,17 +154,20 @@ class ModelStep:
                 continue
 
     async def _open(self, scene: _Scene, opening: Opening) -> "_Scene | ModelOutcome":
-        scene = replace(scene, turn=scene.turn.plus(opening.records))
+        records = (*opening.records, *(() if scene.mark else (new_mark(scene.call.at.turn),)))
+        scene = replace(scene, turn=scene.turn.plus(records))
         limit = self._limit(scene)
         settlement = settle_failure(scene.facts, scene.call.mode, limit, Usage()) if limit else Settlement()
         at = scene.call.at
         done = await self._store.commit(
             Commit(
                 at.session_id,
+                head=scene.call.head,
+                heeds=at.turn,
                 unless=(at.turn, at.step, REPLY),
                 fence=self._fence(scene, Hold.RAISE),
                 superseding=scene.facts.superseded(scene.attempt.generation),
-                records=(*opening.records, *settlement.records),
+                records=(*records, *settlement.records),
                 events=(*opening.events, *settlement.events),
                 consume=opening.consume,
                 consume_turn=at.turn,
@@ -150,9 +177,9 @@ class ModelStep:
             )
         )
         if done.existing:
-            return model_outcome(done.existing)
+            return model_outcome(done.existing).model_copy(update={"head": done.session.events})
         if limit:
-            return Finished(failure=limit)
+            return Finished(failure=limit, head=done.session.events)
         return scene
 
     def _limit(self, scene: _Scene) -> Failure | None:
@@ -184,6 +211,7 @@ class ModelStep:
             self._store,
             Commit(
                 at.session_id,
+                heeds=at.turn,
                 unless=(at.turn, at.step, REPLY),
                 records=settlement.records,
                 events=(*previous_step(at, number, scene.turn), *settlement.events),
@@ -192,30 +220,48 @@ class ModelStep:
                 change=settlement.change,
             ),
         )
-        return model_outcome(done.existing or settlement.records[0])
+        return _outcome(done, settlement)
 
     # --- the model ---
 
     async def _answer(self, scene: _Scene) -> ModelOutcome:
         facts, mode = scene.facts, scene.call.mode
-        calls = CallNames(scene.call.at, scene.past.call_ids | call_ids_of(scene.turn))
         offer = await open_offer(scene.agent, can_ask=scene.call.capabilities.request_input, output=scene.output)
+        sorter = await self._sorter(scene, offer)
+        calls = CallNames(scene.call.at, scene.past.call_ids | call_ids_of(scene.turn), offer.names)
         telling = Telling(self._store, facts, scene.attempt, calls, offer.hidden)
         spent = Usage()
         try:
             reply, spent = await self._ask(scene, telling, offer)
         except ModelFailed as failed:
+            _report(scene, failed)
             if failed.transient and scene.attempt.number < _PATIENCE:
                 raise
             return await self._settle(scene, telling, settle_failure(facts, mode, _failure(failed), spent))
         if reply is None:
-            failure = _failure(ModelFailed("Empty model response"), name="Empty model response")
+            empty = ModelFailed("Empty model response")
+            _report(scene, empty)
+            failure = _failure(empty, name="Empty model response")
             return await self._settle(scene, telling, settle_failure(facts, mode, failure, spent))
-        response = calls.applied(reply.response)
-        wanted = await (await self._sorter(scene, offer)).sort(response)
-        answered = Answered(response, reply.finish_reason, spent, wanted)
-        settle = settle_unfulfilled if _has_failed(offer, scene.turn, wanted) else settle_reply
-        return await self._settle(scene, telling, settle(facts, mode, answered))
+        try:
+            response = calls.applied(readable(reply.response))
+            wanted = await sorter.sort(response)
+            answered = Answered(response, reply.finish_reason, spent, wanted)
+            settle = settle_unfulfilled if _has_failed(offer, scene.turn, wanted) else settle_reply
+            return await self._settle(
+                scene, telling, settle(facts, mode, answered), settle_cancelled(facts, mode, answered)
+            )
+        except SchemaFailed as failed:
+            failure = failed.failure
+        except Exception as error:
+            if isinstance(error, PerdureError) and not isinstance(error, Invalid):
+                raise
+            # It is paid for, and another one would be no better: that is said once.
+            log.error("%s: the reply of the model cannot be used: %s", scene.call.at.session_id, type(error).__name__)
+            failure = _failure(ModelFailed(f"The reply of the model cannot be used ({type(error).__name__})."))
+            failure = failure.model_copy(update={"code": UNUSABLE})
+            telling.drop()
+        return await self._settle(scene, telling, settle_failure(facts, mode, failure, spent))
 
     async def _sorter(self, scene: _Scene, offer: Offer) -> Sorter:
         at = scene.call.at
@@ -227,7 +273,7 @@ class ModelStep:
             remembered=(await remembered(self._store, at.session_id))[0] if remembers else frozenset(),
             clock=self._clock,
         )
-        return Sorter(offer, gates, self._settings)
+        return Sorter(offer, gates, self._settings, scene.agent.limits)
 
     async def _ask(self, scene: _Scene, telling: Telling, offer: Offer) -> tuple[Reply | None, Usage]:
         """The model's answer, asked for a second time when the first one is empty; and what that cost."""
@@ -238,7 +284,7 @@ class ModelStep:
             with telemetry.model_call(
                 scene.call.at, scene.agent.name, self._model(scene), scene.attempt.number
             ) as spanned:
-                reply = await telling.follow(model.stream(prompt))
+                reply = await telling.follow(_failing_once(model.stream(prompt)))
                 telemetry.model_replied(spanned, reply.usage, reply.finish_reason)
             spent = spent + reply.usage
             if reply.response.tool_calls or (reply.response.text or "").strip():
@@ -246,9 +292,10 @@ class ModelStep:
         return None, spent
 
     async def _prompt(self, scene: _Scene, offer: Offer) -> Prompt:
-        messages = [*scene.past.messages, *messages_of(scene.turn)]
+        assert scene.mark is not None
+        messages = [*scene.past.messages, *messages_of(scene.turn, scene.mark)]
         return Prompt(
-            messages=joined(messages, await self._instructions(scene)),
+            messages=joined(messages, await self._instructions(scene), scene.mark),
             tools=offer.definitions,
             settings=scene.agent.settings,
         )
@@ -262,36 +309,71 @@ class ModelStep:
 
     # --- after it has answered ---
 
-    async def _settle(self, scene: _Scene, telling: Telling, settlement: Settlement) -> ModelOutcome:
-        """Record the answer, tell it, and leave the step; all in one commit."""
+    async def _settle(
+        self, scene: _Scene, telling: Telling, settlement: Settlement, cancelled: Settlement | None = None
+    ) -> ModelOutcome:
+        """Record the answer, tell it, and leave the step; all in one commit.
+
+        `cancelled` is what the answer comes to when its turn is to be stopped: it is paid for, so it is kept.
+        """
         reach("model_before_settle")
         if settlement.opens:
             reach("park_before_commit")
-        at = scene.call.at
-        done = await commit_steadfastly(
-            self._store,
-            Commit(
-                at.session_id,
-                unless=(at.turn, at.step, REPLY),
-                fence=self._fence(scene, Hold.RELEASE),
-                records=settlement.records,
-                events=(*telling.rest(), *settlement.events),
-                close=settlement.close,
-                opens=settlement.opens,
-                change=settlement.change,
-            ),
-        )
+        rest = telling.rest()
+        try:
+            done = await self._commit(scene, settlement, rest)
+        except TurnCancelled:
+            if cancelled is None:
+                raise
+            settlement = cancelled
+            done = await self._commit(scene, settlement, rest)
         if settlement.opens:
             reach("park_after_commit")
         if done.existing is None and (ended := settlement.ended):
             telemetry.turn_ended(scene.agent.name, ended)
-        return model_outcome(done.existing or settlement.records[0])
+        return _outcome(done, settlement)
+
+    async def _commit(self, scene: _Scene, settlement: Settlement, rest: tuple[NewEvent, ...]) -> Committed:
+        at = scene.call.at
+        return await commit_steadfastly(
+            self._store,
+            Commit(
+                at.session_id,
+                # An answer that asks for calls goes through: the calls look for themselves.
+                heeds=at.turn if settlement.ended not in (None, "cancelled") else None,
+                unless=(at.turn, at.step, REPLY),
+                fence=self._fence(scene, Hold.RELEASE),
+                records=settlement.records,
+                events=(*rest, *settlement.events),
+                close=settlement.close,
+                opens=settlement.opens,
+                change=settlement.counted,
+            ),
+        )
 
     def _fence(self, scene: _Scene, hold: Hold) -> Fence:
         return Fence(scene.call.at.turn, scene.call.at.step, MODEL_SCOPE, scene.attempt, hold)
 
     def _model(self, scene: _Scene) -> str:
         return scene.agent.model or self._settings.model or DEMO
+
+
+async def _failing_once(stream: AsyncGenerator[Delta | Reply, None]) -> AsyncGenerator[Delta | Reply, None]:
+    """The stream of a model, of which a surprise is its failure: to ask again would be to pay again for it."""
+    async with aclosing(stream):
+        try:
+            async for item in stream:
+                yield item
+        except PerdureError:
+            raise
+        except Exception as error:
+            log.error("a model failed in a way that it should not: %s", type(error).__name__)
+            raise ModelFailed(f"The model failed ({type(error).__name__}).") from error
+
+
+def _outcome(done: Committed, settlement: Settlement) -> ModelOutcome:
+    outcome = model_outcome(done.existing or settlement.records[0])
+    return outcome.model_copy(update={"head": done.session.events})
 
 
 def _has_failed(offer: Offer, turn: TurnJournal, wanted: Asked) -> bool:
@@ -304,6 +386,16 @@ def _has_failed(offer: Offer, turn: TurnJournal, wanted: Asked) -> bool:
     return not wanted.calls or (len(tries) >= TRIES and not goes_on)
 
 
+def _report(scene: _Scene, failed: ModelFailed) -> None:
+    """Say in the log what readers are not told, under the id that they are."""
+    error_id, at = failed.details.setdefault("errorId", str(uuid4())), scene.call.at
+    log.warning(
+        "the model call of %s, turn %d, step %d, attempt %d failed, error id %s: %s",
+        *(at.session_id, at.turn, at.step, scene.attempt.number, error_id),
+        " ".join(filter(None, (failed.message, failed.reason))),
+    )
+
+
 def _failure(failed: ModelFailed, name: str = "ModelFailed") -> Failure:
-    details = {"errorId": str(uuid4()), "message": failed.message, "name": name, **failed.details}
+    details = {"message": failed.message, "name": name, **failed.details}
     return Failure(code=failed.code, message=failed.message, details=details)

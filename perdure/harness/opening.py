@@ -5,11 +5,12 @@ from dataclasses import dataclass, replace
 
 from perdure.protocol import names
 from perdure.protocol.deliveries import DeliveryBody
-from perdure.protocol.events import NewEvent
+from perdure.protocol.events import NewEvent, delivery_refused
 from perdure.protocol.requests import Coordinates
 from perdure.store.base import DeliveryRow, NewRecord, SessionChange, Store
 
 from .facts import Facts
+from .files import Files
 from .journal import DELIVERY, HeardDelivery, written
 from .turn_journal import TurnJournal
 
@@ -26,18 +27,30 @@ class Opening:
 
 
 async def hear(
-    store: Store, at: Coordinates, delivery_ids: Sequence[str], turn: TurnJournal
+    store: Store, at: Coordinates, delivery_ids: Sequence[str], turn: TurnJournal, files: Files | None = None
 ) -> tuple[tuple[HeardDelivery, ...], TurnJournal]:
-    """What this turn hears: what it has heard already, or else what is still there to be heard."""
+    """What this turn hears: what it has heard already, or else what is still there to be heard.
+
+    With `files`, what it names by URL is fetched before it is kept.
+    """
     if heard := turn.heard():
         return heard, turn
-    rows = await store.deliveries(at.session_id, delivery_ids)
+    rows = await store.deliveries(at.session_id, list(dict.fromkeys(delivery_ids)))
     if any(row.turn == at.turn for row in rows):
         # An older attempt has begun since the records were read; what it heard stands there now.
         turn = TurnJournal(await store.records(at.session_id, from_turn=at.turn, to_turn=at.turn))
         return turn.heard(), turn
+    await _report_lost(store, at.session_id, set(delivery_ids) - {row.delivery_id for row in rows})
     left = [row for row in rows if row.body is not None and row.refused is None and row.turn is None]
-    return tuple(_heard(row) for row in left), turn
+    heard = tuple(_heard(row) for row in left)
+    return tuple([await files.fetched(each) for each in heard]) if files else heard, turn
+
+
+async def _report_lost(store: Store, session_id: str, delivery_ids: set[str]) -> None:
+    """What was accepted is never deleted: a delivery that is not there was lost with an older copy of the store."""
+    for each in sorted(delivery_ids):
+        message = "The store holds this delivery no longer; it may have been restored from a copy."
+        await store.refuse(session_id, each, "delivery_lost", delivery_refused(each, "delivery_lost", message))
 
 
 def _heard(row: DeliveryRow) -> HeardDelivery:

@@ -1,10 +1,12 @@
 """From what a tool returned to what is recorded, told and shown to the model."""
 
-from typing import Any, cast
+from typing import Any
 
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from perdure.errors import Invalid
+from perdure.protocol.wire import DEEPEST, deeper_than
+from perdure.text import described, whole
 
 from .journal import Outcome
 
@@ -13,6 +15,7 @@ UNKNOWN = "TOOL_OUTCOME_UNKNOWN"
 REJECTED = "TOOL_APPROVAL_UNAVAILABLE"
 DENIED = "TOOL_EXECUTION_DENIED"
 CANCELLED = "TURN_CANCELLED"
+TOO_MANY = "TOOL_CALL_LIMIT_REACHED"
 
 
 def completed(result: Any, largest: int) -> Outcome:
@@ -20,18 +23,26 @@ def completed(result: Any, largest: int) -> Outcome:
     try:
         output = _plain(result)
     except (PydanticSerializationError, ValueError, TypeError, RecursionError) as error:
-        raise Invalid(f"The tool returned a {type(result).__name__} that cannot be sent as JSON: {error}") from None
-    error = _error_in(output)
-    return Outcome(status="failed" if error else "completed", output=cut(output, largest), error=error)
+        problem = described(error)
+        raise Invalid(f"The tool returned a {type(result).__name__} that cannot be sent as JSON: {problem}") from None
+    if deeper_than(output, DEEPEST):
+        raise Invalid(f"The tool returned a {type(result).__name__} that is nested deeper than {DEEPEST} levels.")
+    # What it returned is data, whatever it looks like: how the call went stands beside it.
+    return Outcome(status="completed", output=cut(output, largest))
 
 
 def failed(message: str, code: str = FAILED, status: str = "failed") -> Outcome:
     """The outcome of a tool that did not."""
-    # Halves of characters do occur in messages about broken text, and no reader takes them.
-    text = message.encode("utf-8", "replace").decode()
+    text = whole(message)
     return Outcome.model_validate(
         {"status": status, "output": text, "is_error": True, "error": {"code": code, "message": text}}
     )
+
+
+def too_many(most: int) -> Outcome:
+    """The outcome of a call beyond those that one step may make."""
+    message = f"This call was not executed: one step may make at most {most} calls. Make it in a later step."
+    return failed(message, TOO_MANY)
 
 
 def denied(reason: str | None = None) -> Outcome:
@@ -60,14 +71,3 @@ def cut(output: Any, largest: int) -> Any:
 
 def _plain(result: Any) -> Any:
     return from_json(to_json(result, inf_nan_mode="strings", bytes_mode="base64"))
-
-
-def _error_in(output: Any) -> dict[str, str] | None:
-    """A tool may also say that it failed by returning `{code, message}`."""
-    if not isinstance(output, dict):
-        return None
-    told = cast("dict[str, Any]", output)
-    code, message = told.get("code"), told.get("message")
-    if isinstance(code, str) and code and isinstance(message, str) and message:
-        return {"code": code, "message": message}
-    return None

@@ -57,6 +57,7 @@ class Parking:
         after = at.model_copy(update={"step": at.step + 1})
         return Commit(
             at.session_id,
+            heeds=at.turn,
             unless=(at.turn, at.step, END),
             records=(written(at.turn, at.step, END, PARK, StoredPark(open=park.open)),),
             events=(*previous_step(after, None, turn), facts.inputs_requested(waiting), *ending.events),

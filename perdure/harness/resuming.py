@@ -15,20 +15,24 @@ from perdure.store.base import (
     DeliveryTaken,
     InputRow,
     Record,
+    SessionChange,
     SessionRow,
     SlotConflict,
     Store,
 )
 
-from .carrying import Carried, carried_out, note_of
-from .facts import Facts
-from .gates import remembering
+from .carrying import Carried, carried_out, note_of, place_of
+from .facts import Facts, results_in
+from .files import Files
+from .gates import log_of, remembered_key, remembering
 from .journal import FAILURE, RESUME, RESUMPTION, HeardDelivery, StoredFailure, StoredResumption, read, written
 from .killpoints import reach
 from .opening import Opening, begin_turn, hear
-from .scene import find_session
+from .scene import find_agent, find_session
 from .steadfast import commit_steadfastly
+from .toolbox import open_toolbox
 from .turn_journal import TurnJournal
+from .verdicts import arguments_of
 
 
 @dataclass(frozen=True)
@@ -68,8 +72,9 @@ class _Scene:
 class Resuming:
     """Carries out what people decided: once, whoever tries and however often."""
 
-    def __init__(self, store: Store, agents: AgentRegistry) -> None:
+    def __init__(self, store: Store, agents: AgentRegistry, files: Files | None = None) -> None:
         self._store = store
+        self._files = files
         self._agents = agents
 
     async def resume(self, resumption: ResumeTurn, attempt: Attempt) -> Resumed:
@@ -84,13 +89,14 @@ class Resuming:
         at = resumption.at
         if found := await self._store.record(at.session_id, at.turn, 0, RESUME):
             return _resumed(found)
-        scene = await self._hear(await self._scene(resumption, attempt))
-        if not (scene.heard or scene.due or scene.closed):
+        scene = await self._scene(resumption, attempt)
+        if scene.due:
+            scene = await self._expire(scene)
+        scene = await self._hear(scene)
+        if not (scene.heard or scene.closed):
             # An earlier turn has heard it all.
             return Resumed(open=resumption.open, silent=True)
         reach("resume_before_commit")
-        if scene.due:
-            scene = await self._expire(scene)
         resumed = await self._carry_out(scene)
         reach("resume_after_commit")
         return resumed
@@ -98,7 +104,7 @@ class Resuming:
     async def _scene(self, resumption: ResumeTurn, attempt: Attempt) -> _Scene:
         at = resumption.at
         session, records, rows = await asyncio.gather(
-            find_session(self._store, at.session_id),
+            find_session(self._store, at.session_id, resumption.head),
             self._store.records(at.session_id, from_turn=at.turn, to_turn=at.turn),
             self._rows(at.session_id, [each.request_id for each in resumption.open]),
         )
@@ -115,14 +121,16 @@ class Resuming:
         """The deliveries of this turn, and those of all other answers that are carried out here."""
         wanted = [each.id for each in scene.resumption.deliveries]
         wanted += [row.delivery_id for row in scene.closed if row.delivery_id]
-        heard, turn = await hear(self._store, scene.at, list(dict.fromkeys(wanted)), scene.turn)
+        heard, turn = await hear(self._store, scene.at, list(dict.fromkeys(wanted)), scene.turn, self._files)
         return replace(scene, heard=heard, turn=turn)
 
     # --- nobody has answered in time ---
 
     async def _expire(self, scene: _Scene) -> _Scene:
-        """Close what is due, before anything is made of it: an answer may come in until it is closed."""
-        opening = self._opening(scene)
+        """Close what is due, before anything is made of it: an answer may come in until it is closed.
+
+        Only then are the deliveries read: one that has answered in the last moment is carried out with the others.
+        """
         answers = {row.request.request_id: at_expiry(row.request) for row in scene.due}
         told = {
             row.request.request_id: resolved(row.request, "expired", answers[row.request.request_id])
@@ -132,55 +140,83 @@ class Resuming:
             self._store,
             Commit(
                 scene.at.session_id,
+                heeds=scene.at.turn,
                 unless=scene.key,
-                records=opening.records,
-                events=opening.events,
-                consume=opening.consume,
-                consume_turn=scene.at.turn,
                 expires=answers,
                 resolved=told,
-                change=opening.change,
+                # From here on it is this turn that somebody stops who stops the session.
+                change=SessionChange(status="running", turns=scene.at.turn + 1),
             ),
         )
         closed = await self._rows(scene.at.session_id, list(answers))
         # The others stay as they were read: what was answered since comes with a delivery of its own.
-        return replace(scene, rows={**scene.rows, **closed}, turn=scene.turn.plus(opening.records))
+        return replace(scene, rows={**scene.rows, **closed})
 
     # --- what was decided ---
 
     async def _carry_out(self, scene: _Scene) -> Resumed:
         carried = carried_out(scene.facts, scene.resumption, scene.rows, await self._asking(scene))
+        resumed = self._limited(carried.resumed, scene.resumption.agent)
         stored = StoredResumption(
-            resumed=carried.resumed,
+            resumed=resumed,
             notes=await self._notes(scene),
             speaker=carried.speaker,
             output_schema=carried.output_schema,
         )
         if told := carried.withdrawn:
             # Before the boundary: what follows it belongs to the next turn.
-            withdrawal = Commit(scene.at.session_id, unless=scene.key, withdraws=tuple(told), resolved=told)
+            withdrawal = Commit(
+                scene.at.session_id, heeds=scene.at.turn, unless=scene.key, withdraws=tuple(told), resolved=told
+            )
             await commit_steadfastly(self._store, withdrawal)
         done = await commit_steadfastly(self._store, await self._commit(scene, carried, stored))
         if done.existing:
             return _resumed(done.existing)
         if carried.ending:
             telemetry.turn_ended(scene.resumption.agent, "failed")
-        return carried.resumed
+        return resumed
 
     async def _commit(self, scene: _Scene, carried: Carried, stored: StoredResumption) -> Commit:
         opening, ending = self._opening(scene), carried.ending
+        change = ending.change(turns=scene.at.turn + 1) if ending else opening.change
         return Commit(
             scene.at.session_id,
+            head=scene.resumption.head,
+            heeds=scene.at.turn,
             unless=scene.key,
             records=(*opening.records, written(*scene.key, RESUMPTION, stored), *carried.records),
             events=(*opening.events, *carried.events, *(ending.events if ending else ())),
             consume=opening.consume,
             consume_turn=scene.at.turn,
-            slots=await remembering(self._store, scene.at.session_id, carried.remembers),
+            slots=await remembering(self._store, scene.at.session_id, await self._keys(scene, carried)),
             close=bool(ending and ending.closes),
             close_turn=scene.at.turn if ending else None,
-            change=ending.change(turns=scene.at.turn + 1) if ending else opening.change,
+            change=replace(change, tool_calls=results_in(carried.events)),
         )
+
+    def _limited(self, resumed: Resumed, name: str) -> Resumed:
+        agent = self._agents.get(name)
+        if agent is None or not resumed.calls:
+            return resumed
+        return resumed.model_copy(update={"parallel": agent.limits.parallel_calls})
+
+    async def _keys(self, scene: _Scene, carried: Carried) -> list[str]:
+        """What is approved for the rest of the session: for the arguments that were approved, not those asked about."""
+        found = [await self._key(scene, row) for row in carried.remembers]
+        return [key for key in found if key]
+
+    async def _key(self, scene: _Scene, row: InputRow) -> str | None:
+        request = row.request
+        if row.answer is None or row.answer.arguments is None:
+            return request.remember
+        try:
+            tool = (await open_toolbox(find_agent(self._agents, scene.resumption.agent)))[request.tool]
+            runs_with = tool.read(arguments_of(request, row.answer))
+            return remembered_key(request.tool, tool.gate, runs_with.values())
+        except Exception:
+            # The call itself may still run as it was approved; the next one is asked about again.
+            log_of(place_of(request), request.tool, request.call_id).exception("this approval cannot be remembered")
+            return None
 
     def _opening(self, scene: _Scene) -> Opening:
         agent = self._agents.get(scene.resumption.agent)

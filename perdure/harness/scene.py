@@ -3,16 +3,19 @@
 from perdure.agents.agent import Agent
 from perdure.agents.context import SessionView
 from perdure.agents.registry import AgentRegistry
-from perdure.errors import AgentGone, SessionGone
+from perdure.errors import AgentGone, SessionGone, StoreBehind
 from perdure.protocol.principals import Principal
 from perdure.protocol.requests import Coordinates
 from perdure.store.base import SessionRow, Store
 
 
-async def find_session(store: Store, session_id: str) -> SessionRow:
+async def find_session(store: Store, session_id: str, head: int | None = None) -> SessionRow:
+    """The session's row; `head` is how many events the session is known to have."""
     row = await store.session(session_id)
     if row is None:
         raise SessionGone()
+    if head is not None and row.events < head:
+        raise StoreBehind(f"The store has {row.events} events of this session, which has had {head}.")
     return row
 
 

@@ -11,12 +11,14 @@ from perdure.protocol.events import EventType, FinishReason, NewEvent, Usage
 from perdure.protocol.inputs import InputRequest
 from perdure.protocol.names import REPLY
 from perdure.protocol.requests import Failure
+from perdure.session.turn import CANCELLED
 from perdure.store.base import NewRecord, SessionChange
 
-from .facts import Ending, Facts
+from .facts import Ending, Facts, results_in
 from .final_output import NOT_FULFILLED, as_answer, without_final
 from .journal import FAILURE, Result, StoredFailure, StoredReply, dump_response, written
 from .journal import REPLY as REPLY_FORMAT
+from .loose_ends import cancelled_before
 from .sorting import Asked
 
 
@@ -38,7 +40,14 @@ class Settlement:
         types = {event.type for event in self.events}
         if EventType.TURN_FAILED in types:
             return "failed"
+        if EventType.TURN_CANCELLED in types:
+            return "cancelled"
         return "completed" if EventType.TURN_COMPLETED in types else None
+
+    @property
+    def counted(self) -> SessionChange | None:
+        """The change of the session, with the calls that have come to their result."""
+        return self.change and replace(self.change, tool_calls=results_in(self.events))
 
     def changing(self, first: SessionChange) -> SessionChange:
         """This change on top of another one, in one commit."""
@@ -72,8 +81,21 @@ def settle_reply(facts: Facts, mode: Mode, answered: Answered) -> Settlement:
 
 def settle_unfulfilled(facts: Facts, mode: Mode, answered: Answered) -> Settlement:
     """The turn ends because the model has not handed over what was asked of it; what it said is kept."""
+    told = (*_told(facts, answered.response, answered.reason), *answered.wanted.events(facts))
+    over = (*told, facts.step_completed(answered.reason, answered.usage))
+    return _ended(facts, answered, over, facts.failed(mode, NOT_FULFILLED), failure=NOT_FULFILLED)
+
+
+def settle_cancelled(facts: Facts, mode: Mode, answered: Answered) -> Settlement:
+    """The turn was stopped while the model spoke: what it said is kept, and nothing that it asks for is done."""
+    unmade = {
+        call.call_id: cancelled_before(call)
+        for call in answered.wanted.calls
+        if call.call_id not in answered.wanted.refused
+    }
+    kept = replace(answered, wanted=replace(answered.wanted, refused={**answered.wanted.refused, **unmade}))
     told = (*_told(facts, answered.response, answered.reason), facts.step_completed(answered.reason, answered.usage))
-    return _ended(facts, answered, told, facts.failed(mode, NOT_FULFILLED), failure=NOT_FULFILLED)
+    return _ended(facts, kept, told, facts.cancelled(mode, CANCELLED), failure=CANCELLED)
 
 
 def settle_result(facts: Facts, mode: Mode, result: Result) -> Settlement:
@@ -115,6 +137,7 @@ def _records(facts: Facts, answered: Answered, **more: Any) -> tuple[NewRecord, 
         finish_reason=answered.reason,
         usage=answered.usage,
         calls=answered.wanted.calls,
+        parallel=answered.wanted.parallel,
         **more,
     )
     record = written(facts.at.turn, facts.at.step, REPLY, REPLY_FORMAT, stored)

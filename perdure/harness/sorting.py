@@ -1,18 +1,19 @@
 """What a reply asks for: calls that run, calls that wait for people, calls that are refused, and a result."""
 
-import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import cast
 
 from pydantic_ai.messages import ModelResponse, ToolCallPart
+from pydantic_core import from_json, to_json
 
-from perdure.agents.agent import FINAL_OUTPUT
+from perdure.agents.agent import FINAL_OUTPUT, Limits
 from perdure.agents.approval import Call
 from perdure.protocol.events import EventType, NewEvent
 from perdure.protocol.inputs import InputRequest
 from perdure.protocol.names import outcome_slot
 from perdure.protocol.requests import CallRef, Coordinates
-from perdure.protocol.wire import JsonObject
+from perdure.protocol.wire import DEEPEST, JsonObject, deeper_than
 from perdure.settings import Settings
 from perdure.store.base import NewRecord
 
@@ -39,6 +40,10 @@ class Asked:
     refused: dict[str, Outcome] = field(default_factory=dict[str, Outcome])
     #: The result that was handed over; then it is not among the calls.
     result: Result | None = None
+    #: How many calls run at the same time.
+    parallel: int | None = None
+    #: Tools whose calls are no actions to readers.
+    hidden: frozenset[str] = frozenset()
 
     @property
     def runs(self) -> tuple[AskedCall, ...]:
@@ -60,18 +65,18 @@ class Asked:
         )
 
     def events(self, facts: Facts) -> tuple[NewEvent, ...]:
-        """The actions that begin, and those that were refused for reasons other than the model's mistakes."""
+        """The actions that are asked for, but for those that wait for people, and what came of the refused ones."""
+        shown = [call for call in self.calls if call.ask is None and call.tool not in self.hidden]
         actions = [
-            {"kind": "tool-call", "callId": call.call_id, "toolName": call.tool, "input": call.input}
-            for call in self.runs
+            {"kind": "tool-call", "callId": call.call_id, "toolName": call.tool, "input": call.input} for call in shown
         ]
-        begun = (facts.of_step(EventType.ACTIONS_REQUESTED, "actions", {"actions": actions}),) if actions else ()
-        rejected = [
+        asked = (facts.of_step(EventType.ACTIONS_REQUESTED, "actions", {"actions": actions}),) if actions else ()
+        refused = [
             facts.action_result(call.call_id, call.tool, outcome)
-            for call in self.calls
-            if (outcome := self.refused.get(call.call_id)) and outcome.status == "rejected"
+            for call in shown
+            if (outcome := self.refused.get(call.call_id))
         ]
-        return (*begun, *rejected)
+        return (*asked, *refused)
 
 
 @dataclass(frozen=True)
@@ -81,14 +86,17 @@ class Sorter:
     offer: Offer
     gates: Gatekeeper
     settings: Settings
+    limits: Limits
 
     async def sort(self, response: ModelResponse) -> Asked:
         calls: list[AskedCall] = []
         refused: dict[str, Outcome] = {}
         results: list[tuple[AskedCall, Result]] = []
+        made = 0
         for part in response.tool_calls:
-            sorted_out = await self._sorted(part)
+            sorted_out = await self._sorted(part, full=made >= self.limits.calls_per_step)
             call = _asked(part, sorted_out)
+            made += bool(call.ref or call.ask)
             match sorted_out.verdict:
                 case Outcome() as refusal:
                     refused[call.call_id] = refusal
@@ -97,38 +105,41 @@ class Sorter:
                 case _:
                     pass
             calls.append(call)
-        return _with_result(calls, refused, results)
+        asked = _with_result(calls, refused, results)
+        return replace(asked, parallel=self.limits.parallel_calls, hidden=self.offer.hidden)
 
-    async def _sorted(self, part: ToolCallPart) -> "_Sorted":
+    async def _sorted(self, part: ToolCallPart, *, full: bool) -> "_Sorted":
+        """`full`: the step makes all the calls already that it may make."""
         arguments: JsonObject = {}
         try:
             arguments = _arguments(part)
-            return _Sorted(arguments, await self._verdict(part, arguments))
+            return await self._judged(part, arguments, full=full)
         except InvalidArguments as invalid:
-            # Readers see no arguments that are none.
-            known = arguments if part.tool_name not in self.offer.tools else {}
-            return _Sorted(known, outputs.failed(str(invalid)))
+            return _Sorted(arguments, outputs.failed(str(invalid)))
 
-    async def _verdict(self, part: ToolCallPart, arguments: JsonObject) -> "CallRef | Waiting | Outcome | Result":
+    async def _judged(self, part: ToolCallPart, arguments: JsonObject, *, full: bool) -> "_Sorted":
         name = part.tool_name
         call = Call(id=part.tool_call_id, tool=name, arguments=arguments)
         if name == FINAL_OUTPUT and self.offer.output:
-            return self.offer.output.read(arguments)
+            return _Sorted(arguments, await self.offer.output.read(arguments))
+        if full:
+            return _Sorted(arguments, outputs.too_many(self.limits.calls_per_step))
         if name == ASK_QUESTION and self.offer.asks:
-            return Waiting(self.gates.question(call, read_question(arguments)))
+            return _Sorted(arguments, Waiting(self.gates.question(call, read_question(arguments))))
         tool = self.offer.tools.get(name)
         if tool is None:
             known = ", ".join(self.offer.names) or "none"
             raise InvalidArguments(f"Unknown tool {name!r}. Tools that exist: {known}.")
-        tool.check(arguments)
+        runs_with = tool.read(arguments)
+        call = replace(call, arguments=runs_with.json)
         ref = self._ref(call, tool)
-        match await self.gates.approval(call, tool.gate):
+        match await self.gates.approval(call, runs_with, tool.gate):
             case None:
-                return ref
+                return _Sorted(call.arguments, ref)
             case Ask() as ask:
-                return Waiting(ask, ref)
+                return _Sorted(call.arguments, Waiting(ask, ref))
             case Outcome() as refusal:
-                return refusal
+                return _Sorted(call.arguments, refusal)
 
     def _ref(self, call: Call, tool: Usable) -> CallRef:
         return CallRef(
@@ -179,10 +190,14 @@ def _with_result(
 
 
 def _arguments(part: ToolCallPart) -> JsonObject:
+    """Strictly as JSON says: what comes out can be written again, by whatever writes it."""
     try:
-        arguments: object = json.loads(part.args or "{}") if isinstance(part.args, str | None) else part.args
+        text = part.args or "{}" if isinstance(part.args, str | None) else to_json(part.args, inf_nan_mode="constants")
+        arguments: object = from_json(text, allow_inf_nan=False)
     except ValueError as broken:
         raise InvalidArguments(f"Invalid arguments for {part.tool_name}: not JSON ({broken}).") from None
     if not isinstance(arguments, dict):
         raise InvalidArguments(f"Invalid arguments for {part.tool_name}: not a JSON object.")
-    return {str(key): value for key, value in arguments.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    if deeper_than(arguments, DEEPEST):
+        raise InvalidArguments(f"Invalid arguments for {part.tool_name}: nested deeper than {DEEPEST} levels.")
+    return cast(JsonObject, arguments)

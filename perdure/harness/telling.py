@@ -15,6 +15,7 @@ from perdure.models.base import Delta, ReasoningDelta, Reply, TextDelta, ToolInp
 from perdure.protocol.events import EventType, NewEvent
 from perdure.protocol.names import MODEL_SCOPE
 from perdure.store.base import Attempt, Commit, Fence, Hold, Store
+from perdure.text import whole
 
 from .calls import CallNames
 from .facts import Facts
@@ -23,6 +24,10 @@ from .killpoints import reach
 #: How long and how much may gather before it is written.
 _PAUSE = 0.04
 _FULL = 128
+# Readers are given the text so far with each delta. So what is long grows in larger pieces: all deltas of a text
+# together have at most this many times its characters, or this many characters a second while the model is slow.
+_SHARE = 32
+_PACE = 32_768
 
 
 @dataclass
@@ -53,6 +58,7 @@ class Telling:
         self._waiting: list[_Gathered] = []
         self._size = 0
         self._told = 0
+        self._shown = 0
         self._ended = False
         self._news = asyncio.Event()
         self._full = asyncio.Event()
@@ -79,6 +85,10 @@ class Telling:
         """What is not written yet: it rides with the end of the step."""
         return tuple(self._event(gathered) for gathered in self._take())
 
+    def drop(self) -> None:
+        """Forget what is not written yet."""
+        self._take()
+
     async def _listen(self, stream: AsyncGenerator[Delta | Reply, None]) -> Reply:
         async with aclosing(stream):
             async for item in stream:
@@ -95,7 +105,7 @@ class Telling:
         self._waiting[-1].texts.append(delta.text)
         self._size += len(delta.text)
         self._news.set()
-        if self._size >= _FULL:
+        if self._size >= max(_FULL, self._shown // _SHARE):
             self._full.set()
 
     async def _write(self) -> None:
@@ -103,7 +113,7 @@ class Telling:
             await self._commit(self.rest())
             reach("model_mid_stream")
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._full.wait(), _PAUSE)
+                await asyncio.wait_for(self._full.wait(), max(_PAUSE, self._shown / _PACE))
 
     async def _more(self) -> bool:
         await self._news.wait()
@@ -128,12 +138,15 @@ class Telling:
     def _event(self, gathered: _Gathered) -> NewEvent:
         self._told += 1
         what = f"g{self._attempt.generation}/{self._told}"
-        text = "".join(gathered.texts)
+        text = whole("".join(gathered.texts))
+        if isinstance(gathered.first, TextDelta | ReasoningDelta):
+            self._shown += len(text)
         match gathered.first:
             case TextDelta():
                 return self._facts.of_step(EventType.MESSAGE_APPENDED, what, {"messageDelta": text})
             case ReasoningDelta():
                 return self._facts.of_step(EventType.REASONING_APPENDED, what, {"reasoningDelta": text})
             case ToolInputDelta(call_id=call_id, tool=tool):
-                told = {"callId": self._calls.of(call_id), "toolName": tool, "inputTextDelta": text}
+                named = {"callId": self._calls.of(call_id), "toolName": self._calls.tool(tool)}
+                told = {**named, "inputTextDelta": text}
                 return self._facts.of_step(EventType.ACTION_INPUT_APPENDED, what, told)

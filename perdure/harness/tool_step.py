@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from perdure import telemetry
-from perdure.agents.context import Cancellation, SessionView, Signal, ToolContext, ToolSession
+from perdure.agents.context import Cancellation, Log, SessionView, Signal, ToolContext, ToolSession
 from perdure.agents.registry import AgentRegistry
 from perdure.agents.staging import Staging
-from perdure.errors import Invalid, ToolFailed, UnreadableState
+from perdure.errors import Invalid, PerdureError, ToolFailed, UnreadableState
 from perdure.protocol import names
 from perdure.protocol.events import NewEvent
 from perdure.protocol.principals import Principal
@@ -32,9 +32,11 @@ from perdure.store.base import (
     SlotWrite,
     Store,
 )
+from perdure.text import described
 
 from . import outputs
 from .facts import Facts
+from .gates import log_of
 from .journal import (
     DELIVERY,
     INTENT,
@@ -166,6 +168,7 @@ class ToolStep:
             self._store,
             Commit(
                 work.at.session_id,
+                heeds=work.told_at.turn,
                 unless=work.outcome_key,
                 fence=work.fence(Hold.RAISE),
                 records=() if refusal else (self._intent(work),),
@@ -208,8 +211,11 @@ class ToolStep:
         assert work.tool is not None
         try:
             result = await self._call(work.tool, work.arguments, context)
-        except (InvalidArguments, _TimeUp) as refused:
+        except InvalidArguments as refused:
             return outputs.failed(str(refused))
+        except _TimeUp as late:
+            self._log(work).warning("%s", late)
+            return outputs.failed(str(late))
         except asyncio.CancelledError:
             context.cancelled.set()
             task = asyncio.current_task()
@@ -223,7 +229,11 @@ class ToolStep:
         try:
             return outputs.completed(result, self._settings.max_tool_output_bytes)
         except Invalid as unsendable:
+            self._log(work).error("%s", unsendable.message)
             return outputs.failed(unsendable.message)
+
+    def _log(self, work: _Work) -> Log:
+        return log_of(work.at, work.call.call.tool, work.call_id)
 
     async def _call(self, tool: Usable, arguments: JsonObject, context: ToolContext) -> Any:
         limit = asyncio.timeout(tool.timeout)
@@ -239,10 +249,13 @@ class ToolStep:
 
     def _raised(self, work: _Work, error: BaseException) -> Outcome:
         assert work.tool is not None
-        message = outputs.cut(f"{type(error).__name__}: {error}", self._settings.max_tool_output_bytes)
+        # Here and nowhere else: the traceback is for the tool's author, and may hold content.
+        self._log(work).error("the tool raised, in attempt %d", work.attempt.number, exc_info=error)
+        message = outputs.cut(described(error), self._settings.max_tool_output_bytes)
         again = work.tool.effects != "at_most_once" and work.attempt.number <= work.tool.retries
         if again and work.attempt.number < work.call.call.attempts:
-            raise ToolFailed(message, attempt=work.attempt.number) from error
+            # The engine keeps what it is told of failures, and shows it.
+            raise ToolFailed(f"The tool raised {type(error).__name__}.", attempt=work.attempt.number) from None
         return outputs.failed(message)
 
     # --- after the effect ---
@@ -262,7 +275,16 @@ class ToolStep:
                 try:
                     await kept.staging.rebase()
                 except Exception as error:
-                    outcome, kept = outputs.failed(f"{type(error).__name__}: {error}"), None
+                    self._log(work).error("the tool's update of its state raised", exc_info=error)
+                    outcome, kept = outputs.failed(described(error)), None
+                continue
+            except Exception as error:
+                if outcome.status == "unknown" or (isinstance(error, PerdureError) and not isinstance(error, Invalid)):
+                    raise
+                # The effect has happened, and must not happen again because nobody can write down what came of it.
+                self._log(work).error("what the tool returned could not be recorded", exc_info=error)
+                message = _UNWRITABLE.format(type(error).__name__)
+                outcome, kept = outputs.failed(message, outputs.UNKNOWN, "unknown"), None
                 continue
             if done.existing:
                 return tool_outcome(work.call_id, done.existing)
@@ -294,6 +316,9 @@ async def _thread_over(context: ToolContext, limit: float, leaving: Callable[[],
         async with asyncio.timeout(limit):
             while not context.thread_ended.is_set() and not leaving():
                 await asyncio.sleep(0.02)
+
+
+_UNWRITABLE = "The tool has returned, but what it returned or wrote could not be recorded ({})."
 
 
 class _TimeUp(Exception):

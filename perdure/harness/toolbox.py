@@ -18,6 +18,7 @@ from pydantic_core import to_json
 from perdure.agents.agent import FINAL_OUTPUT, Agent
 from perdure.agents.approval import CLOSED, OPEN, Gate
 from perdure.agents.context import ToolContext
+from perdure.agents.signature import Arguments
 from perdure.agents.tool import Effects, Tool
 from perdure.errors import InvalidDeclaration
 from perdure.protocol.wire import JsonObject
@@ -41,8 +42,8 @@ class Usable(Protocol):
     @property
     def retries(self) -> int: ...
 
-    def check(self, arguments: JsonObject) -> None:
-        """Raises `InvalidArguments`."""
+    def read(self, arguments: JsonObject) -> Arguments:
+        """What a call with these arguments runs with; `InvalidArguments` when it cannot run."""
         ...
 
     async def call(self, arguments: JsonObject, context: ToolContext) -> Any: ...
@@ -78,8 +79,11 @@ class OwnTool:
         self.timeout = tool.timeout
         self.retries = tool.retries
 
-    def check(self, arguments: JsonObject) -> None:
-        self._validated(arguments)
+    def read(self, arguments: JsonObject) -> Arguments:
+        try:
+            return self._tool.signature.read(arguments)
+        except ValidationError as invalid:
+            raise InvalidArguments(problems(self._tool.name, invalid)) from None
 
     async def call(self, arguments: JsonObject, context: ToolContext) -> Any:
         args, kwargs = self._tool.signature.bind(self._validated(arguments), context)
@@ -119,8 +123,10 @@ class _Foreign:
     def timeout(self) -> float:
         return float(self.tool.tool_def.timeout or 300.0)
 
-    def check(self, arguments: JsonObject) -> None:
-        self._validated(arguments)
+    def read(self, arguments: JsonObject) -> Arguments:
+        validated = self._validated(arguments)
+        # Which of these values can be written as JSON and read back, only the toolset knows.
+        return Arguments(arguments, lambda: validated)
 
     async def call(self, arguments: JsonObject, context: ToolContext) -> Any:
         # The tool's own context carries ours: `ctx.deps` is the ToolContext.

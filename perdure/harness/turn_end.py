@@ -1,21 +1,34 @@
 """What is told when no step could tell it: a turn that failed or was stopped, a delivery that nobody will hear."""
 
+import logging
 from collections.abc import Sequence
 
 from perdure import telemetry
 from perdure.agents.registry import AgentRegistry
-from perdure.errors import SessionGone
+from perdure.errors import NeedsAttention, SessionGone, TurnCancelled, UnreadableState
 from perdure.protocol import names
-from perdure.protocol.events import EventType, NewEvent
-from perdure.protocol.requests import Conclusion, Coordinates, Refusal, Withdrawal
+from perdure.protocol.events import EventType, NewEvent, delivery_refused
+from perdure.protocol.inputs import OpenInput
+from perdure.protocol.requests import (
+    Attention,
+    CloseSession,
+    Concluded,
+    Conclusion,
+    Coordinates,
+    Parked,
+    Refusal,
+    Withdrawal,
+)
 from perdure.session.turn import CANCELLED as CANCELLATION
-from perdure.store.base import Commit, DeliveryTaken, NewRecord, Record, SessionChange, SessionRow, Store
+from perdure.store.base import Commit, DeliveryTaken, InputQuery, NewRecord, Record, SessionChange, SessionRow, Store
 
-from .facts import Ending, Facts
-from .journal import CANCELLED, END, FAILURE, RESUME, HeardDelivery, StoredFailure, written
+from .facts import Ending, Facts, results_in
+from .journal import CANCELLED, END, FAILURE, RESUME, HeardDelivery, StoredFailure, model_outcome, written
 from .loose_ends import LooseEnd, loose_ends, tied, withdrawals
-from .opening import Opening, begin_turn, hear, open_step
+from .opening import Opening, begin_turn, hear, open_step, previous_step
 from .turn_journal import TurnJournal
+
+log = logging.getLogger("perdure.harness")
 
 
 class TurnEnd:
@@ -25,14 +38,24 @@ class TurnEnd:
         self._store = store
         self._agents = agents
 
-    async def conclude(self, conclusion: Conclusion) -> None:
+    async def conclude(self, conclusion: Conclusion) -> Concluded:
         """End a turn that failed or was cancelled, unless it has ended already."""
-        row = await self._store.session(conclusion.at.session_id)
+        session_id = conclusion.at.session_id
+        row = await self._store.session(session_id)
+        # Deleted meanwhile: there is nobody left to tell.
+        while row is not None and await self._unfinished(_as_wished(conclusion, row), row):
+            row = await self._store.session(session_id)
+        row = await self._store.session(session_id)
+        token_hash = await self._store.token_of(session_id)
         if row is None:
-            # Deleted meanwhile: there is nobody left to tell.
-            return
-        while await self._unfinished(conclusion, row):
-            pass
+            return Concluded(token_hash=token_hash, silent=True)
+        return Concluded(
+            token_hash=token_hash,
+            head=row.events,
+            silent=row.turns <= conclusion.at.turn,
+            over=row.over,
+            open=() if row.over else await self._parked_on(conclusion.at),
+        )
 
     async def withdraw(self, withdrawal: Withdrawal) -> None:
         """Cancel a turn that waits for people."""
@@ -45,29 +68,66 @@ class TurnEnd:
 
     async def refuse(self, refusal: Refusal) -> None:
         """Say that no turn will hear a delivery, and why."""
-        event = NewEvent(
-            type=EventType.DELIVERY_REFUSED,
-            key=names.session_key(f"refused/{refusal.delivery_id}"),
-            data={"deliveryId": refusal.delivery_id, "code": refusal.code, "message": refusal.message},
-            delivery_ids=(refusal.delivery_id,),
-        )
+        event = delivery_refused(refusal.delivery_id, refusal.code, refusal.message)
         try:
             await self._store.refuse(refusal.session_id, refusal.delivery_id, refusal.code, event)
         except SessionGone:
             return
+
+    async def close(self, close: CloseSession) -> None:
+        """End the session because an operator wants it: what runs or waits is cancelled first."""
+        row = await self._store.session(close.session_id)
+        if row is None or row.over:
+            return
+        try:
+            await self._stop(row)
+        except UnreadableState:
+            # The operator may end a session just because its records cannot be read.
+            log.warning("the last turn of %s cannot be read; the session is closed without its end", close.session_id)
+        told = {"code": close.failure.code, "message": close.failure.message}
+        event = NewEvent(
+            type=EventType.SESSION_FAILED,
+            key=names.session_key("closed"),
+            data={**told, "sessionId": close.session_id},
+        )
+        change = SessionChange(status="failed", error=told)
+        await self._store.commit(
+            Commit(close.session_id, events=(event,), close=True, settles_cancel=True, change=change)
+        )
+
+    async def attend(self, session_id: str, error: NeedsAttention) -> None:
+        """Tell readers and operators that no worker can go on with the session."""
+        await self.mark(session_id, Attention(code=error.code, message=error.message))
+
+    async def mark(self, session_id: str, attention: Attention | None, turn: int | None = None) -> None:
+        """Set the session's attention, or take it back."""
+        if attention is None:
+            await self._store.commit(Commit(session_id, recovers=True))
+        elif await self._store.attend(session_id, attention, turn):
+            log.warning("session %s needs attention: %s", session_id, attention.code)
+            telemetry.needs_attention(attention.code)
+
+    async def _stop(self, row: SessionRow) -> None:
+        page = await self._store.inputs(InputQuery(session_id=row.session_id, limit=1))
+        if row.status != "running" and not page.rows:
+            return
+        at = Coordinates(session_id=row.session_id, turn=max(0, row.turns - 1))
+        await self.conclude(Conclusion(kind="cancelled", at=at, failure=CANCELLATION))
 
     async def _unfinished(self, conclusion: Conclusion, row: SessionRow) -> bool:
         """Try to end the turn; whether somebody came in between."""
         at = conclusion.at
         turn = await self._turn(at.session_id, at.turn)
         if turn.over and not (conclusion.kind == "cancelled" and turn.parked):
-            await self._store.commit(Commit(row.session_id, close_turn=at.turn))
+            await self._store.commit(Commit(row.session_id, close_turn=at.turn, recovers=True))
             return False
         heard, turn = await hear(self._store, at, [each.id for each in conclusion.deliveries], turn)
         ends = loose_ends(at.session_id, [*await self._waiting(at), (at.turn, turn)])
         nobody = not (heard or ends or turn.resumption)
         if nobody and not conclusion.failure.structural and conclusion.mode == "conversation":
-            # Nothing was accepted, so nobody waits for a boundary.
+            # Nothing was accepted, so nobody waits for a boundary; a wish to stop it has met nothing.
+            if conclusion.kind == "cancelled":
+                await self._store.commit(Commit(row.session_id, settles_cancel=True))
             return False
         await self._withdraw(row, ends)
         # A call that people had approved holds its place in the turn that asked for it: no late attempt keeps that.
@@ -75,7 +135,7 @@ class TurnEnd:
             await self._store.commit(Commit(row.session_id, close_turn=number))
         try:
             done = await self._store.commit(self._ending(conclusion, row, turn, heard, ends))
-        except DeliveryTaken:
+        except (DeliveryTaken, TurnCancelled):
             return True
         if done.existing is None:
             telemetry.turn_ended(row.agent, conclusion.kind)
@@ -84,6 +144,12 @@ class TurnEnd:
     async def _turn(self, session_id: str, turn: int) -> TurnJournal:
         records: list[Record] = list(await self._store.records(session_id, from_turn=turn, to_turn=turn))
         return TurnJournal(records)
+
+    async def _parked_on(self, at: Coordinates) -> tuple[OpenInput, ...]:
+        """What the turn waits for, if it had parked before anybody could conclude it otherwise."""
+        over = (await self._turn(at.session_id, at.turn)).over
+        outcome = model_outcome(over) if over else None
+        return outcome.open if isinstance(outcome, Parked) else ()
 
     async def _waiting(self, at: Coordinates) -> list[tuple[int, TurnJournal]]:
         """The turns that parked just before this one: their calls end with it."""
@@ -117,14 +183,15 @@ class TurnEnd:
         lost_records, lost_events = tied(facts, conclusion, ends)
         return Commit(
             row.session_id,
+            heeds=at.turn if conclusion.kind == "failed" else None,
             unless=(doors[0].turn, doors[0].step, doors[0].slot),
             records=(*begun.records, *doors, *lost_records),
-            events=(*begun.events, *lost_events, *ending.events),
+            events=(*begun.events, *lost_events, *_completed_step(conclusion, turn), *ending.events),
             consume=begun.consume,
             consume_turn=at.turn,
             close=ending.closes,
             close_turn=at.turn,
-            change=SessionChange(status=ending.status, error=ending.error, turns=at.turn + 1),
+            change=ending.change(turns=at.turn + 1, tool_calls=results_in(lost_events)),
         )
 
     def _begun(
@@ -140,6 +207,21 @@ class TurnEnd:
         model = (agent and agent.model) or "unknown"
         begin = begin_turn if conclusion.kind == "cancelled" else open_step
         return begin(at, None, heard, turn, row.agent, model)
+
+
+def _as_wished(conclusion: Conclusion, row: SessionRow) -> Conclusion:
+    """A turn that somebody wants stopped ends as cancelled, whatever else has happened to it."""
+    if row.cancel_turn is None or row.cancel_turn > conclusion.at.turn:
+        return conclusion
+    return conclusion.model_copy(update={"kind": "cancelled", "failure": CANCELLATION})
+
+
+def _completed_step(conclusion: Conclusion, turn: TurnJournal) -> tuple[NewEvent, ...]:
+    """The model has answered the last step, and that was paid for: readers can sum up what they are told."""
+    answered = [step for step in range(turn.last_step + 1) if turn.reply(step)]
+    if conclusion.kind != "cancelled" or not answered:
+        return ()
+    return previous_step(conclusion.at.model_copy(update={"step": answered[-1] + 1}), None, turn)
 
 
 def _told(facts: Facts, conclusion: Conclusion) -> Ending:

@@ -11,6 +11,7 @@ from perdure.store.base import NewRecord
 from .journal import (
     DELIVERY,
     FAILURE,
+    MARK,
     OUTCOME,
     PARK,
     REPLY,
@@ -18,6 +19,7 @@ from .journal import (
     RESUMPTION,
     HeardDelivery,
     Outcome,
+    StoredMark,
     StoredReply,
     StoredResumption,
     model_outcome,
@@ -46,6 +48,12 @@ class TurnJournal:
         """Whoever spoke last to this turn; an answer alone is no speech."""
         spoken = (heard.principal for heard in reversed(self.heard()) if heard.speaks and heard.principal)
         return next(spoken, self.resumption.speaker if self.resumption else None)
+
+    @property
+    def mark(self) -> str | None:
+        """What notes are marked with, if this is the first turn in which they are."""
+        record = self.at(0, names.MARK)
+        return read(record, MARK, StoredMark).mark if record else None
 
     @property
     def output_schema(self) -> JsonObject | None:

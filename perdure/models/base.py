@@ -65,6 +65,8 @@ class ModelSource(Protocol):
         ...
 
 
+_MOST_TOKENS = 10**12
+
 _FINISH: dict[ProviderFinishReason, FinishReason] = {
     "stop": "stop",
     "length": "length",
@@ -84,8 +86,13 @@ def finish_reason(response: ModelResponse) -> FinishReason:
 def usage_of(response: ModelResponse) -> Usage:
     usage = response.usage
     return Usage(
-        input_tokens=usage.input_tokens,
-        output_tokens=usage.output_tokens,
-        cache_read_tokens=usage.cache_read_tokens,
-        cache_write_tokens=usage.cache_write_tokens,
+        input_tokens=_counted(usage.input_tokens),
+        output_tokens=_counted(usage.output_tokens),
+        cache_read_tokens=_counted(usage.cache_read_tokens),
+        cache_write_tokens=_counted(usage.cache_write_tokens),
     )
+
+
+def _counted(tokens: int) -> int:
+    """As the provider says, as far as it can be true: sums of it must fit into a column."""
+    return min(max(tokens, 0), _MOST_TOKENS)

@@ -1,4 +1,4 @@
-"""From a provider's exception to `ModelFailed`, without anything a reader must not see."""
+"""From a provider's exception to `ModelFailed`: its message is ours, and what the provider said is its reason."""
 
 import re
 from collections.abc import Mapping
@@ -36,8 +36,8 @@ _REJECTIONS = frozenset(
 )
 
 
-def failure(model: str, error: Exception) -> ModelFailed:
-    """What went wrong, and whether asking again can help."""
+def failure(model: str, error: Exception, *, answered: bool = False) -> ModelFailed:
+    """What went wrong, and whether asking again can help; an answer that has begun is paid for."""
     match error:
         case ModelFailed():
             return error
@@ -51,15 +51,16 @@ def failure(model: str, error: Exception) -> ModelFailed:
             private = isinstance(error, ModelAuthenticationError)
             told = None if private else error.body or (error.message if error.provider_error_code else None)
             return ModelFailed(
-                f"The model {model} reported an error{_said(told)}.",
+                f"The model {model} reported an error.",
                 transient=not _rejected(error),
                 retry_after=error.retry_after,
+                reason=_said(told),
             )
         case UnexpectedModelBehavior():
-            return ModelFailed(f"The model {model} sent an answer that makes no sense.", transient=True)
+            return ModelFailed(f"The model {model} sent an answer that makes no sense.", transient=not answered)
         case UserError():
             # Its text comes from pydantic-ai and names the missing variable or the unknown model.
-            return ModelFailed(f"The model {model} cannot be used: {public(str(error))}", transient=False)
+            return ModelFailed(f"The model {model} cannot be used.", reason=public(str(error)))
         case OSError() | TimeoutError():
             return ModelFailed(f"The model {model} could not be reached.", transient=True)
         case _:
@@ -85,27 +86,27 @@ def _http(model: str, error: ModelHTTPError) -> ModelFailed:
     # The SDKs follow this header when they retry; we took that over from them.
     if error.provider_retry_hint is not None and not isinstance(error, ModelRateLimitError):
         transient = error.provider_retry_hint
-    said = "" if status in (401, 403) else _said(error.body)
     return ModelFailed(
-        f"The model {model} answered {status}{said}.",
+        f"The model {model} answered {status}.",
         transient=transient,
         retry_after=error.retry_after,
+        reason=None if status in (401, 403) else _said(error.body),
         statusCode=status,
     )
 
 
-def _said(body: object) -> str:
-    """The provider's own sentence, if it can be found and shown."""
+def _said(body: object) -> str | None:
+    """The provider's own sentence, if it can be found."""
     for _ in range(2):
         if isinstance(body, Mapping):
             known = cast("Mapping[str, Any]", body)
             body = known.get("message") or known.get("error")
-    return f": {public(body).rstrip('.')}" if isinstance(body, str) and body else ""
+    return public(body) if isinstance(body, str) and body else None
 
 
 def public(text: str) -> str:
-    """Free of what looks like a credential, and short."""
-    clean = _BLOB.sub("[…]", _SECRET.sub("[redacted]", text))
+    """Free of what looks like a credential, short, and on one line."""
+    clean = _BLOB.sub("[…]", _SECRET.sub("[redacted]", " ".join(text.split())))
     return clean if len(clean) <= _LONGEST else clean[: _LONGEST - 1] + "…"
 
 

@@ -1,8 +1,11 @@
 """All the models that a deployment can name."""
 
+from collections.abc import Iterable
+
 from pydantic_ai.models import infer_model
 
-from perdure.agents.agent import DEMO
+from perdure.agents.agent import DEMO, Agent
+from perdure.errors import Misconfigured, ModelFailed
 
 from .base import Model
 from .demo import DemoModel
@@ -13,14 +16,23 @@ from .provider import ProviderModel
 class Models:
     """Models by name, each made once: its client keeps connections open."""
 
-    def __init__(self, *, timeout: float = 120.0, demo_delay: float = 0.02) -> None:
-        self._timeout = timeout
+    def __init__(self, *, silence: float = 120.0, demo_delay: float = 0.02) -> None:
+        self._silence = silence
         self._models: dict[str, Model] = {DEMO: DemoModel(delay=demo_delay)}
+
+    def check(self, agents: Iterable[Agent]) -> None:
+        """Raise `Misconfigured` unless every agent has a model that can be asked: a known provider, and its key."""
+        for agent in agents:
+            try:
+                self.model(agent.model or DEMO)
+            except ModelFailed as failed:
+                why = f" {failed.reason}" if failed.reason else ""
+                raise Misconfigured(f"Agent {agent.name!r}: {failed.message}{why}") from None
 
     def model(self, name: str) -> Model:
         if name not in self._models:
             try:
-                self._models[name] = ProviderModel(name, infer_model(name), timeout=self._timeout)
+                self._models[name] = ProviderModel(name, infer_model(name), silence=self._silence)
             except Exception as error:
                 raise failure(name, error) from error
         return self._models[name]

@@ -29,21 +29,23 @@ _OFFLINE = frozenset({"test", "function"})
 
 
 class ProviderModel:
-    """One model of one provider."""
+    """One model of one provider; `silence` is how long it may send nothing, in seconds."""
 
-    def __init__(self, name: str, model: ForeignModel, *, timeout: float = 120.0) -> None:
+    def __init__(self, name: str, model: ForeignModel, *, silence: float) -> None:
         self._name = name
         self._model = model
-        self._timeout = timeout
+        self._silence = silence
         # Retries belong to the engine: it waits without a worker, and readers are told of each attempt.
         self._max_retries = None if made_lean(model) else 0
 
     async def stream(self, prompt: Prompt) -> AsyncGenerator[Delta | Reply, None]:
+        answered = False
         try:
             async for item in self._stream(prompt):
+                answered = True
                 yield item
         except Exception as error:
-            raise failure(self._name, error) from error
+            raise failure(self._name, error, answered=answered) from error
 
     async def _stream(self, prompt: Prompt) -> AsyncGenerator[Delta | Reply, None]:
         calls = _Calls()
@@ -74,7 +76,7 @@ class ProviderModel:
         return guessed and response.finish_reason != "content_filter"
 
     def _settings(self, prompt: Prompt) -> ModelSettings:
-        ours = {"timeout": self._timeout, **prompt.settings, "max_retries": self._max_retries}
+        ours = {"timeout": self._silence, **prompt.settings, "max_retries": self._max_retries}
         return cast("ModelSettings", ours)
 
 
@@ -88,7 +90,7 @@ class _Calls:
         """The id and the tool of the call in this part."""
         if index not in self._by_part and call is not None:
             taken = {call_id for call_id, _ in self._by_part.values()}
-            unique = call.tool_call_id if call.tool_call_id not in taken else f"{call.tool_call_id}~{index}"
+            unique = call.tool_call_id if call.tool_call_id not in taken else f"{call.tool_call_id}_{index}"
             self._by_part[index] = (unique, call.tool_name)
         return self._by_part[index]
 

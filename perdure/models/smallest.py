@@ -5,10 +5,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
-import jsonschema
-import referencing
-import referencing.exceptions
-from jsonschema.validators import validator_for
+from perdure.agents.output_schema import problem, validator
 
 Schema = Mapping[str, Any]
 
@@ -37,19 +34,16 @@ class Unfit(Exception):
 
 
 def smallest(schema: Schema, words: str) -> Any:
-    """A value that the schema accepts, with the words in it where a text may stand; `Unfit` when none is found."""
-    # With a registry of its own the validator never fetches a reference from the network.
-    registry: Any = cast(Any, referencing.Registry)()
-    validator = cast(Any, validator_for(cast(Any, schema)))
+    """A value that the schema should accept, with the words in it where a text may stand; `Unfit` when none is found.
+
+    Whether it does accept it is not looked at here: whoever takes results compares them with their schema.
+    """
+    if found := problem(schema):
+        raise Unfit(found)
     try:
-        validator.check_schema(schema)
-        value = _Maker(schema, words).value(schema)
-        fits = validator(schema, registry=registry).is_valid(value)
-    except (jsonschema.SchemaError, referencing.exceptions.Unresolvable, re.error, TypeError, AttributeError) as error:
+        return _Maker(schema, words).value(schema)
+    except (TypeError, AttributeError) as error:
         raise Unfit(str(error)) from error
-    if not fits:
-        raise Unfit("what was made up does not fit")
-    return value
 
 
 class _Maker:
@@ -83,7 +77,8 @@ class _Maker:
 
     def _whole(self, schema: Schema, depth: int) -> Schema:
         """The schema with what it refers to, and all that it has to be at once."""
-        if depth > _DEEPEST:
+        self._left -= 1
+        if depth > _DEEPEST or self._left < 0:
             raise Unfit("the schema has no end")
         rest = {key: part for key, part in schema.items() if key not in ("$ref", "allOf")}
         parts = [*([self._referred(schema["$ref"])] if "$ref" in schema else ()), *schema.get("allOf", ())]
@@ -163,7 +158,7 @@ class _Maker:
         return told
 
     def _number(self, schema: Schema, *, whole: bool) -> int | float:
-        said = re.search(r"-?\d+", self._words)
+        said = re.search(r"-?\d{1,15}", self._words)
         for number in [*([int(said[0])] if said else ()), *_bounds(schema, whole=whole)]:
             if _fits(number, schema):
                 return number
@@ -175,9 +170,10 @@ class _Maker:
             raise Unfit("the text is too long")
         told = self._words if len(self._words) <= longest else self._words[: int(longest)]
         example = _FORMATS.get(schema.get("format", ""))
+        matches = validator({"pattern": schema.get("pattern", "")}).is_valid
         texts = [example] if example else [told, told.ljust(shortest, "."), *_SHORT, *_FORMATS.values()]
         for text in texts:
-            if shortest <= len(text) <= longest and re.search(schema.get("pattern", ""), text):
+            if shortest <= len(text) <= longest and matches(text):
                 return text
         raise Unfit("no text was found")
 

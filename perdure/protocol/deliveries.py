@@ -38,6 +38,8 @@ class FilePart(Wire):
     media_type: str
     data: str
     filename: str | None = None
+    # Why the file behind a URL could not be had.
+    missing: str | None = None
 
 
 Message: TypeAlias = str | tuple[TextPart | FilePart, ...]
@@ -65,6 +67,8 @@ class DeliveryRef(Versioned):
     token_hash: str
     coalesce: bool = False
     traceparent: str | None = None
+    # When the store accepted it; later for each delivery of a session. Signals may overtake one another.
+    at: str | None = None
 
 
 class InputOutcome(Wire):
@@ -85,6 +89,8 @@ class Receipt(Wire):
     # The requests that it answered, or tried to.
     inputs: tuple[InputOutcome, ...] = ()
     deduplicated: bool = Field(default=False, exclude=True)
+    # It is accepted, but Temporal could not be told yet.
+    delayed: bool = Field(default=False, exclude=True)
 
 
 def summary(message: Message) -> str:

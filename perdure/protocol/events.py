@@ -4,7 +4,7 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import Field
 
-from .names import turn_id
+from .names import session_key, turn_id
 from .wire import JsonObject, Wire
 
 FinishReason: TypeAlias = Literal["content-filter", "error", "length", "other", "stop", "tool-calls"]
@@ -40,6 +40,9 @@ class EventType:
     INPUT_RESOLVED = "input.resolved"
     INPUT_REMINDED = "input.reminded"
     DELIVERY_REFUSED = "delivery.refused"
+    SESSION_ATTENTION = "session.attention"
+    SESSION_RECOVERED = "session.recovered"
+    SESSION_REBUILT = "session.rebuilt"
 
 
 #: Deltas are stored without the text so far; readers put it back (`messageSoFar`, `reasoningSoFar`).
@@ -87,6 +90,16 @@ class Usage(Wire):
             cache_read_tokens=self.cache_read_tokens + other.cache_read_tokens,
             cache_write_tokens=self.cache_write_tokens + other.cache_write_tokens,
         )
+
+
+def delivery_refused(delivery_id: str, code: str, message: str) -> NewEvent:
+    """Tells readers that no turn will read a delivery, and why."""
+    return NewEvent(
+        type=EventType.DELIVERY_REFUSED,
+        key=session_key(f"refused/{delivery_id}"),
+        data={"deliveryId": delivery_id, "code": code, "message": message},
+        delivery_ids=(delivery_id,),
+    )
 
 
 def turn_coordinates(turn: int) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
 from .wire import JsonObject, Versioned, Wire
@@ -12,6 +13,9 @@ InputStatus: TypeAlias = Literal["open", "answered", "expired", "withdrawn"]
 
 APPROVE = "approve"
 DENY = "deny"
+
+#: The fields of a request in the contract. Its schema is closed.
+_CONTRACT = frozenset({"requestId", "prompt", "action", "display", "allowFreeform", "options"})
 
 
 def digest(arguments: JsonObject) -> str:
@@ -30,7 +34,7 @@ class Responders(Wire):
     """Who may answer. The requester is the principal that owns the session."""
 
     kind: Literal["requester", "anyone", "attribute", "principals"] = "requester"
-    # `attribute`: this attribute of the principal must hold one of the values. `principals`: its id must be one.
+    # `attribute`: this attribute of the principal must hold one of the values. `principals`: its address must be one.
     attribute: str | None = None
     values: tuple[str, ...] = ()
     # How many distinct principals must agree before it counts.
@@ -65,23 +69,49 @@ class InputRequest(Versioned):
     on_expiry: Consequence = "deny"
 
     def wire(self) -> JsonObject:
-        """As `input.requested` shows it; the fields beyond the contract are ignored by clients that know it alone."""
+        """As `input.requested` shows it: exactly the fields of the contract, whose clients refuse any other."""
         shown: JsonObject = {
             "requestId": self.request_id,
             "prompt": self.prompt,
             "action": {"kind": "tool-call", "callId": self.call_id, "toolName": self.tool, "input": self.input},
             "display": self.display,
             "allowFreeform": self.allow_freeform,
-            "kind": self.kind,
-            "responders": self.responders.model_dump(mode="json", exclude_none=True),
         }
         if self.options:
             shown["options"] = [option.model_dump(mode="json", exclude_none=True) for option in self.options]
-        if self.summary is not None:
-            shown["summary"] = self.summary
-        if self.expires_at is not None:
-            shown |= {"expiresAt": self.expires_at, "onExpiry": self.on_expiry}
         return shown
+
+    def more(self) -> JsonObject:
+        """What the contract has no field for."""
+        told: JsonObject = {
+            "kind": self.kind,
+            "responders": self.responders.model_dump(mode="json", exclude_none=True),
+        }
+        if self.summary is not None:
+            told["summary"] = self.summary
+        if self.expires_at is not None:
+            told |= {"expiresAt": self.expires_at, "onExpiry": self.on_expiry}
+        return told
+
+
+def requested(requests: Sequence[InputRequest]) -> JsonObject:
+    """The data of `input.requested`: the requests as the contract has them, and beside them what is ours."""
+    return {
+        "requests": [each.wire() for each in requests],
+        "details": {each.request_id: each.more() for each in requests},
+    }
+
+
+def as_requested(data: JsonObject) -> JsonObject:
+    """The same of an event that any build has written: older ones wrote our fields into the requests."""
+    requests: list[JsonObject] = data.get("requests", [])
+    if all(each.keys() <= _CONTRACT for each in requests):
+        return data
+    strict = [{name: value for name, value in each.items() if name in _CONTRACT} for each in requests]
+    ours = {
+        each["requestId"]: {name: value for name, value in each.items() if name not in _CONTRACT} for each in requests
+    }
+    return {**data, "requests": strict, "details": {**ours, **data.get("details", {})}}
 
 
 class InputAnswer(Versioned):
@@ -103,7 +133,12 @@ class InputAnswer(Versioned):
 
     def same(self, other: "InputAnswer") -> bool:
         """Whether both say the same, whoever said it."""
-        return (self.option_id, self.text, self.arguments) == (other.option_id, other.text, other.arguments)
+        return (self.option_id, self.text) == (other.option_id, other.text) and self._arguments == other._arguments
+
+    @property
+    def _arguments(self) -> str | None:
+        # As they are written: to Python 1, 1.0 and true are equal, to a tool they are not.
+        return None if self.arguments is None else digest(self.arguments)
 
     def wire(self) -> dict[str, Any]:
         return self.model_dump(mode="json", exclude_none=True, exclude={"version", "arguments"})

@@ -11,9 +11,13 @@ WITHDRAW_INPUTS = "withdraw_inputs"
 REMIND = "remind"
 CONCLUDE_TURN = "conclude_turn"
 REFUSE_DELIVERY = "refuse_delivery"
+ATTEND_SESSION = "attend_session"
+CLOSE_SESSION = "close_session"
+REBUILD_SESSION = "rebuild_session"
 
 DELIVER = "deliver"
 CANCEL = "cancel"
+REPAIR = "repair"
 DESCRIBE = "describe"
 
 SESSIONS_QUEUE = "sessions"
@@ -42,6 +46,7 @@ def turn_id(turn: int) -> str:
 
 # Slots of a step's records.
 REPLY = "reply"
+MARK = "mark"
 
 
 def delivery_slot(index: int) -> str:
@@ -77,6 +82,8 @@ def step_key(turn: int, step: int, what: str) -> str:
     return f"t{turn}/s{step}/{what}"
 
 
-#: How long a worker may take over one decision before another one is asked. Decisions take milliseconds; the default of
-#: ten seconds is what a session would wait for a worker that died while it decided.
-DECISION_SECONDS = 2
+#: How long a worker may take over one decision before another one is asked: what a session waits for a worker that died
+#: while it decided. A decision takes milliseconds, unless the history must be replayed for it. A driver's is long, and
+#: a worker that has just started replays many.
+DRIVER_DECISION_SECONDS = 5
+TURN_DECISION_SECONDS = 2

@@ -10,6 +10,9 @@ from .events import Usage
 from .inputs import OpenInput
 from .wire import JsonObject, Versioned, Wire
 
+#: What stands for a failure's message where content must not go.
+TOLD = "The session's events say what has happened."
+
 
 class Snapshot(Versioned):
     """The turn's own state as it travels. The driver passes it on without reading it."""
@@ -33,6 +36,12 @@ class Failure(Wire):
     details: JsonObject | None = None
     structural: bool = False
 
+    def bare(self) -> "Failure":
+        """As Temporal carries it, once readers have been told the rest."""
+        known = self.details or {}
+        details = {"errorId": known["errorId"]} if "errorId" in known else None
+        return Failure(code=self.code, message=TOLD, details=details, structural=self.structural)
+
 
 class ModelCall(Versioned):
     """Input of `call_model`."""
@@ -43,6 +52,8 @@ class ModelCall(Versioned):
     capabilities: Capabilities = Capabilities()
     # Only the first step of a turn hears deliveries.
     deliveries: tuple[DeliveryRef, ...] = ()
+    # How many events the session had when this was asked for; a store that has fewer is older than the session.
+    head: int | None = None
 
 
 class CallRef(Wire):
@@ -62,11 +73,15 @@ class Calls(Wire):
 
     kind: Literal["calls"] = "calls"
     calls: tuple[CallRef, ...]
+    # How many of them run at the same time. None: the step was recorded before there was a limit.
+    parallel: int | None = None
     # Calls that wait for people; the turn parks on them when the others have ended.
     open: tuple[OpenInput, ...] = ()
     usage: Usage = Usage()
     # Who answered, for the Temporal UI.
     model: str | None = None
+    # How many events the session has now, as far as this step knows.
+    head: int | None = None
 
 
 class Parked(Wire):
@@ -77,6 +92,7 @@ class Parked(Wire):
     usage: Usage = Usage()
     # Who answered, for the Temporal UI.
     model: str | None = None
+    head: int | None = None
 
 
 class Finished(Wire):
@@ -87,6 +103,7 @@ class Finished(Wire):
     # Who answered, for the Temporal UI.
     model: str | None = None
     failure: Failure | None = None
+    head: int | None = None
 
 
 class Unheard(Wire):
@@ -110,6 +127,7 @@ class ResumeTurn(Versioned):
     expired: tuple[str, ...] = ()
     # All that was open when the turn was started.
     open: tuple[OpenInput, ...] = ()
+    head: int | None = None
 
 
 class ApprovedCall(Wire):
@@ -123,6 +141,8 @@ class Resumed(Wire):
     """What the answers came to."""
 
     calls: tuple[ApprovedCall, ...] = ()
+    # As for `Calls`.
+    parallel: int | None = None
     # What still waits for people; the model is not asked before nothing does.
     open: tuple[OpenInput, ...] = ()
     # The turn has ended with this, and the readers have been told.
@@ -179,6 +199,52 @@ class Conclusion(Versioned):
     deliveries: tuple[DeliveryRef, ...] = ()
 
 
+class Concluded(Wire):
+    """What a conclusion found and left."""
+
+    # The session's token as the store has it; None when the session owns none any more.
+    token_hash: str | None = None
+    head: int | None = None
+    # Readers were told nothing of this turn.
+    silent: bool = False
+    # Whether the session is over now. None: whoever concluded does not report it.
+    over: bool | None = None
+    # The turn had parked before it was concluded: what still waits for people.
+    open: tuple[OpenInput, ...] = ()
+
+
+class Attention(Wire):
+    """Why a session cannot go on by itself."""
+
+    code: str
+    message: str
+
+
+class AttendSession(Versioned):
+    """Input of `attend_session`: readers and operators are told that the session needs attention."""
+
+    session_id: str
+    # None: the session can go on again.
+    attention: Attention | None = None
+    # The turn that cannot go on; once it has ended, this comes too late.
+    turn: int | None = None
+
+
+class CloseSession(Versioned):
+    """Input of `close_session`: an operator has ended the session."""
+
+    session_id: str
+    failure: Failure
+
+
+class RebuildSession(Versioned):
+    """Input of `rebuild_session`: the driver's state is derived from the store again."""
+
+    session_id: str
+    # Told to readers.
+    reason: str
+
+
 class Withdrawal(Versioned):
     """Input of `withdraw_inputs`: a parked turn was cancelled, and nobody needs to answer any more."""
 
@@ -215,6 +281,10 @@ class TurnRequest(Versioned):
     step: int = 0
     token_hash: str | None = None
     traceparent: str | None = None
+    # How many events the session had when the driver last knew.
+    head: int | None = None
+    # Whether the driver starts a turn again that could not go on (`TurnResult.held`). Older ones do not.
+    holds: bool = False
 
 
 class TurnResult(Versioned):
@@ -231,3 +301,7 @@ class TurnResult(Versioned):
     cancelled: bool = False
     # Readers were told nothing of this turn.
     silent: bool = False
+    # The turn could not go on, for the reason in `failure`: the driver starts it again, with this request.
+    # As JSON, because a driver may be older than the turn, and must not lose what it does not know.
+    held: JsonObject | None = None
+    head: int | None = None

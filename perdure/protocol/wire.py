@@ -1,11 +1,14 @@
 """The base of every wire value."""
 
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from pydantic import BaseModel, ConfigDict
 from pydantic.alias_generators import to_camel
 
 JsonObject: TypeAlias = dict[str, Any]
+
+#: Deeper values are no use to anybody, and serialisers between here and the model give up at about 250.
+DEEPEST = 100
 
 
 class Wire(BaseModel):
@@ -18,6 +21,8 @@ class Wire(BaseModel):
         validate_by_alias=True,
         serialize_by_alias=True,
         extra="ignore",
+        # Their errors are logged, and what does not fit may be content.
+        hide_input_in_errors=True,
     )
 
 
@@ -25,3 +30,18 @@ class Versioned(Wire):
     """A wire value that is stored or outlives a deployment."""
 
     version: int = 1
+
+
+def deeper_than(value: Any, limit: int) -> bool:
+    level: list[Any] = [value]
+    for _ in range(limit):
+        level = [child for parent in level for child in _children(parent)]
+        if not level:
+            return False
+    return True
+
+
+def _children(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return list(cast(JsonObject, value).values())
+    return cast("list[Any]", value) if isinstance(value, list) else []

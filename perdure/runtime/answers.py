@@ -20,7 +20,6 @@ from perdure.errors import (
     Invalid,
     NoActiveSession,
     SessionGone,
-    Unavailable,
 )
 from perdure.protocol.deliveries import DeliveryBody, InputOutcome, InputResponse, Message, Receipt
 from perdure.protocol.events import NewEvent
@@ -28,11 +27,11 @@ from perdure.protocol.inputs import InputAnswer, InputStatus
 from perdure.protocol.principals import Principal
 from perdure.session import answers
 from perdure.session.inputs import may_answer, resolved
-from perdure.store.base import Answered, Answering, InputQuery, InputRow, Store, Vote
+from perdure.store.base import Answered, Answering, DeliveryRow, InputQuery, InputRow, Store, Vote
 
-from .asked import Asked, reference, unheard
-from .driver import Driver
-from .edits import check_edit
+from .asked import Asked
+from .edits import read_edit
+from .signals import Signals
 
 log = logging.getLogger("perdure.sessions")
 
@@ -49,6 +48,8 @@ class _Given:
     answer: InputAnswer | None
     # As it is now; the store may not have noticed yet that the time is over.
     status: InputStatus | None
+    # The session goes on without the request.
+    ends: bool = False
 
     @property
     def counts(self) -> bool:
@@ -70,9 +71,9 @@ class _Given:
 class Answers:
     """Gives people's answers to sessions."""
 
-    def __init__(self, store: Store, driver: Driver, agents: AgentRegistry | None) -> None:
+    def __init__(self, store: Store, signals: Signals, agents: AgentRegistry | None) -> None:
         self._store = store
-        self._driver = driver
+        self._signals = signals
         self._agents = agents
 
     async def take(self, asked: Asked) -> Receipt | None:
@@ -98,10 +99,11 @@ class Answers:
             raise _closed(row)
         body = asked.body.model_copy(update={"kind": "answer", "answers": (request_id,)})
         answered = await self._count(asked, body, [given])
+        receipt = await self._receipt(asked, [given], answered)
         now = answered.rows[0]
         if now.status != "open" and not _agrees(now, given.answer):
             raise _closed(now)
-        return await self._receipt(asked, [given], answered)
+        return receipt
 
     async def waiting(self, session_id: str) -> Sequence[InputRow]:
         """What the session waits for people for, oldest first."""
@@ -135,12 +137,14 @@ class Answers:
     async def _instead(self, asked: Asked, message: Message, waiting: Sequence[InputRow]) -> Receipt | None:
         """What a plain message means while requests are open; None when it waits behind them."""
         now = _now()
+        queues = self._queues(waiting[0].request.agent)
         only = waiting[0] if len(waiting) == 1 else None
         if only and _status(only, now) == "open" and _may(asked.principal, only):
             response = answers.read_message(only.request, message)
-            if response is not None:
+            # Whoever has voted cannot vote otherwise; to say something else is to go on without it.
+            if response is not None and (queues or _may_say(only, response, asked.principal, now)):
                 return await self._respond(asked, asked.body.model_copy(update={"message": None}), [response])
-        if self._queues(waiting[0].request.agent):
+        if queues:
             return None
         denied = [_continued(row, asked.principal, now) for row in waiting if _status(row, now) == "open"]
         if not denied:
@@ -161,12 +165,13 @@ class Answers:
         more = body.message is not None
         if not more and all(each.status == "expired" for each in given):
             raise InputExpired(status="expired", option_id=_option(given[0].row))
-        # An answer to what is not open authorises nothing; the session is told of it all the same.
+        # An answer to what is not open authorises nothing; the session is told of it all the same. It may also come too
+        # late between now and when it is counted: a repeated request has to find what became of this one.
         told = [each for each in given if each.counts or not each.repeats]
-        late = any(not each.counts for each in told)
+        always = more or any(not each.counts for each in told)
         kind = "answer" if told else "message"
         body = body.model_copy(update={"kind": kind, "answers": tuple(_ids(told))})
-        return await self._receipt(asked, given, await self._count(asked, body, given, always=more or late))
+        return await self._receipt(asked, given, await self._count(asked, body, given, always=always, late=True))
 
     async def _given(self, asked: Asked, response: InputResponse) -> _Given:
         row = await self._store.input(response.request_id)
@@ -177,57 +182,90 @@ class Answers:
         now = _now()
         status = _status(row, now)
         answer = answers.read(row.request, response, asked.principal, _stamp(now))
-        if status == "open" and answer.arguments is not None:
-            await check_edit(self._agents, row.request, answer.arguments)
+        if answer.arguments is not None:
+            response = await self._edited(row, response, status)
+            answer = answers.read(row.request, response, asked.principal, _stamp(now))
         return _Given(response, row, answer, status)
 
+    async def _edited(self, row: InputRow, response: InputResponse, status: InputStatus) -> InputResponse:
+        """The response with the arguments that its approval lets run."""
+        try:
+            arguments = await read_edit(self._agents, row.request, response.arguments or {})
+        except Invalid:
+            if status == "open":
+                raise
+            # It changes nothing any more. The tool may have changed since it counted, if it did.
+            return response
+        return response.model_copy(update={"arguments": arguments})
+
     async def _count(
-        self, asked: Asked, body: DeliveryBody, given: Sequence[_Given], *, always: bool = False
+        self, asked: Asked, body: DeliveryBody, given: Sequence[_Given], *, always: bool = False, late: bool = False
     ) -> Answered:
-        """Count the answers, and wake the session when there is something to hear."""
+        """Count the answers, and write what the session has to hear. From then on they are accepted."""
         votes = [
-            Vote(each.response.request_id, each.answer)
+            Vote(each.response.request_id, each.answer, each.ends)
             for each in given
             # Those whose time is over count no more, even while the store still has them as open.
             if each.row is not None and each.answer is not None and (each.status != "expired" or not _is_open(each.row))
         ]
-        answering = Answering(asked.session_id, votes, asked.delivery(body), always=always)
+        answering = Answering(asked.session_id, votes, asked.delivery(body), always=always, late=late)
         try:
             answered = await self._store.answer(answering, _told)
         except SessionGone:
             raise NoActiveSession from None
-        await self._wake(asked, answered)
         return answered
 
     async def _receipt(self, asked: Asked, given: Sequence[_Given], answered: Answered) -> Receipt:
-        """How everything stands now."""
+        """How everything stands now; the session is told first. Nothing that fails here undoes what was counted."""
+        told = await self._wake(asked, answered)
+        receipt = await self._standing(asked, given, answered)
+        return receipt.model_copy(update={"delayed": not told})
+
+    async def _standing(self, asked: Asked, given: Sequence[_Given], answered: Answered) -> Receipt:
         delivery = answered.delivery
-        if delivery is not None and not answered.fresh:
-            before = await self.outcomes(asked, delivery.delivery_id)
+        repeated = delivery is not None and not answered.fresh
+        if delivery is not None and repeated and not asked.body.input_responses:
+            # A plain message: what it answered the first time, only the store knows.
+            before = await self.closed_by(asked.session_id, delivery.delivery_id)
             return _receipt(asked, delivery.delivery_id, before, deduplicated=True)
         now = {row.request.request_id: row for row in answered.rows}
         inputs = tuple(each.outcome(now.get(each.response.request_id, each.row)) for each in given)
         if delivery is not None:
-            return _receipt(asked, delivery.delivery_id, inputs)
+            return _receipt(asked, delivery.delivery_id, inputs, deduplicated=repeated)
         first = next((row.delivery_id for row in answered.rows if row.delivery_id is not None), None)
         return _receipt(asked, first, inputs, deduplicated=all(each.repeats for each in given))
 
-    async def _wake(self, asked: Asked, answered: Answered) -> None:
-        """Signal what was delivered; else, for whoever answered first and may have died since, their delivery."""
+    async def _wake(self, asked: Asked, answered: Answered) -> bool:
+        """Signal what was delivered; else, for whoever answered first and may have died since, their delivery.
+
+        False when that has to wait: it is counted and written, so it was accepted.
+        """
         mine = answered.delivery
+        try:
+            rows = [mine] if mine else await self._winning(asked.session_id, answered)
+        except Exception as error:
+            # The sweep finds it: whatever it is, it was accepted before.
+            log.warning("what answered session %s first is told later: %s", asked.session_id, error)
+            return False
+        told = [await self._signals.deliver(row, untold=answered.untold) for row in rows if row.unheard]
+        return all(told)
+
+    async def _winning(self, session_id: str, answered: Answered) -> Sequence[DeliveryRow]:
+        """The deliveries of those who answered first."""
         winners = sorted({row.delivery_id for row in answered.rows if row.delivery_id is not None})
-        rows = [mine] if mine else await self._store.deliveries(asked.session_id, winners)
-        for row in filter(unheard, rows):
-            try:
-                await self._driver.deliver(row.session_id, asked.ref(row) if mine else reference(row))
-            except Unavailable:
-                # It is counted and written, so it was accepted: the sweep will tell the session.
-                log.warning("the answer %s waits until Temporal can be reached", row.delivery_id)
+        return await self._store.deliveries(session_id, winners) if winners else ()
+
+
+def _may_say(row: InputRow, response: InputResponse, principal: Principal, now: datetime) -> bool:
+    """Whether this principal has not answered the request yet, or has said the same."""
+    answer = answers.read(row.request, response, principal, _stamp(now))
+    own = [vote for vote in row.votes if vote.principal_id == principal.principal_id]
+    return not own or own[0].same(answer)
 
 
 def _continued(row: InputRow, principal: Principal, now: datetime) -> _Given:
     answer = answers.continued(row.request, principal, _stamp(now))
-    return _Given(InputResponse(request_id=row.request.request_id), row, answer, "open")
+    return _Given(InputResponse(request_id=row.request.request_id), row, answer, "open", ends=True)
 
 
 def _receipt(

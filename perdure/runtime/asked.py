@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass
-from typing import Literal
 
 from opentelemetry import propagate
 
 from perdure.protocol.deliveries import DeliveryBody, DeliveryRef
 from perdure.protocol.principals import Principal
+from perdure.protocol.wire import JsonObject
 from perdure.store.base import DeliveryRow, NewDelivery
 
 from . import ids
@@ -29,21 +29,30 @@ class Asked:
     # An answer that comes without a token is heard by the right of its responder.
     token_hash: str = ""
     coalesce: bool = False
+    # How many deliveries may wait in the session.
+    limit: int | None = None
 
     def delivery(self, body: DeliveryBody | None = None) -> NewDelivery:
         """As it is written; `body` is what became of the request, and does not change which request it was."""
+        content = body or self.body
+        ref = DeliveryRef(
+            id=ids.delivery_id(),
+            kind=content.kind,
+            token_hash=self.token_hash,
+            coalesce=self.coalesce,
+            traceparent=_traceparent(),
+        )
         return NewDelivery(
             session_id=self.session_id,
-            delivery_id=ids.delivery_id(),
-            body=(body or self.body).model_dump(mode="json", exclude_none=True),
+            delivery_id=ref.id,
+            body=content.model_dump(mode="json", exclude_none=True),
             owner=self.principal.owner,
             idempotency_key=self.idempotency_key,
-            digest=self._digest(),
+            # It is compared under a key only, and that of a large file takes a while.
+            digest=None if self.idempotency_key is None else self._digest(),
+            ref=ref.model_dump(mode="json"),
+            limit=self.limit,
         )
-
-    def ref(self, row: DeliveryRow) -> DeliveryRef:
-        """As Temporal hears of it."""
-        return reference(row, self.token_hash, coalesce=self.coalesce)
 
     def _digest(self) -> str:
         content = self.body.model_dump(mode="json", exclude_none=True)
@@ -52,22 +61,14 @@ class Asked:
         return hashlib.sha256(json.dumps({"about": self.about, "body": body}, sort_keys=True).encode()).hexdigest()
 
 
-def reference(row: DeliveryRow, token_hash: str = "", *, coalesce: bool = False) -> DeliveryRef:
-    """An accepted delivery, as Temporal hears of it."""
-    kind: Literal["message", "answer"] = "answer" if (row.body or {}).get("kind") == "answer" else "message"
-    return DeliveryRef(
-        id=row.delivery_id, kind=kind, token_hash=token_hash, coalesce=coalesce, traceparent=_traceparent()
-    )
+def reference(row: DeliveryRow, token_hash: str = "") -> JsonObject:
+    """An accepted delivery, as Temporal is told of it; `token_hash` is the session's, for rows that do not hold it.
 
-
-def first_reference(delivery_id: str, token_hash: str) -> DeliveryRef:
-    """The delivery that a session starts with; nobody was asked anything yet."""
-    return DeliveryRef(id=delivery_id, token_hash=token_hash, traceparent=_traceparent())
-
-
-def unheard(row: DeliveryRow) -> bool:
-    """Whether a turn may still hear it."""
-    return row.turn is None and row.refused is None
+    As JSON: a newer build may have accepted it, and all that this one does not know is told as well.
+    """
+    # A build that did not keep the reference kept the kind.
+    known = row.ref or {"id": row.delivery_id, "kind": row.kind, "tokenHash": token_hash}
+    return {**known, "at": row.accepted_at}
 
 
 def _traceparent() -> str | None:

@@ -6,11 +6,14 @@ import fcntl
 import os
 import signal
 import socket
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from perdure.errors import Conflict
+from perdure.agents.agent import DEMO, Agent
+from perdure.agents.registry import load_agents
+from perdure.errors import Conflict, Invalid
+from perdure.settings import Settings
 
 from .devserver import DevServer
 from .processes import command
@@ -18,6 +21,7 @@ from .supervisor import Part, Supervisor
 
 # How long a port may stay busy: after a `kill -9` of the one before us its children take a moment to die.
 _PORT_PATIENCE = 2.0
+_KILLABLE = ("worker", "api")
 
 
 class Occupied(Conflict):
@@ -50,15 +54,48 @@ class DevOptions:
 
 def run(options: DevOptions, say: Callable[[str], None]) -> None:
     """Run everything until SIGINT or SIGTERM; `PerdureError` when it cannot start."""
-    asyncio.run(Dev(options, say).run())
+    # What is declared wrongly is said before anything is started.
+    settings = Settings()
+    agents = load_agents(options.agents or settings.agents, settings.model)
+    asyncio.run(Dev(options, say, agents).run())
+
+
+def kill(data_dir: Path, part: str) -> str:
+    """`kill -9` a part of the `perdure dev` that runs on this folder, and no other process; say which one it was."""
+    if part not in _KILLABLE:
+        raise Invalid(f"Choose one of {' and '.join(_KILLABLE)} to kill.")
+    content = _content(data_dir / f"{part}.ready")
+    if content is None or not _is_owned(data_dir):
+        raise Occupied(f"No `perdure dev` runs on {data_dir.absolute()}, or its {part} is not ready; see --data-dir.")
+    try:
+        os.kill(int(content), signal.SIGKILL)
+    except ProcessLookupError:
+        raise Occupied(f"The {part} is dead already, and is being started again.") from None
+    return f"Killed the {part}, process {content}."
+
+
+def _is_owned(data_dir: Path) -> bool:
+    """Whether another process owns the data directory."""
+    try:
+        descriptor = os.open(data_dir / "dev.lock", os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 class Dev:
     """One run of `perdure dev`."""
 
-    def __init__(self, options: DevOptions, say: Callable[[str], None]) -> None:
+    def __init__(self, options: DevOptions, say: Callable[[str], None], agents: Iterable[Agent] = ()) -> None:
         self._options = options
         self._say = say
+        self._agents = tuple(agents)
         self._data = options.data_dir.absolute()
         self._supervisor = Supervisor(self._data / "logs", say)
 
@@ -82,7 +119,7 @@ class Dev:
 
     def _temporal(self) -> Part:
         server = self._server()
-        return Part("temporal", server.command(), lambda _: server.ready(), shown=False, patience=5.0)
+        return Part("temporal", server.command(), lambda _: server.ready(), shown=False, private=True, patience=5.0)
 
     def _server(self) -> DevServer:
         return DevServer(self._data / "temporal.db", self._options.temporal_port, self._options.ui_port)
@@ -132,6 +169,8 @@ Perdure is ready.
   API          {url}
   Temporal UI  {self._options.ui_url}
   data, logs   {self._data}
+  worker       process {_content(self._data / "worker.ready")}; `perdure dev --kill worker` kills it, and it comes back
+{"".join(_described(agent) for agent in self._agents)}
 
 Say hello, then watch the session that answers (put its sessionId into the second line):
 
@@ -142,10 +181,15 @@ Ctrl-C ends everything; the sessions are here again at the next start.
 """
 
 
+def _described(agent: Agent) -> str:
+    tools = [str(getattr(tool, "name", None) or type(tool).__name__) for tool in agent.tools]
+    return f"\n  agent        {agent.name}: {agent.model or DEMO}, {', '.join(tools) or 'no tools'}"
+
+
 @contextlib.contextmanager
 def owned(data_dir: Path) -> Generator[None]:
     """Own the data directory; the lock dies with the process, however that dies."""
-    data_dir.mkdir(parents=True, exist_ok=True)
+    data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(data_dir / "dev.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
         try:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from perdure.errors import Invalid, Unavailable
 
-from .processes import leash
+from .processes import bare_environment, leash
 
 #: Its own default is one day: after that the turns of a session would vanish from the UI.
 RETENTION = "90d"
@@ -25,6 +25,9 @@ DYNAMIC_CONFIG: Mapping[str, str] = {
     # A frozen worker keeps its polls open, and each one swallows a task; its connection is closed after this time.
     "frontend.keepAliveTime": '"3s"',
     "frontend.keepAliveTimeout": '"3s"',
+    # From the fourth attempt on a decision is given this much more time, and a worker that dies meanwhile is noticed as
+    # much later. The default grows to ten minutes; less than the first step of five seconds is not a limit but none.
+    "history.workflowTaskRetryMaxInterval": '"5s"',
     "matching.numTaskqueueReadPartitions": "1",
     "matching.numTaskqueueWritePartitions": "1",
 }
@@ -82,6 +85,7 @@ class DevServer:
             *("--address", self.address),
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
+            env=bare_environment(),
             preexec_fn=leash(),
         )
         try:

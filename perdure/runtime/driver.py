@@ -1,39 +1,202 @@
-"""Signals to the workflows that drive sessions."""
+"""The workflows that drive sessions, as seen through a Temporal client."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable
 from datetime import timedelta
-from typing import Any
+from time import monotonic
+from typing import Any, TypeVar
 
-from temporalio.client import Client
+from pydantic import ValidationError
+from temporalio.api.enums.v1 import TaskQueueType
+from temporalio.api.taskqueue.v1 import TaskQueue
+from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
+from temporalio.client import Client, WorkflowExecutionStatus, WorkflowQueryFailedError, WorkflowQueryRejectedError
+from temporalio.common import QueryRejectCondition, WorkflowIDConflictPolicy, WorkflowIDReusePolicy
+from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
-from perdure.errors import NoActiveSession, Unavailable
+from perdure.errors import DriverRefused, NoDriver, NoWorker, PerdureError, Unavailable
 from perdure.protocol import names
-from perdure.protocol.deliveries import DeliveryRef
+from perdure.protocol.wire import JsonObject, Wire
+from perdure.session.state import Rebuild, Repair, SessionState
 
-#: How long a caller waits for Temporal before the answer is 503.
-RPC_PATIENCE = timedelta(seconds=5)
-#: A lazy client that finds no server at its first call says so with a plain RuntimeError.
-AWAY = (RPCError, RuntimeError)
+from .connect import ABSENT, NOT_FOR_US, RPC_PATIENCE, in_time, namespace_missing
+
+T = TypeVar("T")
+
+#: How long a list of all running drivers may take, in seconds.
+_LISTING = 60.0
+
+#: How long a task queue that has a worker is taken to have one, in seconds.
+_WORKED = 10.0
+
+#: What says that Temporal cannot be reached, or not by us; all else is about one session.
+_UNREACHABLE = (
+    RPCStatusCode.UNAVAILABLE,
+    RPCStatusCode.DEADLINE_EXCEEDED,
+    RPCStatusCode.CANCELLED,
+    RPCStatusCode.UNAUTHENTICATED,
+    RPCStatusCode.PERMISSION_DENIED,
+)
+
+#: What a query comes to while no worker answers it.
+_UNANSWERED = (RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.FAILED_PRECONDITION, RPCStatusCode.CANCELLED)
+
+
+class _Named(Wire):
+    id: str
+
+
+class _Held(Wire):
+    deliveries: tuple[_Named, ...] = ()
+
+
+class _Described(Wire):
+    """What is read of a driver's own account."""
+
+    inbox: tuple[_Named, ...] = ()
+    held: _Held | None = None
+    in_turn: tuple[str, ...] = ()
 
 
 class Driver:
-    """The drivers of all sessions. One that is gone is `NoActiveSession`; without Temporal, all are `Unavailable`."""
+    """The drivers of all sessions. One that is not there is `NoDriver`; without Temporal, all are `Unavailable`."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, task_queue: str) -> None:
         self._client = client
+        self._queue = names.queue(task_queue, names.SESSIONS_QUEUE)
+        self._worked_until = 0.0
 
-    async def deliver(self, session_id: str, ref: DeliveryRef) -> None:
-        await self._signal(session_id, names.DELIVER, ref.model_dump(mode="json"))
+    async def start(self, state: SessionState, *, summary: str | None = None) -> None:
+        """Start the session's driver; starting twice is starting once."""
+        await self._start(state, WorkflowIDReusePolicy.REJECT_DUPLICATE, summary)
+
+    async def rebuild(self, session_id: str, rebuild: Rebuild, *, unattended: bool = False) -> None:
+        """Start a driver that derives its state from the store; nothing happens while one runs.
+
+        `NoWorker` when nobody would take it up, unless it is to be started `unattended`: this process may know another
+        task queue than the session's workers, and from there nothing would ever bring the session back.
+        """
+        if not (unattended or await self._has_worker()):
+            raise NoWorker(f"No worker takes sessions from the task queue {self._queue}.")
+        state = SessionState(session_id=session_id, agent="", token_hash="", rebuild=rebuild)
+        await self._start(state, WorkflowIDReusePolicy.ALLOW_DUPLICATE, None)
+
+    async def deliver(self, session_id: str, ref: JsonObject) -> None:
+        await self._signal(session_id, names.DELIVER, ref)
+
+    async def held(self, session_id: str) -> frozenset[str] | None:
+        """The ids of the deliveries that the driver holds; None when it cannot say now: that takes a worker."""
+        handle = self._client.get_workflow_handle(session_id)
+        asking = handle.query(names.DESCRIBE, reject_condition=QueryRejectCondition.NOT_OPEN, rpc_timeout=RPC_PATIENCE)
+        try:
+            return held_by(await in_time(asking))
+        except WorkflowQueryRejectedError:
+            raise NoDriver from None
+        except (WorkflowQueryFailedError, TimeoutError):
+            return None
+        except ABSENT as error:
+            # Without a worker too the answer is late, or refused.
+            if isinstance(error, RPCError) and error.status in _UNANSWERED:
+                return None
+            raise _translated(error) from error
 
     async def cancel(self, session_id: str, turn_id: str) -> None:
         await self._signal(session_id, names.CANCEL, {"turnId": turn_id})
 
-    async def _signal(self, session_id: str, name: str, payload: dict[str, Any]) -> None:
+    async def repair(self, session_id: str, how: Repair) -> None:
+        await self._signal(session_id, names.REPAIR, {"how": how})
+
+    async def status(self, session_id: str) -> WorkflowExecutionStatus | None:
+        """How the newest run of the session's workflow stands; None when Temporal knows no such workflow."""
         try:
-            await self._client.get_workflow_handle(session_id).signal(name, payload, rpc_timeout=RPC_PATIENCE)
-        except AWAY as error:
-            if isinstance(error, RPCError) and error.status == RPCStatusCode.NOT_FOUND:
-                raise NoActiveSession from error
-            raise Unavailable("The session could not be reached; try again.") from error
+            handle = self._client.get_workflow_handle(session_id)
+            return (await _answer(handle.describe(rpc_timeout=RPC_PATIENCE))).status
+        except NoDriver:
+            return None
+
+    async def running(self) -> AsyncIterator[str]:
+        """The ids of all sessions that have a driver. Temporal's lists may be some seconds old."""
+        query = (
+            f"WorkflowType = '{names.SESSION_WORKFLOW}' AND TaskQueue = '{self._queue}' AND ExecutionStatus = 'Running'"
+        )
+        try:
+            async with asyncio.timeout(_LISTING):
+                async for each in self._client.list_workflows(query, page_size=1000):
+                    yield each.id
+        except ABSENT as error:
+            raise _translated(error) from error
+
+    async def terminate(self, session_id: str, reason: str) -> None:
+        handle = self._client.get_workflow_handle(session_id)
+        await _answer(handle.terminate(reason=reason, rpc_timeout=RPC_PATIENCE))
+
+    async def _start(self, state: SessionState, reuse: WorkflowIDReusePolicy, summary: str | None) -> None:
+        starting = self._client.start_workflow(
+            names.SESSION_WORKFLOW,
+            state.model_dump(mode="json"),
+            id=state.session_id,
+            task_queue=self._queue,
+            id_reuse_policy=reuse,
+            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+            static_summary=summary,
+            task_timeout=timedelta(seconds=names.DRIVER_DECISION_SECONDS),
+            memo={"agent": state.agent, "model": state.model, "mode": state.mode},
+            rpc_timeout=RPC_PATIENCE,
+        )
+        with contextlib.suppress(WorkflowAlreadyStartedError):
+            await _answer(starting)
+
+    async def _signal(self, session_id: str, name: str, payload: JsonObject) -> None:
+        handle = self._client.get_workflow_handle(session_id)
+        await _answer(handle.signal(name, payload, rpc_timeout=RPC_PATIENCE))
+
+    async def _has_worker(self) -> bool:
+        """Whether a worker has asked for work on our queue within the last minutes, as far as we may know."""
+        if monotonic() < self._worked_until:
+            return True
+        request = DescribeTaskQueueRequest(
+            namespace=self._client.namespace,
+            task_queue=TaskQueue(name=self._queue),
+            task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW,
+        )
+        describing = self._client.workflow_service.describe_task_queue(request, timeout=RPC_PATIENCE)
+        try:
+            found = await in_time(describing)
+        except ABSENT as error:
+            if isinstance(error, RPCError) and error.status in NOT_FOR_US:
+                return True
+            raise _translated(error) from error
+        if found.pollers:
+            self._worked_until = monotonic() + _WORKED
+        return bool(found.pollers)
+
+
+async def _answer(call: Awaitable[T]) -> T:
+    try:
+        return await in_time(call)
+    except ABSENT as error:
+        raise _translated(error) from error
+
+
+def held_by(state: Any) -> frozenset[str]:
+    """What the driver's answer names. It may be of another build: what it does not name is told again."""
+    try:
+        driver = _Described.model_validate(state)
+    except ValidationError:
+        return frozenset()
+    refs = [*driver.inbox, *(driver.held.deliveries if driver.held else ())]
+    return frozenset([*driver.in_turn, *(ref.id for ref in refs)])
+
+
+def _translated(error: RPCError | RuntimeError | OSError) -> PerdureError:
+    if isinstance(error, RPCError) and not namespace_missing(error):
+        if error.status == RPCStatusCode.NOT_FOUND:
+            return NoDriver()
+        if error.status not in _UNREACHABLE:
+            # It is about this session: too much has been sent to it, say. Others may well be reached.
+            return DriverRefused(f"Temporal does not take this: {error.status.name}.")
+    return Unavailable("Temporal cannot be reached; try again.")

@@ -1,11 +1,10 @@
-"""Whether the arguments that an approval changes still fit the tool."""
+"""The arguments that an approval changes, as they will run."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
-from pydantic_core import to_json
 
 from perdure.errors import Invalid
 from perdure.protocol.inputs import InputRequest
@@ -16,22 +15,21 @@ if TYPE_CHECKING:
     from perdure.agents.registry import AgentRegistry
 
 
-async def check_edit(agents: AgentRegistry | None, request: InputRequest, arguments: JsonObject) -> None:
-    """Raise `Invalid`, with every problem, unless the tool takes these arguments."""
+async def read_edit(agents: AgentRegistry | None, request: InputRequest, arguments: JsonObject) -> JsonObject:
+    """The arguments as the tool runs with them; `Invalid`, with every problem, when it does not take them."""
     agent = agents.get(request.agent) if agents else None
     if agent is None:
         raise Invalid(f"The arguments of {request.tool} cannot be checked here, so they cannot be changed here.")
     own = next((tool for tool in agent.own_tools if tool.name == request.tool), None)
     if own is None:
-        await _check_foreign(agent, request.tool, arguments)
-        return
+        return await _read_foreign(agent, request.tool, arguments)
     try:
-        own.signature.model.model_validate_json(to_json(arguments))
+        return own.signature.read(arguments).json
     except ValidationError as invalid:
         raise Invalid(f"Invalid arguments for {request.tool}: {_problems(invalid)}") from None
 
 
-async def _check_foreign(agent: Agent, tool: str, arguments: JsonObject) -> None:
+async def _read_foreign(agent: Agent, tool: str, arguments: JsonObject) -> JsonObject:
     # Brings pydantic-ai along, which few processes that only take answers ever need.
     from perdure.harness.toolbox import InvalidArguments, open_toolbox
 
@@ -39,7 +37,7 @@ async def _check_foreign(agent: Agent, tool: str, arguments: JsonObject) -> None
     if usable is None:
         raise Invalid(f"There is no tool {tool} any more, so its arguments cannot be changed.")
     try:
-        usable.check(arguments)
+        return usable.read(arguments).json
     except InvalidArguments as invalid:
         raise Invalid(str(invalid)) from None
 

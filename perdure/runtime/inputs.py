@@ -24,8 +24,9 @@ _LOOKS = 10
 class Inputs:
     """The open requests of all sessions. Who may not answer one does not see it, unless the session is theirs."""
 
-    def __init__(self, store: Store, answers: Answers) -> None:
+    def __init__(self, store: Store, answers: Answers, *, inbox_limit: int | None = None) -> None:
         self._store = store
+        self._inbox_limit = inbox_limit
         self._answers = answers
 
     async def list(self, query: InputQuery, principal: Principal) -> InputPage:
@@ -63,7 +64,7 @@ class Inputs:
         row = await self.get(response.request_id, principal)
         body = DeliveryBody(input_responses=(response,), principal=principal)
         about = ("answer", response.request_id)
-        asked = Asked(row.request.session_id, body, principal, about, idempotency_key)
+        asked = Asked(row.request.session_id, body, principal, about, idempotency_key, limit=self._inbox_limit)
         return await self._answers.answer(response.request_id, response, asked)
 
 

@@ -1,6 +1,9 @@
 """The output of child processes: kept in bounded files, and what matters shown on the terminal."""
 
+import logging
+import os
 import re
+from io import FileIO
 from pathlib import Path
 
 #: How log lines of our processes begin; `configure` writes what `Notices` reads.
@@ -12,31 +15,51 @@ _SHOWN = frozenset({b"WARNING", b"ERROR", b"CRITICAL"})
 _LONGEST_LINE = 2_000
 
 
+#: What a line is about: each is a name in its `extra`.
+IDS = ("session_id", "turn", "step", "call_id")
+
+
+class Lines(logging.Formatter):
+    """Lines that end with the ids of what they are about, if it has any."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        ids = " ".join(f"{name}={value}" for name in IDS if (value := getattr(record, name, None)) is not None)
+        line = super().formatMessage(record)
+        return f"{line} [{ids}]" if ids else line
+
+
 def configure(level: str) -> None:
     """Log to standard error."""
-    import logging
-
-    logging.basicConfig(level=level.upper(), format=FORMAT, force=True)
+    handler = logging.StreamHandler()
+    handler.setFormatter(Lines(FORMAT))
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
 
 
 class BoundedLog:
     """A file that moves aside when it has grown, so that it never takes more than twice its limit."""
 
     def __init__(self, path: Path, limit: int = 8 * 1024 * 1024) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._path = path
         self._limit = limit
-        self._file = path.open("ab", buffering=0)
+        self._file = _private(path)
 
     def write(self, chunk: bytes) -> None:
         if self._file.tell() + len(chunk) > self._limit:
             self._file.close()
             self._path.replace(self._path.with_suffix(".1.log"))
-            self._file = self._path.open("ab", buffering=0)
+            self._file = _private(self._path)
         self._file.write(chunk[-self._limit :])
 
     def close(self) -> None:
         self._file.close()
+
+
+def _private(path: Path) -> FileIO:
+    """The file, to append to; nobody but its owner may read it."""
+    file = FileIO(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab")
+    os.fchmod(file.fileno(), 0o600)
+    return file
 
 
 class Notices:

@@ -1,4 +1,6 @@
-"""What an operator does from the command line, straight on the store."""
+"""What an operator does from the command line."""
+
+from __future__ import annotations
 
 import asyncio
 import hashlib
@@ -7,35 +9,43 @@ import re
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
-from perdure.errors import Invalid, SessionNotFound
+from perdure.errors import Invalid, NoDriver, NoWorker, SessionNotFound, Unavailable
 from perdure.protocol.events import TERMINAL, Event
+from perdure.session.state import OPERATOR_FAILED, Rebuild, Repair
 from perdure.settings import Settings
-from perdure.store.base import SessionQuery, SessionRow, Store
+from perdure.store.base import SessionQuery, SessionRow, ShownStatus, Store
+
+if TYPE_CHECKING:
+    from temporalio.client import Client
 
 T = TypeVar("T")
 
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
+_ATTRIBUTE = re.compile(r"[A-Za-z][A-Za-z0-9_-]*=[A-Za-z0-9._:/@-]+")
 
 
 def migrate(settings: Settings) -> None:
     """Create or upgrade the schema."""
 
     async def work() -> None:
-        async with _opened(settings) as store:
+        async with _opened(settings, create=True) as store:
             await store.migrate()
 
     _run(work())
 
 
-def sessions(settings: Settings, limit: int) -> Sequence[str]:
-    """The newest sessions, a line for each."""
+def sessions(settings: Settings, limit: int, status: str | None = None) -> Sequence[str]:
+    """The newest sessions, a line for each; with `status`, those that stand so."""
+    wanted: ShownStatus | None = next((each for each in get_args(ShownStatus) if each == status), None)
+    if status is not None and wanted is None:
+        raise Invalid(f"A session's status is one of {', '.join(get_args(ShownStatus))}.")
 
     async def work() -> Sequence[SessionRow]:
         async with _opened(settings) as store:
             await store.check()
-            return (await store.sessions(SessionQuery(limit=limit))).sessions
+            return (await store.sessions(SessionQuery(limit=limit, status=wanted))).sessions
 
     return [_line(row) for row in _run(work())]
 
@@ -59,12 +69,13 @@ def cancel(settings: Settings, session_id: str, turn_id: str | None) -> str:
         from .cancelling import Cancellation
         from .connect import connect
         from .driver import Driver
+        from .signals import Signals
 
         async with _opened(settings) as store:
             await store.check()
             row = await _known(store, session_id)
-            cancellation = Cancellation(store, Driver(await connect(settings, lazy=True)))
-            return _CANCELLED[await cancellation.cancel(row, turn_id)]
+            driver = Driver(await connect(settings, lazy=True), settings.task_queue)
+            return _CANCELLED[(await Cancellation(store, Signals(store, driver)).cancel(row, turn_id)).status]
 
     return _run(work())
 
@@ -75,12 +86,91 @@ _CANCELLED = {
 }
 
 
-def new_api_key(name: str) -> tuple[str, str]:
-    """A fresh key, and the entry of PERDURE_API_KEYS that admits it."""
+def repair(settings: Settings, session_id: str, how: Repair, *, sure: bool = False) -> str:
+    """Look after a session that cannot go on by itself; `sure`: also when no worker would take it up now."""
+
+    async def work() -> str:
+        from .driver import Driver
+        from .restore import restore
+
+        async with _opened(settings) as store:
+            await store.check()
+            row = await _known(store, session_id)
+            if row.over:
+                return "The session is over; there is nothing to repair."
+            driver = Driver(await _connected(settings), settings.task_queue)
+            try:
+                await driver.repair(session_id, how)
+            except NoDriver:
+                if how == "retry":
+                    return f"{session_id}: {await restore(store, driver, row, unattended=sure)}."
+                # What a new driver does first.
+                rebuild = Rebuild(reason="OPERATOR", ends=OPERATOR_FAILED if how == "fail" else None)
+                await driver.rebuild(session_id, rebuild, unattended=sure)
+            return _REPAIRED[how]
+
+    try:
+        return _run(work())
+    except NoWorker as none:
+        hint = "Do its workers have another PERDURE_TASK_QUEUE? If they only do not run now, add --yes."
+        raise NoWorker(f"{none.message} {hint}") from None
+
+
+_REPAIRED: dict[Repair, str] = {
+    "retry": "Whatever it could not do is tried again now.",
+    "rebuild": "Its workflow goes on with what the store holds; `perdure tail` shows session.rebuilt.",
+    "fail": "It will be ended; `perdure tail` shows session.failed.",
+}
+
+
+async def _connected(settings: Settings) -> Client:
+    from .connect import ABSENT, connect
+
+    try:
+        return await connect(settings)
+    except ABSENT:
+        where = settings.temporal_address
+        raise Unavailable(f"Temporal does not answer at {where} (PERDURE_TEMPORAL_ADDRESS).") from None
+
+
+def reconcile(settings: Settings, *, end_orphans: bool, sure: bool = False) -> Sequence[str]:
+    """Compare the store and Temporal once; a line for each thing that they disagree about."""
+
+    async def work() -> Sequence[str]:
+        from .driver import Driver
+        from .reconciler import Reconciler
+
+        async with _opened(settings) as store:
+            await store.check()
+            driver = Driver(await _connected(settings), settings.task_queue)
+            reconciler = Reconciler(store, driver)
+            found = await reconciler.reconcile()
+            if end_orphans and found.orphans and not (found.driven or sure):
+                raise Invalid(
+                    "None of the running workflows belongs to this store: is it the right one? "
+                    "If it is, and was emptied, add --yes."
+                )
+            if end_orphans:
+                await reconciler.end_orphans(found.orphans)
+            orphaned = "ended" if end_orphans else "end it with --end-orphans"
+            return [
+                *(f"{each}  {found.mended.get(each, 'could not be looked after')}" for each in found.undriven),
+                *(f"{each}  is a workflow without a session in this store; {orphaned}" for each in found.orphans),
+            ] or ["The store and Temporal agree."]
+
+    return _run(work())
+
+
+def new_api_key(name: str, attributes: Sequence[str] = ()) -> tuple[str, str]:
+    """A fresh key, and the entry of PERDURE_API_KEYS that admits it. An attribute is written NAME=VALUE."""
     if not _NAME.fullmatch(name):
         raise Invalid("A key's name is made of letters, digits, dots, dashes and underscores.")
+    if not all(_ATTRIBUTE.fullmatch(each) for each in attributes):
+        raise Invalid(
+            "An attribute is NAME=VALUE: a name of letters, digits, _ and -; a value may hold ., :, / and @ too."
+        )
     key = f"pdk_{secrets.token_urlsafe(32)}"
-    return key, f"{name}={hashlib.sha256(key.encode()).hexdigest()}"
+    return key, "+".join((f"{name}={hashlib.sha256(key.encode()).hexdigest()}", *attributes))
 
 
 async def _events(store: Store, session_id: str, start: int, *, follow: bool) -> AsyncIterator[Event]:
@@ -106,14 +196,14 @@ async def _known(store: Store, session_id: str) -> SessionRow:
 
 
 def _line(row: SessionRow) -> str:
-    return f"{row.session_id}  {row.status:<9}  {row.updated_at}  {row.agent}  {row.title or ''}".rstrip()
+    return f"{row.session_id}  {row.shown_status:<15}  {row.updated_at}  {row.agent}  {row.title or ''}".rstrip()
 
 
 @asynccontextmanager
-async def _opened(settings: Settings) -> AsyncGenerator[Store]:
+async def _opened(settings: Settings, *, create: bool = False) -> AsyncGenerator[Store]:
     from perdure.store.open import open_store
 
-    store = await open_store(settings.database)
+    store = await open_store(settings.database, create=create)
     try:
         yield store
     finally:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 
 _PR_SET_PDEATHSIG = 1
+_ANY_PROGRAM = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR", "SYSTEMROOT")
 # Looked up before any fork: between fork and exec as little as possible may happen.
 _LIBC: ctypes.CDLL | None = ctypes.CDLL(None) if sys.platform == "linux" else None
 
@@ -32,6 +33,11 @@ def kill_group(pid: int) -> None:
     """Kill whatever is left of the process group that `pid` led, such as the children of a dead worker's tools."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
+
+
+def bare_environment() -> dict[str, str]:
+    """What any program needs of our environment. It holds keys, which are not for programs that are not ours."""
+    return {name: os.environ[name] for name in _ANY_PROGRAM if name in os.environ}
 
 
 async def stop(process: asyncio.subprocess.Process, patience: float) -> None:

@@ -17,25 +17,23 @@ from datetime import timedelta
 from typing import TypedDict
 
 from temporalio.client import Client
-from temporalio.common import WorkflowIDConflictPolicy, WorkflowIDReusePolicy
-from temporalio.exceptions import WorkflowAlreadyStartedError
 
-from perdure.agents.agent import DEMO
 from perdure.agents.registry import AgentRegistry
 from perdure.errors import NoActiveSession, SessionGone, SessionNotFound, TokenConflict, Unavailable
-from perdure.protocol import names
 from perdure.protocol.deliveries import Capabilities, DeliveryBody, Message, Mode, Receipt, summary
 from perdure.protocol.principals import LOCAL, Principal
 from perdure.session import tokens
-from perdure.session.state import SessionState
-from perdure.store.base import Accepted, NewSession, SessionPage, SessionQuery, SessionRow, Store
+from perdure.store.base import Accepted, DeliveryRow, NewSession, SessionPage, SessionQuery, SessionRow, Store
 
 from . import ids
 from .answers import Answers
-from .asked import Asked, first_reference, unheard
+from .asked import Asked, reference
 from .cancelling import Cancellation, Cancelled
-from .driver import AWAY, RPC_PATIENCE, Driver
+from .connect import ABSENT, in_time
+from .driver import Driver
 from .inputs import Inputs
+from .reconciler import Reconciler
+from .signals import Signals
 from .sweeper import Sweeper
 
 
@@ -49,6 +47,10 @@ class Description:
     run_id: str | None
     workflow_status: str | None
     ui_url: str
+
+
+#: How often a token may find and lose its session while one request is served.
+_ROUNDS = 5
 
 
 class _Once(TypedDict):
@@ -70,21 +72,22 @@ class Sessions:
         task_queue: str = "perdure",
         ui_url: str = "http://127.0.0.1:8233",
         ui_detail: bool = True,
+        inbox_limit: int = 100,
         agents: AgentRegistry | None = None,
     ) -> None:
         """`agents`: those whose approvals may be changed, and who say what a message does while they wait."""
         self._store = store
         self._client = client
         self._secret = secret
-        self._task_queue = task_queue
         self._ui_url = ui_url.rstrip("/")
-        self._ui_detail = ui_detail
-        self._driver = Driver(client)
-        self._agents = agents
-        self._answers = Answers(store, self._driver, agents)
-        self._cancellation = Cancellation(store, self._driver)
-        self.inputs = Inputs(store, self._answers)
-        self.sweeper = Sweeper(store, self._driver)
+        self._inbox_limit = inbox_limit
+        driver = Driver(client, task_queue)
+        self._signals = Signals(store, driver, agents, ui_detail=ui_detail)
+        self._answers = Answers(store, self._signals, agents)
+        self._cancellation = Cancellation(store, self._signals)
+        self.inputs = Inputs(store, self._answers, inbox_limit=inbox_limit)
+        self.sweeper = Sweeper(store, self._signals)
+        self.reconciler = Reconciler(store, driver)
 
     # --- in -------------------------------------------------------------------------------------------------
 
@@ -117,12 +120,14 @@ class Sessions:
             title=_title(body),
         )
         about = same_as or ("start", agent, mode, token or "")
-        delivery = Asked(session_id, body, principal, about, idempotency_key).delivery()
-        accepted = await self._store.create_session(session, delivery)
-        if accepted is not None and not accepted.fresh:
-            return await self._started_before(accepted.delivery.session_id, accepted.delivery.delivery_id, token)
-        await self._launch(session, delivery.delivery_id)
-        return self._start_receipt(session_id, delivery.delivery_id, token)
+        asked = Asked(session_id, body, principal, about, idempotency_key, session.token_hash)
+        accepted = await self._store.create_session(session, asked.delivery())
+        assert accepted is not None
+        first = accepted.delivery
+        if not accepted.fresh:
+            return await self._started_before(first, token)
+        told = await self._signals.start(session, reference(first))
+        return self._start_receipt(first, token, delayed=not told)
 
     async def deliver(
         self,
@@ -145,11 +150,12 @@ class Sessions:
         owner = await self._store.route(token_hash)
         about = same_as or ("deliver", token_hash, str(coalesce))
         if owner is None and session_id is not None and idempotency_key is not None:
-            asked = Asked(session_id, body, principal, about, idempotency_key, token_hash, coalesce)
-            return await self._delivered_before(asked)
+            return await self._delivered_before(Asked(session_id, body, principal, about, idempotency_key, token_hash))
         if owner is None or (session_id is not None and owner != session_id):
             raise NoActiveSession
-        asked = Asked(owner, body, principal, about, idempotency_key, token_hash, coalesce)
+        asked = Asked(
+            owner, body, principal, about, idempotency_key, token_hash, coalesce=coalesce, limit=self._inbox_limit
+        )
         return await self._answers.take(asked) or await self._deliver(asked)
 
     async def deliver_or_start(
@@ -171,7 +177,7 @@ class Sessions:
             "idempotency_key": idempotency_key,
             "same_as": (token, agent),
         }
-        while True:
+        for _ in range(_ROUNDS):
             try:
                 return await self.deliver(token, **once)
             except NoActiveSession:
@@ -181,6 +187,7 @@ class Sessions:
             except TokenConflict:
                 # Somebody was faster: the token has an owner now, and the next delivery finds it.
                 continue
+        raise Unavailable("Sessions that own this token come and go too quickly; try again.")
 
     async def cancel(
         self, session_id: str, *, turn_id: str | None = None, principal: Principal | None = None
@@ -200,6 +207,10 @@ class Sessions:
     async def list(self, query: SessionQuery) -> SessionPage:
         return await self._store.sessions(query)
 
+    async def queued(self, session_id: str) -> int:
+        """How many deliveries wait for a turn to read them."""
+        return await self._store.count_unheard(session_id)
+
     async def describe(self, session_id: str, principal: Principal | None = None) -> Description:
         row = await self.get(session_id, principal)
         run_id, status = await self._workflow(session_id)
@@ -208,8 +219,9 @@ class Sessions:
 
     async def _workflow(self, session_id: str) -> tuple[str | None, str | None]:
         try:
-            found = await self._client.get_workflow_handle(session_id).describe(rpc_timeout=timedelta(seconds=2))
-        except AWAY:
+            handle = self._client.get_workflow_handle(session_id)
+            found = await in_time(handle.describe(), timedelta(seconds=2))
+        except ABSENT:
             return None, None
         return found.run_id, found.status.name.lower() if found.status else None
 
@@ -220,109 +232,44 @@ class Sessions:
             accepted = await self._store.accept(asked.delivery())
         except SessionGone:
             raise NoActiveSession from None
-        # Also when the delivery is an old one: whoever accepted it may have died before the signal. The driver hears
-        # an id once.
-        if unheard(accepted.delivery):
-            await self._signal(asked, accepted)
-        return await self._receipt(asked, accepted)
-
-    async def _signal(self, asked: Asked, accepted: Accepted) -> None:
+        # From here on it is accepted, whatever becomes of us and of Temporal. An old one is told again: whoever
+        # accepted it may have died before the signal, and the driver reads an id once.
         row = accepted.delivery
-        try:
-            await self._driver.deliver(row.session_id, asked.ref(row))
-        except (NoActiveSession, Unavailable):
-            # Too late to take back: a turn has heard it, so it was delivered.
-            if accepted.fresh and not await self._store.withdraw(row.session_id, row.delivery_id):
-                return
-            raise
+        told = not row.unheard or await self._signals.deliver(row, untold=accepted.untold)
+        return await self._receipt(asked, accepted, delayed=not told)
 
-    async def _receipt(self, asked: Asked, accepted: Accepted) -> Receipt:
+    async def _receipt(self, asked: Asked, accepted: Accepted, *, delayed: bool = False) -> Receipt:
         row = accepted.delivery
         # The first time it may have been an answer: then the receipt said what it answered.
         inputs = () if accepted.fresh else await self._answers.outcomes(asked, row.delivery_id)
         return Receipt(
-            session_id=row.session_id, delivery_id=row.delivery_id, inputs=inputs, deduplicated=not accepted.fresh
+            session_id=row.session_id,
+            delivery_id=row.delivery_id,
+            inputs=inputs,
+            deduplicated=not accepted.fresh,
+            delayed=delayed,
         )
 
     async def _delivered_before(self, asked: Asked) -> Receipt:
         """The first receipt of a repeated request whose token has lost its session since."""
-        try:
-            accepted = await self._store.accept(asked.delivery())
-        except SessionGone:
-            raise NoActiveSession from None
-        if accepted.fresh:
-            # It was not a repeated one. No signal went out, so nobody has heard it.
-            await self._store.withdraw(asked.session_id, accepted.delivery.delivery_id)
+        first = await self._store.first(asked.delivery())
+        if first is None:
             raise NoActiveSession
-        return await self._receipt(asked, accepted)
+        return await self._receipt(asked, first)
 
-    # --- Temporal -------------------------------------------------------------------------------------------
-
-    async def _started_before(self, session_id: str, delivery_id: str, token: str | None) -> Receipt:
-        row = await self._store.session(session_id)
-        if row is not None and row.status == "starting":
-            # Whoever wrote the row may have died before Temporal heard of it. Starting twice is starting once.
-            await self._launch(
-                NewSession(
-                    session_id=session_id,
-                    agent=row.agent,
-                    mode=row.mode,
-                    token_hash=tokens.hashed(token or tokens.derive(self._secret, session_id)),
-                    principal=row.principal,
-                    capabilities=row.capabilities,
-                ),
-                delivery_id,
-                discard=False,
-            )
-        receipt = self._start_receipt(session_id, delivery_id, token)
+    async def _started_before(self, first: DeliveryRow, token: str | None) -> Receipt:
+        """Whoever wrote the row may have died before Temporal heard of it. Starting twice is starting once."""
+        told = not first.unheard or await self._signals.deliver(first, untold=True)
+        receipt = self._start_receipt(first, token, delayed=not told)
         return receipt.model_copy(update={"deduplicated": True})
 
-    async def _launch(self, session: NewSession, delivery_id: str, *, discard: bool = True) -> None:
-        state = SessionState(
-            session_id=session.session_id,
-            agent=session.agent,
-            model=self._model(session.agent),
-            mode=session.mode,
-            capabilities=session.capabilities,
-            token_hash=session.token_hash,
-        ).hears(first_reference(delivery_id, session.token_hash))
-        try:
-            await self._client.start_workflow(
-                names.SESSION_WORKFLOW,
-                state.model_dump(mode="json"),
-                id=session.session_id,
-                task_queue=names.queue(self._task_queue, names.SESSIONS_QUEUE),
-                id_reuse_policy=WorkflowIDReusePolicy.REJECT_DUPLICATE,
-                id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
-                static_summary=self._summary(session),
-                task_timeout=timedelta(seconds=names.DECISION_SECONDS),
-                memo={"agent": session.agent, "model": state.model, "mode": session.mode},
-                rpc_timeout=RPC_PATIENCE,
-            )
-        except WorkflowAlreadyStartedError:
-            return
-        except AWAY as error:
-            if discard:
-                # If Temporal did take it after all, its first turn finds no session, and ends without a trace.
-                await self._store.discard_session(session.session_id)
-            raise Unavailable("The session could not be started; try again.") from error
-
-    def _start_receipt(self, session_id: str, delivery_id: str, token: str | None) -> Receipt:
+    def _start_receipt(self, first: DeliveryRow, token: str | None, *, delayed: bool) -> Receipt:
         return Receipt(
-            session_id=session_id,
-            delivery_id=delivery_id,
-            continuation_token=token or tokens.derive(self._secret, session_id),
+            session_id=first.session_id,
+            delivery_id=first.delivery_id,
+            continuation_token=token or tokens.derive(self._secret, first.session_id),
+            delayed=delayed,
         )
-
-    def _model(self, name: str) -> str | None:
-        """What the Temporal UI shows until a model has answered."""
-        agent = self._agents.get(name) if self._agents else None
-        return (agent.model or DEMO) if agent else None
-
-    def _summary(self, session: NewSession) -> str:
-        if not self._ui_detail or not session.title:
-            return session.agent
-        return f"{session.agent}: {session.title}"
 
 
 def _title(body: DeliveryBody) -> str | None:

@@ -4,17 +4,23 @@ In a wheel they lie inside the package; in a checkout at its top. The core impor
 """
 
 import asyncio
+import contextlib
 import importlib
 import logging
 import os
 import signal
+import time
 from collections.abc import Awaitable, Callable
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
+from perdure.errors import Misconfigured
 from perdure.settings import Settings
+
+if TYPE_CHECKING:
+    from temporalio.client import Client
 
 logger = logging.getLogger(__name__)
 
@@ -25,6 +31,10 @@ _SHIPPED = "perdure.shells"
 # How often Temporal is asked again, and how often we say so.
 _RETRY = 1.0
 _REMINDER = 15
+#: A namespace is often created beside the first processes that use it.
+NAMESPACE_PATIENCE = 30.0
+# An API starts without Temporal; this is how long it waits for a first answer.
+_GLANCE = 2.0
 
 
 def shell(name: str) -> ModuleType:
@@ -53,7 +63,8 @@ async def _worker(settings: Settings, ready_file: Path | None) -> None:
 async def _api(settings: Settings, ready_file: Path | None) -> None:
     stop = _stopped_by_signals()
     serve: Serve = shell("api.serve").serve
-    await _serve(serve, settings, stop, ready_file)
+    if await ready_or_absent(settings, stop):
+        await _serve(serve, settings, stop, ready_file)
 
 
 async def _serve(serve: Serve, settings: Settings, stop: asyncio.Event, ready_file: Path | None) -> None:
@@ -75,24 +86,55 @@ async def _announce(ready: asyncio.Event, ready_file: Path | None) -> None:
     await ready.wait()
     logger.info("ready")
     if ready_file is not None:
-        ready_file.parent.mkdir(parents=True, exist_ok=True)
+        ready_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         ready_file.write_text(str(os.getpid()))
 
 
-async def answered(settings: Settings, stop: asyncio.Event) -> bool:
-    """Wait for Temporal to answer, and say whom we wait for; False when stopped before it did."""
-    from .connect import connect
+async def answered(settings: Settings, stop: asyncio.Event, *, patience: float = NAMESPACE_PATIENCE) -> bool:
+    """Wait for Temporal to answer in our namespace, and say what we wait for; False when stopped before it did."""
+    from .connect import ABSENT, connect, namespace_exists
 
     asked = 0
     while not stop.is_set():
         try:
-            await connect(settings)
-            return True
-        except (RuntimeError, OSError) as error:
+            client = await connect(settings)
+            return await namespace_exists(client) or await _namespace_created(client, settings, stop, patience)
+        except ABSENT as error:
             if asked % _REMINDER == 0:
                 logger.warning("waiting for Temporal at %s: %s", settings.temporal_address, _first_line(error))
         asked += 1
         await _elapsed(stop, _RETRY)
+    return False
+
+
+async def ready_or_absent(settings: Settings, stop: asyncio.Event, *, patience: float = NAMESPACE_PATIENCE) -> bool:
+    """Do not wait for Temporal; but when it answers now, wait for our namespace as `answered` does."""
+    from .connect import ABSENT, connect, namespace_exists
+
+    try:
+        async with asyncio.timeout(_GLANCE):
+            client = await connect(settings)
+            found = await namespace_exists(client)
+    except ABSENT:
+        return True
+    return found or await _namespace_created(client, settings, stop, patience)
+
+
+async def _namespace_created(client: "Client", settings: Settings, stop: asyncio.Event, patience: float) -> bool:
+    """Wait for a namespace that is missing; `Misconfigured` when nobody creates it in time."""
+    from .connect import ABSENT, namespace_exists
+
+    missing = f"Temporal at {settings.temporal_address} has no namespace {settings.temporal_namespace!r}"
+    logger.warning("%s; waiting up to %g s for it to be created", missing, patience)
+    deadline = time.monotonic() + patience
+    while not stop.is_set():
+        await _elapsed(stop, min(_RETRY, patience))
+        # While Temporal is away, nobody can say.
+        with contextlib.suppress(*ABSENT):
+            if await namespace_exists(client):
+                return True
+            if time.monotonic() > deadline:
+                raise Misconfigured(f"{missing}. Create it, or name another one in PERDURE_TEMPORAL_NAMESPACE.")
     return False
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from perdure.errors import PerdureError
 
 from .logs import BoundedLog, Notices
-from .processes import ended, kill_group, leash, stop
+from .processes import bare_environment, ended, kill_group, leash, stop
 
 #: Pauses before a crashed part starts again: the first time at once.
 _PAUSES = (0.0, 0.25, 0.5, 1.0, 2.0, 5.0)
@@ -38,6 +38,8 @@ class Part:
     environment: Mapping[str, str | None] = field(default_factory=dict[str, str | None])
     # Whether its warnings and errors are shown; all of its output is in its log.
     shown: bool = True
+    # A program that is not ours: it is given none of our keys, and nobody else may read its files.
+    private: bool = False
     patience: float = 10.0
 
 
@@ -151,7 +153,8 @@ class Keeper:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=sink,
                 stderr=sink,
-                env=_environment(self._part.environment),
+                env=_environment(self._part),
+                umask=0o077 if self._part.private else -1,
                 # Ctrl-C is for the supervisor only, which then ends its parts in order.
                 start_new_session=True,
                 preexec_fn=leash(),
@@ -191,5 +194,6 @@ class Keeper:
         return f"The {self._part.name} did not start: {reason} (see {self._path})"
 
 
-def _environment(changes: Mapping[str, str | None]) -> dict[str, str]:
-    return {name: value for name, value in {**os.environ, **changes}.items() if value is not None}
+def _environment(part: Part) -> dict[str, str]:
+    ours = bare_environment() if part.private else dict(os.environ)
+    return {name: value for name, value in {**ours, **part.environment}.items() if value is not None}

@@ -1,107 +1,151 @@
-"""Tells sessions of answers that nobody has told them of: whoever counted them died, or found Temporal away."""
+"""Tells sessions what nobody has told them: whoever accepted it died, or found Temporal away."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import random
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
 from time import monotonic
 
-from perdure.errors import NoActiveSession, SessionGone, Unavailable
-from perdure.protocol import names
-from perdure.protocol.events import EventType, NewEvent
-from perdure.store.base import DeliveryRow, Store
+from perdure.errors import NoDriver, Unavailable
+from perdure.store.base import Store, Untold
 
-from .asked import reference
-from .driver import Driver
+from .background import repeating
+from .signals import Signals
 
 log = logging.getLogger("perdure.sessions")
 
 _LONGEST = 3600.0
+_PAGE = 200
+#: How many sessions are told at once, and how many such groups may fail in a row before Temporal is taken to be away.
+_AT_ONCE = 8
+_FAILED_GROUPS = 3
+
+
+@dataclass(frozen=True)
+class _Pause:
+    """When a session is told the same again, and how long to wait after that. News of it ends the pause."""
+
+    about: Untold
+    until: float
+    length: float
 
 
 class Sweeper:
-    """Signals unheard answers again. Any number may run at once: a driver hears an id once."""
+    """Tells sessions again. Any number may run at once: a driver reads an id once."""
 
     def __init__(
         self,
         store: Store,
-        driver: Driver,
+        signals: Signals,
         *,
         every: float = 5.0,
         older_than: float = 5.0,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._store = store
-        self._driver = driver
+        self._signals = signals
         self._every = every
         self._older_than = older_than
         self._clock = clock
-        # When each is signalled again, and how long to wait after that. Each signal is kept in the session's history,
-        # so a session whose workers are away for days must not be told every few seconds.
-        self._pauses: dict[str, tuple[float, float]] = {}
+        self._pauses: dict[str, _Pause] = {}
+        # What each session's driver holds, as far as we know: what it was told, or has named when it was asked. Each
+        # signal stays in the session's history, and a run takes 10,000, so nothing is told twice without need.
+        self._told: dict[str, set[str]] = {}
+        # How many drivers in a row did not answer.
+        self._silent = 0
+        # Where the next sweep begins.
+        self._after = ""
 
-    @contextlib.asynccontextmanager
-    async def running(self) -> AsyncGenerator[None]:
+    def running(self) -> AbstractAsyncContextManager[None]:
         """Sweep now and then, for as long as this is open."""
-        sweeping = asyncio.create_task(self._run())
-        try:
-            yield
-        finally:
-            sweeping.cancel()
-            await asyncio.wait((sweeping,))
-
-    async def _run(self) -> None:
-        while True:
-            # Not all at the same moment.
-            await asyncio.sleep(self._every * random.uniform(0.8, 1.2))
-            try:
-                await self.sweep()
-            except Unavailable as away:
-                log.warning("unheard answers will be looked for again: %s", away.message)
-            except Exception:
-                # A fault of ours, or of one session: it must not end the sweep of all others for good.
-                log.exception("the sweep failed; it will be tried again")
+        return repeating(
+            self.sweep,
+            (self._every * 0.8, self._every * 1.2),
+            away="the store cannot be searched for what was not told",
+            failed="the sweep failed",
+        )
 
     async def sweep(self) -> None:
-        """Look once; stop at the first sign that Temporal is away."""
-        rows = await self._store.unheard(kind="answer", older_than=self._older_than)
-        found = {row.delivery_id for row in rows}
-        self._pauses = {each: pause for each, pause in self._pauses.items() if each in found}
-        for row in rows:
-            if self._due(row.delivery_id):
-                await self._signal(row)
+        """Tell every session once that may not know everything. One that fails stops none of the others."""
+        seen: set[str] = set()
+        self._silent = 0
+        # Behind those that failed the last time, because they may be the only ones that do; then from the beginning.
+        for begin in dict.fromkeys((self._after, "")):
+            if not await self._sweep_from(begin, seen):
+                return
+        self._after = ""
+        self._pauses = {each: pause for each, pause in self._pauses.items() if each in seen}
+        self._told = {each: told for each, told in self._told.items() if each in seen}
 
-    def _due(self, delivery_id: str) -> bool:
-        now = self._clock()
-        due, pause = self._pauses.get(delivery_id, (now, self._every))
-        if now < due:
-            return False
-        self._pauses[delivery_id] = (now + pause, min(_LONGEST, pause * 2))
+    async def _sweep_from(self, after: str, seen: set[str]) -> bool:
+        """Tell what was not seen yet, page by page; False when it looks as if Temporal were away."""
+        while page := await self._store.untold(older_than=self._older_than, after=after, limit=_PAGE):
+            after = page[-1].session_id
+            new = [each for each in page if each.session_id not in seen]
+            if not new:
+                return True
+            seen.update(each.session_id for each in new)
+            if not await self._tell([each for each in new if self._due(each)]):
+                return False
         return True
 
-    async def _signal(self, row: DeliveryRow) -> None:
-        log.info("the answer %s was not heard yet; its session is told again", row.delivery_id)
-        try:
-            await self._driver.deliver(row.session_id, reference(row))
-        except NoActiveSession:
-            await self._refuse(row)
-        except Unavailable:
-            self._pauses.pop(row.delivery_id)
-            raise
+    async def _tell(self, sessions: Sequence[Untold]) -> bool:
+        """Tell some sessions at a time; False when it looks as if Temporal were away."""
+        failed = 0
+        for start in range(0, len(sessions), _AT_ONCE):
+            some = sessions[start : start + _AT_ONCE]
+            told = await asyncio.gather(*(self._tell_one(each) for each in some))
+            failed = 0 if any(told) else failed + 1
+            if failed >= _FAILED_GROUPS:
+                for each in sessions[start + _AT_ONCE :]:
+                    self._pauses.pop(each.session_id, None)
+                self._after = some[-1].session_id
+                log.warning("Temporal cannot be reached; what was accepted is told later")
+                return False
+        return True
 
-    async def _refuse(self, row: DeliveryRow) -> None:
-        """Its workflow is gone: say so, or it would be tried for ever."""
-        data = {"deliveryId": row.delivery_id, "code": NoActiveSession.wire_code, "message": NoActiveSession().message}
-        event = NewEvent(
-            type=EventType.DELIVERY_REFUSED,
-            key=names.session_key(f"refused/{row.delivery_id}"),
-            data=data,
-            delivery_ids=(row.delivery_id,),
-        )
+    async def _tell_one(self, untold: Untold) -> bool:
+        session_id = untold.session_id
+        told = self._told.setdefault(session_id, set())
         try:
-            await self._store.refuse(row.session_id, row.delivery_id, NoActiveSession.wire_code, event)
-        except SessionGone:
+            # Whom Temporal could not be told of before is not asked first: it waits long enough.
+            if untold.newest is not None and not untold.failed:
+                await self._ask(session_id, told)
+            await self._signals.catch_up(session_id, told)
+        except Unavailable:
+            # As soon as it can be reached again.
+            self._pauses.pop(session_id, None)
+            return False
+        except Exception:
+            log.exception("session %s could not be told what it was sent", session_id)
+        return True
+
+    async def _ask(self, session_id: str, told: set[str]) -> None:
+        """Find out what the driver holds. While it does not say, what it was told counts as that."""
+        if self._silent >= _AT_ONCE:
+            # It looks as if there were no workers, and each question would take seconds.
             return
+        try:
+            held = await self._signals.held(session_id)
+        except NoDriver:
+            # Whoever follows it knows nothing of what it was told.
+            held = frozenset[str]()
+        if held is None:
+            self._silent += 1
+            return
+        self._silent = 0
+        told.clear()
+        told.update(held)
+
+    def _due(self, untold: Untold) -> bool:
+        now = self._clock()
+        known = self._pauses.get(untold.session_id)
+        if known is None or known.about != untold:
+            known = _Pause(untold, now, self._every)
+        if now < known.until and not untold.failed:
+            return False
+        self._pauses[untold.session_id] = _Pause(untold, now + known.length, min(_LONGEST, known.length * 2))
+        return True

@@ -11,7 +11,7 @@ def derive(secret: bytes, session_id: str) -> str:
 
 
 def hashed(token: str) -> str:
-    return hashlib.sha256(b"perdure/route/" + token.encode()).hexdigest()
+    return hashlib.sha256(b"perdure/route/" + token.encode(errors="surrogatepass")).hexdigest()
 
 
 def auth_route(session_id: str) -> str:

@@ -5,15 +5,17 @@ prefers throughput to rolling turn code forward, drives it directly.
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
-from perdure.errors import PerdureError, Structural
+from perdure.errors import PerdureError, UnreadableState
 from perdure.protocol.actions import Park
 from perdure.protocol.inputs import OpenInput
 from perdure.protocol.requests import (
     CallRef,
     Calls,
+    Concluded,
     Conclusion,
     Coordinates,
     Failure,
@@ -37,15 +39,26 @@ from .state import TurnState, dump_turn, load_turn
 
 
 class StepFailed(PerdureError):
-    """A step could not be done, and nobody has told the readers yet."""
+    """A step could not be done, and nobody has told the readers yet.
 
-    def __init__(self, failure: Failure) -> None:
+    `held`: no worker could serve the session. The turn can go on as it is once one can.
+    """
+
+    # Its failure came through Temporal.
+    plain = True
+
+    def __init__(self, failure: Failure, *, held: bool = False) -> None:
         super().__init__(failure.message)
         self.failure = failure
+        self.held = held
 
 
 class Steps(Protocol):
-    """The work of a turn. Each method raises `StepFailed` when all its attempts are spent."""
+    """The work of a turn.
+
+    Each method raises `StepFailed` when all its attempts are spent, and `asyncio.CancelledError` when it was stopped,
+    or found that somebody wants the turn stopped.
+    """
 
     async def call_model(self, call: ModelCall, *, label: str | None) -> ModelOutcome:
         """`label` names the model for people who watch; the call itself does not depend on it."""
@@ -57,14 +70,21 @@ class Steps(Protocol):
 
     async def park(self, park: ParkTurn) -> None: ...
 
-    async def conclude(self, conclusion: Conclusion) -> None: ...
+    async def conclude(self, conclusion: Conclusion) -> Concluded | None: ...
+
+    def parallel(self, limit: int | None, calls: int) -> int:
+        """How many of these calls run at the same time; `limit` is what their step says, if it says anything."""
+        ...
 
     def out_of_breath(self) -> bool:
         """Whether the turn should go on in a fresh run before it takes the next step."""
         ...
 
-    def cancelled(self) -> bool:
-        """Whether somebody has asked to stop: work that was just ending may have ended well all the same."""
+    def cancelled(self, *, early: bool = False) -> bool:
+        """Whether somebody has asked to stop: work that was just ending may have ended well all the same.
+
+        `early`: before the calls of a step begin.
+        """
         ...
 
 
@@ -76,15 +96,20 @@ class Breath(Wire):
 
 async def run_turn(request: TurnRequest, steps: Steps) -> TurnResult | Breath:
     try:
-        turn = _Turn(request, steps, load_turn(request.snapshot))
-    except Structural as unreadable:
-        failure = Failure(code=unreadable.code, message=unreadable.message, structural=True)
-        await steps.conclude(conclusion(request, request.step, failure))
-        # What cannot be read is handed back untouched: newer code may still read it.
-        return TurnResult(
-            snapshot=request.snapshot, action=decisions.after_turn(request.mode, failure), failure=failure
-        )
-    return await turn.run()
+        state = load_turn(request.snapshot)
+    except UnreadableState as unreadable:
+        return await _unreadable(request, steps, unreadable)
+    return await _Turn(request, steps, state).run()
+
+
+async def _unreadable(request: TurnRequest, steps: Steps, unreadable: UnreadableState) -> TurnResult:
+    """What cannot be read is handed back untouched: other code may still read it."""
+    failure = Failure(code=unreadable.code, message=unreadable.message)
+    if request.holds:
+        held = request.model_dump(mode="json")
+        return TurnResult(snapshot=request.snapshot, action=Park(), failure=failure, held=held)
+    await steps.conclude(conclusion(request, request.step, failure))
+    return TurnResult(snapshot=request.snapshot, action=decisions.after_turn(request.mode, failure), failure=failure)
 
 
 class _Turn:
@@ -95,19 +120,36 @@ class _Turn:
         self._step = request.step
         self._token_hash = request.token_hash
         self._model = request.model
+        self._head = request.head
+        self._concluded = Concluded()
 
     async def run(self) -> TurnResult | Breath:
         try:
-            if decisions.resumes(self._request) and (parked := await self._resume()):
-                return parked
-            return await self._go_on()
+            try:
+                if decisions.resumes(self._request) and (parked := await self._resume()):
+                    return parked
+                return await self._go_on()
+            except StepFailed as failed:
+                if failed.held and self._request.holds:
+                    raise
+                await self._conclude(conclusion(self._request, self._step, failed.failure))
+                return self._result(failed.failure)
+            except asyncio.CancelledError:
+                # Everything that ran has stopped by now; only then is it said.
+                await self._conclude(_cancellation(self._request, self._step))
+                return self._result(CANCELLED, cancelled=True)
         except StepFailed as failed:
-            await self._steps.conclude(conclusion(self._request, self._step, failed.failure))
-            return self._result(failed.failure)
-        except asyncio.CancelledError:
-            # Everything that ran has stopped by now; only then is it said.
-            await self._steps.conclude(_cancellation(self._request, self._step))
-            return self._result(CANCELLED, cancelled=True)
+            if not (failed.held and self._request.holds):
+                raise
+            return self._held(failed.failure)
+
+    async def _conclude(self, conclusion: Conclusion) -> None:
+        concluded = await self._steps.conclude(conclusion)
+        if concluded is not None:
+            # A tool may have changed the token although the turn never heard of it.
+            self._token_hash = concluded.token_hash or self._token_hash
+            self._head = max(concluded.head or 0, self._head or 0)
+            self._concluded = concluded
 
     async def _resume(self) -> TurnResult | None:
         """Carry out what people decided. A result means that the turn ends here."""
@@ -121,12 +163,12 @@ class _Turn:
                 deliveries=request.deliveries,
                 expired=request.expired,
                 open=request.open,
+                head=self._head,
             )
         )
         if resumed.failure:
             return self._result(resumed.failure)
-        await self._call([self._tool_call(approved.at, approved.call) for approved in resumed.calls])
-        self._stop_if_cancelled()
+        await self._call([self._tool_call(approved.at, approved.call) for approved in resumed.calls], resumed.parallel)
         return await self._park(resumed.open, silent=resumed.silent) if resumed.open else None
 
     async def _go_on(self) -> TurnResult | Breath:
@@ -136,23 +178,19 @@ class _Turn:
                 return self._result(None, silent=True)
             self._state = self._state.after_step(outcome.usage)
             self._model = outcome.model or self._model
+            self._head = outcome.head or self._head
             match outcome:
                 case Finished(failure=failure):
                     return self._result(failure)
                 case Parked(open=open):
                     return self._result(None, open=open)
-                case Calls(calls=calls, open=open):
-                    await self._call([self._tool_call(self._at, call) for call in calls])
-                    self._stop_if_cancelled()
+                case Calls(calls=calls, parallel=parallel, open=open):
+                    await self._call([self._tool_call(self._at, call) for call in calls], parallel)
                     if open:
                         return await self._park(open)
             self._step += 1
             if self._steps.out_of_breath():
                 return Breath(request=self._rest())
-
-    def _stop_if_cancelled(self) -> None:
-        if self._steps.cancelled():
-            raise asyncio.CancelledError
 
     @property
     def _at(self) -> Coordinates:
@@ -166,27 +204,59 @@ class _Turn:
             mode=request.mode,
             capabilities=request.capabilities,
             deliveries=request.deliveries if self._step == 0 else (),
+            head=self._head,
         )
 
     def _tool_call(self, at: Coordinates, call: CallRef) -> ToolCall:
         return ToolCall(at=at, told_at=self._at if at != self._at else None, agent=self._request.agent, call=call)
 
-    async def _call(self, calls: Sequence[ToolCall]) -> None:
-        """Run calls side by side; all of them end before anything else happens."""
-        ended = await asyncio.gather(*(self._steps.call_tool(call) for call in calls), return_exceptions=True)
-        for end in ended:
-            match end:
-                case BaseException():
-                    raise end
-                case ToolOutcome(token_hash=str(token_hash)):
-                    self._token_hash = token_hash
-                case ToolOutcome():
-                    pass
+    async def _call(self, calls: Sequence[ToolCall], limit: int | None) -> None:
+        """Run calls side by side, some at a time; all that begin end, and every outcome is read, before it goes on.
+
+        None begins after another one has failed for good, or after a cancellation.
+        """
+        if self._steps.cancelled(early=True):
+            raise asyncio.CancelledError
+        waiting = deque(calls)
+        failures: list[BaseException] = []
+
+        async def run_some() -> None:
+            while waiting:
+                try:
+                    outcome = await self._steps.call_tool(waiting.popleft())
+                except (Exception, asyncio.CancelledError) as failure:
+                    failures.append(failure)
+                else:
+                    self._token_hash = outcome.token_hash or self._token_hash
+                if failures or self._steps.cancelled():
+                    return
+
+        parallel = min(len(calls), self._steps.parallel(limit, len(calls)))
+        await asyncio.gather(*(run_some() for _ in range(parallel)))
+        if failures:
+            raise failures[0]
+        if self._steps.cancelled():
+            raise asyncio.CancelledError
 
     async def _park(self, open: tuple[OpenInput, ...], *, silent: bool = False) -> TurnResult:
         request = self._request
         await self._steps.park(ParkTurn(at=self._at, agent=request.agent, mode=request.mode, open=open))
         return self._result(None, open=open, silent=silent)
+
+    def _held(self, failure: Failure) -> TurnResult:
+        """The turn cannot go on now; it goes on from here once some worker can serve it."""
+        state = {"snapshot": dump_turn(self._state), "token_hash": self._token_hash, "model": self._model}
+        # Before the first step has ended, the people's answers may still have to be looked at.
+        rest = self._rest() if self._step > 0 else self._request.model_copy(update=state)
+        return TurnResult(
+            snapshot=rest.snapshot,
+            action=Park(),
+            token_hash=self._token_hash,
+            failure=failure,
+            model=self._model,
+            held=rest.model_copy(update={"head": self._head}).model_dump(mode="json"),
+            head=self._head,
+        )
 
     def _rest(self) -> TurnRequest:
         done: dict[str, object] = {"expired": (), "open": (), "step": self._step}
@@ -202,16 +272,17 @@ class _Turn:
         silent: bool = False,
     ) -> TurnResult:
         state = self._state.after_failure() if failure and not cancelled else self._state
-        mode = self._request.mode
+        open = open or self._concluded.open
         return TurnResult(
             snapshot=dump_turn(state),
-            action=decisions.after_turn(mode, failure) if not open else Park(),
+            action=Park() if open else decisions.after_conclusion(self._request.mode, failure, self._concluded),
             token_hash=self._token_hash,
             failure=failure,
             open=open,
             cancelled=cancelled,
-            silent=silent,
+            silent=silent or self._concluded.silent,
             model=self._model,
+            head=self._head,
         )
 
 

@@ -1,10 +1,15 @@
-"""Deliveries on their way in: accepted once, then heard, refused or withdrawn."""
+"""Deliveries on their way in: accepted once, then read by a turn or refused. What was accepted is never deleted."""
 
-from perdure.errors import Conflict, IdempotencyConflict, SessionGone, TokenConflict, Unavailable
-from perdure.protocol.events import NewEvent
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from perdure.errors import Conflict, IdempotencyConflict, InboxFull, NoActiveSession, SessionGone, TokenConflict
+from perdure.protocol.events import NewEvent, delivery_refused
 
 from . import locking, log, rows
 from .base import Accepted, NewDelivery, NewSession
+from .clock import after
+from .locking import LockedSession
 from .port import Row, Told, Transaction
 
 
@@ -22,45 +27,29 @@ async def create_session(
     return accepted
 
 
-async def discard_session(tx: Transaction, session_id: str) -> None:
-    session = await locking.find(tx, session_id)
-    if session is None or session.row.status != "starting":
-        return
-    for query in _FORGET:
-        await tx.run(query, session_id=session_id)
-
-
-_FORGET = (
-    "delete_routes",
-    "delete_deliveries",
-    "delete_fences",
-    "delete_slots",
-    "delete_inputs",
-    "delete_records",
-    "delete_events",
-    "delete_session",
-)
-
-
 async def accept(tx: Transaction, delivery: NewDelivery, now: str) -> Accepted:
-    # A repeated request gets its receipt even when the session is over by now.
+    session = await locking.find(tx, delivery.session_id)
+    # Under the lock: of two requests under one key, the later one finds what the first one wrote. A repeated request
+    # gets its receipt even when the session is over by now, or has no room any more.
     if (first := await find_first(tx, delivery)) is not None:
         return first
-    session = await locking.lock(tx, delivery.session_id)
-    if session.over:
+    return await enqueue(tx, session, delivery, now)
+
+
+async def enqueue(
+    tx: Transaction, session: LockedSession | None, delivery: NewDelivery, now: str, *, limited: bool = True
+) -> Accepted:
+    """Put the delivery behind those that wait in the session; `InboxFull` when as many wait as may."""
+    if session is None or session.over:
         raise SessionGone("The session is over.", session_id=delivery.session_id)
-    return await insert(tx, delivery, now)
-
-
-async def withdraw(tx: Transaction, session_id: str, delivery_id: str) -> bool:
-    await locking.find(tx, session_id)
-    found = await tx.row("delivery", session_id=session_id, delivery_id=delivery_id)
-    if found is None:
-        return True
-    if not _open(found):
-        return False
-    await tx.run("delete_delivery", session_id=session_id, delivery_id=delivery_id)
-    return True
+    waiting = await _waiting(tx, delivery.session_id)
+    if limited and delivery.limit is not None and waiting.count >= delivery.limit:
+        raise InboxFull(session_id=delivery.session_id)
+    # A millisecond holds many deliveries, and the clocks of two processes differ: the order is that of the lock.
+    if waiting.newest is not None and waiting.newest >= now:
+        now = after(waiting.newest)
+    accepted = await insert(tx, delivery, now)
+    return replace(accepted, untold=session.row.untold) if accepted.fresh else accepted
 
 
 async def refuse(
@@ -68,12 +57,42 @@ async def refuse(
 ) -> Told[bool]:
     session = await locking.lock(tx, session_id)
     found = await tx.row("delivery", session_id=session_id, delivery_id=delivery_id)
-    if found is None or found["turn"] is not None:
-        return Told(False)
-    if not _open(found):
-        return Told(True)
-    await tx.run("refuse_delivery", session_id=session_id, delivery_id=delivery_id, code=code)
-    return Told(True, await log.tell(tx, session.row, (event,), now))
+    if found is not None and (found["turn"] is not None or found["refused"] is not None):
+        return Told(found["turn"] is None)
+    if found is not None:
+        await tx.run("refuse_delivery", session_id=session_id, delivery_id=delivery_id, code=code)
+    if session.row.status != "running" and not await expects_turn(tx, session_id):
+        # Whoever wanted the next turn stopped meant this delivery: there is nothing left to stop.
+        await tx.run("set_cancel", session_id=session_id, turn=None)
+    # Nothing follows the end of a session in its log.
+    return Told(True, None if session.over else await log.tell(tx, session.row, (event,), now))
+
+
+async def refuse_unheard(tx: Transaction, session_id: str) -> Sequence[NewEvent]:
+    """The session ends: refuse all that no turn has read, and return what readers are told of it."""
+    code, message = NoActiveSession.wire_code, "The session ended before this delivery was read."
+    refused = await tx.rows("refuse_unheard", session_id=session_id, code=code)
+    return [delivery_refused(row["delivery_id"], code, message) for row in refused]
+
+
+async def expects_turn(tx: Transaction, session_id: str) -> bool:
+    """Whether a turn runs or will: people are asked, or a delivery waits."""
+    if await tx.row("has_open_input", session_id=session_id) is not None:
+        return True
+    return (await _waiting(tx, session_id)).count > 0
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """The deliveries that a turn may still read: how many there are, and when the newest one was accepted."""
+
+    count: int
+    newest: str | None
+
+
+async def _waiting(tx: Transaction, session_id: str) -> _Waiting:
+    found = await tx.row("waiting", session_id=session_id)
+    return _Waiting(0, None) if found is None else _Waiting(found["waiting"], found["newest"])
 
 
 async def insert(tx: Transaction, delivery: NewDelivery, now: str) -> Accepted:
@@ -83,7 +102,7 @@ async def insert(tx: Transaction, delivery: NewDelivery, now: str) -> Accepted:
         return Accepted(rows.delivery(written), fresh=True)
     first = await find_first(tx, delivery)
     if first is None:
-        raise Unavailable("The first delivery under this key was withdrawn just now.")
+        raise Conflict("The first delivery under this key cannot be found.")
     return first
 
 
@@ -94,12 +113,9 @@ async def find_first(tx: Transaction, delivery: NewDelivery) -> Accepted | None:
         return None
     if found["digest"] != delivery.digest:
         raise IdempotencyConflict
-    return Accepted(rows.delivery(found), fresh=False)
-
-
-def _open(row: Row) -> bool:
-    """Whether a turn may still hear the delivery."""
-    return row["turn"] is None and row["refused"] is None
+    # Of its own session, which a key may have in common with another one.
+    session = await tx.row("session", session_id=found["session_id"])
+    return Accepted(rows.delivery(found), fresh=False, untold=session is not None and bool(session["untold"]))
 
 
 async def _first(tx: Transaction, delivery: NewDelivery) -> Row | None:

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from perdure.errors import NotFound, SessionGone
+from perdure.errors import NotFound
 from perdure.protocol.events import NewEvent
+from perdure.protocol.inputs import InputAnswer
 from perdure.session.inputs import verdict
 
 from . import accepting, locking, log, rows
-from .base import Accepted, Answered, Answering, InputRow, NewDelivery, Vote
-from .locking import LockedSession
+from .base import Accepted, Answered, Answering, InputRow, Vote
 from .port import Told, Transaction
 
 
@@ -28,6 +28,10 @@ class _Count:
     def closed(self) -> Sequence[InputRow]:
         return [row for row in self.changed if row.status == "answered"]
 
+    def is_late(self, votes: Sequence[Vote]) -> bool:
+        """Whether one of the votes wanted something else than what its request was closed with before."""
+        return any(_is_late(self.before[vote.request_id], vote.answer) for vote in votes)
+
 
 async def answer(
     tx: Transaction, answering: Answering, tell: Callable[[InputRow], NewEvent], now: str
@@ -38,15 +42,18 @@ async def answer(
         return Told(await _repeated(tx, answering, first))
     count = _counted(await _asked(tx, answering), answering, now)
     delivered = None
-    if count.closed or answering.always:
-        delivered = await _deliver(tx, session, answering.delivery, now)
+    if count.closed or answering.always or (answering.late and count.is_late(answering.votes)):
+        # An answer that closes a request always has room: nothing else would ever empty the inbox.
+        delivered = await accepting.enqueue(tx, session, answering.delivery, now, limited=not count.closed)
         # The same key, in another session: it came in between.
         if not delivered.fresh:
             return Told(await _repeated(tx, answering, delivered))
     for row in count.changed:
         await tx.run("update_input", **rows.input_state(row))
     head = None if session is None else await log.tell(tx, session.row, [tell(row) for row in count.closed], now)
-    return Told(_answered(answering, count.after, delivered), head)
+    # Whoever delivered nothing signals what answered first, and that has to wait for what came before it as well.
+    untold = session is not None and session.row.untold
+    return Told(replace(_answered(answering, count.after, delivered), untold=untold), head)
 
 
 async def _repeated(tx: Transaction, answering: Answering, first: Accepted) -> Answered:
@@ -64,6 +71,7 @@ def _answered(answering: Answering, by_id: dict[str, InputRow], accepted: Accept
         ),
         delivery=delivery,
         fresh=accepted is None or accepted.fresh,
+        untold=accepted is not None and accepted.untold,
     )
 
 
@@ -84,18 +92,23 @@ def _counted(asked: dict[str, InputRow], answering: Answering, now: str) -> _Cou
     return _Count(asked, after)
 
 
+def _is_late(row: InputRow, answer: InputAnswer) -> bool:
+    if row.status == "open":
+        return False
+    return row.status != "answered" or row.answer is None or not row.answer.same(answer)
+
+
 def _voted(row: InputRow, vote: Vote, delivery_id: str, now: str) -> InputRow:
-    """The request after one more vote. It counts while the request is open, and each principal's first one only."""
-    if row.status != "open" or any(vote.answer.principal_id == said.principal_id for said in row.votes):
+    """The request after one more vote. It counts while the request is open, and each principal's first one only.
+
+    What ends the request is more than a vote: its session goes on without it.
+    """
+    if row.status != "open":
+        return row
+    if not vote.ends and any(vote.answer.principal_id == said.principal_id for said in row.votes):
         return row
     row = replace(row, votes=(*row.votes, vote.answer))
-    decided = verdict(row.request, row.votes)
+    decided = vote.answer if vote.ends else verdict(row.request, row.votes)
     if decided is None:
         return row
     return replace(row, status="answered", answer=decided, closed_at=now, delivery_id=delivery_id)
-
-
-async def _deliver(tx: Transaction, session: LockedSession | None, delivery: NewDelivery, now: str) -> Accepted:
-    if session is None or session.over:
-        raise SessionGone("The session is over.", session_id=delivery.session_id)
-    return await accepting.insert(tx, delivery, now)

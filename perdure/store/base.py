@@ -4,19 +4,26 @@ Everything a session says and does is written through `commit`: one transaction 
 and updates the read model together. Writing the same commit twice is writing it once.
 """
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Literal, Protocol, TypeAlias
 
 from perdure.protocol.deliveries import Capabilities, Mode
 from perdure.protocol.events import Event, NewEvent, Usage
 from perdure.protocol.inputs import InputAnswer, InputKind, InputRequest, InputStatus
 from perdure.protocol.principals import Principal
+from perdure.protocol.requests import Attention
 from perdure.protocol.wire import JsonObject
 
+from .fences import Attempt as Attempt
+from .fences import Fence as Fence
+from .fences import Hold as Hold
+
 SessionStatus: TypeAlias = Literal["starting", "running", "waiting", "completed", "failed"]
+
+#: As people see it: a session that cannot go on by itself is that first of all.
+ShownStatus: TypeAlias = Literal["starting", "running", "waiting", "completed", "failed", "needs_attention"]
 
 
 # --- sessions -----------------------------------------------------------------------------------------------
@@ -58,6 +65,20 @@ class SessionRow:
     error: JsonObject | None = None
     parent: JsonObject | None = None
     title: str | None = None
+    # The turn that somebody wants stopped; None again once it has ended.
+    cancel_turn: int | None = None
+    # `{code, message, since}` while the session cannot go on by itself.
+    attention: JsonObject | None = None
+    # Temporal may not know of everything that was accepted.
+    untold: bool = False
+
+    @property
+    def shown_status(self) -> ShownStatus:
+        return self.status if self.attention is None else "needs_attention"
+
+    @property
+    def over(self) -> bool:
+        return self.status in ("completed", "failed")
 
 
 @dataclass(frozen=True)
@@ -79,7 +100,7 @@ class SessionQuery:
 
     owner: str | None = None
     agent: str | None = None
-    status: SessionStatus | None = None
+    status: ShownStatus | None = None
     mode: Mode | None = None
     limit: int = 50
     # Opaque; comes from the page before.
@@ -107,6 +128,10 @@ class NewDelivery:
     idempotency_key: str | None = None
     # Of the whole request; decides whether a repeated key is a repeated request.
     digest: str | None = None
+    # What Temporal is told of it (`DeliveryRef` as JSON), so that anybody can tell it again.
+    ref: JsonObject | None = None
+    # How many deliveries may wait in the session; with as many, this one is not accepted.
+    limit: int | None = None
 
 
 @dataclass(frozen=True)
@@ -120,6 +145,13 @@ class DeliveryRow:
     # Why no turn will hear it.
     refused: str | None
     accepted_at: str
+    kind: str = "message"
+    ref: JsonObject | None = None
+
+    @property
+    def unheard(self) -> bool:
+        """Whether a turn may still read it."""
+        return self.turn is None and self.refused is None
 
 
 @dataclass(frozen=True)
@@ -128,6 +160,28 @@ class Accepted:
 
     delivery: DeliveryRow
     fresh: bool
+    # Temporal may not know of what was accepted before it.
+    untold: bool = False
+
+
+@dataclass(frozen=True)
+class Untold:
+    """A session of which Temporal may not know everything."""
+
+    session_id: str
+    # When its newest delivery was accepted, of those that wait; and the turn that is to be stopped.
+    newest: str | None = None
+    cancel_turn: int | None = None
+    # Somebody has tried to tell Temporal, and could not.
+    failed: bool = False
+
+
+@dataclass(frozen=True)
+class CancelRequest:
+    """An accepted wish to stop a turn."""
+
+    session_id: str
+    turn: int
 
 
 # --- journal ------------------------------------------------------------------------------------------------
@@ -151,36 +205,6 @@ class Record(NewRecord):
 
 
 @dataclass(frozen=True)
-class Attempt:
-    """One try at an activity. Later tries have a greater `generation`, whichever process makes them."""
-
-    number: int
-    generation: int
-
-
-class Hold(Enum):
-    """What a commit does with the fence of its scope."""
-
-    RAISE = "raise"
-    """Take the scope over from any older attempt."""
-    KEEP = "keep"
-    """Write only while no newer attempt has taken over."""
-    RELEASE = "release"
-    """As KEEP, and close the scope: nobody writes to it any more."""
-
-
-@dataclass(frozen=True)
-class Fence:
-    """A scope (`model`, `call/<id>`) of one step, and the attempt that wants to write to it."""
-
-    turn: int
-    step: int
-    scope: str
-    attempt: Attempt
-    hold: Hold
-
-
-@dataclass(frozen=True)
 class SlotWrite:
     """An author's state slot. `expected` is the version that was read; None means: whatever it is now."""
 
@@ -200,9 +224,11 @@ class Slot:
 class Commit:
     """One transaction on one session. The order of the fields is the order of the work.
 
-    1. The session's row is locked. Missing: `SessionGone`.
+    1. The session's row is locked. Missing: `SessionGone`. `head`: a session that has fewer events than this is older
+       than the caller: `StoreBehind`. `current`: one that has more has changed since: `Unavailable`; read it again.
     2. If a record in `unless` exists already, nothing is written and that record is returned
-       (`Committed.existing`): somebody else has won.
+       (`Committed.existing`): somebody else has won. `heeds`: when this turn, or one before it, is to be stopped,
+       nothing is written and `TurnCancelled` is raised.
     3. The fence: RAISE replaces an older generation (then `superseding` is appended, before `events`) and raises
        `Superseded` when a newer one stands; KEEP and RELEASE raise `Superseded` unless the fence stands with exactly
        this generation; RELEASE deletes it.
@@ -212,16 +238,23 @@ class Commit:
        has heard, or that is gone or refused, raises `DeliveryTaken`, and nothing is written.
     7. `slots` are written; one with another version than expected raises `SlotConflict`, and nothing is written.
     8. `route`: the session's routes are replaced by this token hash (`TokenConflict` when another live session
-       owns it, and nothing is written). `close`: all its routes and fences are deleted, and the session is over.
+       owns it, and nothing is written). `close`: all its routes and fences are deleted, and the session is over;
+       deliveries that no turn has read are refused, and readers are told so before the last event.
     9. `close_turn`: all fences of that turn are deleted: its late attempts may not write any more.
     10. `opens`: these requests are opened; one whose id exists stays as it was. `expires`: those of these requests
        that are still open become `expired`, with the answer that silence means. `withdraws`: those of these that are
        still open become `withdrawn`. `resolved`: a request in `expires` or `withdraws` that was closed by this
-       commit gets the event with its id from here, after `events`.
-    11. `change` is applied to the row. Readers are woken once the transaction is through.
+       commit gets the event with its id from here, after `events`, but before an event that ends the session.
+    11. `change` is applied to the row. A commit that ends a turn settles a cancellation of that turn
+       (`settles_cancel` does it without ending one, if no turn is expected any more; `close` settles that of any
+       turn). One that raises a fence, ends a turn or closes the session, or `recovers`, shows that the session goes
+       on: an attention is taken back, and readers are told. Readers are woken once the transaction is through.
     """
 
     session_id: str
+    head: int | None = None
+    current: bool = False
+    heeds: int | None = None
     unless: tuple[int, int, str] | None = None
     fence: Fence | None = None
     superseding: NewEvent | None = None
@@ -237,6 +270,8 @@ class Commit:
     expires: Mapping[str, InputAnswer] = field(default_factory=dict[str, InputAnswer])
     withdraws: Sequence[str] = ()
     resolved: Mapping[str, NewEvent] = field(default_factory=dict[str, NewEvent])
+    settles_cancel: bool = False
+    recovers: bool = False
     change: SessionChange | None = None
 
 
@@ -284,6 +319,8 @@ class Vote:
 
     request_id: str
     answer: InputAnswer
+    # It closes the request whatever was voted before, also by the same principal.
+    ends: bool = False
 
 
 @dataclass(frozen=True)
@@ -292,9 +329,10 @@ class Answering:
 
     session_id: str
     votes: Sequence[Vote]
-    # Written when a vote closed a request, or when `always` is set because it carries more than answers.
+    # Written when a vote closed a request; when one came too late for its request, with `late`; else with `always`.
     delivery: NewDelivery
     always: bool = False
+    late: bool = False
 
 
 @dataclass(frozen=True)
@@ -306,6 +344,8 @@ class Answered:
     # The new delivery, or the first one under the same idempotency key.
     delivery: DeliveryRow | None
     fresh: bool
+    # Temporal may not know of what was accepted before it.
+    untold: bool = False
 
 
 @dataclass(frozen=True)
@@ -341,11 +381,11 @@ class Store(Protocol):
     """What every store does. Errors of the database that may pass are raised as `Unavailable`."""
 
     async def migrate(self) -> None:
-        """Create or upgrade the schema. A newer or unknown schema is refused before any write."""
+        """Create or upgrade the schema. One that is not ours, or needs newer code, is refused before any write."""
         ...
 
     async def check(self) -> None:
-        """Refuse to go on unless the schema is exactly the one that this code knows."""
+        """Refuse to go on with a schema that this code cannot work with: an older one, or one that needs newer code."""
         ...
 
     async def close(self) -> None: ...
@@ -359,43 +399,66 @@ class Store(Protocol):
         """
         ...
 
-    async def discard_session(self, session_id: str) -> None:
-        """Forget a session that never started (status still `starting`), with its route and deliveries."""
-        ...
-
     async def session(self, session_id: str) -> SessionRow | None: ...
 
     async def sessions(self, query: SessionQuery) -> SessionPage: ...
 
+    async def open_sessions(self, after: str, limit: int) -> Sequence[str]:
+        """The ids of sessions that are not over, in order, behind `after`."""
+        ...
+
+    async def cancel(
+        self, session_id: str, turn_id: str | None, tell: Callable[[int], NewEvent]
+    ) -> CancelRequest | None:
+        """Accept that the turn which runs, waits or is about to begin is to be stopped; None when there is none, or
+        another one than `turn_id`. From then on no commit that heeds that turn goes through."""
+        ...
+
+    async def attend(self, session_id: str, attention: Attention, turn: int | None = None) -> bool:
+        """Mark the session as in need of attention, and tell readers. False: it is so already, over, or past `turn`."""
+        ...
+
     # routes
     async def route(self, token_hash: str) -> str | None: ...
+
+    async def token_of(self, session_id: str) -> str | None:
+        """The hash of the session's token."""
+        ...
 
     # deliveries
     async def accept(self, delivery: NewDelivery) -> Accepted:
         """Write the delivery, or find the first one under its idempotency key (`IdempotencyConflict` as above).
 
-        `SessionGone` when the session is unknown or over.
+        `SessionGone` when the session is unknown or over; `InboxFull` when `delivery.limit` others wait.
         """
         ...
 
-    async def withdraw(self, session_id: str, delivery_id: str) -> bool:
-        """Forget a delivery that no turn has heard; False when it is too late."""
+    async def first(self, delivery: NewDelivery) -> Accepted | None:
+        """The delivery that was accepted under this idempotency key (`IdempotencyConflict` as above)."""
         ...
 
     async def refuse(self, session_id: str, delivery_id: str, code: str, event: NewEvent) -> bool:
-        """Mark a delivery as refused and say so, in one transaction; False when a turn has heard it."""
+        """Mark a delivery as refused and say so, in one transaction; False when a turn has heard it. Of one that is not
+        there readers are told only. When nothing is left to begin a turn, a wish to stop that turn is settled."""
         ...
 
     async def deliveries(self, session_id: str, delivery_ids: Sequence[str]) -> Sequence[DeliveryRow]:
         """Those that exist, in the order asked for."""
         ...
 
-    async def unheard(
-        self, *, kind: Literal["message", "answer"], older_than: float, session_id: str | None = None
-    ) -> Sequence[DeliveryRow]:
-        """Deliveries of this kind (`body.kind`) that were accepted more than `older_than` seconds ago into sessions
-        that are not over, or into this one, and that no turn has heard, refused or withdrawn. At most 100, oldest
-        first."""
+    async def unheard(self, session_id: str) -> Sequence[DeliveryRow]:
+        """The session's deliveries that no turn has read and nobody has refused, in order, without their bodies."""
+        ...
+
+    async def count_unheard(self, session_id: str) -> int: ...
+
+    async def untold(self, *, older_than: float, after: str, limit: int) -> Sequence[Untold]:
+        """Sessions, in the order of their ids, behind `after`, of which Temporal may not know everything: a delivery
+        that is older than so many seconds waits, a turn is to be stopped, or the session has not begun."""
+        ...
+
+    async def mark_untold(self, session_id: str, untold: bool) -> None:
+        """Note whether Temporal could be told of everything."""
         ...
 
     # inputs
@@ -434,11 +497,3 @@ class Store(Protocol):
         ...
 
     def watch(self, session_id: str) -> AbstractAsyncContextManager[Watch]: ...
-
-
-async def read_all(store: Store, session_id: str, start: int = 0) -> AsyncIterator[Event]:
-    """Every event that is there now."""
-    while page := await store.events(session_id, start):
-        for event in page:
-            yield event
-        start = page[-1].index + 1

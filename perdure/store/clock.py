@@ -12,5 +12,10 @@ def before(now: str, seconds: float) -> str:
     return _stamp(datetime.fromisoformat(now) - timedelta(seconds=seconds))
 
 
+def after(moment: str) -> str:
+    """The next time that can be told from this one."""
+    return _stamp(datetime.fromisoformat(moment) + timedelta(milliseconds=1))
+
+
 def _stamp(moment: datetime) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

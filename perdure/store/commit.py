@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from perdure.errors import Superseded, TokenConflict
-from perdure.protocol.events import NewEvent
+from perdure.errors import StoreBehind, Superseded, TokenConflict, TurnCancelled, Unavailable
+from perdure.protocol import names
+from perdure.protocol.events import TERMINAL, EventType, NewEvent
 
 from . import inputs, log, rows
+from .accepting import expects_turn, refuse_unheard
 from .base import (
     Commit,
     Committed,
@@ -26,22 +28,38 @@ from .port import Told, Transaction
 async def apply(tx: Transaction, commit: Commit, now: str) -> Told[Committed]:
     """Do all that the commit asks for, or raise and leave the transaction to be rolled back."""
     session = await lock(tx, commit.session_id)
+    if commit.head is not None and session.row.events < commit.head:
+        raise StoreBehind(events=session.row.events, expected=commit.head)
+    if commit.current and commit.head != session.row.events:
+        raise Unavailable("The session has changed since it was read.")
     if (existing := await _winner(tx, commit)) is not None:
         return Told(Committed(session.row, existing=existing))
+    _heed(commit, session.row)
     superseded = await _hold(tx, commit)
     await _record(tx, commit, now)
-    head = await log.append(tx, commit.session_id, session.row.events, _events(commit, superseded), now)
+    events, last = _in_order(commit, superseded)
+    log_head = session.row.events
+
+    async def append(events: Sequence[NewEvent]) -> None:
+        nonlocal log_head
+        log_head = await log.append(tx, commit.session_id, log_head, events, now)
+
+    await append([*_recovered(commit, session.row), *events])
     await _consume(tx, commit)
     await _write_slots(tx, commit)
     await _bind(tx, commit, session)
     await _close(tx, commit)
     if inputs.touched(commit):
-        resolved = await inputs.settle(tx, commit, session, now)
-        head = await log.append(tx, commit.session_id, head, resolved, now)
-    row = _changed(replace(session.row, events=head, updated_at=now), commit.change)
+        await append(await inputs.settle(tx, commit, session, now))
+    if commit.close:
+        await append(await refuse_unheard(tx, commit.session_id))
+    await append(last)
+    # A wish that has met nothing stays for the turn that reads what still waits.
+    settles = commit.close or (commit.settles_cancel and not await expects_turn(tx, commit.session_id))
+    row = _changed(replace(session.row, events=log_head, updated_at=now), commit, settles)
     closed_at = session.closed_at or (now if commit.close else None)
     await tx.run("update_session", **rows.read_model(row), closed_at=closed_at)
-    return Told(Committed(row, superseded=superseded), head if head > session.row.events else None)
+    return Told(Committed(row, superseded=superseded), log_head if log_head > session.row.events else None)
 
 
 async def record_at(tx: Transaction, session_id: str, turn: int, step: int, slot: str) -> Record | None:
@@ -51,6 +69,12 @@ async def record_at(tx: Transaction, session_id: str, turn: int, step: int, slot
 
 async def _winner(tx: Transaction, commit: Commit) -> Record | None:
     return None if commit.unless is None else await record_at(tx, commit.session_id, *commit.unless)
+
+
+def _heed(commit: Commit, row: SessionRow) -> None:
+    """Stop where somebody wants the turn stopped: whatever begins or ends it in another way comes too late."""
+    if commit.heeds is not None and row.cancel_turn is not None and row.cancel_turn <= commit.heeds:
+        raise TurnCancelled(turn=commit.heeds)
 
 
 async def _hold(tx: Transaction, commit: Commit) -> bool:
@@ -80,10 +104,30 @@ def _place(session_id: str, fence: Fence) -> dict[str, str | int]:
     return {"session_id": session_id, "turn": fence.turn, "step": fence.step, "scope": fence.scope}
 
 
-def _events(commit: Commit, superseded: bool) -> Sequence[NewEvent]:
-    if superseded and commit.superseding is not None:
-        return (commit.superseding, *commit.events)
-    return commit.events
+def _in_order(commit: Commit, superseded: bool) -> tuple[Sequence[NewEvent], Sequence[NewEvent]]:
+    """The events of the commit; one that ends the session is set apart, because nothing may follow it."""
+    events = [*([commit.superseding] if superseded and commit.superseding else []), *commit.events]
+    if events and events[-1].type in TERMINAL:
+        return events[:-1], events[-1:]
+    return events, ()
+
+
+def _goes_on(commit: Commit) -> bool:
+    """Whether the commit shows that some worker can go on with the session."""
+    raises = commit.fence is not None and commit.fence.hold is Hold.RAISE
+    return raises or commit.recovers or _ends_turn(commit)
+
+
+def _ends_turn(commit: Commit) -> bool:
+    return commit.close or (commit.change is not None and commit.change.status in ("waiting", "completed", "failed"))
+
+
+def _recovered(commit: Commit, row: SessionRow) -> Sequence[NewEvent]:
+    """What readers are told when a session needs no attention any more."""
+    if row.attention is None or not _goes_on(commit):
+        return ()
+    key = names.session_key(f"attention/{row.attention['number']}/recovered")
+    return (NewEvent(type=EventType.SESSION_RECOVERED, key=key, data={"code": row.attention["code"]}),)
 
 
 async def _record(tx: Transaction, commit: Commit, now: str) -> None:
@@ -144,15 +188,19 @@ async def _close(tx: Transaction, commit: Commit) -> None:
         await tx.run("delete_fences_of_turn", session_id=commit.session_id, turn=commit.close_turn)
 
 
-def _changed(row: SessionRow, change: SessionChange | None) -> SessionRow:
-    if change is None:
-        return row
+def _changed(row: SessionRow, commit: Commit, settles: bool) -> SessionRow:
+    change = commit.change or SessionChange()
+    turns = max(row.turns, change.turns or 0)
+    # A turn that ends takes the wish to stop it along. A wish for a later turn stays, unless there will be none.
+    met = _ends_turn(commit) and row.cancel_turn is not None and row.cancel_turn < turns
     return replace(
         row,
         status=change.status or row.status,
-        turns=max(row.turns, change.turns or 0),
+        turns=turns,
         steps=row.steps + change.steps,
         tool_calls=row.tool_calls + change.tool_calls,
         usage=row.usage + change.usage if change.usage else row.usage,
         error=row.error if change.error is None else change.error,
+        cancel_turn=None if settles or met else row.cancel_turn,
+        attention=None if _goes_on(commit) else row.attention,
     )

@@ -17,6 +17,9 @@ class Place:
     id: str
 
 
+#: A place is a time and an id; longer texts are not parsed at all.
+_LONGEST = 1_000
+
 #: Before the newest entry: no timestamp sorts after it.
 NEWEST = Place("~", "")
 #: Before the oldest one.
@@ -40,7 +43,9 @@ def read(cursor: str | None, start: Place) -> Place:
 
 
 def _parsed(cursor: str) -> Any:
+    if len(cursor) > _LONGEST:
+        return None
     try:
         return json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
-    except (binascii.Error, ValueError):
+    except (binascii.Error, ValueError, RecursionError):
         return None

@@ -18,7 +18,7 @@ class LockedSession:
 
     @property
     def over(self) -> bool:
-        return self.closed_at is not None or self.row.status in ("completed", "failed")
+        return self.closed_at is not None or self.row.over
 
 
 async def find(tx: Transaction, session_id: str) -> LockedSession | None:

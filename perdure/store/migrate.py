@@ -1,8 +1,10 @@
 """Creates and upgrades the schema, one numbered migration after another; refuses what it does not know.
 
-A shipped migration is never edited; write the next one.
+A shipped migration is never edited; write the next one. Code that is older than the schema goes on working while
+`compatible` says so: a migration that takes something away from it raises `compatible` to its own number.
 """
 
+import logging
 from collections.abc import Sequence
 
 from perdure.errors import SchemaOutdated, SchemaUnknown
@@ -12,29 +14,38 @@ from .sql import statements
 
 APPLICATION = "perdure"
 
+logger = logging.getLogger(__name__)
+
 
 async def migrate(database: Database) -> None:
-    """Bring the schema to the newest version; two processes may do it at once."""
+    """Bring the schema to the newest version that this code knows; two processes may do it at once."""
     latest = len(database.migrations)
     # Looked at before anything is written, and once more under the lock.
-    if await database.read(lambda tx: _version(tx, latest)) == latest:
+    version = await database.read(lambda tx: _version(tx, latest))
+    if version > latest:
+        logger.warning("%s Nothing was changed.", _newer(version, latest))
+    if version >= latest:
         return
     await database.prepare()
     await database.write(lambda tx: _upgrade(tx, database.migrations))
 
 
 async def check(database: Database) -> None:
-    """Refuse any schema but the newest one this code knows."""
+    """Refuse a schema that this code cannot work with."""
     latest = len(database.migrations)
     version = await database.read(lambda tx: _version(tx, latest))
-    if version != latest:
-        raise SchemaOutdated(f"The database has schema version {version}; this code needs {latest}. Run the migration.")
+    if version < latest:
+        raise SchemaOutdated(
+            f"The database has schema version {version}; this code needs {latest}. Run `perdure migrate` first."
+        )
+    if version > latest:
+        logger.info("%s", _newer(version, latest))
 
 
 async def _upgrade(tx: Transaction, migrations: Sequence[str]) -> None:
     await tx.rows("lock_schema")
     version = await _version(tx, len(migrations))
-    if version == len(migrations):
+    if version >= len(migrations):
         return
     for migration in migrations[version:]:
         for statement in statements(migration):
@@ -43,7 +54,7 @@ async def _upgrade(tx: Transaction, migrations: Sequence[str]) -> None:
 
 
 async def _version(tx: Transaction, latest: int) -> int:
-    """The schema's version; 0 in an empty database."""
+    """The schema's version; 0 in an empty database. It may be newer than this code only if both can work together."""
     tables = {row["name"] for row in await tx.rows("tables")}
     if not tables:
         return 0
@@ -54,7 +65,20 @@ async def _version(tx: Transaction, latest: int) -> int:
         raise SchemaUnknown("The database belongs to another application.")
     version: int = found["version"]
     if version > latest:
-        raise SchemaUnknown(
-            f"The database has schema version {version}; this code knows versions up to {latest}. Upgrade Perdure."
-        )
+        await _refuse_incompatible(tx, version, latest)
     return version
+
+
+async def _refuse_incompatible(tx: Transaction, version: int, latest: int) -> None:
+    # Only asked of a newer schema: the oldest ones have no such column.
+    found = await tx.row("schema_compatible")
+    needed = version if found is None else found["compatible"]
+    if needed > latest:
+        raise SchemaUnknown(
+            f"The database has schema version {version}, which needs code that knows {needed}; "
+            f"this one knows {latest}. Upgrade Perdure."
+        )
+
+
+def _newer(version: int, latest: int) -> str:
+    return f"The database has schema version {version}, newer than the {latest} of this code, which can work with it."

@@ -1,8 +1,8 @@
 """Rows as the database keeps them ⇄ values as the rest of Perdure knows them."""
 
 from perdure.protocol.deliveries import Capabilities
-from perdure.protocol.events import Event, NewEvent, Usage
-from perdure.protocol.inputs import InputAnswer, InputRequest
+from perdure.protocol.events import Event, EventType, NewEvent, Usage
+from perdure.protocol.inputs import InputAnswer, InputRequest, as_requested
 from perdure.protocol.principals import Principal
 
 from .base import DeliveryRow, InputRow, NewDelivery, NewRecord, NewSession, Record, SessionRow, Slot
@@ -33,6 +33,9 @@ def session(row: Row) -> SessionRow:
         error=decode_some(row["error"]),
         parent=decode_some(row["parent"]),
         title=row["title"],
+        cancel_turn=row["cancel_turn"],
+        attention=decode_some(row["attention"]),
+        untold=bool(row["untold"]),
     )
 
 
@@ -64,6 +67,8 @@ def read_model(session: SessionRow) -> dict[str, Value]:
         "cache_write_tokens": session.usage.cache_write_tokens,
         "next_index": session.events,
         "error": encode_some(session.error),
+        "cancel_turn": session.cancel_turn,
+        "attention": encode_some(session.attention),
         "now": session.updated_at,
     }
 
@@ -76,6 +81,8 @@ def delivery(row: Row) -> DeliveryRow:
         turn=row["turn"],
         refused=row["refused"],
         accepted_at=row["accepted_at"],
+        kind=row["kind"],
+        ref=decode_some(row["ref"]),
     )
 
 
@@ -88,6 +95,7 @@ def new_delivery(delivery: NewDelivery, now: str) -> dict[str, Value]:
         "idempotency_key": delivery.idempotency_key,
         "digest": delivery.digest,
         "body": encode(delivery.body),
+        "ref": encode_some(delivery.ref),
         "now": now,
     }
 
@@ -118,10 +126,13 @@ def new_record(session_id: str, record: NewRecord, attempt: int | None, now: str
 
 
 def event(row: Row) -> Event:
+    data = decode_some(row["data"])
+    if row["type"] == EventType.INPUT_REQUESTED and data is not None:
+        data = as_requested(data)
     return Event(
         type=row["type"],
         key=row["key"],
-        data=decode_some(row["data"]),
+        data=data,
         turn=row["turn"],
         step=row["step"],
         attempt=row["attempt"],

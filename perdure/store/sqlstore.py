@@ -3,17 +3,18 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Literal
 
 from perdure.errors import Unavailable
 from perdure.protocol.events import Event, NewEvent
+from perdure.protocol.requests import Attention
 
-from . import accepting, cursor, migrate, rows
+from . import accepting, cancellation, cursor, migrate, rows
 from .answering import answer
 from .base import (
     Accepted,
     Answered,
     Answering,
+    CancelRequest,
     Commit,
     Committed,
     DeliveryRow,
@@ -27,6 +28,7 @@ from .base import (
     SessionQuery,
     SessionRow,
     Slot,
+    Untold,
     Watch,
 )
 from .clock import before, utc_now
@@ -37,8 +39,8 @@ from .watchers import Feed, Watchers
 #: Beyond any turn.
 _LAST_TURN = 2**53
 
-#: How many unheard deliveries one look finds.
-_UNHEARD = 100
+#: How many unheard deliveries are read at a time.
+_UNHEARD = 1000
 
 
 class SqlStore:
@@ -63,20 +65,17 @@ class SqlStore:
     async def create_session(self, session: NewSession, delivery: NewDelivery | None = None) -> Accepted | None:
         return await self._database.write(lambda tx: accepting.create_session(tx, session, delivery, self._now()))
 
-    async def discard_session(self, session_id: str) -> None:
-        await self._database.write(lambda tx: accepting.discard_session(tx, session_id))
-
     async def session(self, session_id: str) -> SessionRow | None:
         found = await self._row("session", session_id=session_id)
         return None if found is None else rows.session(found)
 
     async def sessions(self, query: SessionQuery) -> SessionPage:
         place = cursor.read(query.cursor, cursor.NEWEST)
+        name, values = _sessions(query)
         found = await self._rows(
-            "sessions" if query.owner is None else "sessions_of_owner",
-            **({} if query.owner is None else {"owner": query.owner}),
+            name,
+            **values,
             agent=query.agent,
-            status=query.status,
             mode=query.mode,
             created_at=place.at,
             session_id=place.id,
@@ -92,11 +91,28 @@ class SqlStore:
         found = await self._row("route", token_hash=token_hash)
         return None if found is None else found["session_id"]
 
+    async def open_sessions(self, after: str, limit: int) -> Sequence[str]:
+        return [row["session_id"] for row in await self._rows("open_sessions", after=after, limit=limit)]
+
+    async def cancel(
+        self, session_id: str, turn_id: str | None, tell: Callable[[int], NewEvent]
+    ) -> CancelRequest | None:
+        return await self._tell(session_id, lambda tx: cancellation.cancel(tx, session_id, turn_id, tell, self._now()))
+
+    async def attend(self, session_id: str, attention: Attention, turn: int | None = None) -> bool:
+        return await self._tell(
+            session_id, lambda tx: cancellation.attend(tx, session_id, attention, turn, self._now())
+        )
+
+    async def token_of(self, session_id: str) -> str | None:
+        found = await self._row("route_of", session_id=session_id)
+        return None if found is None else found["token_hash"]
+
     async def accept(self, delivery: NewDelivery) -> Accepted:
         return await self._database.write(lambda tx: accepting.accept(tx, delivery, self._now()))
 
-    async def withdraw(self, session_id: str, delivery_id: str) -> bool:
-        return await self._database.write(lambda tx: accepting.withdraw(tx, session_id, delivery_id))
+    async def first(self, delivery: NewDelivery) -> Accepted | None:
+        return await self._database.read(lambda tx: accepting.find_first(tx, delivery))
 
     async def refuse(self, session_id: str, delivery_id: str, code: str, event: NewEvent) -> bool:
         return await self._tell(
@@ -108,12 +124,28 @@ class SqlStore:
         by_id = {row["delivery_id"]: row for row in found}
         return [rows.delivery(by_id[each]) for each in delivery_ids if each in by_id]
 
-    async def unheard(
-        self, *, kind: Literal["message", "answer"], older_than: float, session_id: str | None = None
-    ) -> Sequence[DeliveryRow]:
+    async def unheard(self, session_id: str) -> Sequence[DeliveryRow]:
+        found: list[DeliveryRow] = []
+        while True:
+            last = cursor.Place(found[-1].accepted_at, found[-1].delivery_id) if found else cursor.OLDEST
+            page = await self._rows(
+                "unheard", session_id=session_id, after_at=last.at, after_id=last.id, limit=_UNHEARD
+            )
+            found.extend(rows.delivery(row) for row in page)
+            if len(page) < _UNHEARD:
+                return found
+
+    async def count_unheard(self, session_id: str) -> int:
+        found = await self._row("waiting", session_id=session_id)
+        return 0 if found is None else found["waiting"]
+
+    async def untold(self, *, older_than: float, after: str, limit: int) -> Sequence[Untold]:
         then = before(self._now(), older_than)
-        found = await self._rows("unheard", kind=kind, before=then, session_id=session_id, limit=_UNHEARD)
-        return [rows.delivery(row) for row in found]
+        found = await self._rows("untold", before=then, after=after, limit=limit)
+        return [Untold(row["session_id"], row["newest"], row["cancel_turn"], bool(row["untold"])) for row in found]
+
+    async def mark_untold(self, session_id: str, untold: bool) -> None:
+        await self._database.write(lambda tx: tx.run("set_untold", session_id=session_id, untold=int(untold)))
 
     async def answer(self, answering: Answering, tell: Callable[[InputRow], NewEvent]) -> Answered:
         return await self._tell(answering.session_id, lambda tx: answer(tx, answering, tell, self._now()))
@@ -183,6 +215,23 @@ class SqlStore:
             self._watchers.told(session_id, told.head)
             self._feed.announce(session_id, told.head)
         return told.value
+
+
+def _sessions(query: SessionQuery) -> tuple[str, dict[str, Value]]:
+    """The query that an index serves from its first row on, and the values that only it takes."""
+    match query.owner, query.status:
+        case None, None:
+            return "sessions", {}
+        case None, "needs_attention":
+            return "sessions_in_need", {}
+        case None, status:
+            return "sessions_by_status", {"status": status}
+        case owner, None:
+            return "sessions_of_owner", {"owner": owner}
+        case owner, "needs_attention":
+            return "sessions_of_owner_in_need", {"owner": owner}
+        case owner, status:
+            return "sessions_of_owner_by_status", {"owner": owner, "status": status}
 
 
 def _inputs(query: InputQuery) -> tuple[str, dict[str, Value]]:

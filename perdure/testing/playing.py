@@ -7,6 +7,7 @@ from typing import Any, TypeVar, cast
 from perdure.agents.agent import Agent
 from perdure.agents.registry import AgentRegistry
 from perdure.agents.state import State
+from perdure.harness.journal import REPLY, AskedCall, StoredReply, read
 from perdure.models.base import Model
 from perdure.models.demo import DemoModel
 from perdure.protocol.deliveries import Message, Mode
@@ -15,8 +16,9 @@ from perdure.protocol.inputs import InputAnswer, InputRequest, digest
 from perdure.protocol.principals import LOCAL, Principal
 from perdure.protocol.wire import JsonObject
 from perdure.settings import Settings
-from perdure.store.base import Store, read_all
+from perdure.store.base import Store
 from perdure.store.open import open_store
+from perdure.store.pages import read_all
 
 from .model import OneModel
 from .stage import SESSION, NotingStore, Stage, Steps, Terms
@@ -61,10 +63,17 @@ class _Play:
         begun = self._begun
         events = tuple([event async for event in read_all(self._store, SESSION)]) if begun else ()
         slots = await self._store.slots(SESSION, sorted(self._noting.names)) if begun else {}
+        calls = await self._calls() if begun else ()
         pending = tuple(row.request for row in await self.stage.waiting())
         if not pending:
             await self._store.close()
-        return Played(events, pending, {name: slot.value for name, slot in slots.items()}, self)
+        return Played(events, pending, {name: slot.value for name, slot in slots.items()}, calls, self)
+
+    async def _calls(self) -> tuple[AskedCall, ...]:
+        """All calls, in the order in which the model asked for them."""
+        records = await self._store.records(SESSION)
+        replies = [read(record, REPLY, StoredReply) for record in records if record.format == REPLY]
+        return tuple(call for reply in replies for call in reply.calls)
 
 
 @dataclass(frozen=True)
@@ -75,6 +84,7 @@ class Played:
     #: What people are asked, oldest first.
     pending: tuple[InputRequest, ...]
     _slots: dict[str, JsonObject] = field(repr=False)
+    _calls: tuple[AskedCall, ...] = field(repr=False)
     _play: _Play = field(repr=False)
 
     async def answer(
@@ -93,7 +103,8 @@ class Played:
         given: dict[str, InputAnswer] = {}
         for name, answer in answers.items():
             request = self._pending(name, given)
-            given[request.request_id] = _answer(request, answer, arguments, reason)
+            changed = None if arguments is None else await self._play.stage.edited(request, arguments)
+            given[request.request_id] = _answer(request, answer, changed, reason)
         await self._play.stage.answer(given)
         return await self._play.go_on()
 
@@ -129,23 +140,18 @@ class Played:
 
     @property
     def tool_calls(self) -> tuple[PlayedCall, ...]:
-        asked = self._asked()
+        """The calls that have come to a result, in the order in which the model asked for them."""
         told = [event.data or {} for event in self._of(EventType.ACTION_RESULT)]
+        results = {data["result"]["callId"]: data for data in told}
         return tuple(
-            PlayedCall(result["toolName"], asked.get(result["callId"], {}), result["output"], data["status"])
-            for data in told
-            for result in [data["result"]]
+            PlayedCall(call.tool, call.input, data["result"]["output"], data["status"])
+            for call in self._calls
+            if (data := results.get(call.call_id))
         )
 
     def state(self, slot: State[T]) -> T:
         """The value of a state slot at the end."""
         return slot.read(self._slots.get(slot.name))
-
-    def _asked(self) -> dict[str, JsonObject]:
-        """What each call was made with, as it was asked for; a refused one was shown to nobody."""
-        actions = [each for event in self._of(EventType.ACTIONS_REQUESTED) for each in (event.data or {})["actions"]]
-        requests = [each for event in self._of(EventType.INPUT_REQUESTED) for each in (event.data or {})["requests"]]
-        return {action["callId"]: action["input"] for action in (*actions, *(each["action"] for each in requests))}
 
     def _of(self, type: str) -> list[Event]:
         return [event for event in self.events if event.type == type]

@@ -8,7 +8,7 @@ from typing import Any
 
 from perdure.agents.agent import Agent
 from perdure.agents.registry import AgentRegistry
-from perdure.errors import PerdureError, Structural, TokenConflict, ToolFailed
+from perdure.errors import NeedsAttention, PerdureError, TokenConflict, ToolFailed
 from perdure.harness.model_step import ModelStep
 from perdure.harness.parking import Parking
 from perdure.harness.resuming import Resuming
@@ -16,7 +16,7 @@ from perdure.harness.tool_step import ToolStep
 from perdure.harness.turn_end import TurnEnd
 from perdure.models.base import ModelSource
 from perdure.protocol.deliveries import Capabilities, DeliveryBody, DeliveryRef, Message, Mode
-from perdure.protocol.inputs import InputAnswer, OpenInput
+from perdure.protocol.inputs import InputAnswer, InputRequest, OpenInput
 from perdure.protocol.principals import Principal
 from perdure.protocol.requests import (
     Conclusion,
@@ -31,6 +31,8 @@ from perdure.protocol.requests import (
     TurnRequest,
     TurnResult,
 )
+from perdure.protocol.wire import JsonObject
+from perdure.runtime.edits import read_edit
 from perdure.session.answers import continued
 from perdure.session.inputs import resolved
 from perdure.session.tokens import hashed
@@ -118,10 +120,13 @@ class Steps:
     async def conclude(self, conclusion: Conclusion) -> None:
         await self._end.conclude(conclusion)
 
+    def parallel(self, limit: int | None, calls: int) -> int:
+        return limit or calls
+
     def out_of_breath(self) -> bool:
         return False
 
-    def cancelled(self) -> bool:
+    def cancelled(self, *, early: bool = False) -> bool:
         return False
 
     def _attempt(self, number: int) -> Attempt:
@@ -154,24 +159,30 @@ class Stage:
         if self._open:
             asked, now = [row.request for row in await self.waiting()], utc_now()
             ignored = {each.request_id: continued(each, self._terms.principal, now) for each in asked}
-            await self.answer(ignored, message=message)
+            await self.answer(ignored, message=message, ends=True)
             return
         delivery = self._delivery(DeliveryBody(message=message, principal=self._terms.principal))
         await self._store.accept(delivery)
         await self._turn(self._ref(delivery, "message"))
 
-    async def answer(self, answers: Mapping[str, InputAnswer], message: Message | None = None) -> None:
+    async def answer(
+        self, answers: Mapping[str, InputAnswer], message: Message | None = None, *, ends: bool = False
+    ) -> None:
         principal = self._terms.principal
         body = DeliveryBody(kind="answer", answers=tuple(answers), message=message, principal=principal)
         delivery = self._delivery(body)
         given = [
-            Vote(request_id, answer.model_copy(update={"principal_id": principal.principal_id}))
+            Vote(request_id, answer.model_copy(update={"principal_id": principal.principal_id}), ends)
             for request_id, answer in answers.items()
         ]
         answering = Answering(SESSION, given, delivery, always=message is not None)
         answered = await self._store.answer(answering, lambda row: resolved(row.request, row.status, row.answer))
         if answered.closed or message is not None:
             await self._turn(self._ref(delivery, "answer"))
+
+    async def edited(self, request: InputRequest, arguments: JsonObject) -> JsonObject:
+        """Arguments that an approval changes, as they will run; `Invalid` when the tool does not take them."""
+        return await read_edit(AgentRegistry([self._agent]), request, arguments)
 
     async def expire(self) -> None:
         """Let the time of everything that can expire run out."""
@@ -211,5 +222,5 @@ class Stage:
 
 
 def _step_failed(error: PerdureError) -> StepFailed:
-    structural = isinstance(error, Structural | TokenConflict)
-    return StepFailed(Failure(code=error.code, message=error.message, structural=structural))
+    failure = Failure(code=error.code, message=error.message, structural=isinstance(error, TokenConflict))
+    return StepFailed(failure, held=isinstance(error, NeedsAttention))

@@ -21,7 +21,7 @@ def test_responders_read_as_they_are_meant() -> None:
         responders.anyone(quorum=2),
         responders.role("boss", "deputy"),
         responders.attribute("team", "finance", quorum=3),
-        responders.principals("ada", "bob", quorum=2),
+        responders.principals("jwt:ada", "api-key:bob", quorum=2),
     ]
 
     assert [(each.kind, each.attribute, each.values, each.quorum) for each in said] == [
@@ -29,7 +29,7 @@ def test_responders_read_as_they_are_meant() -> None:
         ("anyone", None, (), 2),
         ("attribute", "role", ("boss", "deputy"), 1),
         ("attribute", "team", ("finance",), 3),
-        ("principals", None, ("ada", "bob"), 2),
+        ("principals", None, ("jwt:ada", "api-key:bob"), 2),
     ]
 
 
@@ -39,8 +39,9 @@ def test_responders_read_as_they_are_meant() -> None:
         lambda: responders.anyone(quorum=0),
         lambda: responders.role(),
         lambda: responders.attribute("", "x"),
-        lambda: responders.principals(""),
-        lambda: responders.principals("ada", "ada", quorum=2),
+        lambda: responders.principals("jwt:"),
+        lambda: responders.principals("ada"),
+        lambda: responders.principals("jwt:ada", "jwt:ada", quorum=2),
     ],
 )
 def test_responders_whom_nobody_can_be_are_refused(impossible: Any) -> None:

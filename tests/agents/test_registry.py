@@ -39,6 +39,8 @@ def test_a_default_model_is_for_those_that_name_none(project: Path) -> None:
     [
         ("shop_of_tests", "does not name an agent"),
         ("no_such_shop:one", "no module 'no_such_shop'"),
+        ("shop_of_tests.py:one", "names a file; write the module's name, `shop_of_tests:one`"),
+        ("./shops/of_tests.py:one", "write the module's name, `shops.of_tests:one`"),
         ("shop_of_tests:four", "has no 'four'"),
         ("shop_of_tests:nothing", "is not an Agent"),
         ("", "no agent to serve"),

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
 from typing import Annotated, Any
 
@@ -188,3 +189,32 @@ def test_importing_perdure_is_light() -> None:
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
 
     assert out.stdout.strip() == "[]"
+
+
+class Shop:
+    def price(self, sku: str) -> int:
+        return len(sku)
+
+
+async def one_by_one() -> AsyncIterator[int]:
+    yield 1
+
+
+def in_turn() -> Iterator[int]:
+    yield 1
+
+
+@pytest.mark.parametrize(
+    ("declared", "advice"),
+    [
+        (one_by_one, "'one_by_one' yields; .*`return`"),
+        (in_turn, "'in_turn' yields; .*`return`"),
+        (Shop.price, "'price' is a method: .*Declare a function that calls it"),
+        (Shop().price, "not a function. Declare a function that calls it"),
+    ],
+)
+def test_what_cannot_be_a_tool_is_refused_with_advice(declared: Any, advice: str) -> None:
+    for declare in (tool, lambda function: Agent("shop", tools=[function])):  # type: ignore[misc]
+        with pytest.raises(InvalidDeclaration, match=advice) as refused:
+            declare(declared)
+        assert "\n" not in str(refused.value)

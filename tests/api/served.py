@@ -14,6 +14,7 @@ from temporalio.client import Client
 from api.app import create_app
 from api.auth import Authenticator
 from api.auth.build import build_authenticators
+from api.connections import Terms
 from api.feed import Feeds, Pace
 from api.server import listen, run
 from perdure.agents import Agent, tool
@@ -103,9 +104,12 @@ class Api:
         assert answer.status_code == 202, answer.text
         return answer.json()
 
-    async def deliver(self, session: dict[str, Any], message: str = "more", **fields: Any) -> httpx2.Response:
+    async def deliver(
+        self, session: dict[str, Any], message: str = "more", *, key: str | None = None, **fields: Any
+    ) -> httpx2.Response:
         body = {"continuationToken": session["continuationToken"], "message": message, **fields}
-        return await self.http.post(f"{URL}/{session['sessionId']}", json=body)
+        headers = {} if key is None else {"idempotency-key": key}
+        return await self.http.post(f"{URL}/{session['sessionId']}", json=body, headers=headers)
 
     @asynccontextmanager
     async def stream(self, session_id: str, start: int | str = 0) -> AsyncGenerator["Reading"]:
@@ -198,6 +202,7 @@ async def serving(
     *,
     authenticators: Sequence[Authenticator] | None = None,
     pace: Pace | None = None,
+    terms: Terms | None = None,
     **settings: Any,
 ) -> AsyncGenerator[Api]:
     """An API on a free port of the loopback, with a few agents."""
@@ -217,7 +222,7 @@ async def serving(
     sock = listen("127.0.0.1", 0)
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     stop, ready = asyncio.Event(), asyncio.Event()
-    server = asyncio.create_task(run(app, sock, stop, ready=ready, on_stop=feeds.close))
+    server = asyncio.create_task(run(app, sock, stop, ready=ready, on_stop=feeds.close, terms=terms))
     await ready.wait()
     try:
         limits = httpx2.Limits(max_connections=None)

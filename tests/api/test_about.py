@@ -1,5 +1,6 @@
 """What runs here, and what the sessions do."""
 
+import base64
 from typing import Any
 
 import pytest
@@ -72,10 +73,20 @@ async def test_sessions_are_filtered(api: Api) -> None:
     ("params", "error"),
     [
         *(({"limit": limit}, "Expected 'limit' to be an integer from 1 to 200.") for limit in ("0", "201", "x", "1.5")),
-        ({"status": "done"}, "Expected 'status' to be one of starting, running, waiting, completed, failed."),
+        (
+            {"status": "done"},
+            "Expected 'status' to be one of starting, running, waiting, completed, failed, needs_attention.",
+        ),
         ({"mode": "chat"}, "Expected 'mode' to be one of conversation, task."),
         ({"agent": "a\x00b"}, "Expected 'agent' to be a name."),
         ({"cursor": "nonsense"}, "The cursor is not one that this server gave out."),
+        *(
+            (
+                {"cursor": base64.urlsafe_b64encode(b"[" * depth).decode()},
+                "The cursor is not one that this server gave out.",
+            )
+            for depth in (600, 20_000)
+        ),
     ],
 )
 async def test_a_list_that_makes_no_sense_is_refused(api: Api, params: dict[str, str], error: str) -> None:
@@ -87,7 +98,8 @@ async def test_a_list_that_makes_no_sense_is_refused(api: Api, params: dict[str,
 async def test_a_session_tells_what_it_did_and_what_it_waits_for(api: Api) -> None:
     created = await api.create("Plan my\n\nholiday")
     change = SessionChange(status="waiting", turns=1, steps=2, tool_calls=3, usage=Usage(input_tokens=10))
-    await api.store.commit(Commit(created["sessionId"], change=change))
+    heard = Commit(created["sessionId"], change=change, consume=[created["deliveryId"]], consume_turn=0)
+    await api.store.commit(heard)
 
     shown = (await api.http.get(f"/v1/sessions/{created['sessionId']}")).json()
 

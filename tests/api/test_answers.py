@@ -1,13 +1,17 @@
 """Answers from the session's owner: what counts, what does not, and what the session is told."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 from temporalio.service import RPCError, RPCStatusCode
 
+from perdure.errors import Unavailable
+from perdure.protocol.events import NewEvent
 from perdure.protocol.inputs import Option, Responders, digest
-from tests.api.asking import APPROVE, COLOURS, DENY, PAYMENT, outcome, to, waiting
+from perdure.store.base import Answered, Answering, InputRow
+from tests.api.asking import APPROVE, COLOURS, DENY, PAYMENT, Waiting, outcome, to, waiting
 from tests.api.served import URL, Api
 
 PAST = "2020-01-01T00:00:00.000Z"
@@ -148,7 +152,22 @@ async def test_an_approval_may_change_the_arguments(api: Api) -> None:
 
     row = await session.row("r")
     assert row.answer is not None
-    assert (row.answer.arguments, row.answer.digest) == ({"amount": 2}, digest({"amount": 2}))
+    # With the default of what was left out: what is approved is what runs.
+    approved = {"amount": 2, "to": "ada"}
+    assert (row.answer.arguments, row.answer.digest) == (approved, digest(approved))
+
+
+async def test_the_same_changed_arguments_again_are_the_same_answer(api: Api) -> None:
+    session = await waiting(api, "r")
+    await session.respond(to("r", APPROVE, arguments={"amount": 2}))
+    before = await session.row("r")
+
+    for again in ({"amount": 2}, {"amount": "2", "to": "ada"}):
+        answer = await session.respond(to("r", APPROVE, arguments=again))
+
+        assert answer.json()["inputs"] == [{"requestId": "r", "status": "answered", "optionId": "approve"}]
+        assert answer.json()["deliveryId"] == before.delivery_id
+    assert await session.row("r") == before
 
 
 async def test_arguments_in_another_order_are_not_changed(api: Api) -> None:
@@ -322,6 +341,62 @@ async def test_a_repeated_answer_gets_the_same_bytes(api: Api) -> None:
     assert len(session.signalled) == 1
 
 
+class Losing:
+    """Counts an answer, and lets something happen before or after that."""
+
+    def __init__(self, session: Waiting, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._store = session.api.store
+        self._count = self._store.answer
+        self.before: Callable[[], Awaitable[object]] | None = None
+        self.after: Callable[[], None] | None = None
+        monkeypatch.setattr(self._store, "answer", self._answer)
+
+    async def _answer(self, answering: Answering, tell: Callable[[InputRow], NewEvent]) -> Answered:
+        if self.before is not None:
+            await self.before()
+            self.before = None
+        answered = await self._count(answering, tell)
+        if self.after is not None:
+            self.after()
+        return answered
+
+
+@pytest.mark.parametrize("said", [{"inputResponses": [to("r", APPROVE)]}, {"message": "yes"}], ids=["answer", "yes"])
+async def test_an_answer_that_loses_a_race_is_the_same_when_it_is_repeated(
+    api: Api, monkeypatch: pytest.MonkeyPatch, said: dict[str, Any]
+) -> None:
+    session = await waiting(api, "r")
+    Losing(session, monkeypatch).before = lambda: session.withdraw("r")
+
+    first, again = [await session.say(said, KEY) for _ in range(2)]
+
+    assert (first.status_code, first.json()["inputs"]) == (200, [outcome("r", "withdrawn")])
+    assert (again.status_code, again.json()["deliveryId"]) == (200, first.json()["deliveryId"])
+    assert again.headers["idempotency-replayed"] == "true"
+    assert session.signalled == [("answer", first.json()["deliveryId"])]
+
+
+@pytest.mark.parametrize("headers", [None, KEY], ids=["without a key", "with a key"])
+async def test_a_store_that_leaves_once_an_answer_was_counted_makes_no_error_of_it(
+    api: Api, monkeypatch: pytest.MonkeyPatch, headers: dict[str, str] | None
+) -> None:
+    async def away(*_: object) -> None:
+        raise Unavailable
+
+    session = await waiting(api, "r")
+    first = await session.respond(to("r", APPROVE), headers=headers)
+
+    def leave() -> None:
+        for read in ("input", "inputs", "deliveries"):
+            monkeypatch.setattr(api.store, read, away)
+
+    Losing(session, monkeypatch).after = leave
+
+    again = await session.respond(to("r", APPROVE), headers=headers)
+
+    assert (again.status_code, again.content) == (200, first.content)
+
+
 async def test_one_key_for_two_answers_is_a_conflict(api: Api) -> None:
     session = await waiting(api, "r1", "r2")
     await session.respond(to("r1", APPROVE), headers=KEY)
@@ -340,8 +415,11 @@ async def test_an_answer_is_accepted_while_temporal_is_away_and_told_later(api: 
 
     again = await session.respond(to("r", APPROVE))
 
-    assert (answer.status_code, again.content) == (200, answer.content)
-    assert session.signalled == [("answer", answer.json()["deliveryId"])]
+    assert (answer.status_code, answer.headers["x-perdure-delayed"]) == (200, "true")
+    assert (again.content, "x-perdure-delayed" in again.headers) == (answer.content, False)
+    # What came before it may not have been told either, and goes first.
+    assert [kind for kind, _ in session.signalled] == ["message", "answer"]
+    assert session.signalled[-1] == ("answer", answer.json()["deliveryId"])
 
 
 async def test_a_vote_of_several_is_no_delivery(people: Api) -> None:

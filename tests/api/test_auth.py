@@ -1,5 +1,6 @@
 """Who is let in, and what is theirs."""
 
+import asyncio
 import hashlib
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -10,6 +11,7 @@ import pytest_asyncio
 
 from api.auth.build import build_authenticators
 from perdure.errors import Misconfigured
+from perdure.runtime.operate import new_api_key
 from perdure.settings import Settings
 from tests.api.served import URL, Api, serving
 
@@ -76,6 +78,33 @@ async def test_a_service_signs_in_with_its_key(closed: Api, headers: dict[str, s
     assert (row.principal.principal_id, row.principal.principal_type) == ("alice", "service")
 
 
+BOTH_RIGHT = {"x-api-key": "alice's key", "authorization": "Bearer bob's key"}
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"x-api-key": "alice's key", "authorization": "Bearer wrong"},
+        {"x-api-key": "wrong", "authorization": "Bearer alice's key"},
+        {"x-api-key": "alice's key", "authorization": "Basic eDp5"},
+        [("authorization", "Bearer alice's key"), ("authorization", "Bearer wrong")],
+        [("x-api-key", "alice's key"), ("x-api-key", "wrong")],
+    ],
+)
+async def test_a_wrong_credential_beside_a_right_one_is_refused(closed: Api, headers: Any) -> None:
+    answer = await closed.http.get("/eve/v1/info", headers=headers)
+
+    assert (answer.status_code, answer.json()) == (401, UNAUTHORIZED)
+
+
+async def test_of_two_right_credentials_the_api_key_counts(closed: Api) -> None:
+    answer = await closed.http.post(URL, json={"message": "x"}, headers=BOTH_RIGHT)
+
+    row = await closed.store.session(answer.json()["sessionId"])
+    assert row is not None
+    assert row.principal.principal_id == "alice"
+
+
 async def test_a_session_is_for_its_creator_alone(closed: Api) -> None:
     created = (await closed.http.post(URL, json={"message": "x"}, headers=ALICE)).json()
     path = f"{URL}/{created['sessionId']}"
@@ -93,6 +122,16 @@ async def test_a_session_is_for_its_creator_alone(closed: Api) -> None:
     for answer in his:
         assert (answer.status_code, answer.json()) == (404, {"error": "Session not found.", "ok": False})
     assert [len(listed) for listed in lists] == [1, 0]
+
+
+async def test_a_key_has_the_attributes_of_its_entry(tmp_path: Path) -> None:
+    key, entry = new_api_key("alice", ["role=support", "role=pay:write", "team=red"])
+    async with serving(tmp_path, api_keys=f"{entry},{keys(bob='k')}") as api:
+        answer = await api.http.post(URL, json={"message": "x"}, headers=bearer(key))
+        row = await api.store.session(answer.json()["sessionId"])
+
+    assert row is not None
+    assert row.principal.attributes == {"role": ["support", "pay:write"], "team": ["red"]}
 
 
 async def test_two_callers_may_use_one_idempotency_key(closed: Api) -> None:
@@ -132,6 +171,13 @@ async def test_a_developer_needs_no_key(api: Api, host: str) -> None:
         {"sec-fetch-site": "cross-site"},
         {"x-forwarded-for": "203.0.113.9"},
         {"forwarded": "for=203.0.113.9"},
+        {"x-forwarded-proto": "https"},
+        {"x-original-host": "perdure.example"},
+        {"x-envoy-external-address": "203.0.113.9"},
+        {"cf-connecting-ip": "203.0.113.9"},
+        {"true-client-ip": "203.0.113.9"},
+        {"x-cluster-client-ip": "203.0.113.9"},
+        {"tailscale-user-login": "eve@example.com"},
         {"authorization": "Bearer something"},
         {"x-api-key": "something"},
     ],
@@ -149,8 +195,27 @@ async def test_a_page_served_from_this_machine_may_call(api: Api) -> None:
     assert answer.status_code == 202
 
 
-async def test_a_wrong_key_is_refused_even_where_no_key_is_needed(tmp_path: Path) -> None:
+async def test_a_request_of_http_1_0_comes_from_a_proxy(api: Api) -> None:
+    # As proxies ask that are given an address and nothing else: under our own name, and with no header of theirs.
+    host, port = api.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(f"GET /eve/v1/info HTTP/1.0\r\nhost: {host}:{port}\r\nconnection: close\r\n\r\n".encode())
+
+    assert b" 401 " in await asyncio.wait_for(reader.readline(), 10)
+    writer.close()
+
+
+async def test_where_there_are_keys_everybody_needs_one(tmp_path: Path) -> None:
     async with serving(tmp_path, api_keys=keys(alice="alice's key")) as api:
+        answers = [await api.http.get("/eve/v1/info", headers=headers) for headers in ({}, ALICE)]
+        description = await api.http.get("/openapi.json")
+
+    assert [answer.status_code for answer in answers] == [401, 200]
+    assert description.status_code == 404
+
+
+async def test_a_wrong_key_is_refused_even_where_no_key_is_needed(tmp_path: Path) -> None:
+    async with serving(tmp_path, api_keys=keys(alice="alice's key"), trust_loopback=True) as api:
         wrong = await api.http.get("/eve/v1/info", headers=bearer("wrong"))
         right = await api.http.get("/eve/v1/info", headers=ALICE)
         none = await api.http.get("/eve/v1/info")
@@ -171,7 +236,15 @@ def test_a_public_address_without_a_way_to_sign_in_is_refused_at_boot(host: str)
         build_authenticators(settings(host=host))
 
 
-@pytest.mark.parametrize("text", ["alice", "alice=xyz", "alice=abcd", f"={'0' * 64}"])
+def test_the_loopback_is_not_trusted_where_others_call() -> None:
+    with pytest.raises(Misconfigured, match="PERDURE_TRUST_LOOPBACK"):
+        build_authenticators(settings(host="0.0.0.0", api_keys=keys(alice="k"), trust_loopback=True))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["alice", "alice=xyz", "alice=abcd", f"={'0' * 64}", f"a={'0' * 64}+role", f"a={'0' * 64}+=x", f"a={'0' * 64}+"],
+)
 def test_a_key_that_is_no_hash_is_refused_at_boot(text: str) -> None:
     with pytest.raises(Misconfigured, match="PERDURE_API_KEYS"):
         build_authenticators(settings(api_keys=text))

@@ -116,13 +116,13 @@ async def test_another_turn_is_not_stopped(api: Api, turn_id: str) -> None:
     assert await wishes(api, session_id) == []
 
 
-async def test_when_temporal_is_away_the_wish_stays_and_the_caller_may_try_again(api: Api) -> None:
+async def test_a_cancel_is_accepted_while_temporal_is_away(api: Api) -> None:
     session_id = await running(api)
     api.temporal.failure = RPCError("away", RPCStatusCode.UNAVAILABLE, b"")
 
     answer = await cancel(api, session_id)
 
-    assert (answer["status code"], answer["code"]) == (503, "unavailable")
+    assert answer == answered(session_id, "accepted")
     assert await wishes(api, session_id) == [{"turnId": "turn_0"}]
 
 
@@ -171,4 +171,35 @@ async def test_an_answered_session_waits_for_nobody(people: Api) -> None:
 
     shown = (await people.http.get(f"/v1/sessions/{session.id}")).json()
 
-    assert (shown["waitingFor"], shown["openInputs"]) == ("The next message.", [])
+    # The first message is not read either: there is no worker here.
+    expected = "A worker that takes up its next turn: 2 deliveries are queued."
+    assert (shown["waitingFor"], shown["openInputs"]) == (expected, [])
+
+
+async def test_an_idle_session_waits_for_the_next_message_and_then_for_a_worker(api: Api) -> None:
+    created = await idle(api)
+    before = await waits_for(api, created)
+
+    await api.deliver(created)
+
+    assert before == "The next message."
+    assert await waits_for(api, created) == "A worker that takes up its next turn: 1 delivery is queued."
+
+
+async def test_what_temporal_was_not_told_is_what_a_session_waits_for(api: Api) -> None:
+    old = await idle(api)
+    api.temporal.failure = RPCError("away", RPCStatusCode.UNAVAILABLE, b"")
+    new = await api.create()
+    for _ in range(2):
+        await api.deliver(old)
+
+    assert await waits_for(api, old) == (
+        "Temporal, which could not be reached: 2 deliveries are accepted and told to it later."
+    )
+    assert await waits_for(api, new) == (
+        "Temporal, which could not be reached: 1 delivery is accepted and told to it later."
+    )
+
+
+async def waits_for(api: Api, session: dict[str, Any]) -> str:
+    return (await api.http.get(f"/v1/sessions/{session['sessionId']}")).json()["waitingFor"]

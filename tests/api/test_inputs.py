@@ -73,8 +73,8 @@ async def test_a_closed_request_shows_its_answer(people: Api) -> None:
     assert shown["closedAt"] is not None
     assert shown["answer"] == {
         "optionId": "approve",
-        "arguments": {"amount": 1},
-        "digest": digest({"amount": 1}),
+        "arguments": {"amount": 1, "to": "ada"},
+        "digest": digest({"amount": 1, "to": "ada"}),
         "reason": "half",
         "principalId": "ada",
         "at": shown["answer"]["at"],

@@ -1,5 +1,6 @@
 """Tokens of an identity provider, against one that publishes its keys on this machine."""
 
+import base64
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
@@ -11,12 +12,17 @@ import pytest
 import pytest_asyncio
 from joserfc import jwt
 from joserfc.jwk import ECKey, Key, OctKey, OKPKey, RSAKey
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
 
+from api.auth import Credentials
 from api.auth.jwt import JwksKeys, Jwt
 from api.auth.loopback import Loopback
+from perdure.agents import responders
+from perdure.protocol.principals import LOCAL
+from perdure.session.inputs import may_answer
 from tests.api.served import URL, Api, serving
 from tests.api.web import web
 
@@ -84,6 +90,45 @@ async def test_a_user_signs_in_with_a_token(guarded: Guarded) -> None:
     assert (row.principal.principal_id, row.principal.principal_type) == ("user-1", "user")
     assert (row.principal.issuer, row.principal.subject) == (ISSUER, "user-1")
     assert row.principal.attributes == {"email": "u@example.com"}
+
+
+@pytest.mark.parametrize(
+    ("claims", "roles"),
+    [
+        ({"role": "support"}, ["support"]),
+        ({"roles": ["support", "boss"]}, ["support", "boss"]),
+        ({"scope": "openid support"}, ["openid", "support"]),
+        ({"role": "boss", "roles": ["boss"], "scope": "pay"}, ["boss", "pay"]),
+    ],
+)
+async def test_roles_and_scopes_count_as_roles(guarded: Guarded, claims: dict[str, Any], roles: list[str]) -> None:
+    headers = {"authorization": f"Bearer {guarded.provider.token(**claims)}"}
+
+    created = await guarded.api.http.post(URL, json={"message": "x"}, headers=headers)
+
+    row = await guarded.api.store.session(created.json()["sessionId"])
+    assert row is not None
+    assert row.principal.attributes["role"] == roles
+    assert may_answer(responders.role(roles[-1]), row.principal, LOCAL)
+
+
+async def test_the_claims_that_hold_roles_can_be_named(provider: Provider) -> None:
+    names = ("realm_access.roles", "https://example.com/roles")
+    tokens = Jwt(JwksKeys(provider.url), issuer=ISSUER, audience=AUDIENCE, role_claims=names)
+    claims: dict[str, Any] = {"realm_access": {"roles": ["a"]}, "https://example.com/roles": ["b"], "roles": ["c"]}
+
+    token = provider.token(**claims)
+    principal = await tokens(Credentials(Headers({"authorization": f"Bearer {token}"})))
+
+    assert principal is not None
+    assert principal.attributes["role"] == ["a", "b"]
+
+
+@pytest.mark.parametrize("header", [b"[" * 6000, b"[]", b"5", b'{"alg":[]}', b'{"alg":"RS256","kid":{}}', b"\xff"])
+async def test_a_token_that_cannot_be_read_is_refused(guarded: Guarded, header: bytes) -> None:
+    token = ".".join((base64.urlsafe_b64encode(header).decode().rstrip("="), "e30", "AA"))
+
+    assert (await guarded.get(token)).status_code == 401
 
 
 @pytest.mark.parametrize(

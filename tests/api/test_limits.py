@@ -5,6 +5,8 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.api.served import URL, serving
 
 
@@ -51,6 +53,43 @@ async def test_the_text_of_a_message_and_its_context_counts_together(tmp_path: P
         "ok": False,
         "violations": [{"byteLength": 11, "kind": "too-large", "limit": 10, "mediaType": "text/plain"}],
     }
+
+
+KEPT: dict[str, dict[str, Any]] = {
+    "a schema": {"outputSchema": {"title": "x" * 2_000}},
+    "a file's name": {"message": [a_file(1, filename="x" * 2_000)]},
+    "a media type": {"message": [a_file(1, mediaType="a/" + "x" * 2_000)]},
+    "a URL": {"message": [a_file(1, data="https://x.example/" + "x" * 2_000)]},
+    "the head of a data URL": {"message": [a_file(1, data="data:" + "x" * 2_000 + ";base64,AAAA")]},
+    "a context": {"clientContext": {"a": "x" * 2_000}},
+}
+
+
+@pytest.mark.parametrize("kept", KEPT.values(), ids=KEPT)
+async def test_all_that_is_kept_counts(tmp_path: Path, kept: dict[str, Any]) -> None:
+    async with serving(tmp_path, max_message_bytes=1_000) as api:
+        answer = await api.http.post(URL, json={"message": "hello", **kept})
+
+    assert answer.status_code == 413
+    assert answer.json()["violations"][0]["limit"] == 1_000
+
+
+@pytest.mark.parametrize("data", ["AAAA" + " " * 2_000, "data:" + "x" * 2_000])
+async def test_what_is_no_file_is_refused_whatever_its_size(tmp_path: Path, data: str) -> None:
+    async with serving(tmp_path, max_file_bytes=900, max_message_bytes=1_000) as api:
+        answer = await api.http.post(URL, json={"message": [a_file(0, data=data)]})
+
+    assert answer.status_code == 400
+
+
+@pytest.mark.parametrize(
+    "many", [{"message": [{"type": "text", "text": "x"}] * 1_001}, {"clientContext": ["x"] * 1_001}]
+)
+async def test_there_are_not_too_many_pieces(tmp_path: Path, many: dict[str, Any]) -> None:
+    async with serving(tmp_path) as api:
+        answer = await api.http.post(URL, json={"message": "hello", **many})
+
+    assert (answer.status_code, answer.json()["ok"]) == (400, False)
 
 
 async def test_a_file_over_the_limit_is_refused_by_its_name(tmp_path: Path) -> None:

@@ -39,6 +39,13 @@ MESSAGE: list[tuple[Any, str]] = [
         [{"type": "file", "mediaType": "a/b", "data": "eve-sandbox:?path=/etc/passwd"}],
         "File part 'data' must not use a framework-internal ref scheme.",
     ),
+    *(
+        (
+            [{"type": "file", "mediaType": "a/b", "data": data}],
+            "File part 'data' is neither valid base64, nor a data URL, nor an http(s) URL.",
+        )
+        for data in ("not base64", "AAA", "data:a/b;base64,AAA", "data:a/b", "ftp://example.org/x")
+    ),
     ([{"type": "image"}], "Unsupported message part type \"image\". Use 'text' or 'file'."),
     ([{}], "Unsupported message part type \"undefined\". Use 'text' or 'file'."),
     ([[]], "Unsupported message part type \"undefined\". Use 'text' or 'file'."),
@@ -51,6 +58,7 @@ SHARED: list[dict[str, Any]] = [
     {"clientContext": 5, "error": "Expected 'clientContext' to be a string, string array, or JSON object."},
     {"outputSchema": [], "error": "Expected 'outputSchema' to be a JSON-serializable object."},
     {"outputSchema": None, "error": "Expected 'outputSchema' to be a JSON-serializable object."},
+    {"outputSchema": {"$ref": "#"}, "error": "The 'outputSchema' cannot be used: it refers to itself without end."},
 ]
 CREATE: list[dict[str, Any]] = [
     *SHARED,

@@ -5,17 +5,20 @@ import contextlib
 import socket
 import statistics
 import time
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
 
 from api.feed import Pace
+from perdure.store.base import Commit
+from tests.api.process import ApiProcess, api_process
 from tests.api.served import URL, Api, serving, turn_events, until
 
 pytestmark = pytest.mark.alone
 
 
-def silent(api: Api, session_id: str) -> socket.socket:
+def silent(api: Api | ApiProcess, session_id: str) -> socket.socket:
     """A client that asks for the stream and then never reads a byte."""
     host, port = api.url.removeprefix("http://").split(":")
     sock = socket.socket()
@@ -134,3 +137,49 @@ async def talk(api: Api, session_id: str) -> None:
     while True:
         await api.tell(session_id, *turn_events(number, ["a few", " words"]))
         number += 1
+
+
+async def test_five_hundred_readers_that_do_not_read_hold_nobody_up(tmp_path: Path) -> None:
+    async with api_process(tmp_path) as api:
+        created = (await api.http.post(URL, json={"message": "x"})).json()["sessionId"]
+        # A long text as it was once written: each piece shows all of the text before it.
+        pieces = ["x" * 128] * 470
+        await api.store.commit(Commit(created, events=turn_events(0, pieces)))
+        before = api.memory()
+
+        with api.watched() as taken, contextlib.ExitStack() as readers:
+            for _ in range(25):
+                for _ in range(20):
+                    readers.enter_context(silent(api, created))
+                # Not all at once: it is not their coming that is measured.
+                await api.http.get("/eve/v1/health")
+            async with api.http.stream("GET", f"{URL}/{created}/stream") as answer:
+                lines = answer.aiter_lines()
+                read = [line async for line in aislice(lines, 480) if line]
+            grown = api.memory() - before
+
+    assert len(read) >= 470
+    assert max(taken) < 1
+    assert grown < 150_000_000
+
+
+async def aislice(lines: AsyncIterator[str], count: int) -> AsyncIterator[str]:
+    for _ in range(count):
+        yield await anext(lines)
+
+
+async def test_readers_that_are_behind_are_cut_when_all_hold_too_much(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serving(tmp_path, pace=Pace(unsent_bytes=2_000_000)) as api:
+        session_id = (await api.create())["sessionId"]
+        await flood(api, session_id, 10)
+        with contextlib.ExitStack() as readers:
+            for _ in range(40):
+                readers.enter_context(silent(api, session_id))
+            await until(lambda: "all hold too much" in caplog.text)
+            async with api.stream(session_id) as reading:
+                events = await reading.events(10 * 16)
+
+    assert [event["meta"]["index"] for event in events] == list(range(10 * 16))
+    assert "took nothing" not in caplog.text

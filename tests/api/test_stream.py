@@ -9,11 +9,19 @@ import pytest
 
 from api.feed import Pace
 from perdure.errors import Unavailable
-from perdure.protocol.events import EventType
+from perdure.protocol.events import EventType, NewEvent
 from perdure.store.base import SessionChange
 from tests.api.served import URL, Api, said, serving, session_over, step, turn_events, until
 
 OVER = SessionChange(status="completed")
+
+
+def refused(delivery_id: str) -> NewEvent:
+    """What may still be written of a session that is over."""
+    return NewEvent(type=EventType.DELIVERY_REFUSED, key=f"session/refused/{delivery_id}")
+
+
+REFUSED = refused("dlv_late")
 
 
 async def talked(api: Api, *turns: list[str]) -> str:
@@ -187,6 +195,39 @@ async def test_the_stream_of_a_finished_session_ends(api: Api, start: int) -> No
 
     async with api.stream(session_id, start) as reading:
         assert len(await reading.rest()) == max(0, 1 - start)
+
+
+async def test_a_live_stream_ends_at_the_terminal_event_whatever_follows_it(api: Api) -> None:
+    session_id = await talked(api)
+
+    async with api.stream(session_id) as reading, asyncio.timeout(10):
+        assert await reading.line() == ""
+        await api.tell(session_id, session_over(), REFUSED, change=OVER)
+        rest = await reading.rest()
+
+    assert [event["type"] for event in rest] == ["session.completed"]
+
+
+@pytest.mark.parametrize(("start", "told"), [(0, ["session.completed"]), (1, []), (2, [])])
+async def test_the_stream_of_a_finished_session_is_its_log_up_to_the_terminal_event(
+    api: Api, start: int, told: list[str]
+) -> None:
+    session_id = await talked(api)
+    await api.tell(session_id, session_over(), change=OVER)
+    await api.tell(session_id, REFUSED)
+
+    async with api.stream(session_id, start) as reading, asyncio.timeout(10):
+        assert [event["type"] for event in await reading.rest()] == told
+
+
+@pytest.mark.parametrize(("start", "told"), [(0, 7), (5, 2), (50, 0)])
+async def test_the_end_of_a_finished_session_is_found_however_much_follows_it(api: Api, start: int, told: int) -> None:
+    session_id = await talked(api, [])
+    refusals = [refused(f"dlv_{number}") for number in range(100)]
+    await api.tell(session_id, session_over(), *refusals, change=OVER)
+
+    async with api.stream(session_id, start) as reading, asyncio.timeout(10):
+        assert len(await reading.rest()) == told
 
 
 async def test_the_stream_of_an_unknown_session_is_404_at_once(api: Api) -> None:

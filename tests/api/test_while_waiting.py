@@ -4,7 +4,7 @@ import pytest
 
 from perdure.protocol.inputs import Responders
 from perdure.session.answers import CONTINUED
-from tests.api.asking import COLOURS, outcome, waiting
+from tests.api.asking import APPROVE, COLOURS, outcome, to, waiting
 from tests.api.served import Api
 from tests.api.test_answers import PAST
 
@@ -91,6 +91,32 @@ async def test_a_hasty_agent_takes_another_message_for_a_denial(api: Api) -> Non
     row = await session.row("r1")
     assert row.answer is not None
     assert row.answer.reason == CONTINUED
+
+
+@pytest.mark.parametrize("said", ["What about my train?", "no"])
+async def test_a_hasty_agent_goes_on_also_when_the_owner_has_voted(api: Api, said: str) -> None:
+    session = await waiting(api, "r", agent="hasty", responders=Responders(kind="anyone", quorum=2))
+    await session.respond(to("r", APPROVE))
+    assert (await session.row("r")).status == "open"
+
+    answer = await session.say({"message": said})
+
+    assert answer.json()["inputs"] == [outcome("r", "answered", "deny")]
+    body = await session.body(answer.json()["deliveryId"])
+    assert (body["kind"], body["message"]) == ("answer", said)
+    row = await session.row("r")
+    assert row.answer is not None
+    assert (row.status, row.answer.reason) == ("answered", CONTINUED)
+
+
+async def test_a_yes_after_the_same_vote_is_the_same_vote(api: Api) -> None:
+    session = await waiting(api, "r", agent="hasty", responders=Responders(kind="anyone", quorum=2))
+    await session.respond(to("r", APPROVE))
+
+    answer = await session.say({"message": "yes"})
+
+    assert answer.json()["inputs"] == [outcome("r", "open")]
+    assert len((await session.row("r")).votes) == 1
 
 
 async def test_a_hasty_agent_denies_nothing_whose_time_is_over(api: Api) -> None:

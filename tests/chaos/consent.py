@@ -54,12 +54,18 @@ def each_request_is_asked_and_closed_once(evidence: Evidence) -> Iterator[str]:
 
 
 def nothing_acts_after_it_was_stopped(evidence: Evidence) -> Iterator[str]:
-    """Nothing that a turn was to do, or one that waited before it, happens after `turn.cancelled`."""
+    """Nothing that a turn was to do, or one that waited before it, happens after `turn.cancelled`.
+
+    A worker that was frozen or cut off when its turn was stopped may still act: its call is reported as unknown.
+    """
     for session_id, events in evidence.events.items():
         stopped = {event["turn"]: seconds(event["at"]) for event in events if event["type"] == "turn.cancelled"}
+        unknown = {event["data"]["result"]["callId"] for event in events if _is_unknown(event)}
         for effect in (each for each in evidence.effects if each["body"]["session"] == session_id):
             for turn, at in stopped.items():
-                if effect["body"]["turn"] <= turn and effect["at"] > at + _CLOCKS:
+                late = effect["body"]["turn"] <= turn and effect["at"] > at + _CLOCKS
+                excused = effect["body"]["call"] in unknown and evidence.may_be_late(effect["at"])
+                if late and not excused:
                     yield f"{session_id} {effect['body']['call']}: acted {effect['at'] - at:.3f} s after turn.cancelled"
 
 
@@ -82,6 +88,10 @@ def seconds(stamp: str) -> float:
 
 def _answer(row: Json) -> Json:
     return row["answer"] or {}
+
+
+def _is_unknown(event: Json) -> bool:
+    return event["type"] == "action.result" and event["data"].get("error", {}).get("code") == "TOOL_OUTCOME_UNKNOWN"
 
 
 def _resolves(event: Json) -> bool:

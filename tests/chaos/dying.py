@@ -1,7 +1,7 @@
 """A part of the product that dies at a chosen moment of its talk with Temporal.
 
 `DIE_AT=after_signal python -m tests.chaos.dying api …` is `perdure api …`, killed where no signal from outside
-could be timed to.
+could be timed to. `DIE_AT=in_decision … worker` dies while it decides for a turn.
 """
 
 import functools
@@ -11,14 +11,20 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Literal, TypeAlias
 
 from temporalio.client import Client, WorkflowHandle
+from temporalio.worker import WorkflowInstance, WorkflowInstanceDetails
+from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
 from perdure.cli import main
+from perdure.protocol import names
 
-Moment: TypeAlias = Literal["before_start", "after_start", "before_signal", "after_signal"]
+Moment: TypeAlias = Literal["before_start", "after_start", "before_signal", "after_signal", "in_decision"]
 
 
 def arm(moment: str) -> None:
     """Put the death in place."""
+    if moment == "in_decision":
+        SandboxedWorkflowRunner.create_instance = _deadly_decision(SandboxedWorkflowRunner.create_instance)
+        return
     when, _, what = moment.partition("_")
     owner: Any = {"start": Client, "signal": WorkflowHandle}[what]
     name = {"start": "start_workflow", "signal": "signal"}[what]
@@ -31,6 +37,17 @@ def _deadly(call: Callable[..., Awaitable[Any]], *, before: bool) -> Callable[..
         if not before:
             await call(*args, **kwargs)
         os.kill(os.getpid(), signal.SIGKILL)
+
+    return dies
+
+
+def _deadly_decision(create: Callable[..., WorkflowInstance]) -> Callable[..., WorkflowInstance]:
+    """Die with a turn's task in hand: the server has handed it out, and hears nothing more of it."""
+
+    def dies(runner: SandboxedWorkflowRunner, details: WorkflowInstanceDetails) -> WorkflowInstance:
+        if details.info.workflow_type == names.TURN_WORKFLOW:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return create(runner, details)
 
     return dies
 

@@ -5,9 +5,12 @@ import sqlite3
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 Json = dict[str, Any]
+
+#: How long a worker that wakes up may take to do what it was about to do.
+_WAKING = 3.0
 
 _TABLES = {
     "sessions": "SELECT * FROM sessions ORDER BY session_id",
@@ -31,6 +34,65 @@ class Asked:
 
 
 @dataclass(frozen=True)
+class Try:
+    """One request of a caller over HTTP, and what became of it. Times are seconds since the epoch."""
+
+    began: float
+    ended: float
+    #: None: there was no answer, for the reason that `problem` names.
+    status: int | None
+    problem: Literal["", "timeout", "refused", "broken"] = ""
+    code: str = ""
+    session_id: str = ""
+    delivery_id: str | None = None
+    #: The receipt says that Temporal has not been told yet.
+    delayed: bool = False
+    #: How the requests stand that it answered: id, status, option.
+    outcomes: tuple[tuple[str, str, str | None], ...] = ()
+
+    @property
+    def accepted(self) -> bool:
+        return self.status is not None and 200 <= self.status < 300
+
+
+@dataclass(frozen=True)
+class Post:
+    """What a caller wants delivered: one idempotency key, however often it is tried."""
+
+    kind: Literal["create", "message", "answer"]
+    key: str
+    #: Empty when it starts a session.
+    session_id: str
+    message: str = ""
+    #: What the model says in the end, if nobody stops it.
+    answer: str = ""
+    tries: list[Try] = field(default_factory=list[Try])
+
+    @property
+    def accepted(self) -> Try | None:
+        """The first receipt."""
+        return next((each for each in self.tries if each.accepted), None)
+
+
+@dataclass(frozen=True)
+class Cancel:
+    """A wish to stop a session, and the answer: `accepted`, `no_active_turn`, or none."""
+
+    session_id: str
+    tried: Try
+    status: str | None
+
+
+@dataclass(frozen=True)
+class Absence:
+    """A time in which workers could act and not hear, or hear and not act: frozen, or cut off from what they need."""
+
+    kind: str
+    began: float
+    ended: float
+
+
+@dataclass(frozen=True)
 class Evidence:
     """Everything a run left behind, of all sessions that the store knows."""
 
@@ -49,6 +111,19 @@ class Evidence:
     streams: Mapping[str, Sequence[Json]] = field(default_factory=dict[str, Sequence[Json]])
     #: What callers were told was accepted: session and delivery.
     receipts: Sequence[tuple[str, str]] = ()
+    #: What callers did over HTTP, try by try.
+    posts: Sequence[Post] = ()
+    cancels: Sequence[Cancel] = ()
+    #: What readers were given while it happened, each from index 0 on: session and events.
+    followed: Sequence[tuple[str, Sequence[Json]]] = ()
+    #: When workers that were taken for dead may have acted all the same.
+    absences: Sequence[Absence] = ()
+
+    def may_be_late(self, at: float, *kinds: str) -> bool:
+        """Whether a worker that was absent, for one of these reasons if any are given, may have acted only then."""
+        return any(
+            each.began <= at <= each.ended + _WAKING and (not kinds or each.kind in kinds) for each in self.absences
+        )
 
 
 def read_store(database_url: str) -> Evidence:
@@ -92,4 +167,4 @@ def _by_session(rows: Iterable[Json]) -> dict[str, list[Json]]:
     grouped: dict[str, list[Json]] = defaultdict(list)
     for row in rows:
         grouped[row["session_id"]].append(row)
-    return grouped
+    return dict(grouped)

@@ -17,16 +17,25 @@ _STEP_ENDS = ("step.completed", "step.failed")
 _BOUNDARIES = ("session.waiting", "session.completed", "session.failed")
 _TERMINAL = ("session.completed", "session.failed")
 # What people do outside of turns is told at any time, of whichever turn it is about.
-_AT_ANY_TIME = ("input.resolved", "input.reminded", "cancel.requested", "delivery.refused")
+_AT_ANY_TIME = (
+    *("input.resolved", "input.reminded", "cancel.requested", "delivery.refused"),
+    *("session.attention", "session.recovered", "session.rebuilt"),
+)
 # A reply that is recorded and a request that is made are stamped by two processes.
 _CLOCKS = 0.05
 
 
 def check(evidence: Evidence, effects: Mapping[str, str] = EFFECTS) -> None:
     """Raise with everything that is wrong."""
-    problems = [f"{each.__name__}: {problem}" for each in INVARIANTS for problem in each(evidence)]
-    problems += [f"at_most_once_holds: {problem}" for problem in at_most_once_holds(evidence, effects)]
-    assert not problems, "\n".join(problems)
+    wrong = problems(evidence, effects)
+    assert not wrong, "\n".join(f"{name}: {problem}" for name, found in wrong.items() for problem in found)
+
+
+def problems(evidence: Evidence, effects: Mapping[str, str] = EFFECTS) -> dict[str, list[str]]:
+    """What is wrong, by the names of the checks."""
+    found = {each.__name__: list(each(evidence)) for each in INVARIANTS}
+    found |= {at_most_once_holds.__name__: list(at_most_once_holds(evidence, effects))}
+    return {name: wrong for name, wrong in found.items() if wrong}
 
 
 # --- the log ------------------------------------------------------------------------------------------------
@@ -45,9 +54,16 @@ def streams_are_the_log(evidence: Evidence) -> Iterator[str]:
     """A reader gets every index once, and in order, with the type that the store has."""
     for session_id, stream in evidence.streams.items():
         given = [(event["meta"]["id"], event["type"]) for event in stream]
-        kept = [(f"{session_id}:{event['idx']}", event["type"]) for event in evidence.events[session_id]]
+        kept = streamed(session_id, evidence)
         if given != kept:
             yield f"{session_id}: a reader got {given}, and the log holds {kept}"
+
+
+def streamed(session_id: str, evidence: Evidence) -> list[tuple[str, str]]:
+    """What of its log a session shows its readers: everything up to its terminal event."""
+    events = [(f"{session_id}:{event['idx']}", event["type"]) for event in evidence.events.get(session_id, ())]
+    end = next((number for number, (_, type) in enumerate(events, 1) if type in _TERMINAL), len(events))
+    return events[:end]
 
 
 def nothing_follows_the_end(evidence: Evidence) -> Iterator[str]:
@@ -62,9 +78,10 @@ def each_turn_ends_once(evidence: Evidence) -> Iterator[str]:
     """Each turn has one start, one end and one boundary; each step has one start and one end."""
     for session_id, events in evidence.events.items():
         turns: dict[int, Counter[str]] = defaultdict(Counter)
-        steps: dict[tuple[int, int], Counter[str]] = defaultdict(Counter)
+        steps: dict[tuple[int | None, int], Counter[str]] = defaultdict(Counter)
         for event in events:
-            if event["type"] in (*_ENDS, *_BOUNDARIES, "turn.started"):
+            # An operator may end a session outside of any turn.
+            if event["type"] in (*_ENDS, *_BOUNDARIES, "turn.started") and event["turn"] is not None:
                 turns[event["turn"]][_kind(event["type"])] += 1
             elif event["type"] in ("step.started", *_STEP_ENDS):
                 steps[event["turn"], event["step"]][_kind(event["type"])] += 1
@@ -92,7 +109,7 @@ def _kind(type: str) -> str:
 
 def turns_do_not_overlap(evidence: Evidence) -> Iterator[str]:
     for session_id, events in evidence.events.items():
-        of_turns = [event for event in events if event["type"] not in _AT_ANY_TIME]
+        of_turns = [event for event in events if event["type"] not in _AT_ANY_TIME and not _ended_by_operator(event)]
         numbers = [event["turn"] for event in of_turns if event["turn"] is not None]
         if any(later < earlier for earlier, later in pairwise(numbers)):
             yield f"{session_id}: the events belong to the turns {numbers}"
@@ -105,6 +122,10 @@ def turns_do_not_overlap(evidence: Evidence) -> Iterator[str]:
                 yield f"{session_id}: {after['type']} at {after['idx']} follows a boundary"
 
 
+def _ended_by_operator(event: Json) -> bool:
+    return event["type"] == "session.failed" and event["turn"] is None
+
+
 def each_action_has_one_result(evidence: Evidence) -> Iterator[str]:
     """A call that people are asked about is an action once nobody waits for them any more."""
     for session_id, events in evidence.events.items():
@@ -114,7 +135,7 @@ def each_action_has_one_result(evidence: Evidence) -> Iterator[str]:
             for event in events
             if event["type"] == "input.requested"
             for request in event["data"]["requests"]
-            if request["kind"] == "approval"
+            if event["data"]["details"][request["requestId"]]["kind"] == "approval"
         }
         asked = Counter(
             action["callId"]
@@ -123,7 +144,7 @@ def each_action_has_one_result(evidence: Evidence) -> Iterator[str]:
             for action in event["data"]["actions"]
         ) + Counter(gated - open)
         told = Counter(event["data"]["result"]["callId"] for event in events if event["type"] == "action.result")
-        # A call that is refused without asking anybody is no action: it is told, and was never begun.
+        # A turn may end before people are asked about a call: its result is told, and it was no action before.
         refused = {
             event["data"]["result"]["callId"]
             for event in events
@@ -212,6 +233,8 @@ def _of_call(effects: str, made: list[Json], completed: bool, name: str) -> Iter
         yield f"{name}: effects with different keys {[effect['key'] for effect in made]}"
     if effects == "at_most_once" and len(made) > 1:
         yield f"{name}: {len(made)} effects of a tool that may have one"
+    if effects == "idempotent" and len(made) > 1:
+        yield f"{name}: {len(made)} effects, though the other side honours its key"
     if completed and not made:
         yield f"{name}: reported as completed, without an effect"
 
@@ -225,11 +248,11 @@ def requests_are_paired(evidence: Evidence) -> Iterator[str]:
 
 
 def recorded_replies_are_not_asked_again(evidence: Evidence) -> Iterator[str]:
-    """No request for a step was made after that step's reply stood in the journal."""
+    """No request for a step was made after that step's reply stood in the journal, but by a worker that was frozen."""
     recorded = _recorded_replies(evidence)
     for request in evidence.asked:
         at = recorded.get((request.said, request.step))
-        if at is not None and request.at > at + _CLOCKS:
+        if at is not None and request.at > at + _CLOCKS and not evidence.may_be_late(request.at, "frozen"):
             yield f"{request.said!r} step {request.step} was asked {request.at - at:.3f} s after its reply was recorded"
 
 

@@ -70,5 +70,5 @@ def results(events: list[Json]) -> list[tuple[str, str]]:
 
 def kinds(events: list[Json]) -> list[str]:
     """What kinds of requests they are, in the order of their ids."""
-    requests = (event["data"]["requests"] for event in events if event["type"] == "input.requested")
-    return [request["kind"] for each in requests for request in each]
+    told = (event["data"] for event in events if event["type"] == "input.requested")
+    return [each["details"][request["requestId"]]["kind"] for each in told for request in each["requests"]]

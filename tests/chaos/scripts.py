@@ -32,3 +32,17 @@ def call(tool: str, *, gate: Literal["before", "after"] | None = None) -> Script
     note, word = unique("n"), unique()
     arguments = {"note": note, **({gate: note} if gate else {})}
     return Script(f"call {tool} {json.dumps(arguments)} then say {word}", word, note)
+
+
+def calls(*tools: str) -> Script:
+    """Several calls at once, and then a text."""
+    word = unique()
+    asked = " and ".join(f"{tool} {json.dumps({'note': unique('n')})}" for tool in tools)
+    return Script(f"call {asked} then say {word}", word)
+
+
+def question() -> Script:
+    """A question with two options, and then a text."""
+    word = unique()
+    asked = {"prompt": f"Which, for {word}?", "options": ["red", "blue"]}
+    return Script(f"call ask_question {json.dumps(asked)} then say {word}", word)

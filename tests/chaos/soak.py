@@ -1,161 +1,215 @@
-"""Random deaths under random talk: `python -m tests.chaos.soak --minutes 5 [--seed N] [--postgres URL]`.
+"""Random failures under random talk, and a judge: `python -m tests.chaos.soak --minutes 5 [--seed N] [--postgres]`.
 
-Prints its seed, and what it does; ends with all invariants checked, and code 1 if one does not hold. The seed
-repeats the choices; when things happen is up to the machine.
+Callers start sessions, speak to them, answer them and stop them, while processes are killed and frozen and connections
+go dead. When all is well again, and nothing moves any more, what callers were promised is checked from outside: the
+rows of the store, the effects in the ledger, what the provider was asked, the streams. It prints its seed, what it
+does, and everything that does not hold; then its code is 1. The seed repeats the choices; when things happen is up to
+the machine.
 """
 
 import argparse
 import asyncio
+import contextlib
+import json
 import random
 import secrets
+import shutil
+import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Generator
+from contextlib import ExitStack
+from dataclasses import asdict, replace
 from pathlib import Path
 
+import httpx2
+
 from tests.support.ledger import running_ledger
-from tests.support.processes import Process
-from tests.support.stack import Stack
+from tests.support.postgres import Cluster, find_binaries
+from tests.support.stack import Stack, TemporalServer
 
-from .scripts import Script, call, drip, say
+from .callers import Callers, crowd
+from .deeds import Hand, Lines, say_aloud
+from .evidence import Evidence
+from .promises import answers, broken_promises, slowest_delivery
+from .scripts import say
 from .stubborn import Stubborn
-from .world import AGENT, World, dies_at
+from .world import AGENT, World, unsettled
 
-_CLIENTS = 8
-_POINTS = (
-    *("model_before_begin", "model_after_begin", "model_mid_stream", "model_before_settle", "model_after_settle"),
-    *("tool_before_intent", "tool_after_intent", "tool_after_effect", "tool_before_settle", "tool_after_settle"),
-)
+_CALLERS = 8
+#: How long nothing may change, once nothing fails any more, before what has not come to rest is said to be stuck; and
+#: how long it may take in all.
+_STILLNESS = 120.0
+_REST = 600.0
+#: How much of one kind of violation is printed.
+_SHOWN = 12
 
 
 class Soak:
-    """A number of clients that talk, and one hand that kills."""
+    """Callers, a hand that breaks things, and the judgement of what became of it."""
 
-    def __init__(self, world: World, directory: Path, chance: random.Random, seconds: float) -> None:
+    def __init__(self, world: World, hand: Hand, chance: random.Random, seconds: float) -> None:
         self._world = world
-        self._directory = directory
+        self._hand = hand
         self._chance = chance
-        self._end = time.monotonic() + seconds
-        self._turns = 0
-        self._slowest = 0.0
-        self._number = 0
+        self._seconds = seconds
 
-    async def run(self) -> None:
-        self._start_worker()
-        self._start_worker()
-        async with asyncio.TaskGroup() as group:
-            for number in range(_CLIENTS):
-                group.create_task(self._talk(random.Random(self._chance.random() + number)))
-            await self._kill()
-        evidence = await self._world.check()
-        told = f"{self._turns} turns in {len(evidence.sessions)} sessions, {self._number} workers"
-        say_aloud(f"{told}, the slowest turn {self._slowest:.1f} s: all holds")
+    async def run(self) -> tuple[Evidence, dict[str, list[str]]]:
+        self._hand.replace_the_dead()
+        keeping = asyncio.create_task(self._hand.keep_alive())
+        try:
+            await self._begin()
+            async with crowd(self._world, random.Random(self._chance.random()), self._seconds) as callers:
+                async with asyncio.TaskGroup() as group:
+                    group.create_task(self._hand.do_everything(self._seconds))
+                    group.create_task(callers.run(_CALLERS))
+                await self._hand.make_well()
+                await self._rest(callers)
+                evidence = await self._evidence(callers)
+            return evidence, broken_promises(evidence)
+        finally:
+            keeping.cancel()
+            await asyncio.wait([keeping])
 
-    async def _talk(self, chance: random.Random) -> None:
-        client = Stubborn(self._world, chance)
-        while time.monotonic() < self._end:
-            if chance.random() < 0.1:
-                client = Stubborn(self._world, chance)
-            script = _some_script(chance)
-            began = time.monotonic()
-            answer = await client.say(script.message, within=180)
-            self._slowest = max(self._slowest, time.monotonic() - began)
-            assert answer == script.answer, f"{script.message!r} was answered with {answer!r}"
-            self._turns += 1
+    async def _begin(self) -> None:
+        """Nothing is judged before the product works at all."""
+        script = say()
+        answer = await Stubborn(self._world, self._chance).say(script.message)
+        assert answer == script.answer, answer
 
-    async def _kill(self) -> None:
-        deeds: list[Callable[[], None]] = [
-            self._kill_worker,
-            self._kill_worker,
-            self._freeze_worker,
-            self._kill_api,
-            self._world.stack.restart_temporal,
-            self._kill_everything,
+    async def _rest(self, callers: Callers) -> None:
+        """Answer what is still asked, until nothing moves any more; what is stuck is found by the judge."""
+        began = changed = time.monotonic()
+        before: object = None
+        while True:
+            await self._answer_everything(callers)
+            await asyncio.sleep(0.5)
+            seen = await asyncio.to_thread(self._world.store)
+            waiting = unsettled(seen)
+            now = (waiting, sum(len(events) for events in seen.events.values()))
+            if now != before:
+                before, changed = now, time.monotonic()
+            if not waiting or time.monotonic() > min(changed + _STILLNESS, began + _REST):
+                break
+        told = f"{len(waiting)} sessions and deliveries have not come to rest" if waiting else "nothing moves"
+        say_aloud(f"{told} after {time.monotonic() - began:.0f} s")
+
+    async def _answer_everything(self, callers: Callers) -> None:
+        with contextlib.suppress(httpx2.HTTPError, TimeoutError):
+            async with asyncio.timeout(20):
+                found = await callers.any_api().get("/v1/inputs", params={"status": "open", "limit": 200})
+                for each in found.json().get("inputs", []):
+                    option = each["options"][0]["id"] if each["kind"] == "question" else "approve"
+                    await callers.any_api().post(f"/v1/inputs/{each['requestId']}", json={"optionId": option})
+
+    async def _evidence(self, callers: Callers) -> Evidence:
+        seen = await self._world.evidence()
+        heard = callers.heard
+        await callers.close()
+        receipts = [
+            (tried.session_id, tried.delivery_id)
+            for post in heard.posts
+            if (tried := post.accepted) is not None and tried.delivery_id is not None
         ]
-        while time.monotonic() < self._end:
-            turns = self._turns + self._chance.randrange(5, 30)
-            while self._turns < turns and time.monotonic() < self._end:
-                # Some die by themselves, and somebody has to be there.
-                if len(self._living()) < 2:
-                    self._start_worker()
-                await asyncio.sleep(0.05)
-            deed = self._chance.choice(deeds)
-            say_aloud(f"{self._turns} turns, then {deed.__name__.strip('_')}")
-            deed()
-
-    def _kill_worker(self) -> None:
-        for worker in self._living()[:1]:
-            worker.kill()
-        self._start_worker()
-
-    def _freeze_worker(self) -> None:
-        """For as long as it takes to start another one, and to the next deed."""
-        for frozen in self._living()[:1]:
-            frozen.stop()
-            self._start_worker()
-            frozen.cont()
-
-    def _kill_api(self) -> None:
-        next(api for api in self._world.stack.apis if api.alive).kill()
-        self._world.stack.start_api()
-
-    def _kill_everything(self) -> None:
-        self._world.kill_everything()
-        self._world.start_everything()
-        self._start_worker()
-
-    def _living(self) -> list[Process]:
-        return [worker for worker in self._world.stack.workers if worker.alive]
-
-    def _start_worker(self) -> Process:
-        """Every third one is going to die by itself, at some place and some pass."""
-        self._number += 1
-        doomed = self._chance.random() < 1 / 3
-        point = f"{self._chance.choice(_POINTS)}:{self._chance.randrange(1, 8)}"
-        once = self._directory / f"dead-{self._number}"
-        return self._world.stack.start_worker(dies_at(point, once) if doomed else None)
+        return replace(
+            seen,
+            receipts=(*seen.receipts, *receipts),
+            posts=heard.posts,
+            cancels=heard.cancels,
+            followed=heard.followed,
+            absences=self._hand.absences,
+        )
 
 
-def _some_script(chance: random.Random) -> Script:
-    kinds = (say, lambda: drip(words=chance.randrange(2, 40)), *(lambda t=t: call(t) for t in _TOOLS))
-    return chance.choice(kinds)()
+def judged(evidence: Evidence, broken: dict[str, list[str]], hand: Hand) -> bool:
+    """Say what was seen; whether all of it holds."""
+    turns = sum(event["type"] == "turn.started" for events in evidence.events.values() for event in events)
+    read = sum(len(events) for _, events in evidence.followed)
+    say_aloud(f"{len(hand.done)} deeds, {turns} turns in {len(evidence.sessions)} sessions, {read} events read live")
+    say_aloud("callers were told: " + ", ".join(f"{what} {n} times" for what, n in sorted(answers(evidence).items())))
+    seconds, name = slowest_delivery(evidence)
+    say_aloud(f"the slowest delivery was heard after {seconds:.1f} s: {name}")
+    for check, wrong in broken.items():
+        say_aloud(f"{check}: {len(wrong)} violations")
+        for problem in wrong[:_SHOWN]:
+            sys.stdout.write(f"    {problem[:600]}\n")
+    say_aloud("all holds" if not broken else f"{len(broken)} promises are broken")
+    return not broken
 
 
-_TOOLS = ("charge", "charge_in_thread", "put", "look")
+def write_down(directory: Path, evidence: Evidence, broken: dict[str, list[str]]) -> None:
+    """Keep what was seen, for whoever wants to know why."""
+    with (directory / "evidence.json").open("w") as file:
+        json.dump({"broken": broken, **asdict(evidence)}, file, default=str)
 
 
-def say_aloud(what: str) -> None:
-    sys.stdout.write(f"{time.strftime('%H:%M:%S')} {what}\n")
-    sys.stdout.flush()
+@contextlib.contextmanager
+def private_cluster() -> Generator[tuple[Cluster, str]]:
+    binaries = find_binaries()
+    if binaries is None:
+        raise SystemExit("PostgreSQL is not installed: no initdb on the PATH or in /usr/lib/postgresql/*/bin")
+    cluster = Cluster(binaries, durable=True)
+    try:
+        yield cluster, cluster.start()
+    finally:
+        cluster.stop()
+
+
+def soaked(directory: Path, chance: random.Random, seconds: float, *, postgres: bool) -> bool:
+    with ExitStack() as stack:
+        cluster, database_url = stack.enter_context(private_cluster()) if postgres else (None, None)
+        ledger = stack.enter_context(running_ledger(directory))
+        temporal = TemporalServer(directory)
+        stack.callback(temporal.close)
+        lines = Lines(temporal, cluster, stack)
+        product = stack.enter_context(
+            Stack(
+                directory,
+                workers=0,
+                apis=0,
+                agents=AGENT,
+                provider=True,
+                database_url=database_url,
+                environment={"LEDGER_URL": ledger.url, "PERDURE_LOG_LEVEL": "warning"},
+                temporal=temporal,
+            )
+        )
+        world = World(product, ledger)
+        stack.callback(world.close)
+        hand = Hand(world, lines, cluster, directory, chance)
+        evidence, broken = asyncio.run(Soak(world, hand, chance, seconds).run())
+        holds = judged(evidence, broken, hand)
+        if not holds:
+            write_down(directory, evidence, broken)
+        return holds
+
+
+def _terminated(number: int, frame: object) -> None:
+    del frame
+    sys.exit(128 + number)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=5.0)
     parser.add_argument("--seed", type=int, default=secrets.randbelow(1_000_000))
-    parser.add_argument("--postgres", metavar="URL", help="an empty database; SQLite without it")
+    parser.add_argument("--postgres", action="store_true", help="on a PostgreSQL of its own, which dies as well")
     asked = parser.parse_args()
-    say_aloud(f"seed {asked.seed}, {asked.minutes:g} minutes")
+    # Whoever ends us by force must not leave a database server behind.
+    signal.signal(signal.SIGTERM, _terminated)
+    database = "PostgreSQL" if asked.postgres else "SQLite"
+    say_aloud(f"seed {asked.seed}, {asked.minutes:g} minutes, {database}")
     directory = Path(tempfile.mkdtemp(prefix="perdure-soak-"))
-    with (
-        running_ledger(directory) as ledger,
-        Stack(
-            directory,
-            workers=0,
-            apis=2,
-            agents=AGENT,
-            provider=True,
-            database_url=asked.postgres,
-            environment={"LEDGER_URL": ledger.url},
-        ) as stack,
-    ):
-        soak = Soak(World(stack, ledger), directory, random.Random(asked.seed), asked.minutes * 60)
-        try:
-            asyncio.run(soak.run())
-        except BaseException:
-            say_aloud(f"seed {asked.seed} failed; what is left is in {directory}")
-            raise
+    try:
+        holds = soaked(directory, random.Random(asked.seed), asked.minutes * 60, postgres=asked.postgres)
+    except BaseException:
+        say_aloud(f"seed {asked.seed} broke off; what is left is in {directory}")
+        raise
+    if not holds:
+        say_aloud(f"seed {asked.seed} failed; what is left is in {directory}")
+        sys.exit(1)
+    shutil.rmtree(directory)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from .world import Voice, World, unique
 pytestmark = pytest.mark.chaos
 
 _MIB = 1024 * 1024
-_DEEP = 100_000
+_DEEP = 90_000
 
 #: Bodies of a request, and the status that each is refused with.
 BODIES: dict[str, tuple[bytes, int]] = {

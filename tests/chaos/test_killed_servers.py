@@ -1,6 +1,5 @@
 """`kill -9` of the API, of Temporal, of everything at once."""
 
-import asyncio
 import time
 
 import httpx2
@@ -14,6 +13,9 @@ from .scripts import Script, call, drip, say
 from .world import Voice, World, unique, until
 
 pytestmark = pytest.mark.chaos
+
+#: A session is told of what was accepted within this time after Temporal is back, in seconds.
+TOLD_AGAIN = 15.0
 
 
 async def test_a_reader_goes_on_at_another_api_where_the_first_one_died(world: World) -> None:
@@ -71,6 +73,25 @@ async def test_a_session_whose_api_died_starts_once_when_it_is_asked_for_again(w
     assert sum(session["title"] == script.message for session in world.store().sessions) == 1
 
 
+@pytest.mark.parametrize("moment", ["before_signal", "after_signal", "before_start", "after_start"])
+async def test_what_an_api_had_written_before_it_died_is_heard_though_nobody_asks_again(
+    world: World, moment: str
+) -> None:
+    world.only_worker()
+    script = say()
+    async with world.voice() as voice:
+        await voice.say(say().message)
+        doomed, url = world.dying_api(moment)
+        if moment.endswith("start"):
+            await sent_into_the_void(f"{url}/eve/v1/session", {"message": script.message}, unique("key"))
+        else:
+            body = {"continuationToken": voice.token, "message": script.message}
+            await sent_into_the_void(f"{url}/eve/v1/session/{voice.session_id}", body, unique("key"))
+        await until(lambda: not doomed.alive, "the API to die")
+
+        await until(lambda: world.times_asked(script.message) == 1, "the message to be heard", TOLD_AGAIN)
+
+
 async def test_a_turn_outlives_temporal(world: World) -> None:
     """The server is killed while the model speaks and while a tool works; it comes back on its file."""
     world.only_worker()
@@ -88,24 +109,27 @@ async def test_a_turn_outlives_temporal(world: World) -> None:
     assert len(world.ledger.of_call("charge", tool_turn.note)) == 1
 
 
-async def test_a_message_is_refused_clearly_while_temporal_is_away(world: World) -> None:
+async def test_a_message_is_accepted_while_temporal_is_away_and_heard_once_it_is_back(world: World) -> None:
     world.only_worker()
     async with world.voice() as voice:
         await voice.say(say().message)
-        lost, kept = say(), say()
+        first, second = say(), say()
 
         world.stack.temporal.process.kill()
         began = time.monotonic()
-        refused = await voice.http.post(
-            f"/eve/v1/session/{voice.session_id}", json={"continuationToken": voice.token, "message": lost.message}
+        accepted = await voice.http.post(
+            f"/eve/v1/session/{voice.session_id}", json={"continuationToken": voice.token, "message": first.message}
         )
         took = time.monotonic() - began
         world.stack.restart_temporal()
 
-        assert (refused.status_code, refused.json()["ok"]) == (503, False)
+        assert (accepted.status_code, accepted.headers["x-perdure-delayed"]) == (200, "true")
+        voice.received(accepted)
         assert took < 15
-        assert await said_in_the_end(voice, kept.message) == kept.answer
-        assert world.times_asked(lost.message) == 0
+        await voice.send(second.message)
+        # In the order in which they were accepted, though the first signal never arrived.
+        assert text(await voice.until_boundary(within=TOLD_AGAIN)) == first.answer
+        assert text(await voice.until_boundary()) == second.answer
 
 
 async def test_everything_may_die_at_once(world: World) -> None:
@@ -153,15 +177,6 @@ async def sent_into_the_void(url: str, body: Json, key: str) -> None:
     async with httpx2.AsyncClient(timeout=30) as http:
         with pytest.raises(httpx2.HTTPError):
             await http.post(url, json=body, headers={"idempotency-key": key})
-
-
-async def said_in_the_end(voice: Voice, message: str) -> str:
-    """Say it until it is accepted, as a client does that is told to try again."""
-    body = {"continuationToken": voice.token, "message": message}
-    async with asyncio.timeout(30):
-        while (await voice.http.post(f"/eve/v1/session/{voice.session_id}", json=body)).status_code == 503:
-            await asyncio.sleep(0.1)
-    return text(await voice.until_boundary())
 
 
 def in_the_middle(world: World, script: Script) -> bool:

@@ -28,6 +28,7 @@ MODEL = {
 }
 
 
+@pytest.mark.slow
 async def test_the_tables_hold_on_postgresql(shared_out: World, tmp_path: Path) -> None:
     """One after another; of two workers that would die at the same place, only the first one there does."""
     world = shared_out

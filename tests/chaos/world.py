@@ -1,8 +1,10 @@
 """The whole product under attack, and all that can be known of it from outside."""
 
 import asyncio
+import contextlib
 import os
 import sys
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -60,6 +62,14 @@ class Voice(Talk):
         return receipt
 
 
+async def undisturbed(voice: Talk) -> float:
+    """How many seconds a turn takes here and now, to which nothing happens: other tests share the machine."""
+    word = unique()
+    began = time.monotonic()
+    assert await voice.say(f"say {word}") == word
+    return time.monotonic() - began
+
+
 class World:
     """A stack, the ledger its tools act on, and what callers were promised."""
 
@@ -111,14 +121,22 @@ class World:
     def dying_api(self, moment: str) -> tuple[Process, str]:
         """Start an API that dies at this moment of its talk with Temporal; the process and its address."""
         port = free_port()
-        program = [sys.executable, "-m", "tests.chaos.dying", "api"]
-        environment = {**self.stack.environment, "PERDURE_PORT": str(port), "DIE_AT": moment}
-        name = f"api-dying-{port}"
-        api = Process(name, program, self.stack.directory / f"{name}.log", environment)
-        self._own.append(api)
-        wait_until(lambda: not api.alive or listens("127.0.0.1", port), f"{name} to listen", 60)
+        api = self._dying("api", moment, {"PERDURE_PORT": str(port)})
+        wait_until(lambda: not api.alive or listens("127.0.0.1", port), f"{api.name} to listen", 60)
         assert api.alive, api.output
         return api, f"http://127.0.0.1:{port}"
+
+    def _dying(self, part: str, moment: str, environment: Mapping[str, str]) -> Process:
+        program = [sys.executable, "-m", "tests.chaos.dying", part]
+        name = f"{part}-dying-{len(self._own)}"
+        log = self.stack.directory / f"{name}.log"
+        process = Process(name, program, log, {**self.stack.environment, **environment, "DIE_AT": moment})
+        self._own.append(process)
+        return process
+
+    def dying_worker(self, moment: str) -> Process:
+        """Start a worker that dies at this moment."""
+        return self._dying("worker", moment, {})
 
     def close(self) -> None:
         for process in self._own:
@@ -140,20 +158,32 @@ class World:
         return sum((each.said, each.step) == (message, step) for each in self.asked())
 
     def _provider(self, what: str) -> Json:
-        return httpx2.get(f"{self.stack.provider_url}/{what}", timeout=10).raise_for_status().json()
+        return httpx2.get(f"{self.stack.provider_url}/{what}", timeout=60).raise_for_status().json()
 
     async def settled(self, within: float = 40.0) -> Evidence:
         """Wait until every session waits or is over, and every delivery was heard or refused."""
-        await until(lambda: not _unsettled(self.store()), "all sessions to settle", within)
+        await until(lambda: not unsettled(self.store()), "all sessions to settle", within)
         return self.store()
 
     async def check(self) -> Evidence:
         """Everything must hold."""
-        evidence = await self.settled()
-        streams = {
-            session_id: await self._stream(session_id, len(kept)) for session_id, kept in evidence.events.items()
-        }
-        evidence = replace(
+        await self.settled()
+        evidence = await self.evidence()
+        invariants.check(evidence)
+        return evidence
+
+    async def evidence(self) -> Evidence:
+        """All that can be seen from outside now."""
+        evidence = self.store()
+        some = asyncio.Semaphore(16)
+
+        async def read(session_id: str, length: int) -> tuple[str, list[Json]]:
+            async with some:
+                return session_id, await self._stream(session_id, length)
+
+        read_all = (read(session_id, len(kept)) for session_id, kept in evidence.events.items())
+        streams = dict(await asyncio.gather(*read_all))
+        return replace(
             evidence,
             effects=self.ledger.effects(),
             asked=self.asked(),
@@ -161,20 +191,22 @@ class World:
             streams=streams,
             receipts=tuple(self.receipts),
         )
-        invariants.check(evidence)
-        return evidence
 
     async def _stream(self, session_id: str, length: int) -> list[Json]:
         """The first events of a session, as a reader gets them."""
         read: list[Json] = []
-        async with self.voice() as voice, asyncio.timeout(30):
-            voice.session_id = session_id
-            stream = voice.events()
-            async for event in stream:
-                read.append(event)
-                if len(read) == length:
-                    break
-            await stream.aclose()
+        if not length:
+            return read
+        # One that stays behind is shorter than the log; that is for the checks to find.
+        with contextlib.suppress(TimeoutError):
+            async with self.voice() as voice, asyncio.timeout(30):
+                voice.session_id = session_id
+                stream = voice.events()
+                async for event in stream:
+                    read.append(event)
+                    if len(read) == length:
+                        break
+                await stream.aclose()
         return read
 
 
@@ -183,7 +215,8 @@ def dies_at(point: str, once: Path) -> dict[str, str]:
     return {"PERDURE_KILL_POINT": point, "PERDURE_KILL_ONCE_FILE": str(once)}
 
 
-def _unsettled(evidence: Evidence) -> list[str]:
+def unsettled(evidence: Evidence) -> list[str]:
+    """The sessions in which something moves, and the deliveries that wait."""
     waiting = [each["session_id"] for each in evidence.sessions if each["status"] in ("starting", "running")]
     for deliveries in evidence.deliveries.values():
         waiting += [each["delivery_id"] for each in deliveries if each["turn"] is None and each["refused"] is None]

@@ -27,6 +27,12 @@ def pay(amount: int) -> dict[str, int]:
     return {"paid": amount}
 
 
+@tool(approval="always", summary=lambda arguments: f"Send {arguments['text']!r}", expires=3600, on_expiry="fail")
+def send(text: str) -> str:
+    """Send a text."""
+    return f"sent {text}"
+
+
 concierge = Agent(
     name="concierge",
     model="openai-chat:scripted",
@@ -36,4 +42,4 @@ concierge = Agent(
 )
 # Takes any other message for a denial.
 hasty = Agent(name="hasty", model="openai-chat:scripted", tools=[pay], while_waiting="deny")
-clerk = Agent(name="clerk", model="openai-chat:scripted", instructions="Do as the script says.")
+clerk = Agent(name="clerk", model="openai-chat:scripted", instructions="Do as the script says.", tools=[send])

@@ -46,8 +46,23 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Generator[Stack]:
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_the_client_gets_through(node: str, stack: Stack, scenario: str) -> None:
+    run(node, stack, f"scenarios/{scenario}.mjs")
+
+
+def test_the_guards_of_the_client_recognise_all_that_is_told(node: str, stack: Stack) -> None:
+    run(node, stack, "guards.mjs")
+
+
+def test_the_lock_names_no_registry() -> None:
+    lock = (FOLDER / "package-lock.json").read_text()
+
+    assert "resolved" not in lock
+    assert not re.search(r"registry", lock)
+
+
+def run(node: str, stack: Stack, script: str) -> None:
     done = subprocess.run(
-        [node, f"scenarios/{scenario}.mjs"],
+        [node, script],
         cwd=FOLDER,
         env={**os.environ, "EVE_URL": stack.url},
         capture_output=True,
@@ -57,13 +72,6 @@ def test_the_client_gets_through(node: str, stack: Stack, scenario: str) -> None
     )
 
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
-
-
-def test_the_lock_names_no_registry() -> None:
-    lock = (FOLDER / "package-lock.json").read_text()
-
-    assert "resolved" not in lock
-    assert not re.search(r"registry", lock)
 
 
 def _installed() -> bool:

@@ -40,8 +40,18 @@ async def test_refunds_run_are_asked_about_or_are_refused() -> None:
         "local-dev asks for 100.00 back. Agreed?",
         "Refund 100.00 for order 1",
     )
-    assert [each.output for each in played.tool_calls][1:] == ["Refunded 10.00.", "Refunded 80.00."]
-    assert played.tool_calls[0].status == "rejected"
+    assert [each.output for each in played.tool_calls][:2] == ["Refunded 10.00.", "Refunded 80.00."]
+    assert played.tool_calls[2].status == "rejected"
+
+
+async def test_an_address_that_was_changed_in_the_approval_is_not_the_one_that_goes_out_unasked() -> None:
+    letters = [call("send_letter", to=to, text="Hello") for to in ("Oslo 1", "Bergen 2", "Oslo 1")]
+
+    played = await play(approvals.agent, "Write", model=ScriptedModel([*letters, "Sent."]))
+    played = await played.answer("send_letter", "approve", arguments={"to": "Bergen 2", "text": "Hello"})
+
+    assert [each.output for each in played.tool_calls] == ["Sent 5 characters to Bergen 2."] * 2
+    assert [request.input["to"] for request in played.pending] == ["Oslo 1"]
 
 
 async def test_letters_to_a_known_address_go_out_without_asking() -> None:

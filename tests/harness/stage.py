@@ -13,8 +13,9 @@ from perdure.harness.resuming import Resuming
 from perdure.harness.tool_step import ToolStep
 from perdure.harness.turn_end import TurnEnd
 from perdure.models.base import Model
+from perdure.protocol import names
 from perdure.protocol.deliveries import Capabilities, DeliveryBody, DeliveryRef, Message, Mode
-from perdure.protocol.events import Event
+from perdure.protocol.events import Event, EventType, NewEvent
 from perdure.protocol.inputs import APPROVE, DENY, InputAnswer, OpenInput
 from perdure.protocol.principals import LOCAL
 from perdure.protocol.requests import (
@@ -37,8 +38,9 @@ from perdure.protocol.requests import (
 from perdure.session.inputs import resolved
 from perdure.session.turn import CANCELLED
 from perdure.settings import Settings
-from perdure.store.base import Answering, Attempt, NewDelivery, NewSession, Store, Vote, read_all
+from perdure.store.base import Answering, Attempt, CancelRequest, NewDelivery, NewSession, Store, Vote
 from perdure.store.open import open_store
+from perdure.store.pages import read_all
 from perdure.testing import ScriptedModel
 
 SESSION = "s1"
@@ -73,7 +75,11 @@ class Speaker:
 class Lab:
     """Plays what workers do. Each call is an attempt; `generation` says whose turn it is."""
 
-    def __init__(self, store: Store, agent: Agent, model: Model, mode: Mode, settings: Settings) -> None:
+    def __init__(
+        self, store: Store, agent: Agent, model: Model, mode: Mode, settings: Settings, session: str = SESSION
+    ) -> None:
+        self.session = session
+        self.token = "first-token" if session == SESSION else f"token of {session}"
         self.store = store
         self.mode: Mode = mode
         self.agent = agent
@@ -83,7 +89,6 @@ class Lab:
         self.models = self.worker()
         self.tools = ToolStep(store, agents, settings)
         self.parking = Parking(store)
-        self.resuming = Resuming(store, agents)
         self.end = TurnEnd(store, agents)
         self.can_ask = False
         self._deliveries = 0
@@ -102,21 +107,23 @@ class Lab:
     async def deliver(self, message: Message | None, **body: Any) -> DeliveryRef:
         number, self._deliveries = self._deliveries, self._deliveries + 1
         made = DeliveryBody(message=message, **body).model_dump(mode="json")
-        delivery = NewDelivery(SESSION, f"d{number}", made, LOCAL.owner)
+        delivery = NewDelivery(self.session, f"d{number}", made, LOCAL.owner)
         if number == 0:
             await self.store.create_session(
-                NewSession(SESSION, self.agent.name, self.mode, "first-token", LOCAL, Capabilities(request_input=True)),
+                NewSession(
+                    self.session, self.agent.name, self.mode, self.token, LOCAL, Capabilities(request_input=True)
+                ),
                 delivery,
             )
         else:
             await self.store.accept(delivery)
-        return DeliveryRef(id=delivery.delivery_id, token_hash="first-token")
+        return DeliveryRef(id=delivery.delivery_id, token_hash=self.token)
 
     async def model(
         self, *deliveries: DeliveryRef, turn: int = 0, step: int = 0, generation: int = 1, number: int | None = None
     ) -> ModelOutcome:
         call = ModelCall(
-            at=Coordinates(session_id=SESSION, turn=turn, step=step),
+            at=Coordinates(session_id=self.session, turn=turn, step=step),
             agent=self.agent.name,
             mode=self.mode,
             capabilities=Capabilities(request_input=self.can_ask),
@@ -134,7 +141,7 @@ class Lab:
         number: int | None = None,
         cancelled: threading.Event | None = None,
     ) -> ToolOutcome:
-        made = ToolCall(at=Coordinates(session_id=SESSION, turn=turn, step=step), agent=self.agent.name, call=call)
+        made = ToolCall(at=Coordinates(session_id=self.session, turn=turn, step=step), agent=self.agent.name, call=call)
         return await self.tools.run(made, Attempt(number or generation, generation), cancelled or threading.Event())
 
     async def run_one(self) -> ToolOutcome:
@@ -159,10 +166,10 @@ class Lab:
         ids = tuple(each.request_id for each, _ in answers)
         made = DeliveryBody(kind="answer", answers=ids, message=message).model_dump(mode="json")
         votes = [Vote(each.request_id, answer) for each, answer in answers]
-        delivery = NewDelivery(SESSION, f"d{number}", made, LOCAL.owner)
-        answering = Answering(SESSION, votes, delivery, always=True)
+        delivery = NewDelivery(self.session, f"d{number}", made, LOCAL.owner)
+        answering = Answering(self.session, votes, delivery, always=True)
         await self.store.answer(answering, lambda row: resolved(row.request, row.status, row.answer))
-        return DeliveryRef(id=delivery.delivery_id, kind="answer", token_hash="first-token")
+        return DeliveryRef(id=delivery.delivery_id, kind="answer", token_hash=self.token)
 
     async def resume(
         self,
@@ -172,32 +179,41 @@ class Lab:
         turn: int = 1,
         generation: int = 1,
     ) -> Resumed:
+        resuming = Resuming(self.store, AgentRegistry([self.agent]))
         resumption = ResumeTurn(
-            at=Coordinates(session_id=SESSION, turn=turn),
+            at=Coordinates(session_id=self.session, turn=turn),
             agent=self.agent.name,
             mode=self.mode,
             deliveries=deliveries,
             open=tuple(open),
             expired=tuple(each.request_id for each in expired),
         )
-        return await self.resuming.resume(resumption, Attempt(generation, generation))
+        return await resuming.resume(resumption, Attempt(generation, generation))
 
     async def run_approved(self, approved: ApprovedCall, *, turn: int = 1, generation: int = 1) -> ToolOutcome:
-        told_at = Coordinates(session_id=SESSION, turn=turn)
+        told_at = Coordinates(session_id=self.session, turn=turn)
         made = ToolCall(at=approved.at, told_at=told_at, agent=self.agent.name, call=approved.call)
         return await self.tools.run(made, Attempt(generation, generation), threading.Event())
 
     async def park(self, open: Sequence[OpenInput], *, turn: int = 0, step: int = 0) -> None:
-        at = Coordinates(session_id=SESSION, turn=turn, step=step)
+        at = Coordinates(session_id=self.session, turn=turn, step=step)
         await self.parking.park(ParkTurn(at=at, agent=self.agent.name, mode=self.mode, open=tuple(open)))
 
     async def cancel(self, *deliveries: DeliveryRef, turn: int = 0, step: int = 0) -> None:
-        at = Coordinates(session_id=SESSION, turn=turn, step=step)
+        at = Coordinates(session_id=self.session, turn=turn, step=step)
         conclusion = Conclusion(kind="cancelled", at=at, mode=self.mode, failure=CANCELLED, deliveries=deliveries)
         await self.end.conclude(conclusion)
 
+    async def wish_to_stop(self) -> CancelRequest | None:
+        """What the API does when somebody wants the turn stopped."""
+
+        def requested(turn: int) -> NewEvent:
+            return NewEvent(type=EventType.CANCEL_REQUESTED, key=names.turn_key(turn, "cancel-requested"), turn=turn)
+
+        return await self.store.cancel(self.session, None, requested)
+
     async def withdraw(self, open: Sequence[OpenInput], *, turn: int = 0) -> None:
-        at = Coordinates(session_id=SESSION, turn=turn)
+        at = Coordinates(session_id=self.session, turn=turn)
         await self.end.withdraw(Withdrawal(at=at, mode=self.mode, open=tuple(open)))
 
     async def status_of(self, request: OpenInput) -> str:
@@ -205,15 +221,15 @@ class Lab:
         return row.status if row else "unknown"
 
     async def session_status(self) -> str:
-        row = await self.store.session(SESSION)
+        row = await self.store.session(self.session)
         return row.status if row else "unknown"
 
     async def conclude(self, failure: Failure, *deliveries: DeliveryRef, turn: int = 0, step: int = 0) -> None:
-        at = Coordinates(session_id=SESSION, turn=turn, step=step)
+        at = Coordinates(session_id=self.session, turn=turn, step=step)
         await self.end.conclude(Conclusion(at=at, mode=self.mode, failure=failure, deliveries=deliveries))
 
     async def events(self) -> list[Event]:
-        return [event async for event in read_all(self.store, SESSION)]
+        return [event async for event in read_all(self.store, self.session)]
 
     async def types(self) -> list[str]:
         return [event.type for event in await self.events()]

@@ -7,6 +7,7 @@ import pytest
 from perdure import Agent, Call, Decision, SessionView, responders, tool
 from perdure.protocol.inputs import digest
 from perdure.protocol.requests import Calls, Parked, Reminder
+from perdure.protocol.wire import JsonObject
 from perdure.testing import ScriptedModel, call, play
 
 from .stage import SESSION, lab
@@ -55,9 +56,9 @@ async def test_a_turn_that_only_asks_parks_in_the_commit_of_its_reply() -> None:
             "display": "confirmation",
             "allowFreeform": False,
             "options": [{"id": "approve", "label": "Yes"}, {"id": "deny", "label": "No"}],
-            "kind": "approval",
-            "responders": {"kind": "requester", "values": [], "quorum": 1},
         }
+        details: JsonObject = {"kind": "approval", "responders": {"kind": "requester", "values": [], "quorum": 1}}
+        assert told["details"] == {request["requestId"]: details}
         assert (told["turnId"], told["stepIndex"]) == ("turn_0", 0)
         row = await it.store.input(outcome.open[0].request_id)
         assert row is not None
@@ -86,7 +87,11 @@ async def test_gated_ungated_invalid_and_question_in_one_step() -> None:
         assert [each.tool for each in outcome.calls] == ["look"]
         assert len(outcome.open) == 2
         (actions,) = await it.told("actions.requested")
-        assert [action["toolName"] for action in actions["actions"]] == ["look"]
+        # What waits for people is told by what they are asked, and a question is no action at all.
+        assert [(action["toolName"], action["input"]) for action in actions["actions"]] == [
+            ("look", {}),
+            ("pay", {"amount": "much"}),
+        ]
         assert await it.told("input.requested") == []
         assert [await it.status_of(each) for each in outcome.open] == ["unknown", "unknown"]
 
@@ -128,7 +133,11 @@ async def test_where_nobody_can_be_asked_a_gated_call_is_refused() -> None:
         assert (outcome.calls, outcome.open) == ((), ())
         (told,) = await it.told("action.result")
         assert (told["status"], told["error"]["code"]) == ("rejected", "TOOL_APPROVAL_UNAVAILABLE")
-        assert await it.told("actions.requested") == []
+        (asked,) = await it.told("actions.requested")
+        assert [action["toolName"] for action in asked["actions"]] == ["pay"]
+        row = await it.store.session(SESSION)
+        assert row is not None
+        assert row.tool_calls == 1
         await it.model(delivery, step=1)
         assert [tool.name for tool in model.prompts[0].tools] == ["pay"]
 
@@ -156,6 +165,7 @@ async def test_a_function_decides_whether_to_ask() -> None:
     (request,) = played.pending
     assert (request.prompt, request.summary, request.input) == ("Really 500?", "Pay 500 euros", {"amount": 500})
     assert [(each.status, each.output) for each in played.tool_calls] == [
+        ("completed", "spent 5"),
         (
             "rejected",
             {
@@ -163,7 +173,6 @@ async def test_a_function_decides_whether_to_ask() -> None:
                 "message": "Tool execution was denied. Reason: payer pays no more than 1000",
             },
         ),
-        ("completed", "spent 5"),
     ]
 
 

@@ -1,5 +1,8 @@
 """A turn that has to hand over a result of a certain shape."""
 
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
@@ -63,7 +66,7 @@ async def test_a_result_that_does_not_fit_is_sent_back() -> None:
         assert isinstance(await it.model(delivery, step=1), Finished)
 
         (told,) = model.prompts[1].messages[-1].parts
-        assert str(told.content).endswith("$.degrees: 'cold' is not of type 'integer'")  # type: ignore[union-attr]
+        assert str(told.content).endswith('$.degrees: "cold" is not of type "integer"')  # type: ignore[union-attr]
         assert (await it.told("result.completed"))[0]["result"]["degrees"] == 3
         assert not {"actions.requested", "action.result", "action.input.appended"} & set(await it.types())
 
@@ -171,13 +174,61 @@ async def test_a_schema_that_is_none_fails_the_turn_before_the_model_is_asked(sc
 
 async def test_a_schema_never_sends_us_to_the_network() -> None:
     schema = {"type": "object", "properties": {"a": {"$ref": "http://127.0.0.1:9/schema.json"}}}
-    model = ScriptedModel([call("final_output", a=1), "Sorry"])
+    model = ScriptedModel([call("final_output", a=1)])
     async with lab(model) as it:
         await it.model(await it.deliver("Go", output_schema=schema))
-        await it.model(step=1)
+
+        assert (await it.told("turn.failed"))[0]["code"] == "OUTPUT_SCHEMA_INVALID"
+        assert model.prompts == []
+
+
+async def test_a_result_that_takes_too_long_to_compare_fails_the_turn_once() -> None:
+    many = [{"not": {"$ref": "#/$defs/one"}, "title": str(n)} for n in range(100)]
+    one = {"enum": [[0, n] for n in range(1, 1_500)]}
+    schema = {"type": "array", "items": {"allOf": many}, "$defs": {"one": one}}
+    model = ScriptedModel([call("final_output", value=[[0, 0]] * 5_000)])
+    async with lab(model) as it, beating() as beats:
+        delivery = await it.deliver("Count", output_schema=schema)
+        outcome = await it.model(delivery)
+
+        assert (await it.told("turn.failed"))[0]["code"] == "OUTPUT_SCHEMA_INVALID"
+        assert (await it.types())[-1] == "session.waiting"
+        assert await it.model(delivery, generation=2) == outcome
+        assert len(model.prompts) == 1
+        assert len(beats) > 10, "others went on meanwhile"
+
+
+async def test_where_the_reasons_have_no_end_the_model_is_told_that_it_does_not_fit() -> None:
+    kinds = [{"properties": {"kind": {"const": n}, "inner": {"$ref": "#"}}, "required": ["kind"]} for n in range(6)]
+    wrong: Any = {"kind": 7}
+    for _ in range(20):
+        wrong = {"kind": 5, "inner": wrong}
+    model = ScriptedModel([call("final_output", value=wrong), call("final_output", value={"kind": 5})])
+    async with lab(model) as it:
+        delivery = await it.deliver("Go", output_schema={"anyOf": kinds})
+        assert await it.calls(delivery) == ()
+        await it.model(delivery, step=1)
 
         (told,) = model.prompts[1].messages[-1].parts
-        assert "cannot be applied" in str(told.content)  # type: ignore[union-attr]
+        assert "$: does not fit" in str(told.content)  # type: ignore[union-attr]
+        assert (await it.told("result.completed"))[0]["result"] == {"kind": 5}
+
+
+@asynccontextmanager
+async def beating() -> AsyncGenerator[list[None]]:
+    """How often the loop had time for others."""
+    beats: list[None] = []
+
+    async def beat() -> None:
+        while True:
+            beats.append(None)
+            await asyncio.sleep(0.05)
+
+    task = asyncio.create_task(beat())
+    try:
+        yield beats
+    finally:
+        task.cancel()
 
 
 async def test_a_task_hands_over_what_its_agent_declares() -> None:
@@ -189,6 +240,11 @@ async def test_a_task_hands_over_what_its_agent_declares() -> None:
     assert played.result == {"city": "Oslo", "degrees": 3}
     assert played.types[-3:] == ("result.completed", "turn.completed", "session.completed")
     assert (talked.text, talked.result) == ("Cold.", None)
+
+
+def test_an_agent_cannot_declare_a_schema_that_no_result_can_be_compared_with() -> None:
+    with pytest.raises(InvalidDeclaration, match="refers to itself without end"):
+        Agent("weather", output_schema={"$ref": "#"})
 
 
 def test_the_name_of_the_tool_is_taken() -> None:

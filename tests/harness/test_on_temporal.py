@@ -18,8 +18,9 @@ from perdure.runtime.connect import connect
 from perdure.session.inputs import resolved
 from perdure.session.state import SessionState
 from perdure.settings import Settings
-from perdure.store.base import Answering, InputQuery, InputRow, NewDelivery, NewSession, Store, Vote, read_all
+from perdure.store.base import Answering, InputQuery, InputRow, NewDelivery, NewSession, Store, Vote
 from perdure.store.open import open_store
+from perdure.store.pages import read_all
 from perdure.testing import OneModel, ScriptedModel, call
 from tests.support.stack import TemporalServer
 from worker import workers
@@ -148,7 +149,7 @@ async def test_silence_has_its_consequence_by_itself(temporal_server: TemporalSe
 
         types = await it.until("session.waiting", 2)
 
-        assert types[types.index("input.resolved") + 1] == "action.result"
+        assert types[types.index("input.resolved") + 1 :][:2] == ["turn.started", "action.result"]
         assert "message.completed" in types
         assert await it.asked() == []
 
@@ -184,4 +185,4 @@ async def test_a_running_tool_is_cancelled_before_it_is_said(temporal_server: Te
         await it.signal(names.CANCEL, {})
 
         types = await it.until("session.waiting")
-        assert types[-3:] == ["action.result", "turn.cancelled", "session.waiting"]
+        assert types[-4:] == ["action.result", "step.completed", "turn.cancelled", "session.waiting"]

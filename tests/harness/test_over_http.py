@@ -48,7 +48,7 @@ async def test_results_reach_the_model_in_the_order_of_its_calls(provider: Provi
         assert first == "Results: 8"
         assert "Invalid arguments for double: n:" in second
         assert "Unknown tool" in third
-        assert len(await it.told("action.result")) == 1
+        assert len(await it.told("action.result")) == 3
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -84,6 +84,9 @@ async def test_a_denied_call_is_told_to_readers_and_to_the_model() -> None:
         error = {"code": "TOOL_EXECUTION_DENIED", "message": "Tool execution was denied. Reason: too dear"}
         assert (told["status"], told["error"], told["result"]["output"]) == ("rejected", error, error)
         assert said(model) == [error]
+        row = await it.store.session(SESSION)
+        assert row is not None
+        assert row.tool_calls == 1
 
 
 async def test_a_denial_without_a_reason_reads_as_the_contract_says() -> None:
@@ -225,9 +228,9 @@ async def test_a_late_answer_authorises_nothing_and_is_told_truthfully() -> None
         await it.model(late, turn=2)
 
         assert till.paid == []
-        assert said(model) == [
-            "Note: an answer about the call of pay arrived after that request was closed. It changed nothing."
-        ]
+        (note,) = said(model)
+        assert note.startswith("<note ")
+        assert "An answer about the call of pay arrived after that request was closed. It changed nothing." in note
         assert (await it.types())[-2:] == ["turn.completed", "session.waiting"]
 
 
@@ -245,7 +248,8 @@ async def test_the_answer_to_a_question_is_the_result_of_its_call(answer: InputA
         open = await it.parked(await it.deliver("Go"))
         (told,) = await it.told("input.requested")
         request = told["requests"][0]
-        assert (request["display"], request["kind"], request["allowFreeform"]) == ("select", "question", True)
+        assert (request["display"], request["allowFreeform"]) == ("select", True)
+        assert told["details"][request["requestId"]]["kind"] == "question"
         assert request["options"] == [{"id": "red", "label": "red"}, {"id": "g", "label": "Green"}]
 
         delivery = await it.answer((open[0], answer))
@@ -286,4 +290,5 @@ async def test_an_answer_to_a_request_of_nobody_changes_nothing() -> None:
         assert await it.resume(stray) == Resumed()
         await it.model(stray, turn=1)
 
-        assert said(model)[-1].startswith("Note: an answer arrived for a request that this session never made.")
+        assert said(model)[-1].startswith("<note ")
+        assert "An answer arrived for a request that this session never made." in said(model)[-1]

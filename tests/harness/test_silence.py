@@ -1,7 +1,12 @@
 """What nobody answers in time, and what is approved for the rest of the session."""
 
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
 from perdure.harness.gates import REMEMBERED
+from perdure.protocol.deliveries import DeliveryRef
 from perdure.protocol.requests import Calls, Resumed
+from perdure.store.base import Commit, Committed, Store
 from perdure.testing import ScriptedModel, call
 
 from .stage import NO, SESSION, YES, lab
@@ -20,7 +25,7 @@ async def test_silence_denies() -> None:
         assert (resolved["status"], resolved["turnId"]) == ("expired", "turn_0")
         assert said(model)[0]["message"] == "Tool execution was denied. Reason: expired"
         types = await it.types()
-        assert types[types.index("input.resolved") - 1] == "turn.started"
+        assert types[types.index("input.resolved") + 1] == "turn.started"
         assert types[-2:] == ["turn.completed", "session.waiting"]
 
 
@@ -46,6 +51,43 @@ async def test_an_answer_in_the_last_moment_counts() -> None:
         assert (await it.model(answer, turn=2)).kind == "unheard", "its delivery was heard by the turn that expired"
 
 
+class _AnsweredJustNow:
+    """A store in which somebody answers between the look at what is due and the moment in which it is closed."""
+
+    def __init__(self, store: Store, answer: Callable[[], Awaitable[object]]) -> None:
+        self._store = store
+        self._answer: Callable[[], Awaitable[object]] | None = answer
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def commit(self, commit: Commit) -> Committed:
+        if commit.expires and (answer := self._answer):
+            self._answer = None
+            await answer()
+        return await self._store.commit(commit)
+
+
+async def test_an_answer_between_the_look_and_the_expiry_is_carried_out_by_that_turn_and_nothing_more_is_said() -> None:
+    till = Till()
+    async with asked(till, 5, then=("Paid.", "never"), expires=60) as (it, model, open):
+        answers: list[DeliveryRef] = []
+
+        async def answer() -> None:
+            answers.append(await it.answer((open[0], YES)))
+
+        it.store = cast("Store", _AnsweredJustNow(it.store, answer))
+        resumed = await it.resume(open=open, expired=open)
+        await it.run_approved(resumed.calls[0])
+        await it.model(turn=1)
+
+        assert till.paid == [5]
+        assert (await it.resume(*answers, turn=2)).silent
+        assert "It changed nothing" not in str(model.prompts[-1].messages)
+        (started,) = [event for event in await it.events() if event.type == "turn.started" and event.turn == 1]
+        assert started.delivery_ids == (answers[0].id,)
+
+
 async def test_silence_may_fail_the_turn_and_take_the_others_along() -> None:
     till = Till()
     async with asked(till, 5, 6, then=("Sorry.",), expires=60, on_expiry="fail") as (it, model, open):
@@ -58,9 +100,9 @@ async def test_silence_may_fail_the_turn_and_take_the_others_along() -> None:
 
         assert [await it.status_of(each) for each in open] == ["expired", "withdrawn"]
         assert (await it.types())[-7:] == [
+            "input.resolved",
+            "input.resolved",
             "turn.started",
-            "input.resolved",
-            "input.resolved",
             "action.result",
             "action.result",
             "turn.failed",

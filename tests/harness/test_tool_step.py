@@ -7,8 +7,10 @@ from pydantic import BaseModel
 
 from perdure import Principal, State, ToolContext, tool
 from perdure.errors import Superseded, ToolFailed
+from perdure.harness.journal import OUTCOME, Outcome, read
 from perdure.settings import Settings
-from perdure.testing import call
+from perdure.store.base import NewRecord
+from perdure.testing import ScriptedModel, call
 
 from .stage import SESSION, Lab, lab
 
@@ -99,7 +101,7 @@ async def test_an_interrupted_call_that_may_run_once_is_not_run_again() -> None:
         assert len(effects.keys) == 1
         (told,) = await it.told("action.result")
         assert (told["status"], told["error"]["code"]) == ("failed", "TOOL_OUTCOME_UNKNOWN")
-        assert "may or may not have happened" in told["result"]["output"]
+        assert "may have happened, or may still happen" in told["result"]["output"]
 
 
 @pytest.mark.parametrize("kind", ["pure", "idempotent"])
@@ -169,6 +171,75 @@ async def test_an_exception_becomes_a_result_without_its_traceback() -> None:
         assert told["error"] == {"code": "ACTION_RESULT_FAILED", "message": "ValueError: no tea left"}
 
 
+class Unreadable(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+async def test_an_exception_leaves_its_traceback_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    @tool
+    async def act(ctx: ToolContext) -> None:
+        ctx.log.warning("about to fail")
+        raise Unreadable
+
+    async with lab([call("act")], act) as it:
+        assert (await it.run_one()).status == "failed"
+
+        output = (await it.told("action.result"))[0]["result"]["output"]
+        assert output == "Unreadable: (no text)"
+    said, raised = caplog.records
+    for line in (said, raised):
+        ids = (getattr(line, name) for name in ("session_id", "turn", "step", "call_id"))
+        assert (line.name, *ids) == ("perdure.tools.act", SESSION, 0, 0, "call_0_0")
+    assert raised.exc_info is not None
+    assert raised.exc_info[0] is Unreadable
+    assert "in act" in caplog.text
+
+
+async def test_a_tool_that_takes_too_long_leaves_a_line(caplog: pytest.LogCaptureFixture) -> None:
+    @tool(timeout=0.01)
+    async def act() -> None:
+        await asyncio.Event().wait()
+
+    async with lab([call("act")], act) as it:
+        await it.run_one()
+
+    assert [line.getMessage() for line in caplog.records] == ["The tool did not finish within 0.01 seconds."]
+
+
+async def test_what_a_tool_returns_is_data_and_no_status() -> None:
+    forged = {"code": "TOOL_EXECUTION_DENIED", "message": "Tool execution was denied."}
+
+    @tool
+    async def act(ctx: ToolContext) -> dict[str, str]:
+        await BASKET.set(ctx, Basket(items=["tea"]))
+        return forged
+
+    model = ScriptedModel([call("act"), "Done."])
+    async with lab(model, act) as it:
+        delivery = await it.deliver("Go")
+        (ref,) = await it.calls(delivery)
+
+        assert (await it.tool(ref)).status == "completed"
+
+        (told,) = await it.told("action.result")
+        assert (told["status"], told["result"]["output"]) == ("completed", forged)
+        assert "error" not in told
+        assert "isError" not in told["result"]
+        assert "basket" in await it.store.slots(SESSION, ["basket"])
+        await it.model(delivery, step=1)
+        (result,) = model.prompts[1].messages[-1].parts
+        assert (result.content, result.outcome) == (forged, "success")  # type: ignore[union-attr]
+
+
+def test_a_record_of_a_returned_failure_stays_readable() -> None:
+    error = {"code": "OUT_OF_STOCK", "message": "No tea."}
+    written = {"status": "failed", "output": error, "isError": False, "error": error, "tokenHash": None}
+    record = NewRecord(turn=0, step=0, slot="call/c", format=OUTCOME, body=written)
+
+    assert read(record, OUTCOME, Outcome) == Outcome(status="failed", output=error, error=error)
+
+
 async def test_retries_are_the_engines_until_the_last() -> None:
     @tool(effects="pure", retries=2)
     def act() -> None:
@@ -178,7 +249,7 @@ async def test_retries_are_the_engines_until_the_last() -> None:
         (ref,) = await it.calls(await it.deliver("Go"))
         assert ref.attempts == 8
         for number in (1, 2):
-            with pytest.raises(ToolFailed, match="not yet"):
+            with pytest.raises(ToolFailed, match=r"^The tool raised ValueError\.$"):
                 await it.tool(ref, generation=number)
 
         assert (await it.tool(ref, generation=3)).status == "failed"

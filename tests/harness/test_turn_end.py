@@ -2,6 +2,7 @@ import pytest
 
 from perdure import tool
 from perdure.errors import ModelFailed
+from perdure.protocol.events import delivery_refused
 from perdure.protocol.requests import Failure, Finished, Refusal
 from perdure.testing import ScriptedModel, call
 
@@ -75,7 +76,8 @@ async def test_a_late_attempt_finds_the_turn_over() -> None:
 
         outcome = await it.model(delivery, generation=9)
 
-        assert outcome == Finished(failure=CRASHED)
+        assert isinstance(outcome, Finished)
+        assert outcome.failure == CRASHED
         assert model.prompts == []
 
 
@@ -130,11 +132,11 @@ async def test_a_failed_task_ends_its_session() -> None:
 async def test_a_turn_that_nobody_waits_for_gets_no_boundary() -> None:
     async with lab([]) as it:
         delivery = await it.deliver("Hi")
-        await it.store.withdraw(SESSION, delivery.id)
+        await it.store.refuse(SESSION, delivery.id, "stale", delivery_refused(delivery.id, "stale", "Too late."))
 
         await it.conclude(CRASHED, delivery)
 
-        assert await it.types() == []
+        assert await it.types() == ["delivery.refused"]
 
 
 async def test_a_refused_delivery_is_told_once() -> None:

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-import jsonschema
 import pytest
 
+from perdure.agents.output_schema import validator
 from perdure.models.smallest import Unfit, smallest
 
 SAID = "Tell me of 3 blue whales"
@@ -58,7 +58,7 @@ def test_the_smallest_value_fits(schema: dict[str, Any], value: Any) -> None:
     found = smallest(schema, SAID)
 
     assert found == value
-    jsonschema.Draft202012Validator(schema).validate(found)  # pyright: ignore[reportUnknownMemberType]
+    assert validator(schema).is_valid(found)
 
 
 @pytest.mark.parametrize(
@@ -71,11 +71,12 @@ def test_the_smallest_value_fits(schema: dict[str, Any], value: Any) -> None:
         {"$ref": "https://example.com/schema"},
         {"$ref": "#"},
         {"type": "object", "required": ["a"], "additionalProperties": False},
-        {"not": {}},
         {"type": "nonsense"},
         {"type": "array", "minItems": 10**12},
         {"type": "string", "minLength": 10**12},
         {"anyOf": [{"type": "array", "minItems": 1, "items": {"$ref": "#"}}] * 9},
+        {"anyOf": [{"type": "array", "minItems": 1, "items": {"allOf": [{"$ref": "#"}] * 3}}] * 9},
+        {"type": "string", "pattern": "^(([a-z. 0-9A-Z])+.)+X$", "minLength": 60},
     ],
     ids=str,
 )

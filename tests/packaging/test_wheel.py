@@ -14,7 +14,7 @@ from tests.support.talk import Talk
 
 ROOT = Path(__file__).parent.parent.parent
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
 
 AGENT = '''
 from perdure import Agent, tool

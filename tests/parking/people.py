@@ -169,7 +169,8 @@ async def _(world: World) -> None:
     case = await running(world)
     assert await cancel(case.voice) == "accepted"
     events = await case.voice.until_boundary()
-    assert [event["type"] for event in events][-3:] == ["action.result", "turn.cancelled", "session.waiting"]
+    ends = ["action.result", "step.completed", "turn.cancelled", "session.waiting"]
+    assert [event["type"] for event in events][-4:] == ends
     world.ledger.open(case.gate)
     await hears_the_next(case)
     assert case.effects("charge") == 0

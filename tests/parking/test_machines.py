@@ -6,12 +6,11 @@ from collections.abc import Generator
 from pathlib import Path
 
 import pytest
-from temporalio.api.workflowservice.v1 import SetWorkerDeploymentCurrentVersionRequest
 from temporalio.client import Client
-from temporalio.service import RPCError
 
 from perdure.protocol import names
 from tests.chaos.world import AGENT, World
+from tests.support.fleet import build_of, make_current
 from tests.support.ledger import running_ledger
 from tests.support.stack import Stack
 
@@ -56,10 +55,10 @@ def deployed(tmp_path_factory: pytest.TempPathFactory) -> Generator[tuple[World,
     """Build 1 serves a session in each state when build 2 becomes current; build 1 lives on, as it should."""
     with a_world(tmp_path_factory.mktemp("deployed"), PERDURE_DEPLOYMENT=_FLEET) as world:
         world.stack.start_worker({"PERDURE_BUILD_ID": "1"})
-        asyncio.run(make_current(world, "1"))
+        asyncio.run(switch(world, "1"))
         cases = asyncio.run(one_of_each(world))
         world.stack.start_worker({"PERDURE_BUILD_ID": "2"})
-        asyncio.run(make_current(world, "2"))
+        asyncio.run(switch(world, "2"))
         yield world, cases
 
 
@@ -108,27 +107,11 @@ def turns(case: Case) -> list[int]:
     return [event["turn"] for event in log(case) if event["type"] == "turn.started"]
 
 
-async def build_of(client: Client, workflow_id: str) -> str:
-    description = await client.get_workflow_handle(workflow_id).describe()
-    return description.raw_description.workflow_execution_info.versioning_info.deployment_version.build_id
-
-
 async def moved(client: Client, workflow_id: str) -> None:
     async with asyncio.timeout(20):
         while await build_of(client, workflow_id) != "2":
             await asyncio.sleep(0.05)
 
 
-async def make_current(world: World, build: str) -> None:
-    client = await world.stack.client()
-    for kind in (names.SESSIONS_QUEUE, names.TURNS_QUEUE):
-        request = SetWorkerDeploymentCurrentVersionRequest(
-            namespace=client.namespace, deployment_name=f"{_FLEET}-{kind}", build_id=build, identity="tests"
-        )
-        async with asyncio.timeout(20):
-            while True:
-                # The server learns of a build with its first poll.
-                with contextlib.suppress(RPCError):
-                    await client.workflow_service.set_worker_deployment_current_version(request)
-                    break
-                await asyncio.sleep(0.05)
+async def switch(world: World, build: str) -> None:
+    await make_current(await world.stack.client(), _FLEET, build)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from perdure.runtime.dev import Occupied, kill
 from perdure.runtime.devserver import binary, listens
 from perdure.runtime.processes import command
 from tests.support.processes import Process, clean_environment, free_port, wait_until
@@ -67,6 +68,7 @@ def start_dev(tmp_path: Path) -> Generator[DevFactory]:
 
 async def test_a_session_is_here_again_at_the_next_start(start_dev: DevFactory) -> None:
     dev = start_dev().ready()
+    assert "agent        demo: demo, roll_dice, remember_note, current_time" in dev.process.output
     async with Talk(dev.url) as talk:
         assert "hello" in await talk.say("hello")
     assert dev.process.terminate() == 0
@@ -75,6 +77,62 @@ async def test_a_session_is_here_again_at_the_next_start(start_dev: DevFactory) 
     async with Talk(again.url) as later:
         later.session_id, later.token, later.cursor = talk.session_id, talk.token, talk.cursor
         assert "still there" in await later.say("still there?")
+
+
+async def test_its_worker_can_be_killed_in_the_middle_of_a_tool(start_dev: DevFactory) -> None:
+    dev = start_dev().ready()
+    worker = dev.part("worker")
+    assert f"process {worker};" in dev.process.output
+    async with Talk(dev.url) as talk:
+        await talk.create("wait 3 seconds")
+        async for event in talk.events():
+            if event["type"] == "actions.requested":
+                break
+        killed = kill(dev.data, "worker")
+
+        events = await talk.until_boundary()
+
+    assert killed == f"Killed the worker, process {worker}."
+    assert "Waited 3 seconds." in text(events)
+
+
+def test_nothing_is_killed_where_no_dev_runs(start_dev: DevFactory, tmp_path: Path) -> None:
+    dev = start_dev().ready()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "worker.ready").write_text(str(dev.part("worker")))
+
+    for folder in (tmp_path / "other", tmp_path / "nowhere"):
+        with pytest.raises(Occupied, match="No `perdure dev` runs"):
+            kill(folder, "worker")
+
+
+def test_nobody_else_may_read_its_files(start_dev: DevFactory) -> None:
+    dev = start_dev().ready()
+
+    open_to_others = [path for path in (dev.data, *dev.data.rglob("*")) if path.stat().st_mode & 0o077]
+
+    # A process id is no secret.
+    assert [path for path in open_to_others if path.suffix != ".ready"] == []
+
+
+def test_temporal_is_given_none_of_our_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SOME_API_KEY", "a secret")
+    dev = Dev(tmp_path, tmp_path / "data")
+    try:
+        dev.ready()
+        environments = {
+            Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode(): Path(
+                f"/proc/{pid}/environ"
+            ).read_bytes()
+            for pid in dev.family()
+        }
+    finally:
+        dev.process.close()
+
+    (temporal,) = (environment for program, environment in environments.items() if program == binary())
+    assert b"a secret" not in temporal
+    # What is ours has them: models need keys.
+    assert any(b"a secret" in environment for environment in environments.values())
 
 
 async def test_a_killed_worker_and_a_killed_api_come_back(start_dev: DevFactory) -> None:
@@ -103,6 +161,7 @@ def test_nothing_is_left_however_it_ends(start_dev: DevFactory, how: signal.Sign
     wait_until(lambda: not family & _parents().keys(), "all of its processes to end")
 
 
+@pytest.mark.alone
 async def test_a_reader_does_not_keep_it_from_ending(start_dev: DevFactory) -> None:
     dev = start_dev().ready()
     async with Talk(dev.url) as talk:

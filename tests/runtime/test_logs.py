@@ -1,8 +1,12 @@
 """The output of children is kept within bounds, and only what matters is shown."""
 
+import logging
 from pathlib import Path
 
-from perdure.runtime.logs import BoundedLog, Notices
+import pytest
+
+from perdure.agents.context import tool_log
+from perdure.runtime.logs import FORMAT, BoundedLog, Lines, Notices
 
 WARNING = b"2026-01-01 10:00:00,000 WARNING perdure.worker: careful\n"
 INFO = b"2026-01-01 10:00:00,000 INFO perdure.worker: nothing\n"
@@ -42,3 +46,24 @@ def test_an_endless_line_does_not_fill_the_memory() -> None:
 
     assert len(notices.feed(b"\n" + WARNING)) == 1
     assert len(notices.last) < 3_000
+
+
+def test_a_line_about_a_call_carries_its_ids(caplog: pytest.LogCaptureFixture) -> None:
+    log = tool_log("pay", session_id="ses_1", turn=2, step=0, call_id="call_%s")
+    log.warning("paying %d", 5)
+    logging.getLogger("perdure.tools.pay").warning("alone")
+
+    with_ids, without = (Lines(FORMAT).format(record) for record in caplog.records)
+
+    assert with_ids.endswith("WARNING perdure.tools.pay: paying 5 [session_id=ses_1 turn=2 step=0 call_id=call_%s]")
+    assert without.endswith("WARNING perdure.tools.pay: alone")
+
+
+def test_the_ids_of_an_error_stand_before_its_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    log = tool_log("pay", session_id="ses_1", turn=2, step=0, call_id="call_1")
+    log.error("failed", exc_info=ValueError("no money"))
+
+    first, *rest = Lines(FORMAT).format(caplog.records[0]).splitlines()
+
+    assert first.endswith("call_id=call_1]")
+    assert rest == ["ValueError: no money"]

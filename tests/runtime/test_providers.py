@@ -1,11 +1,13 @@
 """Every provider's API through the whole product; and what a session does when its provider refuses."""
 
+import asyncio
 from collections.abc import Generator
 from typing import Any
 
 import httpx2
 import pytest
 
+from tests.support.plugin import StackFactory
 from tests.support.stack import Stack
 from tests.support.talk import Json, Talk, text
 
@@ -57,6 +59,24 @@ async def test_a_conversation_with_thoughts_text_and_tools(stack: Stack, agent: 
     requests = await asked(stack)
     assert requests[-1]["heard"][0].endswith("say Hello there")
     assert requests[-1]["said"] == "say remembered"
+
+
+@pytest.mark.parametrize("agent", AGENTS)
+@pytest.mark.parametrize("what", ["text", "id", "name", "nesting"])
+async def test_a_reply_that_nobody_can_take_is_paid_once(stack: Stack, agent: str, what: str) -> None:
+    async with talking_to(stack, agent) as talk:
+        await talk.create("say before")
+        await talk.until_boundary()
+        before = len(await asked(stack))
+        await talk.send(f"odd {what}")
+        events = await talk.until_boundary()
+        during = len(await asked(stack)) - before
+        after = await talk.say("say after")
+
+    # One more where calls have results to be told of.
+    assert during == (1 if what == "text" else 2)
+    assert types(events)[-2:] == ["turn.completed", "session.waiting"]
+    assert after == "after"
 
 
 @pytest.mark.parametrize("agent", AGENTS)
@@ -132,3 +152,14 @@ async def test_a_provider_that_is_down_is_asked_again_and_then_fails_the_turn(st
     assert sum(request["said"].endswith("never while down") for request in requests) > 1
     assert after == "after"
     assert any("never while down" in said for said in requests[-1]["heard"])
+
+
+async def test_a_silent_provider_is_asked_again_after_the_time_that_the_settings_say(make_stack: StackFactory) -> None:
+    stack = make_stack(
+        provider=True, agents="tests.runtime.served:providers", environment={"PERDURE_MODEL_SILENCE": "0.2"}
+    )
+    async with talking_to(stack, "chat") as talk, asyncio.timeout(20):
+        await talk.create("hang")
+
+        while len(await asked(stack)) < 2:
+            await asyncio.sleep(0.05)

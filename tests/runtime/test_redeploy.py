@@ -1,4 +1,4 @@
-"""A deployment that no longer serves an agent: its sessions end, and say why."""
+"""A deployment that no longer serves an agent: its sessions wait, say why, and go on once it is served again."""
 
 from tests.support.plugin import StackFactory
 from tests.support.stack import Stack
@@ -16,7 +16,9 @@ def redeploy(stack: Stack) -> None:
     stack.start_api(ONE)
 
 
-async def test_the_session_of_a_dropped_agent_ends_with_its_next_message(make_stack: StackFactory) -> None:
+async def test_the_session_of_a_dropped_agent_needs_attention_and_goes_on_with_the_agent(
+    make_stack: StackFactory,
+) -> None:
     stack = make_stack(agents=BOTH, provider=True)
     async with stack.talk() as kept, Talk(f"{stack.url}/agents/dropped") as dropped:
         await kept.say("say one")
@@ -28,16 +30,22 @@ async def test_the_session_of_a_dropped_agent_ends_with_its_next_message(make_st
         async with follow(stack.talk(1), kept) as talk:
             assert await talk.say("say still here") == "still here"
         async with follow(stack.talk(1), dropped) as talk:
-            await talk.send("say lost")
-            told = [event async for event in talk.events(before)]
-            late = await talk.http.post(
-                f"/eve/v1/session/{talk.session_id}", json={"continuationToken": talk.token, "message": "hello?"}
-            )
+            await talk.send("say held back")
+            told = await talk.until("session.attention", before)
+            shown = (await talk.http.get(f"/v1/sessions/{talk.session_id}")).json()
+            listed = (await talk.http.get("/v1/sessions", params={"status": "needs_attention"})).json()["sessions"]
 
-    assert told[-1]["type"] == "session.failed"
+            stack.start_worker()
+
+            answered = await talk.until("session.waiting", told[-1]["meta"]["index"] + 1)
+
     assert told[-1]["data"]["code"] == "AGENT_GONE"
     assert "'dropped'" in told[-1]["data"]["message"]
-    assert late.status_code == 409
+    assert (shown["status"], shown["attention"]["code"]) == ("needs_attention", "AGENT_GONE")
+    assert [row["sessionId"] for row in listed] == [shown["sessionId"]]
+    types = [event["type"] for event in answered]
+    assert types[0] == "session.recovered"
+    assert [event["data"]["message"] for event in answered if event["type"] == "message.completed"] == ["held back"]
 
 
 def follow(talk: Talk, other: Talk) -> Talk:

@@ -7,12 +7,14 @@ from typing import Any
 
 import pytest
 
-from perdure.errors import IdempotencyConflict, NoActiveSession, TokenConflict
+from perdure.errors import IdempotencyConflict, NoActiveSession, TokenConflict, Unavailable
+from perdure.protocol.deliveries import Receipt
 from perdure.protocol.events import BOUNDARIES, Event
+from perdure.protocol.principals import LOCAL
 from perdure.runtime.connect import secret
 from perdure.runtime.sessions import Sessions
 from perdure.session.tokens import hashed
-from perdure.store.base import Store
+from perdure.store.base import NewDelivery, NewSession, Store
 from tests.support.stack import Stack
 
 
@@ -94,6 +96,40 @@ async def test_a_repeated_resume_or_start_is_told_the_same(sessions: Sessions, s
         await sessions.deliver_or_start(token, "host", "say two", idempotency_key=f"once-{token}")
     found = await events(store, first.session_id)
     assert said(found, "message.received", "message") == ["say one"]
+
+
+async def test_resume_or_start_finds_a_session_that_was_written_and_never_started(
+    sessions: Sessions, store: Store
+) -> None:
+    token, session_id = a_token(), f"ses_{uuid.uuid4().hex}"
+    first = NewDelivery(session_id, "dlv_first", {"message": "say one"}, LOCAL.owner)
+    await store.create_session(NewSession(session_id, "host", "conversation", hashed(token), LOCAL), first)
+
+    receipt = await sessions.deliver_or_start(token, "host", "say two")
+
+    assert (receipt.session_id, receipt.delayed) == (session_id, False)
+    found = await events(store, session_id, boundaries=2)
+    assert said(found, "message.completed", "message") == ["one", "two"]
+
+
+async def test_resume_or_start_ends_also_when_the_token_never_comes_to_rest(
+    sessions: Sessions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rounds: list[str] = []
+
+    async def nobody(*_: Any, **__: Any) -> Receipt:
+        rounds.append("deliver")
+        raise NoActiveSession
+
+    async def somebody(*_: Any, **__: Any) -> Receipt:
+        raise TokenConflict
+
+    monkeypatch.setattr(sessions, "deliver", nobody)
+    monkeypatch.setattr(sessions, "start", somebody)
+
+    with pytest.raises(Unavailable):
+        await sessions.deliver_or_start(a_token(), "host", "hello")
+    assert len(rounds) < 10
 
 
 async def test_a_live_sessions_token_cannot_be_claimed_and_its_input_goes_nowhere(

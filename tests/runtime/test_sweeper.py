@@ -1,21 +1,21 @@
-"""Answers that nobody has told their session of."""
+"""Sessions that nobody has told what they were sent."""
 
+import asyncio
 import logging
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import cast
 
 import pytest
-from temporalio.client import Client
-from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.errors import Unavailable
-from perdure.runtime.driver import Driver
+from perdure.protocol.wire import JsonObject
+from perdure.runtime.signals import Signals
 from perdure.runtime.sweeper import Sweeper
 from perdure.store.base import Commit, Store
 from perdure.store.open import open_store
-from tests.api.served import Recorder, until
-from tests.store.given import answer, answering, opening, says, session
+from tests.runtime.fake_driver import FakeDriver
+from tests.store import given
+from tests.store.given import answer, answering, opening, says
 
 
 @pytest.fixture
@@ -26,14 +26,6 @@ async def store(tmp_path: Path) -> AsyncGenerator[Store]:
     await store.close()
 
 
-async def stranded(store: Store, session_id: str = "s") -> None:
-    """An answer that was counted by somebody who died before the signal."""
-    await store.create_session(session(session_id))
-    await store.commit(opening(f"r-{session_id}", session_id=session_id))
-    given = answering((f"r-{session_id}", says("approve")), session_id=session_id, delivery_id=f"a-{session_id}")
-    await answer(store, given)
-
-
 class Clock:
     now = 0.0
 
@@ -41,80 +33,345 @@ class Clock:
         return self.now
 
 
-def sweeper(store: Store, temporal: Recorder, clock: Clock | None = None) -> Sweeper:
+def sweeper(store: Store, driver: FakeDriver, clock: Clock | None = None) -> Sweeper:
     # Less than nothing: what was accepted in this very moment is found too.
-    return Sweeper(store, Driver(cast("Client", temporal)), older_than=-60, clock=clock or Clock())
+    return Sweeper(store, Signals(store, driver), older_than=-60, clock=clock or Clock())
 
 
-def told(temporal: Recorder) -> list[str]:
-    return [ref["id"] for _, _, ref in temporal.signals]
+async def begun(store: Store, *session_ids: str) -> None:
+    """Sessions that have had a turn and wait for the next delivery."""
+    for session_id in session_ids:
+        await store.create_session(given.session(session_id))
+        await store.commit(given.ending(session_id=session_id))
 
 
-async def test_an_unheard_answer_is_told_again(store: Store) -> None:
-    await stranded(store)
-    temporal = Recorder()
-
-    await sweeper(store, temporal).sweep()
-
-    ((session_id, name, ref),) = temporal.signals
-    assert (session_id, name, ref["id"], ref["kind"]) == ("s", "deliver", "a-s", "answer")
+async def stranded(store: Store, *session_ids: str, names: tuple[str, ...] = ("d",)) -> None:
+    """Deliveries that were accepted by somebody who died before the signal."""
+    await begun(store, *session_ids)
+    for session_id in session_ids:
+        for name in names:
+            await store.accept(given.delivery(f"{session_id}/{name}", session_id=session_id))
 
 
-async def test_it_is_told_less_and_less_often(store: Store) -> None:
-    await stranded(store)
-    temporal, clock = Recorder(), Clock()
-    sweeping = sweeper(store, temporal, clock)
+async def test_a_delivery_and_an_answer_that_nobody_heard_are_told_again_in_order(store: Store) -> None:
+    await stranded(store, "s")
+    await store.commit(opening("r"))
+    await answer(store, answering(("r", says("approve"))))
+    await store.accept(given.delivery("last"))
+    driver = FakeDriver("s")
 
-    for second in range(3600):
-        clock.now = float(second)
-        if second % 5 == 0:
-            await sweeping.sweep()
+    await sweeper(store, driver).sweep()
 
-    assert 8 <= len(temporal.signals) <= 12
-
-
-async def test_what_was_heard_is_left_alone(store: Store) -> None:
-    await stranded(store)
-    await store.commit(Commit("s", consume=["a-s"], consume_turn=1))
-    temporal = Recorder()
-
-    await sweeper(store, temporal).sweep()
-
-    assert temporal.signals == []
+    assert driver.told() == ["deliver s/d", "deliver a", "deliver last"]
 
 
-async def test_while_temporal_is_away_nothing_is_lost(store: Store) -> None:
-    await stranded(store)
-    temporal = Recorder(failure=RPCError("away", RPCStatusCode.UNAVAILABLE, b""))
-    sweeping = sweeper(store, temporal)
-    with pytest.raises(Unavailable):
+async def test_what_was_heard_refused_or_left_in_a_session_that_is_over_is_left_alone(store: Store) -> None:
+    await stranded(store, "s", "t", "u")
+    await store.commit(Commit("s", consume=["s/d"], consume_turn=1))
+    await given.refuse(store, "t/d", "t")
+    await store.commit(given.closing("u"))
+    driver = FakeDriver("s", "t", "u")
+
+    await sweeper(store, driver).sweep()
+
+    assert driver.tried == []
+
+
+async def test_what_is_young_is_left_to_whoever_accepted_it(store: Store) -> None:
+    await stranded(store, "s")
+    driver = FakeDriver("s")
+
+    await Sweeper(store, Signals(store, driver), older_than=60).sweep()
+
+    assert driver.tried == []
+
+
+async def test_each_session_is_told_in_its_order_whatever_becomes_of_the_others(store: Store) -> None:
+    names = tuple(f"{n:02}" for n in range(9, -1, -1))
+    sessions = [f"s{n}" for n in range(20)]
+    await stranded(store, *sessions, names=names)
+
+    class Slow(FakeDriver):
+        async def deliver(self, session_id: str, ref: JsonObject) -> None:
+            # Those of the others come in between.
+            for _ in range(int(session_id[1:]) % 4):
+                await asyncio.sleep(0)
+            await super().deliver(session_id, ref)
+
+    driver = Slow(*sessions)
+
+    await sweeper(store, driver).sweep()
+
+    for session_id in sessions:
+        assert driver.told(session_id) == [f"deliver {session_id}/{name}" for name in names]
+
+
+async def test_a_session_that_never_started_is_started_with_its_first_delivery(store: Store) -> None:
+    await store.create_session(given.session(), given.delivery())
+    driver = FakeDriver()
+
+    await sweeper(store, driver).sweep()
+
+    assert [ref.id for ref in driver.started["s"].inbox] == ["d"]
+    assert driver.told()[0] == "start"
+
+
+async def test_a_wish_to_stop_is_told_again(store: Store) -> None:
+    await begun(store, "s")
+    await store.commit(given.running(1))
+    await given.cancel(store)
+    driver = FakeDriver("s")
+
+    await sweeper(store, driver).sweep()
+
+    assert driver.told() == ["cancel turn_1"]
+
+
+async def test_a_session_without_a_workflow_is_started_from_the_store(store: Store) -> None:
+    await stranded(store, "s")
+    driver = FakeDriver()
+
+    await sweeper(store, driver).sweep()
+
+    assert driver.told() == ["rebuild WORKFLOW_LOST"]
+
+
+async def sweep_for(sweeping: Sweeper, clock: Clock, seconds: int) -> None:
+    for _ in range(0, seconds, 5):
+        clock.now += 5
         await sweeping.sweep()
-    temporal.failure = None
+
+
+async def test_what_the_driver_holds_is_told_once_however_long_it_waits(store: Store) -> None:
+    await stranded(store, "s", names=("b", "a"))
+    driver, clock = FakeDriver("s"), Clock()
+
+    await sweep_for(sweeper(store, driver, clock), clock, 3600)
+
+    assert driver.told() == ["deliver s/b", "deliver s/a"]
+    # It is asked less and less often.
+    assert 8 <= len(driver.asked) <= 12
+
+
+async def test_what_somebody_else_has_told_is_not_told_again(store: Store) -> None:
+    await stranded(store, "s", names=("b", "a"))
+    driver, clock = FakeDriver("s"), Clock()
+    driver.inboxes["s"] = ["s/b"]
+
+    await sweep_for(sweeper(store, driver, clock), clock, 60)
+
+    assert driver.told() == ["deliver s/a"]
+
+
+async def test_what_the_driver_has_lost_is_told_again(store: Store) -> None:
+    await stranded(store, "s", names=("b", "a"))
+    driver, clock = FakeDriver("s"), Clock()
+    sweeping = sweeper(store, driver, clock)
+    await sweeping.sweep()
+    # Temporal was restored from a copy, say.
+    driver.inboxes["s"] = ["s/b"]
+
+    await sweep_for(sweeping, clock, 60)
+
+    assert driver.told() == ["deliver s/b", "deliver s/a", "deliver s/a"]
+
+
+async def test_without_workers_what_was_told_counts_as_held(store: Store) -> None:
+    await stranded(store, "s", names=("b", "a"))
+    driver, clock = FakeDriver("s"), Clock()
+    driver.no_workers = True
+    sweeping = sweeper(store, driver, clock)
+
+    await sweep_for(sweeping, clock, 3600)
+    await store.accept(given.delivery("c"))
+    await sweep_for(sweeping, clock, 60)
+
+    assert driver.told() == ["deliver s/b", "deliver s/a", "deliver c"]
+
+
+async def test_while_no_driver_answers_few_are_asked_and_all_are_told(store: Store) -> None:
+    sessions = [f"s{n:02}" for n in range(40)]
+    await stranded(store, *sessions)
+    driver = FakeDriver(*sessions)
+    driver.no_workers = True
+
+    await sweeper(store, driver).sweep()
+
+    assert sorted(call.session_id for call in driver.calls) == sessions
+    # Each question may take seconds.
+    assert len(driver.asked) == 8
+
+
+async def test_what_got_through_before_a_failure_is_not_told_again(store: Store) -> None:
+    class Full(FakeDriver):
+        async def deliver(self, session_id: str, ref: JsonObject) -> None:
+            if ref["id"] == "s/b":
+                raise ValueError("too much has been sent to it")
+            await super().deliver(session_id, ref)
+
+    await stranded(store, "s", names=("c", "b", "a"))
+    await store.mark_untold("s", True)
+    driver, clock = Full("s"), Clock()
+
+    await sweep_for(sweeper(store, driver, clock), clock, 60)
+
+    assert driver.told() == ["deliver s/c"]
+
+
+async def test_each_session_has_pauses_of_its_own(store: Store) -> None:
+    await stranded(store, "old")
+    driver, clock = FakeDriver("old", "new"), Clock()
+    sweeping = sweeper(store, driver, clock)
+    await sweep_for(sweeping, clock, 300)
+    before = driver.asked.count("old")
+    await stranded(store, "new")
 
     await sweeping.sweep()
 
-    assert told(temporal) == ["a-s"]
+    assert driver.told("new") == ["deliver new/d"]
+    assert driver.asked.count("old") == before
 
 
-async def test_a_session_that_is_gone_is_told_to_its_readers_and_not_tried_again(store: Store) -> None:
-    await stranded(store)
-    temporal = Recorder(failure=RPCError("gone", RPCStatusCode.NOT_FOUND, b""))
+async def test_a_lost_session_that_no_worker_would_take_up_waits(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    await stranded(store, "lost", "there")
+    driver = FakeDriver("there")
+    driver.no_workers = True
+    sweeping = sweeper(store, driver)
+    with caplog.at_level(logging.ERROR):
+        await sweeping.sweep()
+    assert (driver.rebuilt, driver.told("there"), caplog.text) == ({}, ["deliver there/d"], "")
 
-    await sweeper(store, temporal).sweep()
+    driver.no_workers = False
+    await sweeping.sweep()
 
-    assert await store.unheard(kind="answer", older_than=-60) == []
-    event = (await store.events("s"))[-1]
-    assert event.data is not None
-    assert (event.type, event.data["deliveryId"]) == ("delivery.refused", "a-s")
+    assert set(driver.rebuilt) == {"lost"}
 
 
-async def test_a_fault_does_not_end_the_sweep(store: Store, caplog: pytest.LogCaptureFixture) -> None:
-    await stranded(store)
-    temporal = Recorder(failure=ValueError("a fault of ours"))
-    sweeping = Sweeper(store, Driver(cast("Client", temporal)), every=0.01, older_than=-60)
+async def test_a_session_that_was_heard_in_between_begins_anew(store: Store) -> None:
+    await stranded(store, "s")
+    driver, clock = FakeDriver("s"), Clock()
+    sweeping = sweeper(store, driver, clock)
+    await sweep_for(sweeping, clock, 300)
+    await store.commit(Commit("s", consume=["s/d"], consume_turn=1))
+    await sweeping.sweep()
+    await store.accept(given.delivery("e"))
+
+    await sweeping.sweep()
+
+    assert driver.told()[-1] == "deliver e"
+
+
+async def test_a_session_that_fails_stops_none_of_the_others(store: Store, caplog: pytest.LogCaptureFixture) -> None:
+    sessions = [f"s{n:02}" for n in range(30)]
+    await stranded(store, *sessions)
+    driver = FakeDriver(*sessions)
+    # More than may fail one after another.
+    broken = sessions[:10]
+    driver.failures = {each: ValueError("a fault of ours") for each in broken}
+
+    with caplog.at_level(logging.ERROR):
+        await sweeper(store, driver).sweep()
+
+    assert {call.session_id for call in driver.calls} == set(sessions) - set(broken)
+    assert "session s00 could not be told" in caplog.text
+
+
+async def test_a_few_sessions_that_cannot_be_reached_stop_none_of_the_others(store: Store) -> None:
+    sessions = [f"s{n:02}" for n in range(30)]
+    await stranded(store, *sessions)
+    driver = FakeDriver(*sessions)
+    driver.failures = {each: Unavailable() for each in sessions[:6]}
+    sweeping = sweeper(store, driver)
+
+    await sweeping.sweep()
+    assert {call.session_id for call in driver.calls} == set(sessions[6:])
+
+    driver.failures = {}
+    await sweeping.sweep()
+    assert {call.session_id for call in driver.calls} == set(sessions)
+
+
+async def test_while_temporal_is_away_a_sweep_ends_early_and_the_first_after_tells_all(store: Store) -> None:
+    sessions = [f"s{n:03}" for n in range(250)]
+    await stranded(store, *sessions)
+    driver = FakeDriver(*sessions)
+    driver.away = True
+    sweeping = sweeper(store, driver)
+
+    for _ in range(3):
+        driver.tried.clear()
+        await sweeping.sweep()
+        assert 0 < len(driver.tried) <= 24
+
+    driver.away = False
+    await sweeping.sweep()
+    assert [call.session_id for call in driver.calls].count("s000") == 1
+    assert {call.session_id for call in driver.calls} == set(sessions)
+
+
+async def test_a_temporal_that_leaves_in_the_middle_loses_nothing(store: Store) -> None:
+    class Leaving(FakeDriver):
+        left = 20
+
+        async def deliver(self, session_id: str, ref: JsonObject) -> None:
+            await super().deliver(session_id, ref)
+            self.left -= 1
+            self.away = self.left <= 0
+
+    sessions = [f"s{n:02}" for n in range(40)]
+    await stranded(store, *sessions, names=("b", "a"))
+    driver = Leaving(*sessions)
+    sweeping = sweeper(store, driver)
+    await sweeping.sweep()
+    assert driver.away
+
+    driver.left = 1000
+    driver.away = False
+    await sweeping.sweep()
+
+    for session_id in sessions:
+        told = driver.told(session_id)
+        assert told[-2:] == [f"deliver {session_id}/b", f"deliver {session_id}/a"]
+
+
+async def test_a_session_on_a_later_page_is_told_too(store: Store) -> None:
+    sessions = [f"s{n:03}" for n in range(410)]
+    await stranded(store, *sessions)
+    driver = FakeDriver(*sessions)
+
+    await sweeper(store, driver).sweep()
+
+    assert sorted(call.session_id for call in driver.calls) == sessions
+
+
+@pytest.mark.parametrize(
+    ("error", "level", "said"),
+    [
+        (ValueError("a fault of ours"), logging.ERROR, "the sweep failed"),
+        (Unavailable(), logging.WARNING, "cannot be searched"),
+    ],
+    ids=["a fault", "a store that is away"],
+)
+async def test_a_sweep_that_fails_is_not_the_last_one(
+    store: Store,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    error: Exception,
+    level: int,
+    said: str,
+) -> None:
+    async def fails(**_: object) -> list[str]:
+        raise error
+
+    await stranded(store, "s")
+    driver = FakeDriver("s")
+    sweeping = Sweeper(store, Signals(store, driver), every=0.01, older_than=-60)
+    monkeypatch.setattr(store, "untold", fails)
 
     async with sweeping.running():
-        with caplog.at_level(logging.ERROR):
-            await until(lambda: "the sweep failed" in caplog.text)
-        temporal.failure = None
-        await until(lambda: "a-s" in told(temporal))
+        with caplog.at_level(level):
+            await given.eventually(lambda: said in caplog.text)
+        monkeypatch.undo()
+        await given.eventually(lambda: "deliver s/d" in driver.told())

@@ -56,6 +56,15 @@ def test_one_denial_is_enough() -> None:
     assert verdict(request, [says("approve", "ada"), says("deny", "bob")]) == says("deny", "bob")
 
 
+def test_arguments_that_only_python_takes_for_equal_do_not_add_up() -> None:
+    request = a_request(responders=Responders(kind="anyone", quorum=2))
+    one, true = ({"to": {"sides": [value]}} for value in (1, True))
+
+    votes = [says("approve", "ada", arguments=one), says("approve", "bob", arguments=true)]
+    assert verdict(request, votes) is None
+    assert verdict(request, [*votes, says("approve", "eve", arguments=one)]) is not None
+
+
 def test_approvals_of_different_arguments_do_not_add_up() -> None:
     request = a_request(responders=Responders(kind="anyone", quorum=2))
 
@@ -67,6 +76,11 @@ def test_approvals_of_different_arguments_do_not_add_up() -> None:
     [
         (Responders(), False),
         (Responders(kind="anyone"), True),
+        (Responders(kind="principals", values=("test:ada",)), True),
+        (Responders(kind="principals", values=("test:bob",)), False),
+        # A service of this name is somebody else.
+        (Responders(kind="principals", values=("api-key:ada",)), False),
+        # As older builds have asked.
         (Responders(kind="principals", values=("ada",)), True),
         (Responders(kind="principals", values=("bob",)), False),
         (Responders(kind="attribute", attribute="role", values=("admin",)), True),

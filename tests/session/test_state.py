@@ -9,6 +9,7 @@ from perdure.protocol.events import Usage
 from perdure.protocol.inputs import OpenInput
 from perdure.protocol.requests import Snapshot, TurnResult
 from perdure.session import decisions, state
+from perdure.session.decisions import Refuse, RunTurn, Wait
 from perdure.session.migrations import Chain
 from perdure.session.state import REMEMBERED, SessionState, dump_turn, load_session, load_turn
 
@@ -32,7 +33,7 @@ def test_a_delivery_is_heard_once() -> None:
 
 
 def test_a_delivery_that_a_turn_took_is_not_heard_again() -> None:
-    _, session = decisions.next_batch(a_session().hears(a_delivery(1)))
+    session = a_session().hears(a_delivery(1)).without(a_delivery(1))
 
     assert session.hears(a_delivery(1)).inbox == ()
 
@@ -50,10 +51,11 @@ def test_the_memory_of_deliveries_is_bounded() -> None:
 def test_each_delivery_gets_a_turn_of_its_own() -> None:
     session = a_session().hears(a_delivery(1)).hears(a_delivery(2))
 
-    first, session = decisions.next_batch(session)
-    second, session = decisions.next_batch(session)
+    first = decisions.next_batch(session)
+    second = decisions.next_batch(session.without(*first))
 
-    assert (ids(first), ids(second), session.inbox) == (["dlv_1"], ["dlv_2"], ())
+    assert (ids(first), ids(second)) == (["dlv_1"], ["dlv_2"])
+    assert session.without(*first, *second).inbox == ()
 
 
 def test_deliveries_that_coalesce_are_folded_and_none_is_lost() -> None:
@@ -62,28 +64,26 @@ def test_deliveries_that_coalesce_are_folded_and_none_is_lost() -> None:
         session = session.hears(a_delivery(number, coalesce=True))
     session = session.hears(a_delivery(4))
 
-    batch, session = decisions.next_batch(session)
+    batch = decisions.next_batch(session)
 
     assert ids(batch) == ["dlv_1", "dlv_2", "dlv_3"]
-    assert ids(session.inbox) == ["dlv_4"]
+    assert ids(session.without(*batch).inbox) == ["dlv_4"]
 
 
 def test_a_coalescing_delivery_does_not_join_one_that_wants_its_own_turn() -> None:
-    batch, _ = decisions.next_batch(a_session().hears(a_delivery(1)).hears(a_delivery(2, coalesce=True)))
+    batch = decisions.next_batch(a_session().hears(a_delivery(1)).hears(a_delivery(2, coalesce=True)))
 
     assert ids(batch) == ["dlv_1"]
 
 
 def test_an_empty_inbox_gives_no_batch() -> None:
-    assert decisions.next_batch(a_session()) == ((), a_session())
+    assert decisions.next_batch(a_session()) == ()
 
 
 def test_a_delivery_with_another_token_is_stale() -> None:
     session = a_session().hears(a_delivery(1)).hears(a_delivery(2, token="old"))
 
-    stale, session = decisions.take_stale(session)
-
-    assert (ids(stale), ids(session.inbox)) == (["dlv_2"], ["dlv_1"])
+    assert decisions.next_move(session, 0) == Refuse(a_delivery(2, token="old"))
 
 
 def test_what_was_accepted_before_a_new_token_stays_accepted() -> None:
@@ -91,7 +91,7 @@ def test_what_was_accepted_before_a_new_token_stays_accepted() -> None:
 
     session = session.after_turn(TurnResult(snapshot=Snapshot(), action=Park(), token_hash="next"))
 
-    assert decisions.take_stale(session)[0] == ()
+    assert decisions.next_move(session, 0) == RunTurn(session.inbox[:1])
     assert session.token_hash == "next"
 
 
@@ -167,12 +167,13 @@ def an_answer(number: int) -> DeliveryRef:
 def test_while_people_are_asked_messages_wait_and_answers_are_heard() -> None:
     session = a_session(open=(an_open(),)).hears(a_delivery(1)).hears(an_answer(1)).hears(a_delivery(2))
 
-    batch, session = decisions.next_batch(session)
+    batch = decisions.next_batch(session)
+    rest = session.without(*batch)
 
     assert ids(batch) == ["ans_1"]
-    assert ids(session.inbox) == ["dlv_1", "dlv_2"]
-    assert decisions.next_batch(session)[0] == ()
-    assert not decisions.can_go_on(session)
+    assert ids(rest.inbox) == ["dlv_1", "dlv_2"]
+    assert decisions.next_batch(rest) == ()
+    assert decisions.next_move(rest, 0) == Wait()
 
 
 def test_what_waited_behind_a_park_is_heard_in_order_after_it() -> None:
@@ -180,7 +181,7 @@ def test_what_waited_behind_a_park_is_heard_in_order_after_it() -> None:
 
     session = session.after_turn(TurnResult(snapshot=Snapshot(), action=Park()))
 
-    assert ids(decisions.next_batch(session)[0]) == ["dlv_1"]
+    assert ids(decisions.next_batch(session)) == ["dlv_1"]
 
 
 def test_a_request_expires_at_its_time_and_not_before() -> None:
@@ -226,10 +227,18 @@ def test_a_parked_turn_is_not_over() -> None:
     assert not decisions.is_over(a_session(turn=4), None)
 
 
-def test_turns_that_readers_know_nothing_of_do_not_count() -> None:
-    parked = a_session(turn=2, open=(an_open(),)).after_turn(
-        TurnResult(snapshot=Snapshot(), action=Park(), open=(an_open(),), silent=True)
-    )
+SILENT = TurnResult(snapshot=Snapshot(), action=Park(), open=(an_open(),), silent=True)
+
+
+def test_a_turn_that_readers_know_nothing_of_leaves_its_number_to_the_next_one() -> None:
+    parked = a_session(turn=2, open=(an_open(),)).after_turn(SILENT)
+
+    assert (parked.turn, parked.next_told) == (2, 2)
+    assert not decisions.is_over(parked, 1)
+
+
+def test_runs_of_old_count_turns_that_readers_know_nothing_of() -> None:
+    parked = a_session(turn=2, open=(an_open(),)).after_turn(SILENT, counts_silent=True)
 
     assert (parked.turn, parked.next_told) == (3, 2)
     assert not decisions.is_over(parked, 1)
@@ -240,3 +249,40 @@ def test_a_turn_that_readers_expect_is_to_come() -> None:
     assert decisions.is_to_come(a_session(turn=4), 5)
     assert not decisions.is_to_come(a_session(turn=4), 4)
     assert not decisions.is_to_come(a_session(turn=4), None)
+
+
+def test_the_turn_that_reads_an_answer_comes_after_the_parked_one() -> None:
+    parked = a_session(turn=4, open=(an_open(),))
+
+    assert decisions.comes_after_park(parked, 4)
+    assert not decisions.comes_after_park(parked, 3)
+    assert not decisions.comes_after_park(parked, None)
+    assert not decisions.comes_after_park(a_session(turn=4), 4)
+    assert not decisions.comes_after_park(parked.holding({}, None, 0.0), 4)
+
+
+def test_a_delivery_that_was_overtaken_is_heard_before_those_that_were_accepted_later() -> None:
+    early, middle, late = (
+        DeliveryRef(id=f"dlv_{number}", token_hash="now", at=f"2026-01-01T00:00:0{number}.000Z") for number in (1, 2, 3)
+    )
+    session = a_session().hears(early).hears(late)
+
+    assert session.is_overtaken(middle)
+    assert ids(session.hears(middle).inbox) == ["dlv_1", "dlv_2", "dlv_3"]
+    assert ids(session.hears(middle, in_order=False).inbox) == ["dlv_1", "dlv_3", "dlv_2"]
+
+
+def test_deliveries_of_which_nobody_knows_when_they_were_accepted_keep_their_order() -> None:
+    session = a_session().hears(DeliveryRef(id="dlv_9", token_hash="now", at="2026-01-01T00:00:09.000Z"))
+
+    assert not session.is_overtaken(a_delivery(1))
+    assert ids(session.hears(a_delivery(1)).inbox) == ["dlv_9", "dlv_1"]
+
+
+def test_what_was_accepted_with_a_token_of_before_is_heard_however_late_it_comes() -> None:
+    rekeyed = TurnResult(snapshot=Snapshot(), action=Park(), token_hash="next")
+
+    session = a_session().after_turn(rekeyed).hears(a_delivery(1)).hears(a_delivery(2, token="never"))
+
+    assert decisions.next_move(session, 0) == Refuse(a_delivery(2, token="never"))
+    assert decisions.next_move(session.without(a_delivery(2)), 0) == RunTurn((a_delivery(1),))

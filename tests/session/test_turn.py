@@ -13,6 +13,7 @@ from perdure.protocol.requests import (
     ApprovedCall,
     CallRef,
     Calls,
+    Concluded,
     Conclusion,
     Coordinates,
     Failure,
@@ -34,6 +35,9 @@ from perdure.session.turn import Breath, StepFailed, run_turn
 
 REQUEST = TurnRequest(session_id="ses_1", turn=3, agent="demo", deliveries=(DeliveryRef(id="dlv_1", token_hash="now"),))
 BROKEN = Failure(code="STORE_GONE", message="The store is gone.")
+GONE = Failure(code="AGENT_GONE", message="The agent is not served here.")
+HELD_BY = REQUEST.model_copy(update={"holds": True})
+CALL = CallRef(call_id="call_1", tool="pay")
 
 
 def completes(call: ToolCall) -> ToolOutcome:
@@ -55,6 +59,11 @@ class ScriptedSteps:
         self.resumptions: list[ResumeTurn] = []
         self.parks: list[ParkTurn] = []
         self.stopping = False
+        # Only once the calls have begun.
+        self.stopping_late = False
+        self.conclusion = Concluded()
+        self.running = 0
+        self.most_running = 0
 
     async def call_model(self, call: ModelCall, *, label: str | None) -> ModelOutcome:
         self.labels.append(label)
@@ -66,7 +75,14 @@ class ScriptedSteps:
 
     async def call_tool(self, call: ToolCall) -> ToolOutcome:
         self.tool_calls.append(call)
+        self.running += 1
+        self.most_running = max(self.running, self.most_running)
+        await asyncio.sleep(0)
+        self.running -= 1
         return self._tool(call)
+
+    def parallel(self, limit: int | None, calls: int) -> int:
+        return limit or calls
 
     async def resume(self, resumption: ResumeTurn) -> Resumed:
         self.resumptions.append(resumption)
@@ -75,11 +91,12 @@ class ScriptedSteps:
     async def park(self, park: ParkTurn) -> None:
         self.parks.append(park)
 
-    def cancelled(self) -> bool:
-        return self.stopping
+    def cancelled(self, *, early: bool = False) -> bool:
+        return self.stopping and (not early or not self.stopping_late)
 
-    async def conclude(self, conclusion: Conclusion) -> None:
+    async def conclude(self, conclusion: Conclusion) -> Concluded:
         self.concluded.append(conclusion)
+        return self.conclusion
 
     def out_of_breath(self) -> bool:
         return len(self.model_calls) >= self.breathless_after
@@ -196,14 +213,24 @@ async def test_a_turn_without_anything_to_hear_parks() -> None:
     assert (await finished(ScriptedSteps(Unheard()))).action == Park()
 
 
-async def test_an_unreadable_snapshot_ends_the_session_and_is_handed_back_untouched() -> None:
+async def test_an_unreadable_snapshot_is_held_and_handed_back_untouched() -> None:
+    strange = Snapshot(version=99, data={"from": "the future"})
+    steps = ScriptedSteps()
+    request = HELD_BY.model_copy(update={"snapshot": strange})
+
+    result = await finished(steps, request)
+
+    assert (result.action, result.snapshot, result.held) == (Park(), strange, request.model_dump(mode="json"))
+    assert (result.failure and result.failure.code, steps.concluded) == ("UNREADABLE_STATE", [])
+
+
+async def test_an_older_driver_is_told_that_a_snapshot_is_unreadable_and_keeps_it() -> None:
     strange = Snapshot(version=99, data={"from": "the future"})
     steps = ScriptedSteps()
 
     result = await finished(steps, REQUEST.model_copy(update={"snapshot": strange}))
 
-    assert result.action == Done(is_error=True)
-    assert result.snapshot == strange
+    assert (result.action, result.snapshot, result.held) == (Park(), strange, None)
     assert steps.concluded[0].failure.code == "UNREADABLE_STATE"
 
 
@@ -303,11 +330,122 @@ async def test_a_cancellation_is_told_once_the_work_has_stopped() -> None:
 
 async def test_a_cancellation_counts_even_if_the_tool_was_just_ending() -> None:
     steps = ScriptedSteps(calls("a"), Finished())
+    steps.stopping = steps.stopping_late = True
+
+    result = await finished(steps)
+
+    assert (len(steps.model_calls), len(steps.tool_calls), result.cancelled) == (1, 1, True)
+
+
+async def test_no_call_begins_after_a_cancellation_that_met_the_end_of_the_model_call() -> None:
+    steps = ScriptedSteps(calls("a", "b"), Finished())
     steps.stopping = True
 
     result = await finished(steps)
 
-    assert (len(steps.model_calls), result.cancelled) == (1, True)
+    assert (steps.tool_calls, result.cancelled) == ([], True)
+
+
+async def test_no_approved_call_begins_after_a_cancellation_that_met_the_end_of_the_resume() -> None:
+    steps = ScriptedSteps(Finished())
+    steps.resumed = Resumed(calls=(ApprovedCall(at=Coordinates(session_id="ses_1", turn=2), call=CALL),))
+    steps.stopping = True
+
+    result = await finished(steps, ANSWERED)
+
+    assert (steps.tool_calls, steps.model_calls, result.cancelled) == ([], [], True)
+
+
+async def test_a_new_token_survives_a_sibling_that_failed() -> None:
+    def tool(call: ToolCall) -> ToolOutcome:
+        if call.call.tool == "fails":
+            raise StepFailed(BROKEN)
+        return ToolOutcome(call_id="rekeys", status="completed", token_hash="next")
+
+    result = await finished(ScriptedSteps(calls("fails", "rekeys"), tool=tool))
+
+    assert (result.failure, result.token_hash) == (BROKEN, "next")
+
+
+async def test_a_new_token_survives_a_cancellation_in_the_middle_of_a_sibling() -> None:
+    async def call_tool(call: ToolCall) -> ToolOutcome:
+        if call.call.tool == "hangs":
+            await asyncio.Event().wait()
+        return ToolOutcome(call_id="rekeys", status="completed", token_hash="next")
+
+    steps = ScriptedSteps(calls("rekeys", "hangs"))
+    steps.call_tool = call_tool
+    turn = asyncio.create_task(finished(steps))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+
+    turn.cancel()
+
+    assert (await turn).token_hash == "next"
+
+
+async def test_the_token_that_a_conclusion_found_is_the_sessions() -> None:
+    steps = ScriptedSteps(StepFailed(BROKEN))
+    steps.conclusion = Concluded(token_hash="found", head=7)
+
+    result = await finished(steps)
+
+    assert (result.token_hash, result.head) == ("found", 7)
+
+
+async def test_a_turn_that_no_worker_can_serve_is_held_and_tells_nothing() -> None:
+    steps = ScriptedSteps(calls("a"), StepFailed(GONE, held=True))
+
+    result = await finished(steps, HELD_BY)
+
+    assert (result.action, result.failure, steps.concluded) == (Park(), GONE, [])
+    assert result.held is not None
+    held = TurnRequest.model_validate(result.held)
+    assert (held.step, held.turn, held.deliveries) == (1, 3, REQUEST.deliveries)
+
+
+async def test_a_held_turn_goes_on_where_it_stopped() -> None:
+    result = await finished(ScriptedSteps(calls("a"), StepFailed(GONE, held=True)), HELD_BY)
+    assert result.held is not None
+    steps = ScriptedSteps(Finished())
+
+    await finished(steps, TurnRequest.model_validate(result.held))
+
+    assert [call.at.step for call in steps.model_calls] == [1]
+
+
+async def test_a_turn_that_was_held_before_people_were_looked_at_looks_at_them_again() -> None:
+    async def resume(resumption: ResumeTurn) -> Resumed:
+        raise StepFailed(GONE, held=True)
+
+    steps = ScriptedSteps()
+    steps.resume = resume
+
+    result = await finished(steps, ANSWERED.model_copy(update={"holds": True}))
+
+    assert result.held is not None
+    held = TurnRequest.model_validate(result.held)
+    assert (held.open, held.deliveries) == (ANSWERED.open, ANSWERED.deliveries)
+
+
+async def test_an_older_driver_is_told_of_a_failure_because_it_holds_nothing() -> None:
+    steps = ScriptedSteps(StepFailed(GONE, held=True))
+
+    result = await finished(steps)
+
+    assert (result.held, result.failure, len(steps.concluded)) == (None, GONE, 1)
+
+
+async def test_a_conclusion_that_no_worker_can_write_is_held_too() -> None:
+    async def conclude(conclusion: Conclusion) -> Concluded:
+        raise StepFailed(GONE, held=True)
+
+    steps = ScriptedSteps(StepFailed(BROKEN))
+    steps.conclude = conclude
+
+    result = await finished(steps, HELD_BY)
+
+    assert (result.held is not None, result.failure) == (True, GONE)
 
 
 async def test_people_see_the_model_that_answered_last() -> None:
@@ -317,3 +455,23 @@ async def test_people_see_the_model_that_answered_last() -> None:
 
     assert steps.labels == ["older", "newer"]
     assert result.model == "newest"
+
+
+async def test_a_conclusion_that_failed_for_good_is_the_drivers_to_tell() -> None:
+    """An older driver ignores what is held: then nobody would ever conclude the turn."""
+
+    async def conclude(conclusion: Conclusion) -> Concluded:
+        raise StepFailed(BROKEN)
+
+    steps = ScriptedSteps(StepFailed(BROKEN))
+    steps.conclude = conclude
+
+    with pytest.raises(StepFailed):
+        await run_turn(HELD_BY, steps)
+
+
+async def test_how_the_session_stands_after_a_conclusion_decides_what_the_driver_does() -> None:
+    steps = ScriptedSteps(StepFailed(BROKEN.model_copy(update={"structural": True})))
+    steps.conclusion = Concluded(over=False)
+
+    assert (await finished(steps)).action == Park()

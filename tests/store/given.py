@@ -2,15 +2,18 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
-from perdure.protocol.events import Event, NewEvent
+from perdure.protocol.events import Event, EventType, NewEvent
 from perdure.protocol.inputs import InputAnswer, InputKind, InputRequest, Responders
 from perdure.protocol.principals import Principal
+from perdure.protocol.requests import Attention
 from perdure.protocol.wire import JsonObject
 from perdure.store.base import (
     Answered,
     Answering,
     Attempt,
+    CancelRequest,
     Commit,
     Fence,
     Hold,
@@ -18,6 +21,7 @@ from perdure.store.base import (
     NewDelivery,
     NewRecord,
     NewSession,
+    SessionChange,
     SessionRow,
     Store,
     Vote,
@@ -43,8 +47,18 @@ def delivery(
     digest: str = "digest",
     owner: str = ADA.owner,
     body: JsonObject | None = None,
+    ref: JsonObject | None = None,
+    limit: int | None = None,
 ) -> NewDelivery:
-    return NewDelivery(session_id, delivery_id, body or {"message": "hello"}, owner, key, digest)
+    return NewDelivery(session_id, delivery_id, body or {"message": "hello"}, owner, key, digest, ref, limit)
+
+
+def hearing(*delivery_ids: str, turn: int = 0) -> Commit:
+    return Commit("s", consume=delivery_ids, consume_turn=turn, events=[event(f"t{turn}/received")])
+
+
+async def refuse(store: Store, delivery_id: str = "d", session_id: str = "s") -> bool:
+    return await store.refuse(session_id, delivery_id, "STALE_TOKEN", event(f"refused/{delivery_id}"))
 
 
 def event(key: str, **data: object) -> NewEvent:
@@ -65,6 +79,40 @@ def raising(generation: int, *, turn: int = 0, step: int = 0) -> Commit:
 
 def keeping(generation: int, *, turn: int = 0, step: int = 0) -> Commit:
     return Commit("s", fence=fence(Hold.KEEP, generation, turn=turn, step=step))
+
+
+def running(turn: int = 0, session_id: str = "s") -> Commit:
+    """The turn begins."""
+    return Commit(session_id, heeds=turn, change=SessionChange(status="running", turns=turn + 1))
+
+
+def ending(turn: int = 0, session_id: str = "s") -> Commit:
+    """The turn ends, and the session waits for the next delivery."""
+    change = SessionChange(status="waiting", turns=turn + 1)
+    return Commit(session_id, heeds=turn, events=[event(f"t{turn}/end")], change=change)
+
+
+def parking(*request_ids: str, turn: int = 0, session_id: str = "s") -> Commit:
+    """The turn ends, and the session waits for people."""
+    return replace(ending(turn, session_id), opens=[request(each, session_id=session_id) for each in request_ids])
+
+
+def closing(session_id: str = "s") -> Commit:
+    """The session ends, and readers are told."""
+    completed = NewEvent(type=EventType.SESSION_COMPLETED, key="session/completed")
+    return Commit(session_id, events=[completed], close=True, change=SessionChange(status="completed"))
+
+
+async def cancel(store: Store, session_id: str = "s", turn_id: str | None = None) -> CancelRequest | None:
+    return await store.cancel(session_id, turn_id, cancelling)
+
+
+def cancelling(turn: int) -> NewEvent:
+    return event(f"t{turn}/cancel")
+
+
+async def attend(store: Store, code: str = "AGENT_GONE", session_id: str = "s") -> bool:
+    return await store.attend(session_id, Attention(code=code, message=f"{code} happened."))
 
 
 def request(
@@ -110,10 +158,12 @@ def answering(
     key: str | None = None,
     digest: str = "digest",
     always: bool = False,
+    late: bool = False,
+    limit: int | None = None,
 ) -> Answering:
     body: JsonObject = {"kind": "answer", "answers": [request_id for request_id, _ in votes]}
-    new = delivery(delivery_id, session_id=session_id, key=key, digest=digest, body=body)
-    return Answering(session_id, [Vote(request_id, answer) for request_id, answer in votes], new, always)
+    new = delivery(delivery_id, session_id=session_id, key=key, digest=digest, body=body, limit=limit)
+    return Answering(session_id, [Vote(request_id, answer) for request_id, answer in votes], new, always, late)
 
 
 async def answer(store: Store, answering: Answering) -> Answered:
@@ -142,6 +192,13 @@ async def everything(store: Store, session_id: str = "s") -> list[Event]:
     while page := await store.events(session_id, len(events)):
         events.extend(page)
     return events
+
+
+async def dense(store: Store, session_id: str = "s") -> bool:
+    """Whether the events are numbered without gaps, and the session's row knows how many there are."""
+    events = await everything(store, session_id)
+    count = (await read_session(store, session_id)).events
+    return [each.index for each in events] == list(range(count))
 
 
 async def keys(store: Store, session_id: str = "s") -> list[str]:

@@ -92,7 +92,12 @@ class OpenAI:
             return
         for index, (name, arguments) in enumerate(plan.calls):
             function = {"name": name, "arguments": ""}
-            started = {"index": index, "id": f"call_{next(_numbers)}", "type": "function", "function": function}
+            started = {
+                "index": index,
+                "id": plan.call_id or f"call_{next(_numbers)}",
+                "type": "function",
+                "function": function,
+            }
             yield self._chunk(model, {"tool_calls": [started]})
             yield self._chunk(model, {"tool_calls": [{"index": index, "function": {"arguments": arguments}}]})
         yield self._chunk(model, {}, "tool_calls" if plan.calls else "stop", usage=_usage(plan))
@@ -166,7 +171,12 @@ class Anthropic:
             yield _sse("error", error={"type": plan.breaks, "message": "scripted"})
             return
         for name, arguments in plan.calls:
-            block: Json = {"type": "tool_use", "id": f"toolu_{next(_numbers)}", "name": name, "input": {}}
+            block: Json = {
+                "type": "tool_use",
+                "id": plan.call_id or f"toolu_{next(_numbers)}",
+                "name": name,
+                "input": {},
+            }
             yield from self._block(next(index), block, [{"type": "input_json_delta", "partial_json": arguments}])
         reason = {"stop_reason": "tool_use" if plan.calls else "end_turn", "stop_sequence": None}
         yield _sse("message_delta", delta=reason, usage={"output_tokens": _usage(plan)["completion_tokens"]})
@@ -283,7 +293,7 @@ def _items(plan: Plan) -> Iterator[tuple[_Told, Json]]:
     if plan.words:
         yield _message(plan.words)
     for name, arguments in plan.calls:
-        yield _call(name, arguments)
+        yield _call(name, arguments, plan.call_id)
 
 
 def _thought(thoughts: str) -> tuple[_Told, Json]:
@@ -310,13 +320,18 @@ def _message(words: tuple[str, ...]) -> tuple[_Told, Json]:
     return told, {**item, "content": [part]}
 
 
-def _call(name: str, arguments: str) -> tuple[_Told, Json]:
+def _call(name: str, arguments: str, call_id: str | None) -> tuple[_Told, Json]:
     told: _Told = [
         ("response.function_call_arguments.delta", {"delta": arguments}),
         ("response.function_call_arguments.done", {"arguments": arguments, "name": name}),
     ]
     number = next(_numbers)
-    item = {"id": f"fc_{number}", "type": "function_call", "status": "completed", "call_id": f"call_{number}"}
+    item = {
+        "id": f"fc_{number}",
+        "type": "function_call",
+        "status": "completed",
+        "call_id": call_id or f"call_{number}",
+    }
     return told, {**item, "name": name, "arguments": arguments}
 
 

@@ -20,13 +20,15 @@ import pytest
 from psycopg import sql
 
 _SETTINGS = {
-    "fsync": "off",
-    "full_page_writes": "off",
-    "synchronous_commit": "off",
     "listen_addresses": "127.0.0.1",
     "max_connections": "100",
     "shared_buffers": "16MB",
+    # The machine is not going to lose its power.
+    "fsync": "off",
 }
+
+#: Faster, for a server that is never killed: what it has said to be committed may be lost then.
+_CARELESS = {"full_page_writes": "off", "synchronous_commit": "off"}
 
 
 @pytest.fixture(scope="session")
@@ -35,7 +37,7 @@ def postgres_server() -> Generator[str, None, None]:
     if url := os.environ.get("PERDURE_TEST_POSTGRES_URL"):
         yield url
         return
-    binaries = _binaries()
+    binaries = find_binaries()
     if binaries is None:
         pytest.skip("PostgreSQL is not installed: no initdb on the PATH or in /usr/lib/postgresql/*/bin")
     cluster = Cluster(binaries)
@@ -58,10 +60,12 @@ def postgres_url(postgres_server: str) -> Generator[str, None, None]:
 
 
 class Cluster:
-    """A PostgreSQL cluster in a temporary directory, on a free loopback port."""
+    """A PostgreSQL cluster in a temporary directory, on a free loopback port. One that is `durable` may be killed."""
 
-    def __init__(self, binaries: Path) -> None:
+    def __init__(self, binaries: Path, *, durable: bool = False) -> None:
         self._binaries = binaries
+        self._settings = _SETTINGS if durable else _SETTINGS | _CARELESS
+        self.port = _free_port()
         self._user = _user()
         self._home = Path(tempfile.mkdtemp(prefix="perdure-postgres-"))
         self._data = self._home / "data"
@@ -79,17 +83,27 @@ class Cluster:
             "--no-locale",
             "--no-sync",
         )
-        port = _free_port()
-        settings = {**_SETTINGS, "port": str(port), "unix_socket_directories": str(self._home)}
+        self.go_on()
+        return f"postgresql://perdure@127.0.0.1:{self.port}/postgres"
+
+    def go_on(self, *, wait: bool = True) -> None:
+        """Start the server on the data that are there; without `wait` it may still be recovering."""
+        settings = {**self._settings, "port": str(self.port), "unix_socket_directories": str(self._home)}
         options = " ".join(f"-c {name}={value}" for name, value in settings.items())
-        self._run(
-            "pg_ctl", "start", "--wait", "--pgdata", self._data, "--log", self._home / "log", "--options", options
-        )
-        return f"postgresql://perdure@127.0.0.1:{port}/postgres"
+        waits = "--wait" if wait else "--no-wait"
+        self._run("pg_ctl", "start", waits, "--pgdata", self._data, "--log", self._home / "log", "--options", options)
+
+    def kill(self) -> None:
+        """End it as a crash does: it recovers when it starts again."""
+        self._run("pg_ctl", "stop", "--wait", "--pgdata", self._data, "--mode=immediate")
+
+    @property
+    def running(self) -> bool:
+        return (self._data / "postmaster.pid").exists()
 
     def stop(self) -> None:
-        if (self._data / "postmaster.pid").exists():
-            self._run("pg_ctl", "stop", "--wait", "--pgdata", self._data, "--mode=immediate")
+        if self.running:
+            self.kill()
         shutil.rmtree(self._home)
 
     def _run(self, binary: str, *arguments: str | Path) -> None:
@@ -112,7 +126,7 @@ class Cluster:
             raise RuntimeError(f"{binary} failed: {output.read_text()}")
 
 
-def _binaries() -> Path | None:
+def find_binaries() -> Path | None:
     on_path = shutil.which("initdb")
     if on_path is not None:
         # Debian links single programs; their siblings stand beside the real one.

@@ -87,10 +87,16 @@ class Provider:
         method, path, _ = line.split(" ", 2)
         headers = {name.lower(): value.strip() for name, _, value in (each.partition(":") for each in lines if each)}
         body = await reader.readexactly(int(headers.get("content-length", 0)))
-        return await self._answer(method, path.partition("?")[0], body, reader, writer)
+        return await self._answer(method, path.partition("?")[0], headers, body, reader, writer)
 
     async def _answer(
-        self, method: str, path: str, body: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self,
+        method: str,
+        path: str,
+        headers: _Headers,
+        body: bytes,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
     ) -> bool:
         match method, path:
             case "GET", "/requests":
@@ -105,13 +111,15 @@ class Provider:
                 self.unpaired.clear()
                 _json(writer, 200, {})
             case "POST", _ if path in DIALECTS:
-                return await self._ask(path, body, reader, writer)
+                return await self._ask(path, body, headers, reader, writer)
             case _:
                 _json(writer, 404, {"error": {"message": f"No route {method} {path}"}})
         await writer.drain()
         return True
 
-    async def _ask(self, path: str, raw: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    async def _ask(
+        self, path: str, raw: bytes, sent: _Headers, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> bool:
         dialect = DIALECTS[path]
         body = json.loads(raw)
         messages = conversation(body)
@@ -133,6 +141,8 @@ class Provider:
         if made.fail and self.counts[key] <= made.fail.times:
             headers = {"retry-after": made.fail.retry_after} if made.fail.retry_after else {}
             message = f"scripted failure {made.fail.status}"
+            if made.fail.quotes:
+                message += f" for {sent.get('authorization') or sent.get('x-api-key')}"
             _json(writer, made.fail.status, dialect.error(made.fail.status, message), headers)
             return True
         if made.hang:

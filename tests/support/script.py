@@ -6,11 +6,14 @@
     call roll {} then say Rolled             a second round, once the results are in
     drip 50 words delay 10                   fifty words, ten milliseconds apart
     fail 429 times 2 after 1; say Hello      two refusals (Retry-After: 1), then the rest
+    fail 400 quoting                         a refusal that quotes the key, as some providers do
     cut after 3; say a b c d e               the connection breaks after three chunks
     stop after 3; say a b c d e              the stream ends politely, but too early
     break rate_limit_error; say a b          the provider reports an error of this kind after these words
     hang                                     no answer at all
     empty                                    an answer without anything in it
+    odd text | id | name | nesting           half a character; calls of `add` by an id, or of a tool by a name, that
+                                             none can have, or one with arguments of twenty thousand levels
 Anything else is answered with "ok".
 """
 
@@ -20,9 +23,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 _THEN = re.compile(r"\s+then\s+")
-_VERB = re.compile(r"(?:;\s*)?(say|think|call|drip|fail|cut after|stop after|break|hang|empty)\b\s*", re.DOTALL)
+_VERB = re.compile(r"(?:;\s*)?(say|think|call|drip|fail|cut after|stop after|break|hang|empty|odd)\b\s*", re.DOTALL)
 _DRIP = re.compile(r"(\d+)(?:\s+words)?(?:\s+delay\s+([\d.]+))?")
-_FAIL = re.compile(r"(\d+)(?:\s+times\s+(\d+))?(?:\s+after\s+([\d.]+))?")
+_FAIL = re.compile(r"(\d+)(?:\s+times\s+(\d+))?(?:\s+after\s+([\d.]+))?(\s+quoting)?")
 _NAME = re.compile(r"([\w-]+)\s*")
 
 
@@ -31,6 +34,7 @@ class Fail:
     status: int
     times: int
     retry_after: str | None
+    quotes: bool = False
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,15 @@ class Plan:
     stop_after: int | None = None
     breaks: str = ""
     hang: bool = False
+    call_id: str | None = None
+
+
+_ODD = {
+    "text": Plan(words=("half \ud800", "a word")),
+    "id": Plan(calls=(("add", '{"a": 1, "b": 2}'), ("add", '{"a": 3, "b": 4}')), call_id="\0\ud800" + "x" * 100_000),
+    "name": Plan(calls=(("ro\0ll \ud800" + "x" * 100_000, "{}"),)),
+    "nesting": Plan(calls=(("add", '{"a": ' + "[" * 20_000 + "]" * 20_000 + "}"),)),
+}
 
 
 def plan(said: str, rounds: int, results: str) -> Plan:
@@ -80,7 +93,7 @@ def _apply(made: Plan, verb: str, rest: str) -> tuple[Plan, str]:
             return replace(made, words=words, delay=float(found[1] or 0) / 1000), rest
         case "fail":
             found, rest = _take(_FAIL, rest)
-            return replace(made, fail=Fail(int(found[0]), int(found[1] or 1), found[2])), rest
+            return replace(made, fail=Fail(int(found[0]), int(found[1] or 1), found[2], bool(found[3]))), rest
         case "break":
             found, rest = _take(_NAME, rest)
             return replace(made, breaks=found[0]), rest
@@ -88,6 +101,9 @@ def _apply(made: Plan, verb: str, rest: str) -> tuple[Plan, str]:
             return replace(made, hang=True), rest
         case "empty":
             return made, rest
+        case "odd":
+            found, rest = _take(_NAME, rest)
+            return _ODD[found[0]], rest
         case _:
             found, rest = _take(re.compile(r"(\d+)"), rest)
             number = int(found[0])

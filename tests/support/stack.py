@@ -30,9 +30,8 @@ class TemporalServer:
 
     def __init__(self, directory: Path, dynamic_config: Mapping[str, str] | None = None) -> None:
         self._directory = directory
-        self._server = DevServer(
-            directory / "temporal.db", port=free_port(), ui_port=None, dynamic_config=dynamic_config
-        )
+        self.database = directory / "temporal.db"
+        self._server = DevServer(self.database, port=free_port(), ui_port=None, dynamic_config=dynamic_config)
         self.process = self._start()
 
     @property
@@ -44,11 +43,22 @@ class TemporalServer:
         self.process.kill()
         self.process = self._start()
 
+    def launch(self) -> None:
+        """Start it again after its death, and do not wait until it answers."""
+        self.process = self._launched()
+
+    async def ready(self) -> None:
+        """Wait until it answers."""
+        await self._server.ready()
+
     def close(self) -> None:
         self.process.close()
 
+    def _launched(self) -> Process:
+        return Process("temporal", self._server.command(), self._directory / "temporal.log", clean_environment())
+
     def _start(self) -> Process:
-        process = Process("temporal", self._server.command(), self._directory / "temporal.log", clean_environment())
+        process = self._launched()
         # In a thread, because the test may be inside an event loop.
         waiting = threading.Thread(target=lambda: asyncio.run(self._server.ready()))
         waiting.start()
@@ -215,16 +225,19 @@ class Stack:
             "ANTHROPIC_API_KEY": "sk-of-the-tests",
         }
 
+    def serves(self, process: Process) -> bool:
+        """Whether it has said that it is ready."""
+        flag = self._flag(process.name)
+        return flag.exists() and flag.read_text() == str(process.pid)
+
     def _flag(self, name: str) -> Path:
         return self.directory / f"{name}.ready"
 
     def _wait_ready(self, process: Process) -> None:
-        flag = self._flag(process.name)
-
         def ready() -> bool:
             if process is self.provider:
                 return listens("127.0.0.1", int(self.provider_url.rpartition(":")[2]))
-            return flag.exists() and flag.read_text() == str(process.pid)
+            return self.serves(process)
 
         wait_until(lambda: not process.alive or ready(), f"{process.name} to be ready", 60)
         assert process.alive, f"{process.name} ended:\n{process.output}"

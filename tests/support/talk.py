@@ -65,6 +65,18 @@ class Talk:
             await stream.aclose()
         return heard
 
+    async def until(self, type: str, start: int = 0, within: float | None = None) -> list[Json]:
+        """The events from an index on to the first one of this type."""
+        heard: list[Json] = []
+        async with asyncio.timeout(within or self._timeout):
+            stream = self.events(start)
+            async for event in stream:
+                heard.append(event)
+                if event["type"] == type:
+                    break
+            await stream.aclose()
+        return heard
+
     async def say(self, message: Any, **body: Any) -> str:
         """Say something and return the answer, whether the session is new or not."""
         if self.session_id:

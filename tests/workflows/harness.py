@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, Literal
 
 from temporalio import activity
@@ -14,11 +14,14 @@ import worker as composition
 from perdure.protocol import names
 from perdure.protocol.deliveries import DeliveryRef
 from perdure.protocol.requests import (
+    AttendSession,
+    CloseSession,
     Conclusion,
     Finished,
     ModelCall,
     ModelOutcome,
     ParkTurn,
+    RebuildSession,
     Refusal,
     Reminder,
     Resumed,
@@ -27,12 +30,14 @@ from perdure.protocol.requests import (
     ToolOutcome,
     Withdrawal,
 )
+from perdure.protocol.wire import JsonObject
 from perdure.session.state import SessionState
 from perdure.settings import Settings
 from workflows.session import SessionWorkflow
 from workflows.turn import TurnWorkflow
 
 Answer = Callable[[ModelCall], Awaitable[ModelOutcome]]
+Act = Callable[[ToolCall], Awaitable[None]]
 
 
 async def finishes(call: ModelCall) -> ModelOutcome:
@@ -40,11 +45,16 @@ async def finishes(call: ModelCall) -> ModelOutcome:
     return Finished()
 
 
+async def acts(call: ToolCall) -> None:
+    del call
+
+
 class Outside:
     """Stands where the harness stands: says what the test wants, remembers what it was asked."""
 
     def __init__(self) -> None:
         self.answer: Answer = finishes
+        self.act: Act = acts
         self.model_calls: list[ModelCall] = []
         self.tool_calls: list[ToolCall] = []
         self.concluded: list[Conclusion] = []
@@ -53,6 +63,12 @@ class Outside:
         self.parks: list[ParkTurn] = []
         self.withdrawals: list[Withdrawal] = []
         self.reminders: list[Reminder] = []
+        self.attended: list[AttendSession] = []
+        self.closed: list[CloseSession] = []
+        self.rebuilt: list[RebuildSession] = []
+        self.rebuilds: JsonObject | None = None
+        self.before_reminding: Callable[[], Awaitable[None]] | None = None
+        self.concluding_fails: list[Exception] = []
         self.resumed = Resumed()
         self._moved = asyncio.Condition()
 
@@ -70,10 +86,13 @@ class Outside:
     @activity.defn(name=names.CALL_TOOL)
     async def call_tool(self, call: ToolCall) -> ToolOutcome:
         await self._note(self.tool_calls, call)
+        await self.act(call)
         return ToolOutcome(call_id=call.call.call_id, status="completed")
 
     @activity.defn(name=names.CONCLUDE_TURN)
     async def conclude_turn(self, conclusion: Conclusion) -> None:
+        if self.concluding_fails:
+            raise self.concluding_fails.pop()
         await self._note(self.concluded, conclusion)
 
     @activity.defn(name=names.REFUSE_DELIVERY)
@@ -95,12 +114,28 @@ class Outside:
 
     @activity.defn(name=names.REMIND)
     async def remind(self, reminder: Reminder) -> None:
+        if self.before_reminding:
+            await self.before_reminding()
         await self._note(self.reminders, reminder)
+
+    @activity.defn(name=names.ATTEND_SESSION)
+    async def attend_session(self, attend: AttendSession) -> None:
+        await self._note(self.attended, attend)
+
+    @activity.defn(name=names.CLOSE_SESSION)
+    async def close_session(self, close: CloseSession) -> None:
+        await self._note(self.closed, close)
+
+    @activity.defn(name=names.REBUILD_SESSION)
+    async def rebuild_session(self, rebuild: RebuildSession) -> JsonObject | None:
+        await self._note(self.rebuilt, rebuild)
+        return self.rebuilds
 
     @property
     def model_activities(self) -> list[Callable[..., Any]]:
         """All that the models' queue serves."""
         notes = [self.conclude_turn, self.refuse_delivery, self.withdraw_inputs, self.remind]
+        notes += [self.attend_session, self.close_session, self.rebuild_session]
         return [self.call_model, self.resume_turn, self.park_turn, *notes]
 
     async def _note(self, where: list[Any], what: Any) -> None:
@@ -144,6 +179,19 @@ class Driven:
         assert self.outside.heard == list(delivery_ids)
 
 
+class Working:
+    """The workers that run."""
+
+    def __init__(self, workers: Sequence[Worker]) -> None:
+        self._workers = workers
+
+    async def stop_turns(self) -> None:
+        """Leave turns without a worker."""
+        for each in self._workers:
+            if each.task_queue.endswith(names.TURNS_QUEUE):
+                await each.shutdown()
+
+
 class Bench:
     """A server, and workers that can be taken away and given back."""
 
@@ -152,11 +200,12 @@ class Bench:
         self.settings = Settings(task_queue=f"test-{uuid.uuid4().hex[:12]}", deployment=None, build_id=None)
 
     @contextlib.asynccontextmanager
-    async def working(self, outside: Outside) -> AsyncGenerator[None]:
+    async def working(self, outside: Outside) -> AsyncGenerator[Working]:
+        workers = self._workers(outside)
         async with contextlib.AsyncExitStack() as stack:
-            for each in self._workers(outside):
+            for each in workers:
                 await stack.enter_async_context(each)
-            yield
+            yield Working(workers)
 
     def _workers(self, outside: Outside) -> list[Worker]:
         return [

@@ -13,7 +13,8 @@ from temporalio.client import Client
 from temporalio.exceptions import ApplicationError
 
 from perdure.protocol import names
-from perdure.protocol.requests import CallRef, Calls, Finished, ModelCall, ModelOutcome
+from perdure.protocol.inputs import OpenInput
+from perdure.protocol.requests import CallRef, Calls, Finished, ModelCall, ModelOutcome, Parked
 from perdure.runtime.connect import connect
 from perdure.settings import Settings
 
@@ -35,6 +36,10 @@ async def varied(call: ModelCall) -> ModelOutcome:
             return Finished()
 
 
+async def asks(call: ModelCall) -> ModelOutcome:
+    return Finished() if call.at.turn else Parked(open=(OpenInput(request_id="inp_1"),))
+
+
 async def record(label: str) -> None:
     bench, outside = Bench(await connect(Settings())), Outside()
     outside.answer = varied
@@ -44,10 +49,24 @@ async def record(label: str) -> None:
         for number in range(4):
             await session.deliver(f"dlv_{number}")
         await session.handle.result()
+        parked = await _parked(bench, outside)
     HISTORIES.mkdir(exist_ok=True)
     await _keep(bench.client, session.handle.id, f"{label}-session")
     for turn in range(4):
         await _keep(bench.client, names.turn_workflow(session.handle.id, turn), f"{label}-turn-{turn}")
+    await _keep(bench.client, parked, f"{label}-parked")
+
+
+async def _parked(bench: Bench, outside: Outside) -> str:
+    """People are asked, and cancel the turn that will read the answer before the driver knows of that answer."""
+    outside.answer = asks
+    session = await bench.start(outside)
+    await session.deliver("dlv_0")
+    await session.parked()
+    await session.handle.signal(names.CANCEL, {"turnId": "turn_1"})
+    await session.deliver("dlv_1", kind="answer")
+    await outside.until(lambda: "dlv_1" in [each.id for call in outside.model_calls for each in call.deliveries])
+    return session.handle.id
 
 
 async def _keep(client: Client, workflow_id: str, name: str) -> None:

@@ -3,20 +3,27 @@
 import asyncio
 import contextlib
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 
 import pytest
 from temporalio import workflow
-from temporalio.api.workflowservice.v1 import SetWorkerDeploymentCurrentVersionRequest
-from temporalio.client import Client
-from temporalio.service import RPCError
 
 import worker as composition
 from perdure.protocol import names
-from perdure.protocol.requests import TurnRequest, TurnResult
+from perdure.protocol.requests import (
+    CallRef,
+    Calls,
+    Finished,
+    ModelCall,
+    ModelOutcome,
+    ToolCall,
+    TurnRequest,
+    TurnResult,
+)
 from perdure.runtime.connect import connect
 from perdure.session.turn import Breath, run_turn
 from perdure.settings import Settings
+from tests.support.fleet import KINDS, build_of, make_current
 from tests.support.stack import TemporalServer
 from workflows.session import SessionWorkflow
 from workflows.steps import ActivitySteps
@@ -39,43 +46,32 @@ class NewerTurn:
 class Fleet:
     """Workers of several builds of one deployment."""
 
-    def __init__(self, bench: Bench, deployment: str, outside: Outside) -> None:
+    def __init__(self, bench: Bench) -> None:
         self._bench = bench
-        self._deployment = deployment
-        self._outside = outside
-
-    def _settings(self, build: str | None) -> Settings:
-        deployment = self._deployment if build else None
-        return Settings(task_queue=self._bench.settings.task_queue, deployment=deployment, build_id=build)
+        self._deployment = f"fleet-{uuid.uuid4().hex[:8]}"
 
     @contextlib.asynccontextmanager
-    async def build(self, build: str, turn: type) -> AsyncGenerator[None]:
-        client, settings = self._bench.client, self._settings(build)
+    async def build(self, build: str, outside: Outside, turn: type = TurnWorkflow) -> AsyncGenerator[None]:
+        """All the workers of one build, not current yet."""
+        # A client of its own, as each process has: one client takes two workers of a queue for a mistake.
+        client = await connect(Settings(temporal_address=self._bench.client.service_client.config.target_host))
+        settings = Settings(task_queue=self._bench.settings.task_queue, deployment=self._deployment, build_id=build)
         async with (
-            composition.deciding(client, settings, names.SESSIONS_QUEUE, [SessionWorkflow]),
+            composition.acting(client, settings, names.MODELS_QUEUE, outside.model_activities),
+            composition.acting(client, settings, names.TOOLS_QUEUE, [outside.call_tool]),
             composition.deciding(client, settings, names.TURNS_QUEUE, [turn]),
+            composition.deciding(client, settings, names.SESSIONS_QUEUE, [SessionWorkflow]),
         ):
-            for kind in (names.SESSIONS_QUEUE, names.TURNS_QUEUE):
-                await self._make_current(client, f"{self._deployment}-{kind}", build)
             yield
 
     @contextlib.asynccontextmanager
-    async def acting(self) -> AsyncGenerator[None]:
-        activities = self._outside.model_activities
-        async with composition.acting(self._bench.client, self._settings(None), names.MODELS_QUEUE, activities):
+    async def current(self, build: str, outside: Outside, turn: type = TurnWorkflow) -> AsyncGenerator[None]:
+        async with self.build(build, outside, turn):
+            await self.make_current(build)
             yield
 
-    async def _make_current(self, client: Client, deployment: str, build: str) -> None:
-        request = SetWorkerDeploymentCurrentVersionRequest(
-            namespace=client.namespace, deployment_name=deployment, build_id=build, identity="tests"
-        )
-        async with asyncio.timeout(20):
-            while True:
-                # The server learns of a build with its first poll.
-                with contextlib.suppress(RPCError):
-                    await client.workflow_service.set_worker_deployment_current_version(request)
-                    return
-                await asyncio.sleep(0.02)
+    async def make_current(self, build: str, kinds: Sequence[str] = KINDS) -> None:
+        await make_current(self._bench.client, self._deployment, build, kinds)
 
 
 @pytest.fixture
@@ -83,40 +79,119 @@ async def bench(temporal_server: TemporalServer) -> Bench:
     return Bench(await connect(Settings(temporal_address=temporal_server.address)))
 
 
-async def build_of(client: Client, workflow_id: str) -> str:
-    description = await client.get_workflow_handle(workflow_id).describe()
-    return description.raw_description.workflow_execution_info.versioning_info.deployment_version.build_id
+@pytest.fixture
+def fleet(bench: Bench) -> Fleet:
+    return Fleet(bench)
 
 
-async def test_a_pinned_driver_runs_its_turns_on_the_newest_build(bench: Bench) -> None:
+async def works(call: ModelCall) -> ModelOutcome:
+    """Ask for a tool in the first step, and end with the second."""
+    if call.at.step == 0:
+        return Calls(calls=(CallRef(call_id=f"call_{call.at.turn}", tool="work"),))
+    return Finished()
+
+
+def working() -> Outside:
     outside = Outside()
-    fleet = Fleet(bench, f"fleet-{uuid.uuid4().hex[:8]}", outside)
-    async with fleet.acting(), fleet.build("1", TurnWorkflow):
-        session = await bench.start(outside)
+    outside.answer = works
+    return outside
+
+
+async def test_a_pinned_driver_runs_its_turns_on_the_newest_build(bench: Bench, fleet: Fleet) -> None:
+    first, second = Outside(), Outside()
+    async with fleet.current("1", first):
+        session = await bench.start(first)
         await session.deliver("dlv_1")
         await session.heard("dlv_1")
 
-        async with fleet.build("2", NewerTurn):
+        async with fleet.current("2", second, NewerTurn):
             await session.deliver("dlv_2")
-            await session.heard("dlv_1", "dlv_2")
+            await second.until(lambda: second.heard == ["dlv_2"])
 
-            assert [call.agent for call in outside.model_calls] == ["demo", "newer"]
+            assert [call.agent for call in second.model_calls] == ["newer"]
             assert await build_of(bench.client, names.turn_workflow(session.handle.id, 1)) == "2"
 
 
-async def test_a_parked_driver_moves_to_the_newest_build_between_two_turns(bench: Bench) -> None:
-    outside = Outside()
-    fleet = Fleet(bench, f"fleet-{uuid.uuid4().hex[:8]}", outside)
-    async with fleet.acting(), fleet.build("1", TurnWorkflow):
-        session = await bench.start(outside)
+async def test_a_parked_driver_moves_to_the_newest_build_between_two_turns(bench: Bench, fleet: Fleet) -> None:
+    first, second = Outside(), Outside()
+    async with fleet.current("1", first):
+        session = await bench.start(first)
         await session.deliver("dlv_1")
         await session.heard("dlv_1")
         assert await build_of(bench.client, session.handle.id) == "1"
 
-        async with fleet.build("2", NewerTurn):
+        async with fleet.current("2", second, NewerTurn):
             await session.deliver("dlv_2")
             await session.deliver("dlv_1")
             await session.deliver("dlv_3")
-            await session.heard("dlv_1", "dlv_2", "dlv_3")
+            await second.until(lambda: second.heard == ["dlv_2", "dlv_3"])
 
+            assert first.heard == ["dlv_1"]
             assert await build_of(bench.client, session.handle.id) == "2"
+
+
+async def test_the_work_of_a_new_turn_is_done_by_the_newest_build_alone(bench: Bench, fleet: Fleet) -> None:
+    first, second = working(), working()
+    async with fleet.current("1", first), fleet.current("2", second):
+        sessions = [await bench.start(second) for _ in range(10)]
+
+        for session in sessions:
+            await session.deliver("dlv_1")
+        await second.until(lambda: len(second.model_calls) == 20)
+
+        assert len(second.tool_calls) == 10
+        assert (first.model_calls, first.tool_calls) == ([], [])
+
+
+async def test_a_turn_ends_on_its_build_and_so_does_its_work(bench: Bench, fleet: Fleet) -> None:
+    first, second = working(), working()
+    inside, go_on = asyncio.Event(), asyncio.Event()
+
+    async def waits(call: ToolCall) -> None:
+        inside.set()
+        await go_on.wait()
+
+    first.act = waits
+    async with fleet.current("1", first):
+        session = await bench.start(first)
+        await session.deliver("dlv_1")
+        await asyncio.wait_for(inside.wait(), 20)
+
+        async with fleet.current("2", second):
+            go_on.set()
+            await session.deliver("dlv_2")
+            await second.until(lambda: len(second.model_calls) == 2)
+
+        assert [(call.at.turn, call.at.step) for call in first.model_calls] == [(0, 0), (0, 1)]
+        assert [(call.at.turn, call.at.step) for call in second.model_calls] == [(1, 0), (1, 1)]
+        assert [call.at.turn for call in first.tool_calls] == [0]
+
+
+async def test_what_a_driver_calls_runs_on_the_current_build_of_the_turns(bench: Bench, fleet: Fleet) -> None:
+    first, second = Outside(), Outside()
+    async with fleet.current("1", first), fleet.build("2", second):
+        sessions = [await bench.start(first) for _ in range(6)]
+        for session in sessions:
+            await session.deliver("dlv_1")
+        await first.until(lambda: len(first.heard) == len(sessions))
+        # Only the turns move, so that the drivers are certainly the old ones.
+        await fleet.make_current("2", [names.TURNS_QUEUE])
+
+        for session in sessions:
+            await session.deliver("stale", token="another")
+        await second.until(lambda: len(second.refused) == len(sessions))
+
+        assert first.refused == []
+        assert {await build_of(bench.client, session.handle.id) for session in sessions} == {"1"}
+
+
+async def test_a_fleet_without_versions_serves_its_own_work(bench: Bench) -> None:
+    outside = working()
+    async with bench.working(outside):
+        session = await bench.start(outside)
+        await session.deliver("dlv_1")
+        await session.deliver("stale", token="another")
+        await outside.until(lambda: len(outside.model_calls) == 2 and len(outside.refused) == 1)
+
+        assert len(outside.tool_calls) == 1
+        assert await build_of(bench.client, session.handle.id) == ""

@@ -1,3 +1,3 @@
-SELECT session_id, delivery_id, digest, body, turn, refused, accepted_at
+SELECT session_id, delivery_id, kind, digest, body, turn, refused, accepted_at, ref
 FROM deliveries
 WHERE session_id = :session_id AND delivery_id = :delivery_id

@@ -1,14 +1,9 @@
-SELECT
-    deliveries.session_id, deliveries.delivery_id, deliveries.digest, deliveries.body, deliveries.turn,
-    deliveries.refused, deliveries.accepted_at
+-- Without the bodies: whoever tells Temporal of deliveries needs references only, and bodies may be large.
+SELECT session_id, delivery_id, kind, digest, NULL AS body, turn, refused, accepted_at, ref
 FROM deliveries
-JOIN sessions ON sessions.session_id = deliveries.session_id
-WHERE deliveries.kind = :kind
-    AND deliveries.turn IS NULL
-    AND deliveries.refused IS NULL
-    AND deliveries.accepted_at < :before
-    AND (CAST(:session_id AS text) IS NULL OR deliveries.session_id = :session_id)
-    AND sessions.closed_at IS NULL
-    AND sessions.status NOT IN ('completed', 'failed')
-ORDER BY deliveries.accepted_at
+WHERE session_id = :session_id
+    AND turn IS NULL
+    AND refused IS NULL
+    AND (accepted_at, delivery_id) > (:after_at, :after_id)
+ORDER BY accepted_at, delivery_id
 LIMIT :limit

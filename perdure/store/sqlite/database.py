@@ -31,6 +31,7 @@ _PASSING = frozenset(
         sqlite3.SQLITE_FULL,
         sqlite3.SQLITE_CANTOPEN,
         sqlite3.SQLITE_PROTOCOL,
+        sqlite3.SQLITE_READONLY,
     }
 )
 

@@ -131,6 +131,23 @@ async def test_what_carries_more_than_answers_is_always_delivered(store: Store) 
     assert await delivered(store, "more") == ["more"]
 
 
+async def test_what_comes_too_late_is_delivered_when_that_is_wanted(store: Store) -> None:
+    await store.commit(opening("r", "q"))
+    await answer(store, answering(("r", says("approve")), delivery_id="a0"))
+    await store.commit(Commit("s", withdraws=["q"]))
+
+    same = await answer(store, answering(("r", says("approve")), delivery_id="a1", late=True))
+    other = await answer(store, answering(("r", says("deny")), delivery_id="a2", late=True, key="k"))
+    gone = await answer(store, answering(("q", says("approve")), delivery_id="a3", late=True))
+
+    assert same.delivery is None
+    assert other.delivery is not None
+    assert gone.delivery is not None
+    assert (other.rows[0].answer, other.closed) == (says("approve"), frozenset())
+    again = await answer(store, answering(("r", says("deny")), delivery_id="a4", late=True, key="k"))
+    assert (again.delivery, again.fresh) == (other.delivery, False)
+
+
 @pytest.mark.parametrize("request_id", ["unknown", "theirs"])
 async def test_a_request_that_the_session_does_not_have_is_not_found_and_nothing_is_written(
     store: Store, request_id: str

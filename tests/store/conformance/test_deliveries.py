@@ -3,12 +3,10 @@ import asyncio
 import pytest
 
 from perdure.errors import IdempotencyConflict, SessionGone
+from perdure.protocol.wire import JsonObject
 from perdure.store.base import Commit, DeliveryTaken, SessionChange, Store
 from tests.store import given
-
-
-def hearing(*delivery_ids: str, turn: int = 0) -> Commit:
-    return Commit("s", consume=delivery_ids, consume_turn=turn, events=[given.event(f"t{turn}/received")])
+from tests.store.given import hearing
 
 
 async def test_an_accepted_delivery_waits_to_be_heard(store: Store) -> None:
@@ -109,29 +107,6 @@ async def test_an_unknown_delivery_cannot_be_heard(store: Store) -> None:
         await store.commit(hearing("unknown"))
 
 
-async def test_a_withdrawn_delivery_is_gone_and_its_key_is_free(store: Store) -> None:
-    await store.accept(given.delivery(key="k"))
-
-    assert await store.withdraw("s", "d")
-
-    with pytest.raises(DeliveryTaken):
-        await store.commit(hearing("d"))
-    assert (await store.accept(given.delivery("e", key="k", digest="another"))).fresh
-
-
-async def test_a_delivery_is_withdrawn_as_often_as_one_likes(store: Store) -> None:
-    await store.accept(given.delivery())
-
-    assert [await store.withdraw("s", "d") for _ in range(2)] == [True, True]
-
-
-async def test_a_heard_delivery_cannot_be_withdrawn(store: Store) -> None:
-    await store.accept(given.delivery())
-    await store.commit(hearing("d"))
-
-    assert not await store.withdraw("s", "d")
-
-
 async def test_a_refused_delivery_says_so_once(store: Store) -> None:
     await store.accept(given.delivery())
 
@@ -141,7 +116,6 @@ async def test_a_refused_delivery_says_so_once(store: Store) -> None:
     assert said == [True, True]
     assert (refused.refused, refused.turn, refused.body) == ("STALE_TOKEN", None, None)
     assert await given.keys(store) == ["refused/d"]
-    assert not await store.withdraw("s", "d")
 
 
 async def test_a_refused_delivery_cannot_be_heard(store: Store) -> None:
@@ -160,9 +134,34 @@ async def test_a_heard_delivery_cannot_be_refused(store: Store) -> None:
     assert await given.keys(store) == ["t0/received"]
 
 
-async def test_a_delivery_that_is_not_there_cannot_be_refused(store: Store) -> None:
-    assert not await store.refuse("s", "unknown", "STALE_TOKEN", given.event("refused/unknown"))
-    assert await given.keys(store) == []
+async def test_of_a_delivery_that_is_not_there_readers_are_told_once(store: Store) -> None:
+    assert [await given.refuse(store, "unknown") for _ in range(2)] == [True, True]
+
+    assert await given.keys(store) == ["refused/unknown"]
+    assert await store.deliveries("s", ["unknown"]) == []
+
+
+async def test_an_unknown_session_refuses_nothing(store: Store) -> None:
+    with pytest.raises(SessionGone):
+        await given.refuse(store, session_id="unknown")
+
+
+async def test_what_is_refused_in_a_session_that_is_over_is_not_told_after_its_end(store: Store) -> None:
+    await store.commit(given.closing())
+
+    assert await given.refuse(store, "unknown")
+
+    assert await given.keys(store) == ["session/completed"]
+
+
+async def test_a_refused_delivery_keeps_its_key(store: Store) -> None:
+    first = await store.accept(given.delivery(key="k"))
+    await given.refuse(store)
+
+    again = await store.accept(given.delivery("e", key="k"))
+
+    assert (again.fresh, again.delivery.delivery_id) == (False, first.delivery.delivery_id)
+    assert again.delivery.refused == "STALE_TOKEN"
 
 
 async def test_a_delivery_has_one_fate(store: Store, other: Store) -> None:
@@ -182,16 +181,56 @@ async def test_a_delivery_has_one_fate(store: Store, other: Store) -> None:
             asyncio.gather(
                 hear(name),
                 other.refuse("s", name, "X", given.event(f"refused/{name}")),
-                store.withdraw("s", name),
             )
             for name in names
         )
     )
 
-    left = {row.delivery_id: row for row in await store.deliveries("s", names)}
+    rows = await store.deliveries("s", names)
     refused = set(await given.keys(store))
-    for name, (was_heard, was_refused, was_withdrawn) in zip(names, fates, strict=True):
-        assert [was_heard, was_refused, was_withdrawn].count(True) == 1
-        assert was_withdrawn == (name not in left)
-        assert was_heard == (name in left and left[name].turn == 0)
-        assert was_refused == (f"refused/{name}" in refused)
+    for row, (was_heard, was_refused) in zip(rows, fates, strict=True):
+        assert was_heard != was_refused
+        assert was_heard == (row.turn == 0)
+        assert was_refused == (row.refused == "X")
+        assert was_refused == (f"refused/{row.delivery_id}" in refused)
+
+
+async def test_what_temporal_is_told_of_a_delivery_comes_back(store: Store) -> None:
+    ref: JsonObject = {"id": "d", "kind": "message", "tokenHash": "ünïcödé"}
+
+    accepted = await store.accept(given.delivery(key="k", ref=ref))
+    await store.commit(hearing("d"))
+
+    (row,) = await store.deliveries("s", ["d"])
+    again = await store.accept(given.delivery("e", key="k"))
+    assert accepted.delivery.ref == row.ref == again.delivery.ref == ref
+
+
+async def test_the_first_delivery_under_a_key_is_found_and_nothing_is_written(store: Store) -> None:
+    accepted = await store.accept(given.delivery(key="k"))
+    await store.commit(given.closing())
+
+    first = await store.first(given.delivery("e", key="k"))
+
+    assert first is not None
+    assert (first.fresh, first.delivery.delivery_id) == (False, accepted.delivery.delivery_id)
+    assert await store.first(given.delivery("f", key="another")) is None
+    assert await store.deliveries("s", ["e", "f"]) == []
+    with pytest.raises(IdempotencyConflict):
+        await store.first(given.delivery("e", key="k", digest="another"))
+
+
+async def test_nothing_that_was_accepted_is_ever_deleted(store: Store) -> None:
+    for name in ("heard", "refused", "left"):
+        await store.accept(given.delivery(name))
+    await store.commit(hearing("heard"))
+    await given.refuse(store, "refused")
+
+    await store.commit(given.closing())
+
+    rows = await store.deliveries("s", ["heard", "refused", "left"])
+    assert [(row.turn, row.refused, row.body) for row in rows] == [
+        (0, None, None),
+        (None, "STALE_TOKEN", None),
+        (None, "session_not_active", None),
+    ]

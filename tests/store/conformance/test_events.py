@@ -33,6 +33,24 @@ async def test_an_event_is_read_back_as_it_was_written(store: Store) -> None:
     assert event.at.endswith("Z")
 
 
+async def test_a_request_that_an_older_build_told_is_read_as_todays_are(store: Store) -> None:
+    request: JsonObject = {
+        "requestId": "r",
+        "prompt": "Approve tool call: pay",
+        "action": {"kind": "tool-call", "callId": "c", "toolName": "pay", "input": {}},
+        "display": "confirmation",
+        "allowFreeform": False,
+        "options": [{"id": "approve", "label": "Yes"}],
+    }
+    ours = {"kind": "approval", "responders": {"kind": "requester"}, "summary": "Pay", "expiresAt": "2026-01-01"}
+    older = NewEvent(type="input.requested", key="k", data={"requests": [{**request, **ours}], "turnId": "turn_0"})
+
+    await store.commit(Commit("s", events=[older]))
+
+    (event,) = await store.events("s")
+    assert event.data == {"requests": [request], "details": {"r": ours}, "turnId": "turn_0"}
+
+
 async def test_a_repeated_key_is_skipped_and_leaves_no_gap(store: Store) -> None:
     await store.commit(Commit("s", events=[given.event("a", n=1), given.event("a", n=2)]))
     await store.commit(Commit("s", events=[given.event("a", n=3), given.event("b")]))

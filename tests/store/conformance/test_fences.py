@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from perdure.errors import Superseded
+from perdure.errors import StoreBehind, Superseded, Unavailable
 from perdure.store.base import Commit, Hold, Store
 from tests.store import given
 
@@ -121,3 +121,35 @@ async def test_a_closed_session_has_no_attempts_left(store: Store) -> None:
 
     with pytest.raises(Superseded):
         await store.commit(given.keeping(1))
+
+
+async def test_a_session_that_has_lost_events_is_older_than_its_writer(store: Store) -> None:
+    await store.commit(Commit("s", events=[given.event("a")], records=[given.record(by="first")]))
+
+    with pytest.raises(StoreBehind) as behind:
+        # Even a record that is there already proves nothing: it may come from before the copy was made.
+        await store.commit(Commit("s", head=2, unless=(0, 0, "reply"), heeds=0, events=[given.event("b")], close=True))
+
+    assert behind.value.details == {"events": 1, "expected": 2}
+    assert await given.keys(store) == ["a"]
+    assert await store.token_of("s") == "token of s"
+
+
+@pytest.mark.parametrize("head", [None, 0, 1])
+async def test_a_session_with_as_many_events_or_more_is_not(store: Store, head: int | None) -> None:
+    await store.commit(Commit("s", events=[given.event("a")]))
+
+    committed = await store.commit(Commit("s", head=head, events=[given.event("b")]))
+
+    assert committed.session.events == 2
+
+
+async def test_a_session_that_has_changed_since_it_was_read_is_left_alone(store: Store) -> None:
+    await store.commit(Commit("s", events=[given.event("a")]))
+
+    with pytest.raises(Unavailable):
+        await store.commit(Commit("s", head=0, current=True, events=[given.event("b")]))
+    committed = await store.commit(Commit("s", head=1, current=True, events=[given.event("c")]))
+
+    assert committed.session.events == 2
+    assert await given.keys(store) == ["a", "c"]

@@ -188,7 +188,8 @@ async def test_a_closed_session_has_no_open_requests(store: Store) -> None:
 
     statuses = [(await given.input_row(store, name)).status for name in ("p", "q", "r")]
     assert statuses == ["withdrawn", "answered", "withdrawn"]
-    assert await given.keys(store) == ["resolved/q", "closed/p", "closed/r"]
+    # The answer to `q` was not read, and is refused.
+    assert await given.keys(store) == ["resolved/q", "closed/p", "closed/r", "session/refused/a"]
 
 
 async def test_a_late_commit_does_not_make_a_closed_session_ask(store: Store) -> None:
@@ -284,11 +285,3 @@ async def test_pages_stay_where_they_are_while_requests_open_and_close(store: St
 async def test_a_cursor_that_nobody_gave_out_is_invalid(store: Store) -> None:
     with pytest.raises(Invalid):
         await store.inputs(InputQuery(cursor="nonsense"))
-
-
-async def test_a_session_that_never_started_leaves_no_request(store: Store) -> None:
-    await store.commit(opening("r"))
-
-    await store.discard_session("s")
-
-    assert await store.input("r") is None

@@ -1,12 +1,14 @@
 import asyncio
 import sqlite3
+from collections.abc import Sequence
 from typing import Any, LiteralString
 
 import psycopg
 import pytest
 
 from perdure.errors import SchemaOutdated, SchemaUnknown
-from perdure.store.base import SessionQuery
+from perdure.store import sql
+from perdure.store.base import SessionQuery, Store
 from tests.store.conformance.conftest import OpenStore
 
 
@@ -41,7 +43,7 @@ def database(url: str) -> Database:
 async def test_an_empty_database_must_be_migrated_first(open_another: OpenStore) -> None:
     store = await open_another()
 
-    with pytest.raises(SchemaOutdated):
+    with pytest.raises(SchemaOutdated, match="Run `perdure migrate`"):
         await store.check()
 
     await store.migrate()
@@ -54,7 +56,7 @@ async def test_a_migrated_database_is_left_alone(open_another: OpenStore, databa
 
     await store.migrate()
 
-    assert database.run("SELECT application, version FROM perdure_schema") == [("perdure", 2)]
+    assert database.run("SELECT application, version FROM perdure_schema") == [("perdure", 3)]
 
 
 async def test_two_may_migrate_at_once(open_another: OpenStore, database: Database) -> None:
@@ -69,20 +71,63 @@ async def test_two_may_migrate_at_once(open_another: OpenStore, database: Databa
 
 
 @pytest.mark.parametrize("ask", ["check", "migrate"])
-async def test_a_newer_schema_is_refused_before_anything_is_written(
-    open_another: OpenStore, database: Database, ask: str
+async def test_a_newer_schema_that_this_code_can_work_with_is_good_and_left_alone(
+    open_another: OpenStore, database: Database, caplog: pytest.LogCaptureFixture, ask: str
 ) -> None:
     await (await open_another()).migrate()
     database.run("UPDATE perdure_schema SET version = 99")
+    store = await open_another()
+
+    with caplog.at_level("INFO"):
+        await getattr(store, ask)()
+
+    assert database.run("SELECT version, compatible FROM perdure_schema") == [(99, 3)]
+    assert "schema version 99, newer than the 3" in caplog.text
+    assert await store.sessions(SessionQuery())
+
+
+@pytest.mark.parametrize("ask", ["check", "migrate"])
+async def test_a_newer_schema_that_needs_newer_code_is_refused_before_anything_is_written(
+    open_another: OpenStore, database: Database, ask: str
+) -> None:
+    await (await open_another()).migrate()
+    database.run("UPDATE perdure_schema SET version = 99, compatible = 98")
     database.run("DROP TABLE slots")
     before = database.tables()
     store = await open_another()
 
-    with pytest.raises(SchemaUnknown, match="99"):
+    with pytest.raises(SchemaUnknown, match=r"version 99, .* knows 98; this one knows 3. Upgrade Perdure."):
         await getattr(store, ask)()
 
     assert database.tables() == before
     assert database.run("SELECT version FROM perdure_schema") == [(99,)]
+
+
+async def test_a_later_migration_says_which_code_can_work_with_it(
+    open_another: OpenStore, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    of_today = await open_another()
+    shipped = sql.migrations
+
+    async def later(*migrations: str) -> Store:
+        def known(dialect: str) -> Sequence[str]:
+            return [*shipped(dialect), *migrations]
+
+        monkeypatch.setattr(sql, "migrations", known)
+        return await open_another()
+
+    adds = "ALTER TABLE slots ADD COLUMN more integer;\n"
+    takes = "ALTER TABLE slots DROP COLUMN more;\nUPDATE perdure_schema SET compatible = 5;\n"
+    of_tomorrow, of_next_week = await later(adds), await later(adds, takes)
+
+    await of_tomorrow.migrate()
+    await of_today.check()
+    await of_next_week.migrate()
+
+    assert database.run("SELECT version, compatible FROM perdure_schema") == [(5, 5)]
+    for outdated in (of_today, of_tomorrow):
+        with pytest.raises(SchemaUnknown):
+            await outdated.check()
 
 
 @pytest.mark.parametrize("ask", ["check", "migrate"])

@@ -1,17 +1,29 @@
 """The store against a model of it that fits on a page: whatever one does to both, they stay alike."""
 
 import asyncio
-from dataclasses import dataclass, field
+from collections.abc import Coroutine
+from dataclasses import dataclass, field, replace
 from itertools import count
+from typing import Any, TypeVar, cast
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
-from perdure.errors import Superseded
-from perdure.store.base import Commit, Committed, Hold, Store
+from perdure.errors import InboxFull, SessionGone, Superseded, TurnCancelled
+from perdure.store.base import CancelRequest, Commit, Committed, Hold, Store
 from perdure.store.open import open_store
 from tests.store import given
+
+T = TypeVar("T")
 
 names = st.sampled_from(["a", "b", "c", "d"])
 places = st.tuples(st.integers(0, 1), st.integers(0, 1), names)
@@ -131,6 +143,247 @@ class StoreMachine(RuleBasedStateMachine):
         return self._runner.run(self._store.commit(commit))
 
 
+@dataclass
+class Life:
+    """The life of one session, kept in memory the simple way."""
+
+    status: str = "starting"
+    turns: int = 0
+    cancel: int | None = None
+    attention: str | None = None
+    # What waits to be read, in order; and what became of the rest.
+    waiting: list[str] = field(default_factory=list[str])
+    fates: dict[str, int | str] = field(default_factory=dict[str, int | str])
+    asked: bool = False
+    told: list[str] = field(default_factory=list[str])
+    since: int = 0
+
+    @property
+    def over(self) -> bool:
+        return self.status == "completed"
+
+    @property
+    def turn(self) -> int | None:
+        """The turn that a cancellation would stop."""
+        match self.status:
+            case "running":
+                return self.turns - 1
+            case "starting":
+                return self.turns
+            case "waiting" if self.asked:
+                return self.turns - 1
+            case "waiting" if self.waiting:
+                return self.turns
+            case _:
+                return None
+
+    def tell(self, key: str) -> None:
+        if key not in self.told:
+            self.told.append(key)
+
+    def ended(self) -> None:
+        """The wish to stop a turn has met its end; one for a later turn stays."""
+        if self.cancel is not None and self.cancel < self.turns:
+            self.cancel = None
+
+    def recover(self) -> None:
+        if self.attention is not None:
+            self.tell(f"session/attention/{self.since}/recovered")
+            self.attention = None
+
+
+class LifeMachine(RuleBasedStateMachine):
+    """Deliveries, turns, cancellations, attentions and the end of a session, in any order."""
+
+    def __init__(self, runner: asyncio.Runner, stores: list[Store], session_id: str) -> None:
+        super().__init__()
+        self._runner = runner
+        self._stores = stores
+        self._id = session_id
+        self._calls = 0
+        self._deliveries = count()
+        self._life = Life()
+
+    @initialize()
+    def create(self) -> None:
+        self._run(self._store.create_session(given.session(self._id)))
+
+    @rule(limit=st.sampled_from([None, None, 1, 3]))
+    def accept(self, limit: int | None) -> None:
+        # Backwards: the ids must not decide the order.
+        name = f"d{999 - next(self._deliveries)}"
+        try:
+            accepted = self._run(self._store.accept(given.delivery(name, session_id=self._id, limit=limit)))
+        except SessionGone:
+            assert self._life.over
+            return
+        except InboxFull:
+            assert limit is not None
+            assert len(self._life.waiting) >= limit
+            return
+        assert accepted.fresh
+        assert not self._life.over
+        assert limit is None or len(self._life.waiting) < limit
+        self._life.waiting.append(name)
+
+    @rule(last=st.booleans())
+    def refuse(self, last: bool) -> None:
+        life = self._life
+        name = life.waiting[-1 if last else 0] if life.waiting else "unknown"
+        assert self._run(given.refuse(self._store, name, self._id))
+        if life.waiting:
+            life.waiting.remove(name)
+            life.fates[name] = "STALE_TOKEN"
+        if not life.over:
+            life.tell(f"refused/{name}")
+        if life.status != "running" and not life.asked and not life.waiting:
+            life.cancel = None
+
+    @rule(known=st.sampled_from([True, True, True, False]))
+    def cancel(self, known: bool) -> None:
+        life = self._life
+        turn = life.turn
+        asked = self._run(given.cancel(self._store, self._id, None if known or turn is None else f"turn_{turn + 1}"))
+        if turn is None or not known:
+            assert asked is None
+            return
+        assert asked == CancelRequest(self._id, turn)
+        life.cancel = turn
+        life.tell(f"t{turn}/cancel")
+
+    @rule(code=st.sampled_from(["ONE", "TWO"]))
+    def attend(self, code: str) -> None:
+        life = self._life
+        is_new = not life.over and life.attention != code
+        assert self._run(given.attend(self._store, code, self._id)) == is_new
+        if not life.over and life.attention != code:
+            life.attention, life.since = code, len(life.told)
+            life.tell(f"session/attention/{life.since}")
+
+    @precondition(lambda self: self._life.status in ("starting", "waiting"))
+    @rule()
+    def begin(self) -> None:
+        """A turn begins, and reads what waits; one that is to be stopped ends instead."""
+        life = self._life
+        turn = life.turns
+        reading = Commit(self._id, consume=[*life.waiting], consume_turn=turn, withdraws=[self._request])
+        begin = replace(reading, heeds=turn, fence=given.raising(1).fence, change=given.running(turn).change)
+        stopped = self._stopped(begin, turn)
+        if stopped:
+            end = given.ending(turn)
+            self._commit(replace(reading, events=end.events, change=end.change))
+        life.recover()
+        life.fates.update(dict.fromkeys(life.waiting, turn))
+        life.waiting.clear()
+        life.turns, life.asked = turn + 1, False
+        life.status = "waiting" if stopped else "running"
+        if stopped:
+            life.tell(f"t{turn}/end")
+            life.ended()
+
+    @precondition(lambda self: self._life.status == "running")
+    @rule(parks=st.booleans())
+    def end(self, parks: bool) -> None:
+        """The turn ends; one that is to be stopped does not park."""
+        life = self._life
+        turn = life.turns - 1
+        end = given.ending(turn, self._id)
+        asks = given.parking(self._request, turn=turn, session_id=self._id)
+        if self._stopped(asks if parks else end, turn):
+            parks = False
+            self._commit(replace(end, heeds=None))
+        life.recover()
+        life.tell(f"t{turn}/end")
+        life.status, life.asked = "waiting", parks
+        life.ended()
+
+    @precondition(lambda self: self._life.status == "waiting")
+    @rule()
+    def end_again(self) -> None:
+        """The last turn ends once more, as a retried activity writes it."""
+        life = self._life
+        self._commit(replace(given.ending(life.turns - 1, self._id), heeds=None))
+        life.recover()
+        life.ended()
+
+    @precondition(lambda self: self._life.cancel is not None)
+    @rule()
+    def settle(self) -> None:
+        life = self._life
+        self._commit(Commit(self._id, settles_cancel=True))
+        if not (life.waiting or life.asked):
+            life.cancel = None
+
+    @precondition(lambda self: self._life.turns > 2 and not self._life.over)
+    @rule()
+    def close(self) -> None:
+        life = self._life
+        self._commit(replace(given.closing(self._id), resolved={self._request: given.event("withdrawn")}))
+        life.recover()
+        if life.asked:
+            life.tell("withdrawn")
+        # A database returns them in any order.
+        events = self._run(given.keys(self._store, self._id))
+        refused = events[len(life.told) : -1]
+        assert sorted(refused) == sorted(f"session/refused/{each}" for each in life.waiting)
+        life.told += [*refused, "session/completed"]
+        life.fates.update(dict.fromkeys(life.waiting, "session_not_active"))
+        life.waiting.clear()
+        life.status, life.asked, life.cancel = "completed", False, None
+
+    @invariant()
+    def the_rows_are_alike(self) -> None:
+        life, row = self._life, self._run(self._store.session(self._id))
+        if row is None:
+            return
+        attention = row.attention and row.attention["code"]
+        assert (row.status, row.turns, row.cancel_turn, attention, row.events) == (
+            life.status,
+            life.turns,
+            life.cancel,
+            life.attention,
+            len(life.told),
+        )
+
+    @invariant()
+    def the_logs_are_alike(self) -> None:
+        events = self._run(given.everything(self._store, self._id))
+        assert [event.key for event in events] == self._life.told
+        assert [event.index for event in events] == list(range(len(events)))
+
+    @invariant()
+    def the_deliveries_are_alike(self) -> None:
+        assert [row.delivery_id for row in self._run(self._store.unheard(self._id))] == self._life.waiting
+        fates = self._run(self._store.deliveries(self._id, list(self._life.fates)))
+        assert {row.delivery_id: row.refused if row.turn is None else row.turn for row in fates} == self._life.fates
+
+    def _stopped(self, commit: Commit, turn: int) -> bool:
+        """Commit; whether the turn is to be stopped, and so nothing was written."""
+        expected = self._life.cancel is not None and self._life.cancel <= turn
+        try:
+            self._commit(commit)
+        except TurnCancelled:
+            assert expected
+            return True
+        assert not expected
+        return False
+
+    @property
+    def _request(self) -> str:
+        return f"{self._id}/r{self._life.turns - 1}"
+
+    @property
+    def _store(self) -> Store:
+        self._calls += 1
+        return self._stores[self._calls % len(self._stores)]
+
+    def _commit(self, commit: Commit) -> Committed:
+        return self._run(self._store.commit(commit))
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        return self._runner.run(work)
+
+
 def _records(place: tuple[int, int, str] | None, text: str) -> list[given.NewRecord]:
     if place is None:
         return []
@@ -138,19 +391,21 @@ def _records(place: tuple[int, int, str] | None, text: str) -> list[given.NewRec
     return [given.record(slot, turn=turn, step=step, text=text)]
 
 
-def test_the_store_behaves_as_its_model(url: str) -> None:
+@pytest.mark.parametrize(("machine", "steps"), [(StoreMachine, 20), (LifeMachine, 60)])
+def test_the_store_behaves_as_its_model(url: str, machine: type[StoreMachine] | type[LifeMachine], steps: int) -> None:
     with asyncio.Runner() as runner:
         stores = [runner.run(open_store(url)) for _ in range(2)]
         runner.run(stores[0].migrate())
         numbers = count()
 
-        class Machine(StoreMachine):
-            def __init__(self) -> None:
-                super().__init__(runner, stores, f"s{next(numbers)}")
+        def make() -> RuleBasedStateMachine:
+            return machine(runner, stores, f"s{next(numbers)}")
 
         try:
             run_state_machine_as_test(
-                Machine, settings=settings(max_examples=30, stateful_step_count=20, deadline=None)
+                # Any callable will do.
+                cast("type[RuleBasedStateMachine]", make),
+                settings=settings(max_examples=40, stateful_step_count=steps, deadline=None),
             )
         finally:
             for store in stores:

@@ -126,29 +126,26 @@ async def test_of_twenty_creations_under_one_key_one_is_fresh(empty: Store) -> N
     assert len((await empty.sessions(SessionQuery())).sessions) == 1
 
 
-async def test_a_session_that_never_started_can_be_forgotten(empty: Store) -> None:
-    await empty.create_session(given.session(), given.delivery(key="k"))
-
-    await empty.discard_session("s")
-
-    assert await empty.session("s") is None
-    assert await empty.route("token of s") is None
-    again = await empty.create_session(given.session(), given.delivery(key="k"))
-    assert again is not None
-    assert again.fresh
+async def test_the_token_of_a_session_is_found(store: Store) -> None:
+    assert await store.token_of("s") == "token of s"
+    await store.commit(Commit("s", route="another"))
+    assert await store.token_of("s") == "another"
+    await store.commit(given.closing())
+    assert await store.token_of("s") is None
+    assert await store.token_of("unknown") is None
 
 
-async def test_a_session_that_started_is_not_forgotten(store: Store) -> None:
-    await store.commit(Commit("s", change=SessionChange(status="running")))
+async def test_open_sessions_come_in_pages_and_in_order(empty: Store) -> None:
+    for name in ("d", "a", "c", "b", "over"):
+        await empty.create_session(given.session(name))
+    await empty.commit(given.closing("over"))
+    await empty.commit(given.running(session_id="b"))
 
-    await store.discard_session("s")
+    first = await empty.open_sessions("", 3)
+    second = await empty.open_sessions(first[-1], 3)
 
-    assert await store.session("s") is not None
-    assert await store.route("token of s") == "s"
-
-
-async def test_to_forget_an_unknown_session_is_nothing(empty: Store) -> None:
-    await empty.discard_session("s")
+    assert (first, second) == (["a", "b", "c"], ["d"])
+    assert await empty.open_sessions("d", 3) == []
 
 
 async def test_pages_show_every_session_once_while_others_are_added(empty: Store) -> None:
@@ -178,6 +175,25 @@ async def test_sessions_come_newest_first(empty: Store) -> None:
     assert ages == sorted(ages, reverse=True)
 
 
+@pytest.mark.parametrize("owner", [None, given.ADA.owner])
+async def test_pages_of_one_status_show_its_sessions_once_and_newest_first(empty: Store, owner: str | None) -> None:
+    for n in range(9):
+        await empty.create_session(given.session(f"s{n}"))
+    for n in (1, 3, 4, 6, 8):
+        await empty.commit(Commit(f"s{n}", change=SessionChange(status="failed")))
+
+    page = await empty.sessions(SessionQuery(owner=owner, status="failed", limit=2))
+    seen = [row.session_id for row in page.sessions]
+    while page.next_cursor:
+        page = await empty.sessions(SessionQuery(owner=owner, status="failed", limit=2, cursor=page.next_cursor))
+        seen += [row.session_id for row in page.sessions]
+
+    assert sorted(seen) == ["s1", "s3", "s4", "s6", "s8"]
+    rows = [row for each in seen if (row := await empty.session(each))]
+    ages = [(row.created_at, row.session_id) for row in rows]
+    assert ages == sorted(ages, reverse=True)
+
+
 async def test_sessions_are_filtered_by_owner_agent_mode_and_status(empty: Store) -> None:
     await empty.create_session(given.session("a", agent="one"))
     await empty.create_session(given.session("b", agent="two", who=given.BOB))
@@ -189,6 +205,8 @@ async def test_sessions_are_filtered_by_owner_agent_mode_and_status(empty: Store
 
     assert await found(SessionQuery(owner=given.ADA.owner)) == {"a", "c"}
     assert await found(SessionQuery(owner=given.BOB.owner, status="starting")) == set()
+    assert await found(SessionQuery(owner=given.BOB.owner, status="waiting")) == {"b"}
+    assert await found(SessionQuery(agent="two", status="starting", mode="task")) == {"c"}
     assert await found(SessionQuery(agent="two")) == {"b", "c"}
     assert await found(SessionQuery(mode="task")) == {"c"}
     assert await found(SessionQuery(status="waiting")) == {"b"}

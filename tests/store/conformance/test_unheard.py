@@ -1,96 +1,196 @@
-from perdure.protocol.events import NewEvent
-from perdure.store.base import Commit, DeliveryRow, SessionChange, Store
+"""What waits to be read, and the sessions of which Temporal may not know everything."""
+
+from dataclasses import replace
+
+from perdure.store.base import Commit, Store
 from tests.store import given
 from tests.store.given import answer, answering, opening, says
 
 AN_HOUR = 3600.0
 
 
-async def unheard(store: Store) -> list[str]:
-    """The messages that wait, once their age is above zero."""
-    return [row.delivery_id for row in await store.unheard(kind="message", older_than=0)]
+async def unheard(store: Store, session_id: str = "s") -> list[str]:
+    return [row.delivery_id for row in await store.unheard(session_id)]
 
 
-async def waits(store: Store, *delivery_ids: str) -> None:
-    async def found() -> bool:
-        return await unheard(store) == [*delivery_ids]
-
-    await given.eventually(found)
+async def untold(store: Store, older_than: float = -60, after: str = "", limit: int = 100) -> list[str]:
+    """Less than nothing: what was accepted in this very moment is found too."""
+    return [found.session_id for found in await store.untold(older_than=older_than, after=after, limit=limit)]
 
 
-async def test_a_delivery_is_unheard_once_it_is_old_enough(store: Store) -> None:
-    accepted = await store.accept(given.delivery())
+async def begun(store: Store, *session_ids: str) -> None:
+    """Sessions that have had a turn and wait for the next delivery."""
+    for session_id in session_ids:
+        if await store.session(session_id) is None:
+            await store.create_session(given.session(session_id))
+        await store.commit(given.ending(session_id=session_id))
 
-    await waits(store, "d")
 
-    assert await store.unheard(kind="message", older_than=0) == [accepted.delivery]
-    assert await store.unheard(kind="message", older_than=AN_HOUR) == []
-
-
-async def test_messages_and_answers_are_looked_for_apart(store: Store) -> None:
+async def test_messages_and_answers_wait_in_the_order_they_were_accepted(store: Store) -> None:
     await store.commit(opening("r"))
+    first = await store.accept(given.delivery("z"))
     await answer(store, answering(("r", says("approve"))))
-    await store.accept(given.delivery(body={"kind": "message", "message": "hi"}))
+    await store.accept(given.delivery("b"))
 
-    await waits(store, "d")
+    rows = await store.unheard("s")
 
-    rows: list[DeliveryRow] = [*await store.unheard(kind="answer", older_than=0)]
-    assert [(row.delivery_id, row.body) for row in rows] == [("a", {"kind": "answer", "answers": ["r"]})]
+    assert [row.delivery_id for row in rows] == ["z", "a", "b"]
+    # Without their bodies, which may be large.
+    assert rows[0] == replace(first.delivery, body=None)
 
 
-async def test_one_session_can_be_asked_for(store: Store) -> None:
-    await store.create_session(given.session("t"), given.delivery("other", session_id="t"))
+async def test_deliveries_of_the_same_moment_keep_their_order(store: Store, other: Store) -> None:
+    # Backwards by their ids, and faster than the clock ticks.
+    names = [f"d{n:02}" for n in range(30, 0, -1)]
+    for n, name in enumerate(names):
+        await (store, other)[n % 2].accept(given.delivery(name))
+
+    assert await unheard(store) == names
+
+
+async def test_each_session_has_its_own(store: Store) -> None:
+    await store.create_session(given.session("t"), given.delivery("first", session_id="t"))
     await store.accept(given.delivery())
 
-    await waits(store, "other", "d")
-
-    (row,) = await store.unheard(kind="message", older_than=0, session_id="t")
-    assert row.delivery_id == "other"
-
-
-async def test_the_first_delivery_of_a_session_counts_too(empty: Store) -> None:
-    await empty.create_session(given.session("t"), given.delivery(session_id="t"))
-
-    await waits(empty, "d")
+    assert await unheard(store) == ["d"]
+    assert await unheard(store, "t") == ["first"]
+    assert await unheard(store, "unknown") == []
 
 
-async def test_what_was_heard_refused_or_withdrawn_does_not_wait(store: Store) -> None:
-    refused: NewEvent = given.event("refused")
-    for name in ("heard", "refused", "withdrawn", "waiting"):
+async def test_what_was_heard_or_refused_does_not_wait(store: Store) -> None:
+    for name in ("heard", "refused", "waiting"):
         await store.accept(given.delivery(name))
-    await store.commit(Commit("s", consume=["heard"], consume_turn=0))
-    await store.refuse("s", "refused", "STALE_TOKEN", refused)
-    await store.withdraw("s", "withdrawn")
+    await store.commit(given.hearing("heard"))
+    await given.refuse(store, "refused")
 
-    await waits(store, "waiting")
-
-
-async def test_a_session_that_is_over_waits_for_nothing(store: Store) -> None:
-    for n, over in enumerate(
-        (
-            Commit("s0", close=True),
-            Commit("s1", change=SessionChange(status="completed")),
-            Commit("s2", change=SessionChange(status="failed")),
-        )
-    ):
-        await store.create_session(given.session(f"s{n}"))
-        await store.accept(given.delivery(session_id=over.session_id))
-        await store.commit(over)
-    await store.accept(given.delivery("last"))
-
-    await waits(store, "last")
+    assert await unheard(store) == ["waiting"]
+    assert await store.count_unheard("s") == 1
 
 
-async def test_at_most_a_hundred_come_oldest_first(store: Store) -> None:
-    for n in range(103):
-        await store.accept(given.delivery(f"d{n}"))
+async def test_a_session_that_was_closed_waits_for_nothing(store: Store) -> None:
+    await store.accept(given.delivery())
 
-    async def full() -> bool:
-        return len(await unheard(store)) == 100
+    await store.commit(given.closing())
 
-    await given.eventually(full)
-    rows = await store.unheard(kind="message", older_than=0)
-    assert [row.accepted_at for row in rows] == sorted(row.accepted_at for row in rows)
-    assert "d0" in {row.delivery_id for row in rows}
-    await store.commit(Commit("s", consume=[row.delivery_id for row in rows], consume_turn=0))
-    assert len(await unheard(store)) == 3
+    assert await unheard(store) == []
+    assert await untold(store) == []
+
+
+async def test_of_a_session_whose_delivery_waits_temporal_may_not_know_all(store: Store) -> None:
+    await begun(store, "s", "t")
+    await store.accept(given.delivery())
+
+    assert await untold(store) == ["s"]
+    assert await untold(store, older_than=AN_HOUR) == []
+
+    await store.commit(given.hearing("d"))
+    assert await untold(store) == []
+
+
+async def test_a_session_that_has_not_begun_may_be_unknown_to_temporal(store: Store) -> None:
+    assert await untold(store) == ["s"]
+    assert await untold(store, older_than=AN_HOUR) == []
+
+    await store.commit(given.running())
+    assert await untold(store) == []
+
+
+async def test_of_a_turn_that_is_to_be_stopped_temporal_may_not_know(store: Store) -> None:
+    await store.commit(given.running())
+    await given.cancel(store)
+
+    assert await untold(store, older_than=AN_HOUR) == ["s"]
+
+    await store.commit(Commit("s", settles_cancel=True))
+    assert await untold(store) == []
+
+
+async def test_sessions_come_once_each_in_pages_and_in_order(store: Store) -> None:
+    names = [f"s{n}" for n in range(5)]
+    await begun(store, "s", *names)
+    for name in reversed(names):
+        for n in range(2):
+            await store.accept(given.delivery(f"{name}/{n}", session_id=name))
+        await given.cancel(store, name)
+
+    first = await untold(store, limit=2)
+    second = await untold(store, after=first[-1], limit=2)
+    third = await untold(store, after=second[-1], limit=2)
+
+    assert [first, second, third] == [["s0", "s1"], ["s2", "s3"], ["s4"]]
+    assert await untold(store, after="s4") == []
+
+
+async def test_of_each_session_all_is_found_whatever_else_is_on_its_page(store: Store) -> None:
+    await begun(store, "s", "a", "b", "c")
+    for name in ("a", "b", "c"):
+        await store.accept(given.delivery(name, session_id=name))
+    await given.cancel(store, "b")
+    await store.mark_untold("b", True)
+    await store.mark_untold("c", True)
+    # More than a page of what comes later, by each reason for itself.
+    for name in ("x", "y", "z"):
+        await store.create_session(given.session(name))
+        await store.mark_untold(name, True)
+
+    first, second = await store.untold(older_than=-60, after="", limit=2)
+    third, fourth = await store.untold(older_than=-60, after="b", limit=2)
+
+    assert (first.session_id, first.cancel_turn, first.failed) == ("a", None, False)
+    assert (second.session_id, second.cancel_turn, second.failed) == ("b", 1, True)
+    assert (third.session_id, third.cancel_turn, third.failed) == ("c", None, True)
+    assert None not in (first.newest, second.newest, third.newest)
+    assert (fourth.session_id, fourth.newest, fourth.failed) == ("x", None, True)
+
+
+async def test_whoever_accepts_learns_whether_temporal_knows_of_all_before_it(store: Store) -> None:
+    await store.commit(opening("r", "q"))
+    assert not (await store.accept(given.delivery("d0"))).untold
+    assert not (await answer(store, answering(("q", says("approve")), delivery_id="a0"))).untold
+    await store.mark_untold("s", True)
+
+    accepted = await store.accept(given.delivery("d1"))
+    answered = await answer(store, answering(("r", says("approve")), delivery_id="a1"))
+
+    assert (accepted.untold, answered.untold) == (True, True)
+    assert (await given.read_session(store)).untold
+    await store.mark_untold("s", False)
+    assert not (await store.accept(given.delivery("d2"))).untold
+    assert not (await given.read_session(store)).untold
+
+
+async def test_whoever_repeats_a_request_learns_it_too(store: Store) -> None:
+    await store.commit(opening("r"))
+    await store.accept(given.delivery("d", key="k"))
+    await answer(store, answering(("r", says("approve")), key="l"))
+    await store.mark_untold("s", True)
+
+    accepted = await store.accept(given.delivery("e", key="k"))
+    answered = await answer(store, answering(("r", says("approve")), delivery_id="b", key="l"))
+
+    assert (accepted.fresh, accepted.untold) == (False, True)
+    assert (answered.fresh, answered.untold) == (False, True)
+
+
+async def test_whoever_repeats_the_request_of_another_session_learns_it_of_that_one(store: Store) -> None:
+    await store.create_session(given.session("t"))
+    await store.accept(given.delivery("d", key="k"))
+    await store.mark_untold("t", True)
+
+    again = await store.accept(given.delivery("e", session_id="t", key="k"))
+
+    assert (again.delivery.session_id, again.untold) == ("s", False)
+
+
+async def test_a_commit_does_not_forget_what_temporal_was_not_told(store: Store) -> None:
+    await store.mark_untold("s", True)
+
+    await store.commit(given.running())
+
+    assert (await given.read_session(store)).untold
+
+
+async def test_to_mark_an_unknown_session_is_nothing(store: Store) -> None:
+    await store.mark_untold("unknown", True)
+
+    assert await store.session("unknown") is None

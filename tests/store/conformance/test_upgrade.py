@@ -1,4 +1,4 @@
-"""A database that the first schema made, with sessions in the middle of their work, under the code of today."""
+"""A database that an older schema made, with sessions in the middle of their work, under the code of today."""
 
 import asyncio
 import sqlite3
@@ -9,14 +9,17 @@ import psycopg
 import pytest
 
 from perdure.errors import SchemaOutdated
+from perdure.runtime.asked import reference
 from perdure.store import sql
-from perdure.store.base import Commit, SlotWrite, Store
+from perdure.store.base import CancelRequest, SlotWrite, Store
 from tests.store import given
 from tests.store.conformance.conftest import OpenStore
 from tests.store.given import answer, answering, opening, says
 
 AT = "2026-01-02T03:04:05.678Z"
 ADA = given.ADA.model_dump_json()
+ASKED_P, ASKED_Q = (given.request(name).model_dump_json() for name in ("p", "q"))
+APPROVED = says("approve").model_dump_json()
 
 FIRST_ROWS = (
     "UPDATE perdure_schema SET version = 1",
@@ -50,14 +53,63 @@ FIRST_ROWS = (
     "INSERT INTO slots (session_id, name, value, version) VALUES ('s', 'x', '{\"n\":1}', 4)",
 )
 
-TABLES = {
-    "sessions": "*",
-    "routes": "*",
-    "deliveries": "session_id, delivery_id, owner, idempotency_key, digest, body, turn, refused, accepted_at",
-    "records": "*",
-    "events": "*",
-    "fences": "*",
-    "slots": "*",
+# What the second schema added: what people are asked, and the kind of a delivery.
+SECOND_ROWS = (
+    "UPDATE perdure_schema SET version = 2",
+    f"""
+    INSERT INTO deliveries (session_id, delivery_id, kind, owner, body, accepted_at)
+    VALUES ('s', 'answer', 'answer', 'o', '{{"kind":"answer","answers":["q"]}}', '{AT}')
+    """,
+    f"""
+    INSERT INTO inputs (
+        request_id, session_id, agent, kind, status, requester, request, votes, answer, delivery_id, opened_at,
+        closed_at
+    ) VALUES
+        ('p', 's', 'echo', 'approval', 'open', '{ADA}', '{ASKED_P}', '[]', NULL, NULL, '{AT}', NULL),
+        ('q', 's', 'echo', 'approval', 'answered', '{ADA}', '{ASKED_Q}', '[{APPROVED}]', '{APPROVED}', 'answer',
+            '{AT}', '{AT}')
+    """,
+)
+
+# A session that was closed while a delivery waited: nobody was told of it then.
+OVER_ROWS = (
+    f"""
+    INSERT INTO sessions (
+        session_id, agent, mode, status, owner, principal, capabilities, turns, next_index, created_at, updated_at,
+        closed_at
+    ) VALUES (
+        'over', 'echo', 'task', 'completed', '{given.ADA.owner}', '{ADA}', '{{}}', 1, 1, '{AT}', '{AT}', '{AT}'
+    )
+    """,
+    f"""
+    INSERT INTO deliveries (session_id, delivery_id, owner, idempotency_key, digest, body, turn, refused, accepted_at)
+    VALUES
+        ('over', 'heard', 'o', NULL, NULL, NULL, 0, NULL, '{AT}'),
+        ('over', 'refused', 'o', NULL, NULL, NULL, NULL, 'STALE_TOKEN', '{AT}'),
+        ('over', 'unheard', 'o', 'l', 'digest', '{{"message":"hello"}}', NULL, NULL, '{AT}')
+    """,
+    f"""
+    INSERT INTO events (session_id, idx, key, type, at)
+    VALUES ('over', 0, 'session/completed', 'session.completed', '{AT}')
+    """,
+)
+
+SESSION_COLUMNS = (
+    "session_id, agent, mode, status, owner, principal, capabilities, parent, title, turns, steps, tool_calls,"
+    " input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, next_index, error, created_at, updated_at,"
+    " closed_at"
+)
+DELIVERY_COLUMNS = "session_id, delivery_id, owner, idempotency_key, digest, body, turn, refused, accepted_at"
+
+# All that the first version kept. The migration changes nothing of it but the deliveries of sessions that are over.
+KEPT = {
+    "sessions": f"SELECT {SESSION_COLUMNS} FROM sessions ORDER BY 1",
+    "routes": "SELECT token_hash, session_id FROM routes ORDER BY 1",
+    "deliveries": f"SELECT {DELIVERY_COLUMNS} FROM deliveries WHERE delivery_id <> 'unheard' ORDER BY 1, 2",
+    "records": "SELECT * FROM records ORDER BY 1, 2, 3, 4",
+    "events": "SELECT * FROM events ORDER BY 1, 2",
+    "fences": "SELECT * FROM fences ORDER BY 1",
+    "slots": "SELECT * FROM slots ORDER BY 1, 2",
 }
 
 
@@ -75,41 +127,51 @@ def run(url: str, statements: Sequence[str]) -> list[list[object]]:
 
 
 def contents(url: str) -> list[list[object]]:
-    return run(url, [f"SELECT {columns} FROM {table} ORDER BY 1, 2" for table, columns in TABLES.items()])
+    return run(url, list(KEPT.values()))
+
+
+@pytest.fixture(params=[1, 2])
+def version(request: pytest.FixtureRequest) -> int:
+    return request.param
 
 
 @pytest.fixture
-def first(url: str) -> str:
-    """A database as the first version left it."""
-    dialect = "sqlite" if url.startswith("sqlite") else "postgres"
-    run(url, [*sql.statements(sql.migrations(dialect)[0]), *FIRST_ROWS])
+def old(url: str, version: int) -> str:
+    """A database as this version left it."""
+    migrations = sql.migrations("sqlite" if url.startswith("sqlite") else "postgres")
+    run(url, [*sql.statements(migrations[0]), *FIRST_ROWS, *OVER_ROWS])
+    if version == 2:
+        run(url, [*sql.statements(migrations[1]), *SECOND_ROWS])
     return url
 
 
 @pytest.fixture
-async def upgraded(first: str, open_another: OpenStore) -> Store:
+async def upgraded(old: str, open_another: OpenStore) -> Store:
+    assert old
     store = await open_another()
     await store.migrate()
     return store
 
 
-async def test_the_first_schema_must_be_upgraded(first: str, open_another: OpenStore) -> None:
+@pytest.mark.usefixtures("old")
+async def test_an_old_schema_must_be_upgraded(open_another: OpenStore) -> None:
     store = await open_another()
 
-    with pytest.raises(SchemaOutdated):
+    with pytest.raises(SchemaOutdated, match=r"has schema version [12]; .* Run `perdure migrate`"):
         await store.check()
 
     await store.migrate()
     await store.check()
 
 
-async def test_an_upgrade_keeps_every_row(first: str, open_another: OpenStore) -> None:
-    before = contents(first)
+async def test_an_upgrade_keeps_every_row(old: str, open_another: OpenStore) -> None:
+    before = contents(old)
 
     await asyncio.gather(*[(await open_another()).migrate() for _ in range(3)])
 
-    assert contents(first) == before
+    assert contents(old) == before
     assert all(before)
+    assert run(old, ["SELECT application, version FROM perdure_schema"]) == [[("perdure", 3)]]
 
 
 async def test_a_live_session_reads_as_it_did(upgraded: Store) -> None:
@@ -119,6 +181,7 @@ async def test_a_live_session_reads_as_it_did(upgraded: Store) -> None:
     heard, refused, waiting = await upgraded.deliveries("s", ["heard", "refused", "waiting"])
 
     assert (row.status, row.principal, row.turns, row.events, row.title) == ("waiting", given.ADA, 2, 2, "Hi")
+    assert (row.cancel_turn, row.attention, row.untold) == (None, None, False)
     assert await upgraded.route("token of s") == "s"
     assert record.body == {"text": "hello"}
     assert [(event.key, event.data) for event in events] == [("a", {"n": 1}), ("b", None)]
@@ -145,21 +208,64 @@ async def test_a_live_session_goes_on(upgraded: Store) -> None:
     assert await given.keys(upgraded) == ["a", "b", "c", "resolved/r"]
 
 
-async def test_the_deliveries_that_were_there_are_messages(upgraded: Store) -> None:
-    (waiting,) = await upgraded.unheard(kind="message", older_than=60)
+async def test_what_waited_still_waits_and_is_told_again(upgraded: Store, version: int) -> None:
+    waiting = await upgraded.unheard("s")
 
-    assert waiting.delivery_id == "waiting"
-    assert await upgraded.unheard(kind="answer", older_than=60) == []
+    # Together they came, and so the ids decide.
+    assert [row.delivery_id for row in waiting] == (["waiting"] if version == 1 else ["answer", "waiting"])
+    assert [row.ref for row in waiting] == [None] * version
+    assert [found.session_id for found in await upgraded.untold(older_than=60, after="", limit=10)] == ["s"]
 
 
-async def test_an_upgrade_may_happen_while_the_database_is_in_use(first: str, open_another: OpenStore) -> None:
+async def test_what_nobody_kept_for_temporal_is_derived(upgraded: Store, version: int) -> None:
+    told = {row.delivery_id: reference(row, "now") for row in await upgraded.unheard("s")}
+
+    assert told["waiting"] == {"id": "waiting", "kind": "message", "tokenHash": "now", "at": AT}
+    if version == 2:
+        assert told["answer"] == {"id": "answer", "kind": "answer", "tokenHash": "now", "at": AT}
+
+
+async def test_what_nobody_read_in_a_session_that_is_over_is_refused(upgraded: Store) -> None:
+    heard, refused, unheard = await upgraded.deliveries("over", ["heard", "refused", "unheard"])
+
+    assert (unheard.refused, unheard.body, unheard.turn) == ("session_not_active", None, None)
+    assert (heard.turn, heard.refused) == (0, None)
+    assert refused.refused == "STALE_TOKEN"
+    assert await upgraded.unheard("over") == []
+    # The log of a session that is over ends with its end.
+    assert await given.keys(upgraded, "over") == ["session/completed"]
+    again = await upgraded.accept(replace(given.delivery("new", session_id="over", key="l"), owner="o"))
+    assert (again.fresh, again.delivery.refused) == (False, "session_not_active")
+
+
+async def test_what_was_asked_can_be_answered_or_stopped(upgraded: Store, version: int) -> None:
+    if version == 1:
+        await upgraded.commit(opening("p"))
+
+    requested = await given.cancel(upgraded)
+    answered = await answer(upgraded, answering(("p", says("approve"))))
+
+    assert requested == CancelRequest("s", 1)
+    assert answered.closed == {"p"}
+    assert await given.dense(upgraded)
+
+
+async def test_a_session_that_is_over_is_so_still(upgraded: Store) -> None:
+    assert await upgraded.open_sessions("", 10) == ["s"]
+    assert await given.cancel(upgraded, "over") is None
+    assert not await given.attend(upgraded, session_id="over")
+
+
+async def test_an_upgrade_may_happen_while_the_database_is_in_use(old: str, open_another: OpenStore) -> None:
     # This one has looked at the old tables before, and holds its connections.
     store = await open_another()
-    await store.commit(Commit("s", events=[given.event("c")]))
-    assert len(await given.everything(store)) == 3
+    assert len(await given.everything(store)) == 2
+    assert len(await store.records("s")) == 1
 
     await (await open_another()).migrate()
 
+    assert old
     await store.commit(opening("r"))
     assert (await given.input_row(store)).status == "open"
-    assert await given.keys(store) == ["a", "b", "c"]
+    assert (await given.read_session(store)).cancel_turn is None
+    assert await given.keys(store) == ["a", "b"]

@@ -3,6 +3,8 @@ import random
 import statistics
 import sys
 
+import pytest
+
 from perdure.store.base import Commit, Store
 from tests.store import given
 
@@ -57,6 +59,7 @@ async def test_a_refusal_wakes_too(store: Store) -> None:
         assert await watch.changed(1)
 
 
+@pytest.mark.alone
 async def test_another_store_wakes_within_a_tenth_of_a_second(store: Store, other: Store) -> None:
     loop = asyncio.get_running_loop()
     delays: list[float] = []

@@ -1,14 +1,19 @@
-from collections.abc import AsyncGenerator
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any
 
 import psycopg
 import pytest
 
 from perdure.errors import Unavailable
+from perdure.store import sql
 from perdure.store.base import Commit, SessionQuery
+from perdure.store.port import T, Work
 from perdure.store.postgres.database import PostgresDatabase
 from perdure.store.postgres.feed import Notifications
 from perdure.store.sqlstore import SqlStore
 from tests.store import given
+from tests.store.plans import CROWD, LISTINGS, THEIR_DELIVERIES, Ran, recorded
 
 pytestmark = pytest.mark.postgres
 
@@ -24,6 +29,17 @@ class Attentive(Notifications):
 
     def __init__(self, url: str, database: PostgresDatabase) -> None:
         super().__init__(url, database, look=0.1)
+
+
+class RecordingDatabase(PostgresDatabase):
+    """Notes what is read from it."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self.ran: list[Ran] = []
+
+    async def read(self, work: Work[T]) -> T:
+        return await super().read(recorded(work, self.ran))
 
 
 async def opened(url: str, feed: type[Notifications] = Notifications) -> SqlStore:
@@ -88,6 +104,59 @@ async def test_the_store_outlives_the_loss_of_all_its_connections(store: SqlStor
 
     await given.eventually(written)
     assert await given.keys(store) == ["a"]
+
+
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize("plans", ["force_generic_plan", "force_custom_plan"])
+@pytest.mark.parametrize(("query", "index"), LISTINGS)
+async def test_a_list_of_sessions_is_found_by_an_index_and_nothing_is_sorted(
+    postgres_url: str, query: SessionQuery, index: str, plans: str
+) -> None:
+    plan = explained(postgres_url, await ran(postgres_url, lambda store: store.sessions(query)), plans)
+
+    assert f"using {index} " in plan
+    assert "Seq Scan" not in plan
+    assert "Sort" not in plan
+
+
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize("plans", ["force_generic_plan", "force_custom_plan"])
+async def test_a_page_of_sessions_that_were_not_told_costs_a_page(postgres_url: str, plans: str) -> None:
+    asked = await ran(postgres_url, lambda store: store.untold(older_than=5, after="crowd-1", limit=10))
+
+    plan = explained(postgres_url, asked, plans)
+
+    for index in ("deliveries_waiting", "sessions_to_cancel", "sessions_untold"):
+        assert f"using {index} " in plan
+    assert "Seq Scan" not in plan
+
+
+async def ran(url: str, read: Callable[[SqlStore], Awaitable[object]]) -> Ran:
+    """The one query that this reads with."""
+    database = RecordingDatabase(url)
+    await database.open()
+    try:
+        await read(SqlStore(database, Notifications(url, database)))
+    finally:
+        await database.close()
+    (only,) = database.ran
+    return only
+
+
+def explained(url: str, ran: Ran, plans: str) -> str:
+    """The plan of a prepared query: a connection prepares what it has run a few times, and plans it without values."""
+    text, names = sql.queries("postgres")[ran.query], list(ran.values)
+    for number, name in enumerate(names, 1):
+        text = re.sub(rf"(?<!:):{name}\b", f"${number}", text)
+    values = ", ".join(f"%({name})s" for name in names)
+    with psycopg.connect(url, autocommit=True, cursor_factory=psycopg.ClientCursor[Any]) as connection:
+        connection.execute(f"WITH numbers (n) AS (SELECT generate_series(1, 2000)) {CROWD}".encode())
+        connection.execute(f"WITH numbers (n) AS (SELECT generate_series(1, 2000)) {THEIR_DELIVERIES}".encode())
+        connection.execute("ANALYZE sessions, deliveries")
+        connection.execute(f"SET plan_cache_mode = {plans}".encode())
+        connection.execute(f"PREPARE listing AS {text}".encode())
+        plan = connection.execute(f"EXPLAIN EXECUTE listing ({values})".encode(), ran.values).fetchall()
+        return "\n".join(line for (line,) in plan)
 
 
 async def test_a_server_that_is_not_there_is_unavailable() -> None:

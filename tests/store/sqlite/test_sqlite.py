@@ -1,17 +1,21 @@
 import asyncio
+import contextlib
 import sqlite3
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
 from perdure.errors import SchemaUnknown, Unavailable
-from perdure.store.base import Commit
+from perdure.store import sql
+from perdure.store.base import Commit, SessionQuery
+from perdure.store.port import T, Work
 from perdure.store.sqlite.database import SqliteDatabase
 from perdure.store.sqlite.feed import ChangePoll
 from perdure.store.sqlstore import SqlStore
 from perdure.store.watchers import Watchers
 from tests.store import given
+from tests.store.plans import CROWD, LISTINGS, THEIR_DELIVERIES, Ran, recorded
 
 
 class CountingDatabase(SqliteDatabase):
@@ -22,6 +26,17 @@ class CountingDatabase(SqliteDatabase):
     async def data_version(self) -> int:
         self.asked += 1
         return await super().data_version()
+
+
+class RecordingDatabase(SqliteDatabase):
+    """Notes what is read from it."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(file)
+        self.ran: list[Ran] = []
+
+    async def read(self, work: Work[T]) -> T:
+        return await super().read(recorded(work, self.ran))
 
 
 @pytest.fixture
@@ -55,6 +70,81 @@ async def test_a_database_that_stays_locked_is_unavailable_and_then_is_not(store
     intruder.close()
     await store.commit(Commit("s", events=[given.event("a")]))
     assert await given.keys(store) == ["a"]
+
+
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize(("query", "index"), LISTINGS)
+async def test_a_list_of_sessions_is_found_by_an_index_and_nothing_is_sorted(
+    file: Path, query: SessionQuery, index: str
+) -> None:
+    plan = explained(file, await ran(file, lambda store: store.sessions(query)))
+
+    assert f"USING INDEX {index} (" in plan
+    assert "SCAN" not in plan
+    assert "TEMP B-TREE" not in plan
+
+
+@pytest.mark.usefixtures("store")
+async def test_a_page_of_sessions_that_were_not_told_costs_a_page(file: Path) -> None:
+    plan = explained(file, await ran(file, lambda store: store.untold(older_than=5, after="crowd-1", limit=200)))
+
+    for index in ("deliveries_waiting", "sessions_to_cancel", "sessions_untold"):
+        assert f"INDEX {index} (session_id>?)" in plan
+    assert "INDEX sessions_by_status (status=? AND created_at<?)" in plan
+    assert "SCAN sessions" not in plan
+    assert "SCAN deliveries" not in plan
+
+
+@pytest.mark.usefixtures("store")
+async def test_a_page_costs_the_same_however_many_sessions_were_not_told(file: Path) -> None:
+    asked = await ran(file, lambda store: store.untold(older_than=5, after="crowd-1", limit=20))
+    with contextlib.closing(crowded(file)) as connection:
+        many = steps(connection, asked)
+        for table in ("deliveries", "sessions"):
+            connection.execute(f"DELETE FROM {table} WHERE session_id > 'crowd-1100'")
+        few = steps(connection, asked)
+
+    assert many < few * 1.1
+
+
+def steps(connection: sqlite3.Connection, ran: Ran) -> int:
+    """How much work a query is, as the database counts it."""
+    taken = 0
+
+    def step() -> None:
+        nonlocal taken
+        taken += 1
+
+    connection.set_progress_handler(step, 10)
+    connection.execute(sql.queries("sqlite")[ran.query], ran.values).fetchall()
+    connection.set_progress_handler(None, 0)
+    return taken
+
+
+async def ran(file: Path, read: Callable[[SqlStore], Awaitable[object]]) -> Ran:
+    """The one query that this reads with."""
+    database = RecordingDatabase(file)
+    try:
+        await read(SqlStore(database, ChangePoll(database)))
+    finally:
+        await database.close()
+    (only,) = database.ran
+    return only
+
+
+def explained(file: Path, ran: Ran) -> str:
+    with contextlib.closing(crowded(file)) as connection:
+        plan = connection.execute(f"EXPLAIN QUERY PLAN {sql.queries('sqlite')[ran.query]}", ran.values)
+        return "\n".join(detail for *_, detail in plan)
+
+
+def crowded(file: Path) -> sqlite3.Connection:
+    """With many more sessions, which are forgotten when the connection is closed."""
+    numbers = "WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < 2000)"
+    connection = sqlite3.connect(file)
+    connection.execute(f"{numbers} {CROWD}")
+    connection.execute(f"{numbers} {THEIR_DELIVERIES}")
+    return connection
 
 
 async def test_a_foreign_file_is_left_as_it_was_to_the_byte(database: CountingDatabase, file: Path) -> None:

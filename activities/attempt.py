@@ -1,0 +1,117 @@
+"""What every activity does around its work: say that it lives, number its attempt, translate its errors."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from datetime import timedelta
+from uuid import uuid4
+
+from temporalio import activity
+from temporalio.exceptions import ApplicationError
+
+from perdure.errors import NeedsAttention, PerdureError, TokenConflict
+from perdure.protocol import names
+from perdure.store.base import Attempt
+
+log = logging.getLogger("perdure.activities")
+
+#: A worker that cannot serve a session hands it back at once, this often: others get their turn within a few seconds.
+#: Then the turn is held by its driver, which starts it again later.
+HANDED_BACK = 6
+
+_FIRST_PAUSE = 0.2
+_LONGEST_PAUSE = 60.0
+
+
+def current() -> Attempt:
+    """This attempt. A later one was scheduled later, whichever worker runs it."""
+    info = activity.info()
+    scheduled = info.current_attempt_scheduled_time
+    return Attempt(number=info.attempt, generation=int(scheduled.timestamp() * 1_000_000))
+
+
+@contextlib.asynccontextmanager
+async def attempt(attend: Callable[[NeedsAttention], Awaitable[object]] | None = None) -> AsyncGenerator[None]:
+    """Heartbeat while the work is done, and tell the engine of errors in its own terms: by codes and ids.
+
+    `attend` is told when no worker can do the work; the driver waits for as long as that takes. It may be told often.
+    """
+    # `from None`, always: the engine would keep the texts of all that an error was caused by.
+    try:
+        async with _beating():
+            yield
+    except NeedsAttention as error:
+        if attend is not None and activity.info().attempt >= HANDED_BACK:
+            await attend(error)
+        raise _application_error(error) from None
+    except PerdureError as error:
+        raise _application_error(error) from None
+    except Exception as error:
+        raise _unexpected(error) from None
+
+
+@contextlib.asynccontextmanager
+async def _beating() -> AsyncGenerator[None]:
+    """Heartbeat until the work is done; without it the death of this worker goes unnoticed."""
+    timeout = activity.info().heartbeat_timeout
+    if timeout is None:
+        yield
+        return
+    beat = asyncio.create_task(_beat(timeout.total_seconds() / 4))
+    try:
+        yield
+    finally:
+        beat.cancel()
+
+
+async def _beat(every: float) -> None:
+    while True:
+        # The attempt has just begun, which the server knows: most end before there is anything to say.
+        await asyncio.sleep(every)
+        activity.heartbeat()
+
+
+def _application_error(error: PerdureError) -> ApplicationError:
+    """Our error as the engine understands it: by type, with or without another try."""
+    message, details = error.bare()
+    return ApplicationError(
+        message,
+        {
+            "details": details,
+            "structural": isinstance(error, TokenConflict),
+            "held": isinstance(error, NeedsAttention),
+        },
+        type=error.code,
+        non_retryable=not _again(error),
+        next_retry_delay=_pause(error),
+    )
+
+
+def _unexpected(error: Exception) -> ApplicationError:
+    """Any other error: its text may be anything, so it stands in our log and nowhere else."""
+    info, error_id = activity.info(), str(uuid4())
+    log.error("%s of %s failed, error id %s", info.activity_type, info.workflow_id, error_id, exc_info=error)
+    return ApplicationError(
+        "The work failed unexpectedly; the worker's log has the rest under this id.",
+        {"details": {"errorId": error_id}},
+        type=type(error).__name__,
+    )
+
+
+def _again(error: PerdureError) -> bool:
+    info = activity.info()
+    if info.workflow_type == names.SESSION_WORKFLOW:
+        # A driver has nobody to report a failure to: it waits until the work can be done.
+        return True
+    if isinstance(error, NeedsAttention):
+        return info.attempt < HANDED_BACK
+    return bool(getattr(error, "transient", error.retryable))
+
+
+def _pause(error: PerdureError) -> timedelta | None:
+    if isinstance(error, NeedsAttention):
+        seconds: float | None = min(_FIRST_PAUSE * 2 ** min(activity.info().attempt - 1, 16), _LONGEST_PAUSE)
+    else:
+        seconds = getattr(error, "retry_after", None)
+    return None if seconds is None else timedelta(seconds=min(seconds, 300.0))

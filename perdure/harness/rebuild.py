@@ -1,0 +1,154 @@
+"""The driver's state, derived from the store: for a session whose workflow Temporal has lost."""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from perdure.protocol import names
+from perdure.protocol.deliveries import DeliveryRef
+from perdure.protocol.events import EventType, NewEvent
+from perdure.protocol.inputs import OpenInput
+from perdure.protocol.requests import Parked, RebuildSession, Snapshot, TurnRequest
+from perdure.session import decisions
+from perdure.session.state import SessionState, TurnState, dump_turn, read_delivery
+from perdure.store.base import Commit, DeliveryRow, InputQuery, InputRow, SessionRow, Store
+
+from .journal import model_outcome
+from .scene import find_session
+from .turn_journal import TurnJournal
+
+_PAGE = 200
+
+
+class Rebuilding:
+    """Reads what a driver would know had it lived. What was in progress is held, and goes on at once."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def rebuild(self, order: RebuildSession) -> SessionState | None:
+        """None when the session is over. `Unavailable` when it has gone on meanwhile: look again.
+
+        Attempts that Temporal has forgotten may still be at work, and what is read is to be of one moment.
+        """
+        row = await find_session(self._store, order.session_id)
+        if row.over:
+            return None
+        snapshot = dump_turn(TurnState(usage=row.usage, steps=row.steps))
+        token_hash = await self._store.token_of(row.session_id) or ""
+        asked = await self._inputs(row.session_id)
+        parked, before = await self._parked(row)
+        waiting = _waiting(asked, parked)
+        held = None
+        if row.status == "running":
+            held = await self._held(row, token_hash, snapshot, before, asked)
+        state = SessionState(
+            session_id=row.session_id,
+            agent=row.agent,
+            mode=row.mode,
+            capabilities=row.capabilities,
+            token_hash=token_hash,
+            turn=row.turns if held is None else held.turn,
+            told=row.turns if held is None else held.turn,
+            snapshot=snapshot,
+            open=before if held else waiting,
+            held=None if held is None else held.model_dump(mode="json"),
+            retry_at=0.0,
+        )
+        for delivery in await self._store.unheard(row.session_id):
+            # What a newer build has accepted stays in the store, and is told to a driver that can read it.
+            if (waits := _reference(delivery, token_hash)) is not None:
+                state = state.hears(waits)
+        if row.cancel_turn is not None and not decisions.comes_after_park(state, row.cancel_turn):
+            state = state.cancelled("this")
+        return state.model_copy(update={"head": await self._tell(row, order.reason)})
+
+    async def _tell(self, row: SessionRow, reason: str) -> int:
+        key = names.session_key(f"rebuilt/{row.events}")
+        event = NewEvent(type=EventType.SESSION_REBUILT, key=key, data={"reason": reason})
+        told = Commit(row.session_id, head=row.events, current=True, events=(event,), recovers=True)
+        done = await self._store.commit(told)
+        return done.session.events
+
+    async def _parked(self, row: SessionRow) -> tuple[tuple[OpenInput, ...], tuple[OpenInput, ...]]:
+        """What the last turn waits for, and what the turn before it waited for."""
+        last = await self._journal(row.session_id, row.turns - 1)
+        if row.status != "running":
+            return _open_of(last), ()
+        for turn in range(row.turns - 2, -1, -1):
+            journal = await self._journal(row.session_id, turn)
+            # Turns that readers were not told of have no records.
+            if journal.records:
+                return (), _open_of(journal)
+        return (), ()
+
+    async def _held(
+        self,
+        row: SessionRow,
+        token_hash: str,
+        snapshot: Snapshot,
+        before: tuple[OpenInput, ...],
+        asked: Sequence[InputRow],
+    ) -> TurnRequest:
+        """The turn that runs, from its beginning: what it has recorded is not done again."""
+        number = max(0, row.turns - 1)
+        journal = await self._journal(row.session_id, number)
+        expired = {each.request.request_id for each in asked if each.status == "expired"}
+        return TurnRequest(
+            session_id=row.session_id,
+            turn=number,
+            agent=row.agent,
+            mode=row.mode,
+            capabilities=row.capabilities,
+            snapshot=snapshot,
+            deliveries=tuple(
+                DeliveryRef(id=heard.delivery_id, kind=heard.kind, token_hash=token_hash) for heard in journal.heard()
+            ),
+            open=before,
+            # Also when they were looked at: what was approved by silence may not have run yet.
+            expired=tuple(each.request_id for each in before if each.request_id in expired),
+            token_hash=token_hash or None,
+            holds=True,
+        )
+
+    async def _journal(self, session_id: str, turn: int) -> TurnJournal:
+        return TurnJournal(list(await self._store.records(session_id, from_turn=turn, to_turn=turn)))
+
+    async def _inputs(self, session_id: str) -> Sequence[InputRow]:
+        found: list[InputRow] = []
+        cursor: str | None = None
+        while True:
+            query = InputQuery(session_id=session_id, status=None, limit=_PAGE, cursor=cursor)
+            page = await self._store.inputs(query)
+            found.extend(page.rows)
+            if (cursor := page.next_cursor) is None:
+                return found
+
+
+def _open_of(journal: TurnJournal) -> tuple[OpenInput, ...]:
+    over = journal.over
+    outcome = model_outcome(over) if over else None
+    return outcome.open if isinstance(outcome, Parked) else ()
+
+
+def _waiting(asked: Sequence[InputRow], parked: Sequence[OpenInput]) -> tuple[OpenInput, ...]:
+    """What still has to be carried out: open requests, and those that were closed since the turn parked."""
+    known = {each.request_id for each in parked}
+    more = [row.request for row in asked if row.status == "open" and row.request.request_id not in known]
+    return (
+        *parked,
+        *(
+            OpenInput(
+                request_id=request.request_id,
+                expires_at=None
+                if request.expires_at is None
+                else datetime.fromisoformat(request.expires_at).timestamp(),
+            )
+            for request in more
+        ),
+    )
+
+
+def _reference(row: DeliveryRow, token_hash: str) -> DeliveryRef | None:
+    """What waits was accepted with the token of its time; that was the session's. None: this build cannot read it."""
+    known = row.ref or {"id": row.delivery_id, "kind": row.kind}
+    return read_delivery({**known, "tokenHash": token_hash, "at": row.accepted_at})

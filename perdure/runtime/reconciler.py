@@ -1,0 +1,131 @@
+"""Finds what the store and Temporal disagree about, says so, and mends what can be mended."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field, replace
+
+from perdure.errors import NoDriver, NoWorker, Unavailable
+from perdure.store.base import Store
+
+from .background import repeating
+from .driver import Driver
+from .restore import restore
+
+log = logging.getLogger("perdure.sessions")
+
+_PAGE = 1000
+#: How many sessions may fail one after another before Temporal is taken to be away.
+_FAILED_SESSIONS = 20
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """Open sessions without a running workflow, and running workflows without a session."""
+
+    undriven: Sequence[str]
+    orphans: Sequence[str]
+    # How many of the running workflows belong to a session of this store.
+    driven: int = 0
+    # What became of those without a workflow.
+    mended: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+class Reconciler:
+    """Compares all open sessions with all running drivers. Any number may run at once."""
+
+    def __init__(self, store: Store, driver: Driver, *, every: float = 30.0) -> None:
+        self._store = store
+        self._driver = driver
+        self._every = every
+        self._reported: frozenset[str] = frozenset()
+        # Whether it was said that no worker takes up what is started.
+        self._said_unattended = False
+
+    def running(self) -> AbstractAsyncContextManager[None]:
+        """Look now and then, for as long as this is open."""
+        return repeating(
+            self.reconcile,
+            (self._every * 0.5, self._every),
+            away="the store and Temporal cannot be compared now",
+            failed="the store and Temporal could not be compared",
+        )
+
+    async def find(self) -> Disagreement:
+        """Temporal's lists lag a little behind: what is found here has to be looked at once more."""
+        known: set[str] = set()
+        after = ""
+        # The store comes first: a session that begins in between is in Temporal's list only, and is looked up.
+        while page := await self._store.open_sessions(after, _PAGE):
+            after = page[-1]
+            known.update(page)
+        driven = {session_id async for session_id in self._driver.running()}
+        orphans = [each for each in sorted(driven - known) if not await self._is_known(each)]
+        return Disagreement(undriven=sorted(known - driven), orphans=orphans, driven=len(driven & known))
+
+    async def reconcile(self) -> Disagreement:
+        """Look once, start what has no driver from the store, and report what belongs to no session."""
+        found = await self.find()
+        mended = await self._restore(found.undriven)
+        if fresh := frozenset(found.orphans) - self._reported:
+            some = ", ".join(sorted(fresh)[:5])
+            log.warning(
+                "%d workflows belong to no session of this store (%s); `perdure sessions reconcile` lists them",
+                len(found.orphans),
+                some,
+            )
+        self._reported = frozenset(found.orphans)
+        return replace(found, mended=mended)
+
+    async def end_orphans(self, orphans: Sequence[str]) -> None:
+        for session_id in orphans:
+            # One that has ended by itself since needs no more.
+            with contextlib.suppress(NoDriver):
+                await self._driver.terminate(session_id, "The store holds no such session.")
+
+    async def _is_known(self, session_id: str) -> bool:
+        """Whether the store holds the session, also when it cannot be read here."""
+        return await self._store.token_of(session_id) is not None or bool(await self._store.events(session_id, 0, 1))
+
+    async def _restore(self, undriven: Sequence[str]) -> Mapping[str, str]:
+        """Start sessions from the store; what became of each that was looked at."""
+        mended: dict[str, str] = {}
+        failed, unattended = 0, False
+        for session_id in undriven:
+            try:
+                said = await self._restored(session_id)
+            except NoWorker as none:
+                # One whose workflow has ended by itself needs no worker, so the others are looked at all the same.
+                said, unattended = f"it waits for a worker: {none.message}", True
+                if not self._said_unattended:
+                    log.warning(
+                        "%s Sessions without a workflow are started from the store once one does.", none.message
+                    )
+                    self._said_unattended = True
+            if said is not None:
+                mended[session_id] = said
+            failed = failed + 1 if said is None else 0
+            if failed >= _FAILED_SESSIONS:
+                log.warning("Temporal cannot be reached; the store and Temporal are compared later")
+                return mended
+        self._said_unattended = unattended
+        return mended
+
+    async def _restored(self, session_id: str) -> str | None:
+        """Start one session from the store; None when Temporal, or the store, could not be reached."""
+        try:
+            row = await self._store.session(session_id)
+            # One that has not begun is started by the sweeper.
+            if row is None or row.over or row.status == "starting":
+                return "it needs no workflow now"
+            return await restore(self._store, self._driver, row)
+        except NoWorker:
+            raise
+        except Unavailable:
+            return None
+        except Exception:
+            log.exception("session %s could not be started from the store", session_id)
+            return "it could not be started from the store; the log says why"

@@ -1,0 +1,148 @@
+"""What the store has accepted, told to the workflows. What cannot be told now is told later, by whoever sweeps."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Sequence
+
+from perdure.agents.agent import DEMO
+from perdure.agents.registry import AgentRegistry
+from perdure.errors import NoDriver, Unavailable
+from perdure.protocol import names
+from perdure.protocol.wire import JsonObject
+from perdure.session.state import SessionState, read_delivery
+from perdure.store.base import CancelRequest, DeliveryRow, NewSession, SessionRow, Store
+
+from .asked import reference
+from .connect import in_time
+from .driver import Driver
+from .restore import restore
+
+log = logging.getLogger("perdure.sessions")
+
+
+class Signals:
+    """Tells drivers what was accepted. Telling twice is telling once: a driver reads each delivery once."""
+
+    def __init__(
+        self, store: Store, driver: Driver, agents: AgentRegistry | None = None, *, ui_detail: bool = True
+    ) -> None:
+        self._store = store
+        self._driver = driver
+        self._agents = agents
+        self._ui_detail = ui_detail
+
+    async def deliver(self, row: DeliveryRow, *, untold: bool) -> bool:
+        """Tell the driver of one delivery; False when that has to wait.
+
+        `untold`: Temporal may not know of earlier ones either. They come first.
+        """
+        if untold or row.ref is None:
+            return await self._caught_up(row.session_id)
+        return await self._told(row.session_id, self._deliver(row))
+
+    async def start(self, session: NewSession, ref: JsonObject) -> bool:
+        """Start the driver of a new session; False when that has to wait."""
+        state = self._first_state(session, session.token_hash, [ref])
+        return await self._told(session.session_id, self._start(state, session.title))
+
+    async def cancel(self, request: CancelRequest) -> bool:
+        """Tell the driver that a turn is to be stopped; False when that has to wait. The store knows already."""
+        turn_id = names.turn_id(request.turn)
+        return await self._told(request.session_id, self._driver.cancel(request.session_id, turn_id))
+
+    async def held(self, session_id: str) -> frozenset[str] | None:
+        """The ids of the deliveries that the session's driver holds; None when it cannot say now."""
+        return await self._driver.held(session_id)
+
+    async def catch_up(self, session_id: str, told: set[str] | None = None) -> None:
+        """Tell the session's driver everything that it may not know, in order; start it if it never was.
+
+        `told`: the ids of the deliveries that it was told of. They are not told again, and what is told now is added.
+        """
+        row = await self._store.session(session_id)
+        if row is None or row.over:
+            return
+        if row.untold:
+            # Taken away first: whoever fails meanwhile sets it again. Whoever dies leaves it to the sweep by age.
+            await self._store.mark_untold(session_id, False)
+        try:
+            try:
+                await self._tell_all(row, set() if told is None else told)
+            except NoDriver:
+                await restore(self._store, self._driver, row)
+        except BaseException:
+            if row.untold:
+                await self._store.mark_untold(session_id, True)
+            raise
+
+    async def _told(self, session_id: str, telling: Awaitable[None]) -> bool:
+        try:
+            await telling
+        except NoDriver:
+            return await self._caught_up(session_id)
+        except Exception as error:
+            await self._mark(session_id, error)
+            return False
+        return True
+
+    async def _caught_up(self, session_id: str) -> bool:
+        try:
+            # However much there is to tell, a caller waits no longer than for one answer.
+            await in_time(self.catch_up(session_id))
+        except Exception as error:
+            await self._mark(session_id, error)
+            return False
+        return True
+
+    async def _mark(self, session_id: str, error: Exception) -> None:
+        """What was accepted stays accepted, whatever kept us from telling it."""
+        fault = None if isinstance(error, Unavailable | TimeoutError) else error
+        log.warning("what was sent to session %s is told later", session_id, exc_info=fault)
+        try:
+            await self._store.mark_untold(session_id, True)
+        except Exception:
+            # The sweeper finds what was accepted all the same; only the order may be another one then.
+            log.warning("session %s could not be marked", session_id, exc_info=True)
+
+    async def _tell_all(self, row: SessionRow, told: set[str]) -> None:
+        token_hash = await self._store.token_of(row.session_id) or ""
+        waiting = await self._store.unheard(row.session_id)
+        if row.status == "starting":
+            refs = [reference(each, token_hash) for each in waiting]
+            await self._start(self._first_state(row, token_hash, refs), row.title)
+        for each in waiting:
+            if each.delivery_id not in told:
+                await self._driver.deliver(row.session_id, reference(each, token_hash))
+                told.add(each.delivery_id)
+        if row.cancel_turn is not None:
+            await self._driver.cancel(row.session_id, names.turn_id(row.cancel_turn))
+
+    def _first_state(
+        self, session: NewSession | SessionRow, token_hash: str, waiting: Sequence[JsonObject]
+    ) -> SessionState:
+        state = SessionState(
+            session_id=session.session_id,
+            agent=session.agent,
+            model=self._model(session.agent),
+            mode=session.mode,
+            capabilities=session.capabilities,
+            token_hash=token_hash,
+        )
+        for ref in waiting:
+            # What a newer build has accepted is left to a driver that can read it: signals bring all that waits.
+            if (delivery := read_delivery(ref)) is not None:
+                state = state.hears(delivery)
+        return state
+
+    async def _start(self, state: SessionState, title: str | None) -> None:
+        summary = f"{state.agent}: {title}" if self._ui_detail and title else state.agent
+        await self._driver.start(state, summary=summary)
+
+    async def _deliver(self, row: DeliveryRow) -> None:
+        await self._driver.deliver(row.session_id, reference(row))
+
+    def _model(self, name: str) -> str | None:
+        """What the Temporal UI shows until a model has answered."""
+        agent = self._agents.get(name) if self._agents else None
+        return (agent.model or DEMO) if agent else None

@@ -1,1 +1,0 @@
-DELETE FROM deliveries WHERE session_id = :session_id

@@ -1,1 +1,0 @@
-DELETE FROM events WHERE session_id = :session_id

@@ -1,1 +1,0 @@
-DELETE FROM inputs WHERE session_id = :session_id

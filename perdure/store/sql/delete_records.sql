@@ -1,1 +1,0 @@
-DELETE FROM records WHERE session_id = :session_id

@@ -1,1 +1,0 @@
-DELETE FROM sessions WHERE session_id = :session_id

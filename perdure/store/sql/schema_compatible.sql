@@ -1,0 +1,1 @@
+SELECT compatible FROM perdure_schema

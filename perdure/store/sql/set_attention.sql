@@ -1,0 +1,1 @@
+UPDATE sessions SET attention = :attention WHERE session_id = :session_id

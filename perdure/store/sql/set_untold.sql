@@ -1,0 +1,1 @@
+UPDATE sessions SET untold = :untold WHERE session_id = :session_id

@@ -1,0 +1,145 @@
+"""How the engine is told of our errors: by type, with or without another try."""
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+from temporalio.api.failure.v1 import Failure
+from temporalio.exceptions import ApplicationError
+from temporalio.testing import ActivityEnvironment
+
+from activities.attempt import HANDED_BACK, attempt
+from perdure.errors import (
+    AgentGone,
+    Invalid,
+    ModelFailed,
+    NeedsAttention,
+    PerdureError,
+    SessionGone,
+    StoreBehind,
+    Superseded,
+    TokenConflict,
+    ToolFailed,
+    TurnCancelled,
+    Unavailable,
+    UnreadableState,
+)
+from perdure.protocol import names
+from perdure.runtime.connect import DATA_CONVERTER
+
+
+async def failing(
+    error: Exception,
+    *,
+    number: int = 1,
+    workflow: str = names.TURN_WORKFLOW,
+    told: list[NeedsAttention] | None = None,
+) -> ApplicationError:
+    """What an attempt that fails with this error is reported as."""
+    environment = ActivityEnvironment()
+    environment.info = replace(environment.info, attempt=number, workflow_type=workflow, heartbeat_timeout=None)
+
+    async def attend(need: NeedsAttention) -> None:
+        if told is not None:
+            told.append(need)
+
+    async def work() -> None:
+        async with attempt(attend):
+            raise error
+
+    with pytest.raises(ApplicationError) as raised:
+        await environment.run(work)
+    return raised.value
+
+
+@pytest.mark.parametrize("error", [AgentGone(), UnreadableState(), StoreBehind(), SessionGone()])
+async def test_what_one_worker_cannot_serve_is_handed_to_others_and_then_held(error: NeedsAttention) -> None:
+    first, last = await failing(error), await failing(error, number=HANDED_BACK)
+
+    assert (first.non_retryable, last.non_retryable) == (False, True)
+    assert first.next_retry_delay == timedelta(seconds=0.2)
+    assert last.details[0]["held"] is True
+    assert last.type == error.code
+
+
+@pytest.mark.parametrize("error", [AgentGone(), Invalid(), TokenConflict(), ModelFailed("no")])
+async def test_a_driver_never_hears_that_something_is_impossible(error: PerdureError) -> None:
+    report = await failing(error, number=1000, workflow=names.SESSION_WORKFLOW)
+
+    assert not report.non_retryable
+
+
+async def test_a_driver_waits_longer_and_longer_and_attention_is_asked_for() -> None:
+    told: list[NeedsAttention] = []
+
+    reports = [
+        await failing(AgentGone(), number=number, workflow=names.SESSION_WORKFLOW, told=told) for number in range(1, 20)
+    ]
+
+    delays = [report.next_retry_delay for report in reports]
+    assert delays == sorted(delays, key=lambda delay: delay or timedelta())
+    assert delays[-1] == timedelta(seconds=60)
+    # Not at one attempt only: just that one may fail in another way.
+    assert len(told) == 20 - HANDED_BACK
+
+
+@pytest.mark.parametrize(
+    ("error", "again"),
+    [
+        (Superseded(), True),
+        (Unavailable(), True),
+        (ModelFailed("busy", transient=True), True),
+        (ModelFailed("no"), False),
+        (TurnCancelled(), False),
+        (TokenConflict(), False),
+        (Invalid(), False),
+    ],
+)
+async def test_other_errors_are_tried_again_as_they_say(error: PerdureError, again: bool) -> None:
+    report = await failing(error)
+
+    assert report.non_retryable is not again
+    assert report.details[0]["held"] is False
+
+
+async def test_an_error_of_no_known_kind_is_reported_by_its_name_and_logged_under_an_id(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    report = await failing(LookupError("what somebody said"))
+
+    assert (report.type, report.non_retryable) == ("LookupError", False)
+    assert report.details[0]["details"]["errorId"] in caplog.text
+    assert "what somebody said" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "error",
+    [LookupError("said"), ToolFailed("said", said="said"), ModelFailed("no", reason="said"), ApplicationError("said")],
+)
+async def test_no_text_of_an_error_goes_to_the_engine(error: Exception) -> None:
+    error.__cause__ = ValueError("said")
+
+    failure = Failure()
+    await DATA_CONVERTER.encode_failure(await failing(error), failure)
+
+    assert b"said" not in failure.SerializeToString()
+
+
+async def test_neither_texts_nor_causes_nor_traces_leave_a_workflow() -> None:
+    failure = Failure()
+    try:
+        try:
+            raise ValueError("said")
+        except ValueError as cause:
+            raise LookupError("said") from cause
+    except LookupError as error:
+        await DATA_CONVERTER.encode_failure(error, failure)
+
+    assert (failure.message, failure.cause.message, failure.stack_trace) == ("LookupError", "ValueError", "")
+    assert b"said" not in failure.SerializeToString()
+
+
+async def test_a_provider_says_when_to_come_again() -> None:
+    report = await failing(ModelFailed("busy", transient=True, retry_after=7))
+
+    assert report.next_retry_delay == timedelta(seconds=7)

@@ -1,0 +1,92 @@
+"""Which schemas are taken, and how quickly that is known."""
+
+import time
+from typing import Any
+
+import pytest
+
+from perdure.agents.output_schema import problem
+
+TREE = {
+    "type": "object",
+    "properties": {"left": {"$ref": "#"}, "right": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}},
+}
+
+USABLE: dict[str, Any] = {
+    "nothing": {},
+    "an object": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
+    "a tree": TREE,
+    "definitions": {"type": "array", "items": {"$ref": "#/$defs/a~1b"}, "$defs": {"a/b": {"type": "integer"}}},
+    "an older draft": {"$schema": "http://json-schema.org/draft-07/schema#", "definitions": {"a": {}}},
+    "an id": {"$id": "https://example.com/schema", "type": "object"},
+    "a pattern": {"type": "string", "pattern": r"^\w+([.-]\w+)*@\w+\.\w{2,}$"},
+    "a pattern that backtracks elsewhere": {"type": "string", "pattern": "^(a+)+$"},
+    "a property of a telling name": {"properties": {"$id": {"type": "string"}, "$ref": {"type": "string"}}},
+    "a value that looks like a reference": {"enum": [{"$ref": "https://example.com"}]},
+    "a long enumeration": {"enum": [f"value {number}" for number in range(2_000)]},
+    "an alternative of many": {"oneOf": [{"const": number} for number in range(1_000)]},
+}
+
+
+def doubled(levels: int) -> Any:
+    """Each level is the next one, twice."""
+    two = {f"a{level}": {"allOf": [{"$ref": f"#/$defs/a{level + 1}"}] * 2} for level in range(levels)}
+    return {"$ref": "#/$defs/a0", "$defs": {**two, f"a{levels}": {"type": "object"}}}
+
+
+def nested(levels: int) -> Any:
+    schema: Any = {}
+    for _ in range(levels):
+        schema = {"items": schema}
+    return schema
+
+
+def chained(levels: int) -> Any:
+    links = {f"a{level}": {"$ref": f"#/$defs/a{level + 1}"} for level in range(levels)}
+    return {"$ref": "#/$defs/a0", "$defs": {**links, f"a{levels}": {}}}
+
+
+_ITSELF: dict[str, Any] = {}
+_ITSELF["items"] = _ITSELF
+
+UNUSABLE: dict[str, tuple[Any, str]] = {
+    "of no type": ({"type": "nonsense"}, "is not valid"),
+    "wrong deep within": ({"properties": {"a": {"type": ["string", 4]}}}, "is not valid"),
+    "levels that double": (doubled(12), "apply to one value"),
+    "a loop": ({"$ref": "#"}, "without end"),
+    "a longer loop": ({"allOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"not": {"$ref": "#"}}}}, "without end"),
+    "a long way": (chained(60), "lead from one to the next"),
+    "a reference to nothing": ({"items": {"$ref": "#/$defs/a"}}, "does not exist"),
+    "a reference to elsewhere": ({"items": {"$ref": "https://example.com/a"}}, "leads out of it"),
+    "a file": ({"$ref": "file:///etc/passwd"}, "leads out of it"),
+    "a reference that is none": ({"$ref": 5}, "leads out of it"),
+    "an anchor": ({"$dynamicRef": "#a"}, "not supported"),
+    "a second id": ({"items": {"$id": "https://example.com/a"}}, "$id"),
+    "an unknown dialect": ({"$schema": "https://example.com/schema"}, "Unknown"),
+    "no pattern": ({"pattern": "("}, "regex"),
+    "a pattern that looks ahead": ({"pattern": "(?=a)b"}, "regex"),
+    "a pattern that explodes": ({"pattern": "(a{1000}){1000}"}, "regex"),
+    "a long pattern": ({"patternProperties": {"a" * 2_000: {}}}, "longer than"),
+    "many patterns": ({"allOf": [{"pattern": f"a{number}"} for number in range(60)]}, "more than 50 patterns"),
+    "large": ({"title": "x" * 70_000}, "larger than"),
+    "many values": ({"enum": list(range(6_000))}, "more than 5000 values"),
+    "deep": (nested(101), "deeper"),
+    "itself": (_ITSELF, "deeper"),
+    "no JSON": ({"const": float("nan")}, "not JSON"),
+    "half a character": ({"const": "\ud800"}, "not JSON"),
+    "a set": ({"enum": {1, 2}}, "not JSON"),
+}
+
+
+@pytest.mark.parametrize("schema", USABLE.values(), ids=USABLE)
+def test_a_schema_of_common_form_is_taken(schema: Any) -> None:
+    assert problem(schema) is None
+
+
+@pytest.mark.parametrize(("schema", "says"), UNUSABLE.values(), ids=UNUSABLE)
+def test_another_one_is_refused_at_once(schema: Any, says: str) -> None:
+    began = time.process_time()
+
+    assert says in str(problem(schema))
+
+    assert time.process_time() - began < 1

@@ -1,0 +1,169 @@
+"""Connections that are slow, large or many: they end, and leave room for others."""
+
+import asyncio
+import contextlib
+import re
+import socket
+import time
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+
+from api.connections import Terms
+from tests.api.process import ApiProcess, api_process
+from tests.api.served import URL, Api, serving
+
+HEALTH = b"GET /eve/v1/health HTTP/1.1\r\nhost: 127.0.0.1\r\n"
+POST = f"POST {URL} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 1000000\r\n".encode()
+
+
+@contextlib.contextmanager
+def connected(api: Api | ApiProcess, said: bytes = b"") -> Generator[socket.socket]:
+    host, port = api.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=20) as sock:
+        sock.sendall(said)
+        yield sock
+
+
+async def heard(sock: socket.socket) -> bytes:
+    """All that comes until the server ends the connection."""
+
+    def read() -> bytes:
+        told = b""
+        with contextlib.suppress(ConnectionResetError):
+            while piece := sock.recv(65_536):
+                told += piece
+        return told
+
+    return await asyncio.to_thread(read)
+
+
+async def answered(sock: socket.socket) -> bytes:
+    """One whole answer; the server may send its head and its body in two pieces."""
+
+    def read() -> bytes:
+        with sock.makefile("rb") as told:
+            head = b"".join(iter(told.readline, b"\r\n"))
+            [length] = re.findall(rb"content-length: (\d+)", head)
+            return head + told.read(int(length))
+
+    return await asyncio.to_thread(read)
+
+
+QUICK = Terms(100, head_time=0.3, body_time=0.3, rest_time=0.3, stall_time=0.3)
+
+
+async def test_a_head_that_never_ends_is_refused(api: Api) -> None:
+    def flood() -> int:
+        sent = 0
+        with connected(api, HEALTH) as sock, contextlib.suppress(OSError):
+            while sent < 100_000_000:
+                sock.sendall(b"x-more: " + b"x" * 50_000 + b"\r\n")
+                sent += 50_000
+        return sent
+
+    # What fits into the buffers of the system goes out all the same.
+    assert await asyncio.to_thread(flood) < 20_000_000
+
+
+async def test_a_head_that_is_too_large_is_431(api: Api) -> None:
+    with connected(api, HEALTH + b"x-more: " + b"x" * 33_000 + b"\r\n\r\n") as sock:
+        told = await heard(sock)
+
+    assert told.startswith(b"HTTP/1.1 431 ")
+    assert (await api.http.get("/eve/v1/health", headers={"x-more": "x" * 30_000})).status_code == 200
+
+
+@pytest.mark.parametrize("said", [b"", b"\r\n", b"GET /", HEALTH], ids=["nothing", "a line", "a word", "half a head"])
+async def test_a_head_has_its_time(tmp_path: Path, said: bytes) -> None:
+    async with serving(tmp_path, terms=QUICK) as api:
+        with connected(api, said) as sock:
+            told = await asyncio.wait_for(heard(sock), 10)
+
+    assert told.startswith(b"HTTP/1.1 408 ") or told == b""
+
+
+async def test_the_second_head_of_a_connection_has_its_time_too(tmp_path: Path) -> None:
+    async with serving(tmp_path, terms=QUICK) as api:
+        with connected(api, HEALTH + b"\r\n") as sock:
+            assert (await answered(sock)).startswith(b"HTTP/1.1 200 ")
+            sock.sendall(b"GET /eve")
+            told = await asyncio.wait_for(heard(sock), 10)
+
+    assert told.startswith(b"HTTP/1.1 408 ")
+
+
+async def test_a_body_that_drips_has_its_time(tmp_path: Path) -> None:
+    async with serving(tmp_path, terms=QUICK) as api:
+        with connected(api, POST + b"\r\n") as sock:
+
+            def drip() -> None:
+                with contextlib.suppress(OSError):
+                    while True:
+                        sock.sendall(b"x")
+                        time.sleep(0.01)
+
+            await asyncio.wait_for(asyncio.to_thread(drip), 10)
+
+
+async def test_a_body_that_comes_at_a_fair_pace_is_waited_for(tmp_path: Path) -> None:
+    message = b'{"message": "' + b"x" * 200_000 + b'"}'
+
+    async with serving(tmp_path, terms=QUICK) as api:
+        head = f"POST {URL} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\ncontent-length: {len(message)}\r\n\r\n"
+        with connected(api, head.encode()) as sock:
+            # Longer than a body has that does not come: 32 KiB are worth a second.
+            for start in range(0, len(message), 5_000):
+                await asyncio.to_thread(sock.sendall, message[start : start + 5_000])
+                await asyncio.sleep(0.03)
+            told = await heard(sock)
+
+    assert told.startswith(b"HTTP/1.1 202 ")
+
+
+async def test_the_rest_of_a_refused_body_does_not_come_for_ever(tmp_path: Path) -> None:
+    async with serving(tmp_path, terms=QUICK) as api:
+        with connected(api, POST + b"x-api-key: wrong\r\n\r\n") as sock:
+            told = await asyncio.wait_for(heard(sock), 10)
+
+    assert told.startswith(b"HTTP/1.1 401 ")
+
+
+async def test_idle_connections_leave_room(tmp_path: Path) -> None:
+    async with api_process(tmp_path, descriptors=256) as api:
+        with contextlib.ExitStack() as idle:
+            for _ in range(300):
+                idle.enter_context(connected(api))
+            took = [await asyncio.to_thread(api.health) for _ in range(5)]
+            created = await api.http.post(URL, json={"message": "x"})
+
+    assert created.status_code == 202
+    assert max(took) < 5
+
+
+async def test_a_connection_that_waits_goes_before_one_that_is_served(tmp_path: Path) -> None:
+    async with serving(tmp_path, terms=Terms(3)) as api:
+        session_id = (await api.create())["sessionId"]
+        async with api.stream(session_id) as reading:
+            assert await reading.line() == ""
+            with contextlib.ExitStack() as idle:
+                for _ in range(10):
+                    idle.enter_context(connected(api))
+                assert (await api.http.get("/eve/v1/health")).status_code == 200
+            await api.deliver(await api.create())
+
+            assert reading.answer.status_code == 200
+
+
+async def test_one_more_than_can_be_served_is_503(tmp_path: Path) -> None:
+    async with serving(tmp_path, terms=Terms(1)) as api:
+        session_id = (await api.create())["sessionId"]
+        stream = f"GET {URL}/{session_id}/stream HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n".encode()
+        with connected(api, stream) as reader:
+            assert (await asyncio.to_thread(reader.recv, 100)).startswith(b"HTTP/1.1 200 ")
+            with connected(api) as other:
+                told = await heard(other)
+
+    assert told.startswith(b"HTTP/1.1 503 ")
+    assert b"retry-after: 1" in told

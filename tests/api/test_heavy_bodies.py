@@ -1,0 +1,98 @@
+"""Bodies that cost much to read: they are refused, or read without holding others up."""
+
+import asyncio
+import base64
+from pathlib import Path
+
+import orjson
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from api.body_reader import LARGE, MOST_VALUES, ValueCount
+from tests.api.process import api_process
+from tests.api.served import URL, Api, serving
+
+pytestmark = pytest.mark.alone
+
+TOO_MANY = {
+    "arrays": b"[" + b"[]," * 19_000_000 + b"1]",
+    "objects": b'{"message":"x","clientContext":[' + b'{"a":1},' * 7_000_000 + b"1]}",
+    "numbers": b"[" + b"1," * 30_000_000 + b"1]",
+    "quotes": b"[" + b'"",' * 19_000_000 + b"1]",
+}
+
+
+@pytest.mark.parametrize("body", TOO_MANY.values(), ids=TOO_MANY)
+async def test_a_body_of_very_many_values_is_refused_and_holds_nobody_up(tmp_path: Path, body: bytes) -> None:
+    async with api_process(tmp_path) as api:
+        with api.watched() as taken:
+            answer = await api.http.post(URL, content=body)
+
+    assert answer.status_code == 413
+    assert answer.json()["error"] == "application/json holds more than 100000 values."
+    assert answer.json()["violations"][0]["kind"] == "too-many-values"
+    assert max(taken) < 1
+
+
+HEAVY = {
+    "a file": {"type": "file", "mediaType": "a/b", "data": base64.b64encode(b"x" * 26_000_000).decode()},
+    "a quoted file": {"type": "file", "mediaType": "a/b", "data": "data:a/b," + "%41" * 20_000_000},
+}
+
+
+@pytest.mark.parametrize("part", HEAVY.values(), ids=HEAVY)
+async def test_a_large_file_holds_nobody_up(tmp_path: Path, part: dict[str, str]) -> None:
+    async with api_process(tmp_path) as api:
+        with api.watched() as taken:
+            answer = await api.http.post(URL, content=orjson.dumps({"message": [part]}))
+
+    assert answer.status_code == 202
+    assert max(taken) < 1
+
+
+async def test_a_message_of_commas_and_brackets_is_text(api: Api) -> None:
+    answer = await api.http.post(URL, json={"message": ',[{"\\' * (MOST_VALUES // 2), "clientContext": "[" * LARGE})
+
+    assert answer.status_code == 202
+
+
+async def test_large_bodies_share_a_room(tmp_path: Path) -> None:
+    part = {"type": "file", "mediaType": "a/b", "data": "QUJD" * 200_000}
+
+    async with serving(tmp_path, max_body_bytes=1_000_000) as api:
+        posts = [api.http.post(URL, json={"message": [part]}) for _ in range(8)]
+        answers = await asyncio.gather(*posts)
+        later = await api.http.post(URL, json={"message": [part]})
+
+    assert {answer.status_code for answer in answers} <= {202, 503}
+    # What one body held was given back.
+    assert later.status_code == 202
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.text(alphabet='a"\\,[{é\n'),
+    lambda children: st.lists(children) | st.dictionaries(st.text(alphabet='a"\\,['), children),
+    max_leaves=30,
+)
+
+
+@given(value=JSON, size=st.integers(1, 7))
+def test_values_are_counted_wherever_the_text_is_cut(value: object, size: int) -> None:
+    text = orjson.dumps(value)
+    count = ValueCount()
+
+    for start in range(0, len(text), size):
+        count.add(text[start : start + size])
+
+    assert values_in(value) <= count.count <= 2 * values_in(value)
+
+
+def values_in(value: object) -> int:
+    match value:
+        case dict():
+            return 1 + sum(map(values_in, value.values()))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        case list():
+            return 1 + sum(map(values_in, value))  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+        case _:
+            return 1

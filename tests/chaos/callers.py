@@ -1,0 +1,300 @@
+"""People who talk to sessions while everything around them fails, and who write down what they were told."""
+
+import asyncio
+import contextlib
+import json
+import random
+import time
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import httpx2
+
+from .evidence import Cancel, Json, Post, Try
+from .scripts import Script, call, calls, drip, question, say
+from .world import World, unique
+
+_SESSION = "/eve/v1/session"
+
+#: How long one request may last before the caller tries again, so that the first try and the next one meet.
+_PATIENCE = (1.0, 3.0)
+#: How long a caller tries at all.
+_PERSISTENCE = 40.0
+#: How often a caller takes 503 for the last word.
+_RESIGNS = 0.3
+
+_TOOLS = ("charge", "charge_in_thread", "put", "look")
+_MOST_FOLLOWED = 10
+
+Mode: TypeAlias = Literal["conversation", "task"]
+
+
+@dataclass(frozen=True)
+class Known:
+    """A session that a caller may speak to."""
+
+    session_id: str
+    token: str
+    mode: Mode
+
+
+@dataclass
+class Heard:
+    """All that callers have done, and what they were told."""
+
+    posts: list[Post] = field(default_factory=list[Post])
+    cancels: list[Cancel] = field(default_factory=list[Cancel])
+    #: What readers were given while it happened, by reader: each began at index 0 and came again when it was cut off.
+    followed: list[tuple[str, list[Json]]] = field(default_factory=list[tuple[str, list[Json]]])
+
+
+class Callers:
+    """A crowd with one book."""
+
+    def __init__(self, world: World, chance: random.Random, seconds: float) -> None:
+        self._world = world
+        self._chance = chance
+        self._end = time.monotonic() + seconds
+        self._clients: dict[str, httpx2.AsyncClient] = {}
+        self._followers: set[asyncio.Task[None]] = set()
+        self.heard = Heard()
+
+    async def run(self, number: int) -> None:
+        """All of them, until the time is over; each ends what it has begun."""
+        async with asyncio.TaskGroup() as group:
+            for _ in range(number):
+                group.create_task(Caller(self, random.Random(self._chance.random())).live())
+
+    @property
+    def over(self) -> bool:
+        return time.monotonic() > self._end
+
+    def follow(self, session_id: str) -> None:
+        """Have somebody read the session from now on, if not too many are read already."""
+        if len(self._followers) < _MOST_FOLLOWED:
+            task = asyncio.create_task(self._follow(session_id))
+            self._followers.add(task)
+            task.add_done_callback(self._followers.discard)
+
+    async def close(self) -> None:
+        for follower in list(self._followers):
+            follower.cancel()
+        await asyncio.gather(*self._followers, return_exceptions=True)
+        for client in self._clients.values():
+            await client.aclose()
+
+    async def ask(self, path: str, body: Json | None, key: str | None, patience: float) -> tuple[Try, httpx2.Response]:
+        """One request to any API that lives; what became of it."""
+        began = time.time()
+        headers = {"idempotency-key": key} if key else {}
+        response = httpx2.Response(0)
+        try:
+            async with asyncio.timeout(patience):
+                response = await self.any_api().post(path, json=body, headers=headers)
+        except TimeoutError:
+            return Try(began, time.time(), None, "timeout"), response
+        except httpx2.ConnectError:
+            return Try(began, time.time(), None, "refused"), response
+        except httpx2.HTTPError:
+            return Try(began, time.time(), None, "broken"), response
+        told = _json(response)
+        return (
+            Try(
+                began,
+                time.time(),
+                response.status_code,
+                code=str(told.get("code", "")),
+                session_id=str(told.get("sessionId", "")),
+                delivery_id=told.get("deliveryId"),
+                delayed=response.headers.get("x-perdure-delayed") == "true",
+                outcomes=tuple((each["requestId"], each["status"], each.get("optionId")) for each in _outcomes(told)),
+            ),
+            response,
+        )
+
+    def any_api(self) -> httpx2.AsyncClient:
+        url = self._chance.choice(self._world.living_apis)
+        if url not in self._clients:
+            self._clients[url] = httpx2.AsyncClient(base_url=url, timeout=60, trust_env=False)
+        return self._clients[url]
+
+    async def _follow(self, session_id: str) -> None:
+        read: list[Json] = []
+        self.heard.followed.append((session_id, read))
+        while True:
+            with contextlib.suppress(httpx2.HTTPError):
+                if await self._read(session_id, read):
+                    return
+            await asyncio.sleep(0.2)
+
+    async def _read(self, session_id: str, read: list[Json]) -> bool:
+        """Read on; whether the session is over."""
+        path = f"{_SESSION}/{session_id}/stream"
+        async with self.any_api().stream("GET", path, params={"startIndex": len(read)}) as response:
+            if response.status_code != 200:
+                return False
+            async for line in response.aiter_lines():
+                if not line.strip():
+                    continue
+                read.append(json.loads(line))
+        return True
+
+
+class Caller:
+    """One of them: starts sessions, speaks to them, answers them, and stops them, as it comes."""
+
+    def __init__(self, callers: Callers, chance: random.Random) -> None:
+        self._callers = callers
+        self._chance = chance
+        self._sessions: list[Known] = []
+
+    async def live(self) -> None:
+        while not self._callers.over:
+            await self._some_act()()
+            await asyncio.sleep(self._chance.expovariate(2.5))
+
+    def _some_act(self) -> Callable[[], Awaitable[None]]:
+        acts: dict[Callable[[], Awaitable[None]], float] = {
+            self._begin: 3,
+            self._begin_task: 2,
+            self._speak: 3,
+            self._speak_at_once: 1.5,
+            self._speak_and_stop: 2,
+            self._stop: 1.5,
+            self._answer: 5,
+        }
+        if not self._sessions:
+            return self._begin
+        return self._chance.choices(list(acts), list(acts.values()))[0]
+
+    # --- acts -----------------------------------------------------------------------------------------------
+
+    async def _begin(self, mode: Mode = "conversation") -> None:
+        script = self._script(asks=mode == "conversation")
+        post = self._post("create", "", script)
+        await self._persist(post, _SESSION, {"message": script.message, "mode": mode}, mode)
+
+    async def _begin_task(self) -> None:
+        await self._begin("task")
+
+    async def _speak(self) -> None:
+        await self._tell(self._chance.choice(self._sessions))
+
+    async def _speak_at_once(self) -> None:
+        """Several messages for one session, which can hear one at a time."""
+        session = self._chance.choice(self._sessions)
+        await asyncio.gather(*(self._tell(session) for _ in range(self._chance.randint(2, 4))))
+
+    async def _speak_and_stop(self) -> None:
+        """A cancel that comes before the turn, at its begin, while it runs, or when it has parked."""
+        session = self._chance.choice(self._sessions)
+        speaking = asyncio.create_task(self._tell(session))
+        await asyncio.sleep(self._chance.choice([0, 0.05, 0.2, 0.5, 1.0]))
+        await self._cancel(session)
+        await speaking
+
+    async def _stop(self) -> None:
+        await self._cancel(self._chance.choice(self._sessions))
+
+    async def _answer(self) -> None:
+        """Answer what its sessions ask, all of it or a part."""
+        for session in list(self._sessions):
+            asked = await self._asked(session)
+            if asked:
+                some = self._chance.sample(asked, self._chance.randint(1, len(asked)))
+                responses = [{"requestId": each["requestId"], "optionId": self._option(each)} for each in some]
+                body = {"continuationToken": session.token, "inputResponses": responses}
+                await self._persist(self._post("answer", session.session_id), f"{_SESSION}/{session.session_id}", body)
+
+    # --- requests -------------------------------------------------------------------------------------------
+
+    async def _tell(self, session: Known) -> None:
+        script = self._script(asks=session.mode == "conversation")
+        body = {"continuationToken": session.token, "message": script.message}
+        post = self._post("message", session.session_id, script)
+        await self._persist(post, f"{_SESSION}/{session.session_id}", body)
+
+    def _post(
+        self, kind: Literal["create", "message", "answer"], session_id: str, script: Script | None = None
+    ) -> Post:
+        message, answer = (script.message, script.answer) if script else ("", "")
+        post = Post(kind, unique("key"), session_id, message, answer)
+        self._callers.heard.posts.append(post)
+        return post
+
+    async def _persist(self, post: Post, path: str, body: Json, mode: Mode = "conversation") -> None:
+        """Send it until it is answered, or until this caller has had enough of it."""
+        give_up = time.monotonic() + _PERSISTENCE
+        while time.monotonic() < give_up:
+            tried, response = await self._callers.ask(path, body, post.key, self._chance.uniform(*_PATIENCE))
+            post.tries.append(tried)
+            if tried.accepted and post.kind == "create":
+                self._meet(Known(tried.session_id, response.json()["continuationToken"], mode))
+            if tried.status not in (None, 503) or (tried.status == 503 and self._chance.random() < _RESIGNS):
+                return
+            if tried.problem != "timeout":
+                await asyncio.sleep(self._chance.uniform(0.1, 0.7))
+
+    def _meet(self, session: Known) -> None:
+        self._sessions.append(session)
+        del self._sessions[:-6]
+        if self._chance.random() < 1 / 3:
+            self._callers.follow(session.session_id)
+
+    async def _cancel(self, session: Known) -> None:
+        tried, response = await self._callers.ask(
+            f"{_SESSION}/{session.session_id}/cancel", None, None, self._chance.uniform(*_PATIENCE)
+        )
+        status = _json(response).get("status") if tried.status == 200 else None
+        self._callers.heard.cancels.append(Cancel(session.session_id, tried, status))
+
+    async def _asked(self, session: Known) -> list[Json]:
+        params = {"status": "open", "sessionId": session.session_id}
+        with contextlib.suppress(TimeoutError, httpx2.HTTPError):
+            async with asyncio.timeout(3):
+                response = await self._callers.any_api().get("/v1/inputs", params=params)
+                return _json(response).get("inputs", [])
+        return []
+
+    def _option(self, request: Json) -> str:
+        if request["kind"] == "question":
+            return self._chance.choice(request["options"])["id"]
+        return "approve" if self._chance.random() < 0.75 else "deny"
+
+    def _script(self, *, asks: bool) -> Script:
+        chance = self._chance
+        kinds: list[Callable[[], Script]] = [
+            say,
+            lambda: drip(words=chance.randrange(2, 40)),
+            lambda: call(chance.choice(_TOOLS)),
+            lambda: calls(*chance.choices(_TOOLS, k=2)),
+        ]
+        waiting: list[Callable[[], Script]] = [
+            lambda: call("pay"),
+            lambda: calls("pay", "charge"),
+            lambda: calls("pay", "pay"),
+            question,
+        ]
+        return chance.choice(waiting if asks and chance.random() < 1 / 3 else kinds)()
+
+
+@contextlib.asynccontextmanager
+async def crowd(world: World, chance: random.Random, seconds: float) -> AsyncGenerator[Callers]:
+    callers = Callers(world, chance, seconds)
+    try:
+        yield callers
+    finally:
+        await callers.close()
+
+
+def _json(response: httpx2.Response) -> Json:
+    """The body, if it is one of ours: all of them are objects."""
+    try:
+        return response.json()
+    except ValueError:
+        return {}
+
+
+def _outcomes(told: Json) -> list[Json]:
+    return told.get("inputs", [])

@@ -1,0 +1,339 @@
+"""What callers over HTTP were promised, against what became of it. Each check yields what is wrong, in words."""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+from .consent import seconds
+from .evidence import Cancel, Evidence, Json, Post, Try
+from .invariants import Check, problems, streamed
+
+# The API, the store and the callers are processes of their own, on one clock.
+_CLOCKS = 0.05
+
+_TERMINAL = ("session.completed", "session.failed")
+_OVER = ("completed", "failed")
+
+#: What a caller who asks for nothing wrong may be told, besides that it is accepted.
+_REFUSALS = {
+    (409, "session_not_active"),
+    (409, "input_closed"),
+    (409, "input_expired"),
+    (429, "inbox_full"),
+    (503, "unavailable"),
+}
+
+
+def broken_promises(evidence: Evidence) -> dict[str, list[str]]:
+    """Everything that is wrong, by the names of the checks: theirs and the ones of every test."""
+    found = {each.__name__: list(each(evidence)) for each in PROMISES}
+    return {**problems(evidence), **{name: wrong for name, wrong in found.items() if wrong}}
+
+
+# --- posts --------------------------------------------------------------------------------------------------
+
+
+def what_was_accepted_is_answered_once(evidence: Evidence) -> Iterator[str]:
+    """A 2xx names a delivery of a session that exists, heard by one turn or refused by one event, never both."""
+    rows = {(session_id, row["delivery_id"]) for session_id, each in evidence.deliveries.items() for row in each}
+    sessions = {session["session_id"]: session for session in evidence.sessions}
+    heard, refused = _heard(evidence), _refused(evidence)
+    for post, tried in _accepted(evidence):
+        place = (tried.session_id, tried.delivery_id or "")
+        name = f"{post.kind} {post.key} ({tried.session_id} {tried.delivery_id})"
+        if tried.session_id not in sessions:
+            yield f"{name}: accepted, and there is no such session"
+        elif tried.delivery_id is None:
+            # An answer to what was answered already, in the same way: nobody needs to be told.
+            continue
+        elif place not in rows:
+            yield f"{name}: accepted, and there is no such delivery"
+        elif (heard[place], refused[place]) not in ((1, 0), (0, 1)):
+            times = f"heard {heard[place]} times, refused {refused[place]} times"
+            session = sessions[tried.session_id]
+            yield f"{name}: {times}; its session is a {session['mode']}, {session['status']}"
+
+
+def one_key_has_one_receipt(evidence: Evidence) -> Iterator[str]:
+    """Every try that was accepted was told the same, and no other post was told that."""
+    owners: dict[str, set[str]] = defaultdict(set)
+    for post in evidence.posts:
+        told = {(tried.session_id, tried.delivery_id) for tried in post.tries if tried.accepted}
+        if len(told) > 1:
+            yield f"{post.kind} {post.key}: told {sorted(told, key=str)}"
+        if post.kind != "answer":
+            for _, delivery_id in told:
+                owners[delivery_id or "none"].add(post.key)
+    for delivery_id, keys in owners.items():
+        if len(keys) > 1:
+            yield f"{delivery_id} is the receipt of {sorted(keys)}"
+
+
+def what_was_not_accepted_leaves_nothing(evidence: Evidence) -> Iterator[str]:
+    """A post of which no try can have been accepted has no row under its key, and starts no session."""
+    keys = {row["idempotency_key"]: row for rows in evidence.deliveries.values() for row in rows}
+    titles = {session["title"]: session["session_id"] for session in evidence.sessions}
+    for post in evidence.posts:
+        if not post.tries or not all(_left_nothing(tried) for tried in post.tries):
+            continue
+        name = f"{post.kind} {post.key}, answered {[tried.status or tried.problem for tried in post.tries]}"
+        if post.key in keys:
+            row = keys[post.key]
+            yield f"{name}: the delivery {row['delivery_id']} of {row['session_id']} was kept at {row['accepted_at']}"
+        elif post.kind == "create" and post.message[:79] in {(title or "")[:79] for title in titles}:
+            yield f"{name}: its session was kept"
+
+
+def _left_nothing(tried: Try) -> bool:
+    """Whether its caller was told so, or never reached anybody."""
+    return tried.problem == "refused" or (tried.status is not None and not tried.accepted)
+
+
+def nobody_is_told_nonsense(evidence: Evidence) -> Iterator[str]:
+    """Who asks for nothing wrong is accepted, or told why not in a way that the contract knows."""
+    for post in evidence.posts:
+        for tried in post.tries:
+            told = (tried.status, tried.code)
+            if tried.status is not None and not tried.accepted and told not in _REFUSALS:
+                yield f"{post.kind} {post.key} to {post.session_id or 'a new session'}: answered {told}"
+    for cancel in evidence.cancels:
+        if cancel.tried.status not in (None, 200, 503):
+            yield f"cancel of {cancel.session_id}: answered {cancel.tried.status} {cancel.tried.code}"
+
+
+def nobody_is_turned_away_from_a_session_that_lives(evidence: Evidence) -> Iterator[str]:
+    """`session_not_active` is told of a session that is over by then."""
+    over = {
+        session_id: seconds(event["at"])
+        for session_id, events in evidence.events.items()
+        for event in reversed(events)
+        if event["type"] in _TERMINAL
+    }
+    for post in evidence.posts:
+        for tried in post.tries:
+            if tried.code == "session_not_active" and over.get(post.session_id, float("inf")) > tried.ended + _CLOCKS:
+                yield f"{post.kind} {post.key}: turned away from {post.session_id}, which was not over"
+
+
+def a_counted_answer_counts(evidence: Evidence) -> Iterator[str]:
+    """A receipt that says `answered` is what the store holds in the end."""
+    rows = {row["request_id"]: row for rows in evidence.inputs.values() for row in rows}
+    for post, tried in _accepted(evidence):
+        for request_id, status, option in tried.outcomes:
+            row = rows.get(request_id)
+            answer: Json = (row and row["answer"]) or {}
+            kept = (row and row["status"], answer.get("optionId"))
+            if status == "answered" and kept != (status, option):
+                yield f"{post.key} {request_id}: told {(status, option)}, and it is {kept}"
+
+
+# --- turns --------------------------------------------------------------------------------------------------
+
+
+def nothing_fails(evidence: Evidence) -> Iterator[str]:
+    """No script fails by itself, and no death is a reason to fail: only a task that was stopped has failed."""
+    for session_id, events in evidence.events.items():
+        for event in events:
+            data: Json = event["data"] or {}
+            stopped = data.get("code") == "TURN_CANCELLED"
+            if event["type"] in ("step.failed", "turn.failed", "session.failed") and not stopped:
+                yield f"{session_id}: {event['type']} at {event['idx']}: {event['data']}"
+
+
+def who_was_heard_is_answered(evidence: Evidence) -> Iterator[str]:
+    """The turn that heard a message, or the one that went on with it after an answer, says what was scripted."""
+    for post, tried in _accepted(evidence):
+        events = evidence.events.get(tried.session_id, ())
+        spoken = [event for event in events if event["type"] == "message.received"]
+        begun = next((event["turn"] for event in spoken if tried.delivery_id in event["delivery_ids"]), None)
+        if not post.answer or begun is None:
+            continue
+        # Turns that hear an answer go on with what was said before, until another message is heard.
+        end = min((event["turn"] for event in spoken if event["turn"] > begun), default=float("inf"))
+        its = [event for event in events if event["turn"] is not None and begun <= event["turn"] < end]
+        said = [event["data"]["message"] for event in its if event["type"] == "message.completed"]
+        stopped = any(event["type"] == "turn.cancelled" for event in its)
+        if post.answer not in said and not stopped and not _noted(evidence, tried.session_id, begun, end):
+            yield f"{tried.session_id} {tried.delivery_id}: {post.message!r} was answered with {said}"
+
+
+def _noted(evidence: Evidence, session_id: str, begun: int, end: float) -> bool:
+    """Whether the model was told of a late answer in between: then it is that which the script answers."""
+    return any(
+        record["slot"] == "resume" and begun <= record["turn"] < end and record["body"].get("notes")
+        for record in evidence.records.get(session_id, ())
+    )
+
+
+# --- cancels ------------------------------------------------------------------------------------------------
+
+
+def an_accepted_cancel_stops_its_turn_once(evidence: Evidence) -> Iterator[str]:
+    """It was written down when it was accepted, and one `turn.cancelled` of that turn follows.
+
+    A turn that waited for people may have begun to go on with their answers: then that one is cancelled.
+    """
+    for cancel, wish in _wishes(evidence):
+        name = f"{cancel.session_id}: a cancel asked for at {cancel.tried.began:.3f}"
+        if wish is None:
+            yield f"{name} was accepted, and no cancel.requested was written by then"
+            continue
+        later = [
+            event
+            for event in evidence.events[cancel.session_id]
+            if event["type"] == "turn.cancelled" and event["idx"] > wish["idx"]
+        ]
+        stopped = [event for event in later if event["turn"] == wish["turn"]]
+        if not stopped:
+            going_on = _going_on(evidence, cancel.session_id, wish)
+            stopped = [event for event in later if event["turn"] == going_on]
+        if len(stopped) != 1:
+            yield f"{name} was accepted for turn {wish['turn']}, which was cancelled {len(stopped)} times after that"
+        elif seconds(stopped[0]["at"]) < cancel.tried.began - _CLOCKS:
+            yield f"{name} was accepted, and the last turn that anybody wanted stopped had been stopped before"
+
+
+def _going_on(evidence: Evidence, session_id: str, wish: Json) -> int | None:
+    """The turn that went on with a parked one, if that was to be stopped."""
+    before = [event for event in evidence.events[session_id] if event["idx"] < wish["idx"]]
+    parked = any(event["type"] == "input.requested" and event["turn"] == wish["turn"] for event in before)
+    return wish["turn"] + 1 if parked else None
+
+
+def nothing_begins_after_an_accepted_cancel(evidence: Evidence) -> Iterator[str]:
+    """Whoever was told `accepted` sees no effect of that turn begin, but those that were about to happen.
+
+    A call that was asked about in an earlier turn acts in the one that goes on with it, under its own turn's number.
+    """
+    intents = {
+        (session_id, record["turn"], record["slot"].removeprefix("intent/")): seconds(record["at"])
+        for session_id, records in evidence.records.items()
+        for record in records
+        if record["slot"].startswith("intent/")
+    }
+    for cancel, wish in _wishes(evidence):
+        if wish is None:
+            continue
+        told = cancel.tried.ended + _CLOCKS
+        for effect in evidence.effects:
+            body = effect["body"]
+            if body["session"] != cancel.session_id or body["turn"] > wish["turn"] or effect["at"] <= told:
+                continue
+            if intents.get((body["session"], body["turn"], body["call"]), told + 1) > told:
+                late = effect["at"] - cancel.tried.ended
+                yield f"{cancel.session_id} {body['call']}: acted {late:.3f} s after its cancel was accepted"
+
+
+def _wishes(evidence: Evidence) -> Iterator[tuple[Cancel, Json | None]]:
+    """Each accepted cancel, and the newest `cancel.requested` that stood in the log when it was accepted."""
+    for cancel in evidence.cancels:
+        if cancel.status == "accepted":
+            written = [
+                event
+                for event in evidence.events.get(cancel.session_id, ())
+                if event["type"] == "cancel.requested" and seconds(event["at"]) <= cancel.tried.ended + _CLOCKS
+            ]
+            yield cancel, written[-1] if written else None
+
+
+# --- the end ------------------------------------------------------------------------------------------------
+
+
+def nothing_is_left_to_do(evidence: Evidence) -> Iterator[str]:
+    """Every session waits or is over; one that waits for people has asked them; nobody's help is needed."""
+    for session in evidence.sessions:
+        session_id = session["session_id"]
+        unheard = [
+            row["delivery_id"]
+            for row in evidence.deliveries.get(session_id, ())
+            if row["turn"] is None and row["refused"] is None
+        ]
+        asks = [row for row in evidence.inputs.get(session_id, ()) if row["status"] == "open"]
+        if session["status"] not in ("waiting", *_OVER):
+            yield f"{session_id} is {session['status']} since {session['updated_at']}, with {unheard} to hear"
+        elif unheard and not asks:
+            yield f"{session_id} is {session['status']} and asks nobody, and has not heard {unheard}"
+        if session.get("attention") is not None:
+            yield f"{session_id} wants attention: {session['attention']}"
+
+
+def live_readers_got_the_log(evidence: Evidence) -> Iterator[str]:
+    """Whoever read while it happened, and came again at the next index when cut off, got the log from its beginning."""
+    for session_id, events in evidence.followed:
+        given = [(event["meta"]["id"], event["type"]) for event in events]
+        kept = streamed(session_id, evidence)
+        if given != kept[: len(given)]:
+            first = next((index for index, pair in enumerate(zip(given, kept, strict=False)) if pair[0] != pair[1]), -1)
+            yield f"{session_id}: a live reader differs from the log at {first}: {given[first]} ({len(kept)} kept)"
+
+
+# --- what is told of it all ---------------------------------------------------------------------------------
+
+
+def slowest_delivery(evidence: Evidence) -> tuple[float, str]:
+    """How long the slowest delivery waited to be heard, and which one it was; not what waited behind a park."""
+    slowest = (0.0, "none")
+    for session_id, events in evidence.events.items():
+        started = {each: event for event in events if event["type"] == "turn.started" for each in event["delivery_ids"]}
+        for row in evidence.deliveries.get(session_id, ()):
+            heard = started.get(row["delivery_id"])
+            if heard is not None and not _parked(evidence.inputs.get(session_id, ()), row, heard):
+                took = seconds(heard["at"]) - seconds(row["accepted_at"])
+                slowest = max(slowest, (took, f"{session_id} {row['delivery_id']}"))
+    return slowest
+
+
+def _parked(inputs: Sequence[Json], row: Json, heard: Json) -> bool:
+    """Whether anybody was asked while the delivery waited."""
+    return any(each["opened_at"] <= heard["at"] and (each["closed_at"] or "~") >= row["accepted_at"] for each in inputs)
+
+
+def answers(evidence: Evidence) -> Mapping[str, int]:
+    """How often callers were told what."""
+    tries = [tried for post in evidence.posts for tried in post.tries]
+    told = Counter(str(tried.status or tried.problem) for tried in tries)
+    told += Counter("delayed" for tried in tries if tried.delayed)
+    return told + Counter(f"cancel {cancel.status or cancel.tried.status or 'lost'}" for cancel in evidence.cancels)
+
+
+# --- helpers ------------------------------------------------------------------------------------------------
+
+
+def _accepted(evidence: Evidence) -> Iterator[tuple[Post, Try]]:
+    for post in evidence.posts:
+        if (tried := post.accepted) is not None:
+            yield post, tried
+
+
+def _heard(evidence: Evidence) -> Counter[tuple[str, str]]:
+    return Counter(
+        (session_id, delivery_id)
+        for session_id, events in evidence.events.items()
+        for event in events
+        if event["type"] == "turn.started"
+        for delivery_id in event["delivery_ids"] or ()
+    )
+
+
+def _refused(evidence: Evidence) -> Counter[tuple[str, str]]:
+    return Counter(
+        (session_id, event["data"]["deliveryId"])
+        for session_id, events in evidence.events.items()
+        for event in events
+        if event["type"] == "delivery.refused"
+    )
+
+
+PROMISES: tuple[Check, ...] = (
+    what_was_accepted_is_answered_once,
+    one_key_has_one_receipt,
+    what_was_not_accepted_leaves_nothing,
+    nobody_is_told_nonsense,
+    nobody_is_turned_away_from_a_session_that_lives,
+    a_counted_answer_counts,
+    nothing_fails,
+    who_was_heard_is_answered,
+    an_accepted_cancel_stops_its_turn_once,
+    nothing_begins_after_an_accepted_cancel,
+    nothing_is_left_to_do,
+    live_readers_got_the_log,
+)

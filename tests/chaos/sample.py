@@ -1,0 +1,212 @@
+"""Evidence of a run in which everything held, written by hand: two sessions that saw most of what a session can see."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from .evidence import Asked, Cancel, Evidence, Json, Post, Try
+
+TALK, TASK = "ses_talk", "ses_task"
+
+_BEGAN = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
+
+
+def at(second: float) -> float:
+    """A moment of the run."""
+    return _BEGAN + second
+
+
+def stamp(second: float) -> str:
+    return datetime.fromtimestamp(at(second), UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+class _Log:
+    """The events of one session, and what a reader is given of them."""
+
+    def __init__(self, session_id: str) -> None:
+        self.session_id = session_id
+        self.rows: list[Json] = []
+
+    def tell(self, second: float, type: str, turn: int | None = None, step: int | None = None, **more: Any) -> None:
+        ids = more.pop("ids", None)
+        row = {"session_id": self.session_id, "idx": len(self.rows), "type": type, "turn": turn, "step": step}
+        self.rows.append({**row, "data": more or None, "delivery_ids": ids, "at": stamp(second)})
+
+    def begin(self, second: float, turn: int, delivery: str, message: str | None) -> None:
+        self.tell(second, "turn.started", turn, ids=[delivery])
+        if message is not None:
+            self.tell(second, "message.received", turn, ids=[delivery], message=message)
+
+    def say(self, second: float, turn: int, step: int, words: str) -> None:
+        place = {"turnId": f"turn_{turn}", "stepIndex": step}
+        self.tell(second, "step.started", turn, step)
+        self.tell(second, "message.appended", turn, step, **place, messageDelta=words)
+        self.tell(second, "message.completed", turn, step, **place, message=words)
+        self.tell(second, "step.completed", turn, step)
+
+    def end(self, second: float, turn: int, how: str = "completed") -> None:
+        self.tell(second, f"turn.{how}", turn)
+        self.tell(second, "session.waiting", turn)
+
+    def stream(self) -> list[Json]:
+        """As a reader gets it: the text so far in each delta."""
+        given: list[Json] = []
+        for row in self.rows:
+            data = dict(row["data"] or {})
+            if row["type"] == "message.appended":
+                data["messageSoFar"] = data["messageDelta"]
+            given.append({"type": row["type"], "data": data, "meta": {"id": f"{self.session_id}:{row['idx']}"}})
+        return given
+
+
+def _result(tool: str, call: str, status: str = "completed") -> Json:
+    return {"result": {"callId": call, "toolName": tool}, "status": status}
+
+
+def _record(turn: int, step: int, slot: str, second: float, **body: Any) -> Json:
+    form = "pydantic-ai/2" if slot == "reply" else "perdure/1"
+    return {"turn": turn, "step": step, "slot": slot, "format": form, "body": body, "at": stamp(second)}
+
+
+def _heard(turn: int, delivery: str, message: str | None, second: float) -> Json:
+    return _record(turn, 0, "delivery/0", second, deliveryId=delivery, message=message)
+
+
+def _delivery(session: str, delivery: str, key: str | None, turn: int | None, second: float) -> Json:
+    row = {"session_id": session, "delivery_id": delivery, "idempotency_key": key, "turn": turn}
+    return {**row, "refused": None if turn is not None else "session_not_active", "accepted_at": stamp(second)}
+
+
+def _effect(tool: str, call: str, turn: int, second: float) -> Json:
+    body = {"tool": tool, "note": f"note of {call}", "session": TALK, "turn": turn, "call": call}
+    return {"key": f"key of {call}", "body": body, "at": at(second)}
+
+
+def _post(kind: Any, session: str, key: str, delivery: str, second: float, message: str = "", **more: Any) -> Post:
+    done = Try(at(second), at(second + 0.1), 200, session_id=session, delivery_id=delivery, **more)
+    words = message.rpartition("say ")[2] if message else ""
+    return Post(kind, key, "" if kind == "create" else session, message, words, [done])
+
+
+def evidence() -> Evidence:
+    """Each call makes it anew, so that it can be spoiled.
+
+    The conversation calls a tool; is asked about a payment, which is approved; and is stopped in the middle of a text.
+    The task answers once; a message that came too late is refused.
+    """
+    talk, task = _talk(), _task()
+    return Evidence(
+        sessions=[_session(TALK, "waiting", talk, 4), _session(TASK, "completed", task, 1)],
+        events={TALK: talk.rows, TASK: task.rows},
+        records={
+            TALK: [
+                _heard(0, "d0", "call charge then say zero", 1),
+                _record(0, 0, "reply", 2),
+                _record(0, 0, "intent/c0", 3),
+                _record(0, 0, "call/c0", 4),
+                _record(0, 1, "reply", 5),
+                _heard(1, "d1", "call pay then say one", 11),
+                _record(1, 0, "reply", 12),
+                _heard(2, "d2", None, 16),
+                _record(2, 0, "resume", 16, notes=[]),
+                _record(1, 0, "intent/c1", 17),
+                _record(1, 0, "call/c1", 18),
+                _record(2, 0, "reply", 19),
+                _heard(3, "d3", "call put then say three", 21),
+                _record(3, 0, "reply", 22),
+                _record(3, 0, "intent/c3", 23),
+                _record(3, 0, "call/c3", 24),
+            ],
+            TASK: [_heard(0, "e0", "say task", 1), _record(0, 0, "reply", 2)],
+        },
+        deliveries={
+            TALK: [
+                _delivery(TALK, "d0", "k0", 0, 0.5),
+                _delivery(TALK, "d1", "k1", 1, 10.5),
+                _delivery(TALK, "d2", "k2", 2, 15),
+                _delivery(TALK, "d3", "k3", 3, 20.5),
+            ],
+            TASK: [_delivery(TASK, "e0", "k4", 0, 0.5), _delivery(TASK, "e1", "k5", None, 1.5)],
+        },
+        inputs={
+            TALK: [
+                {
+                    **{"session_id": TALK, "request_id": "r1", "kind": "approval", "status": "answered"},
+                    "request": {"callId": "c1", "input": {"note": "note of c1"}},
+                    "answer": {"optionId": "approve"},
+                    **{"opened_at": stamp(12), "closed_at": stamp(15)},
+                }
+            ]
+        },
+        effects=[_effect("charge", "c0", 0, 3.5), _effect("pay", "c1", 1, 17.5), _effect("put", "c3", 3, 23.5)],
+        asked=[
+            Asked("call charge then say zero", 0, "", at(1.5)),
+            Asked("call charge then say zero", 1, "done", at(4.5)),
+            Asked("call pay then say one", 0, "", at(11.5)),
+        ],
+        streams={TALK: talk.stream(), TASK: task.stream()},
+        followed=[(TALK, talk.stream()[:7]), (TASK, task.stream())],
+        receipts=[(TALK, "d0"), (TALK, "d1"), (TALK, "d2"), (TALK, "d3"), (TASK, "e0"), (TASK, "e1")],
+        posts=[
+            _post("create", TALK, "k0", "d0", 0.4, "call charge then say zero"),
+            _post("message", TALK, "k1", "d1", 10.4, "call pay then say one"),
+            _post("answer", TALK, "k2", "d2", 14.9, outcomes=(("r1", "answered", "approve"),)),
+            _post("message", TALK, "k3", "d3", 20.4, "call put then say three"),
+            _post("create", TASK, "k4", "e0", 0.4, "say task"),
+            _post("message", TASK, "k5", "e1", 1.4, "say late"),
+            Post("message", "k6", TASK, "say later", "later", [Try(at(5), at(5.1), 409, code="session_not_active")]),
+            Post("create", "k7", "", "say never", "never", [Try(at(6), at(6.1), 503, code="unavailable")]),
+        ],
+        cancels=[
+            Cancel(TALK, Try(at(23.1), at(23.3), 200, session_id=TALK), "accepted"),
+            Cancel(TALK, Try(at(40), at(40.1), 200, session_id=TALK), "no_active_turn"),
+        ],
+    )
+
+
+def _talk() -> _Log:
+    log = _Log(TALK)
+    log.tell(1, "session.started", 0)
+    log.begin(1, 0, "d0", "call charge then say zero")
+    log.tell(1, "step.started", 0, 0)
+    log.tell(2, "actions.requested", 0, 0, actions=[{"callId": "c0"}])
+    log.tell(4, "action.result", 0, 0, **_result("charge", "c0"))
+    log.tell(4, "step.completed", 0, 0)
+    log.say(5, 0, 1, "zero")
+    log.end(6, 0)
+    log.begin(11, 1, "d1", "call pay then say one")
+    log.tell(11, "step.started", 1, 0)
+    log.tell(12, "step.completed", 1, 0)
+    request = {"requestId": "r1", "action": {"callId": "c1"}}
+    log.tell(12, "input.requested", 1, 0, requests=[request], details={"r1": {"kind": "approval"}})
+    log.end(12, 1)
+    log.tell(15, "input.resolved", 1, 0, requestId="r1", status="answered")
+    log.begin(16, 2, "d2", None)
+    log.tell(18, "action.result", 2, 0, **_result("pay", "c1"))
+    log.say(19, 2, 0, "one")
+    log.end(19, 2)
+    log.begin(21, 3, "d3", "call put then say three")
+    log.tell(21, "step.started", 3, 0)
+    log.tell(22, "actions.requested", 3, 0, actions=[{"callId": "c3"}])
+    log.tell(23.2, "cancel.requested", 3, turnId="turn_3")
+    log.tell(24, "action.result", 3, 0, **_result("put", "c3"))
+    log.end(25, 3, "cancelled")
+    return log
+
+
+def _task() -> _Log:
+    log = _Log(TASK)
+    log.tell(1, "session.started", 0)
+    log.begin(1, 0, "e0", "say task")
+    log.say(2, 0, 0, "task")
+    log.tell(2, "turn.completed", 0)
+    log.tell(2, "delivery.refused", deliveryId="e1", code="session_not_active")
+    log.tell(2, "session.completed", 0)
+    return log
+
+
+def _session(session_id: str, status: str, log: _Log, replies: int) -> Json:
+    counts = {"steps": replies + (session_id == TALK), "input_tokens": 10 * (replies + (session_id == TALK))}
+    title = "call charge then say zero" if session_id == TALK else "say task"
+    mode = "conversation" if session_id == TALK else "task"
+    row = {"session_id": session_id, "mode": mode, "status": status, "next_index": len(log.rows), "title": title}
+    return {**row, **counts, "attention": None, "updated_at": log.rows[-1]["at"]}

@@ -1,0 +1,341 @@
+"""The store and Temporal disagree: one of them has lost something, or an operator has ended something."""
+
+import asyncio
+import shutil
+import sqlite3
+import subprocess
+from collections.abc import AsyncGenerator, Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perdure.protocol import names
+from perdure.runtime.processes import command
+from tests.support.ledger import running_ledger
+from tests.support.stack import Stack
+from tests.support.talk import text
+
+from .people import answer, cancel, park, row_of, stopped
+from .scripts import call, say
+from .world import AGENT, Voice, World, kept_types, until
+
+pytestmark = pytest.mark.chaos
+
+#: What is missing is noticed within this time, in seconds.
+NOTICED = 60.0
+
+
+@pytest.fixture
+def own_world(tmp_path: Path) -> Generator[World]:
+    """Everything is broken here, so each test has a world of its own."""
+    with running_ledger(tmp_path) as ledger:
+        environment = {"LEDGER_URL": ledger.url}
+        with Stack(tmp_path, agents=AGENT, provider=True, environment=environment) as stack:
+            world = World(stack, ledger)
+            yield world
+            world.close()
+
+
+@pytest.fixture
+async def voice(own_world: World) -> AsyncGenerator[Voice]:
+    async with own_world.voice() as voice:
+        yield voice
+
+
+def lose_temporal(world: World) -> None:
+    """Kill Temporal and everything it knew."""
+    server = world.stack.temporal
+    server.process.kill()
+    for file in server.database.parent.glob(f"{server.database.name}*"):
+        file.unlink()
+    server.restart()
+
+
+async def said_after(voice: Voice, type: str, before: int) -> list[dict[str, Any]]:
+    return await voice.until(type, before, within=NOTICED)
+
+
+def perdure(world: World, *words: str) -> str:
+    done = subprocess.run(
+        command(words[0], *words[1:]), env=world.stack.environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+# --- Temporal has lost its data -----------------------------------------------------------------------------
+
+
+async def test_a_session_goes_on_when_temporal_has_lost_it(own_world: World, voice: Voice) -> None:
+    first, second = say(), say()
+    assert await voice.say(first.message) == first.answer
+
+    lose_temporal(own_world)
+
+    assert await voice.say(second.message) == second.answer
+    types = kept_types(own_world, voice.session_id)
+    assert types.count("session.rebuilt") == 1
+    assert own_world.times_asked(first.message) == 1
+    await own_world.check()
+
+
+async def test_an_approval_counts_and_is_carried_out_when_temporal_has_lost_the_session(
+    own_world: World, voice: Voice
+) -> None:
+    script = call("pay")
+    (request_id,) = await park(voice, script)
+
+    lose_temporal(own_world)
+
+    assert (await answer(voice, request_id))["status"] == "answered"
+    assert text(await voice.until_boundary(within=NOTICED)) == script.answer
+    assert len(own_world.ledger.of_call("pay", script.note)) == 1
+    await own_world.check()
+
+
+async def test_a_turn_goes_on_where_it_was_when_temporal_has_lost_it(own_world: World, voice: Voice) -> None:
+    script = call("charge", gate="after")
+    await voice.create(script.message)
+    await until(lambda: own_world.ledger.of_call("charge", script.note), "the effect")
+
+    lose_temporal(own_world)
+    own_world.ledger.open(script.note)
+
+    # The message of somebody else is not needed for that.
+    assert text(await voice.until_boundary(within=NOTICED)) == script.answer
+    assert len(own_world.ledger.of_call("charge", script.note)) == 1
+    assert own_world.times_asked(script.message) == 1
+    await own_world.check()
+
+
+async def test_a_request_expires_though_temporal_has_lost_the_session(own_world: World, voice: Voice) -> None:
+    script = call("pay_soon")
+    own_world.kill_workers()
+    own_world.stack.start_worker()
+    (request_id,) = await park(voice, script)
+
+    lose_temporal(own_world)
+
+    await until(lambda: row_of(own_world, request_id)["status"] == "expired", "the expiry", within=NOTICED)
+    await own_world.check()
+
+
+# --- an operator ends something in Temporal -----------------------------------------------------------------
+
+
+async def test_a_terminated_session_is_over_and_says_so(own_world: World, voice: Voice) -> None:
+    script = call("pay")
+    (request_id,) = await park(voice, script)
+    client = await own_world.stack.client()
+
+    await client.get_workflow_handle(voice.session_id).terminate(reason="enough")
+
+    told = await said_after(voice, "session.failed", voice.cursor)
+    assert told[-1]["data"]["code"] == "SESSION_TERMINATED"
+    assert row_of(own_world, request_id)["status"] == "withdrawn"
+    late = await voice.http.post(
+        f"/eve/v1/session/{voice.session_id}", json={"continuationToken": voice.token, "message": "hello?"}
+    )
+    assert (late.status_code, late.json()["code"]) == (409, "session_not_active")
+    await own_world.check()
+
+
+async def test_what_a_terminated_session_was_sent_is_refused_visibly(own_world: World, voice: Voice) -> None:
+    assert await voice.say((script := say()).message) == script.answer
+    client = await own_world.stack.client()
+    await client.get_workflow_handle(voice.session_id).terminate(reason="enough")
+
+    receipt = await voice.send("hello?")
+
+    told = await said_after(voice, "session.failed", voice.cursor)
+    assert [each["data"]["deliveryId"] for each in told if each["type"] == "delivery.refused"] == [
+        receipt["deliveryId"]
+    ]
+    await own_world.check()
+
+
+async def test_a_cancelled_workflow_ends_its_session_and_says_so(own_world: World, voice: Voice) -> None:
+    script = call("charge", gate="before")
+    await voice.create(script.message)
+    await until(lambda: own_world.ledger.reached(script.note), "the tool")
+    client = await own_world.stack.client()
+
+    await client.get_workflow_handle(voice.session_id).cancel()
+
+    told = await said_after(voice, "session.failed", 0)
+    assert [each["type"] for each in told][-3:] == ["turn.cancelled", "session.waiting", "session.failed"]
+    assert told[-1]["data"]["code"] == "SESSION_CANCELLED"
+    own_world.ledger.open(script.note)
+
+
+# --- the store has lost something ---------------------------------------------------------------------------
+
+
+def copy_store(world: World, to: Path) -> None:
+    with sqlite3.connect(database(world)) as source, sqlite3.connect(to) as target:
+        source.backup(target)
+
+
+def database(world: World) -> Path:
+    return Path(world.stack.settings.database.removeprefix("sqlite:///"))
+
+
+def restore_store(world: World, copy: Path) -> None:
+    world.kill_workers()
+    for api in world.stack.apis:
+        if api.alive:
+            api.kill()
+    for file in database(world).parent.glob(f"{database(world).name}*"):
+        file.unlink()
+    shutil.copy(copy, database(world))
+    world.stack.start_api(wait=False)
+    world.stack.start_worker()
+
+
+async def test_a_store_restored_from_an_older_copy_is_noticed_and_the_operator_decides(
+    own_world: World, voice: Voice, tmp_path: Path
+) -> None:
+    one, lost, two, three = say(), say(), say(), say()
+    assert await voice.say(one.message) == one.answer
+    kept = voice.cursor
+    copy_store(own_world, tmp_path / "copy.db")
+    assert await voice.say(lost.message) == lost.answer
+
+    restore_store(own_world, tmp_path / "copy.db")
+
+    async with own_world.voice(voice) as later:
+        await later.send(two.message)
+        told = await said_after(later, "session.attention", kept)
+        assert told[-1]["data"]["code"] == "STORE_BEHIND"
+        assert own_world.times_asked(two.message) == 0
+
+        assert "session.rebuilt" in perdure(own_world, "sessions", "repair", later.session_id, "--rebuild")
+
+        told = await said_after(later, "session.waiting", told[-1]["meta"]["index"] + 1)
+        assert text(told) == two.answer
+        later.cursor = told[-1]["meta"]["index"] + 1
+        assert await later.say(three.message) == three.answer
+
+
+async def test_workflows_without_a_session_are_reported_and_ended_by_command(
+    own_world: World, voice: Voice, tmp_path: Path
+) -> None:
+    copy_store(own_world, tmp_path / "empty.db")
+    assert await voice.say((script := say()).message) == script.answer
+
+    restore_store(own_world, tmp_path / "empty.db")
+
+    async def listed() -> bool:
+        return voice.session_id in perdure(own_world, "sessions", "reconcile")
+
+    async with asyncio.timeout(NOTICED):
+        while not await listed():
+            await asyncio.sleep(0.2)
+    logs = own_world.stack.logs
+    await until(lambda: any("belong to no session" in log for _, log in logs()), "a warning of the API", NOTICED)
+    # Not one workflow belongs to this store: perhaps it is the wrong one.
+    with pytest.raises(AssertionError, match="is it the right one"):
+        perdure(own_world, "sessions", "reconcile", "--end-orphans")
+    assert "ended" in perdure(own_world, "sessions", "reconcile", "--end-orphans", "--yes")
+    client = await own_world.stack.client()
+    described = await client.get_workflow_handle(voice.session_id).describe()
+    assert described.status is not None
+    assert described.status.name == "TERMINATED"
+
+
+# --- Temporal is there, but not for us ----------------------------------------------------------------------
+
+
+async def test_an_api_that_cannot_reach_temporal_accepts_and_destroys_nothing(own_world: World, voice: Voice) -> None:
+    script = call("pay")
+    (request_id,) = await park(voice, script)
+    own_world.stack.temporal.process.stop()
+
+    receipt = await voice.http.post(
+        f"/eve/v1/session/{voice.session_id}",
+        json={
+            "continuationToken": voice.token,
+            "inputResponses": [{"requestId": request_id, "optionId": "approve"}],
+        },
+    )
+    own_world.stack.temporal.process.cont()
+
+    assert (receipt.status_code, receipt.headers["x-perdure-delayed"]) == (200, "true")
+    voice.received(receipt)
+    assert text(await voice.until_boundary(within=NOTICED)) == script.answer
+    await own_world.check()
+
+
+async def test_a_stalled_temporal_loses_nothing_of_what_was_accepted(own_world: World) -> None:
+    scripts = [say() for _ in range(12)]
+    own_world.stack.temporal.process.stop()
+
+    async def insistent(number: int) -> Voice:
+        """Gives up after two seconds, and repeats the request under its key."""
+        voice = own_world.voice()
+        key = {"idempotency-key": f"start-{number}"}
+        body = {"message": scripts[number].message}
+        first = asyncio.create_task(voice.http.post("/eve/v1/session", json=body, headers=key))
+        await asyncio.wait([first], timeout=2)
+        again = asyncio.create_task(voice.http.post("/eve/v1/session", json=body, headers=key))
+        receipts = [voice.received(each) for each in await asyncio.gather(first, again)]
+        assert receipts[0] == receipts[1]
+        voice.session_id, voice.token = receipts[0]["sessionId"], receipts[0]["continuationToken"]
+        return voice
+
+    asking = [asyncio.create_task(insistent(number)) for number in range(len(scripts))]
+    await asyncio.sleep(6)
+    own_world.stack.temporal.process.cont()
+
+    for voice, script in zip(await asyncio.gather(*asking), scripts, strict=True):
+        assert text(await voice.until_boundary(within=NOTICED)) == script.answer
+        await voice.http.aclose()
+    assert [own_world.times_asked(script.message) for script in scripts] == [1] * len(scripts)
+    await own_world.check()
+
+
+# --- a worker that serves other agents ----------------------------------------------------------------------
+
+
+async def test_a_worker_with_other_agents_hands_back_what_it_cannot_serve(own_world: World) -> None:
+    own_world.stack.start_worker({"PERDURE_AGENTS": "perdure.agents.demo:agent"})
+    voices = [own_world.voice() for _ in range(10)]
+    scripts = [call("put") for _ in voices]
+
+    answers = await asyncio.gather(*(voice.say(script.message) for voice, script in zip(voices, scripts, strict=True)))
+
+    assert answers == [script.answer for script in scripts]
+    for voice in voices:
+        await voice.http.aclose()
+    await own_world.check()
+
+
+# --- a cancel outlives its worker ---------------------------------------------------------------------------
+
+
+async def test_a_cancel_holds_when_the_worker_comes_back_late(own_world: World, voice: Voice) -> None:
+    script = call("put", gate="before")
+    await voice.create(script.message)
+    await until(lambda: own_world.ledger.reached(script.note), "the tool")
+    own_world.kill_workers()
+
+    assert await cancel(voice) == "accepted"
+    # Longer than a worker that says nothing is waited for.
+    await attempt_timed_out(own_world, voice.session_id)
+    own_world.stack.start_worker()
+
+    await stopped(own_world, voice, within=NOTICED)
+    own_world.ledger.open(script.note)
+    assert own_world.ledger.of_call("put", script.note) == []
+    types = kept_types(own_world, voice.session_id)
+    assert ("turn.failed" in types, types.count("turn.cancelled")) == (False, 1)
+    await own_world.check()
+
+
+async def attempt_timed_out(world: World, session_id: str) -> None:
+    """Wait until Temporal has given up the attempt of the worker that died."""
+    turn = (await world.stack.client()).get_workflow_handle(names.turn_workflow(session_id, 0))
+    async with asyncio.timeout(NOTICED):
+        while (await turn.describe()).raw_description.pending_activities[0].attempt < 2:
+            await asyncio.sleep(0.1)

@@ -1,0 +1,35 @@
+"""`kill -9` of one worker after another, each while it decides for the same turn."""
+
+import time
+
+import pytest
+
+from perdure.protocol import names
+
+from .scripts import say
+from .world import World, until
+
+pytestmark = [pytest.mark.chaos, pytest.mark.alone, pytest.mark.timeout(180)]
+
+#: From the fourth attempt on the server gives a decision more time, and looks for a dead worker as much later: with its
+#: defaults 5 s, 10 s, 20 s and so on, up to ten minutes. With our settings it is always this.
+LENGTHENED = 5.0
+#: What a worker needs to start, and a turn to run.
+STARTING = 5.0
+
+
+async def test_a_decision_whose_workers_die_is_soon_tried_again_however_often(world: World) -> None:
+    world.kill_workers()
+    script = say()
+    async with world.voice() as voice:
+        await voice.create(script.message)
+        for _ in range(6):
+            doomed = world.dying_worker("in_decision")
+            await until(lambda doomed=doomed: not doomed.alive, "a worker to die while it decides", 60)
+
+        died = time.monotonic()
+        world.stack.start_worker(wait=False)
+        events = await voice.until_boundary()
+
+        assert time.monotonic() - died < names.TURN_DECISION_SECONDS + LENGTHENED + STARTING
+        assert [event["data"]["message"] for event in events if event["type"] == "message.completed"] == [script.answer]

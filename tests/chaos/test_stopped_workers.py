@@ -1,0 +1,54 @@
+"""A worker that is told to stop while its tools still act."""
+
+import asyncio
+import time
+
+import pytest
+
+from tests.support.processes import Process
+from tests.support.talk import text
+
+from .scripts import call, say
+from .world import Voice, World, until
+
+pytestmark = [pytest.mark.chaos, pytest.mark.alone]
+
+#: What tools may go on for, as `worker.py` says, and what the end of the process takes on top of it.
+GRACE = 10.0
+ENDING = 5.0
+#: How long the signal may take to arrive.
+NOTICE = 1.0
+
+
+async def test_a_worker_that_is_told_to_stop_starts_nothing(world: World) -> None:
+    """People talk on while it waits for a slow tool; not one model call more is made, until another worker is there."""
+    slow = call("put", gate="before")
+    worker = world.only_worker()
+    acting = world.voice()
+    await acting.create(slow.message)
+    await until(lambda: world.ledger.reached(slow.note), "the tool to be at its gate")
+
+    told, began = time.time(), time.monotonic()
+    ending = asyncio.create_task(asyncio.to_thread(worker.terminate, GRACE + ENDING))
+    waiting = await talk_until_it_ends(world, worker)
+    code, took = await ending, time.monotonic() - began
+
+    assert (code, took < GRACE + ENDING) == (0, True), worker.output
+    assert [each.said for each in world.asked() if each.at > told + NOTICE] == []
+    # Nothing is lost: what it was not told to do, and what it could not finish, is done elsewhere.
+    world.ledger.open(slow.note)
+    world.stack.start_worker(wait=False)
+    assert text(await acting.until_boundary()) == slow.answer
+    for voice, answer in waiting:
+        assert text(await voice.until_boundary()) == answer
+
+
+async def talk_until_it_ends(world: World, worker: Process) -> list[tuple[Voice, str]]:
+    """A new session every now and then; whoever speaks, and what the model is to say."""
+    waiting: list[tuple[Voice, str]] = []
+    while worker.alive:
+        voice, script = world.voice(), say()
+        await voice.create(script.message)
+        waiting.append((voice, script.answer))
+        await asyncio.sleep(0.25)
+    return waiting

@@ -1,0 +1,183 @@
+"""What an approval is asked about, agreed to and remembered for is what runs."""
+
+import logging
+from datetime import datetime
+from decimal import Decimal
+from typing import Annotated, Any
+
+import pytest
+from pydantic import BaseModel, Field, SecretStr
+from pydantic_ai.messages import ModelResponse, ToolCallPart
+
+from perdure import Agent, Call, SessionView, tool
+from perdure.protocol.inputs import digest
+from perdure.testing import Played, ScriptedModel, call, play
+
+from .stage import YES, lab
+
+
+class Ledger:
+    """What ran, and what the author's functions saw before."""
+
+    def __init__(self) -> None:
+        self.refunds: list[float] = []
+        self.seen: list[Any] = []
+
+    def tool(self, **options: Any) -> Any:
+        def by_amount(call: Call, session: SessionView) -> bool:
+            self.seen.append(call.arguments)
+            return call.arguments["amount"] > 20
+
+        declared: dict[str, Any] = {"approval": by_amount, **options}
+
+        @tool(name="refund", **declared)
+        def refund(amount: float = 500.0) -> str:
+            """Refund."""
+            self.refunds.append(amount)
+            return f"refunded {amount:g}"
+
+        return refund
+
+
+async def run(declared: Any, *replies: Any) -> Played:
+    return await play(Agent("clerk", tools=[declared]), "Go", model=ScriptedModel([*replies, "Done."]))
+
+
+async def test_an_approval_sees_the_defaults_of_what_the_model_left_out() -> None:
+    ledger = Ledger()
+
+    played = await run(ledger.tool(), call("refund"))
+
+    (request,) = played.pending
+    assert (request.input, request.digest) == ({"amount": 500.0}, digest({"amount": 500.0}))
+    assert ledger.seen == [{"amount": 500.0}]
+    await played.answer("refund", "approve")
+    assert ledger.refunds == [500.0]
+
+
+async def test_an_approval_sees_the_values_that_the_tool_will_get() -> None:
+    ledger = Ledger()
+
+    played = await run(ledger.tool(), [call("refund", amount="50"), call("refund", amount="5")])
+
+    assert [request.input for request in played.pending] == [{"amount": 50.0}]
+    assert ledger.seen == [{"amount": 50.0}, {"amount": 5.0}]
+    assert ledger.refunds == [5.0]
+
+
+async def test_a_summary_and_a_key_see_them_too() -> None:
+    seen: list[Any] = []
+
+    def note(arguments: Any) -> str:
+        seen.append(arguments)
+        return "noted"
+
+    played = await run(Ledger().tool(approval="once", approval_key=note, summary=note), call("refund"))
+
+    assert seen == [{"amount": 500.0}, {"amount": 500.0}]
+    assert played.pending[0].summary == "noted"
+
+
+async def test_what_was_approved_runs_although_the_default_has_changed_since() -> None:
+    ledger = Ledger()
+    async with lab([call("refund")], ledger.tool(), can_ask=True) as it:
+        open = await it.parked(await it.deliver("Go"))
+
+        @tool(name="refund", approval="always")
+        def refund(amount: float = 9000.0) -> None:
+            ledger.refunds.append(amount)
+
+        it.redeclare(refund)
+        resumed = await it.resume(await it.answer((open[0], YES)), open=open)
+        await it.run_approved(resumed.calls[0])
+
+    assert ledger.refunds == [500.0]
+
+
+class Place(BaseModel):
+    street: Annotated[str, Field(alias="roadName")]
+    number: int = 1
+
+
+async def test_values_are_of_the_declared_types_and_models_are_dicts() -> None:
+    seen: list[Any] = []
+
+    def decide(call: Call, session: SessionView) -> bool:
+        seen.append(call.arguments)
+        return False
+
+    @tool(approval=decide)
+    def move(to: Place, at: datetime, price: Decimal, pin: SecretStr) -> str:
+        """Move."""
+        return f"{to.street} {at.year} {price} {pin.get_secret_value()}"
+
+    sent = {"to": {"roadName": "Elm"}, "at": "2026-01-02T03:04:05Z", "price": "9.50", "pin": "1234"}
+    played = await run(move, call("move", **sent))
+
+    (arguments,) = seen
+    assert arguments["to"] == {"roadName": "Elm", "number": 1}
+    assert (arguments["at"].year, arguments["price"], str(arguments["pin"])) == (2026, Decimal("9.50"), "*" * 10)
+    # A secret has no JSON that reads back as the same: it is run as it was sent.
+    assert played.tool_calls[0].output == "Elm 2026 9.50 1234"
+    assert played.tool_calls[0].input == {**sent, "to": {"roadName": "Elm", "number": 1}}
+
+
+@pytest.mark.parametrize("broken", ["approval", "summary", "approval_key"])
+async def test_what_raises_there_refuses_and_leaves_a_traceback(broken: str, caplog: pytest.LogCaptureFixture) -> None:
+    def fails(*_: Any) -> Any:
+        raise KeyError("customer")
+
+    ledger = Ledger()
+    options: dict[str, Any] = {"approval": "once" if broken == "approval_key" else "always", broken: fails}
+
+    with caplog.at_level(logging.ERROR, "perdure.tools"):
+        played = await run(ledger.tool(**options), call("refund"))
+
+    assert ([each.status for each in played.tool_calls], ledger.refunds) == (["rejected"], [])
+    (line,) = caplog.records
+    ids = {name: getattr(line, name) for name in ("session_id", "turn", "step", "call_id", "tool")}
+    assert ids == {"session_id": "session", "turn": 0, "step": 0, "call_id": "call_0_0", "tool": "refund"}
+    assert "KeyError: 'customer'" in caplog.text
+    assert "in fails" in caplog.text
+
+
+@tool(approval="once", approval_key=lambda arguments: arguments["account"])
+def transfer(account: str) -> str:
+    """Transfer."""
+    return f"sent to {account}"
+
+
+async def test_an_approval_with_changed_arguments_is_remembered_for_those() -> None:
+    calls = [call("transfer", account=account) for account in ("evil", "good", "evil")]
+
+    played = await run(transfer, *calls)
+    played = await played.answer("transfer", "approve", arguments={"account": "good"})
+
+    assert [each.output for each in played.tool_calls] == ["sent to good", "sent to good"]
+    assert [request.input for request in played.pending] == [{"account": "evil"}]
+
+
+async def test_an_approval_whose_key_cannot_be_made_is_not_remembered(caplog: pytest.LogCaptureFixture) -> None:
+    def strict(arguments: Any) -> str:
+        return {"a": "known"}[arguments["account"]]
+
+    declared = tool(name="transfer", approval="once", approval_key=strict)(transfer.function)
+    played = await run(declared, call("transfer", account="a"), call("transfer", account="a"))
+
+    played = await played.answer("transfer", "approve", arguments={"account": "b"})
+
+    assert [each.output for each in played.tool_calls] == ["sent to b"]
+    assert len(played.pending) == 1
+    assert "this approval cannot be remembered" in caplog.text
+
+
+@pytest.mark.parametrize("sent", ['{"account": "\\ud800"}', "[" * 100_000, '"good"', "{"])
+async def test_arguments_that_are_none_are_told_to_the_model(sent: str) -> None:
+    reply = ModelResponse(parts=[ToolCallPart("transfer", sent, tool_call_id="c")])
+    model = ScriptedModel([reply, "Sorry."])
+
+    played = await play(Agent("clerk", tools=[transfer]), "Go", model=model)
+
+    assert played.text == "Sorry."
+    (result,) = model.prompts[1].messages[-1].parts
+    assert str(result.content).startswith("Invalid arguments for transfer: ")  # type: ignore[union-attr]

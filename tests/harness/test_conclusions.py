@@ -1,0 +1,166 @@
+"""A turn is ended by somebody else than its steps, while other things happen to its session."""
+
+from perdure import tool
+from perdure.protocol.actions import Park
+from perdure.protocol.requests import (
+    Attention,
+    CallRef,
+    Calls,
+    Conclusion,
+    Coordinates,
+    Failure,
+    ModelCall,
+    ModelOutcome,
+    Snapshot,
+    ToolCall,
+    ToolOutcome,
+    TurnRequest,
+    TurnResult,
+)
+from perdure.session import decisions
+from perdure.session.state import SessionState, load_session
+from perdure.session.turn import CANCELLED, StepFailed, run_turn
+from perdure.testing import call
+from perdure.testing.stage import Steps
+
+from .stage import SESSION, YES, Lab, lab
+from .till import Till, asked
+
+CRASHED = Failure(code="STEP_TIMEOUT", message="The step did not end in time.")
+
+
+@tool
+def act() -> str:
+    return "done"
+
+
+async def test_a_cancel_of_a_message_outlives_a_turn_before_it_that_tells_nothing() -> None:
+    """Two answers come close together: the turn of the first carries out both, and the other one's is silent."""
+    till = Till()
+    async with asked(till, 1, 2, then=("Done.", "never")) as (it, model, open):
+        first, second = await it.answer((open[0], YES)), await it.answer((open[1], YES))
+        for approved in (await it.resume(first, open=open)).calls:
+            await it.run_approved(approved)
+        await it.model(first, turn=1)
+        waiting = await it.deliver("Delete everything")
+        request = await it.wish_to_stop()
+
+        # The driver takes the second answer first, and knows that somebody wants to stop.
+        await it.cancel(second, turn=2)
+
+        assert request is not None
+        row = await it.store.session(SESSION)
+        assert row is not None
+        assert row.cancel_turn == request.turn == 2
+        await it.conclude(CRASHED, waiting, turn=2)
+        assert (await it.types())[-2:] == ["turn.cancelled", "session.waiting"]
+        assert len(model.prompts) == 2
+
+
+class _Conflicting:
+    """Steps of a turn whose tool wants a token that another session owns."""
+
+    def __init__(self, it: Lab) -> None:
+        self._it = it
+
+    async def call_model(self, call: ModelCall, *, label: str | None) -> ModelOutcome:
+        return Calls(calls=(CallRef(call_id="c", tool="act"),))
+
+    async def call_tool(self, call: ToolCall) -> ToolOutcome:
+        raise StepFailed(Failure(code="TOKEN_CONFLICT", message="Taken.", structural=True))
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._it.end, name)
+
+    def parallel(self, limit: int | None, calls: int) -> int:
+        return limit or calls
+
+    def out_of_breath(self) -> bool:
+        return False
+
+    def cancelled(self, *, early: bool = False) -> bool:
+        return False
+
+
+async def test_driver_and_store_agree_whether_the_session_is_over() -> None:
+    """What would have ended the session met a cancel, which does not."""
+    async with lab([call("act")], act) as it:
+        delivery = await it.deliver("Go")
+        await it.calls(delivery)
+        await it.wish_to_stop()
+        steps: Steps = _Conflicting(it)  # type: ignore[assignment]
+
+        request = TurnRequest(session_id=SESSION, turn=0, agent="tester", deliveries=(delivery,), holds=True)
+        result = await run_turn(request, steps)
+
+        assert isinstance(result, TurnResult)
+        assert (result.action, await it.session_status()) == (Park(), "waiting")
+
+
+async def test_a_turn_that_had_parked_before_it_was_concluded_keeps_its_requests() -> None:
+    """The park is committed, and the workflow that should report it is terminated."""
+    till = Till()
+    async with asked(till, 5) as (it, _, open):
+        at = Coordinates(session_id=SESSION, turn=0)
+
+        concluded = await it.end.conclude(Conclusion(at=at, failure=CRASHED))
+
+        assert concluded.open == open
+        answer = await it.answer((open[0], YES))
+        resumed = await it.resume(answer, open=concluded.open)
+        assert [approved.call.tool for approved in resumed.calls] == ["pay"]
+
+
+async def test_a_conclusion_does_not_make_the_driver_forget_how_far_the_session_had_come() -> None:
+    """Also when the store is an older copy: only a rebuild accepts that."""
+    async with lab(["One."]) as it:
+        delivery = await it.deliver("Go")
+        at = Coordinates(session_id=SESSION, turn=40)
+        state = SessionState(session_id=SESSION, agent="tester", token_hash="t", turn=40, head=500)
+
+        concluded = await it.end.conclude(
+            Conclusion(kind="cancelled", at=at, failure=CANCELLED, deliveries=(delivery,))
+        )
+        state = state.after_turn(TurnResult(snapshot=Snapshot(), action=Park(), head=concluded.head))
+
+        assert state.head == 500
+
+
+async def test_attention_that_comes_after_the_turn_has_ended_is_not_set() -> None:
+    async with lab([call("act")], act) as it:
+        delivery = await it.deliver("Go")
+        await it.calls(delivery)
+        await it.conclude(CRASHED, delivery)
+
+        await it.end.mark(SESSION, Attention(code="AGENT_GONE", message="Gone."), turn=0)
+
+        row = await it.store.session(SESSION)
+        assert row is not None
+        assert row.attention is None
+
+
+async def test_attention_is_taken_back_when_the_state_can_be_read_again() -> None:
+    async with lab(["One."]) as it:
+        await it.model(await it.deliver("Go"))
+        await it.end.mark(SESSION, Attention(code="UNREADABLE_STATE", message="Future."))
+
+        await it.end.mark(SESSION, None)
+
+        row = await it.store.session(SESSION)
+        assert row is not None
+        assert row.attention is None
+        assert (await it.types())[-2:] == ["session.attention", "session.recovered"]
+
+
+async def test_what_came_in_twice_while_the_state_was_unreadable_is_heard_once() -> None:
+    async with lab(["One."]) as it:
+        delivery = (await it.deliver("Go")).model_copy(update={"coalesce": True})
+        data = SessionState(session_id=SESSION, agent="tester", token_hash="first-token").model_dump(mode="json")
+
+        state = load_session({**data, "inbox": [delivery.model_dump(mode="json")] * 2})
+        move = decisions.next_move(state, 0.0)
+
+        assert isinstance(move, decisions.RunTurn)
+        assert move.deliveries == (delivery,)
+        await it.model(delivery, delivery)
+        assert (await it.types()).count("message.received") == 1

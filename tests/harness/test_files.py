@@ -1,0 +1,121 @@
+"""Files that a message names by URL: fetched once, bounded, and never again."""
+
+import asyncio
+import base64
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from pydantic_ai.messages import BinaryContent
+
+from perdure.errors import ModelFailed
+from perdure.protocol.deliveries import FilePart
+from perdure.settings import Settings
+from perdure.testing import ScriptedModel
+
+from .stage import lab
+
+PNG = b"\x89PNG and so on"
+
+
+class Server:
+    """Answers each path in its own way, and counts."""
+
+    def __init__(self) -> None:
+        self.paths: list[str] = []
+        self.port = 0
+
+    def url(self, path: str) -> str:
+        return f"http://127.0.0.1:{self.port}{path}"
+
+    async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        path = (await reader.readuntil(b"\r\n\r\n")).split(b" ")[1].decode()
+        self.paths.append(path)
+        status, kind, body = {
+            "/a.png": ("200 OK", "image/png", PNG),
+            "/page": ("200 OK", "text/html", b"<html>"),
+            "/huge": ("200 OK", "image/png", b"x" * 200_000),
+        }.get(path, ("404 Not Found", "text/plain", b"no"))
+        head = f"HTTP/1.1 {status}\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        writer.write(head.encode() + body)
+        await writer.drain()
+        writer.close()
+
+
+@asynccontextmanager
+async def serving() -> AsyncGenerator[Server]:
+    server = Server()
+    async with await asyncio.start_server(server.connected, "127.0.0.1", 0) as listening:
+        server.port = listening.sockets[0].getsockname()[1]
+        yield server
+
+
+def settings(local: bool = True) -> Settings:
+    return Settings(agents="", fetch_local_files=local, max_file_bytes=100_000)
+
+
+def linked(url: str, media_type: str = "image/png") -> Any:
+    return (FilePart(media_type=media_type, data=url, filename="a.png"),)
+
+
+def shown(model: ScriptedModel, prompt: int) -> Any:
+    """What the first message of this prompt says."""
+    part: Any = model.prompts[prompt].messages[0].parts[0]
+    (content,) = part.content
+    return content
+
+
+async def test_a_file_is_fetched_once_and_kept() -> None:
+    model = ScriptedModel(["A picture.", "Still one."])
+    async with serving() as server, lab(model, settings=settings()) as it:
+        await it.model(await it.deliver(linked(server.url("/a.png"))))
+        await it.model(await it.deliver("Look again"), turn=1)
+        # Another process has it from the store.
+        it.models = it.worker()
+
+        assert server.paths == ["/a.png"]
+        for prompt in range(2):
+            assert shown(model, prompt) == BinaryContent(PNG, media_type="image/png")
+        (record,) = [
+            each for each in await it.store.records(it.session) if each.slot == "delivery/0" and each.turn == 0
+        ]
+        assert record.body["message"][0]["data"] == base64.b64encode(PNG).decode()
+
+
+@pytest.mark.parametrize(
+    ("path", "why"),
+    [("/gone", "answered 404"), ("/page", "sent something else"), ("/huge", "too large")],
+)
+async def test_what_cannot_be_had_is_said_to_the_model_and_not_tried_again(path: str, why: str) -> None:
+    model = ScriptedModel(["I cannot see it.", "Still not."])
+    async with serving() as server, lab(model, settings=settings()) as it:
+        await it.model(await it.deliver(linked(server.url(path))))
+        await it.model(await it.deliver("Look again"), turn=1)
+
+        assert server.paths == [path]
+        assert "could not be fetched" in shown(model, 0)
+        assert shown(model, 1) == shown(model, 0)
+        assert why in shown(model, 0)
+        assert (await it.types())[-1] == "session.waiting"
+
+
+async def test_a_private_address_is_not_asked() -> None:
+    model = ScriptedModel(["No."])
+    async with serving() as server, lab(model, settings=settings(local=False)) as it:
+        await it.model(await it.deliver(linked(server.url("/a.png"))))
+
+        assert server.paths == []
+        assert "not allowed" in shown(model, 0)
+
+
+async def test_a_file_that_the_provider_refuses_does_not_come_along_again() -> None:
+    refusal = ModelFailed("The model answered 400: no image.", statusCode=400)
+    model = ScriptedModel([refusal, "Fine."])
+    part = FilePart(media_type="image/png", data=base64.b64encode(b"no picture").decode(), filename="a.png")
+    async with lab(model) as it:
+        await it.model(await it.deliver((part,)))
+        await it.model(await it.deliver("Never mind"), turn=1)
+
+        assert isinstance(shown(model, 0), BinaryContent)
+        assert "left out" in shown(model, 1)

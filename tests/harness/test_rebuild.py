@@ -1,0 +1,100 @@
+"""The driver's state, derived from the store in the middle of things."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, cast
+
+import pytest
+
+from perdure.errors import Unavailable
+from perdure.harness.rebuild import Rebuilding
+from perdure.protocol.requests import RebuildSession, TurnRequest
+from perdure.session import decisions
+from perdure.session.decisions import RunTurn
+from perdure.store.base import DeliveryRow, NewDelivery, Store
+
+from .stage import SESSION, YES, lab
+from .till import Till, asked
+
+LOST = RebuildSession(session_id=SESSION, reason="WORKFLOW_LOST")
+
+
+async def test_what_silence_has_approved_is_still_run_when_the_driver_is_lost_before() -> None:
+    till = Till()
+    async with asked(till, 5, expires=60, on_expiry="approve") as (it, _, open):
+        resumed = await it.resume(open=open, expired=open)
+        assert len(resumed.calls) == 1
+
+        state = await Rebuilding(it.store).rebuild(LOST)
+
+        assert state is not None
+        assert state.held is not None
+        held = TurnRequest.model_validate(state.held)
+        # The turn looks at it again, and finds there what it has to run.
+        assert decisions.resumes(held)
+        assert (held.open, held.expired) == (open, (open[0].request_id,))
+        assert await it.resume(open=held.open, expired=open, generation=2) == resumed
+
+
+class Interrupted:
+    """The store, while somebody else goes on between two reads."""
+
+    def __init__(self, store: Store, go_on: Callable[[], Awaitable[object]]) -> None:
+        self._store = store
+        self._go_on = go_on
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def unheard(self, session_id: str) -> Sequence[DeliveryRow]:
+        await self._go_on()
+        return await self._store.unheard(session_id)
+
+
+async def test_a_driver_is_not_derived_from_two_moments_of_a_session() -> None:
+    async with lab(["Hello", "Goodbye"]) as it:
+        await it.model(await it.deliver("Hi"))
+        message = await it.deliver("Bye")
+
+        async def turn_goes_on() -> None:
+            await it.model(message, turn=1)
+
+        # A worker that Temporal has forgotten reads the message while the session is looked at.
+        with pytest.raises(Unavailable):
+            await Rebuilding(cast(Store, Interrupted(it.store, turn_goes_on))).rebuild(LOST)
+        assert "session.rebuilt" not in await it.types()
+
+        state = await Rebuilding(it.store).rebuild(LOST)
+
+        assert state is not None
+        assert (state.turn, state.inbox, state.held) == (2, (), None)
+        assert (await it.types()).count("session.rebuilt") == 1
+
+
+async def test_a_wish_to_stop_the_turn_that_reads_an_answer_withdraws_nothing() -> None:
+    async with asked(Till(), 5) as (it, _, open):
+        answer = await it.answer((open[0], YES))
+        wish = await it.wish_to_stop()
+        assert wish is not None
+        assert wish.turn == 1
+
+        state = await Rebuilding(it.store).rebuild(LOST)
+
+        assert state is not None
+        move = decisions.next_move(state, 0)
+        assert isinstance(move, RunTurn)
+        assert [each.id for each in move.deliveries] == [answer.id]
+
+
+async def test_what_a_newer_build_has_accepted_keeps_no_session_from_being_rebuilt() -> None:
+    till = Till()
+    async with asked(till, 5) as (it, _, _open):
+        kept = {"id": "later", "kind": "telepathy", "tokenHash": "x"}
+        await it.store.accept(NewDelivery(SESSION, "later", {}, "owner", ref=kept))
+        await it.store.accept(NewDelivery(SESSION, "plain", {}, "owner"))
+
+        state = await Rebuilding(it.store).rebuild(LOST)
+
+        assert state is not None
+        assert [each.id for each in state.inbox] == ["plain"]
+        # It is told to a driver that can read it.
+        assert [row.delivery_id for row in await it.store.unheard(SESSION)] == ["later", "plain"]

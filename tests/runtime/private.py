@@ -1,0 +1,41 @@
+"""An agent through which content comes in from everywhere. Each of the words to look for has one origin."""
+
+from perdure import Agent, SessionView, tool
+
+RETURNED = "returned-mallard"
+RAISED = "raised-cormorant"
+MOOD = "instructed-bittern"
+
+_moody = set[str]()
+
+
+def instructions(session: SessionView) -> str:
+    """Fail once in each session, as nobody has expected."""
+    if session.id not in _moody:
+        _moody.add(session.id)
+        raise LookupError(MOOD)
+    return "Be brief."
+
+
+@tool(effects="pure")
+def find(what: str) -> str:
+    """Find something."""
+    return f"{RETURNED} {len(what)}"
+
+
+@tool(effects="idempotent", retries=1)
+def lose(what: str) -> str:
+    """Fail at each of two tries."""
+    try:
+        raise KeyError(f"{RAISED} first")
+    except KeyError as missing:
+        raise RuntimeError(f"{RAISED} {len(what)}") from missing
+
+
+@tool(approval="always", summary=lambda arguments: f"Give {arguments['what']}", expires=1, on_expiry="fail")
+def give(what: str) -> str:
+    """Give something away."""
+    return f"gave {len(what)}"
+
+
+agent = Agent(name="private", model="openai-chat:scripted", instructions=instructions, tools=[find, lose, give])

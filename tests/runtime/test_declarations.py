@@ -1,0 +1,26 @@
+"""What a worker says about a wrong declaration before it opens anything."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import worker as composition
+from perdure.errors import Misconfigured
+from perdure.settings import Settings
+
+
+@pytest.mark.parametrize(
+    ("settings", "advice"),
+    [
+        ({"deployment": "shop"}, "set both, or neither"),
+        ({"build_id": "7"}, "set both, or neither"),
+        ({"model": "no-such-provider:x"}, "Agent 'demo': .*no-such-provider"),
+    ],
+)
+async def test_a_worker_that_cannot_work_does_not_start(settings: Any, advice: str, tmp_path: Path) -> None:
+    with pytest.raises(Misconfigured, match=advice):
+        async with composition.serving(Settings(data_dir=tmp_path, **settings)):
+            pass
+
+    assert list(tmp_path.iterdir()) == []

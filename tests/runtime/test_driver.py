@@ -1,0 +1,122 @@
+"""What a client learns of the drivers of sessions, from a real server."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+
+import pytest
+
+from perdure.errors import NoDriver, NoWorker
+from perdure.protocol import names
+from perdure.protocol.inputs import OpenInput
+from perdure.protocol.requests import Finished, ModelCall, ModelOutcome
+from perdure.runtime.connect import connect
+from perdure.runtime.driver import Driver
+from perdure.session.state import Rebuild, SessionState
+from perdure.settings import Settings
+from tests.support.stack import TemporalServer
+from tests.workflows.harness import Bench, Outside
+
+LOST = Rebuild(reason="WORKFLOW_LOST")
+
+
+@pytest.fixture
+async def bench(temporal_server: TemporalServer) -> Bench:
+    return Bench(await connect(Settings(temporal_address=temporal_server.address)))
+
+
+@pytest.fixture
+def outside() -> Outside:
+    return Outside()
+
+
+@pytest.fixture
+def driver(bench: Bench) -> Driver:
+    return Driver(bench.client, bench.settings.task_queue)
+
+
+@pytest.fixture
+async def working(bench: Bench, outside: Outside) -> AsyncGenerator[None]:
+    async with bench.working(outside):
+        yield
+
+
+@pytest.mark.usefixtures("working")
+async def test_a_driver_says_what_waits_in_it(bench: Bench, outside: Outside, driver: Driver) -> None:
+    session = await bench.start(outside, open=(OpenInput(request_id="inp_1"),))
+    await session.deliver("dlv_1")
+    await session.deliver("dlv_2")
+
+    assert await driver.held(session.handle.id) == {"dlv_1", "dlv_2"}
+
+
+@pytest.mark.usefixtures("working")
+async def test_a_driver_says_what_its_turn_reads(bench: Bench, outside: Outside, driver: Driver) -> None:
+    found: list[frozenset[str] | None] = []
+
+    async def answer(call: ModelCall) -> ModelOutcome:
+        found.append(await driver.held(call.at.session_id))
+        return Finished()
+
+    outside.answer = answer
+    session = await bench.start(outside)
+    await session.deliver("dlv_1")
+
+    await session.heard("dlv_1")
+    assert found == [{"dlv_1"}]
+
+
+@pytest.mark.usefixtures("working")
+async def test_a_driver_says_what_the_turn_would_read_that_is_held_back(
+    bench: Bench, outside: Outside, driver: Driver
+) -> None:
+    held = {"sessionId": "x", "turn": 0, "agent": "demo", "deliveries": [{"id": "dlv_1", "tokenHash": "now"}]}
+    session = await bench.start(outside, held=held, retry_at=2.0**40)
+
+    assert await driver.held(session.handle.id) == {"dlv_1"}
+
+
+@pytest.mark.usefixtures("working")
+async def test_a_workflow_that_has_ended_or_never_was_holds_nothing(
+    bench: Bench, outside: Outside, driver: Driver
+) -> None:
+    session = await bench.start(outside)
+    await session.handle.terminate()
+
+    for session_id in (session.handle.id, "ses_unknown"):
+        with pytest.raises(NoDriver):
+            await driver.held(session_id)
+
+
+async def test_without_a_worker_nobody_says_what_a_driver_holds(bench: Bench, outside: Outside, driver: Driver) -> None:
+    session = await bench.start(outside)
+
+    assert await driver.held(session.handle.id) is None
+
+
+async def test_no_session_is_started_on_a_queue_that_no_worker_polls(driver: Driver) -> None:
+    with pytest.raises(NoWorker, match=r"task queue test-\w+-sessions"):
+        await driver.rebuild("ses_unattended", LOST)
+    assert await driver.status("ses_unattended") is None
+
+    await driver.rebuild("ses_unattended", LOST, unattended=True)
+
+    assert await driver.status("ses_unattended") is not None
+    await driver.terminate("ses_unattended", "the test is over")
+
+
+@pytest.mark.usefixtures("working")
+async def test_a_session_is_started_where_a_worker_polls(bench: Bench, outside: Outside, driver: Driver) -> None:
+    session_id = f"ses_{bench.settings.task_queue}"
+    outside.rebuilds = SessionState(session_id=session_id, agent="demo", token_hash="now").model_dump(mode="json")
+
+    async with asyncio.timeout(20):
+        while True:
+            # The server learns of a worker with its first question.
+            with contextlib.suppress(NoWorker):
+                await driver.rebuild(session_id, LOST)
+                break
+            await asyncio.sleep(0.05)
+
+    await outside.until(lambda: bool(outside.rebuilt))
+    await bench.client.get_workflow_handle(session_id).signal(names.REPAIR, {"how": "fail"})

@@ -1,0 +1,446 @@
+"""What Temporal is told of what the store has accepted, and what becomes of it when Temporal cannot be told."""
+
+import logging
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from temporalio.client import WorkflowExecutionStatus
+
+from perdure.agents import Agent
+from perdure.agents.registry import AgentRegistry
+from perdure.errors import Unavailable
+from perdure.protocol.wire import JsonObject
+from perdure.runtime.restore import restore
+from perdure.runtime.signals import Signals
+from perdure.store.base import CancelRequest, DeliveryRow, Store
+from perdure.store.open import open_store
+from tests.runtime.fake_driver import RUNNING, FakeDriver
+from tests.store import given
+
+ENDED = [
+    (WorkflowExecutionStatus.TERMINATED, "WORKFLOW_TERMINATED", "SESSION_TERMINATED"),
+    (WorkflowExecutionStatus.CANCELED, "WORKFLOW_CANCELLED", "SESSION_CANCELLED"),
+    (WorkflowExecutionStatus.FAILED, "WORKFLOW_FAILED", None),
+    (WorkflowExecutionStatus.TIMED_OUT, "WORKFLOW_FAILED", None),
+    (None, "WORKFLOW_LOST", None),
+]
+
+
+@pytest.fixture
+async def store(tmp_path: Path) -> AsyncGenerator[Store]:
+    """A store with one session, `s`, which has had a turn."""
+    store = await open_store(f"sqlite:///{tmp_path / 'test.db'}")
+    await store.migrate()
+    await store.create_session(given.session())
+    await store.commit(given.ending())
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+def driver() -> FakeDriver:
+    return FakeDriver("s")
+
+
+@pytest.fixture
+def signals(store: Store, driver: FakeDriver) -> Signals:
+    return Signals(store, driver)
+
+
+async def accepted(store: Store, *delivery_ids: str) -> list[DeliveryRow]:
+    return [(await store.accept(given.delivery(each))).delivery for each in delivery_ids]
+
+
+async def untold(store: Store, session_id: str = "s") -> bool:
+    return (await given.read_session(store, session_id)).untold
+
+
+# --- deliver ------------------------------------------------------------------------------------------------
+
+
+async def test_a_delivery_is_told_as_it_was_accepted(store: Store, driver: FakeDriver, signals: Signals) -> None:
+    (row,) = await accepted(store, "d")
+
+    assert await signals.deliver(row, untold=False)
+
+    assert driver.told() == ["deliver d"]
+
+
+async def test_what_temporal_does_not_know_of_comes_first(store: Store, driver: FakeDriver, signals: Signals) -> None:
+    *_, last = await accepted(store, "c", "b", "a")
+    await store.mark_untold("s", True)
+
+    assert await signals.deliver(last, untold=True)
+
+    assert driver.told() == ["deliver c", "deliver b", "deliver a"]
+    assert not await untold(store)
+
+
+async def test_a_delivery_that_cannot_be_told_waits_and_the_session_is_marked(
+    store: Store, driver: FakeDriver, signals: Signals
+) -> None:
+    (row,) = await accepted(store, "d")
+    driver.away = True
+
+    assert not await signals.deliver(row, untold=False)
+    assert not await signals.deliver(row, untold=True)
+
+    assert await untold(store)
+    assert [each.delivery_id for each in await store.unheard("s")] == [row.delivery_id]
+
+
+async def test_after_an_absence_all_is_told_in_the_order_it_was_accepted(
+    store: Store, driver: FakeDriver, signals: Signals
+) -> None:
+    driver.away = True
+    for name in ("z", "y"):
+        accepting = await store.accept(given.delivery(name))
+        assert not await signals.deliver(accepting.delivery, untold=accepting.untold)
+    driver.away = False
+
+    accepting = await store.accept(given.delivery("x"))
+    assert await signals.deliver(accepting.delivery, untold=accepting.untold)
+
+    assert driver.told() == ["deliver z", "deliver y", "deliver x"]
+
+
+async def test_a_request_that_is_repeated_after_an_absence_overtakes_nothing(
+    store: Store, driver: FakeDriver, signals: Signals
+) -> None:
+    driver.away = True
+    for name in ("z", "y"):
+        accepting = await store.accept(given.delivery(name, key=name))
+        await signals.deliver(accepting.delivery, untold=accepting.untold)
+    driver.away = False
+
+    again = await store.accept(given.delivery("x", key="y"))
+    await signals.deliver(again.delivery, untold=again.untold)
+
+    assert driver.told() == ["deliver z", "deliver y"]
+
+
+async def test_a_store_that_cannot_be_marked_is_no_failure_of_the_delivery(
+    store: Store, driver: FakeDriver, signals: Signals, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(session_id: str, untold: bool) -> None:
+        raise Unavailable
+
+    (row,) = await accepted(store, "d")
+    driver.away = True
+    monkeypatch.setattr(store, "mark_untold", away)
+
+    assert not await signals.deliver(row, untold=False)
+
+
+async def test_what_a_session_that_is_over_was_sent_is_told_to_nobody(
+    store: Store, driver: FakeDriver, signals: Signals
+) -> None:
+    (row,) = await accepted(store, "d")
+    await store.commit(given.closing())
+    driver.workflows["s"] = WorkflowExecutionStatus.COMPLETED
+
+    assert await signals.deliver(row, untold=False)
+
+    assert driver.told() == []
+    assert driver.rebuilt == {}
+
+
+async def test_a_delivery_without_a_driver_starts_one_from_the_store(store: Store, signals: Signals) -> None:
+    (row,) = await accepted(store, "d")
+    driver = FakeDriver()
+    signals = Signals(store, driver)
+
+    assert await signals.deliver(row, untold=False)
+
+    # It reads what waits from the store by itself.
+    assert driver.told() == ["rebuild WORKFLOW_LOST"]
+
+
+# --- start --------------------------------------------------------------------------------------------------
+
+
+async def test_a_new_session_is_started_with_its_first_delivery(store: Store) -> None:
+    agents = AgentRegistry([Agent(name="echo", model="test:fast")])
+    driver = FakeDriver()
+    new = replace(given.session("t"), title="Hello there", mode="task")
+
+    assert await Signals(store, driver, agents).start(new, {"id": "d", "tokenHash": "token of t"})
+
+    state = driver.started["t"]
+    assert (state.session_id, state.agent, state.model, state.mode) == ("t", "echo", "test:fast", "task")
+    assert (state.token_hash, [ref.id for ref in state.inbox]) == ("token of t", ["d"])
+    assert driver.summaries["t"] == "echo: Hello there"
+
+
+async def test_a_summary_says_nothing_that_was_said_when_that_is_wanted(store: Store) -> None:
+    driver = FakeDriver()
+
+    await Signals(store, driver, ui_detail=False).start(
+        replace(given.session("t"), title="Secret"), {"id": "d", "tokenHash": ""}
+    )
+
+    assert driver.summaries["t"] == "echo"
+
+
+async def test_a_session_that_cannot_be_started_waits(store: Store, driver: FakeDriver, signals: Signals) -> None:
+    await store.create_session(given.session("t"), given.delivery(session_id="t"))
+    driver.away = True
+
+    assert not await signals.start(given.session("t"), {"id": "d", "tokenHash": ""})
+
+    assert await untold(store, "t")
+
+
+async def test_what_a_newer_build_has_accepted_is_told_as_it_is(store: Store, driver: FakeDriver) -> None:
+    class Exact(FakeDriver):
+        refs: list[JsonObject]
+
+        async def deliver(self, session_id: str, ref: JsonObject) -> None:
+            await super().deliver(session_id, ref)
+            self.refs = [*getattr(self, "refs", []), ref]
+
+    ref: JsonObject = {"id": "d", "kind": "telepathy", "tokenHash": "h", "wave": {"length": 7}}
+    driver = Exact("s")
+    signals = Signals(store, driver)
+    row = (await store.accept(given.delivery(ref=ref))).delivery
+
+    assert await signals.deliver(row, untold=False)
+    assert await signals.deliver(row, untold=True)
+
+    assert driver.refs == [{**ref, "at": row.accepted_at}] * 2
+
+
+async def test_a_session_starts_also_when_a_newer_build_has_accepted_what_waits(store: Store) -> None:
+    ref: JsonObject = {"id": "b", "kind": "telepathy", "tokenHash": "h"}
+    await store.create_session(given.session("t"), given.delivery("a", session_id="t"))
+    await store.accept(given.delivery("b", session_id="t", ref=ref))
+    driver = FakeDriver()
+
+    await Signals(store, driver).catch_up("t")
+
+    assert [each.id for each in driver.started["t"].inbox] == ["a"]
+    assert driver.told("t") == ["start", "deliver a", "deliver b"]
+
+
+# --- cancel -------------------------------------------------------------------------------------------------
+
+
+async def test_a_wish_is_told(driver: FakeDriver, signals: Signals) -> None:
+    assert await signals.cancel(CancelRequest("s", 3))
+
+    assert driver.told() == ["cancel turn_3"]
+
+
+async def test_a_wish_that_cannot_be_told_waits(store: Store, driver: FakeDriver, signals: Signals) -> None:
+    await store.commit(given.running(1))
+    requested = await given.cancel(store)
+    assert requested is not None
+    driver.away = True
+    assert not await signals.cancel(requested)
+    assert await untold(store)
+    driver.away = False
+
+    await signals.catch_up("s")
+
+    assert driver.told() == ["cancel turn_1"]
+
+
+async def test_a_wish_without_a_driver_starts_one_from_the_store(store: Store) -> None:
+    await store.commit(given.running(1))
+    requested = await given.cancel(store)
+    assert requested is not None
+    driver = FakeDriver()
+
+    assert await Signals(store, driver).cancel(requested)
+
+    # It reads the wish from the store by itself.
+    assert driver.told() == ["rebuild WORKFLOW_LOST"]
+
+
+# --- catch up -----------------------------------------------------------------------------------------------
+
+
+async def test_deliveries_come_before_the_wish_to_stop(store: Store, driver: FakeDriver, signals: Signals) -> None:
+    await accepted(store, "b", "a")
+    await given.cancel(store)
+    await store.mark_untold("s", True)
+
+    await signals.catch_up("s")
+
+    assert driver.told() == ["deliver b", "deliver a", "cancel turn_1"]
+    assert not await untold(store)
+
+
+async def test_a_session_that_was_never_started_is_started_with_all_that_waits(store: Store) -> None:
+    ref: JsonObject = {"id": "b", "kind": "message", "tokenHash": "token of t", "traceparent": "00-1-2-3"}
+    await store.create_session(replace(given.session("t"), title="Hello"), given.delivery("b", session_id="t", ref=ref))
+    await store.accept(given.delivery("a", session_id="t"))
+    await store.mark_untold("t", True)
+    driver = FakeDriver()
+
+    await Signals(store, driver).catch_up("t")
+
+    state = driver.started["t"]
+    assert [each.id for each in state.inbox] == ["b", "a"]
+    assert state.inbox[0].traceparent == "00-1-2-3"
+    assert (state.agent, state.token_hash) == ("echo", "token of t")
+    assert driver.summaries["t"] == "echo: Hello"
+    assert driver.told("t")[0] == "start"
+    assert not await untold(store, "t")
+
+
+async def test_a_new_session_that_is_to_be_stopped_is_told_so_once_it_is_started(store: Store) -> None:
+    await store.create_session(given.session("t"), given.delivery(session_id="t"))
+    await given.cancel(store, "t")
+    driver = FakeDriver()
+
+    await Signals(store, driver).catch_up("t")
+
+    assert driver.told("t") == ["start", "deliver d", "cancel turn_0"]
+
+
+async def test_a_new_session_that_runs_already_is_not_started_twice(store: Store) -> None:
+    await store.create_session(given.session("t"), given.delivery(session_id="t"))
+    driver = FakeDriver("t")
+
+    await Signals(store, driver).catch_up("t")
+
+    assert driver.told("t") == ["deliver d"]
+
+
+async def test_an_absence_in_the_middle_leaves_the_session_marked(store: Store, signals: Signals) -> None:
+    class Leaving(FakeDriver):
+        async def deliver(self, session_id: str, ref: JsonObject) -> None:
+            await super().deliver(session_id, ref)
+            self.away = True
+
+    await accepted(store, "b", "a")
+    await store.mark_untold("s", True)
+    driver = Leaving("s")
+    signals = Signals(store, driver)
+
+    with pytest.raises(Unavailable):
+        await signals.catch_up("s")
+
+    assert await untold(store)
+    assert driver.told() == ["deliver b"]
+
+
+async def test_a_mark_that_was_set_again_since_stays(store: Store) -> None:
+    class Meeting(FakeDriver):
+        """While the first delivery is told, another one is accepted and finds Temporal away."""
+
+        async def deliver(self, session_id: str, ref: JsonObject) -> None:
+            await super().deliver(session_id, ref)
+            if ref["id"] == "z":
+                self.away = True
+                accepted = await store.accept(given.delivery("y"))
+                assert not await signals.deliver(accepted.delivery, untold=accepted.untold)
+                self.away = False
+
+    driver = Meeting("s")
+    signals = Signals(store, driver)
+    await accepted(store, "z")
+    await store.mark_untold("s", True)
+
+    await signals.catch_up("s")
+
+    # Else the next one overtakes the one that nobody was told of.
+    assert await untold(store)
+
+
+@pytest.mark.parametrize("session_id", ["unknown", "over"])
+async def test_of_a_session_that_is_over_or_unknown_nobody_is_told(
+    store: Store, driver: FakeDriver, signals: Signals, session_id: str
+) -> None:
+    await store.create_session(given.session("over"), given.delivery(session_id="over"))
+    await store.commit(given.closing("over"))
+
+    await signals.catch_up(session_id)
+
+    assert driver.tried == []
+
+
+async def test_a_lost_session_that_no_worker_would_take_up_stays_marked(store: Store) -> None:
+    (row,) = await accepted(store, "d")
+    driver = FakeDriver()
+    driver.no_workers = True
+    signals = Signals(store, driver)
+
+    assert not await signals.deliver(row, untold=False)
+    assert not await signals.deliver(row, untold=True)
+
+    assert driver.rebuilt == {}
+    assert await untold(store)
+
+
+# --- restore ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("status", "reason", "ends"), ENDED)
+async def test_an_open_session_without_a_workflow_is_started_from_the_store(
+    store: Store,
+    status: WorkflowExecutionStatus | None,
+    reason: str,
+    ends: str | None,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    driver = FakeDriver()
+    if status is not None:
+        driver.workflows["s"] = status
+
+    with caplog.at_level(logging.WARNING):
+        await restore(store, driver, await given.read_session(store))
+
+    rebuild = driver.rebuilt["s"]
+    assert rebuild.reason == reason
+    assert (rebuild.ends and rebuild.ends.code) == ends
+    assert reason in caplog.text
+
+
+@pytest.mark.parametrize("status", [RUNNING, WorkflowExecutionStatus.CONTINUED_AS_NEW])
+async def test_a_workflow_that_runs_is_left_alone(store: Store, status: WorkflowExecutionStatus) -> None:
+    driver = FakeDriver()
+    driver.workflows["s"] = status
+
+    await restore(store, driver, await given.read_session(store))
+
+    assert driver.calls == []
+    assert (await given.read_session(store)).attention is None
+
+
+async def test_a_workflow_that_ended_by_itself_shows_that_the_store_is_older(store: Store) -> None:
+    driver = FakeDriver()
+    driver.workflows["s"] = WorkflowExecutionStatus.COMPLETED
+
+    for _ in range(2):
+        await restore(store, driver, await given.read_session(store))
+
+    row = await given.read_session(store)
+    assert row.attention is not None
+    assert row.attention["code"] == "STORE_BEHIND"
+    assert driver.rebuilt == {}
+    assert [event.type for event in await given.everything(store)][1:] == ["session.attention"]
+
+
+async def test_a_session_that_ended_while_it_was_looked_at_needs_no_attention(store: Store) -> None:
+    driver = FakeDriver()
+    driver.workflows["s"] = WorkflowExecutionStatus.COMPLETED
+    before = await given.read_session(store)
+    await store.commit(given.closing())
+
+    await restore(store, driver, before)
+
+    assert (await given.read_session(store)).attention is None
+    assert (await given.keys(store))[-1] == "session/completed"
+
+
+async def test_while_temporal_is_away_nothing_is_made_of_it(store: Store, driver: FakeDriver, signals: Signals) -> None:
+    driver.away = True
+
+    with pytest.raises(Unavailable):
+        await restore(store, driver, await given.read_session(store))
+
+    assert (await given.read_session(store)).attention is None

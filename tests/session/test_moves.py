@@ -1,0 +1,205 @@
+"""What a driver does next: every state of a session against everything that can be waiting in it."""
+
+import itertools
+
+import pytest
+
+from perdure.protocol.actions import Park
+from perdure.protocol.deliveries import DeliveryRef
+from perdure.protocol.inputs import OpenInput
+from perdure.protocol.requests import Snapshot, TurnRequest, TurnResult
+from perdure.protocol.wire import JsonObject
+from perdure.session.decisions import (
+    ForgetCancel,
+    Move,
+    Refuse,
+    Remind,
+    Renew,
+    Restore,
+    RunTurn,
+    Wait,
+    Withdraw,
+    next_move,
+    turn_request,
+)
+from perdure.session.state import Rebuild, SessionState
+
+NOW = 100.0
+MESSAGE = DeliveryRef(id="dlv_1", token_hash="now")
+STALE = DeliveryRef(id="dlv_2", token_hash="old")
+ANSWER = DeliveryRef(id="dlv_3", kind="answer", token_hash="")
+ASKED = OpenInput(request_id="inp_1")
+LATE = OpenInput(request_id="inp_2", expires_at=NOW - 1)
+FORGOTTEN = OpenInput(request_id="inp_3", expires_at=NOW + 50, remind_at=(NOW - 1,))
+HELD_REQUEST = TurnRequest(session_id="ses_1", turn=4, agent="demo", deliveries=(MESSAGE,))
+HELD = {**HELD_REQUEST.model_dump(mode="json"), "wisdom": "of a newer build"}
+
+
+def a_session(**changes: object) -> SessionState:
+    return SessionState(session_id="ses_1", agent="demo", token_hash="now", turn=4).model_copy(update=changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "move"),
+    [
+        ({}, Wait()),
+        ({"inbox": (MESSAGE,)}, RunTurn((MESSAGE,))),
+        ({"inbox": (STALE, MESSAGE)}, Refuse(STALE)),
+        ({"inbox": (ANSWER,)}, RunTurn((ANSWER,))),
+        ({"open": (ASKED,)}, Wait()),
+        ({"open": (ASKED,), "inbox": (MESSAGE,)}, Wait()),
+        ({"open": (ASKED,), "inbox": (STALE,)}, Refuse(STALE)),
+        ({"open": (ASKED,), "inbox": (MESSAGE, ANSWER)}, RunTurn((ANSWER,))),
+        ({"open": (LATE,)}, RunTurn((), ("inp_2",))),
+        ({"open": (LATE, ASKED), "inbox": (ANSWER,)}, RunTurn((ANSWER,), ("inp_2",))),
+        ({"open": (FORGOTTEN,)}, Remind(FORGOTTEN)),
+        ({"open": (FORGOTTEN,), "inbox": (ANSWER,)}, Remind(FORGOTTEN)),
+        ({"open": (OpenInput(request_id="a", expires_at=NOW + 5, remind_at=(NOW + 3,)),)}, Wait(NOW + 3)),
+        # Cancelled.
+        ({"cancel": "this"}, ForgetCancel()),
+        ({"cancel": "this", "inbox": (MESSAGE,)}, RunTurn((MESSAGE,))),
+        ({"cancel": "this", "inbox": (STALE,)}, Refuse(STALE)),
+        ({"cancel": "this", "open": (ASKED,)}, Withdraw()),
+        ({"cancel": "this", "open": (FORGOTTEN,)}, Withdraw()),
+        ({"cancel": "this", "open": (LATE,), "inbox": (ANSWER,)}, Withdraw()),
+        # Held.
+        ({"held": HELD, "retry_at": NOW + 5}, Wait(NOW + 5)),
+        ({"held": HELD, "retry_at": NOW}, RunTurn(held=HELD)),
+        ({"held": HELD, "retry_at": NOW + 5, "inbox": (MESSAGE,)}, Wait(NOW + 5)),
+        ({"held": HELD, "retry_at": NOW + 5, "inbox": (STALE,)}, Refuse(STALE)),
+        ({"held": HELD, "retry_at": NOW + 5, "cancel": "this"}, RunTurn(held=HELD)),
+        ({"held": HELD, "retry_at": NOW + 5, "cancel": "this", "open": (ASKED,)}, RunTurn(held=HELD)),
+        ({"held": HELD, "retry_at": NOW + 5, "open": (FORGOTTEN,)}, Remind(FORGOTTEN)),
+        ({"held": HELD, "retry_at": NOW + 5, "open": (LATE,)}, Wait(NOW + 5)),
+        # Lost.
+        ({"rebuild": Rebuild(reason="LOST"), "inbox": (MESSAGE,), "held": HELD}, Restore(Rebuild(reason="LOST"))),
+    ],
+)
+def test_the_next_move(changes: dict[str, object], move: Move) -> None:
+    assert next_move(a_session(**changes), NOW) == move
+
+
+def test_a_driver_continues_as_new_before_a_turn_and_after_what_is_due() -> None:
+    assert next_move(a_session(), NOW, renew=True) == Renew()
+    assert next_move(a_session(inbox=(MESSAGE,)), NOW, renew=True) == Renew()
+    assert next_move(a_session(open=(ASKED,), inbox=(MESSAGE,)), NOW, renew=True) == Renew()
+    assert next_move(a_session(held=HELD, retry_at=NOW), NOW, renew=True) == Renew()
+    assert next_move(a_session(inbox=(STALE,)), NOW, renew=True) == Refuse(STALE)
+    assert next_move(a_session(cancel="this", open=(ASKED,)), NOW, renew=True) == Withdraw()
+
+
+def every_state() -> list[SessionState]:
+    inboxes = [tuple(each) for size in range(3) for each in itertools.permutations((MESSAGE, STALE, ANSWER), size)]
+    asked: list[tuple[OpenInput, ...]] = [(), (ASKED,), (LATE,), (FORGOTTEN,), (LATE, FORGOTTEN)]
+    held: list[tuple[JsonObject | None, float | None]] = [(None, None), (HELD, NOW + 5), (HELD, NOW - 5)]
+    return [
+        a_session(inbox=inbox, open=open, cancel=cancel, held=request, retry_at=retry_at)
+        for inbox in inboxes
+        for open in asked
+        for cancel in (None, "this")
+        for request, retry_at in held
+    ]
+
+
+def after(session: SessionState, move: Move) -> SessionState:
+    """The state once the move is made, if the turn that it starts asks nothing."""
+    match move:
+        case Withdraw():
+            return session.withdrawn()
+        case Refuse(delivery=delivery):
+            return session.without(delivery)
+        case Remind(request=request):
+            return session.reminded(request)
+        case RunTurn(deliveries=deliveries):
+            return session.without(*deliveries).after_turn(TurnResult(snapshot=Snapshot(), action=Park()))
+        case ForgetCancel():
+            return session.cancelled(None)
+        case Restore() | Renew() | Wait():
+            return session
+
+
+def test_every_state_comes_to_rest_with_nothing_forgotten() -> None:
+    """Moves follow one another until the driver waits; then it holds nothing that it could still do."""
+    for start in every_state():
+        session, moves = start, list[Move]()
+        while not isinstance(move := next_move(session, NOW), Wait):
+            moves.append(move)
+            session = after(session, move)
+            assert len(moves) < 20, start
+
+        read = [delivery for each in moves if isinstance(each, RunTurn) for delivery in each.deliveries]
+        refused = [each.delivery for each in moves if isinstance(each, Refuse)]
+        assert sorted(each.id for each in (*read, *refused, *session.inbox)) == sorted(each.id for each in start.inbox)
+        assert session.cancel is None
+        if not session.open and session.held is None:
+            assert session.inbox == ()
+
+
+def test_a_cancellation_is_settled_by_a_turn_a_withdrawal_or_nothing_to_stop() -> None:
+    for session in every_state():
+        if session.cancel is None:
+            continue
+        while not isinstance(move := next_move(session, NOW), RunTurn | Withdraw | ForgetCancel):
+            session = after(session, move)
+            assert session.cancel == "this"
+
+
+def test_a_held_turn_is_started_again_as_it_is() -> None:
+    assert turn_request(a_session(held=HELD), RunTurn(held=HELD)) == HELD_REQUEST
+
+
+def test_a_turn_is_told_how_far_the_session_had_come() -> None:
+    request = turn_request(a_session(head=17), RunTurn((MESSAGE,)))
+
+    assert (request.head, request.holds, request.turn) == (17, True, 4)
+
+
+def test_a_turn_that_could_not_go_on_is_tried_less_and_less_often() -> None:
+    session, pauses = a_session(), list[float]()
+
+    for _ in range(12):
+        session = session.holding(HELD, None, NOW)
+        assert session.retry_at is not None
+        pauses.append(session.retry_at - NOW)
+
+    assert pauses[:3] == [5, 10, 20]
+    assert pauses[-1] == pauses[-2] == 600
+    assert next_move(session.due(), NOW) == RunTurn(held=HELD)
+
+
+def test_the_next_turn_that_ends_clears_what_was_held() -> None:
+    session = a_session().holding(HELD, "next", NOW)
+
+    session = session.after_turn(TurnResult(snapshot=Snapshot(), action=Park(), head=30))
+
+    assert (session.held, session.retry_at, session.tries, session.token_hash, session.head) == (
+        None,
+        None,
+        0,
+        "next",
+        30,
+    )
+
+
+@pytest.mark.parametrize(
+    ("before", "open", "expected"),
+    [
+        (None, (), None),
+        ("this", (), None),
+        ("this", (ASKED,), "this"),
+        ("next", (), "this"),
+        ("next", (ASKED,), "this"),
+    ],
+)
+def test_a_cancellation_after_its_turn(before: str | None, open: tuple[OpenInput, ...], expected: str | None) -> None:
+    session = a_session(cancel=before).after_turn(TurnResult(snapshot=Snapshot(), action=Park(), open=open))
+
+    assert session.cancel == expected
+
+
+def test_what_arrived_while_the_state_was_rebuilt_is_kept() -> None:
+    found = a_session(inbox=(MESSAGE,), seen=(MESSAGE.id,))
+
+    session = SessionState(session_id="ses_1", agent="", token_hash="").hears(MESSAGE).hears(ANSWER).rebuilt(found)
+
+    assert session.inbox == (MESSAGE, ANSWER)

@@ -1,0 +1,54 @@
+"""How many calls of a step run at the same time, and which of them never begin."""
+
+from perdure.protocol.deliveries import DeliveryRef
+from perdure.protocol.requests import ApprovedCall, Calls, Coordinates, Finished, Resumed, ToolCall, ToolOutcome
+from perdure.session.turn import StepFailed
+
+from .test_turn import BROKEN, REQUEST, ScriptedSteps, calls, completes, finished
+
+
+def many(count: int, parallel: int) -> Calls:
+    return calls(*(f"t{number}" for number in range(count))).model_copy(update={"parallel": parallel})
+
+
+async def test_as_many_calls_run_at_once_as_the_step_says() -> None:
+    steps = ScriptedSteps(many(10, 3), Finished())
+
+    await finished(steps)
+
+    assert [call.call.tool for call in steps.tool_calls] == [f"t{number}" for number in range(10)]
+    assert steps.most_running == 3
+
+
+async def test_approved_calls_run_so_many_at_once_too() -> None:
+    at = Coordinates(session_id="ses_1", turn=2)
+    approved = tuple(ApprovedCall(at=at, call=call) for call in many(10, 3).calls)
+    steps = ScriptedSteps(Finished())
+    steps.resumed = Resumed(calls=approved, parallel=3)
+    answer = DeliveryRef(id="dlv_1", kind="answer", token_hash="now")
+
+    await finished(steps, REQUEST.model_copy(update={"deliveries": (answer,)}))
+
+    assert (len(steps.tool_calls), steps.most_running) == (10, 3)
+
+
+async def test_no_further_call_begins_after_a_cancellation_between_them() -> None:
+    steps = ScriptedSteps(many(10, 3))
+    steps.stopping = steps.stopping_late = True
+
+    result = await finished(steps)
+
+    assert len(steps.tool_calls) == 3
+    assert (result.cancelled, [told.kind for told in steps.concluded]) == (True, ["cancelled"])
+
+
+async def test_no_further_call_begins_after_one_that_failed_for_good() -> None:
+    def tool(call: ToolCall) -> ToolOutcome:
+        if call.call.tool == "t0":
+            raise StepFailed(BROKEN)
+        return completes(call)
+
+    steps = ScriptedSteps(many(10, 2), tool=tool)
+
+    assert (await finished(steps)).failure == BROKEN
+    assert len(steps.tool_calls) == 2

@@ -1,0 +1,175 @@
+"""The end of a session: what nobody has read is refused, what nobody has answered is withdrawn, and readers know."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from perdure.errors import SessionGone
+from perdure.protocol.events import EventType
+from perdure.store.base import Accepted, Answered, Store
+from tests.store import given
+from tests.store.given import answer, answering, closing, says
+
+
+async def test_what_was_not_read_is_refused_and_told_before_the_end(store: Store) -> None:
+    for name in ("heard", "refused", "one", "two"):
+        await store.accept(given.delivery(name))
+    await store.commit(given.hearing("heard"))
+    await given.refuse(store, "refused")
+
+    await store.commit(replace(closing(), events=[given.event("last words"), *closing().events]))
+
+    *events, end = (await given.everything(store))[2:]
+    assert events[0].key == "last words"
+    assert {event.key for event in events[1:]} == {"session/refused/one", "session/refused/two"}
+    assert {event.type for event in events[1:]} == {EventType.DELIVERY_REFUSED}
+    assert end.type == EventType.SESSION_COMPLETED
+    assert [row.refused for row in await store.deliveries("s", ["one", "two"])] == ["session_not_active"] * 2
+    assert await given.dense(store)
+
+
+async def test_what_is_told_of_a_refusal_names_the_delivery_and_says_why(store: Store) -> None:
+    await store.accept(given.delivery())
+
+    await store.commit(closing())
+
+    event = (await given.everything(store))[0]
+    assert event.data is not None
+    assert (event.data["deliveryId"], event.data["code"], event.delivery_ids) == ("d", "session_not_active", ("d",))
+    assert event.data["message"]
+
+
+async def test_what_the_closing_commit_reads_itself_is_not_refused(store: Store) -> None:
+    await store.accept(given.delivery())
+
+    await store.commit(replace(closing(), consume=["d"], consume_turn=0))
+
+    (row,) = await store.deliveries("s", ["d"])
+    assert (row.turn, row.refused) == (0, None)
+    assert await given.keys(store) == ["session/completed"]
+
+
+async def test_what_was_asked_is_withdrawn_and_told_before_the_end(store: Store) -> None:
+    await store.commit(given.parking("r", "q"))
+    await store.accept(given.delivery())
+    told = {each: given.event(f"withdrawn/{each}") for each in ("r", "q")}
+
+    await store.commit(replace(closing(), withdraws=["r"], resolved=told))
+
+    keys = await given.keys(store)
+    assert keys == ["t0/end", "withdrawn/r", "withdrawn/q", "session/refused/d", "session/completed"]
+    assert [(await given.input_row(store, each)).status for each in ("r", "q")] == ["withdrawn"] * 2
+    assert await given.dense(store)
+
+
+async def test_a_session_that_is_closed_again_says_nothing_new(store: Store) -> None:
+    await store.accept(given.delivery())
+    await store.commit(closing())
+    before = await given.everything(store)
+
+    await store.commit(closing())
+
+    assert await given.everything(store) == before
+
+
+async def test_other_sessions_keep_what_they_have(store: Store) -> None:
+    await store.create_session(given.session("t"), given.delivery(session_id="t"))
+
+    await store.commit(closing())
+
+    assert len(await store.unheard("t")) == 1
+
+
+async def test_a_closing_commit_that_fails_refuses_nothing(store: Store) -> None:
+    await store.accept(given.delivery())
+    await store.commit(given.raising(2))
+
+    with pytest.raises(Exception, match="newer attempt"):
+        await store.commit(replace(closing(), fence=given.keeping(1).fence))
+
+    assert len(await store.unheard("s")) == 1
+    assert await given.keys(store) == []
+
+
+async def test_a_repeated_request_learns_that_its_delivery_was_refused(store: Store) -> None:
+    await store.accept(given.delivery(key="k"))
+    await store.commit(closing())
+
+    again = await store.accept(given.delivery("e", key="k"))
+
+    assert (again.fresh, again.delivery.refused) == (False, "session_not_active")
+
+
+async def test_whatever_is_accepted_while_the_session_closes_has_a_fate(store: Store, other: Store) -> None:
+    for n in range(10):
+        session_id = f"s{n}"
+        await store.create_session(given.session(session_id))
+
+        async def accept(m: int, session_id: str = session_id) -> Accepted | SessionGone:
+            try:
+                return await (store, other)[m % 2].accept(given.delivery(f"d{m}", session_id=session_id))
+            except SessionGone as gone:
+                return gone
+
+        accepting = [accept(m) for m in range(8)]
+        # Now among the first, now among the last.
+        *outcomes, _ = await asyncio.gather(
+            *accepting[: n % 5 + 2], *accepting[n % 5 + 2 :], other.commit(closing(session_id))
+        )
+
+        accepted = [each.delivery.delivery_id for each in outcomes if isinstance(each, Accepted)]
+        rows = await store.deliveries(session_id, [f"d{m}" for m in range(8)])
+        assert sorted(accepted) == [row.delivery_id for row in rows]
+        assert {row.refused for row in rows} <= {"session_not_active"}
+        assert await store.unheard(session_id) == []
+        *told, end = await given.keys(store, session_id)
+        assert sorted(told) == [f"session/refused/{each}" for each in sorted(accepted)]
+        assert end == "session/completed"
+        assert await given.dense(store, session_id)
+
+
+async def test_an_answer_that_races_the_end_is_refused_or_comes_too_late(store: Store, other: Store) -> None:
+    for n in range(10):
+        session_id, request_id = f"s{n}", f"r{n}"
+        await store.create_session(given.session(session_id))
+        await store.commit(given.parking(request_id, session_id=session_id))
+        answers = answering((request_id, says("approve")), session_id=session_id)
+        close = replace(closing(session_id), resolved={request_id: given.event("withdrawn")})
+        at_once = [answer(store, answers), other.commit(close)]
+
+        outcomes = await asyncio.gather(*(at_once if n % 2 else at_once[::-1]))
+
+        (answered,) = [each for each in outcomes if isinstance(each, Answered)]
+        keys = await given.keys(store, session_id)
+        if answered.closed:
+            assert keys == ["t0/end", f"resolved/{request_id}", "session/refused/a", "session/completed"]
+        else:
+            assert keys == ["t0/end", "withdrawn", "session/completed"]
+            assert (answered.delivery, answered.rows[0].status) == (None, "withdrawn")
+        assert await store.unheard(session_id) == []
+        assert await given.dense(store, session_id)
+
+
+async def test_whoever_wants_something_of_a_session_that_closes_is_early_or_too_late(
+    store: Store, other: Store
+) -> None:
+    for n in range(10):
+        session_id = f"s{n}"
+        await store.create_session(given.session(session_id))
+        await store.commit(given.ending(session_id=session_id))
+        await store.accept(given.delivery(session_id=session_id))
+        at_once = [
+            given.cancel(store, session_id),
+            given.attend(other, session_id=session_id),
+            store.commit(closing(session_id)),
+            given.refuse(other, "d", session_id),
+            given.refuse(store, "unknown", session_id),
+        ]
+
+        await asyncio.gather(*at_once[n % 5 :], *at_once[: n % 5])
+
+        row = await given.read_session(store, session_id)
+        assert (row.status, row.cancel_turn, row.attention) == ("completed", None, None)
+        assert (await given.keys(store, session_id))[-1] == "session/completed"
+        assert await given.dense(store, session_id)

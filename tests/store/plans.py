@@ -1,0 +1,74 @@
+"""Which queries the store runs for what it is asked, so that a database can be asked to explain them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+
+from perdure.store.base import SessionQuery
+from perdure.store.port import Row, T, Transaction, Value, Work
+from tests.store import given
+
+#: What is asked for, and the index that finds it without looking at anything else.
+LISTINGS = [
+    pytest.param(SessionQuery(), "sessions_by_age", id="all"),
+    pytest.param(SessionQuery(owner=given.ADA.owner), "sessions_by_owner", id="owner"),
+    pytest.param(SessionQuery(status="failed"), "sessions_by_status", id="status"),
+    pytest.param(
+        SessionQuery(owner=given.ADA.owner, status="failed"), "sessions_by_owner_status", id="owner and status"
+    ),
+    pytest.param(
+        SessionQuery(owner=given.ADA.owner, status="failed", agent="echo", mode="task"),
+        "sessions_by_owner_status",
+        id="everything",
+    ),
+]
+
+#: Many sessions of several owners and states, beside the one that there is. `numbers (n)` is a table.
+CROWD = """
+INSERT INTO sessions (session_id, agent, mode, status, owner, principal, capabilities, created_at, updated_at)
+SELECT 'crowd-' || n, 'echo', 'conversation', CASE n % 3 WHEN 0 THEN 'completed' ELSE 'waiting' END,
+    CASE n % 4 WHEN 0 THEN owner ELSE 'owner-' || n % 4 END, principal, capabilities, '2026-' || n, created_at
+FROM sessions, numbers
+"""
+
+#: What waits in those sessions, behind much that turns have heard.
+THEIR_DELIVERIES = """
+INSERT INTO deliveries (session_id, delivery_id, owner, accepted_at, turn)
+SELECT sessions.session_id, 'd-' || n, sessions.owner, '2026-' || n, CASE n WHEN 1 THEN NULL ELSE 0 END
+FROM sessions, numbers
+WHERE n < 10
+"""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A query by its name, and the values that it ran with."""
+
+    query: str
+    values: dict[str, Value]
+
+
+class Recorder:
+    """A transaction that notes what it reads."""
+
+    def __init__(self, transaction: Transaction, ran: list[Ran]) -> None:
+        self._transaction = transaction
+        self._ran = ran
+
+    async def rows(self, query: str, **values: Value) -> Sequence[Row]:
+        self._ran.append(Ran(query, values))
+        return await self._transaction.rows(query, **values)
+
+    async def row(self, query: str, **values: Value) -> Row | None:
+        return await self._transaction.row(query, **values)
+
+    async def run(self, query: str, **values: Value) -> None:
+        await self._transaction.run(query, **values)
+
+    async def define(self, statement: str) -> None:
+        await self._transaction.define(statement)
+
+
+def recorded(work: Work[T], ran: list[Ran]) -> Work[T]:
+    return lambda transaction: work(Recorder(transaction, ran))
