@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 import httpx2
+import psycopg
 
 from .evidence import Cancel, Json, Post, Try
 from .scripts import Script, call, calls, drip, question, say
@@ -23,6 +24,10 @@ _PATIENCE = (1.0, 3.0)
 _PERSISTENCE = 40.0
 #: How often a caller takes 503 for the last word.
 _RESIGNS = 0.3
+
+#: How many deliveries may wait, of sessions that wait for nobody's answer, before callers hold back: people wait for
+#: answers, and what comes after hours in a queue shows nothing new.
+_BACKLOG = 200
 
 _TOOLS = ("charge", "charge_in_thread", "put", "look")
 _MOST_FOLLOWED = 10
@@ -58,13 +63,31 @@ class Callers:
         self._end = time.monotonic() + seconds
         self._clients: dict[str, httpx2.AsyncClient] = {}
         self._followers: set[asyncio.Task[None]] = set()
+        self._room = asyncio.Event()
         self.heard = Heard()
 
     async def run(self, number: int) -> None:
         """All of them, until the time is over; each ends what it has begun."""
-        async with asyncio.TaskGroup() as group:
-            for _ in range(number):
-                group.create_task(Caller(self, random.Random(self._chance.random())).live())
+        watching = asyncio.create_task(self._watch_the_backlog())
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(number):
+                    group.create_task(Caller(self, random.Random(self._chance.random())).live())
+        finally:
+            watching.cancel()
+            await asyncio.wait([watching])
+
+    async def room(self) -> None:
+        """Wait while too much waits already."""
+        await self._room.wait()
+
+    async def _watch_the_backlog(self) -> None:
+        while True:
+            # The database may be dead just now; then nobody knows, and all go on.
+            with contextlib.suppress(OSError, psycopg.Error):
+                moving = await asyncio.to_thread(self._world.moving)
+                (self._room.set if self.over or len(moving.due) < _BACKLOG else self._room.clear)()
+            await asyncio.sleep(1)
 
     @property
     def over(self) -> bool:
@@ -151,6 +174,7 @@ class Caller:
 
     async def live(self) -> None:
         while not self._callers.over:
+            await self._callers.room()
             await self._some_act()()
             await asyncio.sleep(self._chance.expovariate(2.5))
 

@@ -21,6 +21,17 @@ _TABLES = {
     "inputs": "SELECT * FROM inputs ORDER BY session_id, opened_at, request_id",
 }
 
+#: Small answers, for those who ask again and again: all rows take seconds once there are thousands of sessions.
+_MOVING = {
+    "sessions": "SELECT session_id FROM sessions WHERE status IN ('starting', 'running')",
+    "deliveries": "SELECT delivery_id FROM deliveries WHERE turn IS NULL AND refused IS NULL",
+    "due": """
+        SELECT delivery_id FROM deliveries WHERE turn IS NULL AND refused IS NULL
+        AND session_id NOT IN (SELECT session_id FROM inputs WHERE status = 'open')
+    """,
+    "events": "SELECT sum(next_index) AS told FROM sessions",
+}
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -126,9 +137,35 @@ class Evidence:
         )
 
 
+@dataclass(frozen=True)
+class Moving:
+    """What has not come to rest: sessions that work, and deliveries that nobody has heard or refused."""
+
+    sessions: Sequence[str]
+    deliveries: Sequence[str]
+    #: Those of them whose sessions wait for nobody's answer.
+    due: Sequence[str]
+    #: How many events there are in all.
+    told: int
+
+    @property
+    def unsettled(self) -> list[str]:
+        return [*self.sessions, *self.deliveries]
+
+
+def read_moving(database_url: str) -> Moving:
+    """What still moves, with plain SQL."""
+    tables = _tables(database_url, _MOVING)
+    [[told]] = [row.values() for row in tables["events"]]
+    sessions, deliveries, due = (
+        [str(value) for row in tables[name] for value in row.values()] for name in ("sessions", "deliveries", "due")
+    )
+    return Moving(sessions, deliveries, due, int(told or 0))
+
+
 def read_store(database_url: str) -> Evidence:
     """The rows as they are, with plain SQL: the product's own code is not asked about itself."""
-    tables = _sqlite(database_url) if database_url.startswith("sqlite") else _postgres(database_url)
+    tables = _tables(database_url, _TABLES)
     return Evidence(
         sessions=tables["sessions"],
         events=_by_session(_decoded(each, "data", "delivery_ids") for each in tables["events"]),
@@ -139,24 +176,29 @@ def read_store(database_url: str) -> Evidence:
     )
 
 
-def _sqlite(database_url: str) -> dict[str, list[Json]]:
+def _tables(database_url: str, queries: Mapping[str, str]) -> dict[str, list[Json]]:
+    """The answers of all queries, as they were at one moment."""
+    read = _sqlite if database_url.startswith("sqlite") else _postgres
+    return read(database_url, queries)
+
+
+def _sqlite(database_url: str, queries: Mapping[str, str]) -> dict[str, list[Json]]:
     database = sqlite3.connect(database_url.removeprefix("sqlite:///"), isolation_level=None, timeout=30)
     try:
         database.row_factory = sqlite3.Row
-        # One transaction: all tables as they were at one moment.
         database.execute("BEGIN")
-        return {name: [dict(row) for row in database.execute(query)] for name, query in _TABLES.items()}
+        return {name: [dict(row) for row in database.execute(query)] for name, query in queries.items()}
     finally:
         database.close()
 
 
-def _postgres(database_url: str) -> dict[str, list[Json]]:
+def _postgres(database_url: str, queries: Mapping[str, str]) -> dict[str, list[Json]]:
     import psycopg
     from psycopg.rows import dict_row
 
     with psycopg.connect(database_url) as database, database.cursor(row_factory=dict_row) as cursor:
         database.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-        return {name: cursor.execute(query.encode()).fetchall() for name, query in _TABLES.items()}
+        return {name: cursor.execute(query.encode()).fetchall() for name, query in queries.items()}
 
 
 def _decoded(row: Json, *columns: str) -> Json:

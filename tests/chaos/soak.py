@@ -35,7 +35,7 @@ from .evidence import Evidence
 from .promises import answers, broken_promises, slowest_delivery
 from .scripts import say
 from .stubborn import Stubborn
-from .world import AGENT, World, unsettled
+from .world import AGENT, World
 
 _CALLERS = 8
 #: How long nothing may change, once nothing fails any more, before what has not come to rest is said to be stuck; and
@@ -85,11 +85,10 @@ class Soak:
         while True:
             await self._answer_everything(callers)
             await asyncio.sleep(0.5)
-            seen = await asyncio.to_thread(self._world.store)
-            waiting = unsettled(seen)
-            now = (waiting, sum(len(events) for events in seen.events.values()))
-            if now != before:
-                before, changed = now, time.monotonic()
+            moving = await asyncio.to_thread(self._world.moving)
+            waiting = moving.unsettled
+            if moving != before:
+                before, changed = moving, time.monotonic()
             if not waiting or time.monotonic() > min(changed + _STILLNESS, began + _REST):
                 break
         told = f"{len(waiting)} sessions and deliveries have not come to rest" if waiting else "nothing moves"

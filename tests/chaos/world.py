@@ -20,7 +20,7 @@ from tests.support.stack import Stack
 from tests.support.talk import Talk
 
 from . import invariants
-from .evidence import Asked, Evidence, Json, read_store
+from .evidence import Asked, Evidence, Json, Moving, read_moving, read_store
 
 AGENT = "tests.chaos.agents:agent"
 
@@ -160,9 +160,13 @@ class World:
     def _provider(self, what: str) -> Json:
         return httpx2.get(f"{self.stack.provider_url}/{what}", timeout=60).raise_for_status().json()
 
+    def moving(self) -> Moving:
+        """What has not come to rest yet."""
+        return read_moving(self.stack.settings.database)
+
     async def settled(self, within: float = 40.0) -> Evidence:
         """Wait until every session waits or is over, and every delivery was heard or refused."""
-        await until(lambda: not unsettled(self.store()), "all sessions to settle", within)
+        await until(lambda: not self.moving().unsettled, "all sessions to settle", within)
         return self.store()
 
     async def check(self) -> Evidence:
@@ -213,14 +217,6 @@ class World:
 def dies_at(point: str, once: Path) -> dict[str, str]:
     """The environment of a worker that dies at a point of its work, and of no second one."""
     return {"PERDURE_KILL_POINT": point, "PERDURE_KILL_ONCE_FILE": str(once)}
-
-
-def unsettled(evidence: Evidence) -> list[str]:
-    """The sessions in which something moves, and the deliveries that wait."""
-    waiting = [each["session_id"] for each in evidence.sessions if each["status"] in ("starting", "running")]
-    for deliveries in evidence.deliveries.values():
-        waiting += [each["delivery_id"] for each in deliveries if each["turn"] is None and each["refused"] is None]
-    return waiting
 
 
 def kept_types(world: World, session_id: str) -> list[str]:
