@@ -29,6 +29,7 @@ _MOVING = {
         SELECT delivery_id FROM deliveries WHERE turn IS NULL AND refused IS NULL
         AND session_id NOT IN (SELECT session_id FROM inputs WHERE status = 'open')
     """,
+    "asking": "SELECT request_id FROM inputs WHERE status = 'open'",
     "events": "SELECT sum(next_index) AS told FROM sessions",
 }
 
@@ -145,6 +146,8 @@ class Moving:
     deliveries: Sequence[str]
     #: Those of them whose sessions wait for nobody's answer.
     due: Sequence[str]
+    #: The requests that wait for an answer.
+    asking: Sequence[str]
     #: How many events there are in all.
     told: int
 
@@ -157,10 +160,11 @@ def read_moving(database_url: str) -> Moving:
     """What still moves, with plain SQL."""
     tables = _tables(database_url, _MOVING)
     [[told]] = [row.values() for row in tables["events"]]
-    sessions, deliveries, due = (
-        [str(value) for row in tables[name] for value in row.values()] for name in ("sessions", "deliveries", "due")
+    sessions, deliveries, due, asking = (
+        [str(value) for row in tables[name] for value in row.values()]
+        for name in ("sessions", "deliveries", "due", "asking")
     )
-    return Moving(sessions, deliveries, due, int(told or 0))
+    return Moving(sessions, deliveries, due, asking, int(told or 0))
 
 
 def read_store(database_url: str) -> Evidence:

@@ -86,12 +86,13 @@ class Soak:
             await self._answer_everything(callers)
             await asyncio.sleep(0.5)
             moving = await asyncio.to_thread(self._world.moving)
-            waiting = moving.unsettled
+            # What was heard a moment ago may ask in its turn.
+            waiting = [*moving.unsettled, *moving.asking]
             if moving != before:
                 before, changed = moving, time.monotonic()
             if not waiting or time.monotonic() > min(changed + _STILLNESS, began + _REST):
                 break
-        told = f"{len(waiting)} sessions and deliveries have not come to rest" if waiting else "nothing moves"
+        told = f"{len(waiting)} sessions, deliveries and requests have not come to rest" if waiting else "nothing moves"
         say_aloud(f"{told} after {time.monotonic() - began:.0f} s")
 
     async def _answer_everything(self, callers: Callers) -> None:
