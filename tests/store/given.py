@@ -205,7 +205,7 @@ async def keys(store: Store, session_id: str = "s") -> list[str]:
     return [event.key for event in await everything(store, session_id)]
 
 
-async def eventually(condition: Callable[[], bool | Awaitable[bool]], within: float = 10.0) -> None:
+async def eventually(condition: Callable[[], bool | Awaitable[bool]], within: float = 60.0) -> None:
     """Wait until the condition holds."""
     async with asyncio.timeout(within):
         while True:

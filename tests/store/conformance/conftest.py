@@ -8,6 +8,7 @@ import pytest
 
 from perdure.store.base import Store
 from perdure.store.open import open_store
+from perdure.store.postgres.feed import Notifications
 from tests.store import given
 
 OpenStore: TypeAlias = Callable[[], Awaitable[Store]]
@@ -19,6 +20,12 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "postgres":
         return request.getfixturevalue("postgres_url")
     return f"sqlite:///{tmp_path / 'perdure.db'}"
+
+
+@pytest.fixture
+def no_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Listeners do not look for notices that they lost: what is missed stays missed, however long a test waits."""
+    monkeypatch.setattr(Notifications.__init__, "__defaults__", (3600.0,))
 
 
 @pytest.fixture

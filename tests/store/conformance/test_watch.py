@@ -5,24 +5,35 @@ import sys
 
 import pytest
 
-from perdure.store.base import Commit, Store
+from perdure.store.base import Commit, Store, Watch
 from tests.store import given
 
+pytestmark = pytest.mark.usefixtures("no_look")
 
-async def read_on(store: Store, until: int, patience: float) -> list[int]:
+#: Seconds in which news must come; only a failure takes as long.
+SOON = 30.0
+
+
+async def begun(*watches: Watch) -> None:
+    """A first wake without news is made for what was written before."""
+    for watch in watches:
+        assert await watch.changed(SOON)
+
+
+async def read_on(store: Store, until: int) -> list[int]:
     """Read as a stream does: whatever is there, then wait for news; stop when no news came in time."""
     seen: list[int] = []
     async with store.watch("s") as watch:
         while True:
             while page := await store.events("s", len(seen)):
                 seen += [event.index for event in page]
-            if len(seen) >= until or not await watch.changed(patience):
+            if len(seen) >= until or not await watch.changed(SOON):
                 return seen
 
 
 async def test_without_news_a_watcher_waits_in_vain(store: Store) -> None:
     async with store.watch("s") as watch:
-        await watch.changed(0.1)  # A first wake without news is allowed.
+        await begun(watch)
 
         assert not await watch.changed(0.1)
 
@@ -30,18 +41,17 @@ async def test_without_news_a_watcher_waits_in_vain(store: Store) -> None:
 async def test_a_commit_wakes_the_watchers_of_its_session_only(store: Store) -> None:
     await store.create_session(given.session("t"))
     async with store.watch("s") as ours, store.watch("t") as theirs:
-        await ours.changed(0.3)
-        await theirs.changed(0.3)
+        await begun(ours, theirs)
 
         await store.commit(Commit("s", events=[given.event("a")]))
 
-        assert await ours.changed(1)
+        assert await ours.changed(SOON)
         assert not await theirs.changed(0.1)
 
 
 async def test_news_from_before_the_question_are_not_missed(store: Store) -> None:
     async with store.watch("s") as watch:
-        await watch.changed(0.3)
+        await begun(watch)
 
         await store.commit(Commit("s", events=[given.event("a")]))
         await store.events("s", 1)
@@ -52,11 +62,11 @@ async def test_news_from_before_the_question_are_not_missed(store: Store) -> Non
 async def test_a_refusal_wakes_too(store: Store) -> None:
     await store.accept(given.delivery())
     async with store.watch("s") as watch:
-        await watch.changed(0.3)
+        await begun(watch)
 
         await store.refuse("s", "d", "X", given.event("refused"))
 
-        assert await watch.changed(1)
+        assert await watch.changed(SOON)
 
 
 @pytest.mark.alone
@@ -64,18 +74,18 @@ async def test_another_store_wakes_within_a_tenth_of_a_second(store: Store, othe
     loop = asyncio.get_running_loop()
     delays: list[float] = []
     async with store.watch("s") as watch:
-        await watch.changed(1)
+        await begun(watch)
         for n in range(15):
             await other.commit(Commit("s", events=[given.event(str(n))]))
             committed_at = loop.time()
-            assert await watch.changed(5)
+            assert await watch.changed(SOON)
             delays.append(loop.time() - committed_at)
 
     assert statistics.median(delays) < 0.1
 
 
 async def test_another_process_wakes(store: Store, url: str) -> None:
-    reading = asyncio.create_task(read_on(store, 20, patience=20))
+    reading = asyncio.create_task(read_on(store, 20))
 
     writer = await asyncio.create_subprocess_exec(sys.executable, "-m", "tests.store.writer", url, "s", "w", "20")
 
@@ -85,8 +95,7 @@ async def test_another_process_wakes(store: Store, url: str) -> None:
 
 async def test_no_wake_is_missed(store: Store, other: Store) -> None:
     dice = random.Random(7)
-    # Less than the slow look of a listener that lost a notice: it may not hide a miss.
-    readers = [asyncio.create_task(read_on(each, 120, patience=1.5)) for each in (store, other) * 4]
+    readers = [asyncio.create_task(read_on(each, 120)) for each in (store, other) * 4]
 
     for n in range(120):
         await (store if dice.random() < 0.5 else other).commit(Commit("s", events=[given.event(str(n))]))
@@ -99,7 +108,7 @@ async def test_no_wake_is_missed(store: Store, other: Store) -> None:
 
 async def test_a_cancelled_commit_that_went_through_is_seen(store: Store) -> None:
     async with store.watch("s") as watch:
-        await watch.changed(0.3)
+        await begun(watch)
         for n in range(40):
             committing = asyncio.create_task(store.commit(Commit("s", events=[given.event(str(n))])))
             for _ in range(n % 8):
@@ -108,7 +117,7 @@ async def test_a_cancelled_commit_that_went_through_is_seen(store: Store) -> Non
             await asyncio.wait([committing])
 
             if await store.index_of("s", str(n)) is not None:
-                assert await watch.changed(1.5)
+                assert await watch.changed(SOON)
 
     await store.commit(Commit("s", events=[given.event("after")]))
     indexes = [event.index for event in await given.everything(store)]

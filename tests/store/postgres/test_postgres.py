@@ -66,7 +66,7 @@ async def test_a_lost_notice_is_made_up_for(postgres_url: str) -> None:
 
         await mute.commit(Commit("s", events=[given.event("a")]))
 
-        assert await watch.changed(10)
+        assert await watch.changed(60)
     await mute.close()
     await attentive.close()
 
@@ -74,7 +74,7 @@ async def test_a_lost_notice_is_made_up_for(postgres_url: str) -> None:
 async def test_a_listener_that_lost_its_connection_listens_again(store: SqlStore, postgres_url: str) -> None:
     other = await opened(postgres_url)
     async with store.watch("s") as watch:
-        assert await watch.changed(5)
+        assert await watch.changed(60)
         with psycopg.connect(postgres_url, autocommit=True) as connection:
             gone = connection.execute(
                 "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
@@ -84,7 +84,7 @@ async def test_a_listener_that_lost_its_connection_listens_again(store: SqlStore
 
         await other.commit(Commit("s", events=[given.event("a")]))
 
-        assert await watch.changed(10)
+        assert await watch.changed(60)
     await other.close()
 
 

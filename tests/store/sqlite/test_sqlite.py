@@ -197,6 +197,6 @@ async def test_a_feed_that_breaks_tells_its_watchers(database: CountingDatabase)
 
     async with watchers.watching("s") as watch:
         with pytest.raises(Unavailable):
-            await watch.changed(5)
+            await watch.changed(60)
 
     await watchers.close()
