@@ -33,6 +33,7 @@ from perdure.protocol.requests import (
 from perdure.protocol.wire import JsonObject
 from perdure.session.state import SessionState
 from perdure.settings import Settings
+from tests.support.processes import PATIENCE
 from workflows.session import SessionWorkflow
 from workflows.turn import TurnWorkflow
 
@@ -143,7 +144,7 @@ class Outside:
             where.append(what)
             self._moved.notify_all()
 
-    async def until(self, holds: Callable[[], bool], within: float = 20) -> None:
+    async def until(self, holds: Callable[[], bool], within: float = PATIENCE) -> None:
         async with asyncio.timeout(within), self._moved:
             await self._moved.wait_for(holds)
 
@@ -169,7 +170,7 @@ class Driven:
 
     async def parked(self) -> None:
         """Wait until the driver knows that it waits for people."""
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             while not (await self.handle.query(names.DESCRIBE))["open"]:
                 await asyncio.sleep(0.02)
 

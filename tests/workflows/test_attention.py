@@ -16,6 +16,7 @@ from perdure.protocol.requests import CallRef, Calls, Conclusion, Failure, Finis
 from perdure.runtime.connect import connect
 from perdure.session.state import Rebuild, SessionState
 from perdure.settings import Settings
+from tests.support.processes import PATIENCE
 from tests.support.stack import TemporalServer
 
 from .harness import Bench, Driven, Outside
@@ -45,14 +46,14 @@ async def status(session: Driven) -> WorkflowExecutionStatus | None:
 
 
 async def ended(session: Driven) -> WorkflowExecutionStatus | None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         with contextlib.suppress(WorkflowFailureError):
             await session.handle.result()
     return await status(session)
 
 
 async def described(session: Driven, holds: Callable[[dict[str, object]], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while not holds(await session.handle.query(names.DESCRIBE)):
             await asyncio.sleep(0.02)
 
@@ -216,7 +217,7 @@ async def test_an_operators_cancellation_of_the_workflow_stops_the_turn_and_ends
     outside.answer = hang
     session = await bench.start(outside)
     await session.deliver("dlv_1")
-    await asyncio.wait_for(begun.wait(), 20)
+    await asyncio.wait_for(begun.wait(), PATIENCE)
 
     await session.handle.cancel()
 
@@ -272,7 +273,7 @@ async def test_a_cancel_that_comes_while_a_reminder_is_written_is_not_forgotten(
 
     outside.before_reminding = before_reminding
     session = await bench.start(outside, open=(OpenInput(request_id="inp_1", remind_at=(1.0,)),))
-    await asyncio.wait_for(reminding.wait(), 20)
+    await asyncio.wait_for(reminding.wait(), PATIENCE)
 
     await session.handle.signal(names.CANCEL, {})
     may.set()
@@ -286,7 +287,7 @@ async def test_an_activity_that_fails_for_good_does_not_fail_the_driver(bench: B
     waiting = (DeliveryRef(id="dlv_1", token_hash="now"),)
     session = await bench.start(outside, cancel="this", inbox=waiting)
 
-    await outside.until(lambda: bool(outside.concluded), within=40)
+    await outside.until(lambda: bool(outside.concluded), within=2 * PATIENCE)
     assert await status(session) == WorkflowExecutionStatus.RUNNING
 
 
@@ -295,7 +296,7 @@ async def test_a_parked_driver_continues_as_new_before_its_history_is_long(bench
     first = (await session.handle.describe()).run_id
     sent: list[str] = []
 
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(2 * PATIENCE):
         while (await bench.client.get_workflow_handle(session.handle.id).describe()).run_id == first:
             sent.append(f"dlv_{len(sent)}")
             await session.deliver(sent[-1], coalesce=True)
@@ -347,7 +348,7 @@ async def test_a_cancel_that_meets_the_end_of_a_failed_turn_changes_nothing(temp
     async with bench.working(outside):
         session = await bench.start(outside)
         await session.deliver("dlv_1")
-        await asyncio.wait_for(outside.concluding.wait(), 20)
+        await asyncio.wait_for(outside.concluding.wait(), PATIENCE)
 
         await session.handle.signal(names.CANCEL, {"turnId": "turn_0"})
         await session.deliver("dlv_2")
@@ -371,9 +372,9 @@ async def test_an_operator_can_end_a_session_whose_turn_has_no_worker(temporal_s
     async with bench.working(outside) as parts:
         session = await bench.start(outside)
         await session.deliver("dlv_1")
-        await asyncio.wait_for(asked.wait(), 20)
+        await asyncio.wait_for(asked.wait(), PATIENCE)
         await parts.stop_turns()
 
         await session.handle.signal(names.REPAIR, {"how": "fail"})
 
-        await outside.until(lambda: bool(outside.closed), within=50)
+        await outside.until(lambda: bool(outside.closed), within=2 * PATIENCE)

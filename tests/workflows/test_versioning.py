@@ -24,6 +24,7 @@ from perdure.runtime.connect import connect
 from perdure.session.turn import Breath, run_turn
 from perdure.settings import Settings
 from tests.support.fleet import KINDS, build_of, make_current
+from tests.support.processes import PATIENCE
 from tests.support.stack import TemporalServer
 from workflows.session import SessionWorkflow
 from workflows.steps import ActivitySteps
@@ -155,7 +156,7 @@ async def test_a_turn_ends_on_its_build_and_so_does_its_work(bench: Bench, fleet
     async with fleet.current("1", first):
         session = await bench.start(first)
         await session.deliver("dlv_1")
-        await asyncio.wait_for(inside.wait(), 20)
+        await asyncio.wait_for(inside.wait(), PATIENCE)
 
         async with fleet.current("2", second):
             go_on.set()
