@@ -6,6 +6,7 @@ import re
 import socket
 import time
 from collections.abc import Generator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ import pytest
 from api.connections import Terms
 from tests.api.process import ApiProcess, api_process
 from tests.api.served import URL, Api, serving
+from tests.support.processes import PATIENCE
 
 HEALTH = b"GET /eve/v1/health HTTP/1.1\r\nhost: 127.0.0.1\r\n"
 POST = f"POST {URL} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 1000000\r\n".encode()
@@ -21,7 +23,7 @@ POST = f"POST {URL} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 1000000\r\n".
 @contextlib.contextmanager
 def connected(api: Api | ApiProcess, said: bytes = b"") -> Generator[socket.socket]:
     host, port = api.url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=20) as sock:
+    with socket.create_connection((host, int(port)), timeout=PATIENCE) as sock:
         sock.sendall(said)
         yield sock
 
@@ -79,7 +81,7 @@ async def test_a_head_that_is_too_large_is_431(api: Api) -> None:
 async def test_a_head_has_its_time(tmp_path: Path, said: bytes) -> None:
     async with serving(tmp_path, terms=QUICK) as api:
         with connected(api, said) as sock:
-            told = await asyncio.wait_for(heard(sock), 10)
+            told = await asyncio.wait_for(heard(sock), PATIENCE)
 
     assert told.startswith(b"HTTP/1.1 408 ") or told == b""
 
@@ -89,7 +91,7 @@ async def test_the_second_head_of_a_connection_has_its_time_too(tmp_path: Path) 
         with connected(api, HEALTH + b"\r\n") as sock:
             assert (await answered(sock)).startswith(b"HTTP/1.1 200 ")
             sock.sendall(b"GET /eve")
-            told = await asyncio.wait_for(heard(sock), 10)
+            told = await asyncio.wait_for(heard(sock), PATIENCE)
 
     assert told.startswith(b"HTTP/1.1 408 ")
 
@@ -104,13 +106,14 @@ async def test_a_body_that_drips_has_its_time(tmp_path: Path) -> None:
                         sock.sendall(b"x")
                         time.sleep(0.01)
 
-            await asyncio.wait_for(asyncio.to_thread(drip), 10)
+            await asyncio.wait_for(asyncio.to_thread(drip), PATIENCE)
 
 
 async def test_a_body_that_comes_at_a_fair_pace_is_waited_for(tmp_path: Path) -> None:
     message = b'{"message": "' + b"x" * 200_000 + b'"}'
 
-    async with serving(tmp_path, terms=QUICK) as api:
+    # Enough to bridge a moment in which the machine does other things.
+    async with serving(tmp_path, terms=replace(QUICK, body_time=1.0)) as api:
         head = f"POST {URL} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\ncontent-length: {len(message)}\r\n\r\n"
         with connected(api, head.encode()) as sock:
             # Longer than a body has that does not come: 32 KiB are worth a second.
@@ -125,7 +128,7 @@ async def test_a_body_that_comes_at_a_fair_pace_is_waited_for(tmp_path: Path) ->
 async def test_the_rest_of_a_refused_body_does_not_come_for_ever(tmp_path: Path) -> None:
     async with serving(tmp_path, terms=QUICK) as api:
         with connected(api, POST + b"x-api-key: wrong\r\n\r\n") as sock:
-            told = await asyncio.wait_for(heard(sock), 10)
+            told = await asyncio.wait_for(heard(sock), PATIENCE)
 
     assert told.startswith(b"HTTP/1.1 401 ")
 

@@ -15,10 +15,9 @@ from perdure.settings import Settings
 from tests.support.processes import Process, clean_environment, free_port, wait_until
 from tests.support.sockets import BlackHole
 
-pytestmark = pytest.mark.alone
-
-#: How long callers may wait: the patience of five seconds, and what the rest of a request takes.
-WITHIN = 6.5
+#: How long callers may wait: the patience of five seconds, and what the rest of a request takes on a busy machine;
+#: less than that patience twice.
+WITHIN = 9.0
 
 
 @pytest.fixture
@@ -37,10 +36,10 @@ def api(tmp_path: Path, black_hole: BlackHole) -> Generator[str]:
         "PERDURE_PORT": str(port),
     }
     migration = Process("migrate", command("migrate"), tmp_path / "migrate.log", environment)
-    assert migration.wait(60) == 0, migration.output
+    assert migration.wait() == 0, migration.output
     process = Process("api", command("api", "--ready-file", str(flag)), tmp_path / "api.log", environment)
     try:
-        wait_until(lambda: flag.exists() or not process.alive, "the API to be ready", 60)
+        wait_until(lambda: flag.exists() or not process.alive, "the API to be ready", 120)
         assert process.alive, process.output
         yield f"http://127.0.0.1:{port}"
     finally:
@@ -48,7 +47,7 @@ def api(tmp_path: Path, black_hole: BlackHole) -> Generator[str]:
 
 
 async def test_requests_are_answered_in_time_and_the_process_goes_on(api: str, black_hole: BlackHole) -> None:
-    async with httpx2.AsyncClient(base_url=api, timeout=30) as http:
+    async with httpx2.AsyncClient(base_url=api, timeout=60) as http:
         began = time.monotonic()
 
         posts = [asyncio.create_task(http.post("/eve/v1/session", json={"message": "hello"})) for _ in range(4)]
@@ -80,6 +79,6 @@ def test_a_worker_says_whom_it_waits_for_and_can_be_stopped(tmp_path: Path, blac
     try:
         wait_until(lambda: f"waiting for Temporal at {black_hole.address}" in worker.output, "a word of the worker")
 
-        assert worker.terminate(within=WITHIN + 3) == 0, worker.output
+        assert worker.terminate() == 0, worker.output
     finally:
         worker.close()

@@ -35,7 +35,7 @@ class Dev:
         return f"http://127.0.0.1:{self.port}"
 
     def ready(self) -> "Dev":
-        wait_until(lambda: "Perdure is ready." in self.process.output or not self.process.alive, "dev to be ready", 60)
+        wait_until(lambda: "Perdure is ready." in self.process.output or not self.process.alive, "dev to be ready", 120)
         assert self.process.alive, self.process.output
         return self
 
@@ -175,7 +175,9 @@ async def test_a_reader_does_not_keep_it_from_ending(start_dev: DevFactory) -> N
 
 def test_a_stale_lock_is_no_obstacle(start_dev: DevFactory) -> None:
     first = start_dev().ready()
+    family = first.family()
     first.process.kill()
+    wait_until(lambda: not family & _parents().keys(), "all of its processes to end")
 
     start_dev(port=first.port).ready()
 
@@ -207,7 +209,7 @@ def test_an_agent_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
 
     dev = Process("dev", program, tmp_path / "dev.log", clean_environment())
 
-    assert dev.wait(60) == 1
+    assert dev.wait() == 1
     assert "There is no module 'no_such_module'" in dev.output
     assert "Traceback" not in dev.output
 

@@ -15,6 +15,7 @@ from perdure.runtime.connect import secret
 from perdure.runtime.sessions import Sessions
 from perdure.session.tokens import hashed
 from perdure.store.base import NewDelivery, NewSession, Store
+from tests.support.processes import PATIENCE
 from tests.support.stack import Stack
 
 
@@ -43,7 +44,7 @@ def a_token() -> str:
 
 async def events(store: Store, session_id: str, *, boundaries: int = 1) -> list[Event]:
     """The session's events, once it has come to so many boundaries."""
-    async with asyncio.timeout(30), store.watch(session_id) as watch:
+    async with asyncio.timeout(PATIENCE), store.watch(session_id) as watch:
         while True:
             found = list(await store.events(session_id))
             if sum(event.type in BOUNDARIES for event in found) >= boundaries:
@@ -177,12 +178,18 @@ async def test_deliveries_during_a_turn_become_turns_of_their_own_in_order(sessi
     assert said(found, "message.completed", "message")[1:] == ["0", "1", "2"]
 
 
-async def test_coalesced_deliveries_share_a_turn_and_keep_every_message(sessions: Sessions, store: Store) -> None:
+async def test_coalesced_deliveries_share_a_turn_and_keep_every_message(
+    stack: Stack, sessions: Sessions, store: Store
+) -> None:
     token = a_token()
-    receipt = await sessions.start("host", "drip 20 delay 20", token=token)
-
-    for number in range(3):
-        await sessions.deliver(token, f"say {number}", coalesce=True)
+    # Frozen, so that all of them wait before the first turn ends.
+    stack.workers[0].stop()
+    try:
+        receipt = await sessions.start("host", "say first", token=token)
+        for number in range(3):
+            await sessions.deliver(token, f"say {number}", coalesce=True)
+    finally:
+        stack.workers[0].cont()
 
     found = await events(store, receipt.session_id, boundaries=2)
     later = [event for event in found if event.turn != 0 or (event.data or {}).get("sequence") == 1]
@@ -208,7 +215,7 @@ async def test_a_delivery_to_the_new_token_during_the_turn_that_sets_it_is_heard
 ) -> None:
     new = a_token()
     receipt = await sessions.start("host", f'call adopt {{"token": "{new}"}} then drip 30 delay 20')
-    async with asyncio.timeout(20), store.watch(receipt.session_id) as watch:
+    async with asyncio.timeout(PATIENCE), store.watch(receipt.session_id) as watch:
         while await store.route(hashed(new)) is None:
             await watch.changed(1)
 
