@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import random
 import signal
 import socket
 import sys
@@ -113,9 +114,12 @@ async def supervised(logs: Path) -> AsyncGenerator[Supervisor]:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port nobody listens on, below those that the kernel hands to outgoing connections until somebody does."""
+    while True:
+        port = random.randint(30_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def _part(name: str, data: Path, environment: dict[str, str], pids: dict[str, int]) -> Part:

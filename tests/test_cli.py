@@ -30,7 +30,7 @@ def perdure(*words: str, **environment: str) -> "subprocess.CompletedProcess[str
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=120,
     )
 
 

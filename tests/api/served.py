@@ -25,6 +25,7 @@ from perdure.runtime.sessions import Sessions
 from perdure.settings import Settings
 from perdure.store.base import Commit, SessionChange, Store
 from perdure.store.open import open_store
+from tests.support.processes import PATIENCE
 
 
 @tool(effects="pure")
@@ -114,7 +115,7 @@ class Api:
     @asynccontextmanager
     async def stream(self, session_id: str, start: int | str = 0) -> AsyncGenerator["Reading"]:
         async with self.http.stream(
-            "GET", f"{URL}/{session_id}/stream", params={"startIndex": start}, timeout=30
+            "GET", f"{URL}/{session_id}/stream", params={"startIndex": start}, timeout=PATIENCE
         ) as answer:
             yield Reading(answer)
 
@@ -131,7 +132,7 @@ class Reading:
         self._lines = answer.aiter_lines()
 
     async def line(self) -> str:
-        return await asyncio.wait_for(anext(self._lines), 10)
+        return await asyncio.wait_for(anext(self._lines), PATIENCE)
 
     async def event(self) -> dict[str, Any]:
         """The next event; blank lines are skipped, as clients do."""
@@ -154,7 +155,7 @@ class Reading:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for something that no event tells of."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while not condition():
             await asyncio.sleep(0.005)
 
@@ -226,7 +227,7 @@ async def serving(
     await ready.wait()
     try:
         limits = httpx2.Limits(max_connections=None)
-        async with httpx2.AsyncClient(base_url=url, limits=limits) as http:
+        async with httpx2.AsyncClient(base_url=url, limits=limits, timeout=PATIENCE) as http:
             yield Api(url, http, store, temporal, feeds)
     finally:
         stop.set()

@@ -14,6 +14,7 @@ from perdure.errors import Misconfigured
 from perdure.runtime.operate import new_api_key
 from perdure.settings import Settings
 from tests.api.served import URL, Api, serving
+from tests.support.processes import PATIENCE
 
 
 def keys(**holders: str) -> str:
@@ -201,7 +202,7 @@ async def test_a_request_of_http_1_0_comes_from_a_proxy(api: Api) -> None:
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(f"GET /eve/v1/info HTTP/1.0\r\nhost: {host}:{port}\r\nconnection: close\r\n\r\n".encode())
 
-    assert b" 401 " in await asyncio.wait_for(reader.readline(), 10)
+    assert b" 401 " in await asyncio.wait_for(reader.readline(), PATIENCE)
     writer.close()
 
 

@@ -14,7 +14,7 @@ from perdure.errors import Misconfigured
 from perdure.settings import Settings
 from perdure.store.open import open_store
 from tests.api.served import URL, serving, until
-from tests.support.processes import free_port
+from tests.support.processes import PATIENCE, free_port
 
 
 def settings(directory: Path, port: int, host: str = "127.0.0.1") -> Settings:
@@ -34,15 +34,15 @@ async def test_it_boots_before_temporal_and_stops_when_told(tmp_path: Path) -> N
     await migrate(settings(tmp_path, port))
     stop, ready = asyncio.Event(), asyncio.Event()
     server = asyncio.create_task(serve(settings(tmp_path, port), stop, ready))
-    await asyncio.wait_for(ready.wait(), 20)
+    await asyncio.wait_for(ready.wait(), PATIENCE)
 
-    async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+    async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE) as http:
         healthy = await http.get("/eve/v1/health")
         described = await http.get("/eve/v1/info")
-        started = await http.post(URL, json={"message": "hello"}, timeout=30)
+        started = await http.post(URL, json={"message": "hello"})
         assert started.headers["x-perdure-delayed"] == "true"
     stop.set()
-    await asyncio.wait_for(server, 10)
+    await asyncio.wait_for(server, PATIENCE)
 
     assert [answer.status_code for answer in (healthy, described, started)] == [200, 200, 202]
     with pytest.raises(ConnectionRefusedError), closing(socket.socket()) as sock:
@@ -66,7 +66,7 @@ async def test_it_does_not_boot_open_to_the_world(tmp_path: Path) -> None:
 
 @pytest.mark.alone
 async def test_open_streams_end_when_the_server_does(tmp_path: Path) -> None:
-    async with httpx2.AsyncClient(timeout=30) as http:
+    async with httpx2.AsyncClient(timeout=PATIENCE) as http:
         async with serving(tmp_path) as api:
             session_id = (await api.create())["sessionId"]
             url = f"{api.url}{URL}/{session_id}/stream"

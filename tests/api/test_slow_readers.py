@@ -14,6 +14,7 @@ from api.feed import Pace
 from perdure.store.base import Commit
 from tests.api.process import ApiProcess, api_process
 from tests.api.served import URL, Api, serving, turn_events, until
+from tests.support.processes import PATIENCE
 
 pytestmark = pytest.mark.alone
 
@@ -67,7 +68,7 @@ async def drained(sock: socket.socket) -> bytes:
     """What the connection still held. One that was ended in order closes with an empty chunk."""
 
     def read() -> bytes:
-        sock.settimeout(10)
+        sock.settimeout(PATIENCE)
         held = b""
         with contextlib.suppress(ConnectionResetError):
             while piece := sock.recv(65_536):

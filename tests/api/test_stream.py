@@ -12,6 +12,7 @@ from perdure.errors import Unavailable
 from perdure.protocol.events import EventType, NewEvent
 from perdure.store.base import SessionChange
 from tests.api.served import URL, Api, said, serving, session_over, step, turn_events, until
+from tests.support.processes import PATIENCE
 
 OVER = SessionChange(status="completed")
 
@@ -200,7 +201,7 @@ async def test_the_stream_of_a_finished_session_ends(api: Api, start: int) -> No
 async def test_a_live_stream_ends_at_the_terminal_event_whatever_follows_it(api: Api) -> None:
     session_id = await talked(api)
 
-    async with api.stream(session_id) as reading, asyncio.timeout(10):
+    async with api.stream(session_id) as reading, asyncio.timeout(PATIENCE):
         assert await reading.line() == ""
         await api.tell(session_id, session_over(), REFUSED, change=OVER)
         rest = await reading.rest()
@@ -216,7 +217,7 @@ async def test_the_stream_of_a_finished_session_is_its_log_up_to_the_terminal_ev
     await api.tell(session_id, session_over(), change=OVER)
     await api.tell(session_id, REFUSED)
 
-    async with api.stream(session_id, start) as reading, asyncio.timeout(10):
+    async with api.stream(session_id, start) as reading, asyncio.timeout(PATIENCE):
         assert [event["type"] for event in await reading.rest()] == told
 
 
@@ -226,7 +227,7 @@ async def test_the_end_of_a_finished_session_is_found_however_much_follows_it(ap
     refusals = [refused(f"dlv_{number}") for number in range(100)]
     await api.tell(session_id, session_over(), *refusals, change=OVER)
 
-    async with api.stream(session_id, start) as reading, asyncio.timeout(10):
+    async with api.stream(session_id, start) as reading, asyncio.timeout(PATIENCE):
         assert len(await reading.rest()) == told
 
 

@@ -30,7 +30,7 @@ def node() -> str:
         pytest.skip(f"CONFORMANCE NOT TESTED: Node {NODE} or newer is needed, this is {version}")
     if not _installed():
         done = subprocess.run(
-            ["npm", "ci", "--ignore-scripts"], cwd=FOLDER, capture_output=True, text=True, check=False, timeout=110
+            ["npm", "ci", "--ignore-scripts"], cwd=FOLDER, capture_output=True, text=True, check=False, timeout=250
         )
         if done.returncode != 0:
             pytest.skip(f"CONFORMANCE NOT TESTED: npm cannot install the client here:\n{done.stderr[-2000:]}")
@@ -68,7 +68,7 @@ def run(node: str, stack: Stack, script: str) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=90,
+        timeout=200,
     )
 
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
@@ -81,4 +81,4 @@ def _installed() -> bool:
 
 
 def _output(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout

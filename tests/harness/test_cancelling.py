@@ -171,14 +171,14 @@ async def test_a_tool_in_a_thread_is_told_and_its_late_outcome_is_lost() -> None
     @tool
     def block() -> str:
         started.set()
-        may.wait(10)
+        may.wait(60)
         return "too late"
 
     async with lab([call("block")], block) as it:
         delivery = await it.deliver("Go")
         (ref,) = await it.calls(delivery)
         zombie = asyncio.create_task(it.tool(ref))
-        await asyncio.to_thread(started.wait, 5)
+        await asyncio.to_thread(started.wait, 60)
         await it.cancel(delivery)
         before = await it.events()
 
@@ -194,13 +194,13 @@ async def test_a_cancelled_step_is_not_over_before_the_thread_of_its_tool_is() -
     @tool
     def block() -> None:
         started.set()
-        may.wait(10)
+        may.wait(60)
         acted.set()
 
     async with lab([call("block")], block) as it:
         (ref,) = await it.calls(await it.deliver("Go"))
         step = asyncio.create_task(it.tool(ref))
-        await asyncio.to_thread(started.wait, 5)
+        await asyncio.to_thread(started.wait, 60)
 
         step.cancel()
         still = await asyncio.wait({step}, timeout=0.2)

@@ -22,6 +22,7 @@ from perdure.store.base import Answering, InputQuery, InputRow, NewDelivery, New
 from perdure.store.open import open_store
 from perdure.store.pages import read_all
 from perdure.testing import OneModel, ScriptedModel, call
+from tests.support.processes import PATIENCE
 from tests.support.stack import TemporalServer
 from worker import workers
 
@@ -85,7 +86,7 @@ class Live:
     async def over(self) -> None:
         """Wait until the driver has nothing left to do."""
         assert self._handle is not None
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             await self._handle.result()
 
     async def answer(self, answer: InputAnswer) -> None:
@@ -106,7 +107,7 @@ class Live:
 
     async def until(self, type: str, times: int = 1) -> list[str]:
         """Wait until something has been told so many times; everything that was told."""
-        async with asyncio.timeout(30), self._store.watch(self.id) as watch:
+        async with asyncio.timeout(PATIENCE), self._store.watch(self.id) as watch:
             while (types := await self.types()).count(type) < times:
                 await watch.changed()
             return types
@@ -179,7 +180,7 @@ async def test_a_parked_task_that_is_cancelled_is_over(temporal_server: Temporal
 async def test_a_running_tool_is_cancelled_before_it_is_said(temporal_server: TemporalServer) -> None:
     async with live(temporal_server, hang, lines=[call("hang"), "Never."]) as it:
         await it.begin("Go")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE):
             await STARTED.wait()
 
         await it.signal(names.CANCEL, {})

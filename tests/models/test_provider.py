@@ -31,14 +31,14 @@ def said(text: str) -> Prompt:
     return Prompt([ModelRequest.user_text_prompt(text, instructions="Be brief.")], tools=[ROLL])
 
 
-async def answer(name: str, prompt: Prompt, patience: float = 10.0) -> tuple[list[Delta], Reply]:
+async def answer(name: str, prompt: Prompt, patience: float = 60.0) -> tuple[list[Delta], Reply]:
     items = [item async for item in Models(silence=patience).model(name).stream(prompt)]
     *deltas, reply = items
     assert isinstance(reply, Reply)
     return [delta for delta in deltas if not isinstance(delta, Reply)], reply
 
 
-async def refused(name: str, prompt: Prompt, patience: float = 10.0) -> ModelFailed:
+async def refused(name: str, prompt: Prompt, patience: float = 60.0) -> ModelFailed:
     with pytest.raises(ModelFailed) as failed:
         await answer(name, prompt, patience)
     return failed.value
@@ -181,7 +181,7 @@ async def test_closing_the_stream_stops_the_provider(provider: Provider) -> None
     async with aclosing(Models().model(NAMES[0]).stream(said("drip 100000 words delay 1"))) as stream:
         await anext(stream)
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         while not provider.abandoned:
             await asyncio.sleep(0.01)
 

@@ -14,7 +14,7 @@ from tests.support.talk import Talk
 
 ROOT = Path(__file__).parent.parent.parent
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 AGENT = '''
 from perdure import Agent, tool
@@ -65,7 +65,7 @@ async def test_an_author_serves_an_agent_of_their_own(python: Path, tmp_path: Pa
     program = [str(python.with_name("perdure")), "dev", "--agents", "my_module:agent", *ports]
     dev = Process("dev", ["env", "-C", str(tmp_path), *program], tmp_path / "dev.log", clean_environment())
     try:
-        wait_until(lambda: "Perdure is ready." in dev.output or not dev.alive, "dev to be ready", 90)
+        wait_until(lambda: "Perdure is ready." in dev.output or not dev.alive, "dev to be ready", 120)
         assert dev.alive, dev.output
 
         async with Talk(f"http://127.0.0.1:{port}") as talk:

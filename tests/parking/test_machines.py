@@ -17,7 +17,7 @@ from tests.support.stack import Stack
 from .going_on import AFTER_A_CRASH, AFTER_A_DEPLOY
 from .states import STATES, Case, log
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(400)]
 
 _FLEET = "fleet"
 
@@ -108,7 +108,7 @@ def turns(case: Case) -> list[int]:
 
 
 async def moved(client: Client, workflow_id: str) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while await build_of(client, workflow_id) != "2":
             await asyncio.sleep(0.05)
 

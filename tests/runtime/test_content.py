@@ -13,7 +13,7 @@ from perdure.protocol import names
 from perdure.protocol.events import EventType
 from tests.runtime import private
 from tests.support.collector import Collector
-from tests.support.processes import wait_until
+from tests.support.processes import PATIENCE, wait_until
 from tests.support.stack import Stack
 from tests.support.talk import Json, Talk
 
@@ -82,7 +82,7 @@ def left(detail: str, tmp_path_factory: pytest.TempPathFactory) -> Generator[Lef
             stack.workers[0].close()
             stack.start_worker({"OPENAI_API_KEY": PROVIDER_KEY})
             left = asyncio.run(all_that_is_left(stack))
-            wait_until(lambda: len([each for each in collector.spans if each.name == TURN]) >= TURNS, "the spans", 20)
+            wait_until(lambda: len([each for each in collector.spans if each.name == TURN]) >= TURNS, "the spans")
         left.traces = "".join(span.raw for span in collector.spans).encode()
         yield left
 
@@ -130,7 +130,7 @@ async def converse(talk: Talk, client: Client) -> bytes:
 
 
 async def failed_attempt(turn: WorkflowHandle[object, object]) -> bytes:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while True:
             try:
                 description = (await turn.describe()).raw_description

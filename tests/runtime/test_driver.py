@@ -110,7 +110,7 @@ async def test_a_session_is_started_where_a_worker_polls(bench: Bench, outside: 
     session_id = f"ses_{bench.settings.task_queue}"
     outside.rebuilds = SessionState(session_id=session_id, agent="demo", token_hash="now").model_dump(mode="json")
 
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             # The server learns of a worker with its first question.
             with contextlib.suppress(NoWorker):

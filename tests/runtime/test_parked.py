@@ -198,7 +198,7 @@ async def test_an_answer_whose_taker_died_before_the_signal_is_heard(stack: Stac
 
         await store.answer(Answering(talk.session_id, [vote], delivery), _told)
 
-        assert text(await talk.until_boundary(within=30)) == "settled"
+        assert text(await talk.until_boundary()) == "settled"
 
 
 async def _digest(store: Store, request_id: str) -> str:

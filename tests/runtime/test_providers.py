@@ -8,6 +8,7 @@ import httpx2
 import pytest
 
 from tests.support.plugin import StackFactory
+from tests.support.processes import PATIENCE
 from tests.support.stack import Stack
 from tests.support.talk import Json, Talk, text
 
@@ -34,7 +35,7 @@ def told(events: list[Json], type: str) -> list[Any]:
 
 async def asked(stack: Stack) -> list[Json]:
     """All requests that the provider has had."""
-    async with httpx2.AsyncClient() as http:
+    async with httpx2.AsyncClient(timeout=PATIENCE) as http:
         return (await http.get(f"{stack.provider_url}/requests")).json()["requests"]
 
 
@@ -158,7 +159,7 @@ async def test_a_silent_provider_is_asked_again_after_the_time_that_the_settings
     stack = make_stack(
         provider=True, agents="tests.runtime.served:providers", environment={"PERDURE_MODEL_SILENCE": "0.2"}
     )
-    async with talking_to(stack, "chat") as talk, asyncio.timeout(20):
+    async with talking_to(stack, "chat") as talk, asyncio.timeout(PATIENCE):
         await talk.create("hang")
 
         while len(await asked(stack)) < 2:

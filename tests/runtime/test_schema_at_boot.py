@@ -20,7 +20,7 @@ def run(directory: Path, temporal: TemporalServer, *words: str) -> "subprocess.C
     }
     part, *options = words
     return subprocess.run(
-        command(part, *options), env=environment, capture_output=True, text=True, check=False, timeout=60
+        command(part, *options), env=environment, capture_output=True, text=True, check=False, timeout=120
     )
 
 

@@ -117,7 +117,7 @@ async def kept(supervisor: Supervisor) -> AsyncGenerator[None]:
     await asyncio.wait({keeping})
 
 
-async def until(condition: object, within: float = 10.0) -> None:
+async def until(condition: object, within: float = 60.0) -> None:
     assert callable(condition)
     async with asyncio.timeout(within):
         while not condition():

@@ -21,7 +21,7 @@ KINDS = (names.TURNS_QUEUE, names.SESSIONS_QUEUE)
 async def make_current(client: Client, deployment: str, build: str, kinds: Sequence[str] = KINDS) -> None:
     """Make the build the current one of these deployments, and wait until all of its queues know."""
     for kind in kinds:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             await _set_current(client, f"{deployment}-{kind}", build)
             await _known_everywhere(client, f"{deployment}-{kind}")
 

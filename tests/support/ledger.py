@@ -165,12 +165,12 @@ class Ledger:
         return gate in self._get("/waiting")
 
     def _get(self, path: str) -> Any:
-        with urllib.request.urlopen(self.url + path, timeout=10) as answer:
+        with urllib.request.urlopen(self.url + path, timeout=60) as answer:
             return json.load(answer)
 
     def _post(self, path: str, body: Any) -> None:
         request = urllib.request.Request(self.url + path, data=json.dumps(body).encode(), method="POST")
-        with urllib.request.urlopen(request, timeout=10) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             answer.read()
 
 

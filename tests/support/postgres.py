@@ -7,7 +7,6 @@ that server instead; its user must be allowed to create them.
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Generator
@@ -18,6 +17,8 @@ from uuid import uuid4
 import psycopg
 import pytest
 from psycopg import sql
+
+from tests.support.processes import free_port
 
 _SETTINGS = {
     "listen_addresses": "127.0.0.1",
@@ -65,7 +66,7 @@ class Cluster:
     def __init__(self, binaries: Path, *, durable: bool = False) -> None:
         self._binaries = binaries
         self._settings = _SETTINGS if durable else _SETTINGS | _CARELESS
-        self.port = _free_port()
+        self.port = free_port()
         self._user = _user()
         self._home = Path(tempfile.mkdtemp(prefix="perdure-postgres-"))
         self._data = self._home / "data"
@@ -119,7 +120,7 @@ class Cluster:
                 user=None if self._user is None else self._user.pw_uid,
                 group=None if self._user is None else self._user.pw_gid,
                 extra_groups=None if self._user is None else [],
-                timeout=60,
+                timeout=120,
                 check=False,
             )
         if ended.returncode:
@@ -145,9 +146,3 @@ def _user() -> pwd.struct_passwd | None:
         except KeyError:
             continue
     raise RuntimeError("PostgreSQL does not run as root, and there is no other user to run it")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]

@@ -14,6 +14,17 @@ from perdure.runtime.processes import kill_group, leash
 
 _TAIL = 6_000
 
+#: How long the tests wait for what must come. Only a failure ever waits that long, and the machine may be busy.
+PATIENCE = 60.0
+
+# Below those that the kernel hands to outgoing connections, one of which may hold a port before it is bound.
+_PORTS = range(10_000, 30_000)
+#: Processes of one run that never choose the same port.
+_SHARES = 16
+_given: set[int] = set()
+# Not the one that a property test seeds: that gives the same ports to all.
+_dice = random.SystemRandom()
+
 
 class Process:
     """A child in a process group of its own. Start it on the main thread: the leash is tied to the thread."""
@@ -63,12 +74,12 @@ class Process:
     def cont(self) -> None:
         self._popen.send_signal(signal.SIGCONT)
 
-    def terminate(self, within: float = 20.0) -> int:
+    def terminate(self, within: float = PATIENCE) -> int:
         """Ask it to end, and say how it did."""
         self._popen.terminate()
         return self._popen.wait(within)
 
-    def wait(self, within: float = 20.0) -> int:
+    def wait(self, within: float = PATIENCE) -> int:
         return self._popen.wait(within)
 
     def close(self) -> None:
@@ -79,7 +90,7 @@ class Process:
         self._popen.wait()
 
 
-def wait_until(condition: Callable[[], bool], what: str, within: float = 30.0) -> None:
+def wait_until(condition: Callable[[], bool], what: str, within: float = PATIENCE) -> None:
     """Wait for a condition; what was waited for is the error."""
     deadline = time.monotonic() + within
     while not condition():
@@ -89,11 +100,16 @@ def wait_until(condition: Callable[[], bool], what: str, within: float = 30.0) -
 
 
 def free_port() -> int:
-    """A port nobody listens on, below those that the kernel hands to outgoing connections."""
+    """A port nobody listens on, and that no other test of this run is given before somebody does."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "")
+    ports = _PORTS[int(worker.removeprefix("gw") or -1) % _SHARES :: _SHARES]
     while True:
-        port = random.randint(10_000, 30_000)
+        port = _dice.choice(ports)
+        if port in _given:
+            continue
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
+            _given.add(port)
             return port
 
 

@@ -2,15 +2,15 @@
 
 import asyncio
 import sys
-import threading
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from perdure.runtime.devserver import DevServer, listens
 from perdure.runtime.processes import command
-from tests.support.processes import Process, clean_environment, free_port, wait_until
+from tests.support.processes import PATIENCE, Process, clean_environment, free_port, wait_until
 from tests.support.talk import Talk
 
 if TYPE_CHECKING:
@@ -60,9 +60,13 @@ class TemporalServer:
     def _start(self) -> Process:
         process = self._launched()
         # In a thread, because the test may be inside an event loop.
-        waiting = threading.Thread(target=lambda: asyncio.run(self._server.ready()))
-        waiting.start()
-        waiting.join()
+        with ThreadPoolExecutor(1) as thread:
+            try:
+                thread.submit(lambda: asyncio.run(self._server.ready(within=120))).result()
+            except BaseException as error:
+                error.add_note(process.output)
+                process.close()
+                raise
         assert process.alive, process.output
         return process
 
@@ -210,7 +214,7 @@ class Stack:
     def _migrate(self) -> None:
         """Before the others start, as an operator does."""
         migration = Process("migrate", command("migrate"), self.directory / "migrate.log", self.environment)
-        assert migration.wait(60) == 0, migration.output
+        assert migration.wait() == 0, migration.output
 
     def _start_provider(self) -> None:
         port = free_port()
@@ -239,5 +243,5 @@ class Stack:
                 return listens("127.0.0.1", int(self.provider_url.rpartition(":")[2]))
             return self.serves(process)
 
-        wait_until(lambda: not process.alive or ready(), f"{process.name} to be ready", 60)
+        wait_until(lambda: not process.alive or ready(), f"{process.name} to be ready", 2 * PATIENCE)
         assert process.alive, f"{process.name} ended:\n{process.output}"

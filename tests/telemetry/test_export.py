@@ -42,7 +42,7 @@ async def spans_of_a_turn(stack: Stack, collector: Collector) -> dict[str, Seen]
     def arrived() -> dict[str, Seen]:
         return {span.name: span for span in collector.spans if span.trace == trace}
 
-    wait_until(lambda: arrived().keys() >= EXPECTED, "the spans of the turn", 20)
+    wait_until(lambda: arrived().keys() >= EXPECTED, "the spans of the turn")
     return arrived()
 
 
@@ -76,4 +76,4 @@ async def test_turns_steps_tokens_and_latencies_are_measured(exporting: Stack, c
         "gen_ai.client.operation.duration",
         "http.server.request.duration",
     }
-    wait_until(lambda: expected <= collector.metrics, "the metrics", 20)
+    wait_until(lambda: expected <= collector.metrics, "the metrics")

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.postgres
 def perdure(stack: Stack, part: str, *options: str) -> str:
     """What a command says in the stack's environment."""
     done = subprocess.run(
-        command(part, *options), env=stack.environment, capture_output=True, text=True, check=False, timeout=60
+        command(part, *options), env=stack.environment, capture_output=True, text=True, check=False, timeout=120
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
