@@ -12,11 +12,11 @@ from .world import AGENT, World
 
 
 @pytest.fixture(scope="module")
-def shared_world(tmp_path_factory: pytest.TempPathFactory) -> Generator[World]:
-    """No worker yet: each test starts those that it wants to see die."""
+def shared_world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Generator[World]:
+    """No worker yet: each test starts those that it wants to see die. A module may have an `ENVIRONMENT`."""
     directory = tmp_path_factory.mktemp("chaos")
     with running_ledger(directory) as ledger:
-        environment = {"LEDGER_URL": ledger.url}
+        environment = {"LEDGER_URL": ledger.url, **getattr(request.module, "ENVIRONMENT", {})}
         with Stack(directory, workers=0, agents=AGENT, provider=True, environment=environment) as stack:
             world = World(stack, ledger)
             yield world

@@ -5,6 +5,8 @@ from typing import Any
 
 import httpx2
 
+from tests.support.processes import PATIENCE
+
 from .evidence import Json
 from .scripts import Script
 from .world import Voice, World, kept_types, until
@@ -49,7 +51,7 @@ async def cancel(voice: Voice) -> str:
     return told.json()["status"]
 
 
-async def stopped(world: World, voice: Voice, times: int = 1, within: float = 30.0) -> None:
+async def stopped(world: World, voice: Voice, times: int = 1, within: float = PATIENCE) -> None:
     """Wait until readers are told that the turn was cancelled."""
     await until(
         lambda: kept_types(world, voice.session_id).count("turn.cancelled") == times, "turn.cancelled", within=within

@@ -2,29 +2,27 @@
 
 import asyncio
 import time
-from collections.abc import Generator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import httpx2
 import pytest
 
-from perdure.runtime.devserver import listens
-from tests.support.ledger import running_ledger
-from tests.support.processes import Process
-from tests.support.stack import Stack
 from tests.support.talk import text
 
 from .consent import seconds
 from .evidence import Json
+from .lanes import Lane, side_by_side
 from .people import answer, asked, cancel, park, response, row_of, stopped
 from .scripts import Script, call, say
-from .world import AGENT, HEARTBEAT, RECOVERY, Voice, World, dies_at, kept_types, reported, undisturbed, unique, until
+from .world import Voice, World, dies_at, kept_types, reported, unique, until
 
 # Alone: the deaths are died once for all tests; processes beside each other would each die them for themselves.
 pytestmark = [pytest.mark.chaos, pytest.mark.alone, pytest.mark.timeout(300)]
 
-_LANES = 4
+#: Who says nothing is taken for dead sooner than elsewhere: many die here.
+ENVIRONMENT = {"PERDURE_HEARTBEAT_TIMEOUT": "2"}
 
 #: Turns whose time a story may take beyond what is promised: what a parked turn does is the work of about three.
 _TURNS = 3
@@ -52,18 +50,6 @@ RESUMING = {
 }
 
 
-@pytest.fixture(scope="module")
-def shared_world(tmp_path_factory: pytest.TempPathFactory) -> Generator[World]:
-    """As elsewhere, but who says nothing is taken for dead sooner: many die here."""
-    directory = tmp_path_factory.mktemp("parked")
-    with running_ledger(directory) as ledger:
-        environment = {"LEDGER_URL": ledger.url, "PERDURE_HEARTBEAT_TIMEOUT": "2"}
-        with Stack(directory, workers=0, agents=AGENT, provider=True, environment=environment) as stack:
-            world = World(stack, ledger)
-            yield world
-            world.close()
-
-
 @dataclass(frozen=True)
 class Story:
     """One session, of which a worker died."""
@@ -74,17 +60,17 @@ class Story:
     #: How the request stood when it was answered, and what was told after that.
     outcome: Json
     events: list[Json]
-    #: Seconds from the death to the next boundary.
+    #: Seconds from the death to the next boundary, and how many it may take.
     took: float
-    #: How long it may take: what is promised, and what the machine needed in that minute to start the other worker,
-    #: which runs on it beside other tests, and for turns without a death.
     bound: float
 
 
 @pytest.fixture(scope="module")
 def stories(shared_world: World, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Story]:
-    """All deaths, some at the same time: most of it is waiting for heartbeats that do not come."""
-    return asyncio.run(all_stories(shared_world, tmp_path_factory.mktemp("deaths")))
+    """All deaths."""
+    directory = tmp_path_factory.mktemp("deaths")
+    plays = {point: partial(story, point=point, once=directory / point) for point in (*ASKING, *RESUMING)}
+    return asyncio.run(side_by_side(shared_world, plays))
 
 
 @pytest.mark.parametrize(("point", "times"), ASKING.items())
@@ -122,7 +108,7 @@ async def test_an_answer_is_told_by_another_api_when_its_own_died(world: World) 
         await answered_into_the_void(world, voice, request_id, "before_signal")
 
         assert row_of(world, request_id)["status"] == "answered"
-        assert text(await voice.until_boundary(30)) == script.answer
+        assert text(await voice.until_boundary()) == script.answer
     assert len(world.ledger.of_call("pay", script.note)) == 1
 
 
@@ -170,7 +156,7 @@ async def test_an_answer_is_kept_while_temporal_is_away(world: World) -> None:
         world.stack.restart_temporal()
 
         assert outcome["status"] == "answered"
-        assert text(await voice.until_boundary(40)) == script.answer
+        assert text(await voice.until_boundary()) == script.answer
     assert len(world.ledger.of_call("pay", script.note)) == 1
 
 
@@ -210,8 +196,9 @@ async def test_time_runs_out_while_no_worker_lives(world: World) -> None:
     world.only_worker()
     denied, agreed = call("pay_soon"), call("pay_anyway")
     voices = [world.voice(), world.voice()]
-    requests = [(await park(voice, script))[0] for voice, script in zip(voices, (denied, agreed), strict=True)]
+    parked = await asyncio.gather(park(voices[0], denied), park(voices[1], agreed))
     world.kill_workers()
+    requests = [request_id for (request_id,) in parked]
 
     await until(lambda: all(is_over(row_of(world, each)) for each in requests), "the time to answer to be over")
     late = await posted(voices[0], requests[0])
@@ -250,46 +237,27 @@ async def test_a_wish_to_stop_waits_for_a_worker(world: World) -> None:
 # --- helpers ------------------------------------------------------------------------------------------------
 
 
-async def all_stories(world: World, directory: Path) -> dict[str, Story]:
-    """A few lanes, each with a queue, an API and workers of its own, so that only its own worker dies."""
-    points = [*ASKING, *RESUMING]
-    stories: dict[str, Story] = {}
-
-    async def lane(number: int) -> None:
-        queue = {"PERDURE_TASK_QUEUE": f"lane-{number}"}
-        api = world.stack.start_api(queue, wait=False)
-        url = world.stack.api_urls[-1]
-        await until(lambda: listens("127.0.0.1", int(url.rpartition(":")[2])), f"{api.name} to listen")
-        for point in points[number::_LANES]:
-            dies = dies_at(point, directory / point.replace(":", "-"))
-            stories[point] = await story(world, url, queue, dies, point)
-        api.kill()
-
-    await asyncio.gather(*(lane(number) for number in range(_LANES)))
-    return stories
-
-
-async def story(world: World, url: str, queue: dict[str, str], dies: dict[str, str], point: str) -> Story:
+async def story(lane: Lane, *, point: str, once: Path) -> Story:
     free, gated = call("charge"), call("pay")
     script = beside(free, gated) if point.startswith("park") else gated
-    doomed = world.stack.start_worker({**queue, **dies}, wait=False)
-    async with Voice(url, world.receipts) as voice:
+    doomed = lane.worker(dies_at(point, once))
+    async with lane.voice() as voice:
         await voice.create(script.message)
         if point in ASKING:
-            heir, died, started = await takes_over(world, doomed, queue)
+            heir = await lane.takes_over(doomed)
             (request_id,) = asked(await voice.until_boundary())
-            took = time.monotonic() - died
+            took = time.monotonic() - heir.died
             outcome = await answer(voice, request_id)
             events = await voice.until_boundary()
         else:
             (request_id,) = asked(await voice.until_boundary())
             outcome = await answer(voice, request_id)
-            heir, died, started = await takes_over(world, doomed, queue)
+            heir = await lane.takes_over(doomed)
             events = await voice.until_boundary()
-            took = time.monotonic() - died
+            took = time.monotonic() - heir.died
         # The turn is really over when the next one is heard.
-        bound = HEARTBEAT + RECOVERY + await started + _TURNS * await undisturbed(voice)
-    heir.kill()
+        bound = await heir.bound(voice, _TURNS)
+    heir.process.kill()
     return Story(script, gated.note, outcome, events, took, bound)
 
 
@@ -298,21 +266,6 @@ def beside(free: Script, gated: Script) -> Script:
     word = unique()
     message = f'call charge {{"note": "{free.note}"}} and pay {{"note": "{gated.note}"}} then say {word}'
     return Script(message, word)
-
-
-async def takes_over(
-    world: World, doomed: Process, queue: dict[str, str]
-) -> tuple[Process, float, "asyncio.Task[float]"]:
-    """Wait for its death, and start another worker; that one, when it was, and how long the other took to start."""
-    await until(lambda: not doomed.alive, f"{doomed.name} to die")
-    died = time.monotonic()
-    heir = world.stack.start_worker(queue, wait=False)
-
-    async def started() -> float:
-        await until(lambda: world.stack.serves(heir), f"{heir.name} to be ready", 60)
-        return time.monotonic() - died
-
-    return heir, died, asyncio.create_task(started())
 
 
 async def answered_into_the_void(world: World, voice: Voice, request_id: str, moment: str) -> None:
@@ -325,7 +278,7 @@ async def answered_into_the_void(world: World, voice: Voice, request_id: str, mo
 
 async def into_the_void(url: str, body: Json) -> None:
     """A request whose answer never comes."""
-    async with httpx2.AsyncClient(timeout=30) as http:
+    async with httpx2.AsyncClient(timeout=60) as http:
         with pytest.raises(httpx2.HTTPError):
             await http.post(url, json=body)
 

@@ -15,7 +15,7 @@ import httpx2
 
 from perdure.runtime.devserver import listens
 from tests.support.ledger import Ledger
-from tests.support.processes import Process, free_port, wait_until
+from tests.support.processes import PATIENCE, Process, free_port, wait_until
 from tests.support.stack import Stack
 from tests.support.talk import Talk
 
@@ -34,7 +34,7 @@ def unique(word: str = "w") -> str:
     return f"{word}{uuid.uuid4().hex[:10]}"
 
 
-async def until(condition: Callable[[], Any], what: str, within: float = 30.0) -> None:
+async def until(condition: Callable[[], Any], what: str, within: float = PATIENCE) -> None:
     """Wait for a condition; what was waited for is the error."""
     try:
         async with asyncio.timeout(within):
@@ -122,7 +122,7 @@ class World:
         """Start an API that dies at this moment of its talk with Temporal; the process and its address."""
         port = free_port()
         api = self._dying("api", moment, {"PERDURE_PORT": str(port)})
-        wait_until(lambda: not api.alive or listens("127.0.0.1", port), f"{api.name} to listen", 60)
+        wait_until(lambda: not api.alive or listens("127.0.0.1", port), f"{api.name} to listen", 2 * PATIENCE)
         assert api.alive, api.output
         return api, f"http://127.0.0.1:{port}"
 
@@ -164,7 +164,7 @@ class World:
         """What has not come to rest yet."""
         return read_moving(self.stack.settings.database)
 
-    async def settled(self, within: float = 40.0) -> Evidence:
+    async def settled(self, within: float = 1.5 * PATIENCE) -> Evidence:
         """Wait until every session waits or is over, and every delivery was heard or refused."""
         await until(lambda: not self.moving().unsettled, "all sessions to settle", within)
         return self.store()
@@ -203,7 +203,7 @@ class World:
             return read
         # One that stays behind is shorter than the log; that is for the checks to find.
         with contextlib.suppress(TimeoutError):
-            async with self.voice() as voice, asyncio.timeout(30):
+            async with self.voice() as voice, asyncio.timeout(PATIENCE):
                 voice.session_id = session_id
                 stream = voice.events()
                 async for event in stream:
