@@ -22,7 +22,7 @@ class Stubborn:
         self._chance = chance
         self._session = world.voice()
 
-    async def say(self, message: str, within: float = 90.0) -> str:
+    async def say(self, message: str, within: float = 180.0) -> str:
         """Say it once, however often it has to be sent; the answer."""
         async with asyncio.timeout(within):
             await self._send(message)

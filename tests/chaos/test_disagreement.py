@@ -58,7 +58,7 @@ async def said_after(voice: Voice, type: str, before: int) -> list[dict[str, Any
 
 def perdure(world: World, *words: str) -> str:
     done = subprocess.run(
-        command(words[0], *words[1:]), env=world.stack.environment, capture_output=True, text=True, timeout=60
+        command(words[0], *words[1:]), env=world.stack.environment, capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -232,8 +232,8 @@ async def test_workflows_without_a_session_are_reported_and_ended_by_command(
     async with asyncio.timeout(NOTICED):
         while not await listed():
             await asyncio.sleep(0.2)
-    logs = own_world.stack.logs
-    await until(lambda: any("belong to no session" in log for _, log in logs()), "a warning of the API", NOTICED)
+    log = own_world.stack.apis[-1].log
+    await until(lambda: "belong to no session" in log.read_text(), "a warning of the API", NOTICED)
     # Not one workflow belongs to this store: perhaps it is the wrong one.
     with pytest.raises(AssertionError, match="is it the right one"):
         perdure(own_world, "sessions", "reconcile", "--end-orphans")

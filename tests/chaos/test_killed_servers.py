@@ -1,5 +1,6 @@
 """`kill -9` of the API, of Temporal, of everything at once."""
 
+import json
 import time
 
 import httpx2
@@ -10,30 +11,36 @@ from tests.support.talk import text
 
 from .evidence import Json
 from .scripts import Script, call, drip, say
-from .world import Voice, World, unique, until
+from .world import Voice, World, undisturbed, unique, until
 
 pytestmark = pytest.mark.chaos
 
-#: A session is told of what was accepted within this time after Temporal is back, in seconds.
+#: A session is told of what was accepted within this time after Temporal is back, in seconds; and of so many turns as
+#: the machine is in that minute.
 TOLD_AGAIN = 15.0
+TURNS = 5
 
 
 async def test_a_reader_goes_on_at_another_api_where_the_first_one_died(world: World) -> None:
     """In one stream, read in two pieces: no gap, no repeat, and the turn did not notice."""
     world.only_worker()
     doomed = world.stack.start_api()
-    script = drip(words=40, delay=30)
+    gate, word = unique("g"), unique()
+    arguments = json.dumps({"note": gate, "before": gate})
+    # It does not end before the other API has taken over, however slowly the first one was read.
+    message = f"drip 20 words delay 30; call put {arguments} then say {word}"
 
     async with world.voice() as voice:
-        await voice.create(script.message)
-        read = await read_until_broken(voice, doomed, after=8)
+        await voice.create(message)
+        read = await read_until_broken(voice, doomed, after=5)
         async with world.voice(voice) as other:
             other.cursor = len(read)
+            world.ledger.open(gate)
             rest = await other.until_boundary()
 
     assert [index(event) for event in read + rest] == list(range(len(read) + len(rest)))
-    assert text(rest) == script.answer
-    assert world.times_asked(script.message) == 1
+    assert text(rest) == word
+    assert (world.times_asked(message), world.times_asked(message, 1)) == (1, 1)
 
 
 @pytest.mark.parametrize("moment", ["before_signal", "after_signal"])
@@ -81,6 +88,7 @@ async def test_what_an_api_had_written_before_it_died_is_heard_though_nobody_ask
     script = say()
     async with world.voice() as voice:
         await voice.say(say().message)
+        bound = TOLD_AGAIN + TURNS * await undisturbed(voice)
         doomed, url = world.dying_api(moment)
         if moment.endswith("start"):
             await sent_into_the_void(f"{url}/eve/v1/session", {"message": script.message}, unique("key"))
@@ -89,7 +97,9 @@ async def test_what_an_api_had_written_before_it_died_is_heard_though_nobody_ask
             await sent_into_the_void(f"{url}/eve/v1/session/{voice.session_id}", body, unique("key"))
         await until(lambda: not doomed.alive, "the API to die")
 
-        await until(lambda: world.times_asked(script.message) == 1, "the message to be heard", TOLD_AGAIN)
+        died = time.monotonic()
+        await until(lambda: world.times_asked(script.message) == 1, "the message to be heard")
+        assert time.monotonic() - died < bound
 
 
 async def test_a_turn_outlives_temporal(world: World) -> None:
@@ -113,6 +123,7 @@ async def test_a_message_is_accepted_while_temporal_is_away_and_heard_once_it_is
     world.only_worker()
     async with world.voice() as voice:
         await voice.say(say().message)
+        calm = await undisturbed(voice)
         first, second = say(), say()
 
         world.stack.temporal.process.kill()
@@ -125,10 +136,12 @@ async def test_a_message_is_accepted_while_temporal_is_away_and_heard_once_it_is
 
         assert (accepted.status_code, accepted.headers["x-perdure-delayed"]) == (200, "true")
         voice.received(accepted)
-        assert took < 15
+        assert took < TOLD_AGAIN + TURNS * calm
+        began = time.monotonic()
         await voice.send(second.message)
         # In the order in which they were accepted, though the first signal never arrived.
-        assert text(await voice.until_boundary(within=TOLD_AGAIN)) == first.answer
+        assert text(await voice.until_boundary()) == first.answer
+        assert time.monotonic() - began < TOLD_AGAIN + TURNS * calm
         assert text(await voice.until_boundary()) == second.answer
 
 
@@ -174,7 +187,7 @@ async def read_until_broken(voice: Voice, doomed: Process, after: int) -> list[J
 
 async def sent_into_the_void(url: str, body: Json, key: str) -> None:
     """A request whose answer never comes."""
-    async with httpx2.AsyncClient(timeout=30) as http:
+    async with httpx2.AsyncClient(timeout=60) as http:
         with pytest.raises(httpx2.HTTPError):
             await http.post(url, json=body, headers={"idempotency-key": key})
 

@@ -71,7 +71,6 @@ async def test_of_fifty_answers_that_differ_one_counts(world: World, voice: Voic
 
 
 @pytest.mark.postgres
-@pytest.mark.timeout(180)
 async def test_of_fifty_answers_at_once_one_counts_on_postgresql(shared_out: World) -> None:
     world, script = shared_out, call("pay")
     world.stack.start_worker(wait=False)

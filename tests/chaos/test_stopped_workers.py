@@ -7,34 +7,40 @@ import pytest
 
 from tests.support.processes import Process
 from tests.support.talk import text
+from worker import GRACE
 
 from .scripts import call, say
-from .world import Voice, World, until
+from .world import Voice, World, undisturbed, until
 
-pytestmark = [pytest.mark.chaos, pytest.mark.alone]
+pytestmark = pytest.mark.chaos
 
-#: What tools may go on for, as `worker.py` says, and what the end of the process takes on top of it.
-GRACE = 10.0
+#: What the end of the process takes on top of the time that tools may go on for, and as long as it took to start.
 ENDING = 5.0
-#: How long the signal may take to arrive.
+#: How long the signal may take to arrive, on top of so many turns as the machine is in that minute.
 NOTICE = 1.0
+TURNS = 3
 
 
 async def test_a_worker_that_is_told_to_stop_starts_nothing(world: World) -> None:
     """People talk on while it waits for a slow tool; not one model call more is made, until another worker is there."""
     slow = call("put", gate="before")
+    began = time.monotonic()
     worker = world.only_worker()
+    starting = time.monotonic() - began
     acting = world.voice()
+    async with world.voice() as other:
+        await undisturbed(other)
+        calm = TURNS * await undisturbed(other)
     await acting.create(slow.message)
     await until(lambda: world.ledger.reached(slow.note), "the tool to be at its gate")
 
     told, began = time.time(), time.monotonic()
-    ending = asyncio.create_task(asyncio.to_thread(worker.terminate, GRACE + ENDING))
+    ending = asyncio.create_task(asyncio.to_thread(worker.terminate))
     waiting = await talk_until_it_ends(world, worker)
     code, took = await ending, time.monotonic() - began
 
-    assert (code, took < GRACE + ENDING) == (0, True), worker.output
-    assert [each.said for each in world.asked() if each.at > told + NOTICE] == []
+    assert (code, took < GRACE.total_seconds() + ENDING + starting) == (0, True), worker.output
+    assert [each.said for each in world.asked() if each.at > told + NOTICE + calm] == []
     # Nothing is lost: what it was not told to do, and what it could not finish, is done elsewhere.
     world.ledger.open(slow.note)
     world.stack.start_worker(wait=False)

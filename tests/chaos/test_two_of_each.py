@@ -14,7 +14,7 @@ from .scripts import Script, call, drip, say
 from .stubborn import Stubborn
 from .world import World, dies_at, reported, until
 
-pytestmark = [pytest.mark.chaos, pytest.mark.postgres, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.chaos, pytest.mark.postgres, pytest.mark.timeout(400)]
 
 #: As in `test_killed_workers`, the places that matter most: effects of an at-most-once tool and what its call is
 #: reported as, and how often the model is asked.
@@ -90,7 +90,7 @@ async def talk(client: Stubborn, chance: random.Random) -> tuple[list[str], list
 
 async def progress(world: World, turns: int) -> None:
     """Wait until so many turns have begun."""
-    await until(lambda: sum(session["turns"] for session in world.store().sessions) >= turns, f"{turns} turns", 60)
+    await until(lambda: sum(session["turns"] for session in world.store().sessions) >= turns, f"{turns} turns", 120)
 
 
 def cut_connections(world: World) -> None:
