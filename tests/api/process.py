@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http.client import HTTPConnection
 from pathlib import Path
 
@@ -18,6 +18,17 @@ from perdure.store.base import Store
 from perdure.store.open import open_store
 from tests.api.served import serving
 from tests.support.processes import Process, clean_environment, wait_until
+
+
+@dataclass
+class Watched:
+    """How many seconds health took, each time that it was asked."""
+
+    taken: list[float] = field(default_factory=list[float])
+
+    @property
+    def longest(self) -> float:
+        return max(self.taken)
 
 
 @dataclass
@@ -49,39 +60,35 @@ class ApiProcess:
         return time.perf_counter() - began
 
     @contextmanager
-    def watched(self) -> Generator[list[float]]:
+    def watched(self) -> Generator["Watched"]:
         """How long health takes meanwhile, asked again and again by another caller.
 
-        What a sleep of this process took too long in the same time is left out: that is the machine, which does other
-        things besides.
+        The time in which one of the two was ready to run and got no processor is left out: that is the machine, which
+        does other things besides.
         """
-        taken: list[float] = []
-        late = 0.0
+        watched = Watched()
         over = threading.Event()
 
-        def sleep() -> None:
-            nonlocal late
-            while not over.is_set():
-                began = time.perf_counter()
-                time.sleep(0.005)
-                late += max(0.0, time.perf_counter() - began - 0.01)
-
         def ask() -> None:
-            while not (taken and over.is_set()):
-                known = late
+            both = (self.process.pid, threading.get_native_id())
+            while not (watched.taken and over.is_set()):
+                before = sum(map(_waited, both))
                 took = self.health()
-                taken.append(took - (late - known))
+                watched.taken.append(took - (sum(map(_waited, both)) - before))
                 time.sleep(0.01)
 
-        threads = [threading.Thread(target=each) for each in (sleep, ask)]
-        for thread in threads:
-            thread.start()
+        asking = threading.Thread(target=ask)
+        asking.start()
         try:
-            yield taken
+            yield watched
         finally:
             over.set()
-            for thread in threads:
-                thread.join()
+            asking.join()
+
+
+def _waited(thread: int) -> float:
+    """How many seconds a thread has waited for a processor."""
+    return int(Path(f"/proc/{thread}/schedstat").read_text().split()[1]) / 1e9
 
 
 @asynccontextmanager

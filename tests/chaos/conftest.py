@@ -12,11 +12,17 @@ from .world import AGENT, World
 
 
 @pytest.fixture(scope="module")
-def shared_world(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Generator[World]:
-    """No worker yet: each test starts those that it wants to see die. A module may have an `ENVIRONMENT`."""
+def told_to_all() -> dict[str, str]:
+    """The environment of all parts, for modules that want another one."""
+    return {}
+
+
+@pytest.fixture(scope="module")
+def shared_world(told_to_all: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Generator[World]:
+    """No worker yet: each test starts those that it wants to see die."""
     directory = tmp_path_factory.mktemp("chaos")
     with running_ledger(directory) as ledger:
-        environment = {"LEDGER_URL": ledger.url, **getattr(request.module, "ENVIRONMENT", {})}
+        environment = {"LEDGER_URL": ledger.url, **told_to_all}
         with Stack(directory, workers=0, agents=AGENT, provider=True, environment=environment) as stack:
             world = World(stack, ledger)
             yield world

@@ -19,9 +19,6 @@ from .world import World, dies_at, kept_types, reported, undisturbed, unique, un
 # Alone: the deaths are died once for all tests; processes beside each other would each die them for themselves.
 pytestmark = [pytest.mark.chaos, pytest.mark.alone]
 
-#: Who says nothing is taken for dead sooner than elsewhere: many die here.
-ENVIRONMENT = {"PERDURE_HEARTBEAT_TIMEOUT": "2"}
-
 #: What the loss of a worker's cache may cost, and the turns whose time goes on top of a bound: as much as the machine
 #: needs in that minute.
 STICKY = 3.0
@@ -44,6 +41,12 @@ TOOL = {
     "tool_before_settle": (1, "unknown"),
     "tool_after_settle": (1, "completed"),
 }
+
+
+@pytest.fixture(scope="module")
+def told_to_all() -> dict[str, str]:
+    """Who says nothing is taken for dead sooner than elsewhere: many die here."""
+    return {"PERDURE_HEARTBEAT_TIMEOUT": "2"}
 
 
 @dataclass(frozen=True)

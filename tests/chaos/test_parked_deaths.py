@@ -21,9 +21,6 @@ from .world import Voice, World, dies_at, kept_types, reported, unique, until
 # Alone: the deaths are died once for all tests; processes beside each other would each die them for themselves.
 pytestmark = [pytest.mark.chaos, pytest.mark.alone, pytest.mark.timeout(300)]
 
-#: Who says nothing is taken for dead sooner than elsewhere: many die here.
-ENVIRONMENT = {"PERDURE_HEARTBEAT_TIMEOUT": "2"}
-
 #: Turns whose time a story may take beyond what is promised: what a parked turn does is the work of about three.
 _TURNS = 3
 
@@ -48,6 +45,12 @@ RESUMING = {
     "model_before_settle:2": (1, "completed", 2),
     "model_after_settle:2": (1, "completed", 1),
 }
+
+
+@pytest.fixture(scope="module")
+def told_to_all() -> dict[str, str]:
+    """Who says nothing is taken for dead sooner than elsewhere: many die here."""
+    return {"PERDURE_HEARTBEAT_TIMEOUT": "2"}
 
 
 @dataclass(frozen=True)
