@@ -66,6 +66,17 @@ def start_dev(tmp_path: Path) -> Generator[DevFactory]:
         dev.process.close()
 
 
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Generator[Dev]:
+    """One to which nothing happens, for all that only look at it."""
+    directory = tmp_path_factory.mktemp("dev")
+    dev = Dev(directory, directory / "data")
+    try:
+        yield dev.ready()
+    finally:
+        dev.process.close()
+
+
 async def test_a_session_is_here_again_at_the_next_start(start_dev: DevFactory) -> None:
     dev = start_dev().ready()
     assert "agent        demo: demo, roll_dice, remember_note, current_time" in dev.process.output
@@ -96,20 +107,18 @@ async def test_its_worker_can_be_killed_in_the_middle_of_a_tool(start_dev: DevFa
     assert "Waited 3 seconds." in text(events)
 
 
-def test_nothing_is_killed_where_no_dev_runs(start_dev: DevFactory, tmp_path: Path) -> None:
-    dev = start_dev().ready()
+def test_nothing_is_killed_where_no_dev_runs(running: Dev, tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "worker.ready").write_text(str(dev.part("worker")))
+    (tmp_path / "other" / "worker.ready").write_text(str(running.part("worker")))
 
     for folder in (tmp_path / "other", tmp_path / "nowhere"):
         with pytest.raises(Occupied, match="No `perdure dev` runs"):
             kill(folder, "worker")
 
 
-def test_nobody_else_may_read_its_files(start_dev: DevFactory) -> None:
-    dev = start_dev().ready()
-
-    open_to_others = [path for path in (dev.data, *dev.data.rglob("*")) if path.stat().st_mode & 0o077]
+def test_nobody_else_may_read_its_files(running: Dev) -> None:
+    files = (running.data, *running.data.rglob("*"))
+    open_to_others = [path for path in files if path.stat().st_mode & 0o077]
 
     # A process id is no secret.
     assert [path for path in open_to_others if path.suffix != ".ready"] == []
@@ -182,24 +191,20 @@ def test_a_stale_lock_is_no_obstacle(start_dev: DevFactory) -> None:
     start_dev(port=first.port).ready()
 
 
-def test_a_second_dev_on_the_same_data_is_refused(start_dev: DevFactory) -> None:
-    first = start_dev().ready()
-
-    second = start_dev()
+def test_a_second_dev_on_the_same_data_is_refused(running: Dev, start_dev: DevFactory) -> None:
+    second = start_dev(running.data)
 
     assert second.process.wait() == 1
     assert re.fullmatch(r"perdure: Another `perdure dev` runs on .*\n", second.process.output)
-    assert first.process.alive
+    assert running.process.alive
 
 
-def test_a_busy_port_is_refused_and_nothing_stays(start_dev: DevFactory, tmp_path: Path) -> None:
-    first = start_dev().ready()
-
-    second = start_dev(tmp_path / "other", port=first.port)
+def test_a_busy_port_is_refused_and_nothing_stays(running: Dev, start_dev: DevFactory) -> None:
+    second = start_dev(port=running.port)
 
     assert second.process.wait() == 1
-    assert second.process.output == f"perdure: Port {first.port} is taken; choose another one with --port.\n"
-    assert listens("127.0.0.1", first.port)
+    assert second.process.output == f"perdure: Port {running.port} is taken; choose another one with --port.\n"
+    assert listens("127.0.0.1", running.port)
 
 
 def test_an_agent_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
@@ -214,11 +219,9 @@ def test_an_agent_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
     assert "Traceback" not in dev.output
 
 
-def test_finished_workflows_are_kept_for_ninety_days(start_dev: DevFactory) -> None:
-    dev = start_dev().ready()
-
+def test_finished_workflows_are_kept_for_ninety_days(running: Dev) -> None:
     question = ("operator", "namespace", "describe", "-n", "default", "-o", "json")
-    address = f"127.0.0.1:{dev.temporal_port}"
+    address = f"127.0.0.1:{running.temporal_port}"
     shown = subprocess.run([binary(), *question, "--address", address], check=True, capture_output=True, text=True)
 
     assert json.loads(shown.stdout)["config"]["workflowExecutionRetentionTtl"] == "7776000s"

@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +23,12 @@ if TYPE_CHECKING:
 LIVE: list["Stack"] = []
 
 _SECRET = "a secret of the tests, shared by all processes"
+
+
+def _elsewhere(work: Callable[[], None]) -> None:
+    """Have it done in a thread, because the test may be inside an event loop."""
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(work).result()
 
 
 class TemporalServer:
@@ -59,14 +65,12 @@ class TemporalServer:
 
     def _start(self) -> Process:
         process = self._launched()
-        # In a thread, because the test may be inside an event loop.
-        with ThreadPoolExecutor(1) as thread:
-            try:
-                thread.submit(lambda: asyncio.run(self._server.ready(within=120))).result()
-            except BaseException as error:
-                error.add_note(process.output)
-                process.close()
-                raise
+        try:
+            _elsewhere(lambda: asyncio.run(self._server.ready(within=2 * PATIENCE)))
+        except BaseException as error:
+            error.add_note(process.output)
+            process.close()
+            raise
         assert process.alive, process.output
         return process
 
@@ -212,9 +216,10 @@ class Stack:
         return process
 
     def _migrate(self) -> None:
-        """Before the others start, as an operator does."""
-        migration = Process("migrate", command("migrate"), self.directory / "migrate.log", self.environment)
-        assert migration.wait() == 0, migration.output
+        """Before the others start, as an operator does; but without a process, which takes a second to start."""
+        from perdure.runtime import operate
+
+        _elsewhere(lambda: operate.migrate(self.settings))
 
     def _start_provider(self) -> None:
         port = free_port()
