@@ -16,8 +16,10 @@ from .lanes import Lane, side_by_side
 from .scripts import Script, call, drip, say
 from .world import World, dies_at, kept_types, reported, undisturbed, unique, until
 
-# Alone: the deaths are died once for all tests; processes beside each other would each die them for themselves.
-pytestmark = [pytest.mark.chaos, pytest.mark.alone]
+pytestmark = pytest.mark.chaos
+
+#: The deaths are died once for all tests; processes beside each other would each die them for themselves.
+dies_once = pytest.mark.alone
 
 #: What the loss of a worker's cache may cost, and the turns whose time goes on top of a bound: as much as the machine
 #: needs in that minute.
@@ -81,6 +83,7 @@ def deaths(shared_world: World, tmp_path_factory: pytest.TempPathFactory) -> Dea
     return Deaths(turns, Counter(each.said for each in shared_world.asked()))
 
 
+@dies_once
 @pytest.mark.parametrize(("point", "asked"), MODEL.items())
 async def test_a_text_turn_survives_its_worker(world: World, deaths: Deaths, point: str, asked: int) -> None:
     turn = deaths.turns["text", point]
@@ -91,6 +94,7 @@ async def test_a_text_turn_survives_its_worker(world: World, deaths: Deaths, poi
     assert turn.took < turn.bound
 
 
+@dies_once
 @pytest.mark.parametrize(("point", "asked"), MODEL.items())
 async def test_a_tool_turn_survives_its_worker_at_the_model(
     world: World, deaths: Deaths, point: str, asked: int
@@ -103,6 +107,7 @@ async def test_a_tool_turn_survives_its_worker_at_the_model(
     assert turn.took < turn.bound
 
 
+@dies_once
 @pytest.mark.parametrize(("point", "expected"), TOOL.items())
 async def test_a_tool_that_may_act_once_acts_once(
     world: World, deaths: Deaths, point: str, expected: tuple[int, str]
@@ -115,6 +120,7 @@ async def test_a_tool_that_may_act_once_acts_once(
     assert turn.took < turn.bound
 
 
+@dies_once
 async def test_nothing_else_was_asked_under_whatever_words(deaths: Deaths) -> None:
     """Once more for the turn that follows each of those whose worker died."""
     scripts = [turn.script.message for turn in deaths.turns.values()]

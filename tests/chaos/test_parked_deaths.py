@@ -18,8 +18,10 @@ from .people import answer, asked, cancel, park, response, row_of, stopped
 from .scripts import Script, call, say
 from .world import Voice, World, dies_at, kept_types, reported, unique, until
 
-# Alone: the deaths are died once for all tests; processes beside each other would each die them for themselves.
-pytestmark = [pytest.mark.chaos, pytest.mark.alone, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.chaos
+
+#: The deaths are died once for all tests; processes beside each other would each die them for themselves.
+dies_once = pytest.mark.alone
 
 #: Turns whose time a story may take beyond what is promised: what a parked turn does is the work of about three.
 _TURNS = 3
@@ -76,6 +78,7 @@ def stories(shared_world: World, tmp_path_factory: pytest.TempPathFactory) -> di
     return asyncio.run(side_by_side(shared_world, plays))
 
 
+@dies_once
 @pytest.mark.parametrize(("point", "times"), ASKING.items())
 async def test_a_request_survives_the_worker_that_made_it(
     world: World, stories: dict[str, Story], point: str, times: int
@@ -89,6 +92,7 @@ async def test_a_request_survives_the_worker_that_made_it(
     assert story.took < story.bound
 
 
+@dies_once
 @pytest.mark.parametrize(("point", "expected"), RESUMING.items())
 async def test_an_answer_survives_the_worker_that_carries_it_out(
     world: World, stories: dict[str, Story], point: str, expected: tuple[int, str, int]

@@ -359,6 +359,8 @@ async def test_a_cancel_that_meets_the_end_of_a_failed_turn_changes_nothing(temp
     assert outside.attended == []
 
 
+# A turn is given half a minute to stop.
+@pytest.mark.slow
 async def test_an_operator_can_end_a_session_whose_turn_has_no_worker(temporal_server: TemporalServer) -> None:
     bench, outside = Bench(await connect(Settings(temporal_address=temporal_server.address))), Outside()
     asked = asyncio.Event()
