@@ -58,9 +58,7 @@ class Facts:
         }
         if outcome.error is not None:
             told["error"] = outcome.error
-        # Known by the step that asked, wherever it is told: a call has one result.
-        at = asked or self.at
-        key = names.step_key(at.turn, at.step, names.outcome_slot(call_id))
+        key = action_key(asked or self.at, call_id)
         return self._event(EventType.ACTION_RESULT, key, {**told, **step_coordinates(self.at.turn, self.at.step)})
 
     def inputs_requested(self, requests: Sequence[InputRequest]) -> NewEvent:
@@ -135,6 +133,11 @@ class Facts:
             attempt=self.attempt,
             delivery_ids=delivery_ids,
         )
+
+
+def action_key(asked: Coordinates, call_id: str) -> str:
+    """The key of what is told of a call's outcome: of the step that asked, wherever it is told. A call has one."""
+    return names.step_key(asked.turn, asked.step, names.outcome_slot(call_id))
 
 
 def results_in(events: Sequence[NewEvent]) -> int:

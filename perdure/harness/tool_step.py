@@ -35,7 +35,7 @@ from perdure.store.base import (
 from perdure.text import described
 
 from . import outputs
-from .facts import Facts
+from .facts import Facts, action_key
 from .gates import log_of
 from .journal import (
     DELIVERY,
@@ -175,7 +175,7 @@ class ToolStep:
             ),
         )
         if done.existing:
-            return tool_outcome(work.call_id, done.existing)
+            return await self._recorded(work, done.existing)
         if refusal:
             return await self._settle(work, refusal, None)
         # An older attempt may also have begun after the records were read; then the fence was its.
@@ -287,9 +287,18 @@ class ToolStep:
                 outcome, kept = outputs.failed(message, outputs.UNKNOWN, "unknown"), None
                 continue
             if done.existing:
-                return tool_outcome(work.call_id, done.existing)
+                return await self._recorded(work, done.existing)
             telemetry.tool_settled(work.call.call.tool, outcome.status)
-            return ToolOutcome(call_id=work.call_id, status=outcome.status, token_hash=outcome.token_hash)
+            head = done.session.events if outcome.token_hash else None
+            return ToolOutcome(call_id=work.call_id, status=outcome.status, token_hash=outcome.token_hash, head=head)
+
+    async def _recorded(self, work: _Work, record: Record) -> ToolOutcome:
+        """An outcome that stood already. A token that came with it may have been replaced since: it says when it came."""
+        outcome = tool_outcome(work.call_id, record)
+        if outcome.token_hash is None:
+            return outcome
+        told = await self._store.index_of(work.at.session_id, action_key(work.at, work.call_id))
+        return outcome.model_copy(update={"head": None if told is None else told + 1})
 
     def _settlement(self, work: _Work, outcome: Outcome, context: ToolContext | None) -> Commit:
         at = work.at

@@ -187,6 +187,8 @@ class ToolOutcome(Wire):
     status: Literal["completed", "failed", "rejected", "unknown"]
     # Set when the tool gave the session another continuation token.
     token_hash: str | None = None
+    # How many events the session had once that was recorded: outcomes come in any order, and the last token counts.
+    head: int | None = None
 
 
 class Conclusion(Versioned):

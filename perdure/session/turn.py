@@ -119,6 +119,8 @@ class _Turn:
         self._state = state
         self._step = request.step
         self._token_hash = request.token_hash
+        # When that was recorded, as far as calls have said.
+        self._token_head = 0
         self._model = request.model
         self._head = request.head
         self._concluded = Concluded()
@@ -227,7 +229,7 @@ class _Turn:
                 except (Exception, asyncio.CancelledError) as failure:
                     failures.append(failure)
                 else:
-                    self._token_hash = outcome.token_hash or self._token_hash
+                    self._rekey(outcome)
                 if failures or self._steps.cancelled():
                     return
 
@@ -237,6 +239,11 @@ class _Turn:
             raise failures[0]
         if self._steps.cancelled():
             raise asyncio.CancelledError
+
+    def _rekey(self, outcome: ToolOutcome) -> None:
+        """Take over the session's new token, unless another call has set a later one. Older workers do not say when."""
+        if outcome.token_hash is not None and (outcome.head is None or outcome.head >= self._token_head):
+            self._token_hash, self._token_head = outcome.token_hash, outcome.head or 0
 
     async def _park(self, open: tuple[OpenInput, ...], *, silent: bool = False) -> TurnResult:
         request = self._request

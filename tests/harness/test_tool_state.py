@@ -105,6 +105,18 @@ async def test_a_new_token_is_claimed_with_the_outcome() -> None:
         assert await it.store.route("first-token") is None
 
 
+async def test_a_call_that_is_repeated_says_when_its_token_was_set() -> None:
+    both = [call("rekey", token="slack:1"), call("rekey", token="slack:2")]
+    async with lab([both], rekey) as it:
+        one, two = await it.calls(await it.deliver("Go"))
+        first, second = await it.tool(one), await it.tool(two)
+
+        # Its worker died before it could report.
+        assert await it.tool(one, generation=2) == first
+        assert await it.store.route(second.token_hash or "") == SESSION
+        assert (first.head or 0) < (second.head or 0)
+
+
 async def test_a_token_of_another_session_is_a_conflict() -> None:
     async with lab([call("rekey", token="slack:42")], rekey) as it:
         (ref,) = await it.calls(await it.deliver("Go"))

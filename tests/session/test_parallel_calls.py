@@ -1,5 +1,7 @@
 """How many calls of a step run at the same time, and which of them never begin."""
 
+import pytest
+
 from perdure.protocol.deliveries import DeliveryRef
 from perdure.protocol.requests import ApprovedCall, Calls, Coordinates, Finished, Resumed, ToolCall, ToolOutcome
 from perdure.session.turn import StepFailed
@@ -52,3 +54,23 @@ async def test_no_further_call_begins_after_one_that_failed_for_good() -> None:
 
     assert (await finished(steps)).failure == BROKEN
     assert len(steps.tool_calls) == 2
+
+
+@pytest.mark.parametrize("reported", [("t0", "t1"), ("t1", "t0")], ids=["in order", "out of order"])
+async def test_of_two_tokens_the_one_that_was_set_last_counts(reported: tuple[str, str]) -> None:
+    def tool(call: ToolCall) -> ToolOutcome:
+        name = call.call.tool
+        return completes(call).model_copy(update={"token_hash": f"of {name}", "head": 7 if name == "t0" else 8})
+
+    steps = ScriptedSteps(calls(*reported), Finished(), tool=tool)
+
+    assert (await finished(steps)).token_hash == "of t1"
+
+
+async def test_workers_of_old_do_not_say_which_token_was_set_last() -> None:
+    def tool(call: ToolCall) -> ToolOutcome:
+        return completes(call).model_copy(update={"token_hash": f"of {call.call.tool}"})
+
+    steps = ScriptedSteps(calls("t0", "t1"), Finished(), tool=tool)
+
+    assert (await finished(steps)).token_hash == "of t1"
