@@ -9,7 +9,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from time import monotonic
 
-from perdure.errors import NoDriver, Unavailable
+from perdure.errors import NoDriver, NoWorker, Unavailable
 from perdure.store.base import Store, Untold
 
 from .background import repeating
@@ -115,6 +115,9 @@ class Sweeper:
             if untold.newest is not None and not untold.failed:
                 await self._ask(session_id, told)
             await self._signals.catch_up(session_id, told)
+        except NoWorker:
+            # It waits for one; Temporal is there, and other sessions have drivers.
+            self._pauses.pop(session_id, None)
         except Unavailable:
             # As soon as it can be reached again.
             self._pauses.pop(session_id, None)

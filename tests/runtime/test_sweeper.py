@@ -249,6 +249,17 @@ async def test_a_lost_session_that_no_worker_would_take_up_waits(
     assert set(driver.rebuilt) == {"lost"}
 
 
+async def test_many_lost_sessions_that_no_worker_would_take_up_stop_none_of_the_others(store: Store) -> None:
+    lost = [f"lost{n:02}" for n in range(40)]
+    await stranded(store, *lost, "there")
+    driver = FakeDriver("there")
+    driver.no_workers = True
+
+    await sweeper(store, driver).sweep()
+
+    assert driver.told("there") == ["deliver there/d"]
+
+
 async def test_a_session_that_was_heard_in_between_begins_anew(store: Store) -> None:
     await stranded(store, "s")
     driver, clock = FakeDriver("s"), Clock()
