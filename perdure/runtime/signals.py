@@ -61,20 +61,16 @@ class Signals:
         `told`: the ids of the deliveries that it was told of. They are not told again, and what is told now is added.
         """
         row = await self._store.session(session_id)
-        if row is None or row.over:
+        if row is None:
             return
-        if row.untold:
-            # Taken away first: whoever fails meanwhile sets it again. Whoever dies leaves it to the sweep by age.
-            await self._store.mark_untold(session_id, False)
-        try:
+        if not row.over:
             try:
                 await self._tell_all(row, set() if told is None else told)
             except NoDriver:
                 await restore(self._store, self._driver, row)
-        except BaseException:
-            if row.untold:
-                await self._store.mark_untold(session_id, True)
-            raise
+        if row.untold:
+            # Only now: what is accepted meanwhile must not overtake it. Whoever fails meanwhile adds a mark, which stays.
+            await self._store.clear_untold(session_id, row.untold)
 
     async def _told(self, session_id: str, telling: Awaitable[None]) -> bool:
         try:
@@ -100,7 +96,7 @@ class Signals:
         fault = None if isinstance(error, Unavailable | TimeoutError) else error
         log.warning("what was sent to session %s is told later", session_id, exc_info=fault)
         try:
-            await self._store.mark_untold(session_id, True)
+            await self._store.mark_untold(session_id)
         except Exception:
             # The sweeper finds what was accepted all the same; only the order may be another one then.
             log.warning("session %s could not be marked", session_id, exc_info=True)

@@ -49,7 +49,7 @@ async def enqueue(
     if waiting.newest is not None and waiting.newest >= now:
         now = after(waiting.newest)
     accepted = await insert(tx, delivery, now)
-    return replace(accepted, untold=session.row.untold) if accepted.fresh else accepted
+    return replace(accepted, untold=session.row.untold > 0) if accepted.fresh else accepted
 
 
 async def refuse(

@@ -52,7 +52,7 @@ async def answer(
         await tx.run("update_input", **rows.input_state(row))
     head = None if session is None else await log.tell(tx, session.row, [tell(row) for row in count.closed], now)
     # Whoever delivered nothing signals what answered first, and that has to wait for what came before it as well.
-    untold = session is not None and session.row.untold
+    untold = session is not None and session.row.untold > 0
     return Told(replace(_answered(answering, count.after, delivered), untold=untold), head)
 
 

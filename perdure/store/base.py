@@ -69,8 +69,8 @@ class SessionRow:
     cancel_turn: int | None = None
     # `{code, message, since}` while the session cannot go on by itself.
     attention: JsonObject | None = None
-    # Temporal may not know of everything that was accepted.
-    untold: bool = False
+    # How often Temporal could not be told of what was accepted, since it was last told all of that.
+    untold: int = 0
 
     @property
     def shown_status(self) -> ShownStatus:
@@ -457,8 +457,12 @@ class Store(Protocol):
         that is older than so many seconds waits, a turn is to be stopped, or the session has not begun."""
         ...
 
-    async def mark_untold(self, session_id: str, untold: bool) -> None:
-        """Note whether Temporal could be told of everything."""
+    async def mark_untold(self, session_id: str) -> None:
+        """Note that Temporal could not be told of something; once more, if that is noted already."""
+        ...
+
+    async def clear_untold(self, session_id: str, marks: int) -> None:
+        """Note that Temporal was told of everything, unless the session has more or fewer than these marks by now."""
         ...
 
     # inputs

@@ -35,7 +35,7 @@ def session(row: Row) -> SessionRow:
         title=row["title"],
         cancel_turn=row["cancel_turn"],
         attention=decode_some(row["attention"]),
-        untold=bool(row["untold"]),
+        untold=row["untold"],
     )
 
 

@@ -144,8 +144,11 @@ class SqlStore:
         found = await self._rows("untold", before=then, after=after, limit=limit)
         return [Untold(row["session_id"], row["newest"], row["cancel_turn"], bool(row["untold"])) for row in found]
 
-    async def mark_untold(self, session_id: str, untold: bool) -> None:
-        await self._database.write(lambda tx: tx.run("set_untold", session_id=session_id, untold=int(untold)))
+    async def mark_untold(self, session_id: str) -> None:
+        await self._database.write(lambda tx: tx.run("mark_untold", session_id=session_id))
+
+    async def clear_untold(self, session_id: str, marks: int) -> None:
+        await self._database.write(lambda tx: tx.run("clear_untold", session_id=session_id, marks=marks))
 
     async def answer(self, answering: Answering, tell: Callable[[InputRow], NewEvent]) -> Answered:
         return await self._tell(answering.session_id, lambda tx: answer(tx, answering, tell, self._now()))

@@ -70,7 +70,7 @@ async def test_a_delivery_is_told_as_it_was_accepted(store: Store, driver: FakeD
 
 async def test_what_temporal_does_not_know_of_comes_first(store: Store, driver: FakeDriver, signals: Signals) -> None:
     *_, last = await accepted(store, "c", "b", "a")
-    await store.mark_untold("s", True)
+    await store.mark_untold("s")
 
     assert await signals.deliver(last, untold=True)
 
@@ -265,7 +265,7 @@ async def test_a_wish_without_a_driver_starts_one_from_the_store(store: Store) -
 async def test_deliveries_come_before_the_wish_to_stop(store: Store, driver: FakeDriver, signals: Signals) -> None:
     await accepted(store, "b", "a")
     await given.cancel(store)
-    await store.mark_untold("s", True)
+    await store.mark_untold("s")
 
     await signals.catch_up("s")
 
@@ -277,7 +277,7 @@ async def test_a_session_that_was_never_started_is_started_with_all_that_waits(s
     ref: JsonObject = {"id": "b", "kind": "message", "tokenHash": "token of t", "traceparent": "00-1-2-3"}
     await store.create_session(replace(given.session("t"), title="Hello"), given.delivery("b", session_id="t", ref=ref))
     await store.accept(given.delivery("a", session_id="t"))
-    await store.mark_untold("t", True)
+    await store.mark_untold("t")
     driver = FakeDriver()
 
     await Signals(store, driver).catch_up("t")
@@ -317,7 +317,7 @@ async def test_an_absence_in_the_middle_leaves_the_session_marked(store: Store, 
             self.away = True
 
     await accepted(store, "b", "a")
-    await store.mark_untold("s", True)
+    await store.mark_untold("s")
     driver = Leaving("s")
     signals = Signals(store, driver)
 
@@ -343,12 +343,47 @@ async def test_a_mark_that_was_set_again_since_stays(store: Store) -> None:
     driver = Meeting("s")
     signals = Signals(store, driver)
     await accepted(store, "z")
-    await store.mark_untold("s", True)
+    await store.mark_untold("s")
 
     await signals.catch_up("s")
 
     # Else the next one overtakes the one that nobody was told of.
     assert await untold(store)
+
+
+async def test_nothing_overtakes_what_is_being_told(store: Store) -> None:
+    class Meeting(FakeDriver):
+        """While the first delivery is on its way, another one is accepted."""
+
+        met = False
+
+        async def deliver(self, session_id: str, ref: JsonObject) -> None:
+            if not self.met:
+                self.met = True
+                its = {"id": "y", "kind": "message", "tokenHash": "token of s"}
+                accepted = await store.accept(given.delivery("y", ref=its))
+                assert await signals.deliver(accepted.delivery, untold=accepted.untold)
+            await super().deliver(session_id, ref)
+
+    driver = Meeting("s")
+    signals = Signals(store, driver)
+    await accepted(store, "z")
+    await store.mark_untold("s")
+
+    await signals.catch_up("s")
+
+    assert driver.told()[:2] == ["deliver z", "deliver y"]
+    assert not await untold(store)
+
+
+async def test_a_session_that_is_over_does_not_stay_marked(store: Store, signals: Signals) -> None:
+    """Its start was not answered in time, but went through, and then it ended before whoever waited could mark it."""
+    await store.commit(given.closing())
+    await store.mark_untold("s")
+
+    await signals.catch_up("s")
+
+    assert await store.untold(older_than=-60, after="", limit=10) == []
 
 
 @pytest.mark.parametrize("session_id", ["unknown", "over"])

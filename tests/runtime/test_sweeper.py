@@ -210,7 +210,7 @@ async def test_what_got_through_before_a_failure_is_not_told_again(store: Store)
             await super().deliver(session_id, ref)
 
     await stranded(store, "s", names=("c", "b", "a"))
-    await store.mark_untold("s", True)
+    await store.mark_untold("s")
     driver, clock = Full("s"), Clock()
 
     await sweep_for(sweeper(store, driver, clock), clock, 60)

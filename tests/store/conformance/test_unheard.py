@@ -126,12 +126,12 @@ async def test_of_each_session_all_is_found_whatever_else_is_on_its_page(store: 
     for name in ("a", "b", "c"):
         await store.accept(given.delivery(name, session_id=name))
     await given.cancel(store, "b")
-    await store.mark_untold("b", True)
-    await store.mark_untold("c", True)
+    await store.mark_untold("b")
+    await store.mark_untold("c")
     # More than a page of what comes later, by each reason for itself.
     for name in ("x", "y", "z"):
         await store.create_session(given.session(name))
-        await store.mark_untold(name, True)
+        await store.mark_untold(name)
 
     first, second = await store.untold(older_than=-60, after="", limit=2)
     third, fourth = await store.untold(older_than=-60, after="b", limit=2)
@@ -147,14 +147,14 @@ async def test_whoever_accepts_learns_whether_temporal_knows_of_all_before_it(st
     await store.commit(opening("r", "q"))
     assert not (await store.accept(given.delivery("d0"))).untold
     assert not (await answer(store, answering(("q", says("approve")), delivery_id="a0"))).untold
-    await store.mark_untold("s", True)
+    await store.mark_untold("s")
 
     accepted = await store.accept(given.delivery("d1"))
     answered = await answer(store, answering(("r", says("approve")), delivery_id="a1"))
 
     assert (accepted.untold, answered.untold) == (True, True)
     assert (await given.read_session(store)).untold
-    await store.mark_untold("s", False)
+    await store.clear_untold("s", 1)
     assert not (await store.accept(given.delivery("d2"))).untold
     assert not (await given.read_session(store)).untold
 
@@ -163,7 +163,7 @@ async def test_whoever_repeats_a_request_learns_it_too(store: Store) -> None:
     await store.commit(opening("r"))
     await store.accept(given.delivery("d", key="k"))
     await answer(store, answering(("r", says("approve")), key="l"))
-    await store.mark_untold("s", True)
+    await store.mark_untold("s")
 
     accepted = await store.accept(given.delivery("e", key="k"))
     answered = await answer(store, answering(("r", says("approve")), delivery_id="b", key="l"))
@@ -175,7 +175,7 @@ async def test_whoever_repeats_a_request_learns_it_too(store: Store) -> None:
 async def test_whoever_repeats_the_request_of_another_session_learns_it_of_that_one(store: Store) -> None:
     await store.create_session(given.session("t"))
     await store.accept(given.delivery("d", key="k"))
-    await store.mark_untold("t", True)
+    await store.mark_untold("t")
 
     again = await store.accept(given.delivery("e", session_id="t", key="k"))
 
@@ -183,14 +183,26 @@ async def test_whoever_repeats_the_request_of_another_session_learns_it_of_that_
 
 
 async def test_a_commit_does_not_forget_what_temporal_was_not_told(store: Store) -> None:
-    await store.mark_untold("s", True)
+    await store.mark_untold("s")
 
     await store.commit(given.running())
 
     assert (await given.read_session(store)).untold
 
 
+async def test_a_mark_that_was_added_since_stays(store: Store, other: Store) -> None:
+    await store.mark_untold("s")
+    seen = (await given.read_session(store)).untold
+    await other.mark_untold("s")
+
+    await store.clear_untold("s", seen)
+    assert (await given.read_session(store)).untold
+
+    await store.clear_untold("s", (await given.read_session(store)).untold)
+    assert not (await given.read_session(store)).untold
+
+
 async def test_to_mark_an_unknown_session_is_nothing(store: Store) -> None:
-    await store.mark_untold("unknown", True)
+    await store.mark_untold("unknown")
 
     assert await store.session("unknown") is None

@@ -1,1 +1,0 @@
-UPDATE sessions SET untold = :untold WHERE session_id = :session_id
