@@ -4,14 +4,14 @@ import asyncio
 import contextlib
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from perdure import telemetry
 from perdure.agents.context import Cancellation, Log, SessionView, Signal, ToolContext, ToolSession
 from perdure.agents.registry import AgentRegistry
 from perdure.agents.staging import Staging
-from perdure.errors import Invalid, PerdureError, ToolFailed, UnreadableState
+from perdure.errors import Invalid, PerdureError, ToolFailed, Unavailable, UnreadableState
 from perdure.protocol import names
 from perdure.protocol.events import NewEvent
 from perdure.protocol.principals import Principal
@@ -148,7 +148,7 @@ class ToolStep:
             request=await self._store.input(asked.ask.request.request_id) if asked.ask else None,
             tool=(await open_toolbox(agent)).get(call.call.tool),
             view=view_of(row, at, await self._speaker(at, heard)),
-            begun=intent is not None and read(intent, INTENT, Intent).generation != attempt.generation,
+            begun=_of_another(intent, attempt),
         )
 
     async def _speaker(self, at: Coordinates, record: Record | None) -> Principal | None:
@@ -164,16 +164,22 @@ class ToolStep:
     async def _intend(self, work: _Work) -> ToolOutcome | None:
         """Take the call over and say that it will be run; the outcome, if it must not be."""
         refusal = _refusal(work)
-        done = await commit_steadfastly(
-            self._store,
-            Commit(
-                work.at.session_id,
-                heeds=work.told_at.turn,
-                unless=work.outcome_key,
-                fence=work.fence(Hold.RAISE),
-                records=() if refusal else (self._intent(work),),
-            ),
+        commit = Commit(
+            work.at.session_id,
+            heeds=work.told_at.turn,
+            unless=work.outcome_key,
+            fence=work.fence(Hold.RAISE),
+            records=() if refusal else (self._intent(work),),
         )
+        try:
+            done = await self._store.commit(commit)
+        except Unavailable:
+            # It may have gone through; the next one then finds our own fence, and not whose it was before.
+            done = await commit_steadfastly(self._store, commit)
+            intent = await self._store.record(
+                work.at.session_id, work.at.turn, work.at.step, names.intent_slot(work.call_id)
+            )
+            work = replace(work, begun=_of_another(intent, work.attempt))
         if done.existing:
             return await self._recorded(work, done.existing)
         if refusal:
@@ -293,7 +299,7 @@ class ToolStep:
             return ToolOutcome(call_id=work.call_id, status=outcome.status, token_hash=outcome.token_hash, head=head)
 
     async def _recorded(self, work: _Work, record: Record) -> ToolOutcome:
-        """An outcome that stood already. A token that came with it may have been replaced since: it says when it came."""
+        """An outcome that stood already, and when it was told: a token that came with it may have been replaced."""
         outcome = tool_outcome(work.call_id, record)
         if outcome.token_hash is None:
             return outcome
@@ -332,6 +338,11 @@ _UNWRITABLE = "The tool has returned, but what it returned or wrote could not be
 
 class _TimeUp(Exception):
     """The tool's own time limit, as opposed to a TimeoutError of something it called."""
+
+
+def _of_another(intent: Record | None, attempt: Attempt) -> bool:
+    """Whether another attempt was about to run the call."""
+    return intent is not None and read(intent, INTENT, Intent).generation != attempt.generation
 
 
 def _there(reply: Record | None) -> Record:

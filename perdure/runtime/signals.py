@@ -69,7 +69,7 @@ class Signals:
             except NoDriver:
                 await restore(self._store, self._driver, row)
         if row.untold:
-            # Only now: what is accepted meanwhile must not overtake it. Whoever fails meanwhile adds a mark, which stays.
+            # Only now: what is accepted meanwhile must not overtake it. A mark that was added meanwhile stays.
             await self._store.clear_untold(session_id, row.untold)
 
     async def _told(self, session_id: str, telling: Awaitable[None]) -> bool:

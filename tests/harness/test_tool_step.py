@@ -1,15 +1,17 @@
 import asyncio
 import threading
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
 
 import pytest
 from pydantic import BaseModel
 
-from perdure import Principal, State, ToolContext, tool
-from perdure.errors import Superseded, ToolFailed
+from perdure import AgentRegistry, Principal, State, ToolContext, tool
+from perdure.errors import Superseded, ToolFailed, Unavailable
 from perdure.harness.journal import OUTCOME, Outcome, read
+from perdure.harness.tool_step import ToolStep
 from perdure.settings import Settings
-from perdure.store.base import NewRecord
+from perdure.store.base import Commit, Committed, NewRecord, Store
 from perdure.testing import ScriptedModel, call
 
 from .stage import SESSION, Lab, lab
@@ -102,6 +104,45 @@ async def test_an_interrupted_call_that_may_run_once_is_not_run_again() -> None:
         (told,) = await it.told("action.result")
         assert (told["status"], told["error"]["code"]) == ("failed", "TOOL_OUTCOME_UNKNOWN")
         assert "may have happened, or may still happen" in told["result"]["output"]
+
+
+class LosesAnAnswer:
+    """A store whose first commit meets somebody else's, goes through, and is not answered."""
+
+    def __init__(self, store: Store, before: Callable[[], Awaitable[object]]) -> None:
+        self._store = store
+        self._before: Callable[[], Awaitable[object]] | None = before
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def commit(self, commit: Commit) -> Committed:
+        before, self._before = self._before, None
+        if before is not None:
+            await before()
+        done = await self._store.commit(commit)
+        if before is not None:
+            raise Unavailable
+        return done
+
+
+async def test_a_call_that_an_older_attempt_begins_meanwhile_is_not_run_again() -> None:
+    effects = Effects()
+    effects.dies = 1
+    async with lab([call("act")], declared(effects)) as it:
+        (ref,) = await it.calls(await it.deliver("Go"))
+        frozen = it.tools
+
+        async def wakes() -> None:
+            it.tools = frozen
+            await dying(it, ref)
+
+        store = cast(Store, LosesAnAnswer(it.store, wakes))
+        it.tools = ToolStep(store, AgentRegistry([it.agent]), it.settings)
+        outcome = await it.tool(ref, generation=2)
+
+        assert len(effects.keys) == 1
+        assert outcome.status == "unknown"
 
 
 @pytest.mark.parametrize("kind", ["pure", "idempotent"])

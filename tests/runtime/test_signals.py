@@ -54,7 +54,7 @@ async def accepted(store: Store, *delivery_ids: str) -> list[DeliveryRow]:
 
 
 async def untold(store: Store, session_id: str = "s") -> bool:
-    return (await given.read_session(store, session_id)).untold
+    return (await given.read_session(store, session_id)).untold > 0
 
 
 # --- deliver ------------------------------------------------------------------------------------------------
