@@ -1,7 +1,7 @@
 """A turn that waits for people: its end, and the reminders that follow."""
 
 from perdure import telemetry
-from perdure.errors import SessionGone
+from perdure.errors import SessionGone, Superseded
 from perdure.protocol import names
 from perdure.protocol.events import EventType, NewEvent
 from perdure.protocol.inputs import InputRequest
@@ -43,8 +43,8 @@ class Parking:
             return
         try:
             await self._store.commit(Commit(reminder.session_id, events=(_reminded(row.request, reminder.left),)))
-        except SessionGone:
-            # Deleted meanwhile: there is nobody left to remind.
+        except (SessionGone, Superseded):
+            # Over meanwhile: there is nobody left to remind.
             return
 
     async def _commit(self, park: ParkTurn, turn: TurnJournal) -> Commit:

@@ -42,8 +42,8 @@ class TurnEnd:
         """End a turn that failed or was cancelled, unless it has ended already."""
         session_id = conclusion.at.session_id
         row = await self._store.session(session_id)
-        # Deleted meanwhile: there is nobody left to tell.
-        while row is not None and await self._unfinished(_as_wished(conclusion, row), row):
+        # Deleted or over meanwhile: there is nobody left to tell.
+        while row is not None and not row.over and await self._unfinished(_as_wished(conclusion, row), row):
             row = await self._store.session(session_id)
         row = await self._store.session(session_id)
         token_hash = await self._store.token_of(session_id)

@@ -69,7 +69,7 @@ class SessionRow:
     cancel_turn: int | None = None
     # `{code, message, since}` while the session cannot go on by itself.
     attention: JsonObject | None = None
-    # How often Temporal could not be told of what was accepted, since it was last told all of that.
+    # How often Temporal could not be told of something, since it was last told everything.
     untold: int = 0
 
     @property
@@ -227,8 +227,8 @@ class Commit:
     1. The session's row is locked. Missing: `SessionGone`. `head`: a session that has fewer events than this is older
        than the caller: `StoreBehind`. `current`: one that has more has changed since: `Unavailable`; read it again.
     2. If a record in `unless` exists already, nothing is written and that record is returned
-       (`Committed.existing`): somebody else has won. `heeds`: when this turn, or one before it, is to be stopped,
-       nothing is written and `TurnCancelled` is raised.
+       (`Committed.existing`): somebody else has won. In a closed session `close` changes nothing, and what adds to it
+       raises `Superseded`. `heeds`: when this turn, or one before it, is to be stopped, `TurnCancelled` is raised.
     3. The fence: RAISE replaces an older generation (then `superseding` is appended, before `events`) and raises
        `Superseded` when a newer one stands; KEEP and RELEASE raise `Superseded` unless the fence stands with exactly
        this generation; RELEASE deletes it.
@@ -241,10 +241,9 @@ class Commit:
        owns it, and nothing is written). `close`: all its routes and fences are deleted, and the session is over;
        deliveries that no turn has read are refused, and readers are told so before the last event.
     9. `close_turn`: all fences of that turn are deleted: its late attempts may not write any more.
-    10. `opens`: these requests are opened; one whose id exists stays as it was. `expires`: those of these requests
-       that are still open become `expired`, with the answer that silence means. `withdraws`: those of these that are
-       still open become `withdrawn`. `resolved`: a request in `expires` or `withdraws` that was closed by this
-       commit gets the event with its id from here, after `events`, but before an event that ends the session.
+    10. `opens`: these requests are opened; one whose id exists stays as it was. Those of `expires` that are still open
+       become `expired`, with the answer that silence means; those of `withdraws`, `withdrawn`. `resolved`: those that
+       were closed by this commit get their event from here, after `events`, but before one that ends the session.
     11. `change` is applied to the row. A commit that ends a turn settles a cancellation of that turn
        (`settles_cancel` does it without ending one, if no turn is expected any more; `close` settles that of any
        turn). One that raises a fence, ends a turn or closes the session, or `recovers`, shows that the session goes
@@ -382,7 +381,6 @@ class Store(Protocol):
 
     async def migrate(self) -> None:
         """Create or upgrade the schema. One that is not ours, or needs newer code, is refused before any write."""
-        ...
 
     async def check(self) -> None:
         """Refuse to go on with a schema that this code cannot work with: an older one, or one that needs newer code."""
@@ -458,12 +456,10 @@ class Store(Protocol):
         ...
 
     async def mark_untold(self, session_id: str) -> None:
-        """Note that Temporal could not be told of something; once more, if that is noted already."""
-        ...
+        """Note, once more, that Temporal could not be told of something."""
 
     async def clear_untold(self, session_id: str, marks: int) -> None:
         """Note that Temporal was told of everything, unless the session has more or fewer than these marks by now."""
-        ...
 
     # inputs
     async def answer(self, answering: Answering, tell: Callable[[InputRow], NewEvent]) -> Answered:

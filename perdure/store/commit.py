@@ -34,6 +34,10 @@ async def apply(tx: Transaction, commit: Commit, now: str) -> Told[Committed]:
         raise Unavailable("The session has changed since it was read.")
     if (existing := await _winner(tx, commit)) is not None:
         return Told(Committed(session.row, existing=existing))
+    if session.closed_at is not None and _adds(commit):
+        if commit.close:
+            return Told(Committed(session.row))
+        raise Superseded("The session is over.")
     _heed(commit, session.row)
     superseded = await _hold(tx, commit)
     await _record(tx, commit, now)
@@ -69,6 +73,11 @@ async def record_at(tx: Transaction, session_id: str, turn: int, step: int, slot
 
 async def _winner(tx: Transaction, commit: Commit) -> Record | None:
     return None if commit.unless is None else await record_at(tx, commit.session_id, *commit.unless)
+
+
+def _adds(commit: Commit) -> bool:
+    """Whether the commit would go on with the session: nothing follows its end, whoever comes late."""
+    return bool(commit.records or commit.events or commit.consume or commit.opens or commit.change)
 
 
 def _heed(commit: Commit, row: SessionRow) -> None:

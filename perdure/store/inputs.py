@@ -24,8 +24,7 @@ async def settle(tx: Transaction, commit: Commit, session: LockedSession, now: s
         await tx.run("open_input", **rows.new_input(request, session.row.principal, now))
     closed = [each for each, answer in commit.expires.items() if await _close(tx, commit, each, "expired", answer, now)]
     closed += [each for each in commit.withdraws if await _close(tx, commit, each, "withdrawn", None, now)]
-    # A session that is closed asks nobody any more: neither does a late commit make it ask.
-    if commit.close or (commit.opens and session.closed_at is not None):
+    if commit.close:
         closed += await _withdraw_all(tx, commit.session_id, now)
     return [commit.resolved[each] for each in closed if each in commit.resolved]
 

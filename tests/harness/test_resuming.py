@@ -5,9 +5,11 @@ from typing import Any
 import pytest
 
 from perdure import Principal, ToolContext, tool
+from perdure.errors import Superseded
 from perdure.protocol.inputs import InputAnswer, digest
-from perdure.protocol.requests import Finished, Resumed
+from perdure.protocol.requests import CloseSession, Finished, Resumed
 from perdure.session.answers import CONTINUED
+from perdure.session.state import OPERATOR_FAILED
 from perdure.testing import ScriptedModel, call
 
 from .stage import NO, SESSION, YES, lab
@@ -280,6 +282,28 @@ async def test_whoever_approves_is_not_whoever_speaks() -> None:
         await it.run_approved(resumed.calls[0], turn=2)
 
         assert seen == ["ada", "ada"]
+
+
+async def test_an_attempt_that_wakes_after_the_end_of_its_session_changes_nothing() -> None:
+    async with asked(Till(), 5) as (it, _, open):
+        answer = await it.answer((open[0], YES))
+        await it.end.close(CloseSession(session_id=SESSION, failure=OPERATOR_FAILED))
+
+        with pytest.raises(Superseded):
+            await it.resume(answer, open=open)
+
+        assert (await it.types())[-1] == "session.failed"
+        assert await it.session_status() == "failed"
+
+
+async def test_a_turn_that_is_concluded_after_the_end_of_its_session_changes_nothing() -> None:
+    async with asked(Till(), 5) as (it, _, open):
+        answer = await it.answer((open[0], YES))
+        await it.end.close(CloseSession(session_id=SESSION, failure=OPERATOR_FAILED))
+
+        await it.cancel(answer, turn=1)
+
+        assert (await it.types())[-1] == "session.failed"
 
 
 async def test_an_answer_to_a_request_of_nobody_changes_nothing() -> None:

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from perdure.errors import SessionGone
-from perdure.protocol.events import EventType
-from perdure.store.base import Accepted, Answered, Store
+from perdure.errors import SessionGone, Superseded
+from perdure.protocol.events import EventType, NewEvent
+from perdure.store.base import Accepted, Answered, Commit, Hold, SessionChange, Store
 from tests.store import given
 from tests.store.given import answer, answering, closing, says
 
@@ -71,6 +71,38 @@ async def test_a_session_that_is_closed_again_says_nothing_new(store: Store) -> 
     await store.commit(closing())
 
     assert await given.everything(store) == before
+
+
+async def test_a_session_has_one_end_whoever_else_closes_it(store: Store) -> None:
+    await store.commit(closing())
+    failed = NewEvent(type=EventType.SESSION_FAILED, key="session/failed")
+
+    await store.commit(Commit("s", events=[failed], close=True, change=SessionChange(status="failed")))
+
+    assert await given.keys(store) == ["session/completed"]
+    assert (await given.read_session(store)).status == "completed"
+
+
+@pytest.mark.parametrize(
+    "late",
+    [
+        given.running(),
+        Commit("s", records=[given.record()]),
+        Commit("s", events=[given.event("late")]),
+        Commit("s", fence=given.fence(Hold.RAISE, 1), events=[given.event("late")]),
+        given.opening("r"),
+    ],
+    ids=["a turn", "a record", "an event", "an attempt", "a request"],
+)
+async def test_nothing_follows_the_end(store: Store, late: Commit) -> None:
+    await store.commit(closing())
+
+    with pytest.raises(Superseded):
+        await store.commit(late)
+
+    assert await given.keys(store) == ["session/completed"]
+    assert (await given.read_session(store)).status == "completed"
+    assert await store.records("s") == []
 
 
 async def test_other_sessions_keep_what_they_have(store: Store) -> None:
