@@ -92,7 +92,7 @@ class Rebuilding:
         """The turn that runs, from its beginning: what it has recorded is not done again."""
         number = max(0, row.turns - 1)
         journal = await self._journal(row.session_id, number)
-        expired = {each.request.request_id for each in asked if each.status == "expired"}
+        closed = {each.request.request_id for each in asked if each.status != "open"}
         return TurnRequest(
             session_id=row.session_id,
             turn=number,
@@ -104,8 +104,9 @@ class Rebuilding:
                 DeliveryRef(id=heard.delivery_id, kind=heard.kind, token_hash=token_hash) for heard in journal.heard()
             ),
             open=before,
-            # Also when they were looked at: what was approved by silence may not have run yet.
-            expired=tuple(each.request_id for each in before if each.request_id in expired),
+            # Also when they were looked at: what was approved by silence may not have run yet. And those that were
+            # answered in the moment in which the turn was to close them: nothing else says that it is to look at them.
+            expired=tuple(each.request_id for each in before if each.request_id in closed),
             token_hash=token_hash or None,
             holds=True,
         )

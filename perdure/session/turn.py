@@ -280,9 +280,11 @@ class _Turn:
     ) -> TurnResult:
         state = self._state.after_failure() if failure and not cancelled else self._state
         open = open or self._concluded.open
+        # A turn that told nothing has ended nothing: a task neither.
+        waits = open or silent
         return TurnResult(
             snapshot=dump_turn(state),
-            action=Park() if open else decisions.after_conclusion(self._request.mode, failure, self._concluded),
+            action=Park() if waits else decisions.after_conclusion(self._request.mode, failure, self._concluded),
             token_hash=self._token_hash,
             failure=failure,
             open=open,

@@ -10,7 +10,7 @@ from perdure.harness.rebuild import Rebuilding
 from perdure.protocol.requests import RebuildSession, TurnRequest
 from perdure.session import decisions
 from perdure.session.decisions import RunTurn
-from perdure.store.base import DeliveryRow, NewDelivery, Store
+from perdure.store.base import Commit, DeliveryRow, NewDelivery, SessionChange, Store
 
 from .stage import SESSION, YES, lab
 from .till import Till, asked
@@ -33,6 +33,25 @@ async def test_what_silence_has_approved_is_still_run_when_the_driver_is_lost_be
         assert decisions.resumes(held)
         assert (held.open, held.expired) == (open, (open[0].request_id,))
         assert await it.resume(open=held.open, expired=open, generation=2) == resumed
+
+
+async def test_an_answer_of_the_last_moment_is_carried_out_when_the_driver_is_lost_before() -> None:
+    till = Till()
+    async with asked(till, 5, expires=60) as (it, _, open):
+        answer = await it.answer((open[0], YES))
+        # The turn that was to close the request found it open, and answered when it closed what is due.
+        begun = SessionChange(status="running", turns=2)
+        await it.store.commit(Commit(SESSION, heeds=1, change=begun))
+
+        state = await Rebuilding(it.store).rebuild(LOST)
+
+        assert state is not None
+        held = decisions.turn_request(state, cast(RunTurn, decisions.next_move(state, 0)))
+        assert decisions.resumes(held)
+        resumed = await it.resume(*held.deliveries, open=held.open, expired=open, turn=held.turn)
+        assert len(resumed.calls) == 1
+        (row,) = await it.store.deliveries(SESSION, [answer.id])
+        assert row.turn == 1
 
 
 class Interrupted:

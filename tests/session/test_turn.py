@@ -210,7 +210,9 @@ async def test_a_long_turn_goes_on_where_it_stopped() -> None:
 
 
 async def test_a_turn_without_anything_to_hear_parks() -> None:
-    assert (await finished(ScriptedSteps(Unheard()))).action == Park()
+    task = REQUEST.model_copy(update={"mode": "task"})
+    for request in (REQUEST, task):
+        assert (await finished(ScriptedSteps(Unheard()), request)).action == Park()
 
 
 async def test_an_unreadable_snapshot_is_held_and_handed_back_untouched() -> None:
