@@ -54,7 +54,7 @@ class Sweeper:
         # What each session's driver holds, as far as we know: what it was told, or has named when it was asked. Each
         # signal stays in the session's history, and a run takes 10,000, so nothing is told twice without need.
         self._told: dict[str, set[str]] = {}
-        # How many drivers in a row did not answer.
+        # How many drivers did not answer in this sweep: each question to one of them takes seconds.
         self._silent = 0
         # Where the next sweep begins.
         self._after = ""
@@ -129,7 +129,7 @@ class Sweeper:
     async def _ask(self, session_id: str, told: set[str]) -> None:
         """Find out what the driver holds. While it does not say, what it was told counts as that."""
         if self._silent >= _AT_ONCE:
-            # It looks as if there were no workers, and each question would take seconds.
+            # Whoever was not told by us is told now, once, and waits for nobody.
             return
         try:
             held = await self._signals.held(session_id)
@@ -139,7 +139,6 @@ class Sweeper:
         if held is None:
             self._silent += 1
             return
-        self._silent = 0
         told.clear()
         told.update(held)
 

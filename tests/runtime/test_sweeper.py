@@ -202,6 +202,23 @@ async def test_while_no_driver_answers_few_are_asked_and_all_are_told(store: Sto
     assert len(driver.asked) == 8
 
 
+async def test_few_drivers_that_do_not_answer_are_waited_for_whoever_answers_in_between(store: Store) -> None:
+    class Mixed(FakeDriver):
+        async def held(self, session_id: str) -> frozenset[str] | None:
+            # Every second session is driven by a build that has no worker.
+            held = await super().held(session_id)
+            return held if int(session_id[1:]) % 2 else None
+
+    sessions = [f"s{n:02}" for n in range(80)]
+    await stranded(store, *sessions)
+    driver = Mixed(*sessions)
+
+    await sweeper(store, driver).sweep()
+
+    assert sorted(call.session_id for call in driver.calls) == sessions
+    assert len([each for each in driver.asked if int(each[1:]) % 2 == 0]) == 8
+
+
 async def test_what_got_through_before_a_failure_is_not_told_again(store: Store) -> None:
     class Full(FakeDriver):
         async def deliver(self, session_id: str, ref: JsonObject) -> None:
