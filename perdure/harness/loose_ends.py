@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from perdure.protocol.events import NewEvent
 from perdure.protocol.inputs import InputRequest
-from perdure.protocol.names import outcome_slot
+from perdure.protocol.names import intent_slot, outcome_slot
 from perdure.protocol.requests import Conclusion, Coordinates
 from perdure.session.inputs import resolved
 from perdure.store.base import NewRecord
@@ -31,6 +31,11 @@ class LooseEnd:
     @property
     def request(self) -> InputRequest | None:
         return self.call.ask.request if self.call.ask else None
+
+    @property
+    def intent(self) -> tuple[int, int, str]:
+        """The key of the record that says that somebody is about to run it."""
+        return self.at.turn, self.at.step, intent_slot(self.call.call_id)
 
     def outcome(self, kind: str) -> Outcome:
         if self.begun:

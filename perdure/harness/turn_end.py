@@ -20,7 +20,17 @@ from perdure.protocol.requests import (
     Withdrawal,
 )
 from perdure.session.turn import CANCELLED as CANCELLATION
-from perdure.store.base import Commit, DeliveryTaken, InputQuery, NewRecord, Record, SessionChange, SessionRow, Store
+from perdure.store.base import (
+    Begun,
+    Commit,
+    DeliveryTaken,
+    InputQuery,
+    NewRecord,
+    Record,
+    SessionChange,
+    SessionRow,
+    Store,
+)
 
 from .facts import Ending, Facts, results_in
 from .journal import CANCELLED, END, FAILURE, RESUME, HeardDelivery, StoredFailure, model_outcome, written
@@ -135,7 +145,7 @@ class TurnEnd:
             await self._store.commit(Commit(row.session_id, close_turn=number))
         try:
             done = await self._store.commit(self._ending(conclusion, row, turn, heard, ends))
-        except (DeliveryTaken, TurnCancelled):
+        except (Begun, DeliveryTaken, TurnCancelled):
             return True
         if done.existing is None:
             telemetry.turn_ended(row.agent, conclusion.kind)
@@ -185,6 +195,8 @@ class TurnEnd:
             row.session_id,
             heeds=at.turn if conclusion.kind == "failed" else None,
             unless=(doors[0].turn, doors[0].step, doors[0].slot),
+            # Of these the model is told that they were not executed.
+            without=[end.intent for end in ends if not end.begun],
             records=(*begun.records, *doors, *lost_records),
             events=(*begun.events, *lost_events, *_completed_step(conclusion, turn), *ending.events),
             consume=begun.consume,

@@ -17,6 +17,7 @@ from perdure.protocol.requests import Attention
 from perdure.protocol.wire import JsonObject
 
 from .fences import Attempt as Attempt
+from .fences import Begun as Begun
 from .fences import Fence as Fence
 from .fences import Hold as Hold
 
@@ -229,6 +230,7 @@ class Commit:
     2. If a record in `unless` exists already, nothing is written and that record is returned
        (`Committed.existing`): somebody else has won. In a closed session `close` changes nothing, and what adds to it
        raises `Superseded`. `heeds`: when this turn, or one before it, is to be stopped, `TurnCancelled` is raised.
+       `without`: when one of these records exists, `Begun` is raised.
     3. The fence: RAISE replaces an older generation (then `superseding` is appended, before `events`) and raises
        `Superseded` when a newer one stands; KEEP and RELEASE raise `Superseded` unless the fence stands with exactly
        this generation; RELEASE deletes it.
@@ -255,6 +257,7 @@ class Commit:
     current: bool = False
     heeds: int | None = None
     unless: tuple[int, int, str] | None = None
+    without: Sequence[tuple[int, int, str]] = ()
     fence: Fence | None = None
     superseding: NewEvent | None = None
     records: Sequence[NewRecord] = ()
@@ -276,7 +279,6 @@ class Commit:
 
 @dataclass(frozen=True)
 class Committed:
-    # The row as it stands after the commit.
     session: SessionRow
     # The record that was there already; then nothing was written.
     existing: Record | None = None
@@ -384,7 +386,6 @@ class Store(Protocol):
 
     async def check(self) -> None:
         """Refuse to go on with a schema that this code cannot work with: an older one, or one that needs newer code."""
-        ...
 
     async def close(self) -> None: ...
 
@@ -416,7 +417,6 @@ class Store(Protocol):
         """Mark the session as in need of attention, and tell readers. False: it is so already, over, or past `turn`."""
         ...
 
-    # routes
     async def route(self, token_hash: str) -> str | None: ...
 
     async def token_of(self, session_id: str) -> str | None:

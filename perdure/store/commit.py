@@ -10,6 +10,7 @@ from perdure.protocol.events import TERMINAL, EventType, NewEvent
 from . import inputs, log, rows
 from .accepting import expects_turn, refuse_unheard
 from .base import (
+    Begun,
     Commit,
     Committed,
     DeliveryTaken,
@@ -39,6 +40,9 @@ async def apply(tx: Transaction, commit: Commit, now: str) -> Told[Committed]:
             return Told(Committed(session.row))
         raise Superseded("The session is over.")
     _heed(commit, session.row)
+    for key in commit.without:
+        if await record_at(tx, commit.session_id, *key) is not None:
+            raise Begun
     superseded = await _hold(tx, commit)
     await _record(tx, commit, now)
     events, last = _in_order(commit, superseded)

@@ -4,6 +4,10 @@ from dataclasses import dataclass
 from enum import Enum
 
 
+class Begun(Exception):
+    """Something that had not begun when it was looked at has begun since."""
+
+
 @dataclass(frozen=True)
 class Attempt:
     """One try at an activity. Later tries have a greater `generation`, whichever process makes them."""

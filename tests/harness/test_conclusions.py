@@ -1,6 +1,10 @@
 """A turn is ended by somebody else than its steps, while other things happen to its session."""
 
-from perdure import tool
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+from perdure import AgentRegistry, tool
+from perdure.harness.turn_end import TurnEnd
 from perdure.protocol.actions import Park
 from perdure.protocol.requests import (
     Attention,
@@ -20,10 +24,12 @@ from perdure.protocol.requests import (
 from perdure.session import decisions
 from perdure.session.state import SessionState, load_session
 from perdure.session.turn import CANCELLED, StepFailed, run_turn
+from perdure.store.base import Commit, Committed, Store
 from perdure.testing import call
 from perdure.testing.stage import Steps
 
 from .stage import SESSION, YES, Lab, lab
+from .test_tool_step import Effects, declared, dying
 from .till import Till, asked
 
 CRASHED = Failure(code="STEP_TIMEOUT", message="The step did not end in time.")
@@ -55,6 +61,39 @@ async def test_a_cancel_of_a_message_outlives_a_turn_before_it_that_tells_nothin
         await it.conclude(CRASHED, waiting, turn=2)
         assert (await it.types())[-2:] == ["turn.cancelled", "session.waiting"]
         assert len(model.prompts) == 2
+
+
+class _Meeting:
+    """The store of whoever concludes, while a worker is just about to run a call."""
+
+    def __init__(self, store: Store, meet: Callable[[], Awaitable[object]]) -> None:
+        self._store = store
+        self._meet: Callable[[], Awaitable[object]] | None = meet
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def commit(self, commit: Commit) -> Committed:
+        meet, self._meet = self._meet, None
+        if meet is not None:
+            await meet()
+        return await self._store.commit(commit)
+
+
+async def test_of_a_call_that_begins_while_its_turn_is_concluded_nobody_says_that_it_was_not_executed() -> None:
+    effects = Effects()
+    effects.dies = 1
+    async with lab([call("act")], declared(effects)) as it:
+        delivery = await it.deliver("Go")
+        (ref,) = await it.calls(delivery)
+        store = cast(Store, _Meeting(it.store, lambda: dying(it, ref)))
+        it.end = TurnEnd(store, AgentRegistry([it.agent]))
+
+        await it.conclude(CRASHED, delivery)
+
+        assert len(effects.keys) == 1
+        (told,) = await it.told("action.result")
+        assert "may have happened" in told["result"]["output"]
 
 
 class _Conflicting:
