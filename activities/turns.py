@@ -85,6 +85,6 @@ class TurnActivities:
     @activity.defn(name=names.REBUILD_SESSION)
     async def rebuild_session(self, rebuild: RebuildSession) -> JsonObject | None:
         async with attempt(lambda error: self._end.attend(rebuild.session_id, error)):
-            state = await self._rebuilding.rebuild(rebuild)
+            state = await self._rebuilding.rebuild(rebuild, current())
             # As JSON: the driver may be older, and must not lose what it does not know.
             return None if state is None else state.model_dump(mode="json")

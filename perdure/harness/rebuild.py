@@ -7,10 +7,21 @@ from perdure.protocol import names
 from perdure.protocol.deliveries import DeliveryRef
 from perdure.protocol.events import EventType, NewEvent
 from perdure.protocol.inputs import OpenInput
+from perdure.protocol.names import MODEL_SCOPE
 from perdure.protocol.requests import Parked, RebuildSession, Snapshot, TurnRequest
 from perdure.session import decisions
 from perdure.session.state import SessionState, TurnState, dump_turn, read_delivery
-from perdure.store.base import Commit, DeliveryRow, InputQuery, InputRow, SessionRow, Store
+from perdure.store.base import (
+    Attempt,
+    Commit,
+    DeliveryRow,
+    Fence,
+    Hold,
+    InputQuery,
+    InputRow,
+    SessionRow,
+    Store,
+)
 
 from .journal import model_outcome
 from .scene import find_session
@@ -25,7 +36,7 @@ class Rebuilding:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    async def rebuild(self, order: RebuildSession) -> SessionState | None:
+    async def rebuild(self, order: RebuildSession, attempt: Attempt) -> SessionState | None:
         """None when the session is over. `Unavailable` when it has gone on meanwhile: look again.
 
         Attempts that Temporal has forgotten may still be at work, and what is read is to be of one moment.
@@ -60,12 +71,15 @@ class Rebuilding:
                 state = state.hears(waits)
         if row.cancel_turn is not None and not decisions.comes_after_park(state, row.cancel_turn):
             state = state.cancelled("this")
-        return state.model_copy(update={"head": await self._tell(row, order.reason)})
+        return state.model_copy(update={"head": await self._tell(row, order.reason, attempt)})
 
-    async def _tell(self, row: SessionRow, reason: str) -> int:
+    async def _tell(self, row: SessionRow, reason: str, attempt: Attempt) -> int:
         key = names.session_key(f"rebuilt/{row.events}")
         event = NewEvent(type=EventType.SESSION_REBUILT, key=key, data={"reason": reason})
-        told = Commit(row.session_id, head=row.events, current=True, events=(event,), recovers=True)
+        # The next turn may hear more than the forgotten one of its number would: no late attempt begins that any more.
+        now = Attempt(number=0, generation=attempt.generation)
+        closed = Fence(row.turns, 0, MODEL_SCOPE, now, Hold.RAISE) if row.status != "running" else None
+        told = Commit(row.session_id, head=row.events, current=True, fence=closed, events=(event,), recovers=True)
         done = await self._store.commit(told)
         return done.session.events
 

@@ -104,7 +104,8 @@ async def _hold(tx: Transaction, commit: Commit) -> bool:
             if standing is not None and standing > mine:
                 raise Superseded
             await tx.run("raise_fence", **place, attempt=fence.attempt.number, generation=mine)
-            return standing is not None and standing < mine
+            # Nobody has shown anything where no attempt has begun.
+            return found is not None and standing != mine and found["attempt"] > 0
         case Hold.KEEP | Hold.RELEASE:
             if standing != mine:
                 raise Superseded

@@ -10,7 +10,10 @@ class Begun(Exception):
 
 @dataclass(frozen=True)
 class Attempt:
-    """One try at an activity. Later tries have a greater `generation`, whichever process makes them."""
+    """One try at an activity. Later tries have a greater `generation`, whichever process makes them.
+
+    Numbers begin with 1; with 0, a scope is closed to all that were made before.
+    """
 
     number: int
     generation: int

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from perdure.errors import StoreBehind, Superseded, Unavailable
-from perdure.store.base import Commit, Hold, Store
+from perdure.store.base import Attempt, Commit, Fence, Hold, Store
 from tests.store import given
 
 
@@ -14,6 +14,18 @@ async def test_a_first_attempt_supersedes_nobody(store: Store) -> None:
 
     assert not committed.superseded
     assert await given.keys(store) == ["started"]
+
+
+async def test_a_scope_that_was_closed_before_anybody_began_is_open_to_newer_attempts(store: Store) -> None:
+    closed = Fence(0, 0, given.MODEL, Attempt(number=0, generation=5), Hold.RAISE)
+    await store.commit(Commit("s", fence=closed))
+
+    with pytest.raises(Superseded):
+        await store.commit(given.raising(4))
+    committed = await store.commit(replace(given.raising(6), superseding=given.event("superseded")))
+
+    assert not committed.superseded
+    assert await given.keys(store) == []
 
 
 async def test_a_newer_attempt_takes_over_and_says_so_first(store: Store) -> None:
