@@ -36,7 +36,7 @@ async def apply(tx: Transaction, commit: Commit, now: str) -> Told[Committed]:
     if (existing := await _winner(tx, commit)) is not None:
         return Told(Committed(session.row, existing=existing))
     if session.closed_at is not None and _adds(commit):
-        if commit.close:
+        if commit.close and commit.fence is None:
             return Told(Committed(session.row))
         raise Superseded("The session is over.")
     _heed(commit, session.row)

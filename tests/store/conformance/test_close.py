@@ -91,8 +91,9 @@ async def test_a_session_has_one_end_whoever_else_closes_it(store: Store) -> Non
         Commit("s", events=[given.event("late")]),
         Commit("s", fence=given.fence(Hold.RAISE, 1), events=[given.event("late")]),
         given.opening("r"),
+        replace(closing(), fence=given.fence(Hold.RELEASE, 1)),
     ],
-    ids=["a turn", "a record", "an event", "an attempt", "a request"],
+    ids=["a turn", "a record", "an event", "an attempt", "a request", "an attempt that would end it"],
 )
 async def test_nothing_follows_the_end(store: Store, late: Commit) -> None:
     await store.commit(closing())
