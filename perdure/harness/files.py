@@ -10,7 +10,7 @@ from perdure.protocol.deliveries import FilePart, TextPart
 from perdure.settings import Settings
 
 from .journal import HeardDelivery
-from .prompt import is_linked, largest_of
+from .prompt import bare_type, is_linked, largest_of
 
 #: Seconds for all files of one delivery.
 _PATIENCE = 20.0
@@ -59,8 +59,8 @@ class Files:
         except Exception:
             # An address that is none, or none that may be asked.
             return _missing(part, "its address is not allowed, or it is too large")
-        kind = answer.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind.partition("/")[0] != part.media_type.partition("/")[0].lower():
+        kind = bare_type(answer.headers.get("content-type", ""))
+        if kind.partition("/")[0] != bare_type(part.media_type).partition("/")[0] or largest_of(kind) is None:
             return _missing(part, "the server sent something else")
         data = base64.b64encode(answer.content).decode()
         return part.model_copy(update={"data": data, "media_type": kind}), len(answer.content)

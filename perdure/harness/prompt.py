@@ -20,6 +20,7 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 
+from perdure.models.base import UNSENT
 from perdure.protocol import names
 from perdure.protocol.deliveries import FilePart, TextPart
 from perdure.store.base import NewRecord
@@ -39,8 +40,9 @@ from .journal import (
 )
 from .turn_journal import TurnJournal
 
-#: What is sent along as it is; anything larger, and any other type, is only named.
-_LARGEST = {"image/": 3_145_728, "application/pdf": 20_971_520}
+#: What is sent along as it is, in bytes; anything larger, and any other type, is only named. An image with a suffix is
+#: text (`image/svg+xml`), and no provider looks at it.
+_LARGEST = ((re.compile(r"image/[a-z0-9.-]+"), 3_145_728), (re.compile(r"application/pdf"), 20_971_520))
 #: What providers answer to a request that they will not take at any time.
 _REFUSED = (400, 413, 415, 422)
 
@@ -110,11 +112,11 @@ def _clean(text: str, mark: str | None) -> str:
 
 
 def _refused(turn: TurnJournal) -> bool:
-    """Whether the provider did not take what was sent: to send its files again would fail each later turn too."""
+    """Whether what was said could not be sent, or was not taken: its files would fail each later turn too."""
     if turn.failed is None or turn.failed.format != FAILURE:
         return False
     details = read(turn.failed, FAILURE, StoredFailure).failure.details or {}
-    return details.get("statusCode") in _REFUSED
+    return details.get("statusCode") in _REFUSED or details.get(UNSENT) is True
 
 
 def _said(heard: HeardDelivery, mark: str | None, refused: bool) -> list[ModelRequestPart]:
@@ -145,7 +147,7 @@ def _content(part: TextPart | FilePart, mark: str | None, refused: bool) -> User
 
 def _file(part: FilePart) -> UserContent | None:
     """The file as the model can take it; None when it cannot."""
-    largest = largest_of(part.media_type)
+    kind, largest = bare_type(part.media_type), largest_of(part.media_type)
     if largest is None or is_linked(part):
         return None
     encoded = part.data.partition(",")[2] if part.data.startswith("data:") else part.data
@@ -154,7 +156,8 @@ def _file(part: FilePart) -> UserContent | None:
     except ValueError:
         # No base64, or no ASCII at all.
         return None
-    return BinaryContent(data, media_type=part.media_type) if len(data) <= largest else None
+    # Without parameters: what stands between us and a provider compares the whole text, and raises for what is unknown.
+    return BinaryContent(data, media_type=kind) if len(data) <= largest else None
 
 
 def is_linked(part: TextPart | FilePart) -> bool:
@@ -164,7 +167,13 @@ def is_linked(part: TextPart | FilePart) -> bool:
 
 def largest_of(media_type: str) -> int | None:
     """The bytes that a model takes of such a file; None when it takes none of them."""
-    return next((size for kind, size in _LARGEST.items() if media_type.startswith(kind)), None)
+    bare = bare_type(media_type)
+    return next((size for kind, size in _LARGEST if kind.fullmatch(bare)), None)
+
+
+def bare_type(media_type: str) -> str:
+    """The type alone: `application/pdf` of `Application/PDF; version=2`."""
+    return media_type.partition(";")[0].strip().lower()
 
 
 def _returned(turn: TurnJournal, step: int, call: AskedCall) -> ToolReturnPart:

@@ -65,6 +65,9 @@ class ModelSource(Protocol):
         ...
 
 
+#: In the details of a `ModelFailed`: the request could not even be written, because of what is in it.
+UNSENT = "unsent"
+
 _MOST_TOKENS = 10**12
 
 _FINISH: dict[ProviderFinishReason, FinishReason] = {

@@ -19,6 +19,8 @@ from pydantic_ai.exceptions import (
 
 from perdure.errors import ModelFailed
 
+from .base import UNSENT
+
 _SECRET = re.compile(
     r"(?i)\b(?:sk|pk|rk|key|xai|gsk|ghp|aiza)[-_][\w*.-]{6,}|bearer\s+\S+|[?&](?:key|token|api_key)=\S+"
 )
@@ -36,8 +38,12 @@ _REJECTIONS = frozenset(
 )
 
 
-def failure(model: str, error: Exception, *, answered: bool = False) -> ModelFailed:
-    """What went wrong, and whether asking again can help; an answer that has begun is paid for."""
+def failure(model: str, error: Exception, *, asked: bool = False, answered: bool = False) -> ModelFailed:
+    """What went wrong, and whether asking again can help; an answer that has begun is paid for.
+
+    `asked`: it happened with a request. What no provider and no connection has raised is then about what is in it.
+    """
+    unsent: dict[str, Any] = {UNSENT: True} if asked and not answered else {}
     match error:
         case ModelFailed():
             return error
@@ -60,11 +66,11 @@ def failure(model: str, error: Exception, *, answered: bool = False) -> ModelFai
             return ModelFailed(f"The model {model} sent an answer that makes no sense.", transient=not answered)
         case UserError():
             # Its text comes from pydantic-ai and names the missing variable or the unknown model.
-            return ModelFailed(f"The model {model} cannot be used.", reason=public(str(error)))
+            return ModelFailed(f"The model {model} cannot be used.", reason=public(str(error)), **unsent)
         case OSError() | TimeoutError():
             return ModelFailed(f"The model {model} could not be reached.", transient=True)
         case _:
-            return ModelFailed(f"The model {model} failed ({type(error).__name__}).", transient=False)
+            return ModelFailed(f"The model {model} failed ({type(error).__name__}).", transient=False, **unsent)
 
 
 def _rejected(error: ModelAPIError) -> bool:

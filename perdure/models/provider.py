@@ -45,7 +45,7 @@ class ProviderModel:
                 answered = True
                 yield item
         except Exception as error:
-            raise failure(self._name, error, answered=answered) from error
+            raise failure(self._name, error, asked=True, answered=answered) from error
 
     async def _stream(self, prompt: Prompt) -> AsyncGenerator[Delta | Reply, None]:
         calls = _Calls()

@@ -7,9 +7,11 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from pydantic_ai.messages import BinaryContent
+from pydantic_ai.messages import BinaryContent, ModelMessage
+from pydantic_ai.models.function import AgentInfo, FunctionModel
 
 from perdure.errors import ModelFailed
+from perdure.models.provider import ProviderModel
 from perdure.protocol.deliveries import FilePart
 from perdure.settings import Settings
 from perdure.testing import ScriptedModel
@@ -35,6 +37,7 @@ class Server:
         status, kind, body = {
             "/a.png": ("200 OK", "image/png", PNG),
             "/page": ("200 OK", "text/html", b"<html>"),
+            "/drawing": ("200 OK", "image/svg+xml", b"<svg/>"),
             "/huge": ("200 OK", "image/png", b"x" * 200_000),
         }.get(path, ("404 Not Found", "text/plain", b"no"))
         head = f"HTTP/1.1 {status}\r\ncontent-type: {kind}\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
@@ -85,7 +88,12 @@ async def test_a_file_is_fetched_once_and_kept() -> None:
 
 @pytest.mark.parametrize(
     ("path", "why"),
-    [("/gone", "answered 404"), ("/page", "sent something else"), ("/huge", "too large")],
+    [
+        ("/gone", "answered 404"),
+        ("/page", "sent something else"),
+        ("/drawing", "sent something else"),
+        ("/huge", "too large"),
+    ],
 )
 async def test_what_cannot_be_had_is_said_to_the_model_and_not_tried_again(path: str, why: str) -> None:
     model = ScriptedModel(["I cannot see it.", "Still not."])
@@ -119,3 +127,42 @@ async def test_a_file_that_the_provider_refuses_does_not_come_along_again() -> N
 
         assert isinstance(shown(model, 0), BinaryContent)
         assert "left out" in shown(model, 1)
+
+
+def kept(media_type: str, data: bytes = b"%PDF-1.7") -> Any:
+    return (FilePart(media_type=media_type, data=base64.b64encode(data).decode(), filename="a"),)
+
+
+@pytest.mark.parametrize("media_type", ["application/pdf; version=1.7", "Application/PDF", "IMAGE/png"])
+async def test_a_file_is_sent_under_its_bare_type(media_type: str) -> None:
+    model = ScriptedModel(["Fine."])
+    async with lab(model) as it:
+        await it.model(await it.deliver(kept(media_type)))
+
+    assert shown(model, 0) == BinaryContent(b"%PDF-1.7", media_type=media_type.partition(";")[0].lower())
+
+
+@pytest.mark.parametrize("media_type", ["application/pdfx", "image/svg+xml", "image/", "image/a b", "image"])
+async def test_a_file_of_no_type_that_a_model_takes_is_only_named(media_type: str) -> None:
+    model = ScriptedModel(["Fine."])
+    async with lab(model) as it:
+        await it.model(await it.deliver(kept(media_type)))
+
+    assert shown(model, 0) == f"Attached file a ({media_type})"
+
+
+async def test_a_file_that_has_no_form_for_a_provider_fails_one_turn_and_no_other() -> None:
+    """As pydantic-ai does for a PDF and a provider that takes none: it raises before anything is sent."""
+
+    async def stream(messages: list[ModelMessage], _: AgentInfo) -> AsyncGenerator[str]:
+        if any(isinstance(each, BinaryContent) for part in messages[0].parts for each in getattr(part, "content", ())):
+            raise NotImplementedError("documents")
+        yield "Fine."
+
+    model = ProviderModel("picky", FunctionModel(stream_function=stream), silence=5)
+    async with lab(model) as it:
+        await it.model(await it.deliver(kept("application/pdf")))
+        await it.model(await it.deliver("Never mind"), turn=1)
+
+        assert [each["code"] for each in await it.told("turn.failed")] == ["MODEL_CALL_FAILED"]
+        assert [each["message"] for each in await it.told("message.completed")] == ["Fine."]
