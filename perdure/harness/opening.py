@@ -1,5 +1,6 @@
 """How a step begins: what it hears, and what readers are told before the model is asked."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -43,7 +44,10 @@ async def hear(
     await _report_lost(store, at.session_id, set(delivery_ids) - {row.delivery_id for row in rows})
     left = [row for row in rows if row.body is not None and row.refused is None and row.turn is None]
     heard = tuple(_heard(row) for row in left)
-    return tuple([await files.fetched(each) for each in heard]) if files else heard, turn
+    if files:
+        # All at the same time: each delivery may take its time, and the activity that waits here has little more.
+        heard = tuple(await asyncio.gather(*(files.fetched(each) for each in heard)))
+    return heard, turn
 
 
 async def _report_lost(store: Store, session_id: str, delivery_ids: set[str]) -> None:

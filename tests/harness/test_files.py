@@ -26,6 +26,7 @@ class Server:
 
     def __init__(self) -> None:
         self.paths: list[str] = []
+        self.together = asyncio.Barrier(2)
         self.port = 0
 
     def url(self, path: str) -> str:
@@ -34,6 +35,10 @@ class Server:
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         path = (await reader.readuntil(b"\r\n\r\n")).split(b" ")[1].decode()
         self.paths.append(path)
+        if path == "/together":
+            # Answered once two have asked.
+            await self.together.wait()
+            path = "/a.png"
         status, kind, body = {
             "/a.png": ("200 OK", "image/png", PNG),
             "/page": ("200 OK", "text/html", b"<html>"),
@@ -84,6 +89,17 @@ async def test_a_file_is_fetched_once_and_kept() -> None:
             each for each in await it.store.records(it.session) if each.slot == "delivery/0" and each.turn == 0
         ]
         assert record.body["message"][0]["data"] == base64.b64encode(PNG).decode()
+
+
+async def test_the_deliveries_of_a_turn_do_not_wait_for_each_others_files() -> None:
+    """A turn that carries out answers has half a minute for all that it hears."""
+    model = ScriptedModel(["Two pictures."])
+    async with serving() as server, lab(model, settings=settings()) as it, asyncio.timeout(10):
+        heard = [await it.deliver(linked(server.url("/together"))) for _ in range(2)]
+        await it.model(*heard)
+
+    parts: Any = model.prompts[0].messages[0].parts
+    assert [part.content for part in parts] == [[BinaryContent(PNG, media_type="image/png")]] * 2
 
 
 @pytest.mark.parametrize(
