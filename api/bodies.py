@@ -9,7 +9,7 @@ import orjson
 from perdure.agents import output_schema
 from perdure.errors import Invalid
 from perdure.protocol.deliveries import FilePart, InputResponse, Message, Mode, TextPart
-from perdure.protocol.wire import DEEPEST, JsonObject, deeper_than
+from perdure.protocol.wire import DEEPEST, JsonObject, deeper_than, more_than
 
 from .body_reader import Fields
 from .callbacks import check_callback
@@ -19,6 +19,9 @@ _ABSENT: Any = object()
 _MOST_RESPONSES = 200
 #: Of a message, or of a context. Each becomes a value in every request to the model, however short it is.
 _MOST_PARTS = 1_000
+#: Of the arguments that an approval changes, all levels together. To find out that they do not fit can take a
+#: hundred microseconds for each, in which nobody else is served.
+_MOST_ARGUMENTS = 20_000
 _RESPONSE = {"requestId", "optionId", "text"}
 # Beyond the contract: an approval may change the arguments, and any answer may say why.
 _RESPONSE_EXTENSIONS = {"arguments", "reason"}
@@ -228,6 +231,8 @@ def _response(request_id: str, fields: Fields) -> InputResponse:
 def _arguments(value: Any) -> JsonObject:
     if not isinstance(value, dict) or deeper_than(value, DEEPEST):
         raise Invalid("Expected 'arguments' to be a JSON object.")
+    if more_than(value, _MOST_ARGUMENTS):
+        raise Invalid(f"Expected 'arguments' to hold at most {_MOST_ARGUMENTS} values.")
     return cast("JsonObject", value)
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, get_args, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 from pydantic.fields import FieldInfo
 from pydantic_core import to_json
@@ -16,6 +16,12 @@ from perdure.protocol.wire import JsonObject
 from .context import ToolContext
 
 _Parameter = inspect.Parameter
+
+#: Of what is wrong with arguments, the first is told: all of it can be a thousand times as long as they are.
+_MOST_PROBLEMS = 15
+_LONGEST_PROBLEM = 300
+#: The list is made as a whole, and takes longer than the validation.
+_LONGEST_LIST = 20_000
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,23 @@ class Signature:
             else:
                 kwargs[parameter] = value
         return args, kwargs
+
+
+def problems(invalid: ValidationError) -> str:
+    """What is wrong with arguments, in words for whoever sent them."""
+    count = invalid.error_count()
+    if count > _LONGEST_LIST:
+        return f"{count} problems"
+    found = invalid.errors(include_url=False, include_context=False, include_input=False)
+    told = [
+        _cut(f"{'.'.join(str(part) for part in error['loc']) or 'arguments'}: {error['msg']}")
+        for error in found[:_MOST_PROBLEMS]
+    ]
+    return "; ".join(told if count <= _MOST_PROBLEMS else [*told, f"{count - _MOST_PROBLEMS} more problems"])
+
+
+def _cut(problem: str) -> str:
+    return problem if len(problem) <= _LONGEST_PROBLEM else problem[: _LONGEST_PROBLEM - 1] + "…"
 
 
 def read_signature(

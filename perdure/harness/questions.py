@@ -10,7 +10,7 @@ from perdure.protocol.inputs import InputAnswer, Option
 from perdure.protocol.wire import JsonObject
 
 from .journal import Outcome
-from .toolbox import InvalidArguments, problems
+from .toolbox import InvalidArguments, misfit
 
 ASK_QUESTION = "ask_question"
 
@@ -53,7 +53,7 @@ def read_question(arguments: JsonObject) -> Question:
     try:
         question = Question.model_validate(arguments)
     except ValidationError as invalid:
-        raise InvalidArguments(problems(ASK_QUESTION, invalid)) from None
+        raise misfit(ASK_QUESTION, invalid) from None
     ids = [option.id for option in question.shown["options"]]
     if len(ids) != len(set(ids)) or "" in ids:
         raise InvalidArguments(f"Invalid arguments for {ASK_QUESTION}: options: each needs an id of its own")

@@ -18,7 +18,7 @@ from pydantic_core import to_json
 from perdure.agents.agent import FINAL_OUTPUT, Agent
 from perdure.agents.approval import CLOSED, OPEN, Gate
 from perdure.agents.context import ToolContext
-from perdure.agents.signature import Arguments
+from perdure.agents.signature import Arguments, problems
 from perdure.agents.tool import Effects, Tool
 from perdure.errors import InvalidDeclaration
 from perdure.protocol.wire import JsonObject
@@ -83,7 +83,7 @@ class OwnTool:
         try:
             return self._tool.signature.read(arguments)
         except ValidationError as invalid:
-            raise InvalidArguments(problems(self._tool.name, invalid)) from None
+            raise misfit(self._tool.name, invalid) from None
 
     async def call(self, arguments: JsonObject, context: ToolContext) -> Any:
         args, kwargs = self._tool.signature.bind(self._validated(arguments), context)
@@ -99,7 +99,7 @@ class OwnTool:
         try:
             return self._tool.signature.model.model_validate_json(to_json(arguments))
         except ValidationError as invalid:
-            raise InvalidArguments(problems(self._tool.name, invalid)) from None
+            raise misfit(self._tool.name, invalid) from None
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ class _Foreign:
         try:
             return self.tool.args_validator.validate_json(to_json(arguments))
         except ValidationError as invalid:
-            raise InvalidArguments(problems(self.definition.name, invalid)) from None
+            raise misfit(self.definition.name, invalid) from None
 
 
 async def _foreign(declared: object) -> list[Usable]:
@@ -163,11 +163,8 @@ def _run(context: ToolContext | None) -> RunContext[Any]:
     return RunContext(deps=context, model=TestModel(), usage=RunUsage())
 
 
-def problems(tool: str, invalid: ValidationError) -> str:
-    found = "; ".join(
-        f"{'.'.join(str(part) for part in error['loc']) or 'arguments'}: {error['msg']}" for error in invalid.errors()
-    )
-    return f"Invalid arguments for {tool}: {found}"
+def misfit(tool: str, invalid: ValidationError) -> InvalidArguments:
+    return InvalidArguments(f"Invalid arguments for {tool}: {problems(invalid)}")
 
 
 async def in_thread(work: Callable[[], Any], name: str, *, ended: threading.Event) -> Any:

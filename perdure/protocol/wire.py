@@ -41,6 +41,17 @@ def deeper_than(value: Any, limit: int) -> bool:
     return True
 
 
+def more_than(value: Any, limit: int) -> bool:
+    """Whether it holds more than so many values, all levels together."""
+    count, level = 0, [value]
+    while level:
+        count += len(level)
+        if count > limit:
+            return True
+        level = [child for parent in level for child in _children(parent)]
+    return False
+
+
 def _children(value: Any) -> list[Any]:
     if isinstance(value, dict):
         return list(cast(JsonObject, value).values())

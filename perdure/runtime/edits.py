@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import ValidationError
 
+from perdure.agents.signature import problems
 from perdure.errors import Invalid
 from perdure.protocol.inputs import InputRequest
 from perdure.protocol.wire import JsonObject
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 async def read_edit(agents: AgentRegistry | None, request: InputRequest, arguments: JsonObject) -> JsonObject:
-    """The arguments as the tool runs with them; `Invalid`, with every problem, when it does not take them."""
+    """The arguments as the tool runs with them; `Invalid`, which says why, when it does not take them."""
     agent = agents.get(request.agent) if agents else None
     if agent is None:
         raise Invalid(f"The arguments of {request.tool} cannot be checked here, so they cannot be changed here.")
@@ -26,7 +27,7 @@ async def read_edit(agents: AgentRegistry | None, request: InputRequest, argumen
     try:
         return own.signature.read(arguments).json
     except ValidationError as invalid:
-        raise Invalid(f"Invalid arguments for {request.tool}: {_problems(invalid)}") from None
+        raise Invalid(f"Invalid arguments for {request.tool}: {problems(invalid)}") from None
 
 
 async def _read_foreign(agent: Agent, tool: str, arguments: JsonObject) -> JsonObject:
@@ -40,9 +41,3 @@ async def _read_foreign(agent: Agent, tool: str, arguments: JsonObject) -> JsonO
         return usable.read(arguments).json
     except InvalidArguments as invalid:
         raise Invalid(str(invalid)) from None
-
-
-def _problems(invalid: ValidationError) -> str:
-    return "; ".join(
-        f"{'.'.join(str(part) for part in error['loc']) or 'arguments'}: {error['msg']}" for error in invalid.errors()
-    )

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 from pathlib import Path
+from typing import cast
 
 import httpx2
 import orjson
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from api.body_reader import LARGE, MOST_VALUES, ValueCount
+from tests.api.asking import Waiting
 from tests.api.process import api_process
 from tests.api.served import URL, Api, serving
 
@@ -67,6 +69,24 @@ async def test_a_message_of_commas_and_brackets_is_text(api: Api) -> None:
     answer = await api.http.post(URL, json={"message": ',[{"\\' * (MOST_VALUES // 2), "clientContext": "[" * LARGE})
 
     assert answer.status_code == 202
+
+
+@pytest.mark.parametrize(
+    ("many", "why"),
+    [(15_000, "14985 more problems"), (90_000, "Expected 'arguments' to hold at most 20000 values.")],
+)
+async def test_arguments_that_do_not_fit_hold_nobody_up(tmp_path: Path, many: int, why: str) -> None:
+    async with api_process(tmp_path) as api:
+        session = await api.http.post(f"/agents/bursar{URL}", json={"message": "hi"})
+        await Waiting(cast("Api", api), session.json()).ask("r")
+        changed = {"amount": 1, **{f"unknown-{number}": number for number in range(many)}}
+        with api.watched() as taken:
+            answer = await api.http.post("/v1/inputs/r", json={"optionId": "approve", "arguments": changed})
+
+    assert answer.status_code == 400
+    assert answer.json()["error"].endswith(why)
+    assert len(answer.content) < 2_000
+    assert max(taken) < 0.5
 
 
 async def test_large_bodies_share_a_room(tmp_path: Path) -> None:

@@ -181,3 +181,20 @@ async def test_arguments_that_are_none_are_told_to_the_model(sent: str) -> None:
     assert played.text == "Sorry."
     (result,) = model.prompts[1].messages[-1].parts
     assert str(result.content).startswith("Invalid arguments for transfer: ")  # type: ignore[union-attr]
+
+
+async def test_very_many_problems_are_counted_and_not_told() -> None:
+    @tool
+    def add(numbers: list[int]) -> int:
+        """Add them up."""
+        return sum(numbers)
+
+    model = ScriptedModel([call("add", numbers=["one"] * 5_000), "Sorry."])
+
+    await play(Agent("clerk", tools=[add]), "Go", model=model)
+
+    (result,) = model.prompts[1].messages[-1].parts
+    said = str(result.content)  # type: ignore[union-attr]
+    assert said.startswith("Invalid arguments for add: numbers.0: Input should be a valid integer")
+    assert said.endswith("4985 more problems")
+    assert len(said) < 2_000
