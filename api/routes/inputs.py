@@ -94,5 +94,5 @@ def shown(row: InputRow) -> JsonObject:
         "closedAt": row.closed_at,
     }
     if row.answer is not None:
-        told["answer"] = row.answer.model_dump(mode="json", exclude_none=True, exclude={"version"})
+        told["answer"] = row.answer.shown()
     return told

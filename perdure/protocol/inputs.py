@@ -125,11 +125,19 @@ class InputAnswer(Versioned):
     digest: str | None = None
     reason: str | None = None
     principal_id: str | None = None
+    # Whose answer it is: a service and a user may have one name. Votes of older builds do not say it.
+    owner: str | None = None
     at: str | None = None
 
     @property
     def approves(self) -> bool:
         return self.option_id == APPROVE
+
+    def same_principal(self, other: "InputAnswer") -> bool:
+        """Whether one and the same has given both, as far as is known."""
+        if self.owner is None or other.owner is None:
+            return self.principal_id == other.principal_id
+        return self.owner == other.owner
 
     def same(self, other: "InputAnswer") -> bool:
         """Whether both say the same, whoever said it."""
@@ -141,7 +149,11 @@ class InputAnswer(Versioned):
         return None if self.arguments is None else digest(self.arguments)
 
     def wire(self) -> dict[str, Any]:
-        return self.model_dump(mode="json", exclude_none=True, exclude={"version", "arguments"})
+        return {name: value for name, value in self.shown().items() if name != "arguments"}
+
+    def shown(self) -> dict[str, Any]:
+        """As whoever may see the request sees it."""
+        return self.model_dump(mode="json", exclude_none=True, exclude={"version", "owner"})
 
 
 class OpenInput(Wire):

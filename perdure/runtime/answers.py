@@ -259,7 +259,7 @@ class Answers:
 def _may_say(row: InputRow, response: InputResponse, principal: Principal, now: datetime) -> bool:
     """Whether this principal has not answered the request yet, or has said the same."""
     answer = answers.read(row.request, response, principal, _stamp(now))
-    own = [vote for vote in row.votes if vote.principal_id == principal.principal_id]
+    own = [vote for vote in row.votes if vote.same_principal(answer)]
     return not own or own[0].same(answer)
 
 

@@ -37,7 +37,9 @@ def read_message(request: InputRequest, message: Message) -> InputResponse | Non
 def continued(request: InputRequest, principal: Principal, at: str) -> InputAnswer:
     """What it means to say something else instead of an answer."""
     option = DENY if request.kind == "approval" else None
-    return InputAnswer(option_id=option, reason=CONTINUED, principal_id=principal.principal_id, at=at)
+    return InputAnswer(
+        option_id=option, reason=CONTINUED, principal_id=principal.principal_id, owner=principal.owner, at=at
+    )
 
 
 def named(options: Sequence[Option], text: str) -> Option | None:
@@ -68,6 +70,7 @@ def _approval(request: InputRequest, response: InputResponse, principal: Princip
         digest=approved if approves else None,
         reason=response.reason or response.text,
         principal_id=principal.principal_id,
+        owner=principal.owner,
         at=at,
     )
 
@@ -84,7 +87,12 @@ def _reply(request: InputRequest, response: InputResponse, principal: Principal,
     if option is not None:
         option_id, text = option.id, None
     return InputAnswer(
-        option_id=option_id, text=text, reason=response.reason, principal_id=principal.principal_id, at=at
+        option_id=option_id,
+        text=text,
+        reason=response.reason,
+        principal_id=principal.principal_id,
+        owner=principal.owner,
+        at=at,
     )
 
 

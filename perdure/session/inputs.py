@@ -20,11 +20,9 @@ def verdict(request: InputRequest, votes: Sequence[InputAnswer]) -> InputAnswer 
 def _largest_agreement(votes: Sequence[InputAnswer]) -> Sequence[InputAnswer]:
     """The votes that say the same, of the saying that most principals share. Each principal has one vote."""
     camps: list[list[InputAnswer]] = []
-    heard: set[str | None] = set()
-    for vote in votes:
-        if vote.principal_id in heard:
+    for index, vote in enumerate(votes):
+        if any(vote.same_principal(earlier) for earlier in votes[:index]):
             continue
-        heard.add(vote.principal_id)
         camp = next((camp for camp in camps if camp[0].same(vote)), None)
         if camp is None:
             camps.append([vote])

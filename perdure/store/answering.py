@@ -105,7 +105,7 @@ def _voted(row: InputRow, vote: Vote, delivery_id: str, now: str) -> InputRow:
     """
     if row.status != "open":
         return row
-    if not vote.ends and any(vote.answer.principal_id == said.principal_id for said in row.votes):
+    if not vote.ends and any(vote.answer.same_principal(said) for said in row.votes):
         return row
     row = replace(row, votes=(*row.votes, vote.answer))
     decided = vote.answer if vote.ends else verdict(row.request, row.votes)

@@ -23,13 +23,14 @@ DENY = {"optionId": "deny"}
 
 
 async def by_header(credentials: Credentials) -> Principal | None:
-    """Lets in whoever says who they are: `x-who: bob`, `x-role: finance`."""
+    """Lets in whoever says who they are: `x-who: bob`, `x-role: finance`; and by what: `x-by: api-key`."""
     who = credentials.headers.get("x-who")
     if who is None:
         return None
     role = credentials.headers.get("x-role")
     attributes: dict[str, str | list[str]] = {"role": role} if role else {}
-    return Principal(principal_id=who, principal_type="user", authenticator="test", attributes=attributes)
+    by = credentials.headers.get("x-by", "test")
+    return Principal(principal_id=who, principal_type="user", authenticator=by, attributes=attributes)
 
 
 def known_as(who: str, role: str | None = None, key: str | None = None) -> dict[str, str]:

@@ -302,6 +302,19 @@ async def test_one_denial_is_enough(people: Api) -> None:
     assert answer.json() == {**outcome("r", "answered", "deny"), "sessionId": session.id}
 
 
+@pytest.mark.parametrize(("says", "option"), [(APPROVE, "approve"), (DENY, "deny")])
+async def test_a_namesake_has_a_vote_of_its_own(people: Api, says: dict[str, Any], option: str) -> None:
+    session = await waiting(people, "r", responders=Responders(kind="anyone", quorum=2))
+    await post(people, "r", APPROVE, {**BOB, "x-by": "api-key"})
+
+    answer = await post(people, "r", says, BOB)
+
+    assert answer.json() == {**outcome("r", "answered", option), "sessionId": session.id}
+    shown = (await people.http.get("/v1/inputs/r")).json()
+    assert "owner" not in shown["answer"]
+    assert "owner" not in str((await session.resolved())[0].data)
+
+
 async def test_a_quorum_is_of_one_and_the_same_answer(people: Api) -> None:
     session = await waiting(people, "r", responders=Responders(kind="anyone", quorum=2))
     await post(people, "r", APPROVE, BOB)

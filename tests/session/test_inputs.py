@@ -50,6 +50,21 @@ def test_a_quorum_needs_distinct_principals() -> None:
     assert verdict(request, [says("approve", "ada"), says("approve", "bob")]) == says("approve", "bob")
 
 
+def test_namesakes_are_two() -> None:
+    """A service and a user may have one name."""
+    request = a_request(responders=Responders(kind="anyone", quorum=2))
+    service, user = says("approve", owner="api-key||ada"), says("approve", owner="jwt|https://id.test|ada")
+
+    assert verdict(request, [service, user]) == user
+    assert verdict(request, [service, service]) is None
+
+
+def test_a_vote_of_an_older_build_knows_the_name_alone() -> None:
+    request = a_request(responders=Responders(kind="anyone", quorum=2))
+
+    assert verdict(request, [says("approve"), says("approve", owner="jwt|https://id.test|ada")]) is None
+
+
 def test_one_denial_is_enough() -> None:
     request = a_request(responders=Responders(kind="anyone", quorum=3))
 
