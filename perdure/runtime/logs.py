@@ -19,6 +19,22 @@ _LONGEST_LINE = 2_000
 IDS = ("session_id", "turn", "step", "call_id")
 
 
+#: Libraries that log what they send and get: addresses, headers and bodies, which are content and keys.
+TALKATIVE = (
+    "anthropic",
+    "botocore",
+    "google_genai",
+    "hpack",
+    "httpcore",
+    "httpcore2",
+    "httpx",
+    "httpx2",
+    "mcp",
+    "openai",
+    "urllib3",
+)
+
+
 class Lines(logging.Formatter):
     """Lines that end with the ids of what they are about, if it has any."""
 
@@ -33,6 +49,8 @@ def configure(level: str) -> None:
     handler = logging.StreamHandler()
     handler.setFormatter(Lines(FORMAT))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    for name in TALKATIVE:
+        logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger().level))
 
 
 class BoundedLog:

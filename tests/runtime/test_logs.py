@@ -1,12 +1,21 @@
 """The output of children is kept within bounds, and only what matters is shown."""
 
+import asyncio
+import contextlib
+import io
 import logging
+from collections.abc import Generator
 from pathlib import Path
 
 import pytest
+from pydantic_ai._ssrf import safe_download
+from pydantic_ai.direct import model_request
+from pydantic_ai.messages import ModelRequest
+from pydantic_ai.models.openai import OpenAIChatModel
+from pydantic_ai.providers.openai import OpenAIProvider
 
 from perdure.agents.context import tool_log
-from perdure.runtime.logs import FORMAT, BoundedLog, Lines, Notices
+from perdure.runtime.logs import FORMAT, TALKATIVE, BoundedLog, Lines, Notices, configure
 
 WARNING = b"2026-01-01 10:00:00,000 WARNING perdure.worker: careful\n"
 INFO = b"2026-01-01 10:00:00,000 INFO perdure.worker: nothing\n"
@@ -67,3 +76,42 @@ def test_the_ids_of_an_error_stand_before_its_traceback(caplog: pytest.LogCaptur
 
     assert first.endswith("call_id=call_1]")
     assert rest == ["ValueError: no money"]
+
+
+@pytest.mark.parametrize("level", ["info", "debug"])
+async def test_what_goes_over_the_wire_is_not_logged(level: str) -> None:
+    """The address of a file that a message names may hold a key; the requests to a model hold all that was said."""
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), kept_logging():
+        configure(level)
+        async with asyncio.timeout(10), await asyncio.start_server(_answer, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            await safe_download(f"http://127.0.0.1:{port}/a.png?signature=heron", allow_local=True, max_bytes=100)
+            model = OpenAIChatModel("m", provider=OpenAIProvider(base_url=f"http://127.0.0.1:{port}", api_key="egret"))
+            with contextlib.suppress(Exception):
+                await model_request(model, [ModelRequest.user_text_prompt("ibis")])
+        logging.getLogger("perdure.test").info("a line of ours")
+
+    assert "a line of ours" in said.getvalue()
+    assert not [word for word in ("heron", "egret", "ibis") if word in said.getvalue()]
+
+
+async def _answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.readuntil(b"\r\n\r\n")
+    writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\nconnection: close\r\n\r\n{}")
+    await writer.drain()
+    writer.close()
+
+
+@contextlib.contextmanager
+def kept_logging() -> Generator[None]:
+    """Give the loggers back as they were."""
+    root = logging.getLogger()
+    handlers = root.handlers[:]
+    levels = {logger: logger.level for logger in (root, *map(logging.getLogger, TALKATIVE))}
+    try:
+        yield
+    finally:
+        root.handlers[:] = handlers
+        for logger, level in levels.items():
+            logger.setLevel(level)
