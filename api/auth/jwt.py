@@ -8,7 +8,6 @@ from typing import Any, Protocol, TypeGuard, cast
 
 import httpx2
 from joserfc import jwt
-from joserfc.errors import JoseError
 from joserfc.jwk import KeySet
 from joserfc.jws import extract_compact
 
@@ -26,6 +25,9 @@ _KEY_TYPES = {"RS256": "RSA", "ES256": "EC", "EdDSA": "OKP", "Ed25519": "OKP"}
 _ATTRIBUTES = ("email", "name", "preferred_username", "scope", "groups", "roles", "org_id", "tenant")
 #: Claims whose values are roles, unless the settings name others.
 ROLE_CLAIMS = ("role", "roles", "scope")
+#: Seconds for all of a fetch, and for how much of it those wait whose key was known before.
+_LONGEST_FETCH = 5.0
+_PATIENCE = 1.0
 
 
 class Keys(Protocol):
@@ -54,37 +56,48 @@ class JwksKeys:
         self._keys: KeySet | None = None
         self._fetched = -float("inf")
         self._asked = -float("inf")
-        self._fetching = asyncio.Lock()
+        # The fetch that is under way, and until when those wait for it who could do without.
+        self._fetching: asyncio.Task[None] | None = None
+        self._patience = 0.0
 
     async def named(self, kid: str | None) -> KeySet:
-        if self._fits(kid):
-            assert self._keys is not None
-            return self._keys
-        async with self._fetching:
-            # Strangers choose the kid of their tokens; they do not choose how often we ask the provider.
-            if not self._fits(kid) and self._clock() - self._asked >= self._pause:
-                await self._fetch()
+        if not self._fits(kid):
+            await self._refreshed(kid)
         if self._keys is None:
             raise Unavailable("The keys of the identity provider cannot be had right now.")
         return self._keys
 
+    async def _refreshed(self, kid: str | None) -> None:
+        """Wait for the keys to be fetched, if it is time for that."""
+        now = asyncio.get_running_loop().time()
+        # Strangers choose the kid of their tokens; they do not choose how often we ask the provider.
+        if self._fetching is None and self._clock() - self._asked >= self._pause:
+            self._patience = now + _PATIENCE
+            self._fetching = asyncio.create_task(self._fetch())
+        if self._fetching is not None:
+            # A provider that does not answer must not hold up everybody whose key is known.
+            limit = max(0.0, self._patience - now) if self._knows(kid) else None
+            await asyncio.wait({self._fetching}, timeout=limit)
+
     def _fits(self, kid: str | None) -> bool:
-        if self._keys is None or self._clock() - self._fetched > self._lifetime:
-            return False
-        return kid is None or any(key.kid == kid for key in self._keys)
+        return self._knows(kid) and self._clock() - self._fetched <= self._lifetime
+
+    def _knows(self, kid: str | None) -> bool:
+        return self._keys is not None and (kid is None or any(key.kid == kid for key in self._keys))
 
     async def _fetch(self) -> None:
         self._asked = self._clock()
         try:
-            async with httpx2.AsyncClient(timeout=5.0) as client:
+            async with asyncio.timeout(_LONGEST_FETCH), httpx2.AsyncClient(timeout=_LONGEST_FETCH) as client:
                 answer = await client.get(self._url, headers={"accept": "application/json"})
                 answer.raise_for_status()
                 self._keys = KeySet.import_key_set(answer.json())
-        except (httpx2.HTTPError, JoseError, ValueError, KeyError, TypeError) as error:
+                self._fetched = self._clock()
+        except Exception as error:
             # Old keys are better than none: an outage of the provider should not lock everybody out.
-            log.warning("the keys at %s cannot be read: %s", self._url, error)
-            return
-        self._fetched = self._clock()
+            log.warning("the keys at %s cannot be read: %s", self._url, str(error) or type(error).__name__)
+        finally:
+            self._fetching = None
 
 
 class Jwt:
@@ -117,7 +130,8 @@ class Jwt:
             log.info("a bearer token was refused: %s", getattr(error, "error", type(error).__name__))
             raise _invalid() from None
         subject = claims["sub"]
-        if not isinstance(subject, str) or not subject:
+        if not isinstance(subject, str) or not subject.isprintable() or not subject:
+            # It becomes part of keys in the store, which takes no NUL and no half of a character.
             raise _invalid()
         return Principal(
             principal_id=subject,
