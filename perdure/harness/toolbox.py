@@ -2,8 +2,10 @@
 
 import asyncio
 import contextvars
+import inspect
+import itertools
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
@@ -22,6 +24,9 @@ from perdure.agents.signature import Arguments, problems
 from perdure.agents.tool import Effects, Tool
 from perdure.errors import InvalidDeclaration
 from perdure.protocol.wire import JsonObject
+
+#: Far more than what is kept of an output.
+_MOST_COLLECTED = 100_000
 
 
 class InvalidArguments(Exception):
@@ -88,18 +93,36 @@ class OwnTool:
     async def call(self, arguments: JsonObject, context: ToolContext) -> Any:
         args, kwargs = self._tool.signature.bind(self._validated(arguments), context)
         if self._tool.is_async:
-            return await self._tool.function(*args, **kwargs)
-        result = await in_thread(
-            lambda: self._tool.function(*args, **kwargs), self._tool.name, ended=context.thread_ended
-        )
-        # A plain function may still hand back something to wait for.
-        return await result if asyncio.iscoroutine(result) else result
+            result = await self._tool.function(*args, **kwargs)
+        else:
+            result = await self._in_thread(lambda: _collected(self._tool.function(*args, **kwargs)), context)
+            # A plain function may still hand back something to wait for.
+            result = await result if inspect.iscoroutine(result) else result
+        # Making it is the tool's work: it may take long, or have no end, and the event loop is everybody's.
+        return await self._in_thread(lambda: _collected(result), context) if _is_lazy(result) else result
+
+    async def _in_thread(self, work: Callable[[], Any], context: ToolContext) -> Any:
+        return await in_thread(work, self._tool.name, ended=context.thread_ended)
 
     def _validated(self, arguments: JsonObject) -> Any:
         try:
             return self._tool.signature.model.model_validate_json(to_json(arguments))
         except ValidationError as invalid:
             raise misfit(self._tool.name, invalid) from None
+
+
+def _is_lazy(result: object) -> bool:
+    return isinstance(result, Iterator)
+
+
+def _collected(result: Any) -> Any:
+    """The result, with all that a generator or another iterator still has to give."""
+    if not _is_lazy(result):
+        return result
+    values: list[Any] = list(itertools.islice(result, _MOST_COLLECTED + 1))
+    if len(values) > _MOST_COLLECTED:
+        raise ValueError(f"the tool returned an iterator of more than {_MOST_COLLECTED} values")
+    return values
 
 
 @dataclass(frozen=True)

@@ -1,3 +1,8 @@
+import itertools
+import threading
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 from pydantic_ai.tools import RunContext
 from pydantic_ai.tools import Tool as ForeignTool
@@ -7,6 +12,8 @@ from perdure import Agent, InvalidDeclaration, ToolContext, tool
 from perdure.harness.calls import summary
 from perdure.harness.toolbox import open_toolbox
 from perdure.testing import ScriptedModel, call, play
+
+from .stage import lab
 
 
 def foreign(ctx: RunContext[ToolContext], n: int) -> str:
@@ -56,3 +63,43 @@ def test_a_summary_is_short_and_keeps_secrets() -> None:
     assert "hunter2" not in shown
     assert shown.startswith('send(to="aaa')
     assert shown.endswith("…, api_key=•••, Password=•••, body={1})")
+
+
+def _where() -> Iterator[bool]:
+    """Whether the event loop does the work."""
+    return (threading.current_thread() is threading.main_thread() for _ in range(3))
+
+
+@tool
+def lazy() -> Iterator[bool]:
+    """Return before the work is done."""
+    return _where()
+
+
+@tool
+async def lazy_and_async() -> Iterator[bool]:
+    """Return before the work is done."""
+    return _where()
+
+
+@pytest.mark.parametrize("declared", [lazy, lazy_and_async])
+async def test_a_lazy_result_is_made_outside_of_the_event_loop(declared: Any) -> None:
+    async with lab([call(declared.name), "Done."], declared) as it:
+        await it.run_one()
+
+        (result,) = await it.told("action.result")
+        assert result["result"]["output"] == [False, False, False]
+
+
+@tool
+def endless() -> Iterator[int]:
+    """Count."""
+    return itertools.count()
+
+
+async def test_a_result_without_end_is_refused() -> None:
+    async with lab([call("endless"), "Done."], endless) as it:
+        assert (await it.run_one()).status == "failed"
+
+        (result,) = await it.told("action.result")
+        assert "more than 100000 values" in result["error"]["message"]
