@@ -50,23 +50,22 @@ class Gatekeeper:
             typed = replace(call, arguments=arguments.values())
             key = remembered_key(call.tool, gate, typed.arguments)
             decision = await self._decided(typed, gate.approval, key)
-            summary = gate.summary(typed.arguments) if gate.summary and decision.kind == "ask" else None
+            # Also when it cannot be written down: the request is made of what the author's functions say.
+            asked = self._asked(call, gate, decision, typed.arguments, key) if decision.kind == "ask" else None
         except Exception as error:
             log_of(self.at, call.tool, call.id).exception("whether this call needs an approval could not be decided")
             problem = f"Whether this call needs an approval could not be decided ({described(error)})"
             return outputs.failed(f"{problem}; it was not executed.", outputs.REJECTED, "rejected")
-        match decision.kind:
-            case "allow":
-                return None
-            case "deny":
-                return outputs.denied(decision.reason)
-            case "ask" if not self.can_ask:
-                return outputs.failed(_UNAVAILABLE, outputs.REJECTED, "rejected")
-            case "ask":
-                # Clients that know the contract alone show the prompt and nothing else.
-                prompt = decision.prompt or summary or f"Approve tool call: {call.tool}"
-                shown = {"prompt": prompt, "summary": summary, "display": "confirmation", "options": _OPTIONS}
-                return self._ask(call, gate, "approval", {**shown, "remember": key})
+        if asked is None:
+            return outputs.denied(decision.reason) if decision.kind == "deny" else None
+        return asked if self.can_ask else outputs.failed(_UNAVAILABLE, outputs.REJECTED, "rejected")
+
+    def _asked(self, call: Call, gate: Gate, decision: Decision, values: JsonObject, key: str | None) -> Ask:
+        summary = gate.summary(values) if gate.summary else None
+        # Clients that know the contract alone show the prompt and nothing else.
+        prompt = decision.prompt or summary or f"Approve tool call: {call.tool}"
+        shown = {"prompt": prompt, "summary": summary, "display": "confirmation", "options": _OPTIONS}
+        return self._ask(call, gate, "approval", {**shown, "remember": key})
 
     def question(self, call: Call, question: Question) -> Ask:
         return self._ask(call, OPEN, "question", question.shown)
@@ -79,7 +78,7 @@ class Gatekeeper:
         said = await said if inspect.isawaitable(said) else said
         if isinstance(said, bool):
             return Decision("ask" if said else "allow")
-        if not isinstance(said, Decision):
+        if not isinstance(said, Decision) or said.kind not in ("allow", "ask", "deny"):
             raise TypeError(f"the approval function returned {said!r}, neither a bool nor a Decision")
         return said
 

@@ -1,15 +1,16 @@
 """What an approval is asked about, agreed to and remembered for is what runs."""
 
 import logging
+from collections.abc import Callable
 from datetime import datetime
 from decimal import Decimal
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import pytest
 from pydantic import BaseModel, Field, SecretStr
 from pydantic_ai.messages import ModelResponse, ToolCallPart
 
-from perdure import Agent, Call, SessionView, tool
+from perdure import Agent, Call, Decision, SessionView, tool
 from perdure.protocol.inputs import digest
 from perdure.testing import Played, ScriptedModel, call, play
 
@@ -139,6 +140,27 @@ async def test_what_raises_there_refuses_and_leaves_a_traceback(broken: str, cap
     assert ids == {"session_id": "session", "turn": 0, "step": 0, "call_id": "call_0_0", "tool": "refund"}
     assert "KeyError: 'customer'" in caplog.text
     assert "in fails" in caplog.text
+
+
+def always(decision: Decision) -> Callable[[Call, SessionView], Decision]:
+    return lambda _, __: decision
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"approval": "always", "summary": len},
+        {"approval": always(Decision.ask(cast("Any", 5)))},
+        {"approval": always(Decision(cast("Any", "perhaps")))},
+    ],
+)
+async def test_what_is_no_text_there_refuses_the_call_alone(odd: dict[str, Any]) -> None:
+    ledger = Ledger()
+
+    played = await run(ledger.tool(**odd), call("refund"))
+
+    assert ([each.status for each in played.tool_calls], ledger.refunds) == (["rejected"], [])
+    assert played.text == "Done."
 
 
 @tool(approval="once", approval_key=lambda arguments: arguments["account"])
