@@ -94,6 +94,8 @@ class StoredReply(Wire):
     result: Result | None = None
     # What the turn ended with, though the model had answered.
     failure: Failure | None = None
+    # Whom the model has listened to, and its calls with it. Replies of older builds do not say it.
+    speaker: Principal | None = None
 
     @property
     def ends(self) -> bool:

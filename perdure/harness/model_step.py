@@ -246,7 +246,7 @@ class ModelStep:
         try:
             response = calls.applied(readable(reply.response))
             wanted = await sorter.sort(response)
-            answered = Answered(response, reply.finish_reason, spent, wanted)
+            answered = Answered(response, reply.finish_reason, spent, wanted, scene.turn.principal)
             settle = settle_unfulfilled if _has_failed(offer, scene.turn, wanted) else settle_reply
             return await self._settle(
                 scene, telling, settle(facts, mode, answered), settle_cancelled(facts, mode, answered)

@@ -10,6 +10,7 @@ from perdure.protocol.deliveries import Mode
 from perdure.protocol.events import EventType, FinishReason, NewEvent, Usage
 from perdure.protocol.inputs import InputRequest
 from perdure.protocol.names import REPLY
+from perdure.protocol.principals import Principal
 from perdure.protocol.requests import Failure
 from perdure.session.turn import CANCELLED
 from perdure.store.base import NewRecord, SessionChange
@@ -63,6 +64,8 @@ class Answered:
     reason: FinishReason
     usage: Usage
     wanted: Asked
+    #: Whom it has listened to.
+    speaker: Principal | None
 
 
 def settle_reply(facts: Facts, mode: Mode, answered: Answered) -> Settlement:
@@ -138,6 +141,7 @@ def _records(facts: Facts, answered: Answered, **more: Any) -> tuple[NewRecord, 
         usage=answered.usage,
         calls=answered.wanted.calls,
         parallel=answered.wanted.parallel,
+        speaker=answered.speaker,
         **more,
     )
     record = written(facts.at.turn, facts.at.step, REPLY, REPLY_FORMAT, stored)

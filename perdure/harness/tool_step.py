@@ -38,18 +38,13 @@ from . import outputs
 from .facts import Facts, action_key
 from .gates import log_of
 from .journal import (
-    DELIVERY,
     INTENT,
     OUTCOME,
     REPLY,
-    RESUME,
-    RESUMPTION,
     AskedCall,
-    HeardDelivery,
     Intent,
     Outcome,
     StoredReply,
-    StoredResumption,
     read,
     tool_outcome,
     written,
@@ -59,6 +54,7 @@ from .prompt import INTERRUPTED
 from .scene import find_agent, find_session, view_of
 from .steadfast import commit_steadfastly
 from .toolbox import InvalidArguments, Usable, open_toolbox
+from .turn_journal import TurnJournal
 from .verdicts import arguments_of, guarded
 
 
@@ -134,30 +130,28 @@ class ToolStep:
         """Read all that is needed, so that nothing stands between the intent and the effect."""
         at, call_id = call.at, call.call.call_id
         agent = find_agent(self._agents, call.agent)
-        row, reply, heard, intent = await asyncio.gather(
+        row, reply, intent = await asyncio.gather(
             find_session(self._store, at.session_id),
             self._store.record(at.session_id, at.turn, at.step, names.REPLY),
-            self._store.record(at.session_id, at.turn, 0, names.delivery_slot(0)),
             self._store.record(at.session_id, at.turn, at.step, names.intent_slot(call_id)),
         )
-        asked = read(_there(reply), REPLY, StoredReply).call(call_id)
+        stored = read(_there(reply), REPLY, StoredReply)
+        asked = stored.call(call_id)
         return _Work(
             call=call,
             attempt=attempt,
             asked=asked,
             request=await self._store.input(asked.ask.request.request_id) if asked.ask else None,
             tool=(await open_toolbox(agent)).get(call.call.tool),
-            view=view_of(row, at, await self._speaker(at, heard)),
+            view=view_of(row, at, await self._speaker(at, stored)),
             begun=_of_another(intent, attempt),
         )
 
-    async def _speaker(self, at: Coordinates, record: Record | None) -> Principal | None:
-        """Whoever the turn listens to: whoever spoke to it, or to the turn that it resumes."""
-        heard = read(record, DELIVERY, HeardDelivery) if record else None
-        if heard and heard.speaks:
-            return heard.principal
-        resumption = await self._store.record(at.session_id, at.turn, 0, RESUME)
-        return read(resumption, RESUMPTION, StoredResumption).speaker if resumption else None
+    async def _speaker(self, at: Coordinates, reply: StoredReply) -> Principal | None:
+        """Whom the reply has listened to. Its deliveries say it too, and may be as large as files are."""
+        if "speaker" in reply.model_fields_set:
+            return reply.speaker
+        return TurnJournal(await self._store.records(at.session_id, from_turn=at.turn, to_turn=at.turn)).principal
 
     # --- before the effect ---
 

@@ -6,9 +6,9 @@ from typing import Any, cast
 import pytest
 from pydantic import BaseModel
 
-from perdure import AgentRegistry, Principal, State, ToolContext, tool
+from perdure import AgentRegistry, Call, Principal, SessionView, State, ToolContext, tool
 from perdure.errors import Superseded, ToolFailed, Unavailable
-from perdure.harness.journal import OUTCOME, Outcome, read
+from perdure.harness.journal import OUTCOME, Outcome, StoredReply, read
 from perdure.harness.tool_step import ToolStep
 from perdure.settings import Settings
 from perdure.store.base import Commit, Committed, NewRecord, Store
@@ -417,3 +417,58 @@ async def test_a_tool_sees_whoever_spoke_in_this_turn() -> None:
         await it.tool(ref)
 
         assert (await it.told("action.result"))[0]["result"]["output"] == "ada"
+
+
+def someone(name: str) -> Principal:
+    return Principal(principal_id=name, principal_type="user", authenticator="test")
+
+
+@pytest.mark.parametrize("older_build", [False, True])
+async def test_an_approval_and_the_call_see_the_same_speaker(
+    older_build: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two deliveries in one turn: whoever spoke last is heard, and nobody acts in the name of the other."""
+    seen: list[str] = []
+
+    def decide(_: Call, session: SessionView) -> bool:
+        seen.append(session.auth.principal_id)
+        return False
+
+    @tool(approval=decide)
+    async def whoami(ctx: ToolContext) -> str:
+        return ctx.session.auth.principal_id
+
+    if older_build:
+        monkeypatch.setattr("perdure.harness.settling.StoredReply", OlderReply)
+    async with lab([call("whoami"), "Done."], whoami) as it:
+        heard = [await it.deliver("Go", principal=someone(name)) for name in ("admin", "guest")]
+        (ref,) = await it.calls(*heard)
+        await it.tool(ref)
+
+        (result,) = await it.told("action.result")
+        assert [*seen, result["result"]["output"]] == ["guest", "guest"]
+
+
+class OlderReply(StoredReply):
+    """A reply as builds before the speaker stood in it have written it."""
+
+    def model_dump(self, **options: Any) -> dict[str, Any]:
+        return super().model_dump(**options, exclude={"speaker"})
+
+
+async def test_a_call_does_not_read_what_its_turn_has_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That may hold files: with many calls at once it would be read, and kept in memory, as often."""
+    world = Effects()
+    async with lab([call("act"), "Done."], declared(world)) as it:
+        (ref,) = await it.calls(await it.deliver("Go"))
+        wanted: list[str] = []
+        record = it.store.record
+
+        async def noted(session_id: str, turn: int, step: int, slot: str) -> Any:
+            wanted.append(slot)
+            return await record(session_id, turn, step, slot)
+
+        monkeypatch.setattr(it.store, "record", noted)
+        await it.tool(ref)
+
+    assert sorted(set(wanted)) == ["intent/call_0_0", "reply"]
