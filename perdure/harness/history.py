@@ -50,8 +50,12 @@ class Histories:
 
     def _keep(self, session_id: str, past: Past) -> Past:
         known = self._pasts.pop(session_id, None)
+        self._weight -= known.weight if known else 0
+        if past.weight > self._capacity:
+            # It would drive out all the others, and then itself.
+            return past
         self._pasts[session_id] = past
-        self._weight += past.weight - (known.weight if known else 0)
+        self._weight += past.weight
         while self._weight > self._capacity:
             self._weight -= self._pasts.popitem(last=False)[1].weight
         return past

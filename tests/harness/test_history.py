@@ -5,7 +5,7 @@ from perdure.harness.history import Histories
 from perdure.store.base import Record, Store
 from perdure.testing import ScriptedModel
 
-from .stage import SESSION, lab
+from .stage import SESSION, Lab, lab
 
 
 class CountingStore:
@@ -69,3 +69,17 @@ async def test_an_attempt_at_an_older_turn_does_not_see_later_ones() -> None:
         assert len(past.messages) == 2
         assert [heard.message for heard in turn.heard()] == ["m1"]
         assert (await histories.load(SESSION, 3))[0].until == 3
+
+
+async def test_a_session_that_is_too_large_to_keep_drives_no_other_out() -> None:
+    async with lab(["reply", "reply"]) as it:
+        large = Lab(it.store, it.agent, it.speaker.now, "conversation", it.settings, session="large")
+        await it.model(await it.deliver("hello"))
+        await large.model(await large.deliver("x" * 20_000))
+        counting = CountingStore(it.store)
+        histories = Histories(cast(Store, counting), capacity=10_000)
+
+        for session in (SESSION, "large", SESSION):
+            await histories.load(session, 1)
+
+        assert [count > 0 for count in counting.read] == [True, True, False]
