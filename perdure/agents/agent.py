@@ -1,7 +1,7 @@
 """An agent as its author declares it."""
 
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType, MethodType
 from typing import Any, Literal, TypeAlias, cast
@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeAlias, cast
 from perdure.errors import InvalidDeclaration
 from perdure.protocol.wire import JsonObject
 
+from .approval import takes
 from .context import SessionView
 from .output_schema import problem
 from .tool import Tool, tool
@@ -44,13 +45,17 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name, limit in (("steps_per_turn", self.steps_per_turn), ("calls_per_step", self.calls_per_step)):
-            if limit < 1:
-                raise InvalidDeclaration(f"{name} must be at least 1.")
-        if not 1 <= self.parallel_calls <= _MOST_PARALLEL:
-            raise InvalidDeclaration(f"parallel_calls must be from 1 to {_MOST_PARALLEL}.")
+            if not _is_count(limit):
+                raise InvalidDeclaration(f"{name} must be a whole number, at least 1; not {limit!r}.")
+        if not (_is_count(self.parallel_calls) and self.parallel_calls <= _MOST_PARALLEL):
+            raise InvalidDeclaration(f"parallel_calls must be a whole number from 1 to {_MOST_PARALLEL}.")
         for name, limit in (("input_tokens", self.input_tokens), ("output_tokens", self.output_tokens)):
-            if limit is not None and limit < 1:
-                raise InvalidDeclaration(f"{name} must be at least 1, or None.")
+            if limit is not None and not _is_count(limit):
+                raise InvalidDeclaration(f"{name} must be a whole number, at least 1, or None; not {limit!r}.")
+
+
+def _is_count(number: object) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool) and number >= 1
 
 
 @dataclass(frozen=True)
@@ -74,12 +79,13 @@ class Agent:
     asks_questions: bool = True
 
     def __post_init__(self) -> None:
-        if not _NAME.fullmatch(self.name):
+        if not (_is_text(self.name) and _NAME.fullmatch(self.name)):
             raise InvalidDeclaration(
-                f"The agent name {self.name!r} will not do: use lowercase letters, digits, '-' and '_', at most 64."
+                f"The agent name {self.name!r} will not do: use lowercase letters, digits, '-' and '_', at most 64, "
+                "the first and the last one a letter or a digit."
             )
-        if self.while_waiting not in ("queue", "deny"):
-            raise InvalidDeclaration(f"Agent {self.name!r}: while_waiting is 'queue' or 'deny'.")
+        if misused := _misused(self):
+            raise InvalidDeclaration(f"Agent {self.name!r}: {misused}.")
         tools = tuple(_declared(self.name, declaration) for declaration in self.tools)
         object.__setattr__(self, "tools", tools)
         _refuse_doubles(self.name, [known.name for known in self.own_tools])
@@ -90,6 +96,31 @@ class Agent:
     def own_tools(self) -> tuple[Tool[..., Any], ...]:
         """The tools declared with `@tool`; those of foreign toolsets are known only when they are asked."""
         return tuple(cast("Tool[..., Any]", known) for known in self.tools if isinstance(known, Tool))
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _misused(agent: Agent) -> str | None:
+    """What is not of the right kind: authors without a type checker hear of it here, and not when somebody calls."""
+    fields: Mapping[str, object] = vars(agent)
+    said, tools, schema = fields["instructions"], fields["tools"], fields["output_schema"]
+    if fields["while_waiting"] not in ("queue", "deny"):
+        return "while_waiting is 'queue' or 'deny'"
+    if fields["model"] is not None and not _is_text(fields["model"]):
+        return f"model is a name, `anthropic:claude-sonnet-4-5` for one, not {fields['model']!r}"
+    if not (_is_text(said) or (callable(said) and takes(said, None))):
+        return "instructions are text, or a function that takes the session: `def instructions(session) -> str`"
+    if _is_text(tools) or not isinstance(tools, Iterable):
+        return "tools is a list: `tools=[look_up, order]`"
+    if not isinstance(fields["settings"], Mapping):
+        return "settings is a dict of model settings: `settings={'temperature': 0.2}`"
+    if not isinstance(fields["limits"], Limits):
+        return "limits is `Limits(…)`: `limits=Limits(steps_per_turn=12)`"
+    if schema is not None and not isinstance(schema, Mapping):
+        return "output_schema is a JSON schema; that of a pydantic model is `Model.model_json_schema()`"
+    return None
 
 
 def _declared(agent: str, declaration: object) -> object:

@@ -1,5 +1,6 @@
 """When somebody has to agree before a tool runs, who that is, and what silence means."""
 
+import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -52,6 +53,9 @@ Approval: TypeAlias = Literal["never", "once", "always"] | Callable[[Call, Sessi
 Describe: TypeAlias = Callable[[JsonObject], str]
 Seconds: TypeAlias = float | timedelta
 
+#: Seconds. What Temporal counts in nanoseconds ends after three centuries, and a workflow cannot refuse it any more.
+_LONGEST = 36_525 * 86_400
+
 
 @dataclass(frozen=True)
 class Gate:
@@ -87,14 +91,17 @@ def gate(
     remind: Sequence[Seconds],
 ) -> Gate:
     """The gate as declared, if it can work."""
+    asked = Responders() if responders is None else responders
+    if problem := _misused(approval, approval_key, summary, asked, remind):
+        raise InvalidDeclaration(f"Tool {tool!r}: {problem}.")
     made = Gate(
         approval=approval,
         key=approval_key,
         summary=summary,
-        responders=responders or Responders(),
-        expires=None if expires is None else seconds(expires),
+        responders=asked,
+        expires=None if expires is None else seconds(f"Tool {tool!r}: expires", expires),
         on_expiry=on_expiry,
-        remind=tuple(sorted(seconds(each) for each in remind)),
+        remind=tuple(sorted(seconds(f"Tool {tool!r}: each of remind", each) for each in remind)),
     )
     problem = _problem(made, declared=made != Gate(approval))
     if problem:
@@ -106,13 +113,43 @@ def gate(
     return made
 
 
-def seconds(time: Seconds) -> float:
-    return time.total_seconds() if isinstance(time, timedelta) else float(time)
+def seconds(what: str, time: object) -> float:
+    """A time as an author says it; `what` it is for is named when it is none."""
+    given = time.total_seconds() if isinstance(time, timedelta) else time
+    if isinstance(given, bool) or not isinstance(given, int | float) or not abs(given) <= _LONGEST:
+        raise InvalidDeclaration(f"{what} is a number of seconds or a timedelta, at most 100 years; not {time!r}.")
+    return float(given)
+
+
+def takes(function: Callable[..., object], *arguments: object) -> bool:
+    """Whether a function of the author's can be called like this."""
+    try:
+        inspect.signature(function).bind(*arguments)
+    except TypeError:
+        return False
+    except ValueError:
+        # Some functions written in C do not tell.
+        return True
+    return True
+
+
+def _misused(approval: object, key: object, summary: object, responders: object, remind: object) -> str | None:
+    """What is not even of the right kind: authors without a type checker hear of it here."""
+    if callable(approval) and not takes(approval, None, None):
+        return "an approval function is called with the call and the session: `def approval(call, session)`"
+    if not callable(approval) and approval not in ("never", "once", "always"):
+        return "approval is 'never', 'once', 'always' or a function"
+    for name, function in (("approval_key", key), ("summary", summary)):
+        if function is not None and not (callable(function) and takes(function, {})):
+            return f"{name} is a function of the arguments, `lambda arguments: …`"
+    if not isinstance(responders, Responders):
+        return f"responders is what `responders.role('support')` or `responders.anyone()` returns, not {responders!r}"
+    if not isinstance(remind, list | tuple):
+        return "remind is a list of times"
+    return None
 
 
 def _problem(gate: Gate, declared: bool) -> str | None:
-    if gate.approval not in ("never", "once", "always") and not callable(gate.approval):
-        return "approval is 'never', 'once', 'always' or a function"
     if gate.approval == "never" and declared:
         return "it asks nobody, so nothing about the asking can be said; declare an approval"
     if gate.key and gate.approval != "once":

@@ -5,7 +5,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib import import_module
-from typing import cast
+from types import ModuleType
+from typing import Any, cast
 
 from perdure.errors import AgentNotFound, InvalidDeclaration
 
@@ -17,7 +18,7 @@ class AgentRegistry:
 
     def __init__(self, agents: Sequence[Agent]) -> None:
         if not agents:
-            raise InvalidDeclaration("There is no agent to serve.")
+            raise InvalidDeclaration("There is no agent to serve: name one in PERDURE_AGENTS, or with --agents.")
         self._agents: dict[str, Agent] = {}
         for agent in agents:
             if self._agents.setdefault(agent.name, agent) is not agent:
@@ -76,13 +77,31 @@ def _load(reference: str) -> list[Agent]:
     except ModuleNotFoundError as missing:
         # Only what the reference itself names: a missing import inside the author's module shows its own traceback.
         if missing.name and (module_name == missing.name or module_name.startswith(missing.name + ".")):
-            raise InvalidDeclaration(f"There is no module {module_name!r} (from {reference!r}).") from None
+            raise InvalidDeclaration(
+                f"There is no module {module_name!r} (from {reference!r}), neither in {os.getcwd()} nor installed; "
+                f"start in the folder that holds {module_name.partition('.')[0]}."
+            ) from None
         raise
     if not hasattr(module, attribute):
-        raise InvalidDeclaration(f"The module {module_name!r} has no {attribute!r} (from {reference!r}).")
+        raise InvalidDeclaration(
+            f"The module {module_name!r} has no {attribute!r} (from {reference!r}); "
+            f"it has {', '.join(_agents_in(module)) or 'no agent at all'}."
+        )
     found: object = getattr(module, attribute)
     listed = cast("Sequence[object]", found) if isinstance(found, list | tuple) else (found,)
     agents = [each for each in listed if isinstance(each, Agent)]
     if not agents or len(agents) != len(listed):
-        raise InvalidDeclaration(f"{reference!r} is not an Agent or a list of Agents.")
+        raise InvalidDeclaration(
+            f"{reference!r} is not an Agent or a list of Agents, but {_kind(getattr(module, attribute))}; "
+            f"the module has {', '.join(_agents_in(module)) or 'no agent at all'}."
+        )
     return agents
+
+
+def _agents_in(module: ModuleType) -> Sequence[str]:
+    """The names under which the module has agents, as a reference takes them."""
+    return [repr(name) for name, value in vars(module).items() if isinstance(value, Agent) and not name.startswith("_")]
+
+
+def _kind(found: Any) -> str:
+    return "an empty list" if found in ([], ()) else f"of type {type(found).__name__}"

@@ -1,6 +1,7 @@
 """A tool as its author declares it."""
 
 import inspect
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,11 @@ R = TypeVar("R")
 #: What running a tool twice does: nothing, the same as once, or harm.
 Effects: TypeAlias = Literal["pure", "idempotent", "at_most_once"]
 
+
+#: Temporal counts attempts in 32 bits, and a workflow that asks for more cannot go on.
+_MOST_RETRIES = 1_000
+
+_NAME = re.compile(r"(?=.*[A-Za-z0-9])[A-Za-z0-9_-]{1,64}")
 
 _WRAP = "Declare a function that calls it: `@tool`, `def name(argument: int) -> str: return thing.method(argument)`."
 
@@ -111,12 +117,15 @@ def tool(
     local = dict(sys._getframe(1).f_locals)  # pyright: ignore[reportPrivateUsage]
 
     def declare(function: Callable[..., Any]) -> Tool[..., Any]:
+        if isinstance(function, str):
+            raise InvalidDeclaration(f"`@tool` takes options by name: `@tool(name={function!r})`.")
         if not isinstance(function, FunctionType):
             raise InvalidDeclaration(f"{function!r} cannot be a tool: it is not a function. {_WRAP}")
         called = name or function.__name__
         _check_kind(called, function)
         asks = gate(called, approval, approval_key, summary, responders, expires, on_expiry, remind)
-        return _declare(function, called, description, effects, asks, seconds(timeout), retries, local)
+        limit = seconds(f"Tool {called!r}: the timeout", timeout)
+        return _declare(function, called, description, effects, asks, limit, retries, local)
 
     return declare if function is None else declare(function)
 
@@ -158,15 +167,17 @@ def _check_kind(name: str, function: FunctionType) -> None:
         raise InvalidDeclaration(f"Tool {name!r} is a method: nothing would be given as {first.name!r}. {_WRAP}")
 
 
-def _check(name: str, effects: str, timeout: float, retries: int) -> None:
-    if not (name.replace("_", "").replace("-", "").isalnum() and name.isascii() and len(name) <= 64):
+def _check(name: object, effects: str, timeout: float, retries: object) -> None:
+    if not (isinstance(name, str) and _NAME.fullmatch(name)):
         raise InvalidDeclaration(f"The tool name {name!r} will not do: letters, digits, '_' and '-', at most 64.")
     if effects not in ("pure", "idempotent", "at_most_once"):
         raise InvalidDeclaration(f"Tool {name!r}: effects are 'pure', 'idempotent' or 'at_most_once'.")
     if timeout <= 0:
         raise InvalidDeclaration(f"Tool {name!r}: the timeout must be more than 0 seconds.")
-    if retries < 0:
-        raise InvalidDeclaration(f"Tool {name!r}: retries cannot be negative.")
+    if isinstance(retries, bool) or not isinstance(retries, int) or not 0 <= retries <= _MOST_RETRIES:
+        raise InvalidDeclaration(
+            f"Tool {name!r}: retries is a whole number, not negative and at most {_MOST_RETRIES}; not {retries!r}."
+        )
     if retries and effects == "at_most_once":
         raise InvalidDeclaration(
             f"Tool {name!r} runs at most once, so it cannot be retried; declare effects='idempotent' or 'pure'."

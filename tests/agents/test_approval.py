@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from perdure import Agent, InvalidDeclaration, responders, tool
+from perdure import Agent, Call, InvalidDeclaration, responders, tool
 
 
 def test_times_may_be_seconds_or_timedeltas() -> None:
@@ -49,20 +49,38 @@ def test_responders_whom_nobody_can_be_are_refused(impossible: Any) -> None:
         impossible()
 
 
-@pytest.mark.parametrize(
-    ("options", "complaint"),
-    [
-        ({"approval": "never", "expires": 5}, "asks nobody"),
-        ({"approval": "never", "summary": str}, "asks nobody"),
-        ({"approval": "always", "approval_key": str}, "approval_key is what"),
-        ({"approval": "always", "on_expiry": "approve"}, "say when that is"),
-        ({"approval": "always", "expires": 5, "on_expiry": "explode"}, "on_expiry is"),
-        ({"approval": "always", "expires": 0}, "more than 0"),
-        ({"approval": "always", "expires": 5, "remind": [5]}, "before the request expires"),
-        ({"approval": "always", "remind": [0]}, "more than 0"),
-        ({"approval": "always", "responders": responders.Responders(quorum=2)}, "never be reached"),
-    ],
-)
+def one_argument(call: Call) -> bool:
+    return True
+
+
+def no_argument() -> str:
+    return "Pay"
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"approval": "never", "expires": 5}, "asks nobody"),
+    ({"approval": "never", "summary": str}, "asks nobody"),
+    ({"approval": "always", "approval_key": str}, "approval_key is what"),
+    ({"approval": "always", "on_expiry": "approve"}, "say when that is"),
+    ({"approval": "always", "expires": 5, "on_expiry": "explode"}, "on_expiry is"),
+    ({"approval": "always", "expires": 0}, "more than 0"),
+    ({"approval": "always", "expires": 5, "remind": [5]}, "before the request expires"),
+    ({"approval": "always", "remind": [0]}, "more than 0"),
+    ({"approval": "always", "responders": responders.Responders(quorum=2)}, "never be reached"),
+    ({"approval": True}, "approval is"),
+    ({"approval": one_argument}, "called with the call and the session"),
+    ({"approval": "always", "responders": "support"}, r"`responders.role\('support'\)`"),
+    ({"approval": "always", "responders": responders.requester}, "responders is what"),
+    ({"approval": "always", "summary": "Pay"}, "summary is a function of the arguments"),
+    ({"approval": "always", "summary": no_argument}, "summary is a function of the arguments"),
+    ({"approval": "once", "approval_key": "to"}, "approval_key is a function of the arguments"),
+    ({"approval": "always", "expires": "1d"}, "expires is a number of seconds or a timedelta"),
+    ({"approval": "always", "remind": timedelta(hours=1)}, "remind is a list"),
+    ({"approval": "always", "remind": ["1h"]}, "each of remind is a number of seconds or a timedelta"),
+]
+
+
+@pytest.mark.parametrize(("options", "complaint"), WRONG)
 def test_approvals_that_cannot_work_are_refused(options: dict[str, Any], complaint: str) -> None:
     def pay() -> None: ...
 

@@ -14,6 +14,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "one = Agent('one')\n"
         "more = [Agent('two', model='openai:x'), Agent('three')]\n"
         "nothing = 3\n"
+        "empty = []\n"
     )
     (tmp_path / "broken_of_tests.py").write_text("import not_installed_anywhere\n")
     monkeypatch.chdir(tmp_path)
@@ -38,11 +39,12 @@ def test_a_default_model_is_for_those_that_name_none(project: Path) -> None:
     ("spec", "complaint"),
     [
         ("shop_of_tests", "does not name an agent"),
-        ("no_such_shop:one", "no module 'no_such_shop'"),
+        ("no_such_shop:one", "no module 'no_such_shop' .*, neither in /.* nor installed; start in the folder"),
         ("shop_of_tests.py:one", "names a file; write the module's name, `shop_of_tests:one`"),
         ("./shops/of_tests.py:one", "write the module's name, `shops.of_tests:one`"),
-        ("shop_of_tests:four", "has no 'four'"),
-        ("shop_of_tests:nothing", "is not an Agent"),
+        ("shop_of_tests:four", "has no 'four' .*; it has 'one'"),
+        ("shop_of_tests:nothing", "is not an Agent or a list of Agents, but of type int; the module has 'one'"),
+        ("shop_of_tests:empty", "but an empty list"),
         ("", "no agent to serve"),
         ("shop_of_tests:one,shop_of_tests:one", "Two agents"),
     ],

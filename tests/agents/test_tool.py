@@ -4,12 +4,12 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import pytest
 from pydantic import BaseModel, Field
 
-from perdure import Agent, InvalidDeclaration, ToolContext, tool
+from perdure import Agent, InvalidDeclaration, Limits, ToolContext, tool
 
 
 class Item(BaseModel):
@@ -144,15 +144,26 @@ class threadlike:
     pass
 
 
+def in_turn_of_nothing() -> None: ...
+
+
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
         ({"retries": 1}, "runs at most once"),
         ({"retries": -1, "effects": "pure"}, "negative"),
+        ({"retries": "2", "effects": "pure"}, "whole number"),
+        ({"retries": 1.5, "effects": "pure"}, "whole number"),
+        ({"retries": 10**9, "effects": "pure"}, "at most 1000"),
         ({"timeout": 0}, "more than 0"),
+        ({"timeout": None}, "the timeout is a number of seconds or a timedelta"),
+        ({"timeout": "20"}, "the timeout is a number of seconds or a timedelta"),
+        ({"timeout": float("inf")}, "at most 100 years"),
+        ({"timeout": 1e15}, "at most 100 years"),
         ({"effects": "sometimes"}, "effects are"),
         ({"approval": "perhaps"}, "approval is"),
         ({"name": "no spaces"}, "tool name"),
+        ({"name": 5}, "tool name"),
     ],
 )
 def test_options_that_cannot_work_are_refused(options: dict[str, Any], complaint: str) -> None:
@@ -160,6 +171,47 @@ def test_options_that_cannot_work_are_refused(options: dict[str, Any], complaint
 
     with pytest.raises(InvalidDeclaration, match=complaint):
         tool(**options)(anything)
+
+
+def test_options_are_given_by_name() -> None:
+    with pytest.raises(InvalidDeclaration, match=r"by name: `@tool\(name='pay'\)`"):
+        tool("pay")  # type: ignore
+
+
+@pytest.mark.parametrize(
+    ("fields", "advice"),
+    [
+        ({"name": 5}, "agent name"),
+        ({"model": object()}, "model is a name"),
+        ({"instructions": ["Be kind."]}, "instructions are text"),
+        ({"instructions": lambda: "Be kind."}, "a function that takes the session"),
+        ({"tools": tool(in_turn_of_nothing)}, "tools is a list"),
+        ({"tools": "look_up"}, "tools is a list"),
+        ({"settings": "cold"}, "settings is a dict"),
+        ({"limits": {"steps_per_turn": 3}}, r"`limits=Limits\(steps_per_turn=12\)`"),
+        ({"output_schema": Item}, r"Model.model_json_schema\(\)"),
+    ],
+)
+def test_an_agent_says_what_to_write_instead(fields: dict[str, Any], advice: str) -> None:
+    with pytest.raises(InvalidDeclaration, match=advice):
+        Agent(**cast("dict[str, Any]", {"name": "shop", **fields}))
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [
+        {"steps_per_turn": "3"},
+        {"steps_per_turn": True},
+        {"calls_per_step": 0},
+        {"parallel_calls": 501},
+        {"parallel_calls": 1.5},
+        {"input_tokens": "many"},
+        {"output_tokens": 0},
+    ],
+)
+def test_limits_are_whole_numbers(limits: dict[str, Any]) -> None:
+    with pytest.raises(InvalidDeclaration, match=f"{next(iter(limits))} must be a whole number"):
+        Limits(**limits)
 
 
 def test_an_agent_takes_plain_functions_and_refuses_doubles() -> None:
