@@ -69,11 +69,12 @@ def dev(
     """Start everything on this machine: Temporal's dev server, a worker and the API."""
     from perdure.runtime import dev
 
+    settings = _settings(data_dir=data_dir)
     if kill is not None:
-        typer.echo(dev.kill(data_dir or _settings().data_dir, kill))
+        typer.echo(dev.kill(settings.data_dir, kill))
         return
     options = dev.DevOptions(
-        data_dir=data_dir or _settings().data_dir,
+        data_dir=settings.data_dir,
         agents=agents,
         host=host,
         port=port,

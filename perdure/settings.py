@@ -1,16 +1,24 @@
 """The environment, read once. Every variable starts with `PERDURE_`; docs/settings.md lists them."""
 
+import difflib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+_PREFIX = "PERDURE_"
+#: Read elsewhere: by commands, by `perdure dev`, by tests, and by the compose file.
+_OTHERS = ("READY_FILE", "TEMPORAL_BIN", "KILL_POINT", "KILL_ONCE_FILE", "APP", "PUBLIC_PORT")
+#: How much alike two names are, from 0 to 1, of which one is probably the other.
+_ALIKE = 0.65
+
 
 class Settings(BaseSettings):
     """What a deployment may choose."""
 
-    model_config = SettingsConfigDict(env_prefix="PERDURE_", extra="ignore")
+    model_config = SettingsConfigDict(env_prefix=_PREFIX, extra="ignore")
 
     # Where things are.
     data_dir: Path = Path(".perdure")
@@ -81,3 +89,16 @@ class Settings(BaseSettings):
         if self.database_url is not None:
             return self.database_url.get_secret_value()
         return f"sqlite:///{self.data_dir / 'perdure.db'}"
+
+
+def misspelt(environment: Iterable[str]) -> list[str]:
+    """A sentence for each variable that is no setting, and is called almost like one."""
+    known = [*(name.upper() for name in Settings.model_fields), *_OTHERS]
+    sentences: list[str] = []
+    for variable in sorted(environment):
+        name = variable.upper().removeprefix(_PREFIX)
+        if not variable.upper().startswith(_PREFIX) or name in known:
+            continue
+        if meant := difflib.get_close_matches(name, known, 1, _ALIKE):
+            sentences.append(f"{variable} is not a setting, and changes nothing; {_PREFIX}{meant[0]} is one.")
+    return sentences

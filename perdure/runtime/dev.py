@@ -16,6 +16,7 @@ from perdure.errors import Conflict, Invalid
 from perdure.settings import Settings
 
 from .devserver import DevServer
+from .logs import check_level
 from .processes import command
 from .supervisor import Part, Supervisor
 
@@ -55,6 +56,7 @@ class DevOptions:
 def run(options: DevOptions, say: Callable[[str], None]) -> None:
     """Run everything until SIGINT or SIGTERM; `PerdureError` when it cannot start."""
     # What is declared wrongly is said before anything is started.
+    check_level(options.log_level)
     settings = Settings()
     agents = load_agents(options.agents or settings.agents, settings.model)
     asyncio.run(Dev(options, say, agents).run())

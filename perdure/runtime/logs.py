@@ -6,6 +6,8 @@ import re
 from io import FileIO
 from pathlib import Path
 
+from perdure.errors import Misconfigured
+
 #: How log lines of our processes begin; `configure` writes what `Notices` reads.
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
@@ -46,11 +48,17 @@ class Lines(logging.Formatter):
 
 def configure(level: str) -> None:
     """Log to standard error."""
+    check_level(level)
     handler = logging.StreamHandler()
     handler.setFormatter(Lines(FORMAT))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for name in TALKATIVE:
         logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger().level))
+
+
+def check_level(level: str) -> None:
+    if level.upper() not in logging.getLevelNamesMapping():
+        raise Misconfigured(f"PERDURE_LOG_LEVEL is debug, info, warning or error; not {level!r}.")
 
 
 class BoundedLog:

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from perdure.errors import Misconfigured
-from perdure.settings import Settings
+from perdure.settings import Settings, misspelt
 
 if TYPE_CHECKING:
     from temporalio.client import Client
@@ -45,6 +45,8 @@ def shell(name: str) -> ModuleType:
 
 def run(part: Literal["worker", "api"], settings: Settings, ready_file: Path | None = None) -> None:
     """Run one part alone until SIGINT or SIGTERM."""
+    for sentence in misspelt(os.environ):
+        logger.warning("%s", sentence)
     if part == "worker":
         asyncio.run(_worker(settings, ready_file))
     else:

@@ -15,7 +15,8 @@ from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
 
 from perdure.agents.context import tool_log
-from perdure.runtime.logs import FORMAT, TALKATIVE, BoundedLog, Lines, Notices, configure
+from perdure.errors import Misconfigured
+from perdure.runtime.logs import FORMAT, TALKATIVE, BoundedLog, Lines, Notices, check_level, configure
 
 WARNING = b"2026-01-01 10:00:00,000 WARNING perdure.worker: careful\n"
 INFO = b"2026-01-01 10:00:00,000 INFO perdure.worker: nothing\n"
@@ -115,3 +116,10 @@ def kept_logging() -> Generator[None]:
         root.handlers[:] = handlers
         for logger, level in levels.items():
             logger.setLevel(level)
+
+
+def test_a_level_that_there_is_not_is_explained() -> None:
+    check_level("warning")
+
+    with pytest.raises(Misconfigured, match="PERDURE_LOG_LEVEL is debug, info, warning or error; not 'loud'"):
+        check_level("loud")

@@ -1,0 +1,24 @@
+"""What is said of settings before they count."""
+
+import pytest
+
+from perdure.settings import misspelt
+
+
+@pytest.mark.parametrize(
+    ("variable", "meant"),
+    [
+        ("PERDURE_AGENT", "PERDURE_AGENTS"),
+        ("PERDURE_APIKEYS", "PERDURE_API_KEYS"),
+        ("PERDURE_MODLE", "PERDURE_MODEL"),
+        ("perdure_db_url", "PERDURE_DATABASE_URL"),
+    ],
+)
+def test_a_name_that_is_almost_a_setting_is_noticed(variable: str, meant: str) -> None:
+    assert misspelt([variable]) == [f"{variable} is not a setting, and changes nothing; {meant} is one."]
+
+
+def test_settings_and_the_names_of_others_are_left_alone() -> None:
+    names = ["PERDURE_MODEL", "perdure_port", "PERDURE_READY_FILE", "PERDURE_TEMPORAL_BIN", "PERDURE_OWNER", "PATH"]
+
+    assert misspelt(names) == []
