@@ -1,9 +1,11 @@
 import asyncio
 
+import pytest
 from pydantic import BaseModel
 
-from perdure import Agent, SessionView, State, ToolContext, tool
+from perdure import Agent, Principal, SessionView, State, ToolContext, responders, tool
 from perdure.agents.demo import NOTES, agent
+from perdure.errors import ForbiddenResponder
 from perdure.testing import ScriptedModel, call, play
 
 
@@ -119,6 +121,24 @@ async def test_a_message_may_deny_what_is_asked() -> None:
     assert (played.pending, played.text) == ((), "As you wish.")
     said = [part.content for part in model.prompts[1].messages[-1].parts]  # type: ignore[union-attr]
     assert said[1] == "No, leave it"
+
+
+def somebody(name: str, role: str) -> Principal:
+    return Principal(principal_id=name, principal_type="user", authenticator="jwt", attributes={"role": role})
+
+
+async def test_a_play_knows_who_may_answer_and_how_many_must_agree() -> None:
+    asks = tool(name="pay", approval="always", responders=responders.role("boss", quorum=2))(pay.function)
+    model = ScriptedModel([call("pay", amount=5), "Paid."])
+    played = await play(Agent("bank", tools=[asks]), "Pay", model=model)
+
+    with pytest.raises(ForbiddenResponder):
+        await played.answer("pay", "approve", by=somebody("eve", "guest"))
+    played = await played.answer("pay", "approve", by=somebody("ada", "boss"))
+    assert [asked.tool for asked in played.pending] == ["pay"]
+    played = await played.answer("pay", "approve", by=somebody("bob", "boss"))
+
+    assert (played.pending, played.text) == ((), "Paid.")
 
 
 async def test_answers_may_come_one_after_the_other() -> None:

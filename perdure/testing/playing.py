@@ -12,7 +12,7 @@ from perdure.models.base import Model
 from perdure.models.demo import DemoModel
 from perdure.protocol.deliveries import Message, Mode
 from perdure.protocol.events import Event, EventType
-from perdure.protocol.inputs import InputAnswer, InputRequest, digest
+from perdure.protocol.inputs import APPROVE, DENY, InputAnswer, InputRequest, digest
 from perdure.protocol.principals import LOCAL, Principal
 from perdure.protocol.wire import JsonObject
 from perdure.settings import Settings
@@ -88,16 +88,28 @@ class Played:
     _play: _Play = field(repr=False)
 
     async def answer(
-        self, request: str, answer: str, *, arguments: JsonObject | None = None, reason: str | None = None
+        self,
+        request: str,
+        answer: str,
+        *,
+        arguments: JsonObject | None = None,
+        reason: str | None = None,
+        by: Principal | None = None,
     ) -> "Played":
         """Answer a pending request, by its id or by the name of its tool, and play on.
 
         The answer is `approve` or `deny` (`arguments` changes what is approved), an option of a question, or text.
+        With `by` it counts only if the request's `responders` let this principal answer; `ForbiddenResponder` if not.
         """
-        return await self.answer_all({request: answer}, arguments=arguments, reason=reason)
+        return await self.answer_all({request: answer}, arguments=arguments, reason=reason, by=by)
 
     async def answer_all(
-        self, answers: dict[str, str], *, arguments: JsonObject | None = None, reason: str | None = None
+        self,
+        answers: dict[str, str],
+        *,
+        arguments: JsonObject | None = None,
+        reason: str | None = None,
+        by: Principal | None = None,
     ) -> "Played":
         """Answer several at once."""
         given: dict[str, InputAnswer] = {}
@@ -105,7 +117,7 @@ class Played:
             request = self._pending(name, given)
             changed = None if arguments is None else await self._play.stage.edited(request, arguments)
             given[request.request_id] = _answer(request, answer, changed, reason)
-        await self._play.stage.answer(given)
+        await self._play.stage.answer(given, by=by)
         return await self._play.go_on()
 
     async def expire(self) -> "Played":
@@ -159,6 +171,9 @@ class Played:
 
 def _answer(request: InputRequest, answer: str, arguments: JsonObject | None, reason: str | None) -> InputAnswer:
     if request.kind == "approval":
+        # Over HTTP any other word denies, too. Here it is more likely a slip of the test.
+        if answer not in (APPROVE, DENY):
+            raise AssertionError(f"An approval is answered with {APPROVE!r} or {DENY!r}, not {answer!r}.")
         changed = None if arguments is None else digest(arguments)
         return InputAnswer(option_id=answer, arguments=arguments, digest=changed, reason=reason)
     if answer in [option.id for option in request.options]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from perdure.agents.agent import Agent
 from perdure.agents.registry import AgentRegistry
-from perdure.errors import NeedsAttention, PerdureError, TokenConflict, ToolFailed
+from perdure.errors import ForbiddenResponder, NeedsAttention, PerdureError, TokenConflict, ToolFailed
 from perdure.harness.model_step import ModelStep
 from perdure.harness.parking import Parking
 from perdure.harness.resuming import Resuming
@@ -34,7 +34,7 @@ from perdure.protocol.requests import (
 from perdure.protocol.wire import JsonObject
 from perdure.runtime.edits import read_edit
 from perdure.session.answers import continued
-from perdure.session.inputs import resolved
+from perdure.session.inputs import may_answer, resolved
 from perdure.session.tokens import hashed
 from perdure.session.turn import Breath, StepFailed, run_turn
 from perdure.settings import Settings
@@ -166,9 +166,17 @@ class Stage:
         await self._turn(self._ref(delivery, "message"))
 
     async def answer(
-        self, answers: Mapping[str, InputAnswer], message: Message | None = None, *, ends: bool = False
+        self,
+        answers: Mapping[str, InputAnswer],
+        message: Message | None = None,
+        *,
+        ends: bool = False,
+        by: Principal | None = None,
     ) -> None:
-        principal = self._terms.principal
+        """`by`: whoever answers, if that is to be looked at; `ForbiddenResponder` when it is for somebody else."""
+        principal = by or self._terms.principal
+        if by is not None:
+            self._admit(by, [row.request for row in await self.waiting() if row.request.request_id in answers])
         body = DeliveryBody(kind="answer", answers=tuple(answers), message=message, principal=principal)
         delivery = self._delivery(body)
         given = [
@@ -179,6 +187,11 @@ class Stage:
         answered = await self._store.answer(answering, lambda row: resolved(row.request, row.status, row.answer))
         if answered.closed or message is not None:
             await self._turn(self._ref(delivery, "answer"))
+
+    def _admit(self, principal: Principal, requests: Sequence[InputRequest]) -> None:
+        for request in requests:
+            if not may_answer(request.responders, principal, self._terms.principal):
+                raise ForbiddenResponder
 
     async def edited(self, request: InputRequest, arguments: JsonObject) -> JsonObject:
         """Arguments that an approval changes, as they will run; `Invalid` when the tool does not take them."""
