@@ -50,11 +50,21 @@ def test_a_key_is_shown_once_with_the_entry_that_admits_it() -> None:
     [
         (("api-key", "bob,eve"), {}, "A key's name is made of letters"),
         (("worker",), {"PERDURE_HEARTBEAT_TIMEOUT": "soon"}, "PERDURE_HEARTBEAT_TIMEOUT: "),
+        (("dev", "--data-dir", "data"), {"PERDURE_MAX_INBOX": "0"}, "PERDURE_MAX_INBOX: "),
+        (("worker",), {"PERDURE_LOG_LEVEL": "loud"}, "PERDURE_LOG_LEVEL is debug, info, warning or error"),
         (("api", "--agents", "no_such:agent"), {}, "There is no module 'no_such'"),
         (("migrate",), {"PERDURE_DATABASE_URL": "oracle://x"}, "No store is known for oracle"),
         (("dev",), {"PERDURE_TEMPORAL_BIN": "no-such-program"}, "PERDURE_TEMPORAL_BIN names no-such-program"),
     ],
-    ids=["a bad name", "a bad setting", "no such agent", "no such store", "no such program"],
+    ids=[
+        "a bad name",
+        "a bad setting",
+        "a bad setting of dev",
+        "a bad level",
+        "no such agent",
+        "no such store",
+        "no such program",
+    ],
 )
 def test_an_error_is_one_sentence(
     tmp_path: Path, words: tuple[str, ...], environment: dict[str, str], sentence: str
