@@ -100,6 +100,27 @@ def test_a_command_in_a_wrong_folder_says_so_and_leaves_nothing(tmp_path: Path, 
     assert not nowhere.exists()
 
 
+@pytest.mark.parametrize("hiding", ["worker.py", "api/__init__.py", "workflows/__init__.py"])
+def test_a_module_of_the_authors_that_hides_one_of_ours_is_named(tmp_path: Path, hiding: str) -> None:
+    theirs = tmp_path / hiding
+    theirs.parent.mkdir(exist_ok=True)
+    theirs.touch()
+
+    # As `perdure dev` starts its parts: the folder that it was started in comes first.
+    ended = subprocess.run(
+        command("worker"),
+        cwd=tmp_path,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+    assert ended.returncode == 1
+    assert ended.stderr.startswith(f"perdure: {theirs} has the name of a module of Perdure's: rename it")
+
+
 def test_the_group_takes_the_folder_for_its_commands(tmp_path: Path) -> None:
     elsewhere = str(tmp_path / "elsewhere")
 

@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 Serve: TypeAlias = Callable[[Settings, asyncio.Event, asyncio.Event], Awaitable[None]]
 
 _SHIPPED = "perdure.shells"
+_CHECKOUT = Path(__file__).resolve().parents[2]
+_TOP = ("worker", "api", "activities", "workflows")
 # How often Temporal is asked again, and how often we say so.
 _RETRY = 1.0
 _REMINDER = 15
@@ -39,8 +41,23 @@ _GLANCE = 2.0
 
 def shell(name: str) -> ModuleType:
     """The shell's module of this name: as it was shipped, or from the checkout."""
-    shipped = find_spec(_SHIPPED) is not None
-    return importlib.import_module(f"{_SHIPPED}.{name}" if shipped else name)
+    if find_spec(_SHIPPED) is not None:
+        return importlib.import_module(f"{_SHIPPED}.{name}")
+    for top in _TOP:
+        _refuse_hidden(top)
+    return importlib.import_module(name)
+
+
+def _refuse_hidden(top: str) -> None:
+    """In a checkout the shells have common names, and modules of the folder that we were started in come first."""
+    spec = find_spec(top)
+    places = [spec.origin, *(spec.submodule_search_locations or ())] if spec else []
+    found = next(filter(None, places), None)
+    if found is None or Path(found).resolve() not in (_CHECKOUT / f"{top}.py", _CHECKOUT / top / "__init__.py"):
+        raise Misconfigured(
+            f"{found} has the name of a module of Perdure's: rename it, start in another folder, or install the "
+            "wheel (`make build`), which brings no module but `perdure`."
+        )
 
 
 def run(part: Literal["worker", "api"], settings: Settings, ready_file: Path | None = None) -> None:
