@@ -31,7 +31,7 @@ def blocks(page: str) -> list[str]:
 
 
 async def test_the_agents_of_the_authors_guide_work() -> None:
-    declared, asking, _, tested, asked = blocks("authoring.md")
+    declared, asking, _, _, tested, asked = blocks("authoring.md")
     names: dict[str, Any] = {}
 
     for block in (declared, asking, tested, asked):

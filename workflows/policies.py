@@ -18,7 +18,7 @@ class Policy:
 
 
 #: A model may think for a long time, but a worker that falls silent is noticed within the heartbeat.
-#: Ten tries with growing pauses outlast a provider's or a database's bad three minutes.
+#: Ten tries with growing pauses outlast two minutes without a database. A provider has fewer (harness/model_step.py).
 MODEL = Policy(
     start_to_close=timedelta(minutes=30),
     heartbeat=timedelta(seconds=5),

@@ -26,7 +26,8 @@ async def open_store(url: str, *, create: bool = True) -> Store:
     if url.startswith(("postgresql://", "postgres://")):
         return await _open_postgres(url)
     # Only the scheme: the rest may hold a password.
-    raise Misconfigured(f"No store is known for {urlsplit(url).scheme or 'an address without a scheme'}:")
+    scheme = urlsplit(url).scheme or "an address without a scheme"
+    raise Misconfigured(f"No store is known for {scheme}: write sqlite:///path, or postgresql://user@host/database.")
 
 
 def _open_sqlite(path: str, create: bool) -> Store:
