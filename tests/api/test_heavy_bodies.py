@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from api.body_reader import LARGE, MOST_VALUES, ValueCount
 from tests.api.asking import Waiting
-from tests.api.process import api_process
+from tests.api.process import ApiProcess, api_process
 from tests.api.served import URL, Api, serving
 
 #: Seconds that nobody waits longer than.
@@ -28,15 +28,20 @@ TOO_MANY = {
 
 
 async def posted(directory: Path, body: bytes) -> tuple[httpx2.Response, float]:
-    """The answer, and how many seconds others waited for theirs. Noise only makes that worse: the best try counts."""
+    """The answer, and how many seconds others waited for theirs."""
     async with api_process(directory) as api:
-        tries: list[float] = []
-        while True:
-            with api.watched() as watched:
-                answer = await api.http.post(URL, content=body)
-            tries.append(watched.longest)
-            if min(tries) < HELD_UP or len(tries) == 3:
-                return answer, min(tries)
+        return await watched_post(api, URL, body)
+
+
+async def watched_post(api: ApiProcess, path: str, body: bytes) -> tuple[httpx2.Response, float]:
+    """The same; a noisy machine only makes it worse, so the best try counts."""
+    tries: list[float] = []
+    while True:
+        with api.watched() as watched:
+            answer = await api.http.post(path, content=body)
+        tries.append(watched.longest)
+        if min(tries) < HELD_UP / 2 or len(tries) == 3:
+            return answer, min(tries)
 
 
 @pytest.mark.alone
@@ -71,6 +76,7 @@ async def test_a_message_of_commas_and_brackets_is_text(api: Api) -> None:
     assert answer.status_code == 202
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("many", "why"),
     [(15_000, "14985 more problems"), (90_000, "Expected 'arguments' to hold at most 20000 values.")],
@@ -80,13 +86,13 @@ async def test_arguments_that_do_not_fit_hold_nobody_up(tmp_path: Path, many: in
         session = await api.http.post(f"/agents/bursar{URL}", json={"message": "hi"})
         await Waiting(cast("Api", api), session.json()).ask("r")
         changed = {"amount": 1, **{f"unknown-{number}": number for number in range(many)}}
-        with api.watched() as taken:
-            answer = await api.http.post("/v1/inputs/r", json={"optionId": "approve", "arguments": changed})
+        body = orjson.dumps({"optionId": "approve", "arguments": changed})
+        answer, longest = await watched_post(api, "/v1/inputs/r", body)
 
     assert answer.status_code == 400
     assert answer.json()["error"].endswith(why)
     assert len(answer.content) < 2_000
-    assert max(taken) < 0.5
+    assert longest < HELD_UP / 2
 
 
 async def test_large_bodies_share_a_room(tmp_path: Path) -> None:
