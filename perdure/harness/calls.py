@@ -5,7 +5,7 @@ import json
 import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from pydantic_ai.messages import ModelResponse, ToolCallPart
 
@@ -44,8 +44,9 @@ class CallNames:
         for part in response.parts:
             if isinstance(part, ToolCallPart):
                 name = self.of(part.tool_call_id)
-                if name in names:
-                    name = f"{self._own(_usable(part.tool_call_id))}_{len(names)}"
+                own, number = self._own(_usable(part.tool_call_id)), len(names)
+                while name in names:
+                    name, number = f"{own}_{number}", number + 1
                 names.add(name)
                 part = replace(part, tool_call_id=name, tool_name=self.tool(part.tool_name))
             parts.append(part)
@@ -62,14 +63,23 @@ def _usable(call_id: str) -> str:
     return "call_" + hashlib.sha256(call_id.encode(errors="surrogatepass")).hexdigest()[:24]
 
 
-def summary(tool: str, arguments: Mapping[str, Any]) -> str:
-    """The call in a line, without what looks like a secret."""
-    shown = ", ".join(f"{name}={_shown(name, value)}" for name, value in arguments.items())
+def summary(tool: str, arguments: Mapping[str, Any], schema: Mapping[str, Any] | None = None) -> str:
+    """The call in a line, without what looks like a secret, or is one by the schema of the arguments."""
+    declared = (schema or {}).get("properties", {})
+    shown = ", ".join(f"{name}={_shown(name, value, declared.get(name))}" for name, value in arguments.items())
     return _cut(f"{tool}({shown})", _LONGEST)
 
 
-def _shown(name: str, value: Any) -> str:
-    if any(word in name.lower() for word in _SECRET):
+def _is_secret(declared: Any) -> bool:
+    """As pydantic says it of a `SecretStr`, alone or as one of several types."""
+    if not isinstance(declared, Mapping):
+        return False
+    known = cast("Mapping[str, Any]", declared)
+    return known.get("format") == "password" or any(_is_secret(each) for each in known.get("anyOf", ()))
+
+
+def _shown(name: str, value: Any, declared: Any) -> str:
+    if any(word in name.lower() for word in _SECRET) or _is_secret(declared):
         return "•••"
     # Nested values may hold secrets of their own; their size says enough.
     if isinstance(value, dict | list):

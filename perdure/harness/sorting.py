@@ -145,11 +145,14 @@ class Sorter:
         return CallRef(
             call_id=call.id,
             tool=call.tool,
-            summary=summary(call.tool, call.arguments) if self.settings.ui_detail == "on" else "",
+            summary=self._summary(call, tool) if self.settings.ui_detail == "on" else "",
             timeout=tool.timeout,
             heartbeat=self.settings.heartbeat_timeout,
             attempts=_ATTEMPTS + tool.retries,
         )
+
+    def _summary(self, call: Call, tool: Usable) -> str:
+        return summary(call.tool, call.arguments, tool.definition.parameters_json_schema)
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from pydantic import SecretStr
+from pydantic_ai.messages import ModelResponse, ToolCallPart
 from pydantic_ai.tools import RunContext
 from pydantic_ai.tools import Tool as ForeignTool
 from pydantic_ai.toolsets import FunctionToolset
 
 from perdure import Agent, InvalidDeclaration, ToolContext, tool
-from perdure.harness.calls import summary
+from perdure.harness.calls import CallNames, summary
 from perdure.harness.toolbox import open_toolbox
+from perdure.protocol.requests import Coordinates
 from perdure.testing import ScriptedModel, call, play
 
 from .stage import lab
@@ -63,6 +66,28 @@ def test_a_summary_is_short_and_keeps_secrets() -> None:
     assert "hunter2" not in shown
     assert shown.startswith('send(to="aaa')
     assert shown.endswith("…, api_key=•••, Password=•••, body={1})")
+
+
+@tool
+def unlock(door: str, pin: SecretStr, old_pin: SecretStr | None = None) -> str:
+    """Unlock."""
+    return door
+
+
+async def test_what_is_declared_as_a_secret_is_not_in_the_summary_of_a_call() -> None:
+    async with lab([call("unlock", door="north", pin="4711", old_pin="0815"), "Done."], unlock) as it:
+        (ref,) = await it.calls(await it.deliver("Go"))
+
+    assert ref.summary == 'unlock(door="north", pin=•••, old_pin=•••)'
+
+
+def test_calls_of_one_reply_never_share_an_id() -> None:
+    names = CallNames(Coordinates(session_id="s", turn=1, step=0), frozenset({"a"}), ())
+    parts = [ToolCallPart("act", "{}", tool_call_id=given) for given in ("a_1_0_2", "a", "a")]
+
+    applied = names.applied(ModelResponse(parts=parts))
+
+    assert len({each.tool_call_id for each in applied.tool_calls}) == 3
 
 
 def _where() -> Iterator[bool]:
