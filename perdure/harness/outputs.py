@@ -21,14 +21,19 @@ TOO_MANY = "TOOL_CALL_LIMIT_REACHED"
 def completed(result: Any, largest: int) -> Outcome:
     """The outcome of a tool that returned."""
     try:
-        output = _plain(result)
+        # Nobody else is served meanwhile, so what is not kept anyway is written once and never read again.
+        text = type(result) is str
+        encoded = result.encode() if text else to_json(result, inf_nan_mode="strings", bytes_mode="base64")
+        if len(encoded) > largest:
+            return Outcome(status="completed", output=_cut(encoded, largest))
+        output = result if text else from_json(encoded)
     except (PydanticSerializationError, ValueError, TypeError, RecursionError) as error:
         problem = described(error)
         raise Invalid(f"The tool returned a {type(result).__name__} that cannot be sent as JSON: {problem}") from None
     if deeper_than(output, DEEPEST):
         raise Invalid(f"The tool returned a {type(result).__name__} that is nested deeper than {DEEPEST} levels.")
     # What it returned is data, whatever it looks like: how the call went stands beside it.
-    return Outcome(status="completed", output=cut(output, largest))
+    return Outcome(status="completed", output=output)
 
 
 def failed(message: str, code: str = FAILED, status: str = "failed") -> Outcome:
@@ -60,14 +65,12 @@ def _denied(message: str) -> Outcome:
     return Outcome(status="rejected", output=told, is_error=True, error=told)
 
 
-def cut(output: Any, largest: int) -> Any:
+def cut(text: str, largest: int) -> str:
     """At most so many bytes of it, and an honest note when that is not all."""
-    encoded = output.encode() if isinstance(output, str) else to_json(output)
-    if len(encoded) <= largest:
-        return output
+    encoded = text.encode()
+    return text if len(encoded) <= largest else _cut(encoded, largest)
+
+
+def _cut(encoded: bytes, largest: int) -> str:
     kept = encoded[:largest].decode(errors="ignore")
     return f"{kept}… [output cut: {len(kept.encode())} of {len(encoded)} bytes kept]"
-
-
-def _plain(result: Any) -> Any:
-    return from_json(to_json(result, inf_nan_mode="strings", bytes_mode="base64"))

@@ -1,3 +1,4 @@
+import asyncio
 import itertools
 import threading
 from collections.abc import Iterator
@@ -114,6 +115,39 @@ async def test_a_lazy_result_is_made_outside_of_the_event_loop(declared: Any) ->
 
         (result,) = await it.told("action.result")
         assert result["result"]["output"] == [False, False, False]
+
+
+@tool
+def library() -> str:
+    """Return far more than is kept."""
+    return "é" * 40_000_000
+
+
+@tool
+def table() -> list[dict[str, int]]:
+    """Return far more than is kept."""
+    return [{"row": number} for number in range(600_000)]
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("declared", [library, table])
+async def test_a_result_that_is_cut_holds_nobody_up(declared: Any) -> None:
+    loop, pauses = asyncio.get_running_loop(), [0.0]
+
+    async def watch() -> None:
+        while True:
+            began = loop.time()
+            await asyncio.sleep(0.01)
+            pauses.append(loop.time() - began)
+
+    async with lab([call(declared.name), "Done."], declared) as it:
+        watching = asyncio.create_task(watch())
+        assert (await it.run_one()).status == "completed"
+        watching.cancel()
+
+        (result,) = await it.told("action.result")
+        assert "[output cut: 655" in result["result"]["output"]
+    assert max(pauses) < 1
 
 
 @tool
