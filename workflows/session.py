@@ -349,7 +349,8 @@ class SessionWorkflow:
         found = await self._note(names.REBUILD_SESSION, order, summary=f"rebuild: {rebuild.reason}", result=result)
         if found is None:
             return True
-        self._ending = rebuild.ends
+        # An operator may have decided meanwhile.
+        self._ending = self._ending or rebuild.ends
         try:
             self._state = self._state.rebuilt(load_session(found))
         except UnreadableState as unreadable:

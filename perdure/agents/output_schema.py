@@ -21,8 +21,10 @@ _MOST_VALUES = 5_000
 _DEEPEST = 100
 _MOST_PATTERNS = 50
 _LONGEST_PATTERN = 1_000
-#: What a pattern may take as a program; a repetition of a repetition grows quickly.
+#: What a pattern may take as a program, in bytes, and all of a schema together: a repetition of a repetition grows
+#: quickly, and while patterns are compiled nobody else is served.
 _LARGEST_PATTERN = 1_000_000
+_ALL_PATTERNS = 10_000_000
 #: Schemas that speak of one and the same value: alternatives, combinations, and what they refer to.
 _MOST_AT_ONCE = 2_000
 _MOST_REFERENCES = 50
@@ -69,8 +71,8 @@ def problem(schema: Schema) -> str | None:
 def _problem(text: str) -> str | None:
     schema = json.loads(text)
     try:
-        _Bounds(schema).check()
-        validator(schema)
+        patterns = _Bounds(schema).check()
+        validator(schema, min(_LARGEST_PATTERN, _ALL_PATTERNS // max(1, patterns)))
     except _Unfit as unfit:
         return str(unfit)
     except ValueError as error:
@@ -79,11 +81,11 @@ def _problem(text: str) -> str | None:
     return None
 
 
-def validator(schema: Schema) -> Any:
+def validator(schema: Schema, largest_pattern: int = _LARGEST_PATTERN) -> Any:
     """Raises ValueError when the schema is not valid. Patterns take linear time, and nothing is ever fetched."""
     import jsonschema_rs  # as late as this: most processes never see a schema
 
-    patterns = jsonschema_rs.RegexOptions(size_limit=_LARGEST_PATTERN, dfa_size_limit=_LARGEST_PATTERN)
+    patterns = jsonschema_rs.RegexOptions(size_limit=largest_pattern, dfa_size_limit=_LARGEST_PATTERN)
     return jsonschema_rs.validator_for(
         cast("dict[str, Any]", schema), pattern_options=patterns, offline=True, validate_formats=False
     )
@@ -97,11 +99,12 @@ class _Bounds:
         self._counted: dict[int, int] = {}
         self._following: set[int] = set()
 
-    def check(self) -> None:
+    def check(self) -> int:
+        """How many patterns it has."""
         if sum(1 for _ in _values(self._root)) > _MOST_VALUES:
             raise _Unfit(f"it has more than {_MOST_VALUES} values")
         schemas = list(self._schemas())
-        self._check_patterns(schemas)
+        patterns = self._patterns(schemas)
         for schema in schemas:
             if any(isinstance(schema.get(name), str | bool) for name in _MOVED):
                 raise _Unfit(f"{', '.join(_MOVED)} are not supported")
@@ -109,8 +112,9 @@ class _Bounds:
                 raise _Unfit("only the whole schema may have an $id")
             if self._at_once(schema, 0) > _MOST_AT_ONCE:
                 raise _Unfit(f"more than {_MOST_AT_ONCE} of its parts apply to one value")
+        return patterns
 
-    def _check_patterns(self, schemas: list[Schema]) -> None:
+    def _patterns(self, schemas: list[Schema]) -> int:
         patterns = {schema["pattern"] for schema in schemas if isinstance(schema.get("pattern"), str)}
         for schema in schemas:
             patterns.update(_mapping(schema.get("patternProperties")))
@@ -118,6 +122,7 @@ class _Bounds:
             raise _Unfit(f"it has more than {_MOST_PATTERNS} patterns")
         if any(len(pattern) > _LONGEST_PATTERN for pattern in patterns):
             raise _Unfit(f"a pattern is longer than {_LONGEST_PATTERN} characters")
+        return len(patterns)
 
     def _schemas(self) -> Iterator[Schema]:
         """Every schema in it, each once."""

@@ -67,6 +67,10 @@ UNUSABLE: dict[str, tuple[Any, str]] = {
     "a pattern that looks ahead": ({"pattern": "(?=a)b"}, "regex"),
     "a pattern that explodes": ({"pattern": "(a{1000}){1000}"}, "regex"),
     "a long pattern": ({"patternProperties": {"a" * 2_000: {}}}, "longer than"),
+    "many patterns that explode": (
+        {"allOf": [{"pattern": f"[\\p{{L}}\\p{{N}}{number}]{{19}}"} for number in range(50)]},
+        "regex",
+    ),
     "many patterns": ({"allOf": [{"pattern": f"a{number}"} for number in range(60)]}, "more than 50 patterns"),
     "large": ({"title": "x" * 70_000}, "larger than"),
     "many values": ({"enum": list(range(6_000))}, "more than 5000 values"),
