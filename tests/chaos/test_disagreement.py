@@ -201,6 +201,7 @@ async def test_a_store_restored_from_an_older_copy_is_noticed_and_the_operator_d
     kept = voice.cursor
     copy_store(own_world, tmp_path / "copy.db")
     assert await voice.say(lost.message) == lost.answer
+    await known_to_driver(own_world, voice.session_id, turns=2)
 
     restore_store(own_world, tmp_path / "copy.db")
 
@@ -331,6 +332,14 @@ async def test_a_cancel_holds_when_the_worker_comes_back_late(own_world: World, 
     types = kept_types(own_world, voice.session_id)
     assert ("turn.failed" in types, types.count("turn.cancelled")) == (False, 1)
     await own_world.check()
+
+
+async def known_to_driver(world: World, session_id: str, turns: int) -> None:
+    """Wait until the driver knows that so many turns are over: readers know it before."""
+    driver = (await world.stack.client()).get_workflow_handle(session_id)
+    async with asyncio.timeout(NOTICED):
+        while (await driver.query(names.DESCRIBE))["turn"] < turns:
+            await asyncio.sleep(0.02)
 
 
 async def attempt_timed_out(world: World, session_id: str) -> None:
