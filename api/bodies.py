@@ -211,7 +211,13 @@ def _input_response(value: Any) -> InputResponse:
 
 
 def parse_answer(request_id: str, fields: Fields) -> InputResponse:
-    """One answer, sent to its request's own address."""
+    """One answer, sent to its request's own address: where nothing is said, nothing is meant."""
+    # A denial cannot be taken back, and any answer that is not `approve` is one.
+    if unknown := sorted(fields.keys() - _RESPONSE - _RESPONSE_EXTENSIONS):
+        known = "'optionId', 'text', 'arguments' and 'reason'"
+        raise Invalid(f"Unknown field {_spelled(unknown[0])!r}; an answer has {known}.")
+    if fields.get("optionId") is None and fields.get("text") is None:
+        raise Invalid("Expected an 'optionId' ('approve' or 'deny' for an approval) or a 'text'.")
     for name in ("optionId", "text", "reason"):
         if not isinstance(fields.get(name, ""), str):
             raise Invalid(f"Expected '{name}' to be a string.")

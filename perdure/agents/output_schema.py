@@ -76,8 +76,10 @@ def _problem(text: str) -> str | None:
     except _Unfit as unfit:
         return str(unfit)
     except ValueError as error:
-        # A ValidationError of the library is one.
-        return _shown(getattr(error, "message", None) or str(error))
+        # A ValidationError of the library is one, and says where.
+        message = _shown(getattr(error, "message", None) or str(error))
+        path: list[str | int] = getattr(error, "instance_path", [])
+        return f"{message} (at {_shown(_place(path))})" if path else message
     return None
 
 

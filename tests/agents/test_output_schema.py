@@ -94,3 +94,11 @@ def test_another_one_is_refused_at_once(schema: Any, says: str) -> None:
     assert says in str(problem(schema))
 
     assert time.process_time() - began < 1
+
+
+def test_what_is_wrong_is_said_with_its_place() -> None:
+    found = problem({"type": "object", "properties": {"total": {"type": "nummber"}}})
+
+    assert found is not None
+    assert '"nummber"' in found
+    assert found.endswith("(at $.properties.total.type)")

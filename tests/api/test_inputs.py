@@ -168,6 +168,25 @@ async def test_a_responder_answers_without_owning_the_session(people: Api) -> No
     assert (row.answer.principal_id, session.signalled) == ("carol", [("answer", row.delivery_id)])
 
 
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({}, "Expected an 'optionId' ('approve' or 'deny' for an approval) or a 'text'."),
+        ({"reason": "too much"}, "Expected an 'optionId'"),
+        ({"option": "approve"}, "Unknown field 'option'; an answer has 'optionId', 'text', 'arguments' and 'reason'."),
+        ({"optionId": "approve", "Reason": "fine"}, "Unknown field 'Reason'"),
+    ],
+)
+async def test_a_slip_is_no_denial(people: Api, body: Any, says: str) -> None:
+    session = await waiting(people, "r", responders=FINANCE)
+
+    answer = await post(people, "r", body, CFO)
+
+    assert answer.status_code == 400
+    assert answer.json()["error"].startswith(says)
+    assert (await session.row("r")).status == "open"
+
+
 async def test_the_owner_of_the_session_sees_but_may_not_answer_what_is_for_others(people: Api) -> None:
     session = await waiting(people, "r", responders=FINANCE)
 
