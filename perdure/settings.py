@@ -60,23 +60,23 @@ class Settings(BaseSettings):
     trust_loopback: bool = False
 
     # Limits.
-    max_message_bytes: int = 1_048_576
-    max_file_bytes: int = 26_214_400
+    max_message_bytes: int = Field(default=1_048_576, ge=1)
+    max_file_bytes: int = Field(default=26_214_400, ge=1)
     # Which files a message may carry: `*/*`, or `image/*,application/pdf`. Empty: none.
     file_media_types: str = "*/*"
     # Whether files that messages name by URL may be fetched from private addresses, this machine's own among them.
     fetch_local_files: bool = False
-    max_body_bytes: int = 67_108_864
-    max_tool_output_bytes: int = 65_536
+    max_body_bytes: int = Field(default=67_108_864, ge=1)
+    max_tool_output_bytes: int = Field(default=65_536, ge=1)
     # Deliveries that may wait in one session; the next one is refused with 429.
     max_inbox: int = Field(default=100, ge=1, le=500)
     # A worker that says nothing for this long is taken for dead.
-    heartbeat_timeout: float = 5.0
+    heartbeat_timeout: float = Field(default=5.0, gt=0, le=600)
     # A provider that sends nothing for this long has failed, and is asked again.
-    model_silence: float = Field(default=120.0, gt=0)
+    model_silence: float = Field(default=120.0, gt=0, le=86_400)
 
     # Sessions that a worker keeps in memory; more than are busy at once.
-    cached_sessions: int = 200
+    cached_sessions: int = Field(default=200, ge=1)
     # Workflow tasks that a worker works on at once, of drivers and of turns each. They share one processor.
     concurrent_decisions: int = Field(default=4, ge=2)
 

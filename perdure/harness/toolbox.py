@@ -18,7 +18,7 @@ from pydantic_ai.usage import RunUsage
 from pydantic_core import to_json
 
 from perdure.agents.agent import FINAL_OUTPUT, Agent
-from perdure.agents.approval import CLOSED, OPEN, Gate
+from perdure.agents.approval import CLOSED, OPEN, Gate, seconds
 from perdure.agents.context import ToolContext
 from perdure.agents.signature import Arguments, problems
 from perdure.agents.tool import Effects, Tool
@@ -144,7 +144,7 @@ class _Foreign:
 
     @property
     def timeout(self) -> float:
-        return float(self.tool.tool_def.timeout or 300.0)
+        return _timeout(self.tool.tool_def)
 
     def read(self, arguments: JsonObject) -> Arguments:
         validated = self._validated(arguments)
@@ -178,7 +178,13 @@ async def _foreign(declared: object) -> list[Usable]:
     toolset = cast("AbstractToolset[Any]", declared)
     async with toolset:
         tools = await toolset.get_tools(_run(None))
+    for tool in tools.values():
+        _timeout(tool.tool_def)
     return [_Foreign(toolset, tool) for tool in tools.values()]
+
+
+def _timeout(definition: ToolDefinition) -> float:
+    return seconds(f"Tool {definition.name!r}: the timeout", definition.timeout or 300.0)
 
 
 def _run(context: ToolContext | None) -> RunContext[Any]:

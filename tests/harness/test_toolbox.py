@@ -61,6 +61,13 @@ async def test_a_name_may_not_come_twice_across_both_kinds() -> None:
         await open_toolbox(Agent("mixed", tools=[own, ForeignTool(foreign)]))
 
 
+async def test_their_time_limits_are_such_as_can_be_kept() -> None:
+    endless = ForeignTool(foreign, timeout=float("inf"))
+
+    with pytest.raises(InvalidDeclaration, match="Tool 'foreign': the timeout is a number of seconds"):
+        await open_toolbox(Agent("mixed", tools=[endless]))
+
+
 def test_a_summary_is_short_and_keeps_secrets() -> None:
     shown = summary("send", {"to": "a" * 100, "api_key": "hunter2", "Password": 1, "body": {"token": "hunter2"}})
 
