@@ -1,6 +1,7 @@
 """The command line. What a command needs is imported inside it, so that each starts quickly."""
 
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -46,11 +47,13 @@ def main(words: Sequence[str] | None = None) -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except PerdureError as error:
-        _refuse(error.message)
+        place = _place(error)
+        _refuse(f"{error.message} ({place})" if place else error.message)
     except Exception as error:
         if _debugging():
             raise
-        _refuse(f"{_told(error)} (PERDURE_LOG_LEVEL=debug shows where)")
+        place = _place(error)
+        _refuse(f"{_told(error)} ({f'{place}; ' if place else ''}PERDURE_LOG_LEVEL=debug shows where)")
 
 
 @app.command()
@@ -253,6 +256,22 @@ def _told(error: Exception) -> str:
     """An exception as one line."""
     first, _, _ = str(error).partition("\n")
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def _place(error: Exception) -> str | None:
+    """The line of the author's modules that raised it, if it was raised while they were loaded."""
+    from perdure.agents import registry
+
+    frames = traceback.extract_tb(error.__traceback__)
+    loaded = max((number for number, frame in enumerate(frames) if frame.filename == registry.__file__), default=None)
+    if loaded is None:
+        return None
+    here, ours = Path.cwd(), Path(__file__).parent
+    for frame in reversed(frames[loaded + 1 :]):
+        file = Path(frame.filename)
+        if file.is_relative_to(here) and not file.is_relative_to(ours) and "site-packages" not in file.parts:
+            return f"{file.relative_to(here)}, line {frame.lineno}"
+    return None
 
 
 def _refuse(sentence: str) -> None:

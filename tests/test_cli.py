@@ -77,6 +77,33 @@ def test_an_error_is_one_sentence(
 
 
 @pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("agent = Agnet('x')", "NameError: name 'Agnet' is not defined (mine.py, line 3; PERDURE_LOG_LEVEL="),
+        ("agent = Agent('My Agent')", "The agent name 'My Agent' will not do: "),
+        ("@tool(effects='sometimes')\ndef f() -> None: ...", "Tool 'f': effects are "),
+    ],
+)
+def test_a_mistake_in_the_authors_module_is_said_with_its_line(tmp_path: Path, line: str, sentence: str) -> None:
+    (tmp_path / "mine.py").write_text(f"from perdure import Agent, tool\n\n{line}\n")
+
+    ended = subprocess.run(
+        command("dev", "--agents", "mine:agent"),
+        cwd=tmp_path,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+    assert ended.returncode == 1
+    assert ended.stderr.startswith(f"perdure: {sentence}")
+    assert "(mine.py, line 3" in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
     "words",
     [
         ("sessions",),

@@ -68,7 +68,10 @@ def load_agents(spec: str, model: str | None = None) -> AgentRegistry:
 def _load(reference: str) -> list[Agent]:
     module_name, colon, attribute = reference.partition(":")
     if not (module_name and colon and attribute):
-        raise InvalidDeclaration(f"{reference!r} does not name an agent; write `package.module:attribute`.")
+        example = f"{module_name.removesuffix('.py') or 'package.module'}:{attribute or 'agent'}"
+        raise InvalidDeclaration(
+            f"{reference!r} does not name an agent; write `module:attribute`, `{example}` for one."
+        )
     if module_name.endswith(".py") or "/" in module_name:
         path = module_name.removesuffix(".py").removeprefix("./").replace("/", ".")
         raise InvalidDeclaration(f"{reference!r} names a file; write the module's name, `{path}:{attribute}`.")

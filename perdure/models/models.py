@@ -1,5 +1,6 @@
 """All the models that a deployment can name."""
 
+import re
 from collections.abc import Iterable
 
 from pydantic_ai.models import infer_model
@@ -11,6 +12,8 @@ from .base import Model
 from .demo import DemoModel
 from .failures import failure
 from .provider import ProviderModel
+
+_VARIABLE = re.compile(r"`([A-Z][A-Z0-9_]+)` environment variable")
 
 
 class Models:
@@ -26,8 +29,7 @@ class Models:
             try:
                 self.model(agent.model or DEMO)
             except ModelFailed as failed:
-                why = f" {failed.reason}" if failed.reason else ""
-                raise Misconfigured(f"Agent {agent.name!r}: {failed.message}{why}") from None
+                raise Misconfigured(f"Agent {agent.name!r}: {failed.message} {_advice(failed)}".rstrip()) from None
 
     def model(self, name: str) -> Model:
         if name not in self._models:
@@ -36,3 +38,10 @@ class Models:
             except Exception as error:
                 raise failure(name, error) from error
         return self._models[name]
+
+
+def _advice(failed: ModelFailed) -> str:
+    """What to do about it. pydantic-ai also advises what is done in Python code, which is not how it is done here."""
+    reason = failed.reason or ""
+    missing = _VARIABLE.search(reason)
+    return f"Set {missing[1]}, or let `{DEMO}` answer, which needs no key." if missing else reason

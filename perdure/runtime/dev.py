@@ -59,7 +59,9 @@ def run(options: DevOptions, say: Callable[[str], None]) -> None:
     check_level(options.log_level)
     settings = Settings()
     agents = load_agents(options.agents or settings.agents, settings.model)
-    asyncio.run(Dev(options, say, agents).run())
+    # As the API decides: see `is_development` there.
+    keyed = bool(settings.api_keys or settings.jwt_issuer) and not settings.trust_loopback
+    asyncio.run(Dev(options, say, agents, keyed=keyed).run())
 
 
 def kill(data_dir: Path, part: str) -> str:
@@ -94,8 +96,12 @@ def _is_owned(data_dir: Path) -> bool:
 class Dev:
     """One run of `perdure dev`."""
 
-    def __init__(self, options: DevOptions, say: Callable[[str], None], agents: Iterable[Agent] = ()) -> None:
+    def __init__(
+        self, options: DevOptions, say: Callable[[str], None], agents: Iterable[Agent] = (), *, keyed: bool = False
+    ) -> None:
         self._options = options
+        # What callers have to add, where the API asks for a key.
+        self._key = " -H 'authorization: Bearer YOUR_KEY'" if keyed else ""
         self._say = say
         self._agents = tuple(agents)
         self._data = options.data_dir.absolute()
@@ -164,7 +170,7 @@ class Dev:
             loop.add_signal_handler(number, interrupt)
 
     def _welcome(self) -> str:
-        url = self._options.url
+        url, key = self._options.url, self._key
         return f"""
 Perdure is ready.
 
@@ -176,8 +182,8 @@ Perdure is ready.
 
 Say hello, then watch the session that answers (put its sessionId into the second line):
 
-  curl -s {url}/eve/v1/session -H 'content-type: application/json' -d '{{"message": "hello"}}'
-  curl -sN {url}/eve/v1/session/SESSION_ID/stream
+  curl -s {url}/eve/v1/session{key} -H 'content-type: application/json' -d '{{"message": "hello"}}'
+  curl -sN {url}/eve/v1/session/SESSION_ID/stream{key}
 
 Ctrl-C ends everything; the sessions are here again at the next start.
 """

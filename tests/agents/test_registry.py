@@ -38,7 +38,7 @@ def test_a_default_model_is_for_those_that_name_none(project: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "complaint"),
     [
-        ("shop_of_tests", "does not name an agent"),
+        ("shop_of_tests", "does not name an agent; write `module:attribute`, `shop_of_tests:agent` for one"),
         ("no_such_shop:one", "no module 'no_such_shop' .*, neither in /.* nor installed; start in the folder"),
         ("shop_of_tests.py:one", "names a file; write the module's name, `shop_of_tests:one`"),
         ("./shops/of_tests.py:one", "write the module's name, `shops.of_tests:one`"),

@@ -16,9 +16,14 @@ from perdure.settings import Settings
         ({"deployment": "shop"}, "set both, or neither"),
         ({"build_id": "7"}, "set both, or neither"),
         ({"model": "no-such-provider:x"}, "Agent 'demo': .*no-such-provider"),
+        ({"model": "anthropic:x"}, "Agent 'demo': .* cannot be used. Set ANTHROPIC_API_KEY, or let `demo` answer"),
     ],
 )
-async def test_a_worker_that_cannot_work_does_not_start(settings: Any, advice: str, tmp_path: Path) -> None:
+async def test_a_worker_that_cannot_work_does_not_start(
+    settings: Any, advice: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
+
     with pytest.raises(Misconfigured, match=advice):
         async with composition.serving(Settings(data_dir=tmp_path, **settings)):
             pass
