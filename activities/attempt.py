@@ -8,9 +8,9 @@ from datetime import timedelta
 from uuid import uuid4
 
 from temporalio import activity
-from temporalio.exceptions import ApplicationError
+from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
-from perdure.errors import NeedsAttention, PerdureError, TokenConflict
+from perdure.errors import NeedsAttention, PerdureError, TokenConflict, ToolFailed, TurnCancelled
 from perdure.protocol import names
 from perdure.store.base import Attempt
 
@@ -19,6 +19,10 @@ log = logging.getLogger("perdure.activities")
 #: A worker that cannot serve a session hands it back at once, this often: others get their turn within a few seconds.
 #: Then the turn is held by its driver, which starts it again later.
 HANDED_BACK = 6
+
+#: The SDK logs a traceback of every failure but these: a cancel is none, and what a tool raised is in our log.
+_ORDINARY = (TurnCancelled, ToolFailed)
+_UNSPECIFIED = ApplicationErrorCategory.UNSPECIFIED
 
 _FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 60.0
@@ -85,6 +89,7 @@ def _application_error(error: PerdureError) -> ApplicationError:
         type=error.code,
         non_retryable=not _again(error),
         next_retry_delay=_pause(error),
+        category=ApplicationErrorCategory.BENIGN if isinstance(error, _ORDINARY) else _UNSPECIFIED,
     )
 
 

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 from temporalio.api.failure.v1 import Failure
-from temporalio.exceptions import ApplicationError
+from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from temporalio.testing import ActivityEnvironment
 
 from activities.attempt import HANDED_BACK, attempt
@@ -100,6 +100,16 @@ async def test_other_errors_are_tried_again_as_they_say(error: PerdureError, aga
 
     assert report.non_retryable is not again
     assert report.details[0]["held"] is False
+
+
+async def test_a_cancel_and_what_a_tool_raised_are_no_faults_to_the_engine() -> None:
+    benign = [error for error in (TurnCancelled(), ToolFailed(), Unavailable(), Invalid()) if await is_benign(error)]
+
+    assert [type(error) for error in benign] == [TurnCancelled, ToolFailed]
+
+
+async def is_benign(error: PerdureError) -> bool:
+    return (await failing(error)).category is ApplicationErrorCategory.BENIGN
 
 
 async def test_an_error_of_no_known_kind_is_reported_by_its_name_and_logged_under_an_id(
