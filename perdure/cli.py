@@ -153,7 +153,7 @@ def cancel(
     """Stop the turn that a session runs, or withdraw what it waits for."""
     from perdure.runtime import operate
 
-    typer.echo(operate.cancel(_settings(data_dir=data_dir or context.obj), session, turn))
+    typer.echo(operate.cancel(_operating(data_dir or context.obj), session, turn))
 
 
 @session_commands.command()
@@ -172,7 +172,7 @@ def repair(
     chosen = [how for how, is_chosen in (("retry", retry), ("rebuild", rebuild), ("fail", fail)) if is_chosen]
     match chosen:
         case ["retry" | "rebuild" | "fail" as how]:
-            typer.echo(operate.repair(_settings(data_dir=data_dir or context.obj), session, how, sure=yes))
+            typer.echo(operate.repair(_operating(data_dir or context.obj), session, how, sure=yes))
         case _:
             raise typer.BadParameter("choose one of --retry, --rebuild and --fail")
 
@@ -187,7 +187,7 @@ def reconcile(
     """Compare the store and Temporal, start what has no workflow, and say what was found."""
     from perdure.runtime import operate
 
-    for line in operate.reconcile(_settings(data_dir=data_dir or context.obj), end_orphans=end_orphans, sure=yes):
+    for line in operate.reconcile(_operating(data_dir or context.obj), end_orphans=end_orphans, sure=yes):
         typer.echo(line)
 
 
@@ -241,6 +241,17 @@ def _settings(**given: Any) -> "Settings":
         first = error.errors()[0]
         name = "_".join(str(part) for part in first["loc"]).upper()
         raise Invalid(f"PERDURE_{name}: {first['msg']}.") from None
+
+
+def _operating(data_dir: Path | None) -> "Settings":
+    """The settings for what needs Temporal: a store belongs to one, and another one would start its sessions twice."""
+    from perdure.runtime.dev import temporal_of
+
+    settings = _settings(data_dir=data_dir)
+    if "temporal_address" in settings.model_fields_set:
+        return settings
+    known = temporal_of(settings.data_dir)
+    return settings.model_copy(update={"temporal_address": known}) if known else settings
 
 
 def _debugging() -> bool:

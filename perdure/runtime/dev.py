@@ -23,6 +23,7 @@ from .supervisor import Part, Supervisor
 # How long a port may stay busy: after a `kill -9` of the one before us its children take a moment to die.
 _PORT_PATIENCE = 2.0
 _KILLABLE = ("worker", "api")
+_ADDRESS = "temporal.ready"
 
 
 class Occupied(Conflict):
@@ -78,6 +79,11 @@ def kill(data_dir: Path, part: str) -> str:
     return f"Killed the {part}, process {content}."
 
 
+def temporal_of(data_dir: Path) -> str | None:
+    """Where the Temporal of the `perdure dev` listens that runs on this folder, if one does."""
+    return _content(data_dir / _ADDRESS) if _is_owned(data_dir) else None
+
+
 def _is_owned(data_dir: Path) -> bool:
     """Whether another process owns the data directory."""
     try:
@@ -121,6 +127,7 @@ class Dev:
     async def _work(self) -> None:
         await self._free_ports()
         await self._supervisor.start(self._temporal(), Part("migration", command("migrate"), None, self._environment()))
+        (self._data / _ADDRESS).write_text(self._server().address)
         await self._supervisor.start(self._part("worker"), self._part("api"))
         self._say(self._welcome())
         await self._supervisor.keep()

@@ -120,8 +120,23 @@ def test_nobody_else_may_read_its_files(running: Dev) -> None:
     files = (running.data, *running.data.rglob("*"))
     open_to_others = [path for path in files if path.stat().st_mode & 0o077]
 
-    # A process id is no secret.
+    # A process id and an address are no secrets.
     assert [path for path in open_to_others if path.suffix != ".ready"] == []
+
+
+def test_an_operators_commands_find_its_temporal(start_dev: DevFactory) -> None:
+    dev = start_dev().ready()
+
+    said = subprocess.run(
+        command("sessions", "reconcile", "--data-dir", str(dev.data)),
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+
+    assert said.stdout == "The store and Temporal agree.\n", said.stderr
 
 
 def test_temporal_is_given_none_of_our_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
