@@ -17,6 +17,15 @@ def test_every_setting_is_documented(name: str) -> None:
     assert f"PERDURE_{name.upper()}" in (ROOT / "docs" / "settings.md").read_text()
 
 
+def test_every_patch_is_documented() -> None:
+    code = "".join(path.read_text() for path in (ROOT / "workflows").glob("*.py"))
+    guarded = set(re.findall(r"workflow\.patched\(\"([^\"]+)\"\)", code))
+    table = (ROOT / "docs" / "deploying.md").read_text().partition("### Patches")[2].partition("\n## ")[0]
+
+    assert guarded
+    assert guarded == set(re.findall(r"^\| `([a-z-]+)` \| (?:driver|turn) \| \d{4}-\d\d-\d\d \| ", table, re.MULTILINE))
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", page.read_text())
