@@ -18,7 +18,8 @@ class Policy:
 
 
 #: A model may think for a long time, but a worker that falls silent is noticed within the heartbeat.
-#: Ten tries with growing pauses outlast two minutes without a database. A provider has fewer (harness/model_step.py).
+#: Ten tries with growing pauses outlast two minutes in which workers die, or without a database; so do those of a tool.
+#: A provider has fewer (harness/model_step.py).
 MODEL = Policy(
     start_to_close=timedelta(minutes=30),
     heartbeat=timedelta(seconds=5),
@@ -61,7 +62,7 @@ def tool(call: CallRef) -> Policy:
         retry=RetryPolicy(
             initial_interval=timedelta(milliseconds=200),
             backoff_coefficient=2.0,
-            maximum_interval=timedelta(seconds=10),
+            maximum_interval=timedelta(seconds=30),
             maximum_attempts=call.attempts,
         ),
     )

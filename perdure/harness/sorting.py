@@ -27,8 +27,8 @@ from .offer import Offer
 from .questions import ASK_QUESTION, read_question
 from .toolbox import InvalidArguments, Usable
 
-#: Tries that the engine has for a call whose worker died, beside the tool's own retries.
-_ATTEMPTS = 6
+#: Tries that the engine has for a call whose worker died, beside the tool's own retries: as many as for a model call.
+_ATTEMPTS = 10
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,7 @@ async def test_calls_come_back_with_the_bounds_of_their_tool() -> None:
     async with lab([["Rolling.", call("roll", sides=8)]], roll) as it:
         (ref,) = await it.calls(await it.deliver("Roll"))
 
-        assert (ref.tool, ref.summary, ref.timeout, ref.attempts) == ("roll", "roll(sides=8)", 300.0, 6)
+        assert (ref.tool, ref.summary, ref.timeout, ref.attempts) == ("roll", "roll(sides=8)", 300.0, 10)
         assert (await it.types())[-2:] == ["message.completed", "actions.requested"]
         (actions,) = await it.told("actions.requested")
         assert actions["actions"] == [

@@ -288,7 +288,7 @@ async def test_retries_are_the_engines_until_the_last() -> None:
 
     async with lab([call("act")], act) as it:
         (ref,) = await it.calls(await it.deliver("Go"))
-        assert ref.attempts == 8
+        assert ref.attempts == 12
         for number in (1, 2):
             with pytest.raises(ToolFailed, match=r"^The tool raised ValueError\.$"):
                 await it.tool(ref, generation=number)
