@@ -5,7 +5,7 @@ from perdure.protocol.events import Event, EventType, NewEvent, Usage
 from perdure.protocol.inputs import InputAnswer, InputRequest, as_requested
 from perdure.protocol.principals import Principal
 
-from .base import DeliveryRow, InputRow, NewDelivery, NewRecord, NewSession, Record, SessionRow, Slot
+from .base import DeliveryRow, InputRow, NewDelivery, NewRecord, NewSession, Record, SessionRow, SessionStatus, Slot
 from .codec import decode, decode_some, encode, encode_some, printable
 from .port import Row, Value
 
@@ -15,7 +15,7 @@ def session(row: Row) -> SessionRow:
         session_id=row["session_id"],
         agent=row["agent"],
         mode=row["mode"],
-        status=row["status"],
+        status=_status(row),
         principal=Principal.model_validate(decode(row["principal"])),
         capabilities=Capabilities.model_validate(decode(row["capabilities"])),
         created_at=row["created_at"],
@@ -37,6 +37,13 @@ def session(row: Row) -> SessionRow:
         attention=decode_some(row["attention"]),
         untold=row["untold"],
     )
+
+
+def _status(row: Row) -> SessionStatus:
+    """How the session stands. Builds of old let an attempt that woke after its end say that it goes on."""
+    if row["closed_at"] is None or row["status"] in ("completed", "failed"):
+        return row["status"]
+    return "completed" if row["error"] is None else "failed"
 
 
 def new_session(session: NewSession, now: str) -> dict[str, Value]:

@@ -1,9 +1,11 @@
 """The suite runs once for each store."""
 
+import sqlite3
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, LiteralString, TypeAlias
 
+import psycopg
 import pytest
 
 from perdure.store.base import Store
@@ -14,12 +16,40 @@ from tests.store import given
 OpenStore: TypeAlias = Callable[[], Awaitable[Store]]
 
 
+class Database:
+    """The database behind the store's back."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+
+    def run(self, statement: LiteralString) -> list[Any]:
+        if self._url.startswith("sqlite"):
+            connection = sqlite3.connect(self._url.removeprefix("sqlite:///"), isolation_level=None)
+            try:
+                return connection.execute(statement).fetchall()
+            finally:
+                connection.close()
+        with psycopg.connect(self._url, autocommit=True) as connection:
+            cursor = connection.execute(statement)
+            return cursor.fetchall() if cursor.description else []
+
+    def tables(self) -> list[str]:
+        if self._url.startswith("sqlite"):
+            return sorted(name for (name,) in self.run("SELECT name FROM sqlite_master WHERE type = 'table'"))
+        return sorted(name for (name,) in self.run("SELECT tablename FROM pg_tables WHERE schemaname = 'public'"))
+
+
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """The address of an empty database."""
     if request.param == "postgres":
         return request.getfixturevalue("postgres_url")
     return f"sqlite:///{tmp_path / 'perdure.db'}"
+
+
+@pytest.fixture
+def database(url: str) -> Database:
+    return Database(url)
 
 
 @pytest.fixture

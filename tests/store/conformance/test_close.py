@@ -7,8 +7,9 @@ import pytest
 
 from perdure.errors import SessionGone, Superseded
 from perdure.protocol.events import EventType, NewEvent
-from perdure.store.base import Accepted, Answered, Commit, Hold, SessionChange, Store
+from perdure.store.base import Accepted, Answered, Commit, Hold, SessionChange, SessionQuery, SessionStatus, Store
 from tests.store import given
+from tests.store.conformance.conftest import Database
 from tests.store.given import answer, answering, closing, says
 
 
@@ -104,6 +105,19 @@ async def test_nothing_follows_the_end(store: Store, late: Commit) -> None:
     assert await given.keys(store) == ["session/completed"]
     assert (await given.read_session(store)).status == "completed"
     assert await store.records("s") == []
+
+
+@pytest.mark.parametrize("status", ["completed", "failed"])
+async def test_a_session_that_was_brought_back_after_its_end_is_over(
+    store: Store, database: Database, status: SessionStatus
+) -> None:
+    error = {"code": "GONE"} if status == "failed" else None
+    await store.commit(replace(closing(), change=SessionChange(status=status, error=error)))
+    # As builds of old let an attempt do it that woke late.
+    database.run("UPDATE sessions SET status = 'running'")
+
+    assert (await given.read_session(store)).status == status
+    assert [row.status for row in (await store.sessions(SessionQuery())).sessions] == [status]
 
 
 async def test_other_sessions_keep_what_they_have(store: Store) -> None:

@@ -1,43 +1,12 @@
 import asyncio
-import sqlite3
 from collections.abc import Sequence
-from typing import Any, LiteralString
 
-import psycopg
 import pytest
 
 from perdure.errors import SchemaOutdated, SchemaUnknown
 from perdure.store import sql
 from perdure.store.base import SessionQuery, Store
-from tests.store.conformance.conftest import OpenStore
-
-
-class Database:
-    """The database behind the store's back."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-
-    def run(self, statement: LiteralString) -> list[Any]:
-        if self._url.startswith("sqlite"):
-            connection = sqlite3.connect(self._url.removeprefix("sqlite:///"), isolation_level=None)
-            try:
-                return connection.execute(statement).fetchall()
-            finally:
-                connection.close()
-        with psycopg.connect(self._url, autocommit=True) as connection:
-            cursor = connection.execute(statement)
-            return cursor.fetchall() if cursor.description else []
-
-    def tables(self) -> list[str]:
-        if self._url.startswith("sqlite"):
-            return sorted(name for (name,) in self.run("SELECT name FROM sqlite_master WHERE type = 'table'"))
-        return sorted(name for (name,) in self.run("SELECT tablename FROM pg_tables WHERE schemaname = 'public'"))
-
-
-@pytest.fixture
-def database(url: str) -> Database:
-    return Database(url)
+from tests.store.conformance.conftest import Database, OpenStore
 
 
 async def test_an_empty_database_must_be_migrated_first(open_another: OpenStore) -> None:
