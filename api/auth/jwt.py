@@ -13,6 +13,7 @@ from joserfc.jws import extract_compact
 
 from perdure.errors import PerdureError, Unauthenticated, Unavailable
 from perdure.protocol.principals import Principal
+from perdure.text import whole
 
 from . import Credentials
 
@@ -130,8 +131,9 @@ class Jwt:
             log.info("a bearer token was refused: %s", getattr(error, "error", type(error).__name__))
             raise _invalid() from None
         subject = claims["sub"]
-        if not isinstance(subject, str) or not subject.isprintable() or not subject:
-            # It becomes part of keys in the store, which takes no NUL and no half of a character.
+        if not isinstance(subject, str) or not subject or "\0" in subject or whole(subject) != subject:
+            # It becomes part of keys in the store, which takes no NUL and no half of a character. All else is a name,
+            # also what is not printed (a joiner, a wide space): sessions may belong to it.
             raise _invalid()
         return Principal(
             principal_id=subject,

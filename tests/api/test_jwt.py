@@ -285,6 +285,15 @@ async def test_keys_that_come_late_are_used(provider: Provider) -> None:
     assert provider.asked == 2
 
 
+@pytest.mark.parametrize("subject", ["می\u200cخواهم", "山田\u3000花子", "ada\u00a0b"])
+async def test_a_subject_with_more_than_letters_is_somebody(guarded: Guarded, subject: str) -> None:
+    token = guarded.provider.token(sub=subject)
+
+    answer = await guarded.api.http.post(URL, json={"message": "hi"}, headers={"authorization": f"Bearer {token}"})
+
+    assert answer.status_code == 202
+
+
 @pytest.mark.parametrize("claims", [{"sub": "\ud800"}, {"sub": "a\0b"}])
 async def test_a_subject_that_is_no_text_is_nobody(guarded: Guarded, claims: dict[str, Any]) -> None:
     token = guarded.provider.token(**claims)
