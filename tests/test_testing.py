@@ -141,6 +141,19 @@ async def test_a_play_knows_who_may_answer_and_how_many_must_agree() -> None:
     assert (played.pending, played.text) == ((), "Paid.")
 
 
+async def test_a_play_counts_a_service_and_a_user_of_one_name_as_two() -> None:
+    asks = tool(name="pay", approval="always", responders=responders.role("boss", quorum=2))(pay.function)
+    model = ScriptedModel([call("pay", amount=5), "Paid."])
+    played = await play(Agent("bank", tools=[asks]), "Pay", model=model)
+    user = somebody("ada", "boss")
+
+    played = await played.answer("pay", "approve", by=user)
+    assert [asked.tool for asked in played.pending] == ["pay"]
+    played = await played.answer("pay", "approve", by=user.model_copy(update={"authenticator": "api-key"}))
+
+    assert (played.pending, played.text) == ((), "Paid.")
+
+
 async def test_answers_may_come_one_after_the_other() -> None:
     model = ScriptedModel([[call("pay", amount=1), call("pay", amount=2)], "Done."])
 

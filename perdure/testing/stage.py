@@ -179,10 +179,8 @@ class Stage:
             self._admit(by, [row.request for row in await self.waiting() if row.request.request_id in answers])
         body = DeliveryBody(kind="answer", answers=tuple(answers), message=message, principal=principal)
         delivery = self._delivery(body)
-        given = [
-            Vote(request_id, answer.model_copy(update={"principal_id": principal.principal_id}), ends)
-            for request_id, answer in answers.items()
-        ]
+        whose = {"principal_id": principal.principal_id, "owner": principal.owner}
+        given = [Vote(request_id, answer.model_copy(update=whose), ends) for request_id, answer in answers.items()]
         answering = Answering(SESSION, given, delivery, always=message is not None)
         answered = await self._store.answer(answering, lambda row: resolved(row.request, row.status, row.answer))
         if answered.closed or message is not None:
