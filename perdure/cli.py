@@ -250,8 +250,12 @@ def _operating(data_dir: Path | None) -> "Settings":
     settings = _settings(data_dir=data_dir)
     if "temporal_address" in settings.model_fields_set:
         return settings
-    known = temporal_of(settings.data_dir)
-    return settings.model_copy(update={"temporal_address": known}) if known else settings
+    known = temporal_of(settings)
+    if known is None:
+        return settings
+    # Whatever cloud the environment speaks of: this server has one namespace, and asks for no key.
+    plain = {"temporal_namespace": "default", "temporal_tls": False, "temporal_api_key": None}
+    return settings.model_copy(update={"temporal_address": known, **plain})
 
 
 def _debugging() -> bool:

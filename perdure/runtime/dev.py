@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import fcntl
+import hashlib
 import os
 import signal
 import socket
@@ -79,9 +80,23 @@ def kill(data_dir: Path, part: str) -> str:
     return f"Killed the {part}, process {content}."
 
 
-def temporal_of(data_dir: Path) -> str | None:
-    """Where the Temporal of the `perdure dev` listens that runs on this folder, if one does."""
-    return _content(data_dir / _ADDRESS) if _is_owned(data_dir) else None
+def temporal_of(settings: Settings) -> str | None:
+    """Where the Temporal of the `perdure dev` listens that runs on this folder with this store, if one does."""
+    if not _is_owned(settings.data_dir):
+        return None
+    address, _, store = (_content(settings.data_dir / _ADDRESS) or "").partition("\n")
+    return address if address and store == _store_of(settings) else None
+
+
+def keep_temporal(settings: Settings, address: str) -> None:
+    """Write down where the Temporal of this folder and this store listens."""
+    (settings.data_dir / _ADDRESS).write_text(f"{address}\n{_store_of(settings)}")
+
+
+def _store_of(settings: Settings) -> str:
+    """Which store it is, without the password that its address may hold."""
+    url = settings.database_url.get_secret_value() if settings.database_url else ""
+    return hashlib.sha256(url.encode()).hexdigest()
 
 
 def _is_owned(data_dir: Path) -> bool:
@@ -125,9 +140,11 @@ class Dev:
                 await self._supervisor.stop()
 
     async def _work(self) -> None:
+        # Of an earlier run, perhaps on another port.
+        (self._data / _ADDRESS).unlink(missing_ok=True)
         await self._free_ports()
         await self._supervisor.start(self._temporal(), Part("migration", command("migrate"), None, self._environment()))
-        (self._data / _ADDRESS).write_text(self._server().address)
+        keep_temporal(Settings(data_dir=self._data), self._server().address)
         await self._supervisor.start(self._part("worker"), self._part("api"))
         self._say(self._welcome())
         await self._supervisor.keep()

@@ -9,10 +9,12 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
+from pydantic import SecretStr
 
-from perdure.runtime.dev import Occupied, kill
+from perdure.runtime.dev import Occupied, keep_temporal, kill, owned, temporal_of
 from perdure.runtime.devserver import binary, listens
 from perdure.runtime.processes import command
+from perdure.settings import Settings
 from tests.support.processes import Process, clean_environment, free_port, wait_until
 from tests.support.talk import Talk, text
 
@@ -129,7 +131,7 @@ def test_an_operators_commands_find_its_temporal(start_dev: DevFactory) -> None:
 
     said = subprocess.run(
         command("sessions", "reconcile", "--data-dir", str(dev.data)),
-        env=clean_environment(),
+        env={**clean_environment(), "PERDURE_TEMPORAL_NAMESPACE": "of-another-temporal"},
         capture_output=True,
         text=True,
         check=False,
@@ -137,6 +139,19 @@ def test_an_operators_commands_find_its_temporal(start_dev: DevFactory) -> None:
     )
 
     assert said.stdout == "The store and Temporal agree.\n", said.stderr
+
+
+def test_whoever_looks_after_another_store_is_not_led_to_it(tmp_path: Path) -> None:
+    folder = Settings(data_dir=tmp_path)
+    elsewhere = Settings(data_dir=tmp_path, database_url=SecretStr("postgresql://somewhere/else"))
+
+    with owned(tmp_path):
+        keep_temporal(folder, "127.0.0.1:1")
+        assert (temporal_of(folder), temporal_of(elsewhere)) == ("127.0.0.1:1", None)
+        keep_temporal(elsewhere, "127.0.0.1:2")
+        assert (temporal_of(folder), temporal_of(elsewhere)) == (None, "127.0.0.1:2")
+
+    assert temporal_of(elsewhere) is None
 
 
 def test_temporal_is_given_none_of_our_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
