@@ -3,7 +3,6 @@
 import asyncio
 import contextvars
 import inspect
-import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -23,7 +22,7 @@ from perdure.agents.context import ToolContext
 from perdure.agents.signature import Arguments, problems
 from perdure.agents.tool import Effects, Tool
 from perdure.errors import InvalidDeclaration
-from perdure.protocol.wire import JsonObject
+from perdure.protocol.wire import DEEPEST, JsonObject
 
 #: Far more than what is kept of an output.
 _MOST_COLLECTED = 100_000
@@ -96,10 +95,12 @@ class OwnTool:
             result = await self._tool.function(*args, **kwargs)
         else:
             result = await self._in_thread(lambda: _collected(self._tool.function(*args, **kwargs)), context)
+            if not inspect.iscoroutine(result):
+                return result
             # A plain function may still hand back something to wait for.
-            result = await result if inspect.iscoroutine(result) else result
+            result = await result
         # Making it is the tool's work: it may take long, or have no end, and the event loop is everybody's.
-        return await self._in_thread(lambda: _collected(result), context) if _is_lazy(result) else result
+        return await self._in_thread(lambda: _collected(result), context) if _may_be_lazy(result) else result
 
     async def _in_thread(self, work: Callable[[], Any], context: ToolContext) -> Any:
         return await in_thread(work, self._tool.name, ended=context.thread_ended)
@@ -111,18 +112,58 @@ class OwnTool:
             raise misfit(self._tool.name, invalid) from None
 
 
-def _is_lazy(result: object) -> bool:
-    return isinstance(result, Iterator)
+def _may_be_lazy(result: object) -> bool:
+    return isinstance(result, Iterator | dict | list | tuple)
 
 
 def _collected(result: Any) -> Any:
-    """The result, with all that a generator or another iterator still has to give."""
-    if not _is_lazy(result):
-        return result
-    values: list[Any] = list(itertools.islice(result, _MOST_COLLECTED + 1))
-    if len(values) > _MOST_COLLECTED:
-        raise ValueError(f"the tool returned an iterator of more than {_MOST_COLLECTED} values")
-    return values
+    """The result, with all that generators and other iterators in it still have to give."""
+    return _Collecting().made(result) if _is_lazy(result) else result
+
+
+def _is_lazy(result: Any) -> bool:
+    """Whether an iterator is in it, at any depth of what JSON has."""
+    seen: set[int] = set()
+    level: list[Any] = [result]
+    while level:
+        value = level.pop()
+        if isinstance(value, dict | list | tuple):
+            if id(cast(object, value)) not in seen:
+                seen.add(id(cast(object, value)))
+                level.extend(
+                    cast("dict[Any, Any]", value).values() if isinstance(value, dict) else cast("list[Any]", value)
+                )
+        elif not isinstance(value, str | int | float | bytes | None) and isinstance(value, Iterator):
+            return True
+    return False
+
+
+class _Collecting:
+    """Takes a result apart, and what is in it; all of its iterators together have a limit."""
+
+    def __init__(self) -> None:
+        self._left = _MOST_COLLECTED
+
+    def made(self, value: Any, depth: int = 0) -> Any:
+        if depth > DEEPEST:
+            raise ValueError(f"the tool returned something that is nested deeper than {DEEPEST} levels")
+        match value:
+            case dict():
+                known = cast("dict[Any, Any]", value)
+                return {name: self.made(inner, depth + 1) for name, inner in known.items()}
+            case list() | tuple():
+                return [self.made(inner, depth + 1) for inner in cast("list[Any]", value)]
+            case Iterator():
+                return [self.made(inner, depth + 1) for inner in self._values(cast("Iterator[Any]", value))]
+            case _:
+                return value
+
+    def _values(self, values: Iterator[Any]) -> Iterator[Any]:
+        for value in values:
+            if self._left == 0:
+                raise ValueError(f"the tool returned iterators of more than {_MOST_COLLECTED} values")
+            self._left -= 1
+            yield value
 
 
 @dataclass(frozen=True)

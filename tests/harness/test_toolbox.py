@@ -115,6 +115,27 @@ async def lazy_and_async() -> Iterator[bool]:
     return _where()
 
 
+@tool
+def lazy_inside() -> dict[str, Any]:
+    """Return before the work is done."""
+    return {"rows": [_where()]}
+
+
+@tool
+async def lazy_inside_and_async() -> dict[str, Any]:
+    """Return before the work is done."""
+    return {"rows": [_where()]}
+
+
+@pytest.mark.parametrize("declared", [lazy_inside, lazy_inside_and_async])
+async def test_what_is_lazy_in_a_result_is_made_outside_of_the_event_loop(declared: Any) -> None:
+    async with lab([call(declared.name), "Done."], declared) as it:
+        await it.run_one()
+
+        (result,) = await it.told("action.result")
+        assert result["result"]["output"] == {"rows": [[False, False, False]]}
+
+
 @pytest.mark.parametrize("declared", [lazy, lazy_and_async])
 async def test_a_lazy_result_is_made_outside_of_the_event_loop(declared: Any) -> None:
     async with lab([call(declared.name), "Done."], declared) as it:
@@ -163,8 +184,15 @@ def endless() -> Iterator[int]:
     return itertools.count()
 
 
-async def test_a_result_without_end_is_refused() -> None:
-    async with lab([call("endless"), "Done."], endless) as it:
+@tool
+def endless_inside() -> dict[str, Iterator[int]]:
+    """Count."""
+    return {"numbers": itertools.count()}
+
+
+@pytest.mark.parametrize("declared", [endless, endless_inside])
+async def test_a_result_without_end_is_refused(declared: Any) -> None:
+    async with lab([call(declared.name), "Done."], declared) as it:
         assert (await it.run_one()).status == "failed"
 
         (result,) = await it.told("action.result")
