@@ -25,6 +25,8 @@ _LONGEST_PATTERN = 1_000
 #: quickly, and while patterns are compiled nobody else is served.
 _LARGEST_PATTERN = 1_000_000
 _ALL_PATTERNS = 10_000_000
+#: A pattern counts as the smallest of these that it fits into.
+_SIZES = (50_000, 200_000, 400_000, _LARGEST_PATTERN)
 #: Schemas that speak of one and the same value: alternatives, combinations, and what they refer to.
 _MOST_AT_ONCE = 2_000
 _MOST_REFERENCES = 50
@@ -72,7 +74,12 @@ def _problem(text: str) -> str | None:
     schema = json.loads(text)
     try:
         patterns = _Bounds(schema).check()
-        validator(schema, min(_LARGEST_PATTERN, _ALL_PATTERNS // max(1, patterns)))
+        try:
+            validator(schema, min(_LARGEST_PATTERN, _ALL_PATTERNS // max(1, len(patterns))))
+        except ValueError:
+            # Few may be larger than their share, beside others that are small.
+            _check_size(patterns)
+            validator(schema)
     except _Unfit as unfit:
         return str(unfit)
     except ValueError as error:
@@ -81,6 +88,25 @@ def _problem(text: str) -> str | None:
         path: list[str | int] = getattr(error, "instance_path", [])
         return f"{message} (at {_shown(_place(path))})" if path else message
     return None
+
+
+def _check_size(patterns: set[str]) -> None:
+    """Refuse patterns that are too large together. It stops at the first too many."""
+    left = _ALL_PATTERNS
+    for pattern in patterns:
+        # One that fits nowhere is too large alone, or is none: the validator says which, and where.
+        size = next((size for size in _SIZES if _fits(pattern, size)), 0)
+        left -= size
+        if left < 0:
+            raise _Unfit("its patterns are too large together")
+
+
+def _fits(pattern: str, size: int) -> bool:
+    try:
+        validator({"pattern": pattern}, size)
+    except ValueError:
+        return False
+    return True
 
 
 def validator(schema: Schema, largest_pattern: int = _LARGEST_PATTERN) -> Any:
@@ -101,8 +127,8 @@ class _Bounds:
         self._counted: dict[int, int] = {}
         self._following: set[int] = set()
 
-    def check(self) -> int:
-        """How many patterns it has."""
+    def check(self) -> set[str]:
+        """The patterns that it has."""
         if sum(1 for _ in _values(self._root)) > _MOST_VALUES:
             raise _Unfit(f"it has more than {_MOST_VALUES} values")
         schemas = list(self._schemas())
@@ -116,7 +142,7 @@ class _Bounds:
                 raise _Unfit(f"more than {_MOST_AT_ONCE} of its parts apply to one value")
         return patterns
 
-    def _patterns(self, schemas: list[Schema]) -> int:
+    def _patterns(self, schemas: list[Schema]) -> set[str]:
         patterns = {schema["pattern"] for schema in schemas if isinstance(schema.get("pattern"), str)}
         for schema in schemas:
             patterns.update(_mapping(schema.get("patternProperties")))
@@ -124,7 +150,7 @@ class _Bounds:
             raise _Unfit(f"it has more than {_MOST_PATTERNS} patterns")
         if any(len(pattern) > _LONGEST_PATTERN for pattern in patterns):
             raise _Unfit(f"a pattern is longer than {_LONGEST_PATTERN} characters")
-        return len(patterns)
+        return patterns
 
     def _schemas(self) -> Iterator[Schema]:
         """Every schema in it, each once."""

@@ -20,6 +20,12 @@ USABLE: dict[str, Any] = {
     "an older draft": {"$schema": "http://json-schema.org/draft-07/schema#", "definitions": {"a": {}}},
     "an id": {"$id": "https://example.com/schema", "type": "object"},
     "a pattern": {"type": "string", "pattern": r"^\w+([.-]\w+)*@\w+\.\w{2,}$"},
+    "a large pattern among small ones": {
+        "properties": {
+            "name": {"pattern": r"^[\p{L}\p{N} ._-]{1,20}$"},
+            **{f"code{number}": {"pattern": f"^[A-Z]{{2}}-{number}[0-9]+$"} for number in range(20)},
+        }
+    },
     "a pattern that backtracks elsewhere": {"type": "string", "pattern": "^(a+)+$"},
     "a property of a telling name": {"properties": {"$id": {"type": "string"}, "$ref": {"type": "string"}}},
     "a value that looks like a reference": {"enum": [{"$ref": "https://example.com"}]},
@@ -69,7 +75,7 @@ UNUSABLE: dict[str, tuple[Any, str]] = {
     "a long pattern": ({"patternProperties": {"a" * 2_000: {}}}, "longer than"),
     "many patterns that explode": (
         {"allOf": [{"pattern": f"[\\p{{L}}\\p{{N}}{number}]{{19}}"} for number in range(50)]},
-        "regex",
+        "too large together",
     ),
     "many patterns": ({"allOf": [{"pattern": f"a{number}"} for number in range(60)]}, "more than 50 patterns"),
     "large": ({"title": "x" * 70_000}, "larger than"),
