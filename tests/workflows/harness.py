@@ -16,6 +16,7 @@ from perdure.protocol.deliveries import DeliveryRef
 from perdure.protocol.requests import (
     AttendSession,
     CloseSession,
+    Concluded,
     Conclusion,
     Finished,
     ModelCall,
@@ -38,7 +39,7 @@ from workflows.session import SessionWorkflow
 from workflows.turn import TurnWorkflow
 
 Answer = Callable[[ModelCall], Awaitable[ModelOutcome]]
-Act = Callable[[ToolCall], Awaitable[None]]
+Act = Callable[[ToolCall], Awaitable[ToolOutcome | None]]
 
 
 async def finishes(call: ModelCall) -> ModelOutcome:
@@ -68,8 +69,10 @@ class Outside:
         self.closed: list[CloseSession] = []
         self.rebuilt: list[RebuildSession] = []
         self.rebuilds: JsonObject | None = None
-        self.before_reminding: Callable[[], Awaitable[None]] | None = None
+        # What each activity of this name waits for before it does its work.
+        self.before: dict[str, Callable[[], Awaitable[None]]] = {}
         self.concluding_fails: list[Exception] = []
+        self.concluded_as: Concluded | None = None
         self.resumed = Resumed()
         self._moved = asyncio.Condition()
 
@@ -87,21 +90,25 @@ class Outside:
     @activity.defn(name=names.CALL_TOOL)
     async def call_tool(self, call: ToolCall) -> ToolOutcome:
         await self._note(self.tool_calls, call)
-        await self.act(call)
-        return ToolOutcome(call_id=call.call.call_id, status="completed")
+        outcome = await self.act(call)
+        return outcome or ToolOutcome(call_id=call.call.call_id, status="completed")
 
     @activity.defn(name=names.CONCLUDE_TURN)
-    async def conclude_turn(self, conclusion: Conclusion) -> None:
+    async def conclude_turn(self, conclusion: Conclusion) -> Concluded | None:
+        await self._may(names.CONCLUDE_TURN)
         if self.concluding_fails:
             raise self.concluding_fails.pop()
         await self._note(self.concluded, conclusion)
+        return self.concluded_as
 
     @activity.defn(name=names.REFUSE_DELIVERY)
     async def refuse_delivery(self, refusal: Refusal) -> None:
+        await self._may(names.REFUSE_DELIVERY)
         await self._note(self.refused, refusal)
 
     @activity.defn(name=names.RESUME_TURN)
     async def resume_turn(self, resumption: ResumeTurn) -> Resumed:
+        await self._may(names.RESUME_TURN)
         await self._note(self.resumptions, resumption)
         return self.resumed
 
@@ -115,12 +122,12 @@ class Outside:
 
     @activity.defn(name=names.REMIND)
     async def remind(self, reminder: Reminder) -> None:
-        if self.before_reminding:
-            await self.before_reminding()
+        await self._may(names.REMIND)
         await self._note(self.reminders, reminder)
 
     @activity.defn(name=names.ATTEND_SESSION)
     async def attend_session(self, attend: AttendSession) -> None:
+        await self._may(names.ATTEND_SESSION)
         await self._note(self.attended, attend)
 
     @activity.defn(name=names.CLOSE_SESSION)
@@ -129,6 +136,7 @@ class Outside:
 
     @activity.defn(name=names.REBUILD_SESSION)
     async def rebuild_session(self, rebuild: RebuildSession) -> JsonObject | None:
+        await self._may(names.REBUILD_SESSION)
         await self._note(self.rebuilt, rebuild)
         return self.rebuilds
 
@@ -138,6 +146,10 @@ class Outside:
         notes = [self.conclude_turn, self.refuse_delivery, self.withdraw_inputs, self.remind]
         notes += [self.attend_session, self.close_session, self.rebuild_session]
         return [self.call_model, self.resume_turn, self.park_turn, *notes]
+
+    async def _may(self, name: str) -> None:
+        if (waits := self.before.get(name)) is not None:
+            await waits()
 
     async def _note(self, where: list[Any], what: Any) -> None:
         async with self._moved:

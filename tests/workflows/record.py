@@ -1,89 +1,143 @@
-"""Record histories for the replay test: `python -m tests.workflows.record NAME` against a running dev server.
+"""Record the histories of all scenarios: `python -m tests.workflows.record LABEL [SCENARIO …]`.
 
-Record when workflow code ships, and keep every recording: a change that cannot replay them strands live sessions.
+It starts dev servers of its own; `PERDURE_TEMPORAL_ADDRESS` names another one for the scenarios that any server can
+play. Record when workflow code ships, and keep every recording: a change that cannot replay them strands live sessions.
 """
 
 import asyncio
+import contextlib
 import json
+import logging
+import re
 import sys
+import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from temporalio.client import Client
-from temporalio.exceptions import ApplicationError
+from temporalio.client import Client, WorkflowHistory
+from temporalio.service import RPCError
 
-from perdure.protocol import names
-from perdure.protocol.inputs import OpenInput
-from perdure.protocol.requests import CallRef, Calls, Finished, ModelCall, ModelOutcome, Parked
 from perdure.runtime.connect import connect
 from perdure.settings import Settings
+from tests.support.stack import TemporalServer
 
-from .harness import Bench, Outside
+from .scenarios import SCENARIOS, Scenario, Stage
+from .scenarios.stage import is_settled, story_of
+from .story import tells
 
 HISTORIES = Path(__file__).parent / "histories"
 
+#: A server suggests a new run after so many events: enough for a driver's three turns, and for a turn's two steps.
+_PATIENT = {"frontend.keepAliveTime": '"30s"', "frontend.keepAliveTimeout": '"30s"'}
+_BRIEF = {**_PATIENT, "limit.historyCount.suggestContinueAsNew": "30"}
 
-async def varied(call: ModelCall) -> ModelOutcome:
-    """A text turn, a turn with two tools at once, a failed turn, a structural end."""
-    match call.at.turn, call.at.step:
-        case 1, 0:
-            return Calls(calls=(CallRef(call_id="a", tool="a"), CallRef(call_id="b", tool="b")))
-        case 2, _:
-            raise ApplicationError("no", {"structural": False}, type="MODEL_CALL_FAILED", non_retryable=True)
-        case 3, _:
-            raise ApplicationError("gone", {"structural": True}, type="AGENT_GONE", non_retryable=True)
-        case _:
-            return Finished()
+#: Scenarios that are played at the same time: most of their time they wait.
+_AT_ONCE = 4
+
+#: Where two things meet, they do not meet in each attempt.
+_ATTEMPTS = 8
+_PATIENCE = 30.0
+
+#: Who the SDK says it is: the process and the machine.
+_WHO = re.compile(r"\b\d+@[\w.-]*?(?=-[0-9a-f]{32}$|$)")
+
+log = logging.getLogger("record")
 
 
-async def asks(call: ModelCall) -> ModelOutcome:
-    return Finished() if call.at.turn else Parked(open=(OpenInput(request_id="inp_1"),))
+async def record(label: str, chosen: list[str]) -> None:
+    asked = [each for each in SCENARIOS if not chosen or each.name in chosen]
+    with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
+        for brief in (False, True):
+            some = [each for each in asked if each.brief == brief]
+            if some:
+                address = _named() if not brief else None
+                if address is None:
+                    server = TemporalServer(Path(directory) / f"brief-{brief}", _BRIEF if brief else _PATIENT)
+                    stack.callback(server.close)
+                    address = server.address
+                await _play_all(label, some, await connect(Settings(temporal_address=address)))
 
 
-async def record(label: str) -> None:
-    bench, outside = Bench(await connect(Settings())), Outside()
-    outside.answer = varied
-    async with bench.working(outside):
-        session = await bench.start(outside)
-        await session.deliver("dlv_stale", token="old")
-        for number in range(4):
-            await session.deliver(f"dlv_{number}")
-        await session.handle.result()
-        parked = await _parked(bench, outside)
+def _named() -> str | None:
+    settings = Settings()
+    return settings.temporal_address if "temporal_address" in settings.model_fields_set else None
+
+
+async def _play_all(label: str, scenarios: list[Scenario], client: Client) -> None:
+    places = asyncio.Semaphore(_AT_ONCE)
+
+    async def play(scenario: Scenario) -> bool:
+        async with places:
+            played = await _played(scenario, client)
+        if played is not None:
+            _keep(label, scenario, played)
+        log.info("%s%s", scenario.name, "" if played else ": NOT RECORDED")
+        return played is not None
+
+    done = await asyncio.gather(*(play(each) for each in scenarios))
+    if not all(done):
+        sys.exit("Some did not happen as they should")
+
+
+async def _played(scenario: Scenario, client: Client) -> Mapping[str, WorkflowHistory] | None:
+    """The histories of an attempt in which it happened as it should."""
+    for _ in range(_ATTEMPTS):
+        async with contextlib.AsyncExitStack() as stack:
+            stage = Stage(client, stack)
+            told = None
+            # On a busy machine a connection may break.
+            with contextlib.suppress(TimeoutError, RPCError):
+                await scenario.play(stage)
+                told = await _told(scenario, stage)
+            # Nothing that goes on disturbs the others.
+            with contextlib.suppress(RPCError):
+                if stage.started is not None:
+                    await client.get_workflow_handle(stage.started.id).terminate()
+        if told is not None:
+            return told
+        log.warning("%s: once more", scenario.name)
+    return None
+
+
+async def _told(scenario: Scenario, stage: Stage) -> Mapping[str, WorkflowHistory] | None:
+    """The histories, once they tell what they should and nothing is left to be decided; None if they never do."""
+    found: Mapping[str, WorkflowHistory] = {}
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_PATIENCE):
+            while True:
+                found = await stage.histories()
+                shown = all(tells(story_of(found, part), wanted) for part, wanted in scenario.shows.items())
+                if shown and all(is_settled(found[part]) for part in scenario.shows):
+                    return found
+                await asyncio.sleep(0.1)
+    for part in scenario.shows:
+        log.warning("%s %s: %s", scenario.name, part, ", ".join(story_of(found, part)))
+    return None
+
+
+def _keep(label: str, scenario: Scenario, histories: Mapping[str, WorkflowHistory]) -> None:
     HISTORIES.mkdir(exist_ok=True)
-    await _keep(bench.client, session.handle.id, f"{label}-session")
-    for turn in range(4):
-        await _keep(bench.client, names.turn_workflow(session.handle.id, turn), f"{label}-turn-{turn}")
-    await _keep(bench.client, parked, f"{label}-parked")
+    for part in scenario.shows:
+        name = "-".join(filter(None, (label, scenario.name, part)))
+        events = json.loads(histories[part].to_json())["events"]
+        # A line for each event: small, and a difference can still be read.
+        lines = ",\n".join(json.dumps(anonymous(each), separators=(",", ":")) for each in events)
+        (HISTORIES / f"{name}.json").write_text(f'{{"events":[\n{lines}\n]}}\n')
 
 
-async def _parked(bench: Bench, outside: Outside) -> str:
-    """People are asked, and cancel the turn that will read the answer before the driver knows of that answer."""
-    outside.answer = asks
-    session = await bench.start(outside)
-    await session.deliver("dlv_0")
-    await session.parked()
-    await session.handle.signal(names.CANCEL, {"turnId": "turn_1"})
-    await session.deliver("dlv_1", kind="answer")
-    await outside.until(lambda: "dlv_1" in [each.id for call in outside.model_calls for each in call.deliveries])
-    return session.handle.id
-
-
-async def _keep(client: Client, workflow_id: str, name: str) -> None:
-    history = await client.get_workflow_handle(workflow_id).fetch_history()
-    # Stack traces name the files of the machine that recorded them; no replay reads them.
-    anonymous = json.dumps(_without_traces(json.loads(history.to_json())), indent=1)
-    (HISTORIES / f"{name}.json").write_text(anonymous + "\n")
-
-
-def _without_traces(value: Any) -> Any:
+def anonymous(value: Any) -> Any:
+    """Without what is the recording machine's alone: no replay reads it."""
     if isinstance(value, dict):
         items = cast(dict[str, Any], value).items()
-        return {key: "" if key == "stackTrace" else _without_traces(item) for key, item in items}
+        return {key: "" if key == "stackTrace" else anonymous(item) for key, item in items}
     if isinstance(value, list):
-        return [_without_traces(item) for item in cast(list[Any], value)]
-    return value
+        return [anonymous(item) for item in cast(list[Any], value)]
+    return _WHO.sub("recorder", value) if isinstance(value, str) else value
 
 
 if __name__ == "__main__":
-    asyncio.run(record(sys.argv[1]))
+    # What fails here is meant to.
+    logging.basicConfig(level=logging.CRITICAL, format="%(message)s")
+    log.setLevel(logging.INFO)
+    asyncio.run(record(sys.argv[1], sys.argv[2:]))

@@ -271,7 +271,7 @@ async def test_a_cancel_that_comes_while_a_reminder_is_written_is_not_forgotten(
         reminding.set()
         await may.wait()
 
-    outside.before_reminding = before_reminding
+    outside.before[names.REMIND] = before_reminding
     session = await bench.start(outside, open=(OpenInput(request_id="inp_1", remind_at=(1.0,)),))
     await asyncio.wait_for(reminding.wait(), PATIENCE)
 
