@@ -67,6 +67,23 @@ def test_the_command_line_starts_without_what_it_does_not_need() -> None:
     assert HEAVY.isdisjoint(loaded.split())
 
 
+@pytest.mark.parametrize(
+    ("part", "unneeded"),
+    [
+        ("worker", {"openai", "anthropic", "opentelemetry.sdk"}),
+        ("api.serve", {"joserfc", "cryptography", "opentelemetry.sdk", "pydantic_ai"}),
+    ],
+)
+def test_a_part_starts_without_what_only_some_settings_need(part: str, unneeded: set[str]) -> None:
+    program = f"import sys, {part}\nprint(*sys.modules)"
+
+    loaded = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout
+
+    assert unneeded.isdisjoint(loaded.split())
+
+
 def test_no_file_is_too_long_to_read(texts: dict[str, str]) -> None:
     lengths = {name: text.count("\n") for name, text in texts.items() if name.endswith(".py")}
 

@@ -1,12 +1,16 @@
 """The authenticators that the settings ask for."""
 
+from typing import TYPE_CHECKING
+
 from perdure.errors import Misconfigured
 from perdure.settings import Settings
 
 from . import Authenticator
 from .api_keys import ApiKeys, parse_keys
-from .jwt import JwksKeys, Jwt
 from .loopback import Loopback, is_loopback
+
+if TYPE_CHECKING:
+    from .jwt import Jwt
 
 
 def build_authenticators(settings: Settings) -> list[Authenticator]:
@@ -41,7 +45,7 @@ def is_development(settings: Settings) -> bool:
     return is_loopback(settings.host) and (settings.trust_loopback or not configured)
 
 
-def _jwt(settings: Settings) -> Jwt | None:
+def _jwt(settings: Settings) -> "Jwt | None":
     issuer, audience, url = settings.jwt_issuer, settings.jwt_audience, settings.jwt_jwks_url
     if not (issuer or audience or url):
         return None
@@ -50,5 +54,8 @@ def _jwt(settings: Settings) -> Jwt | None:
         raise Misconfigured(
             "PERDURE_JWT_ISSUER, PERDURE_JWT_AUDIENCE and PERDURE_JWT_JWKS_URL belong together: set all."
         )
+    # All of cryptography comes along, which an API without tokens does not need.
+    from .jwt import JwksKeys, Jwt
+
     roles = [claim.strip() for claim in settings.jwt_role_claims.split(",") if claim.strip()]
     return Jwt(JwksKeys(url), issuer=issuer, audience=audience, role_claims=roles)

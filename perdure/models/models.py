@@ -11,7 +11,6 @@ from perdure.errors import Misconfigured, ModelFailed
 from .base import Model
 from .demo import DemoModel
 from .failures import failure
-from .provider import ProviderModel
 
 _VARIABLE = re.compile(r"`([A-Z][A-Z0-9_]+)` environment variable")
 
@@ -33,6 +32,9 @@ class Models:
 
     def model(self, name: str) -> Model:
         if name not in self._models:
+            # The SDKs of providers come along, which take a third of a second: the demo needs none of them.
+            from .provider import ProviderModel
+
             try:
                 self._models[name] = ProviderModel(name, infer_model(name), silence=self._silence)
             except Exception as error:

@@ -1,22 +1,20 @@
 """OpenTelemetry, switched on by its own environment variables.
 
 `OTEL_EXPORTER_OTLP_ENDPOINT` (or the one for traces or metrics alone) turns it on; without it nothing is built and
-nothing is exported.
+nothing is exported, nor is OpenTelemetry's SDK imported.
 """
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from opentelemetry import metrics, trace
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
-from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from temporalio.client import Plugin
-from temporalio.contrib.opentelemetry import OpenTelemetryPlugin, create_tracer_provider
 
 from perdure.errors import Invalid
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.resources import Resource
 
 _ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 
@@ -35,23 +33,40 @@ class Telemetry:
 
 def set_up(service: str) -> Telemetry:
     """Build what the environment asks for. The plugins go to the Temporal client."""
-    if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+    traces, meters = _asked("TRACES"), _asked("METRICS")
+    if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or not (traces or meters):
         return Telemetry((), ())
+    from opentelemetry.sdk.resources import Resource
+
     resource = Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME", service)})
     plugins: list[Plugin] = []
     closers: list[Callable[[], Any]] = []
-    if _asked("TRACES"):
-        # Replay-safe: a workflow that is replayed does not export its spans again.
-        provider = create_tracer_provider(resource=resource)
-        provider.add_span_processor(BatchSpanProcessor(_span_exporter()))
-        trace.set_tracer_provider(provider)
-        plugins.append(OpenTelemetryPlugin())
-        closers.append(provider.shutdown)
-    if _asked("METRICS"):
-        meters = MeterProvider(resource=resource, metric_readers=[PeriodicExportingMetricReader(_metric_exporter())])
-        metrics.set_meter_provider(meters)
-        closers.append(meters.shutdown)
+    if traces:
+        plugins.append(_export_spans(resource, closers))
+    if meters:
+        _export_metrics(resource, closers)
     return Telemetry(plugins, closers)
+
+
+def _export_spans(resource: "Resource", closers: list[Callable[[], Any]]) -> Plugin:
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    from temporalio.contrib.opentelemetry import OpenTelemetryPlugin, create_tracer_provider
+
+    # Replay-safe: a workflow that is replayed does not export its spans again.
+    provider = create_tracer_provider(resource=resource)
+    provider.add_span_processor(BatchSpanProcessor(_span_exporter()))
+    trace.set_tracer_provider(provider)
+    closers.append(provider.shutdown)
+    return OpenTelemetryPlugin()
+
+
+def _export_metrics(resource: "Resource", closers: list[Callable[[], Any]]) -> None:
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+
+    provider = MeterProvider(resource=resource, metric_readers=[PeriodicExportingMetricReader(_metric_exporter())])
+    metrics.set_meter_provider(provider)
+    closers.append(provider.shutdown)
 
 
 def _asked(signal: str) -> bool:
