@@ -1,4 +1,4 @@
-"""The command line, as processes."""
+"""The command line: as processes, and where only what is said matters, in this one."""
 
 import hashlib
 import json
@@ -16,6 +16,7 @@ import pytest
 from perdure.runtime.processes import command
 from perdure.store.open import open_store
 from tests.store import given
+from tests.support import commands
 from tests.support.processes import Process, clean_environment, free_port, wait_until
 from tests.support.stack import Stack, TemporalServer
 
@@ -32,6 +33,11 @@ def perdure(*words: str, **environment: str) -> "subprocess.CompletedProcess[str
         check=False,
         timeout=120,
     )
+
+
+def operate(*words: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    """The same for the commands of an operator, without a process."""
+    return commands.perdure(*words, environment={**clean_environment(), **environment})
 
 
 def test_it_says_its_version() -> None:
@@ -118,9 +124,8 @@ def test_a_command_in_a_wrong_folder_says_so_and_leaves_nothing(tmp_path: Path, 
 
     # Nothing listens there.
     temporal = f"127.0.0.1:{free_port()}"
-    ended = perdure(
-        *words, "--data-dir", str(nowhere), PERDURE_TEMPORAL_ADDRESS=temporal, PERDURE_PORT=str(free_port())
-    )
+    run = perdure if words == ("api",) else operate
+    ended = run(*words, "--data-dir", str(nowhere), PERDURE_TEMPORAL_ADDRESS=temporal, PERDURE_PORT=str(free_port()))
 
     assert ended.returncode == 1
     assert ended.stderr.splitlines()[-1].startswith(f"perdure: There is no store at {nowhere}/perdure.db")
@@ -151,7 +156,7 @@ def test_a_module_of_the_authors_that_hides_one_of_ours_is_named(tmp_path: Path,
 def test_the_group_takes_the_folder_for_its_commands(tmp_path: Path) -> None:
     elsewhere = str(tmp_path / "elsewhere")
 
-    ended = perdure("sessions", "--data-dir", str(tmp_path / "here"), "cancel", "s", PERDURE_DATA_DIR=elsewhere)
+    ended = operate("sessions", "--data-dir", str(tmp_path / "here"), "cancel", "s", PERDURE_DATA_DIR=elsewhere)
 
     assert f"There is no store at {tmp_path}/here/perdure.db" in ended.stderr
 
@@ -224,11 +229,11 @@ async def test_a_session_is_not_started_where_no_worker_would_take_it_up(
     await store.close()
 
     for how in ("--rebuild", "--retry", "--fail"):
-        refused = perdure("sessions", "repair", session_id, how, **environment)
+        refused = operate("sessions", "repair", session_id, how, **environment)
         assert refused.returncode == 1
         assert f"No worker takes sessions from the task queue elsewhere-{tmp_path.name}-sessions." in refused.stderr
         assert "PERDURE_TASK_QUEUE" in refused.stderr
-    compared = perdure("sessions", "reconcile", **environment)
+    compared = operate("sessions", "reconcile", **environment)
     assert f"{session_id}  it waits for a worker" in compared.stdout
 
     insisted = perdure("sessions", "repair", session_id, "--rebuild", "--yes", **environment)

@@ -3,7 +3,6 @@
 import asyncio
 import shutil
 import sqlite3
-import subprocess
 from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import pytest
 
 from perdure.protocol import names
-from perdure.runtime.processes import command
+from tests.support import commands
 from tests.support.ledger import running_ledger
 from tests.support.stack import Stack
 from tests.support.talk import text
@@ -57,9 +56,7 @@ async def said_after(voice: Voice, type: str, before: int) -> list[dict[str, Any
 
 
 def perdure(world: World, *words: str) -> str:
-    done = subprocess.run(
-        command(words[0], *words[1:]), env=world.stack.environment, capture_output=True, text=True, timeout=120
-    )
+    done = commands.perdure(*words, environment=world.stack.environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
