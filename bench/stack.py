@@ -13,6 +13,7 @@ from pathlib import Path
 
 from temporalio.client import Client
 
+from perdure.runtime import operate
 from perdure.runtime.connect import connect
 from perdure.runtime.devserver import DevServer, listens
 from perdure.runtime.processes import command
@@ -57,7 +58,8 @@ class Stack:
         environment = self._environment(name, data, port) | ({"PERDURE_DATABASE_URL": database} if database else {})
         pids: dict[str, int] = {}
         async with supervised(data / "logs") as supervisor:
-            await supervisor.start(Part("migration", command("migrate"), None, environment))
+            store = Settings.model_validate({"data_dir": data, "database_url": database})
+            await asyncio.to_thread(operate.migrate, store)
             await supervisor.start(*(_part(name, data, environment, pids) for name in ("worker", "api")))
             url = database or f"sqlite:///{data / 'perdure.db'}"
 

@@ -12,6 +12,7 @@ import pytest
 from perdure.runtime.connect import connect
 from perdure.runtime.processes import command
 from perdure.settings import Settings
+from tests.support import commands
 from tests.support.processes import Process, clean_environment, free_port, wait_until
 from tests.support.sockets import BlackHole
 
@@ -35,8 +36,7 @@ def api(tmp_path: Path, black_hole: BlackHole) -> Generator[str]:
         "PERDURE_TEMPORAL_ADDRESS": black_hole.address,
         "PERDURE_PORT": str(port),
     }
-    migration = Process("migrate", command("migrate"), tmp_path / "migrate.log", environment)
-    assert migration.wait() == 0, migration.output
+    assert commands.perdure("migrate", environment=environment).returncode == 0
     process = Process("api", command("api", "--ready-file", str(flag)), tmp_path / "api.log", environment)
     try:
         wait_until(lambda: flag.exists() or not process.alive, "the API to be ready", 120)

@@ -17,6 +17,7 @@ from perdure.runtime.connect import connect, namespace_missing
 from perdure.runtime.devserver import binary
 from perdure.runtime.processes import command
 from perdure.settings import Settings
+from tests.support import commands
 from tests.support.processes import Process, clean_environment, free_port, wait_until
 from tests.support.stack import TemporalServer
 
@@ -92,7 +93,7 @@ def test_a_process_waits_for_its_namespace_to_be_created(tmp_path: Path, nowhere
         "PERDURE_TEMPORAL_NAMESPACE": nowhere.temporal_namespace,
         "PERDURE_PORT": str(free_port()),
     }
-    subprocess.run(command("migrate"), env=environment, check=True, capture_output=True, timeout=120)
+    assert commands.perdure("migrate", environment=environment).returncode == 0
     process = Process(part, command(part, "--ready-file", str(ready)), tmp_path / f"{part}.log", environment)
     try:
         wait_until(lambda: "has no namespace" in process.output or not process.alive, "the process to say so", 60)
