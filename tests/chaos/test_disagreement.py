@@ -27,13 +27,27 @@ NOTICED = 60.0
 
 @pytest.fixture
 def own_world(tmp_path: Path) -> Generator[World]:
-    """Everything is broken here, so each test has a world of its own."""
+    """Most tests break everything, and have a world of their own."""
     with running_ledger(tmp_path) as ledger:
         environment = {"LEDGER_URL": ledger.url}
         with Stack(tmp_path, agents=AGENT, provider=True, environment=environment) as stack:
             world = World(stack, ledger)
             yield world
             world.close()
+
+
+@pytest.fixture
+def calm_world(shared_world: World) -> World:
+    """Shared by those that break nothing for the others; it has a worker."""
+    if not any(worker.alive for worker in shared_world.stack.workers):
+        shared_world.stack.start_worker()
+    return shared_world
+
+
+@pytest.fixture
+async def calm_voice(calm_world: World) -> AsyncGenerator[Voice]:
+    async with calm_world.voice() as voice:
+        yield voice
 
 
 @pytest.fixture
@@ -121,35 +135,35 @@ async def test_a_request_expires_though_temporal_has_lost_the_session(own_world:
 # --- an operator ends something in Temporal -----------------------------------------------------------------
 
 
-async def test_a_terminated_session_is_over_and_says_so(own_world: World, voice: Voice) -> None:
+async def test_a_terminated_session_is_over_and_says_so(calm_world: World, calm_voice: Voice) -> None:
     script = call("pay")
-    (request_id,) = await park(voice, script)
-    client = await own_world.stack.client()
+    (request_id,) = await park(calm_voice, script)
+    client = await calm_world.stack.client()
 
-    await client.get_workflow_handle(voice.session_id).terminate(reason="enough")
+    await client.get_workflow_handle(calm_voice.session_id).terminate(reason="enough")
 
-    told = await said_after(voice, "session.failed", voice.cursor)
+    told = await said_after(calm_voice, "session.failed", calm_voice.cursor)
     assert told[-1]["data"]["code"] == "SESSION_TERMINATED"
-    assert row_of(own_world, request_id)["status"] == "withdrawn"
-    late = await voice.http.post(
-        f"/eve/v1/session/{voice.session_id}", json={"continuationToken": voice.token, "message": "hello?"}
+    assert row_of(calm_world, request_id)["status"] == "withdrawn"
+    late = await calm_voice.http.post(
+        f"/eve/v1/session/{calm_voice.session_id}", json={"continuationToken": calm_voice.token, "message": "hello?"}
     )
     assert (late.status_code, late.json()["code"]) == (409, "session_not_active")
-    await own_world.check()
+    await calm_world.check()
 
 
-async def test_what_a_terminated_session_was_sent_is_refused_visibly(own_world: World, voice: Voice) -> None:
-    assert await voice.say((script := say()).message) == script.answer
-    client = await own_world.stack.client()
-    await client.get_workflow_handle(voice.session_id).terminate(reason="enough")
+async def test_what_a_terminated_session_was_sent_is_refused_visibly(calm_world: World, calm_voice: Voice) -> None:
+    assert await calm_voice.say((script := say()).message) == script.answer
+    client = await calm_world.stack.client()
+    await client.get_workflow_handle(calm_voice.session_id).terminate(reason="enough")
 
-    receipt = await voice.send("hello?")
+    receipt = await calm_voice.send("hello?")
 
-    told = await said_after(voice, "session.failed", voice.cursor)
+    told = await said_after(calm_voice, "session.failed", calm_voice.cursor)
     assert [each["data"]["deliveryId"] for each in told if each["type"] == "delivery.refused"] == [
         receipt["deliveryId"]
     ]
-    await own_world.check()
+    await calm_world.check()
 
 
 async def test_a_cancelled_workflow_ends_its_session_and_says_so(own_world: World, voice: Voice) -> None:
@@ -245,33 +259,35 @@ async def test_workflows_without_a_session_are_reported_and_ended_by_command(
 # --- Temporal is there, but not for us ----------------------------------------------------------------------
 
 
-async def test_an_api_that_cannot_reach_temporal_accepts_and_destroys_nothing(own_world: World, voice: Voice) -> None:
+async def test_an_api_that_cannot_reach_temporal_accepts_and_destroys_nothing(
+    calm_world: World, calm_voice: Voice
+) -> None:
     script = call("pay")
-    (request_id,) = await park(voice, script)
-    own_world.stack.temporal.process.stop()
+    (request_id,) = await park(calm_voice, script)
+    calm_world.stack.temporal.process.stop()
 
-    receipt = await voice.http.post(
-        f"/eve/v1/session/{voice.session_id}",
+    receipt = await calm_voice.http.post(
+        f"/eve/v1/session/{calm_voice.session_id}",
         json={
-            "continuationToken": voice.token,
+            "continuationToken": calm_voice.token,
             "inputResponses": [{"requestId": request_id, "optionId": "approve"}],
         },
     )
-    own_world.stack.temporal.process.cont()
+    calm_world.stack.temporal.process.cont()
 
     assert (receipt.status_code, receipt.headers["x-perdure-delayed"]) == (200, "true")
-    voice.received(receipt)
-    assert text(await voice.until_boundary(within=NOTICED)) == script.answer
-    await own_world.check()
+    calm_voice.received(receipt)
+    assert text(await calm_voice.until_boundary(within=NOTICED)) == script.answer
+    await calm_world.check()
 
 
-async def test_a_stalled_temporal_loses_nothing_of_what_was_accepted(own_world: World) -> None:
+async def test_a_stalled_temporal_loses_nothing_of_what_was_accepted(calm_world: World) -> None:
     scripts = [say() for _ in range(12)]
-    own_world.stack.temporal.process.stop()
+    calm_world.stack.temporal.process.stop()
 
     async def insistent(number: int) -> Voice:
         """Gives up after two seconds, and repeats the request under its key."""
-        voice = own_world.voice()
+        voice = calm_world.voice()
         key = {"idempotency-key": f"start-{number}"}
         body = {"message": scripts[number].message}
         first = asyncio.create_task(voice.http.post("/eve/v1/session", json=body, headers=key))
@@ -284,13 +300,13 @@ async def test_a_stalled_temporal_loses_nothing_of_what_was_accepted(own_world: 
 
     asking = [asyncio.create_task(insistent(number)) for number in range(len(scripts))]
     await asyncio.sleep(6)
-    own_world.stack.temporal.process.cont()
+    calm_world.stack.temporal.process.cont()
 
     for voice, script in zip(await asyncio.gather(*asking), scripts, strict=True):
         assert text(await voice.until_boundary(within=NOTICED)) == script.answer
         await voice.http.aclose()
-    assert [own_world.times_asked(script.message) for script in scripts] == [1] * len(scripts)
-    await own_world.check()
+    assert [calm_world.times_asked(script.message) for script in scripts] == [1] * len(scripts)
+    await calm_world.check()
 
 
 # --- a worker that serves other agents ----------------------------------------------------------------------
