@@ -16,6 +16,8 @@ help:  ## Show what there is to make
 dev: $(STAMP)  ## Start everything on this machine
 	@$(BIN)/perdure dev $(DEV_ARGS)
 
+# Hundreds of processes start in the tests; none of them needs to compile again what another one has compiled.
+test: export PYTHONDONTWRITEBYTECODE =
 test: $(STAMP)  ## Run all tests, against a real Temporal server
 ifdef PYTEST_ARGS
 	$(BIN)/pytest $(PYTEST_ARGS)
