@@ -39,9 +39,10 @@ from .world import AGENT, World
 
 _CALLERS = 8
 #: How long nothing may change, once nothing fails any more, before what has not come to rest is said to be stuck; and
-#: how long it may take in all.
+#: how long it may take in all; longer by a part of a second for each that waits at first: a queue takes its time.
 _STILLNESS = 120.0
 _REST = 600.0
+_REST_OF_EACH = 0.5
 #: How much of one kind of violation is printed.
 _SHOWN = 12
 
@@ -82,6 +83,7 @@ class Soak:
         """Answer what is still asked, until nothing moves any more; what is stuck is found by the judge."""
         began = changed = time.monotonic()
         before: object = None
+        limit: float | None = None
         while True:
             await self._answer_everything(callers)
             await asyncio.sleep(0.5)
@@ -90,7 +92,8 @@ class Soak:
             waiting = [*moving.unsettled, *moving.asking]
             if moving != before:
                 before, changed = moving, time.monotonic()
-            if not waiting or time.monotonic() > min(changed + _STILLNESS, began + _REST):
+            limit = limit or began + _REST + _REST_OF_EACH * len(waiting)
+            if not waiting or time.monotonic() > min(changed + _STILLNESS, limit):
                 break
         told = f"{len(waiting)} sessions, deliveries and requests have not come to rest" if waiting else "nothing moves"
         say_aloud(f"{told} after {time.monotonic() - began:.0f} s")
