@@ -85,6 +85,8 @@ class SessionWorkflow:
         self._unread: list[Any] = []
         self._reads_again = False
         self._in_turn = False
+        # Nothing is to be done: what was begun has ended, and what it came to is in the state.
+        self._idle = False
         # The ids of what the turn reads that runs.
         self._turn_reads: list[str] = []
         self._turn_handle: TurnHandle | None = None
@@ -138,21 +140,24 @@ class SessionWorkflow:
     @workflow.signal(name=names.REPAIR)
     def repair(self, *data: Any) -> None:
         """An operator looks after a session that cannot go on by itself."""
-        match read_repair(data[0] if data else None):
+        repair = read_repair(data[0] if data else None)
+        if repair is None:
+            workflow.logger.warning("A repair of unknown kind was ignored")
+            return
+        match repair.how:
             case "retry":
                 self._state = self._state.due()
                 self._reads_again = True
             case "rebuild":
-                self._state = self._state.model_copy(update={"rebuild": Rebuild(reason="OPERATOR"), "held": None})
+                self._state = self._state.model_copy(update={"rebuild": Rebuild(reason=repair.reason), "held": None})
                 self._unreadable = None
             case "fail":
                 self._ending = OPERATOR_FAILED
-            case None:
-                workflow.logger.warning("A repair of unknown kind was ignored")
 
     @workflow.query(name=names.DESCRIBE)
     def describe(self) -> JsonObject:
-        return {**self._state.model_dump(mode="json", exclude={"seen", "snapshot"}), "inTurn": self._turn_reads}
+        state = self._state.model_dump(mode="json", exclude={"snapshot"})
+        return {**state, "inTurn": self._turn_reads, "idle": self._idle}
 
     @workflow.run
     async def run(self, data: JsonObject) -> None:
@@ -218,8 +223,12 @@ class SessionWorkflow:
             move = decisions.next_move(self._state, workflow.time())
             return not isinstance(move, Wait) or (self._renews_when_parked and _should_renew())
 
-        with contextlib.suppress(TimeoutError):
-            await workflow.wait_condition(news, timeout=patience)
+        self._idle = True
+        try:
+            with contextlib.suppress(TimeoutError):
+                await workflow.wait_condition(news, timeout=patience)
+        finally:
+            self._idle = False
 
     # --- turns ----------------------------------------------------------------------------------------------
 
@@ -313,11 +322,8 @@ class SessionWorkflow:
         """The turn that waits is cancelled: nobody needs to answer any more."""
         state = self._state
         parked = Coordinates(session_id=state.session_id, turn=max(0, state.turn - 1))
-        await note(
-            names.WITHDRAW_INPUTS,
-            Withdrawal(at=parked, mode=state.mode, open=state.open),
-            summary=f"withdraw: {len(state.open)} open",
-        )
+        withdrawal = Withdrawal(at=parked, mode=state.mode, open=state.open)
+        await self._note(names.WITHDRAW_INPUTS, withdrawal, summary=f"withdraw: {len(state.open)} open")
         self._state = self._state.withdrawn()
 
     async def _remind(self, request: OpenInput) -> None:

@@ -1,7 +1,7 @@
 """A turn that waits for people: its end, and the reminders that follow."""
 
 from perdure import telemetry
-from perdure.errors import SessionGone, Superseded
+from perdure.errors import Superseded
 from perdure.protocol import names
 from perdure.protocol.events import EventType, NewEvent
 from perdure.protocol.inputs import InputRequest
@@ -12,6 +12,7 @@ from .facts import Facts
 from .journal import END, PARK, StoredPark, written
 from .killpoints import reach
 from .opening import previous_step
+from .scene import find_session
 from .steadfast import commit_steadfastly
 from .turn_journal import TurnJournal
 
@@ -29,6 +30,7 @@ class Parking:
         turn = TurnJournal(records)
         if turn.over or not (turn.heard() or turn.resumption):
             # Told already; or this turn has found nothing to do, and was never told to have begun.
+            await find_session(self._store, at.session_id)
             return
         reach("park_before_commit")
         done = await commit_steadfastly(self._store, await self._commit(park, turn))
@@ -38,12 +40,13 @@ class Parking:
 
     async def remind(self, reminder: Reminder) -> None:
         """Tell the readers that a request still waits, if it does."""
+        await find_session(self._store, reminder.session_id)
         row = await self._store.input(reminder.request_id)
         if row is None or row.status != "open":
             return
         try:
             await self._store.commit(Commit(reminder.session_id, events=(_reminded(row.request, reminder.left),)))
-        except (SessionGone, Superseded):
+        except Superseded:
             # Over meanwhile: there is nobody left to remind.
             return
 

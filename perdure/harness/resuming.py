@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from perdure import telemetry
+from perdure.agents.agent import Agent
 from perdure.agents.registry import AgentRegistry
 from perdure.errors import UnreadableState
 from perdure.protocol.requests import Coordinates, Resumed, ResumeTurn
@@ -41,6 +42,7 @@ class _Scene:
 
     resumption: ResumeTurn
     attempt: Attempt
+    agent: Agent
     session: SessionRow
     turn: TurnJournal
     #: All that was open when the turn was started, as it stands now.
@@ -89,7 +91,9 @@ class Resuming:
         at = resumption.at
         if found := await self._store.record(at.session_id, at.turn, 0, RESUME):
             return _resumed(found)
-        scene = await self._scene(resumption, attempt)
+        # What is approved for the rest of the session, and how many calls may run at a time, only the agent says.
+        agent = find_agent(self._agents, resumption.agent)
+        scene = await self._scene(resumption, attempt, agent)
         if scene.due:
             scene = await self._expire(scene)
         scene = await self._hear(scene)
@@ -101,14 +105,14 @@ class Resuming:
         reach("resume_after_commit")
         return resumed
 
-    async def _scene(self, resumption: ResumeTurn, attempt: Attempt) -> _Scene:
+    async def _scene(self, resumption: ResumeTurn, attempt: Attempt, agent: Agent) -> _Scene:
         at = resumption.at
         session, records, rows = await asyncio.gather(
             find_session(self._store, at.session_id, resumption.head),
             self._store.records(at.session_id, from_turn=at.turn, to_turn=at.turn),
             self._rows(at.session_id, [each.request_id for each in resumption.open]),
         )
-        return _Scene(resumption, attempt, session, TurnJournal(list(records)), rows)
+        return _Scene(resumption, attempt, agent, session, TurnJournal(list(records)), rows)
 
     async def _rows(self, session_id: str, request_ids: Sequence[str]) -> dict[str, InputRow]:
         found = await asyncio.gather(*(self._store.input(each) for each in request_ids))
@@ -156,7 +160,9 @@ class Resuming:
 
     async def _carry_out(self, scene: _Scene) -> Resumed:
         carried = carried_out(scene.facts, scene.resumption, scene.rows, await self._asking(scene))
-        resumed = self._limited(carried.resumed, scene.resumption.agent)
+        resumed = carried.resumed
+        if resumed.calls:
+            resumed = resumed.model_copy(update={"parallel": scene.agent.limits.parallel_calls})
         stored = StoredResumption(
             resumed=resumed,
             notes=await self._notes(scene),
@@ -194,12 +200,6 @@ class Resuming:
             change=replace(change, tool_calls=results_in(carried.events)),
         )
 
-    def _limited(self, resumed: Resumed, name: str) -> Resumed:
-        agent = self._agents.get(name)
-        if agent is None or not resumed.calls:
-            return resumed
-        return resumed.model_copy(update={"parallel": agent.limits.parallel_calls})
-
     async def _keys(self, scene: _Scene, carried: Carried) -> list[str]:
         """What is approved for the rest of the session: for the arguments that were approved, not those asked about."""
         found = [await self._key(scene, row) for row in carried.remembers]
@@ -210,7 +210,7 @@ class Resuming:
         if row.answer is None or row.answer.arguments is None:
             return request.remember
         try:
-            tool = (await open_toolbox(find_agent(self._agents, scene.resumption.agent)))[request.tool]
+            tool = (await open_toolbox(scene.agent))[request.tool]
             runs_with = tool.read(arguments_of(request, row.answer))
             return remembered_key(request.tool, tool.gate, runs_with.values())
         except Exception:
@@ -219,8 +219,7 @@ class Resuming:
             return None
 
     def _opening(self, scene: _Scene) -> Opening:
-        agent = self._agents.get(scene.resumption.agent)
-        model = (agent and agent.model) or "unknown"
+        model = scene.agent.model or "unknown"
         return begin_turn(scene.at, scene.attempt.number, scene.heard, scene.turn, scene.session.agent, model)
 
     async def _asking(self, scene: _Scene) -> dict[int, TurnJournal]:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from perdure import telemetry
 from perdure.agents.registry import AgentRegistry
-from perdure.errors import NeedsAttention, SessionGone, TurnCancelled, UnreadableState
+from perdure.errors import NeedsAttention, TurnCancelled, UnreadableState
 from perdure.protocol import names
 from perdure.protocol.events import EventType, NewEvent, delivery_refused
 from perdure.protocol.inputs import OpenInput
@@ -36,13 +36,18 @@ from .facts import Ending, Facts, results_in
 from .journal import CANCELLED, END, FAILURE, RESUME, HeardDelivery, StoredFailure, model_outcome, written
 from .loose_ends import LooseEnd, loose_ends, tied, withdrawals
 from .opening import Opening, begin_turn, hear, open_step, previous_step
+from .scene import find_session
 from .turn_journal import TurnJournal
 
 log = logging.getLogger("perdure.harness")
 
 
 class TurnEnd:
-    """Has the last word on a turn; saying it twice is saying it once."""
+    """Has the last word on a turn; saying it twice is saying it once.
+
+    A worker whose store does not hold the session hands the work back, as for a step: it may look at another database
+    than the one that does, and what it called done would never be.
+    """
 
     def __init__(self, store: Store, agents: AgentRegistry) -> None:
         self._store = store
@@ -51,16 +56,12 @@ class TurnEnd:
     async def conclude(self, conclusion: Conclusion) -> Concluded:
         """End a turn that failed or was cancelled, unless it has ended already."""
         session_id = conclusion.at.session_id
-        row = await self._store.session(session_id)
-        # Deleted or over meanwhile: there is nobody left to tell.
-        while row is not None and not row.over and await self._unfinished(_as_wished(conclusion, row), row):
-            row = await self._store.session(session_id)
-        row = await self._store.session(session_id)
-        token_hash = await self._store.token_of(session_id)
-        if row is None:
-            return Concluded(token_hash=token_hash, silent=True)
+        row = await find_session(self._store, session_id)
+        while not row.over and await self._unfinished(_as_wished(conclusion, row), row):
+            row = await find_session(self._store, session_id)
+        row = await find_session(self._store, session_id)
         return Concluded(
-            token_hash=token_hash,
+            token_hash=await self._store.token_of(session_id),
             head=row.events,
             silent=row.turns <= conclusion.at.turn,
             over=row.over,
@@ -69,9 +70,7 @@ class TurnEnd:
 
     async def withdraw(self, withdrawal: Withdrawal) -> None:
         """Cancel a turn that waits for people."""
-        row = await self._store.session(withdrawal.at.session_id)
-        if row is None:
-            return
+        row = await find_session(self._store, withdrawal.at.session_id)
         # Turns that found nothing to do were never told; the one that parked stands before them.
         parked = withdrawal.at.model_copy(update={"turn": min(withdrawal.at.turn, max(0, row.turns - 1))})
         await self.conclude(Conclusion(kind="cancelled", at=parked, mode=withdrawal.mode, failure=CANCELLATION))
@@ -79,15 +78,12 @@ class TurnEnd:
     async def refuse(self, refusal: Refusal) -> None:
         """Say that no turn will hear a delivery, and why."""
         event = delivery_refused(refusal.delivery_id, refusal.code, refusal.message)
-        try:
-            await self._store.refuse(refusal.session_id, refusal.delivery_id, refusal.code, event)
-        except SessionGone:
-            return
+        await self._store.refuse(refusal.session_id, refusal.delivery_id, refusal.code, event)
 
     async def close(self, close: CloseSession) -> None:
         """End the session because an operator wants it: what runs or waits is cancelled first."""
-        row = await self._store.session(close.session_id)
-        if row is None or row.over:
+        row = await find_session(self._store, close.session_id)
+        if row.over:
             return
         try:
             await self._stop(row)
@@ -107,13 +103,18 @@ class TurnEnd:
 
     async def attend(self, session_id: str, error: NeedsAttention) -> None:
         """Tell readers and operators that no worker can go on with the session."""
-        await self.mark(session_id, Attention(code=error.code, message=error.message))
+        await self._need(session_id, Attention(code=error.code, message=error.message))
 
     async def mark(self, session_id: str, attention: Attention | None, turn: int | None = None) -> None:
         """Set the session's attention, or take it back."""
         if attention is None:
             await self._store.commit(Commit(session_id, recovers=True))
-        elif await self._store.attend(session_id, attention, turn):
+            return
+        await find_session(self._store, session_id)
+        await self._need(session_id, attention, turn)
+
+    async def _need(self, session_id: str, attention: Attention, turn: int | None = None) -> None:
+        if await self._store.attend(session_id, attention, turn):
             log.warning("session %s needs attention: %s", session_id, attention.code)
             telemetry.needs_attention(attention.code)
 

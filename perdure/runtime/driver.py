@@ -21,7 +21,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from perdure.errors import DriverRefused, NoDriver, NoWorker, PerdureError, Unavailable
 from perdure.protocol import names
 from perdure.protocol.wire import JsonObject, Wire
-from perdure.session.state import Rebuild, Repair, SessionState
+from perdure.session.state import Rebuild, Repair, RepairOrder, SessionState
 
 from .connect import ABSENT, NOT_FOR_US, RPC_PATIENCE, in_time, namespace_missing
 
@@ -54,12 +54,36 @@ class _Held(Wire):
     deliveries: tuple[_Named, ...] = ()
 
 
-class _Described(Wire):
-    """What is read of a driver's own account."""
+class DriverView(Wire):
+    """What is read of a driver's own account. It may be of another build: what it does not name is not known."""
 
     inbox: tuple[_Named, ...] = ()
+    seen: tuple[str, ...] = ()
     held: _Held | None = None
     in_turn: tuple[str, ...] = ()
+    idle: bool = False
+    turn: int = 0
+    told: int | None = None
+    head: int | None = None
+
+    @property
+    def holds(self) -> frozenset[str]:
+        """The ids of the deliveries that it still has something to do with."""
+        refs = [*self.inbox, *(self.held.deliveries if self.held else ())]
+        return frozenset([*self.in_turn, *(ref.id for ref in refs)])
+
+    @property
+    def dropped(self) -> frozenset[str]:
+        """The ids of those that it has done with. While it works, nothing is known of what it works on."""
+        return frozenset(self.seen) - self.holds if self.is_idle else frozenset()
+
+    def is_behind(self, turns: int) -> bool:
+        """Whether the session has begun more turns than the driver knows of."""
+        return self.is_idle and turns > (self.turn if self.told is None else self.told)
+
+    @property
+    def is_idle(self) -> bool:
+        return self.idle and self.held is None
 
 
 class Driver:
@@ -88,12 +112,12 @@ class Driver:
     async def deliver(self, session_id: str, ref: JsonObject) -> None:
         await self._signal(session_id, names.DELIVER, ref)
 
-    async def held(self, session_id: str) -> frozenset[str] | None:
-        """The ids of the deliveries that the driver holds; None when it cannot say now: that takes a worker."""
+    async def describe(self, session_id: str) -> DriverView | None:
+        """What the driver says of itself; None when it cannot say now: that takes a worker."""
         handle = self._client.get_workflow_handle(session_id)
         asking = handle.query(names.DESCRIBE, reject_condition=QueryRejectCondition.NOT_OPEN, rpc_timeout=RPC_PATIENCE)
         try:
-            return held_by(await in_time(asking))
+            return view_of(await in_time(asking))
         except WorkflowQueryRejectedError:
             raise NoDriver from None
         except (WorkflowQueryFailedError, TimeoutError):
@@ -107,8 +131,9 @@ class Driver:
     async def cancel(self, session_id: str, turn_id: str) -> None:
         await self._signal(session_id, names.CANCEL, {"turnId": turn_id})
 
-    async def repair(self, session_id: str, how: Repair) -> None:
-        await self._signal(session_id, names.REPAIR, {"how": how})
+    async def repair(self, session_id: str, how: Repair, reason: str = "OPERATOR") -> None:
+        """Have the driver that runs try again, derive its state from the store, or end its session."""
+        await self._signal(session_id, names.REPAIR, RepairOrder(how=how, reason=reason).model_dump(mode="json"))
 
     async def status(self, session_id: str) -> WorkflowExecutionStatus | None:
         """How the newest run of the session's workflow stands; None when Temporal knows no such workflow."""
@@ -182,14 +207,11 @@ async def _answer(call: Awaitable[T]) -> T:
         raise _translated(error) from error
 
 
-def held_by(state: Any) -> frozenset[str]:
-    """What the driver's answer names. It may be of another build: what it does not name is told again."""
+def view_of(state: Any) -> DriverView:
     try:
-        driver = _Described.model_validate(state)
+        return DriverView.model_validate(state)
     except ValidationError:
-        return frozenset()
-    refs = [*driver.inbox, *(driver.held.deliveries if driver.held else ())]
-    return frozenset([*driver.in_turn, *(ref.id for ref in refs)])
+        return DriverView()
 
 
 def _translated(error: RPCError | RuntimeError | OSError) -> PerdureError:

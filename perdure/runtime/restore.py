@@ -6,6 +6,7 @@ import logging
 
 from temporalio.client import WorkflowExecutionStatus
 
+from perdure import telemetry
 from perdure.errors import StoreBehind
 from perdure.protocol.requests import Attention
 from perdure.session.state import OPERATOR_CANCELLED, OPERATOR_TERMINATED, Rebuild
@@ -33,7 +34,7 @@ async def restore(store: Store, driver: Driver, row: SessionRow, *, unattended: 
         case WorkflowExecutionStatus.COMPLETED:
             # It told the store so in its time: this store is older than that.
             message = "The session's workflow has ended, and this store does not know of it."
-            await store.attend(session_id, Attention(code=StoreBehind.code, message=message))
+            await attend(store, session_id, Attention(code=StoreBehind.code, message=message))
             return "the store is older than the session; an operator has to decide"
         case WorkflowExecutionStatus.TERMINATED:
             rebuild = Rebuild(reason="WORKFLOW_TERMINATED", ends=OPERATOR_TERMINATED)
@@ -46,3 +47,10 @@ async def restore(store: Store, driver: Driver, row: SessionRow, *, unattended: 
     await driver.rebuild(session_id, rebuild, unattended=unattended)
     log.warning("session %s had no workflow (%s); it is started from the store", session_id, rebuild.reason)
     return f"it had no workflow ({rebuild.reason}); it is started from the store"
+
+
+async def attend(store: Store, session_id: str, attention: Attention) -> None:
+    """Say that the session cannot go on by itself."""
+    if await store.attend(session_id, attention):
+        log.warning("session %s needs attention: %s", session_id, attention.code)
+        telemetry.needs_attention(attention.code)

@@ -7,16 +7,17 @@ from collections.abc import Awaitable, Sequence
 
 from perdure.agents.agent import DEMO
 from perdure.agents.registry import AgentRegistry
-from perdure.errors import NoDriver, Unavailable
+from perdure.errors import NoDriver, StoreBehind, Unavailable
 from perdure.protocol import names
+from perdure.protocol.requests import Attention
 from perdure.protocol.wire import JsonObject
 from perdure.session.state import SessionState, read_delivery
 from perdure.store.base import CancelRequest, DeliveryRow, NewSession, SessionRow, Store
 
 from .asked import reference
 from .connect import in_time
-from .driver import Driver
-from .restore import restore
+from .driver import Driver, DriverView
+from .restore import attend, restore
 
 log = logging.getLogger("perdure.sessions")
 
@@ -51,9 +52,31 @@ class Signals:
         turn_id = names.turn_id(request.turn)
         return await self._told(request.session_id, self._driver.cancel(request.session_id, turn_id))
 
-    async def held(self, session_id: str) -> frozenset[str] | None:
-        """The ids of the deliveries that the session's driver holds; None when it cannot say now."""
-        return await self._driver.held(session_id)
+    async def describe(self, session_id: str) -> DriverView | None:
+        """What the session's driver says of itself, compared with the store; None when it cannot say now.
+
+        Either may have been restored from a copy. Then one of them is older than the other, and deliveries would be
+        signalled without end to a driver that takes them for done.
+        """
+        before = await self._store.session(session_id)
+        view = await self._driver.describe(session_id)
+        if before is None or view is None:
+            return view
+        now = await self._store.session(session_id)
+        if now is None or now.over:
+            return view
+        if view.head is not None and now.events < view.head:
+            message = f"The store has {now.events} events of this session, which has had {view.head}."
+            await attend(self._store, session_id, Attention(code=StoreBehind.code, message=message))
+        elif view.is_behind(before.turns) or await self._is_dropped(session_id, view):
+            log.warning("the driver of session %s is older than the store; it reads the store again", session_id)
+            await self._driver.repair(session_id, "rebuild", "DRIVER_BEHIND")
+        return view
+
+    async def _is_dropped(self, session_id: str, view: DriverView) -> bool:
+        """Whether the driver has done with a delivery that no turn has read."""
+        dropped = view.dropped
+        return bool(dropped) and any(each.delivery_id in dropped for each in await self._store.unheard(session_id))
 
     async def catch_up(self, session_id: str, told: set[str] | None = None) -> None:
         """Tell the session's driver everything that it may not know, in order; start it if it never was.

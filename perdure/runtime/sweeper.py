@@ -132,15 +132,16 @@ class Sweeper:
             # Whoever was not told by us is told now, once, and waits for nobody.
             return
         try:
-            held = await self._signals.held(session_id)
+            view = await self._signals.describe(session_id)
         except NoDriver:
             # Whoever follows it knows nothing of what it was told.
-            held = frozenset[str]()
-        if held is None:
+            told.clear()
+            return
+        if view is None:
             self._silent += 1
             return
         told.clear()
-        told.update(held)
+        told.update(view.holds)
 
     def _due(self, untold: Untold) -> bool:
         now = self._clock()

@@ -182,14 +182,17 @@ def read_turn(data: Any) -> int | None:
         return None
 
 
-class _Repair(Wire):
+class RepairOrder(Wire):
+    """What is to be done about a session, and for a rebuild, why."""
+
     how: Repair
+    reason: str = "OPERATOR"
 
 
-def read_repair(data: Any) -> Repair | None:
-    """What an operator wants done, if it is something that can be done."""
+def read_repair(data: Any) -> RepairOrder | None:
+    """What is to be done, if it is something that can be done."""
     try:
-        return _Repair.model_validate(data).how
+        return RepairOrder.model_validate(data)
     except ValidationError:
         return None
 

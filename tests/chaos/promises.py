@@ -10,6 +10,9 @@ from .invariants import Check, problems, streamed
 # The API, the store and the callers are processes of their own, on one clock.
 _CLOCKS = 0.05
 
+#: How long a call that has begun takes to act, beside busy neighbours.
+_GOING_ON = 5.0
+
 _TERMINAL = ("session.completed", "session.failed")
 _OVER = ("completed", "failed")
 
@@ -218,7 +221,10 @@ def nothing_begins_after_an_accepted_cancel(evidence: Evidence) -> Iterator[str]
             body = effect["body"]
             if body["session"] != cancel.session_id or body["turn"] > wish["turn"] or effect["at"] <= told:
                 continue
-            if intents.get((body["session"], body["turn"], body["call"]), told + 1) > told:
+            begun = intents.get((body["session"], body["turn"], body["call"]), told + 1) <= told
+            # Of a call that had begun, this attempt may still act; another one, some time later, may not begin.
+            going_on = effect["at"] <= told + _GOING_ON or evidence.may_be_late(effect["at"])
+            if not (begun and going_on):
                 late = effect["at"] - cancel.tried.ended
                 yield f"{cancel.session_id} {body['call']}: acted {late:.3f} s after its cancel was accepted"
 

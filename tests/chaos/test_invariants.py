@@ -276,6 +276,12 @@ def _a_call_that_begins_after_the_cancel_was_accepted(seen: Evidence) -> None:
 
 
 @spoils("nothing_begins_after_an_accepted_cancel")
+def _another_attempt_at_a_call_that_had_begun_before_its_cancel(seen: Evidence) -> None:
+    effect = next(each for each in seen.effects if each["body"]["call"] == "c3")
+    effect["at"] = at(23.5 + 30)
+
+
+@spoils("nothing_begins_after_an_accepted_cancel")
 def _an_approved_call_that_begins_after_the_cancel_of_the_turn_that_goes_on_with_it(seen: Evidence) -> Evidence:
     wish = event(seen, "cancel.requested")
     wish.update(turn=2, at=stamp(16.2))

@@ -3,26 +3,35 @@
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
-from perdure import AgentRegistry, tool
+import pytest
+
+from perdure import AgentRegistry, telemetry, tool
+from perdure.errors import SessionGone
 from perdure.harness.turn_end import TurnEnd
 from perdure.protocol.actions import Park
+from perdure.protocol.inputs import OpenInput
 from perdure.protocol.requests import (
     Attention,
     CallRef,
     Calls,
+    CloseSession,
     Conclusion,
     Coordinates,
     Failure,
     ModelCall,
     ModelOutcome,
+    ParkTurn,
+    Refusal,
+    Reminder,
     Snapshot,
     ToolCall,
     ToolOutcome,
     TurnRequest,
     TurnResult,
+    Withdrawal,
 )
 from perdure.session import decisions
-from perdure.session.state import SessionState, load_session
+from perdure.session.state import OPERATOR_FAILED, SessionState, load_session
 from perdure.session.turn import CANCELLED, StepFailed, run_turn
 from perdure.store.base import Commit, Committed, Store
 from perdure.testing import call
@@ -203,3 +212,39 @@ async def test_what_came_in_twice_while_the_state_was_unreadable_is_heard_once()
         assert move.deliveries == (delivery,)
         await it.model(delivery, delivery)
         assert (await it.types()).count("message.received") == 1
+
+
+_AT = Coordinates(session_id=SESSION, turn=0)
+_ASKED = (OpenInput(request_id="inp_1"),)
+_ENDS: dict[str, Callable[[Lab], Awaitable[object]]] = {
+    "conclude": lambda it: it.end.conclude(Conclusion(kind="cancelled", at=_AT, failure=CANCELLED)),
+    "withdraw": lambda it: it.end.withdraw(Withdrawal(at=_AT, open=_ASKED)),
+    "refuse": lambda it: it.end.refuse(Refusal(session_id=SESSION, delivery_id="d0", code="stale", message="Stale.")),
+    "close": lambda it: it.end.close(CloseSession(session_id=SESSION, failure=OPERATOR_FAILED)),
+    "attend": lambda it: it.end.mark(SESSION, Attention(code="AGENT_GONE", message="Gone."), 0),
+    "recover": lambda it: it.end.mark(SESSION, None),
+    "park": lambda it: it.parking.park(ParkTurn(at=_AT, agent="tester", open=_ASKED)),
+    "remind": lambda it: it.parking.remind(Reminder(session_id=SESSION, request_id="inp_1", left=0)),
+}
+
+
+@pytest.mark.parametrize("end", _ENDS.values(), ids=_ENDS)
+async def test_a_worker_with_another_database_hands_the_end_of_a_turn_back(
+    end: Callable[[Lab], Awaitable[object]],
+) -> None:
+    """What it called done would never be: in the right store the turn would run for ever."""
+    async with lab([]) as elsewhere:
+        with pytest.raises(SessionGone):
+            await end(elsewhere)
+
+
+async def test_the_attention_of_a_session_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[str] = []
+    monkeypatch.setattr(telemetry, "needs_attention", counted.append)
+
+    async with lab(["One."]) as it:
+        await it.model(await it.deliver("Go"))
+        for _ in range(2):
+            await it.end.mark(SESSION, Attention(code="UNREADABLE_STATE", message="Future."))
+
+    assert counted == ["UNREADABLE_STATE"]

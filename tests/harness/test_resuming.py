@@ -4,16 +4,33 @@ from typing import Any
 
 import pytest
 
-from perdure import Principal, ToolContext, tool
-from perdure.errors import Superseded
+from perdure import Agent, AgentRegistry, Principal, ToolContext, tool
+from perdure.errors import AgentGone, Superseded
+from perdure.harness.resuming import Resuming
 from perdure.protocol.inputs import InputAnswer, digest
-from perdure.protocol.requests import CloseSession, Finished, Resumed
+from perdure.protocol.requests import CloseSession, Coordinates, Finished, Resumed, ResumeTurn
 from perdure.session.answers import CONTINUED
 from perdure.session.state import OPERATOR_FAILED
+from perdure.store.base import Attempt
 from perdure.testing import ScriptedModel, call
 
 from .stage import NO, SESSION, YES, lab
 from .till import Till, asked, said
+
+
+async def test_a_worker_without_the_agent_carries_out_nothing() -> None:
+    """What is approved for the session, and how many calls may run at a time, only the agent says."""
+    till = Till()
+    async with asked(till, 5) as (it, _, open):
+        answer = await it.answer((open[0], YES))
+        resuming = Resuming(it.store, AgentRegistry([Agent("another")]))
+        at = Coordinates(session_id=SESSION, turn=1)
+        resumption = ResumeTurn(at=at, agent="tester", deliveries=(answer,), open=tuple(open))
+
+        with pytest.raises(AgentGone):
+            await resuming.resume(resumption, Attempt(1, 1))
+
+        assert (await it.resume(answer, open=open)).calls
 
 
 async def test_an_approved_call_runs_in_the_next_turn_and_its_result_is_told_there() -> None:

@@ -8,8 +8,8 @@ from temporalio.client import Client, WorkflowExecutionStatus
 
 from perdure.errors import NoDriver, NoWorker, Unavailable
 from perdure.protocol.wire import JsonObject
-from perdure.runtime.driver import Driver
-from perdure.session.state import Rebuild, SessionState
+from perdure.runtime.driver import Driver, DriverView, view_of
+from perdure.session.state import Rebuild, Repair, SessionState
 
 RUNNING = WorkflowExecutionStatus.RUNNING
 
@@ -39,6 +39,8 @@ class FakeDriver(Driver):
         # What drivers hold.
         self.inboxes: dict[str, list[str]] = {}
         self.asked: list[str] = []
+        # What else they say of themselves.
+        self.said: dict[str, JsonObject] = {}
         self.failures: dict[str, Exception] = {}
 
     def told(self, session_id: str = "s") -> list[str]:
@@ -68,12 +70,16 @@ class FakeDriver(Driver):
         self._call(session_id, "deliver", ref["id"])
         self.inboxes.setdefault(session_id, []).append(ref["id"])
 
-    async def held(self, session_id: str) -> frozenset[str] | None:
+    async def describe(self, session_id: str) -> DriverView | None:
         self._reach(session_id)
         if self.workflows.get(session_id) is not RUNNING:
             raise NoDriver
         self.asked.append(session_id)
-        return None if self.no_workers else frozenset(self.inboxes.get(session_id, ()))
+        inbox = [{"id": each} for each in self.inboxes.get(session_id, ())]
+        return None if self.no_workers else view_of({"inbox": inbox, **self.said.get(session_id, {})})
+
+    async def repair(self, session_id: str, how: Repair, reason: str = "OPERATOR") -> None:
+        self._call(session_id, how, reason)
 
     async def cancel(self, session_id: str, turn_id: str) -> None:
         self._call(session_id, "cancel", turn_id)

@@ -41,21 +41,27 @@ async def working(bench: Bench, outside: Outside) -> AsyncGenerator[None]:
         yield
 
 
+async def held(driver: Driver, session_id: str) -> frozenset[str]:
+    view = await driver.describe(session_id)
+    assert view is not None
+    return view.holds
+
+
 @pytest.mark.usefixtures("working")
 async def test_a_driver_says_what_waits_in_it(bench: Bench, outside: Outside, driver: Driver) -> None:
     session = await bench.start(outside, open=(OpenInput(request_id="inp_1"),))
     await session.deliver("dlv_1")
     await session.deliver("dlv_2")
 
-    assert await driver.held(session.handle.id) == {"dlv_1", "dlv_2"}
+    assert await held(driver, session.handle.id) == {"dlv_1", "dlv_2"}
 
 
 @pytest.mark.usefixtures("working")
 async def test_a_driver_says_what_its_turn_reads(bench: Bench, outside: Outside, driver: Driver) -> None:
-    found: list[frozenset[str] | None] = []
+    found: list[frozenset[str]] = []
 
     async def answer(call: ModelCall) -> ModelOutcome:
-        found.append(await driver.held(call.at.session_id))
+        found.append(await held(driver, call.at.session_id))
         return Finished()
 
     outside.answer = answer
@@ -70,10 +76,10 @@ async def test_a_driver_says_what_its_turn_reads(bench: Bench, outside: Outside,
 async def test_a_driver_says_what_the_turn_would_read_that_is_held_back(
     bench: Bench, outside: Outside, driver: Driver
 ) -> None:
-    held = {"sessionId": "x", "turn": 0, "agent": "demo", "deliveries": [{"id": "dlv_1", "tokenHash": "now"}]}
-    session = await bench.start(outside, held=held, retry_at=2.0**40)
+    request = {"sessionId": "x", "turn": 0, "agent": "demo", "deliveries": [{"id": "dlv_1", "tokenHash": "now"}]}
+    session = await bench.start(outside, held=request, retry_at=2.0**40)
 
-    assert await driver.held(session.handle.id) == {"dlv_1"}
+    assert await held(driver, session.handle.id) == {"dlv_1"}
 
 
 @pytest.mark.usefixtures("working")
@@ -85,13 +91,13 @@ async def test_a_workflow_that_has_ended_or_never_was_holds_nothing(
 
     for session_id in (session.handle.id, "ses_unknown"):
         with pytest.raises(NoDriver):
-            await driver.held(session_id)
+            await driver.describe(session_id)
 
 
 async def test_without_a_worker_nobody_says_what_a_driver_holds(bench: Bench, outside: Outside, driver: Driver) -> None:
     session = await bench.start(outside)
 
-    assert await driver.held(session.handle.id) is None
+    assert await driver.describe(session.handle.id) is None
 
 
 async def test_no_session_is_started_on_a_queue_that_no_worker_polls(driver: Driver) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from perdure.errors import Unavailable
 from perdure.protocol.wire import JsonObject
+from perdure.runtime.driver import DriverView
 from perdure.runtime.signals import Signals
 from perdure.runtime.sweeper import Sweeper
 from perdure.store.base import Commit, Store
@@ -176,6 +177,57 @@ async def test_what_the_driver_has_lost_is_told_again(store: Store) -> None:
     assert driver.told() == ["deliver s/b", "deliver s/a", "deliver s/a"]
 
 
+async def test_a_store_that_is_older_than_its_driver_is_reported(store: Store) -> None:
+    await stranded(store, "s")
+    driver, clock = FakeDriver("s"), Clock()
+    driver.said["s"] = {"idle": True, "seen": ["s/d"], "turn": 9, "head": 99}
+
+    await sweep_for(sweeper(store, driver, clock), clock, 60)
+
+    row = await given.read_session(store, "s")
+    assert row.attention is not None
+    assert row.attention["code"] == "STORE_BEHIND"
+    # What follows is for an operator to decide.
+    assert not [call for call in driver.told() if call.startswith("rebuild")]
+
+
+@pytest.mark.parametrize(
+    "said", [{"turn": 1, "seen": ["s/d"]}, {"turn": 0}], ids=["it has done with a delivery", "it has missed a turn"]
+)
+async def test_a_driver_that_is_older_than_its_store_reads_the_store_again(store: Store, said: JsonObject) -> None:
+    await stranded(store, "s")
+    driver = FakeDriver("s")
+    driver.said["s"] = {"idle": True, **said}
+
+    await sweeper(store, driver).sweep()
+
+    assert driver.told()[0] == "rebuild DRIVER_BEHIND"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"turn": 1},
+        # A signal that it has not come to yet, and a turn that runs.
+        {"turn": 0, "idle": False, "seen": ["s/d"]},
+        {"turn": 1, "seen": ["s/d"], "inbox": [{"id": "s/d"}]},
+        # A turn that waits for a worker has begun, and has not ended.
+        {"turn": 0, "held": {"deliveries": [{"id": "s/d"}]}, "seen": ["s/d"]},
+        # A build of old does not say whether it works.
+        {"turn": 0, "idle": None},
+    ],
+)
+async def test_a_driver_that_works_or_waits_is_left_alone(store: Store, said: JsonObject) -> None:
+    await stranded(store, "s")
+    driver = FakeDriver("s")
+    driver.said["s"] = {key: value for key, value in {"idle": True, **said}.items() if value is not None}
+
+    await sweeper(store, driver).sweep()
+
+    assert [call for call in driver.told() if call.startswith("rebuild")] == []
+    assert (await given.read_session(store, "s")).attention is None
+
+
 async def test_without_workers_what_was_told_counts_as_held(store: Store) -> None:
     await stranded(store, "s", names=("b", "a"))
     driver, clock = FakeDriver("s"), Clock()
@@ -204,10 +256,10 @@ async def test_while_no_driver_answers_few_are_asked_and_all_are_told(store: Sto
 
 async def test_few_drivers_that_do_not_answer_are_waited_for_whoever_answers_in_between(store: Store) -> None:
     class Mixed(FakeDriver):
-        async def held(self, session_id: str) -> frozenset[str] | None:
+        async def describe(self, session_id: str) -> DriverView | None:
             # Every second session is driven by a build that has no worker.
-            held = await super().held(session_id)
-            return held if int(session_id[1:]) % 2 else None
+            view = await super().describe(session_id)
+            return view if int(session_id[1:]) % 2 else None
 
     sessions = [f"s{n:02}" for n in range(80)]
     await stranded(store, *sessions)

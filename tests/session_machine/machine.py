@@ -13,6 +13,7 @@ from perdure.agents.agent import WhileWaiting
 from perdure.harness.killpoints import KillPoint
 from perdure.protocol import names
 from perdure.protocol.deliveries import Mode
+from perdure.protocol.wire import JsonObject
 from perdure.store.base import Store
 
 from .invariants import Log, check_at_rest, check_now
@@ -157,6 +158,16 @@ class Machine(RuleBasedStateMachine):
             await self.it.processes.rest()
 
         self._do(lose())
+
+    def set_the_driver_back(self, copy: JsonObject) -> None:
+        """Temporal is restored from a copy: the driver knows what it knew then."""
+        self.lose_the_driver(zombies=False)
+
+        async def restore() -> None:
+            self.it.temporal.start(copy)
+            await self.it.processes.rest()
+
+        self._do(restore())
 
     @rule()
     def serve_or_not(self) -> None:

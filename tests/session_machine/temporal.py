@@ -30,8 +30,8 @@ from perdure.errors import NoDriver, Unavailable
 from perdure.protocol import names
 from perdure.protocol.requests import TurnRequest, TurnResult
 from perdure.protocol.wire import JsonObject, Wire
-from perdure.runtime.driver import Driver, held_by
-from perdure.session.state import Rebuild, SessionState
+from perdure.runtime.driver import Driver, DriverView, view_of
+from perdure.session.state import Rebuild, Repair, SessionState
 from workflows.session import SessionWorkflow
 from workflows.turn import TurnWorkflow
 
@@ -425,10 +425,14 @@ class PlayedDriver(Driver):
         self._signalled(session_id).deliver(ref)
         self._answer()
 
-    async def held(self, session_id: str) -> frozenset[str] | None:
+    async def describe(self, session_id: str) -> DriverView | None:
         described = self._signalled(session_id).describe()
         self._answer()
-        return held_by(described)
+        return view_of(described)
+
+    async def repair(self, session_id: str, how: Repair, reason: str = "OPERATOR") -> None:
+        self._signalled(session_id).repair({"how": how, "reason": reason})
+        self._answer()
 
     async def cancel(self, session_id: str, turn_id: str) -> None:
         self._signalled(session_id).cancel({"turnId": turn_id})

@@ -13,6 +13,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from perdure.protocol.wire import JsonObject
+
 from .machine import Machine
 
 _EXAMPLES = os.environ.get("PERDURE_MACHINE_EXAMPLES")
@@ -59,6 +61,37 @@ def test_a_forgotten_model_call_begins_while_the_driver_is_derived(state: Machin
     state.go(which=1, pace="read")
     state.go(which=0, pace="write")
     state.teardown()
+
+
+def test_temporal_is_restored_from_before_a_turn(state: Machine) -> None:
+    state.begin(plan="", mode="conversation", waiting="queue", fate="lives", answers=False)
+    state.play_all()
+    copy = _driver(state)
+    state.say(plan="", coalesce=False, old=False, fate="lives", pace="end")
+    state.play_all()
+    state.set_the_driver_back(copy)
+    state.say(plan="", coalesce=False, old=False, fate="lives", pace="end")
+    state.play_all()
+    state.teardown()
+
+
+def test_temporal_is_restored_from_when_a_turn_was_parked_that_was_answered_since(state: Machine) -> None:
+    state.begin(plan="ask", mode="conversation", waiting="queue", fate="lives", answers=True)
+    state.play_all()
+    copy = _driver(state)
+    state.answer(which=0, how="red", fate="lives", pace="end", by_token=True)
+    state.play_all()
+    state.set_the_driver_back(copy)
+    for _ in range(3):
+        state.say(plan="", coalesce=False, old=False, fate="lives", pace="end")
+        state.play_all()
+    state.teardown()
+
+
+def _driver(state: Machine) -> JsonObject:
+    known = state.it.state
+    assert known is not None
+    return known.model_dump(mode="json")
 
 
 def _play(machine: type[Machine], examples: int) -> None:

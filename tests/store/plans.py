@@ -17,6 +17,12 @@ LISTINGS = [
     pytest.param(
         SessionQuery(owner=given.ADA.owner, status="failed"), "sessions_by_owner_status", id="owner and status"
     ),
+    pytest.param(SessionQuery(status="needs_attention"), "sessions_in_need", id="attention"),
+    pytest.param(
+        SessionQuery(owner=given.ADA.owner, status="needs_attention"),
+        "sessions_by_owner_in_need",
+        id="owner and attention",
+    ),
     pytest.param(
         SessionQuery(owner=given.ADA.owner, status="failed", agent="echo", mode="task"),
         "sessions_by_owner_status",
@@ -26,9 +32,11 @@ LISTINGS = [
 
 #: Many sessions of several owners and states, beside the one that there is. `numbers (n)` is a table.
 CROWD = """
-INSERT INTO sessions (session_id, agent, mode, status, owner, principal, capabilities, created_at, updated_at)
+INSERT INTO sessions
+    (session_id, agent, mode, status, owner, principal, capabilities, created_at, updated_at, attention)
 SELECT 'crowd-' || n, 'echo', 'conversation', CASE n % 3 WHEN 0 THEN 'completed' ELSE 'waiting' END,
-    CASE n % 4 WHEN 0 THEN owner ELSE 'owner-' || n % 4 END, principal, capabilities, '2026-' || n, created_at
+    CASE n % 4 WHEN 0 THEN owner ELSE 'owner-' || n % 4 END, principal, capabilities, '2026-' || n, created_at,
+    CASE WHEN n % 5 < 2 THEN '{}' END
 FROM sessions, numbers
 """
 

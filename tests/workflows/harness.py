@@ -118,6 +118,7 @@ class Outside:
 
     @activity.defn(name=names.WITHDRAW_INPUTS)
     async def withdraw_inputs(self, withdrawal: Withdrawal) -> None:
+        await self._may(names.WITHDRAW_INPUTS)
         await self._note(self.withdrawals, withdrawal)
 
     @activity.defn(name=names.REMIND)

@@ -291,6 +291,18 @@ async def test_an_activity_that_fails_for_good_does_not_fail_the_driver(bench: B
     assert await status(session) == WorkflowExecutionStatus.RUNNING
 
 
+async def test_a_withdrawal_that_fails_for_good_does_not_fail_the_driver(bench: Bench, outside: Outside) -> None:
+    async def fail() -> None:
+        outside.before.pop(names.WITHDRAW_INPUTS)
+        raise ApplicationError("unreadable", type="UNREADABLE_STATE", non_retryable=True)
+
+    outside.before[names.WITHDRAW_INPUTS] = fail
+    session = await bench.start(outside, cancel="this", open=(ASKED,))
+
+    await outside.until(lambda: bool(outside.withdrawals), within=2 * PATIENCE)
+    assert await status(session) == WorkflowExecutionStatus.RUNNING
+
+
 async def test_a_parked_driver_continues_as_new_before_its_history_is_long(bench: Bench, outside: Outside) -> None:
     session = await bench.start(outside, open=(ASKED,))
     first = (await session.handle.describe()).run_id

@@ -25,6 +25,8 @@ CREATE INDEX sessions_by_owner_status ON sessions (owner, status, created_at, se
 
 CREATE INDEX sessions_in_need ON sessions (created_at, session_id) WHERE attention IS NOT NULL;
 
+CREATE INDEX sessions_by_owner_in_need ON sessions (owner, created_at, session_id) WHERE attention IS NOT NULL;
+
 CREATE INDEX sessions_to_cancel ON sessions (session_id) WHERE cancel_turn IS NOT NULL;
 
 CREATE INDEX sessions_untold ON sessions (session_id) WHERE untold <> 0;
