@@ -1,6 +1,12 @@
-"""The only worker is killed while many sessions with long histories are busy, and another one starts."""
+"""The only worker is killed while many sessions with long histories are busy, and another one starts.
+
+Other counts: `PERDURE_RESTART_SESSIONS=500 PERDURE_RESTART_ACTIVE=50 PERDURE_RESTART_TURNS=300`.
+A driver continues as new after about thirty turns, so more turns than that make no history longer.
+"""
 
 import asyncio
+import logging
+import os
 import time
 from collections.abc import Sequence
 
@@ -16,38 +22,53 @@ from workflows.session import SessionWorkflow
 
 from .world import HEARTBEAT, RECOVERY
 
-pytestmark = [pytest.mark.chaos, pytest.mark.alone, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.chaos, pytest.mark.alone, pytest.mark.slow, pytest.mark.timeout(7200)]
 
-SESSIONS = 30
-TURNS = 50
+SESSIONS = int(os.environ.get("PERDURE_RESTART_SESSIONS", "100"))
+ACTIVE = int(os.environ.get("PERDURE_RESTART_ACTIVE", "30"))
+TURNS = int(os.environ.get("PERDURE_RESTART_TURNS", "40"))
+log = logging.getLogger(__name__)
+
+#: Sessions that grow at the same time.
+CROWD = 50
 #: What the histories may take against being replayed one after another, by one who does nothing else. The machine is
 #: the server's too, and the new worker does more than replay.
 AGAINST_REPLAYS = 1.5
 
 
-async def test_a_restart_costs_little_more_than_one_replay_of_each_history(make_stack: StackFactory) -> None:
+async def test_a_restart_costs_little_more_than_one_replay_of_each_busy_history(make_stack: StackFactory) -> None:
     stack = make_stack(provider=True, environment={"PERDURE_MODEL": "openai-chat:scripted"})
     sessions = [stack.talk() for _ in range(SESSIONS)]
-    await asyncio.gather(*(grow(session) for session in sessions))
-    undisturbed = await a_turn_of_each(sessions)
-    replays = await replayed(await connect(stack.settings), sessions)
+    await grow(sessions)
+    active = sessions[:ACTIVE]
+    undisturbed = await a_turn_of_each(active)
+    replays = await replayed(await connect(stack.settings), active)
 
-    # All of them are in the middle of a turn.
-    await asyncio.gather(*(session.send("drip 20 words delay 30") for session in sessions))
+    # These are in the middle of a turn, and all the others wait for their next message.
+    await asyncio.gather(*(session.send("drip 20 words delay 30") for session in active))
     stack.workers[0].kill()
     stack.start_worker(wait=False)
     killed = time.monotonic()
-    await asyncio.gather(*(session.until_boundary(within=200) for session in sessions))
+    await asyncio.gather(*(session.until_boundary(within=200) for session in active))
     took = time.monotonic() - killed
+    for session in sessions[ACTIVE : ACTIVE + 10]:
+        await session.say("say on")
 
     for session in sessions:
         await session.http.aclose()
+    log.info("%d sessions, %d active, %d turns: %.1f s; replays %.1f s", SESSIONS, ACTIVE, TURNS, took, replays)
     assert took < HEARTBEAT + RECOVERY + undisturbed + AGAINST_REPLAYS * replays, (undisturbed, replays)
 
 
-async def grow(session: Talk) -> None:
-    for _ in range(TURNS):
-        await session.say("say on")
+async def grow(sessions: Sequence[Talk]) -> None:
+    places = asyncio.Semaphore(CROWD)
+
+    async def grow_one(session: Talk) -> None:
+        async with places:
+            for _ in range(TURNS):
+                await session.say("say on")
+
+    await asyncio.gather(*(grow_one(session) for session in sessions))
 
 
 async def a_turn_of_each(sessions: Sequence[Talk]) -> float:
