@@ -15,6 +15,7 @@ from perdure.errors import (
     InputClosed,
     InputExpired,
     Invalid,
+    OutcomeUnknown,
     PerdureError,
     SessionNotFound,
     TooLarge,
@@ -65,7 +66,8 @@ def _body(error: PerdureError) -> dict[str, Any]:
             return {"error": error.message, "ok": False, "violations": error.details.get("violations", [])}
         case Unavailable():
             # What the database or the network said is for the log.
-            return {"code": error.code, "error": Unavailable().message, "ok": False}
+            told = OutcomeUnknown() if isinstance(error, OutcomeUnknown) else Unavailable()
+            return {"code": told.code, "error": told.message, "ok": False}
         case InputClosed() | InputExpired():
             outcome = {"status": error.details.get("status"), "optionId": error.details.get("option_id")}
             known = {name: value for name, value in outcome.items() if value is not None}

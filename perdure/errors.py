@@ -19,6 +19,7 @@ PerdureError
 ├── UnsupportedMedia        415
 ├── InboxFull               429  too many deliveries wait in this session: nothing was accepted
 ├── Unavailable             503  try again: nothing was accepted
+│   ├── OutcomeUnknown           the database died in the middle of a commit: try again, with the same key
 │   ├── NoDriver                 no workflow drives this session now; what it was sent before stays accepted
 │   └── NoWorker                 no worker would take up the session if it were started
 ├── DriverRefused                Temporal does not take what this session is to be told
@@ -184,6 +185,12 @@ class Unavailable(PerdureError):
     status = 503
     code = "unavailable"
     retryable = True
+
+
+class OutcomeUnknown(Unavailable):
+    """Whether this was accepted is not known; repeat it with the same Idempotency-Key, and it is accepted once."""
+
+    code = "outcome_unknown"
 
 
 class NoDriver(Unavailable):

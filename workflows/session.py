@@ -311,7 +311,7 @@ class SessionWorkflow:
 
     async def _hold(self, request: TurnRequest, held: JsonObject, result: TurnResult) -> None:
         """The turn could not go on: say so, and keep it for another worker or an operator."""
-        self._state = self._state.holding(held, result.token_hash, workflow.time())
+        self._state = self._state.holding(held, result.token_hash, workflow.time(), result.retired)
         if result.failure is not None:
             attention = Attention(code=result.failure.code, message=result.failure.message)
             await self._attend(attention, request.turn)

@@ -12,7 +12,7 @@ from perdure.protocol.events import FinishReason, Usage
 from perdure.protocol.inputs import InputRequest, OpenInput
 from perdure.protocol.principals import Principal
 from perdure.protocol.requests import CallRef, Calls, Failure, Finished, ModelOutcome, Parked, Resumed, ToolOutcome
-from perdure.protocol.wire import JsonObject, Wire
+from perdure.protocol.wire import DEEPEST, JsonObject, Wire, deeper_than
 from perdure.store.base import NewRecord
 from perdure.text import whole
 
@@ -181,12 +181,19 @@ def dump_response(response: ModelResponse) -> JsonObject:
     return ModelMessagesTypeAdapter.dump_python([response], mode="json")[0]
 
 
+#: A reply holds arguments of calls, which may be as deep as values may be, in a few levels of its own.
+_DEEPEST_REPLY = DEEPEST + 50
+
 _RESPONSE: TypeAdapter[ModelResponse] = TypeAdapter(ModelResponse)
 
 
 def readable(response: ModelResponse) -> ModelResponse:
     """The response as it can be kept, sent and read again; raises when nothing of that can be made of it."""
-    return _RESPONSE.validate_python(_readable(dump_response(response)))
+    dumped = dump_response(response)
+    if deeper_than(dumped, _DEEPEST_REPLY):
+        # By itself it might just be written; among the other messages of a prompt it would not be.
+        raise ValueError(f"The reply is nested deeper than {_DEEPEST_REPLY} levels.")
+    return _RESPONSE.validate_python(_readable(dumped))
 
 
 def _readable(value: Any) -> Any:

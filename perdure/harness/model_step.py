@@ -38,6 +38,7 @@ from .settling import (
     settle_failure,
     settle_reply,
     settle_result,
+    settle_stopped,
     settle_unfulfilled,
 )
 from .sorting import Asked, Sorter
@@ -280,7 +281,9 @@ class ModelStep:
         model = self._models.model(self._model(scene))
         prompt = await self._prompt(scene, offer)
         spent = Usage()
-        for _ in range(2):
+        for number in range(2):
+            if number > 0 and await self._is_stopped(scene):
+                break
             with telemetry.model_call(
                 scene.call.at, scene.agent.name, self._model(scene), scene.attempt.number
             ) as spanned:
@@ -290,6 +293,10 @@ class ModelStep:
             if reply.response.tool_calls or (reply.response.text or "").strip():
                 return reply, spent
         return None, spent
+
+    async def _is_stopped(self, scene: _Scene) -> bool:
+        row = await find_session(self._store, scene.call.at.session_id)
+        return row.cancel_turn is not None and row.cancel_turn <= scene.call.at.turn
 
     async def _prompt(self, scene: _Scene, offer: Offer) -> Prompt:
         assert scene.mark is not None
@@ -323,9 +330,10 @@ class ModelStep:
         try:
             done = await self._commit(scene, settlement, rest)
         except TurnCancelled:
-            if cancelled is None:
+            spent = (settlement.change and settlement.change.usage) or Usage()
+            if cancelled is None and spent == Usage():
                 raise
-            settlement = cancelled
+            settlement = cancelled or settle_stopped(scene.facts, scene.call.mode, spent)
             done = await self._commit(scene, settlement, rest)
         if settlement.opens:
             reach("park_after_commit")

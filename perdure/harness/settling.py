@@ -160,6 +160,15 @@ def settle_failure(facts: Facts, mode: Mode, failure: Failure, usage: Usage) -> 
     return Settlement((record,), ending.events, ending.closes, ending.change(usage=usage))
 
 
+def settle_stopped(facts: Facts, mode: Mode, usage: Usage) -> Settlement:
+    """The turn was stopped while it failed: what it has cost is told."""
+    at = facts.at
+    record = written(at.turn, at.step, REPLY, FAILURE, StoredFailure(failure=CANCELLED, usage=usage))
+    ending = facts.cancelled(mode, CANCELLED)
+    told = facts.step_completed("error", usage)
+    return Settlement((record,), (told, *ending.events), ending.closes, ending.change(usage=usage))
+
+
 def _told(facts: Facts, response: ModelResponse, reason: FinishReason) -> tuple[NewEvent, ...]:
     """Reasoning and text of the step, each whole and each once."""
     reasoning = "".join(part.content for part in response.parts if isinstance(part, ThinkingPart))

@@ -282,6 +282,7 @@ class TurnRequest(Versioned):
     # Where a turn that continued as new goes on.
     step: int = 0
     token_hash: str | None = None
+    retired: tuple[str, ...] = ()
     traceparent: str | None = None
     # How many events the session had when the driver last knew.
     head: int | None = None
@@ -296,6 +297,8 @@ class TurnResult(Versioned):
     action: Action
     # The session's token as this turn left it; None when it did not change.
     token_hash: str | None = None
+    # Those that it replaced: what was accepted with one of them may still be on its way.
+    retired: tuple[str, ...] = ()
     failure: Failure | None = None
     model: str | None = None
     # What waits for people now.

@@ -143,19 +143,25 @@ class Sessions:
     ) -> Receipt:
         """Deliver to the session that owns `token`; `NoActiveSession` when there is none.
 
-        With `session_id` the token must belong to that session.
+        With `session_id` the token must belong to that session. A repeated request gets its first receipt, whoever owns
+        the token by now.
         """
         body = body or DeliveryBody(message=message, principal=principal)
         token_hash = tokens.hashed(token)
-        owner = await self._store.route(token_hash)
         about = same_as or ("deliver", token_hash, str(coalesce))
-        if owner is None and session_id is not None and idempotency_key is not None:
-            return await self._delivered_before(Asked(session_id, body, principal, about, idempotency_key, token_hash))
-        if owner is None or (session_id is not None and owner != session_id):
-            raise NoActiveSession
+        owner = await self._owner(token_hash, session_id)
         asked = Asked(
-            owner, body, principal, about, idempotency_key, token_hash, coalesce=coalesce, limit=self._inbox_limit
+            owner or session_id or "",
+            body,
+            principal,
+            about,
+            idempotency_key,
+            token_hash,
+            coalesce=coalesce,
+            limit=self._inbox_limit,
         )
+        if owner is None:
+            return await self._delivered_before(asked)
         return await self._answers.take(asked) or await self._deliver(asked)
 
     async def deliver_or_start(
@@ -178,10 +184,11 @@ class Sessions:
             "same_as": (token, agent),
         }
         for _ in range(_ROUNDS):
-            try:
-                return await self.deliver(token, **once)
-            except NoActiveSession:
-                pass
+            if await self._owner(tokens.hashed(token)) is not None:
+                try:
+                    return await self.deliver(token, **once)
+                except NoActiveSession:
+                    pass
             try:
                 return await self.start(agent, token=token, **once)
             except TokenConflict:
@@ -227,6 +234,11 @@ class Sessions:
 
     # --- deliveries -----------------------------------------------------------------------------------------
 
+    async def _owner(self, token_hash: str, session_id: str | None = None) -> str | None:
+        """The session that owns the token, if it is the one that is meant."""
+        owner = await self._store.route(token_hash)
+        return owner if session_id in (None, owner) else None
+
     async def _deliver(self, asked: Asked) -> Receipt:
         try:
             accepted = await self._store.accept(asked.delivery())
@@ -252,7 +264,7 @@ class Sessions:
 
     async def _delivered_before(self, asked: Asked) -> Receipt:
         """The first receipt of a repeated request whose token has lost its session since."""
-        first = await self._store.first(asked.delivery())
+        first = await self._store.first(asked.delivery()) if asked.idempotency_key is not None else None
         if first is None:
             raise NoActiveSession
         return await self._receipt(asked, first)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Sequence
+from time import monotonic
 
 from perdure.agents.agent import DEMO
 from perdure.agents.registry import AgentRegistry
@@ -21,6 +22,9 @@ from .restore import attend, restore
 
 log = logging.getLogger("perdure.sessions")
 
+#: After so many seconds without an answer of Temporal, what follows may overtake what it was told.
+_HANGS = 0.5
+
 
 class Signals:
     """Tells drivers what was accepted. Telling twice is telling once: a driver reads each delivery once."""
@@ -32,13 +36,16 @@ class Signals:
         self._driver = driver
         self._agents = agents
         self._ui_detail = ui_detail
+        # Since when Temporal has been told something of a session and has not answered.
+        self._telling: dict[str, list[float]] = {}
 
     async def deliver(self, row: DeliveryRow, *, untold: bool) -> bool:
         """Tell the driver of one delivery; False when that has to wait.
 
-        `untold`: Temporal may not know of earlier ones either. They come first.
+        `untold`: Temporal may not know of earlier ones either. They come first, and so do those that it has been told
+        of for some time without an answer.
         """
-        if untold or row.ref is None:
+        if untold or row.ref is None or self._hangs(row.session_id):
             return await self._caught_up(row.session_id)
         return await self._told(row.session_id, self._deliver(row))
 
@@ -96,6 +103,9 @@ class Signals:
             await self._store.clear_untold(session_id, row.untold)
 
     async def _told(self, session_id: str, telling: Awaitable[None]) -> bool:
+        began = monotonic()
+        under_way = self._telling.setdefault(session_id, [])
+        under_way.append(began)
         try:
             await telling
         except NoDriver:
@@ -103,7 +113,15 @@ class Signals:
         except Exception as error:
             await self._mark(session_id, error)
             return False
+        finally:
+            under_way.remove(began)
+            if not under_way:
+                self._telling.pop(session_id, None)
         return True
+
+    def _hangs(self, session_id: str) -> bool:
+        under_way = self._telling.get(session_id)
+        return bool(under_way) and monotonic() - under_way[0] > _HANGS
 
     async def _caught_up(self, session_id: str) -> bool:
         try:

@@ -18,6 +18,8 @@ from .signals import Signals
 log = logging.getLogger("perdure.sessions")
 
 _LONGEST = 3600.0
+#: A wish to stop a turn is looked after more often: a driver may have come to read its state since, and lost the wish.
+_LONGEST_WISH = 30.0
 _PAGE = 200
 #: How many sessions are told at once, and how many such groups may fail in a row before Temporal is taken to be away.
 _AT_ONCE = 8
@@ -112,7 +114,7 @@ class Sweeper:
         told = self._told.setdefault(session_id, set())
         try:
             # Whom Temporal could not be told of before is not asked first: it waits long enough.
-            if untold.newest is not None and not untold.failed:
+            if not untold.failed:
                 await self._ask(session_id, told)
             await self._signals.catch_up(session_id, told)
         except NoWorker:
@@ -150,5 +152,6 @@ class Sweeper:
             known = _Pause(untold, now, self._every)
         if now < known.until and not untold.failed:
             return False
-        self._pauses[untold.session_id] = _Pause(untold, now + known.length, min(_LONGEST, known.length * 2))
+        longest = _LONGEST if untold.cancel_turn is None else _LONGEST_WISH
+        self._pauses[untold.session_id] = _Pause(untold, now + known.length, min(longest, known.length * 2))
         return True

@@ -115,11 +115,13 @@ class SessionState(Wire):
     def cancelled(self, cancel: Cancel | None) -> "SessionState":
         return self.model_copy(update={"cancel": cancel})
 
-    def holding(self, request: JsonObject, token_hash: str | None, now: float) -> "SessionState":
+    def holding(
+        self, request: JsonObject, token_hash: str | None, now: float, retired: tuple[str, ...] = ()
+    ) -> "SessionState":
         """The turn could not go on: it is tried again later, and less and less often."""
         pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(self.tries, 16))
         held = {"held": request, "tries": self.tries + 1, "retry_at": now + pause}
-        return self.model_copy(update=held)._rekeyed(token_hash)
+        return self.model_copy(update=held)._rekeyed(token_hash, retired)
 
     def due(self) -> "SessionState":
         """There is news: a turn that could not go on is tried again at once."""
@@ -139,7 +141,7 @@ class SessionState(Wire):
         # Only a rebuild takes it back: a store that has fewer events is older than the session.
         head = max((known for known in (self.head, result.head) if known is not None), default=None)
         state = self.model_copy(update={**done, "head": head, "held": None, "tries": 0, "retry_at": None})
-        return state._rekeyed(result.token_hash)
+        return state._rekeyed(result.token_hash, result.retired)
 
     def rebuilt(self, found: "SessionState") -> "SessionState":
         """The state as the store has it, with what has arrived since it was read."""
@@ -147,11 +149,13 @@ class SessionState(Wire):
             found = found.hears(delivery)
         return found
 
-    def _rekeyed(self, token_hash: str | None) -> "SessionState":
-        if token_hash is None or token_hash == self.token_hash:
+    def _rekeyed(self, token_hash: str | None, retired: tuple[str, ...]) -> "SessionState":
+        """The session owns this token now; the one before, and those in between, were its own for some time."""
+        if token_hash is None:
             return self
-        retired = (*self.retired, self.token_hash)[-_RETIRED:]
-        return self.model_copy(update={"token_hash": token_hash, "retired": retired})
+        before = dict.fromkeys((*self.retired, self.token_hash, *retired))
+        kept = tuple(each for each in before if each != token_hash)[-_RETIRED:]
+        return self.model_copy(update={"token_hash": token_hash, "retired": kept})
 
 
 def _remembered(*ids: str) -> tuple[str, ...]:

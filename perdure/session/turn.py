@@ -105,11 +105,25 @@ async def run_turn(request: TurnRequest, steps: Steps) -> TurnResult | Breath:
 async def _unreadable(request: TurnRequest, steps: Steps, unreadable: UnreadableState) -> TurnResult:
     """What cannot be read is handed back untouched: other code may still read it."""
     failure = Failure(code=unreadable.code, message=unreadable.message)
+    result = TurnResult(
+        snapshot=request.snapshot,
+        action=Park(),
+        failure=failure,
+        token_hash=request.token_hash,
+        retired=request.retired,
+        head=request.head,
+    )
     if request.holds:
-        held = request.model_dump(mode="json")
-        return TurnResult(snapshot=request.snapshot, action=Park(), failure=failure, held=held)
-    await steps.conclude(conclusion(request, request.step, failure))
-    return TurnResult(snapshot=request.snapshot, action=decisions.after_turn(request.mode, failure), failure=failure)
+        return result.model_copy(update={"held": request.model_dump(mode="json")})
+    concluded = await steps.conclude(conclusion(request, request.step, failure)) or Concluded()
+    ended = {
+        "action": Park() if concluded.open else decisions.after_conclusion(request.mode, failure, concluded),
+        "token_hash": concluded.token_hash or request.token_hash,
+        "head": concluded.head or request.head,
+        "open": concluded.open,
+        "silent": concluded.silent,
+    }
+    return result.model_copy(update=ended)
 
 
 class _Turn:
@@ -119,8 +133,9 @@ class _Turn:
         self._state = state
         self._step = request.step
         self._token_hash = request.token_hash
-        # When that was recorded, as far as calls have said.
+        # When that was recorded, as far as calls have said, and the tokens that it has replaced.
         self._token_head = 0
+        self._retired = request.retired
         self._model = request.model
         self._head = request.head
         self._concluded = Concluded()
@@ -149,7 +164,7 @@ class _Turn:
         concluded = await self._steps.conclude(conclusion)
         if concluded is not None:
             # A tool may have changed the token although the turn never heard of it.
-            self._token_hash = concluded.token_hash or self._token_hash
+            self._own(concluded.token_hash or self._token_hash)
             self._head = max(concluded.head or 0, self._head or 0)
             self._concluded = concluded
 
@@ -242,8 +257,19 @@ class _Turn:
 
     def _rekey(self, outcome: ToolOutcome) -> None:
         """Take over the session's new token, unless another call has set a later one. Older workers do not say when."""
-        if outcome.token_hash is not None and (outcome.head is None or outcome.head >= self._token_head):
-            self._token_hash, self._token_head = outcome.token_hash, outcome.head or 0
+        if outcome.token_hash is None:
+            return
+        if outcome.head is not None and outcome.head < self._token_head:
+            self._retired = (*self._retired, outcome.token_hash)
+            return
+        self._own(outcome.token_hash)
+        self._token_head = outcome.head or 0
+
+    def _own(self, token_hash: str | None) -> None:
+        """The session owns this token now. What was accepted with the one before may still be on its way."""
+        if self._token_hash is not None and self._token_hash != token_hash:
+            self._retired = (*self._retired, self._token_hash)
+        self._token_hash = token_hash
 
     async def _park(self, open: tuple[OpenInput, ...], *, silent: bool = False) -> TurnResult:
         request = self._request
@@ -252,13 +278,13 @@ class _Turn:
 
     def _held(self, failure: Failure) -> TurnResult:
         """The turn cannot go on now; it goes on from here once some worker can serve it."""
-        state = {"snapshot": dump_turn(self._state), "token_hash": self._token_hash, "model": self._model}
         # Before the first step has ended, the people's answers may still have to be looked at.
-        rest = self._rest() if self._step > 0 else self._request.model_copy(update=state)
+        rest = self._rest() if self._step > 0 else self._request.model_copy(update=self._kept())
         return TurnResult(
             snapshot=rest.snapshot,
             action=Park(),
             token_hash=self._token_hash,
+            retired=self._retired,
             failure=failure,
             model=self._model,
             held=rest.model_copy(update={"head": self._head}).model_dump(mode="json"),
@@ -267,8 +293,11 @@ class _Turn:
 
     def _rest(self) -> TurnRequest:
         done: dict[str, object] = {"expired": (), "open": (), "step": self._step}
-        kept = {"snapshot": dump_turn(self._state), "token_hash": self._token_hash, "model": self._model}
-        return self._request.model_copy(update={**done, **kept})
+        return self._request.model_copy(update={**done, **self._kept()})
+
+    def _kept(self) -> dict[str, object]:
+        tokens = {"token_hash": self._token_hash, "retired": self._retired}
+        return {"snapshot": dump_turn(self._state), "model": self._model, **tokens}
 
     def _result(
         self,
@@ -286,6 +315,7 @@ class _Turn:
             snapshot=dump_turn(state),
             action=Park() if waits else decisions.after_conclusion(self._request.mode, failure, self._concluded),
             token_hash=self._token_hash,
+            retired=self._retired,
             failure=failure,
             open=open,
             cancelled=cancelled,

@@ -3,8 +3,9 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from time import monotonic
 
-from perdure.errors import Unavailable
+from perdure.errors import OutcomeUnknown, Unavailable
 from perdure.protocol.events import Event, NewEvent
 from perdure.protocol.requests import Attention
 
@@ -39,6 +40,10 @@ from .watchers import Feed, Watchers
 #: Beyond any turn.
 _LAST_TURN = 2**53
 
+#: For how many seconds a database is asked again that has not said whether it has committed, and how often.
+_SURELY = 5.0
+_PAUSE = 0.1
+
 #: How many unheard deliveries are read at a time.
 _UNHEARD = 1000
 
@@ -63,7 +68,7 @@ class SqlStore:
         await self._database.close()
 
     async def create_session(self, session: NewSession, delivery: NewDelivery | None = None) -> Accepted | None:
-        return await self._database.write(lambda tx: accepting.create_session(tx, session, delivery, self._now()))
+        return await self._surely(lambda tx: accepting.create_session(tx, session, delivery, self._now()))
 
     async def session(self, session_id: str) -> SessionRow | None:
         found = await self._row("session", session_id=session_id)
@@ -109,7 +114,7 @@ class SqlStore:
         return None if found is None else found["token_hash"]
 
     async def accept(self, delivery: NewDelivery) -> Accepted:
-        return await self._database.write(lambda tx: accepting.accept(tx, delivery, self._now()))
+        return await self._surely(lambda tx: accepting.accept(tx, delivery, self._now()))
 
     async def first(self, delivery: NewDelivery) -> Accepted | None:
         return await self._database.read(lambda tx: accepting.find_first(tx, delivery))
@@ -206,10 +211,28 @@ class SqlStore:
     async def _rows(self, query: str, **values: Value) -> Sequence[Row]:
         return await self._database.read(lambda tx: tx.rows(query, **values))
 
+    async def _surely(self, work: Work[T]) -> T:
+        """Write, and find out what became of it: all that is written here is written once, however often it is tried.
+
+        A database that dies in the middle of a commit leaves the caller without an answer. It is asked again for a few
+        seconds, because whoever is told "nothing was accepted" does something else, and it would be done twice.
+        """
+        try:
+            return await self._database.write(work)
+        except OutcomeUnknown:
+            until = monotonic() + _SURELY
+        while True:
+            await asyncio.sleep(_PAUSE)
+            try:
+                return await self._database.write(work)
+            except Unavailable as error:
+                if monotonic() > until:
+                    raise OutcomeUnknown from error
+
     async def _tell(self, session_id: str, work: Work[Told[T]]) -> T:
         """Write, then wake the readers of the session when there is something to read."""
         try:
-            told = await self._database.write(work)
+            told = await self._surely(work)
         except (asyncio.CancelledError, Unavailable):
             # It may have gone through all the same; a needless wake costs one read.
             self._watchers.stir(session_id)

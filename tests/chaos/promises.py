@@ -23,6 +23,7 @@ _REFUSALS = {
     (409, "input_expired"),
     (429, "inbox_full"),
     (503, "unavailable"),
+    (503, "outcome_unknown"),
 }
 
 
@@ -88,7 +89,8 @@ def what_was_not_accepted_leaves_nothing(evidence: Evidence) -> Iterator[str]:
 
 def _left_nothing(tried: Try) -> bool:
     """Whether its caller was told so, or never reached anybody."""
-    return tried.problem == "refused" or (tried.status is not None and not tried.accepted)
+    known = tried.status is not None and not tried.accepted and tried.code != "outcome_unknown"
+    return tried.problem == "refused" or known
 
 
 def nobody_is_told_nonsense(evidence: Evidence) -> Iterator[str]:

@@ -16,7 +16,7 @@ from .evidence import Json
 from .lanes import Lane, side_by_side
 from .people import answer, asked, cancel, park, response, row_of, stopped
 from .scripts import Script, call, say
-from .world import Voice, World, dies_at, kept_types, reported, unique, until
+from .world import Voice, World, dies_at, kept_types, reported, undisturbed, unique, until
 
 pytestmark = pytest.mark.chaos
 
@@ -25,6 +25,9 @@ dies_once = pytest.mark.alone
 
 #: Turns whose time a story may take beyond what is promised: what a parked turn does is the work of about three.
 _TURNS = 3
+
+#: Seconds after Temporal's return until all that was accepted meanwhile is told.
+TOLD_WITHIN = 15.0
 
 #: Where the worker dies before people are asked, and how often the model is asked for the step that asks them.
 ASKING = {
@@ -152,18 +155,21 @@ async def test_a_wish_to_stop_whose_api_died_is_honoured_when_it_is_told_again(w
     assert kept_types(world, voice.session_id).count("cancel.requested") == 1
 
 
-async def test_an_answer_is_kept_while_temporal_is_away(world: World) -> None:
+async def test_an_answer_is_kept_while_temporal_is_away_and_told_soon_after_its_return(world: World) -> None:
     world.only_worker()
     script = call("pay")
     async with world.voice() as voice:
+        usual = await undisturbed(voice)
         (request_id,) = await park(voice, script)
 
         world.stack.temporal.process.kill()
         outcome = await answer(voice, request_id)
         world.stack.restart_temporal()
+        returned = time.monotonic()
 
         assert outcome["status"] == "answered"
         assert text(await voice.until_boundary()) == script.answer
+        assert time.monotonic() - returned < TOLD_WITHIN + _TURNS * usual
     assert len(world.ledger.of_call("pay", script.note)) == 1
 
 

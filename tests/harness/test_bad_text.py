@@ -9,7 +9,7 @@ from itertools import count
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, example, settings
 from hypothesis import given as examples
 from hypothesis import strategies as st
 from pydantic_ai.messages import (
@@ -196,6 +196,8 @@ replies = st.builds(
 )
 
 
+# By itself it can be written, and beside other messages it cannot.
+@example(reply=ModelResponse(parts=[TextPart("x")], provider_details={"x": nested(253)}))
 @settings(max_examples=60, deadline=None, suppress_health_check=_SLOW)
 @examples(replies)
 def test_whatever_a_model_says_the_turn_ends_once(unhappy: Unhappy, reply: ModelResponse) -> None:

@@ -87,6 +87,42 @@ async def test_an_answer_that_would_end_the_turn_is_kept_and_the_turn_is_cancell
         assert isinstance(await it.model(await it.deliver("And?"), turn=1), Finished)
 
 
+async def test_an_empty_answer_is_not_asked_for_once_more_and_what_it_cost_is_kept() -> None:
+    model = Paused("", "never")
+    async with lab(model) as it:
+        outcome = await stopped_while_the_model_speaks(it, model)
+
+        assert isinstance(outcome, Finished)
+        assert outcome.failure == CANCELLED
+        assert len(model.prompts) == 1
+        assert (await it.types())[-3:] == ["step.completed", "turn.cancelled", "session.waiting"]
+        row = await it.store.session(SESSION)
+        assert row is not None
+        assert (row.usage.output_tokens > 0, row.cancel_turn) == (True, None)
+
+
+async def test_a_result_that_has_waited_for_other_calls_does_not_end_a_turn_that_is_to_be_stopped() -> None:
+    @tool(effects="pure")
+    def look() -> str:
+        return "seen"
+
+    schema = {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}
+    lines = [[call("final_output", city="Oslo"), call("look")]]
+    async with lab(lines, look, output_schema=schema, mode="task") as it:
+        outcome = await it.model(await it.deliver("Go"))
+        assert isinstance(outcome, Calls)
+        for ref in outcome.calls:
+            await it.tool(ref)
+        await it.wish_to_stop()
+
+        with pytest.raises(TurnCancelled):
+            await it.model(step=1)
+        await it.cancel(step=1)
+
+        types = await it.types()
+        assert ("result.completed" in types, "turn.cancelled" in types) == (False, True)
+
+
 async def test_calls_that_the_model_asks_for_do_not_begin() -> None:
     model, till = Paused(call("pay", amount=5), "Again."), Till()
     async with lab(model, till.tool(approval="never")) as it:

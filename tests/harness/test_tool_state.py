@@ -7,6 +7,7 @@ from pydantic import BaseModel
 
 from perdure import State, ToolContext, tool
 from perdure.errors import TokenConflict
+from perdure.protocol.requests import Conclusion, Coordinates, Failure
 from perdure.session.tokens import hashed
 from perdure.store.base import NewSession
 from perdure.testing import call
@@ -115,6 +116,20 @@ async def test_a_call_that_is_repeated_says_when_its_token_was_set() -> None:
         assert await it.tool(one, generation=2) == first
         assert await it.store.route(second.token_hash or "") == SESSION
         assert (first.head or 0) < (second.head or 0)
+
+
+async def test_a_conclusion_says_which_token_the_session_owns() -> None:
+    """The turn may never have heard of the call that set it."""
+    async with lab([call("rekey", token="slack:42")], rekey) as it:
+        delivery = await it.deliver("Go")
+        (ref,) = await it.calls(delivery)
+        await it.tool(ref)
+        at = Coordinates(session_id=SESSION, turn=0)
+        failure = Failure(code="STEP_TIMEOUT", message="The step did not end in time.")
+
+        concluded = await it.end.conclude(Conclusion(at=at, failure=failure, deliveries=(delivery,)))
+
+        assert concluded.token_hash == hashed("slack:42")
 
 
 async def test_a_token_of_another_session_is_a_conflict() -> None:

@@ -10,11 +10,12 @@ import pytest
 from temporalio.client import Client
 from temporalio.service import RPCError
 
-from perdure.errors import Misconfigured
+from perdure.errors import Misconfigured, NoDriver, Unavailable
 from perdure.protocol import names
 from perdure.runtime import shells
 from perdure.runtime.connect import connect, namespace_missing
 from perdure.runtime.devserver import binary
+from perdure.runtime.driver import Driver
 from perdure.runtime.processes import command
 from perdure.settings import Settings
 from tests.support import commands
@@ -48,6 +49,23 @@ async def test_a_missing_namespace_is_recognised(nowhere: Settings, call: Call) 
         await call(await connect(nowhere))
 
     assert namespace_missing(failed.value)
+
+
+@pytest.mark.parametrize("ask", ["deliver", "cancel", "describe", "status"])
+async def test_without_its_namespace_temporal_is_away_and_no_session_is_over(nowhere: Settings, ask: str) -> None:
+    """Whoever took it for the end of the session would refuse what people have agreed to."""
+    driver = Driver(await connect(nowhere), "nobody")
+    asked: dict[str, Callable[[], Awaitable[object]]] = {
+        "deliver": lambda: driver.deliver("ses_1", {"id": "dlv_1", "tokenHash": "now"}),
+        "cancel": lambda: driver.cancel("ses_1", "turn_0"),
+        "describe": lambda: driver.describe("ses_1"),
+        "status": lambda: driver.status("ses_1"),
+    }
+
+    with pytest.raises(Unavailable) as away:
+        await asked[ask]()
+
+    assert not isinstance(away.value, NoDriver)
 
 
 @pytest.mark.parametrize("call", [signal, describe])

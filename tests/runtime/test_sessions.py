@@ -118,19 +118,18 @@ async def test_resume_or_start_ends_also_when_the_token_never_comes_to_rest(
 ) -> None:
     rounds: list[str] = []
 
-    async def nobody(*_: Any, **__: Any) -> Receipt:
-        rounds.append("deliver")
-        raise NoActiveSession
+    async def nobody(*_: Any, **__: Any) -> None: ...
 
     async def somebody(*_: Any, **__: Any) -> Receipt:
+        rounds.append("start")
         raise TokenConflict
 
-    monkeypatch.setattr(sessions, "deliver", nobody)
+    monkeypatch.setattr(sessions, "_owner", nobody)
     monkeypatch.setattr(sessions, "start", somebody)
 
     with pytest.raises(Unavailable):
         await sessions.deliver_or_start(a_token(), "host", "hello")
-    assert len(rounds) < 10
+    assert 0 < len(rounds) < 10
 
 
 async def test_a_live_sessions_token_cannot_be_claimed_and_its_input_goes_nowhere(
@@ -154,6 +153,22 @@ async def test_the_token_of_a_finished_session_is_free(sessions: Sessions, store
     with pytest.raises(NoActiveSession):
         await sessions.deliver(token, "hello")
     assert (await sessions.start("host", "say again", token=token)).session_id != finished.session_id
+
+
+async def test_a_repeated_request_gets_its_receipt_whoever_owns_its_token_by_now(
+    sessions: Sessions, store: Store
+) -> None:
+    token = a_token()
+    task = await sessions.start("host", "drip 5 delay 20", token=token, mode="task")
+    first = await sessions.deliver(token, "more", idempotency_key=f"once-{token}")
+    await events(store, task.session_id)
+
+    free = await sessions.deliver(token, "more", idempotency_key=f"once-{token}")
+    await sessions.start("host", "say again", token=token)
+    taken = await sessions.deliver(token, "more", idempotency_key=f"once-{token}", session_id=task.session_id)
+
+    assert {first.delivery_id} == {free.delivery_id, taken.delivery_id}
+    assert (free.deduplicated, taken.deduplicated) == (True, True)
 
 
 async def test_a_token_is_live_before_the_first_turn(sessions: Sessions, store: Store) -> None:

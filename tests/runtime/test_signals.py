@@ -1,9 +1,7 @@
 """What Temporal is told of what the store has accepted, and what becomes of it when Temporal cannot be told."""
 
-import logging
-from collections.abc import AsyncGenerator
+import asyncio
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from temporalio.client import WorkflowExecutionStatus
@@ -12,41 +10,10 @@ from perdure.agents import Agent
 from perdure.agents.registry import AgentRegistry
 from perdure.errors import Unavailable
 from perdure.protocol.wire import JsonObject
-from perdure.runtime.restore import restore
 from perdure.runtime.signals import Signals
 from perdure.store.base import CancelRequest, DeliveryRow, Store
-from perdure.store.open import open_store
-from tests.runtime.fake_driver import RUNNING, FakeDriver
+from tests.runtime.fake_driver import FakeDriver
 from tests.store import given
-
-ENDED = [
-    (WorkflowExecutionStatus.TERMINATED, "WORKFLOW_TERMINATED", "SESSION_TERMINATED"),
-    (WorkflowExecutionStatus.CANCELED, "WORKFLOW_CANCELLED", "SESSION_CANCELLED"),
-    (WorkflowExecutionStatus.FAILED, "WORKFLOW_FAILED", None),
-    (WorkflowExecutionStatus.TIMED_OUT, "WORKFLOW_FAILED", None),
-    (None, "WORKFLOW_LOST", None),
-]
-
-
-@pytest.fixture
-async def store(tmp_path: Path) -> AsyncGenerator[Store]:
-    """A store with one session, `s`, which has had a turn."""
-    store = await open_store(f"sqlite:///{tmp_path / 'test.db'}")
-    await store.migrate()
-    await store.create_session(given.session())
-    await store.commit(given.ending())
-    yield store
-    await store.close()
-
-
-@pytest.fixture
-def driver() -> FakeDriver:
-    return FakeDriver("s")
-
-
-@pytest.fixture
-def signals(store: Store, driver: FakeDriver) -> Signals:
-    return Signals(store, driver)
 
 
 async def accepted(store: Store, *delivery_ids: str) -> list[DeliveryRow]:
@@ -376,6 +343,33 @@ async def test_nothing_overtakes_what_is_being_told(store: Store) -> None:
     assert not await untold(store)
 
 
+async def test_nothing_overtakes_what_temporal_takes_long_to_answer(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stalling(FakeDriver):
+        """The first signal does not come through."""
+
+        stalled = asyncio.Event()
+
+        async def deliver(self, session_id: str, ref: JsonObject) -> None:
+            if not self.stalled.is_set():
+                self.stalled.set()
+                await asyncio.Event().wait()
+            await super().deliver(session_id, ref)
+
+    monkeypatch.setattr("perdure.runtime.signals._HANGS", 0.0)
+    driver = Stalling("s")
+    signals = Signals(store, driver)
+    first, second = await accepted(store, "z", "y")
+    stalling = asyncio.create_task(signals.deliver(first, untold=False))
+    await driver.stalled.wait()
+
+    assert await signals.deliver(second, untold=False)
+
+    assert driver.told() == ["deliver z", "deliver y"]
+    stalling.cancel()
+
+
 async def test_a_session_that_is_over_does_not_stay_marked(store: Store, signals: Signals) -> None:
     """Its start was not answered in time, but went through, and then it ended before whoever waited could mark it."""
     await store.commit(given.closing())
@@ -412,70 +406,3 @@ async def test_a_lost_session_that_no_worker_would_take_up_stays_marked(store: S
 
 
 # --- restore ------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("status", "reason", "ends"), ENDED)
-async def test_an_open_session_without_a_workflow_is_started_from_the_store(
-    store: Store,
-    status: WorkflowExecutionStatus | None,
-    reason: str,
-    ends: str | None,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    driver = FakeDriver()
-    if status is not None:
-        driver.workflows["s"] = status
-
-    with caplog.at_level(logging.WARNING):
-        await restore(store, driver, await given.read_session(store))
-
-    rebuild = driver.rebuilt["s"]
-    assert rebuild.reason == reason
-    assert (rebuild.ends and rebuild.ends.code) == ends
-    assert reason in caplog.text
-
-
-@pytest.mark.parametrize("status", [RUNNING, WorkflowExecutionStatus.CONTINUED_AS_NEW])
-async def test_a_workflow_that_runs_is_left_alone(store: Store, status: WorkflowExecutionStatus) -> None:
-    driver = FakeDriver()
-    driver.workflows["s"] = status
-
-    await restore(store, driver, await given.read_session(store))
-
-    assert driver.calls == []
-    assert (await given.read_session(store)).attention is None
-
-
-async def test_a_workflow_that_ended_by_itself_shows_that_the_store_is_older(store: Store) -> None:
-    driver = FakeDriver()
-    driver.workflows["s"] = WorkflowExecutionStatus.COMPLETED
-
-    for _ in range(2):
-        await restore(store, driver, await given.read_session(store))
-
-    row = await given.read_session(store)
-    assert row.attention is not None
-    assert row.attention["code"] == "STORE_BEHIND"
-    assert driver.rebuilt == {}
-    assert [event.type for event in await given.everything(store)][1:] == ["session.attention"]
-
-
-async def test_a_session_that_ended_while_it_was_looked_at_needs_no_attention(store: Store) -> None:
-    driver = FakeDriver()
-    driver.workflows["s"] = WorkflowExecutionStatus.COMPLETED
-    before = await given.read_session(store)
-    await store.commit(given.closing())
-
-    await restore(store, driver, before)
-
-    assert (await given.read_session(store)).attention is None
-    assert (await given.keys(store))[-1] == "session/completed"
-
-
-async def test_while_temporal_is_away_nothing_is_made_of_it(store: Store, driver: FakeDriver, signals: Signals) -> None:
-    driver.away = True
-
-    with pytest.raises(Unavailable):
-        await restore(store, driver, await given.read_session(store))
-
-    assert (await given.read_session(store)).attention is None

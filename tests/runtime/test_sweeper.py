@@ -177,6 +177,19 @@ async def test_what_the_driver_has_lost_is_told_again(store: Store) -> None:
     assert driver.told() == ["deliver s/b", "deliver s/a", "deliver s/a"]
 
 
+async def test_a_wish_that_a_driver_could_not_read_reaches_it_soon_after_it_can(store: Store) -> None:
+    await stranded(store, "s")
+    await store.cancel("s", None, lambda turn: given.event(f"stop {turn}"))
+    driver, clock = FakeDriver("s"), Clock()
+    sweeping = sweeper(store, driver, clock)
+
+    await sweep_for(sweeping, clock, 3600)
+    before = len(driver.told())
+    await sweep_for(sweeping, clock, 60)
+
+    assert "cancel turn_1" in driver.told()[before:]
+
+
 async def test_a_store_that_is_older_than_its_driver_is_reported(store: Store) -> None:
     await stranded(store, "s")
     driver, clock = FakeDriver("s"), Clock()

@@ -279,6 +279,24 @@ def test_deliveries_of_which_nobody_knows_when_they_were_accepted_keep_their_ord
     assert ids(session.hears(a_delivery(1)).inbox) == ["dlv_9", "dlv_1"]
 
 
+def test_what_was_accepted_with_a_token_in_between_is_heard_as_well() -> None:
+    rekeyed = TurnResult(snapshot=Snapshot(), action=Park(), token_hash="last", retired=("now", "between"))
+
+    session = a_session().after_turn(rekeyed).hears(a_delivery(1, token="between"))
+
+    assert decisions.next_move(session, 0) == RunTurn((a_delivery(1, token="between"),))
+    assert session.retired == ("now", "between")
+
+
+def test_a_token_that_is_the_sessions_again_is_not_one_of_before() -> None:
+    there = TurnResult(snapshot=Snapshot(), action=Park(), token_hash="other")
+    back = TurnResult(snapshot=Snapshot(), action=Park(), token_hash="now")
+
+    session = a_session().after_turn(there).after_turn(back)
+
+    assert (session.token_hash, session.retired) == ("now", ("other",))
+
+
 def test_what_was_accepted_with_a_token_of_before_is_heard_however_late_it_comes() -> None:
     rekeyed = TurnResult(snapshot=Snapshot(), action=Park(), token_hash="next")
 

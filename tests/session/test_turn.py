@@ -24,7 +24,6 @@ from perdure.protocol.requests import (
     ParkTurn,
     Resumed,
     ResumeTurn,
-    Snapshot,
     ToolCall,
     ToolOutcome,
     TurnRequest,
@@ -215,27 +214,6 @@ async def test_a_turn_without_anything_to_hear_parks() -> None:
         assert (await finished(ScriptedSteps(Unheard()), request)).action == Park()
 
 
-async def test_an_unreadable_snapshot_is_held_and_handed_back_untouched() -> None:
-    strange = Snapshot(version=99, data={"from": "the future"})
-    steps = ScriptedSteps()
-    request = HELD_BY.model_copy(update={"snapshot": strange})
-
-    result = await finished(steps, request)
-
-    assert (result.action, result.snapshot, result.held) == (Park(), strange, request.model_dump(mode="json"))
-    assert (result.failure and result.failure.code, steps.concluded) == ("UNREADABLE_STATE", [])
-
-
-async def test_an_older_driver_is_told_that_a_snapshot_is_unreadable_and_keeps_it() -> None:
-    strange = Snapshot(version=99, data={"from": "the future"})
-    steps = ScriptedSteps()
-
-    result = await finished(steps, REQUEST.model_copy(update={"snapshot": strange}))
-
-    assert (result.action, result.snapshot, result.held) == (Park(), strange, None)
-    assert steps.concluded[0].failure.code == "UNREADABLE_STATE"
-
-
 @pytest.mark.parametrize("rounds", [1, 5])
 async def test_usage_is_summed_over_the_steps(rounds: int) -> None:
     steps = ScriptedSteps(*[calls("a") for _ in range(rounds)], Finished(usage=Usage(output_tokens=1)))
@@ -369,6 +347,34 @@ async def test_a_new_token_survives_a_sibling_that_failed() -> None:
     assert (result.failure, result.token_hash) == (BROKEN, "next")
 
 
+async def test_all_tokens_that_were_set_are_reported_whichever_call_reports_first() -> None:
+    heads = {"first": 5, "second": 9}
+
+    def tool(call: ToolCall) -> ToolOutcome:
+        name = call.call.tool
+        return ToolOutcome(call_id=name, status="completed", token_hash=name, head=heads[name])
+
+    apart = await finished(ScriptedSteps(calls("first"), calls("second"), Finished(), tool=tool))
+    together = await finished(ScriptedSteps(calls("second", "first"), Finished(), tool=tool))
+
+    assert (apart.token_hash, apart.retired) == ("second", ("first",))
+    assert (together.token_hash, together.retired) == ("second", ("first",))
+
+
+async def test_a_turn_that_goes_on_in_a_fresh_run_keeps_the_tokens_that_it_has_replaced() -> None:
+    def tool(call: ToolCall) -> ToolOutcome:
+        return ToolOutcome(call_id=call.call.tool, status="completed", token_hash=call.call.tool)
+
+    steps = ScriptedSteps(calls("first"), calls("second"), tool=tool)
+    steps.breathless_after = 1
+    breath = await run_turn(REQUEST, steps)
+    assert isinstance(breath, Breath)
+    again = await run_turn(breath.request, steps)
+    assert isinstance(again, Breath)
+
+    assert (again.request.token_hash, again.request.retired) == ("second", ("first",))
+
+
 async def test_a_new_token_survives_a_cancellation_in_the_middle_of_a_sibling() -> None:
     async def call_tool(call: ToolCall) -> ToolOutcome:
         if call.call.tool == "hangs":
@@ -395,61 +401,6 @@ async def test_the_token_that_a_conclusion_found_is_the_sessions() -> None:
     assert (result.token_hash, result.head) == ("found", 7)
 
 
-async def test_a_turn_that_no_worker_can_serve_is_held_and_tells_nothing() -> None:
-    steps = ScriptedSteps(calls("a"), StepFailed(GONE, held=True))
-
-    result = await finished(steps, HELD_BY)
-
-    assert (result.action, result.failure, steps.concluded) == (Park(), GONE, [])
-    assert result.held is not None
-    held = TurnRequest.model_validate(result.held)
-    assert (held.step, held.turn, held.deliveries) == (1, 3, REQUEST.deliveries)
-
-
-async def test_a_held_turn_goes_on_where_it_stopped() -> None:
-    result = await finished(ScriptedSteps(calls("a"), StepFailed(GONE, held=True)), HELD_BY)
-    assert result.held is not None
-    steps = ScriptedSteps(Finished())
-
-    await finished(steps, TurnRequest.model_validate(result.held))
-
-    assert [call.at.step for call in steps.model_calls] == [1]
-
-
-async def test_a_turn_that_was_held_before_people_were_looked_at_looks_at_them_again() -> None:
-    async def resume(resumption: ResumeTurn) -> Resumed:
-        raise StepFailed(GONE, held=True)
-
-    steps = ScriptedSteps()
-    steps.resume = resume
-
-    result = await finished(steps, ANSWERED.model_copy(update={"holds": True}))
-
-    assert result.held is not None
-    held = TurnRequest.model_validate(result.held)
-    assert (held.open, held.deliveries) == (ANSWERED.open, ANSWERED.deliveries)
-
-
-async def test_an_older_driver_is_told_of_a_failure_because_it_holds_nothing() -> None:
-    steps = ScriptedSteps(StepFailed(GONE, held=True))
-
-    result = await finished(steps)
-
-    assert (result.held, result.failure, len(steps.concluded)) == (None, GONE, 1)
-
-
-async def test_a_conclusion_that_no_worker_can_write_is_held_too() -> None:
-    async def conclude(conclusion: Conclusion) -> Concluded:
-        raise StepFailed(GONE, held=True)
-
-    steps = ScriptedSteps(StepFailed(BROKEN))
-    steps.conclude = conclude
-
-    result = await finished(steps, HELD_BY)
-
-    assert (result.held is not None, result.failure) == (True, GONE)
-
-
 async def test_people_see_the_model_that_answered_last() -> None:
     steps = ScriptedSteps(calls("a").model_copy(update={"model": "newer"}), Finished(model="newest"))
 
@@ -457,23 +408,3 @@ async def test_people_see_the_model_that_answered_last() -> None:
 
     assert steps.labels == ["older", "newer"]
     assert result.model == "newest"
-
-
-async def test_a_conclusion_that_failed_for_good_is_the_drivers_to_tell() -> None:
-    """An older driver ignores what is held: then nobody would ever conclude the turn."""
-
-    async def conclude(conclusion: Conclusion) -> Concluded:
-        raise StepFailed(BROKEN)
-
-    steps = ScriptedSteps(StepFailed(BROKEN))
-    steps.conclude = conclude
-
-    with pytest.raises(StepFailed):
-        await run_turn(HELD_BY, steps)
-
-
-async def test_how_the_session_stands_after_a_conclusion_decides_what_the_driver_does() -> None:
-    steps = ScriptedSteps(StepFailed(BROKEN.model_copy(update={"structural": True})))
-    steps.conclusion = Concluded(over=False)
-
-    assert (await finished(steps)).action == Park()

@@ -2,7 +2,7 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Callable
 
 import pytest
 from temporalio import activity
@@ -25,20 +25,7 @@ GONE = ApplicationError("no such agent", {"held": True}, type="AGENT_GONE", non_
 ASKED = OpenInput(request_id="inp_1")
 
 
-@pytest.fixture
-async def bench(temporal_server: TemporalServer) -> Bench:
-    return Bench(await connect(Settings(temporal_address=temporal_server.address)))
-
-
-@pytest.fixture
-def outside() -> Outside:
-    return Outside()
-
-
-@pytest.fixture(autouse=True)
-async def working(bench: Bench, outside: Outside) -> AsyncGenerator[None]:
-    async with bench.working(outside):
-        yield
+pytestmark = pytest.mark.usefixtures("working")
 
 
 async def status(session: Driven) -> WorkflowExecutionStatus | None:

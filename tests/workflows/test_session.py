@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import Sequence
 
 import pytest
 from temporalio import activity
@@ -11,30 +11,10 @@ from temporalio.exceptions import ApplicationError
 
 from perdure.protocol import names
 from perdure.protocol.inputs import OpenInput
-from perdure.protocol.requests import CallRef, Calls, Finished, ModelCall, ModelOutcome, Parked, ToolCall
-from perdure.runtime.connect import connect
-from perdure.settings import Settings
+from perdure.protocol.requests import CallRef, Calls, Concluded, Finished, ModelCall, ModelOutcome, Parked, ToolCall
 from tests.support.processes import PATIENCE
-from tests.support.stack import TemporalServer
 
 from .harness import Answer, Bench, Outside
-
-
-@pytest.fixture
-async def bench(temporal_server: TemporalServer) -> Bench:
-    return Bench(await connect(Settings(temporal_address=temporal_server.address)))
-
-
-@pytest.fixture
-def outside() -> Outside:
-    return Outside()
-
-
-@pytest.fixture
-async def working(bench: Bench, outside: Outside) -> AsyncGenerator[None]:
-    async with bench.working(outside):
-        yield
-
 
 pytestmark = pytest.mark.usefixtures("working")
 
@@ -256,6 +236,26 @@ async def test_a_terminated_turn_is_concluded_and_the_next_message_works(bench: 
     assert [told.failure.code for told in outside.concluded] == ["TURN_TERMINATED"]
 
 
+async def test_a_token_that_a_terminated_turn_has_set_is_the_sessions(bench: Bench, outside: Outside) -> None:
+    begun = asyncio.Event()
+
+    async def hangs_first(call: ModelCall) -> ModelOutcome:
+        begun.set()
+        return await held(call) if call.at.turn == 0 else Finished()
+
+    outside.answer = hangs_first
+    outside.concluded_as = Concluded(token_hash="later")
+    session = await bench.start(outside)
+    await session.deliver("dlv_1")
+    await begun.wait()
+
+    await bench.client.get_workflow_handle(names.turn_workflow(session.handle.id, 0)).terminate()
+    await session.deliver("dlv_2", token="later")
+
+    await session.heard("dlv_2")
+    assert outside.refused == []
+
+
 async def test_a_renewed_run_forgets_nothing(bench: Bench, outside: Outside) -> None:
     # What a run that continued as new starts from.
     session = await bench.start(outside, turn=41, seen=["dlv_0"], inbox=[{"id": "dlv_1", "tokenHash": "now"}])
@@ -310,47 +310,6 @@ def asks(expires: float | None = None, remind: Sequence[float] = ()) -> Answer:
     return answer
 
 
-async def test_a_running_turn_is_cancelled_and_the_next_message_works(bench: Bench, outside: Outside) -> None:
-    begun = asyncio.Event()
-
-    async def held_second(call: ModelCall) -> ModelOutcome:
-        if call.at.turn != 1:
-            return Finished()
-        begun.set()
-        return await held(call)
-
-    outside.answer = held_second
-    session = await bench.start(outside)
-    sent = time.monotonic()
-    await session.deliver("dlv_0")
-    await session.heard("dlv_0")
-    undisturbed = time.monotonic() - sent
-    await session.deliver("dlv_1")
-    await begun.wait()
-
-    asked = time.monotonic()
-    await session.handle.signal(names.CANCEL, {})
-    await session.handle.signal(names.CANCEL, {})
-    await outside.until(lambda: bool(outside.concluded))
-    took = time.monotonic() - asked
-
-    await session.deliver("dlv_2")
-    await session.heard("dlv_0", "dlv_2")
-    # It is told to the activity with its next heartbeat; the rest is as much work as a turn or two.
-    assert took < 2 + 2 * undisturbed
-    assert [told.kind for told in outside.concluded] == ["cancelled"]
-
-
-async def test_cancelling_an_idle_session_does_nothing(bench: Bench, outside: Outside) -> None:
-    session = await bench.start(outside)
-
-    await session.handle.signal(names.CANCEL, {})
-    await session.deliver("dlv_1")
-
-    await session.heard("dlv_1")
-    assert outside.concluded == []
-
-
 async def test_answers_resume_a_parked_turn_and_messages_wait_behind_it(bench: Bench, outside: Outside) -> None:
     outside.answer = asks()
     session = await bench.start(outside)
@@ -400,93 +359,3 @@ async def test_reminders_come_before_the_expiry_and_each_once(bench: Bench, outs
 
     await outside.until(lambda: bool(outside.resumptions))
     assert [reminder.left for reminder in outside.reminders] == [1, 0]
-
-
-async def test_cancelling_a_parked_turn_withdraws_what_it_asked(bench: Bench, outside: Outside) -> None:
-    outside.answer = asks(expires=3600)
-    session = await bench.start(outside)
-    await session.deliver("dlv_1")
-    await session.parked()
-
-    await session.handle.signal(names.CANCEL, {})
-    await session.deliver("dlv_2")
-
-    await session.heard("dlv_1", "dlv_2")
-    assert [[each.request_id for each in told.open] for told in outside.withdrawals] == [["inp_1"]]
-
-
-async def test_a_cancel_of_the_turn_after_a_parked_one_withdraws_nothing(bench: Bench, outside: Outside) -> None:
-    """It was accepted after the answer that begins this turn, and has overtaken it on its way to the driver."""
-    outside.answer = asks(expires=3600)
-    session = await bench.start(outside)
-    await session.deliver("dlv_1")
-    await session.parked()
-
-    await session.handle.signal(names.CANCEL, {"turnId": "turn_1"})
-    await session.deliver("dlv_2", kind="answer")
-
-    await session.heard("dlv_1", "dlv_2")
-    assert outside.withdrawals == []
-
-
-async def test_a_cancel_sent_before_the_turn_began_is_honoured(bench: Bench, outside: Outside) -> None:
-    away = Bench(bench.client)
-    outside.answer = held
-    session = await away.start(outside)
-    await session.deliver("dlv_1")
-    await session.handle.signal(names.CANCEL, {})
-
-    async with away.working(outside):
-        await outside.until(lambda: bool(outside.concluded))
-
-    assert [told.kind for told in outside.concluded] == ["cancelled"]
-    assert [delivery.id for delivery in outside.concluded[0].deliveries] == ["dlv_1"]
-
-
-async def test_a_cancel_that_comes_too_late_leaves_the_next_turn_alone(bench: Bench, outside: Outside) -> None:
-    begun, gate = asyncio.Event(), asyncio.Event()
-
-    async def holds_the_second(call: ModelCall) -> ModelOutcome:
-        if call.at.turn == 1:
-            begun.set()
-            await gate.wait()
-        return Finished()
-
-    outside.answer = holds_the_second
-    session = await bench.start(outside)
-    await session.deliver("dlv_1")
-    await session.deliver("dlv_2")
-    await begun.wait()
-
-    await session.handle.signal(names.CANCEL, {"turnId": "turn_0"})
-    await session.handle.query(names.DESCRIBE)
-    gate.set()
-
-    await session.heard("dlv_1", "dlv_2")
-    assert outside.concluded == []
-
-
-async def test_a_cancel_that_comes_before_the_turn_it_means_stops_that_one(bench: Bench, outside: Outside) -> None:
-    """Readers may know that a turn is over before its driver does."""
-    begun, gate = asyncio.Event(), asyncio.Event()
-
-    async def holds_the_first(call: ModelCall) -> ModelOutcome:
-        if call.at.turn == 0:
-            begun.set()
-            await gate.wait()
-            return Finished()
-        return await held(call)
-
-    outside.answer = holds_the_first
-    session = await bench.start(outside)
-    await session.deliver("dlv_1")
-    await begun.wait()
-
-    await session.deliver("dlv_2")
-    await session.handle.signal(names.CANCEL, {"turnId": "turn_1"})
-    await session.handle.query(names.DESCRIBE)
-    gate.set()
-
-    await outside.until(lambda: bool(outside.concluded))
-    assert [(told.kind, told.at.turn) for told in outside.concluded] == [("cancelled", 1)]
-    assert outside.heard == ["dlv_1"]

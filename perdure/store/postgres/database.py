@@ -9,7 +9,7 @@ import psycopg
 from psycopg.rows import DictRow, dict_row
 from psycopg_pool import AsyncConnectionPool
 
-from perdure.errors import Invalid, Unavailable
+from perdure.errors import Invalid, OutcomeUnknown, Unavailable
 from perdure.store import sql
 from perdure.store.port import Row, T, Value, Work
 
@@ -78,9 +78,16 @@ class PostgresDatabase:
         await self._pool.open()
 
     async def write(self, work: Work[T]) -> T:
-        # Leaving the pipeline waits for the answer to COMMIT: a caller that gets its result knows it is kept.
-        async with self._connection() as connection, connection.pipeline(), connection.transaction():
-            return await work(PostgresTransaction(connection, self._queries))
+        async with self._connection() as connection:
+            try:
+                # Leaving the pipeline waits for the answer to COMMIT: a caller that gets its result knows it is kept.
+                async with connection.pipeline(), connection.transaction():
+                    return await work(PostgresTransaction(connection, self._queries))
+            except (psycopg.OperationalError, psycopg.InterfaceError) as error:
+                if connection.broken:
+                    # COMMIT may have been on its way.
+                    raise OutcomeUnknown from error
+                raise
 
     async def read(self, work: Work[T]) -> T:
         async with self._connection() as connection:

@@ -5,10 +5,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from perdure.errors import Unavailable
+from perdure.errors import OutcomeUnknown, Unavailable
 from perdure.store import sql
 from perdure.store.base import Commit, SessionQuery
-from perdure.store.port import T, Work
+from perdure.store.port import T, Transaction, Work
 from perdure.store.postgres.database import PostgresDatabase
 from perdure.store.postgres.feed import Notifications
 from perdure.store.sqlstore import SqlStore
@@ -104,6 +104,51 @@ async def test_the_store_outlives_the_loss_of_all_its_connections(store: SqlStor
 
     await given.eventually(written)
     assert await given.keys(store) == ["a"]
+
+
+async def test_a_connection_that_breaks_in_a_transaction_leaves_its_outcome_unknown(postgres_url: str) -> None:
+    database = PostgresDatabase(postgres_url)
+    await database.open()
+
+    async def die(tx: Transaction) -> None:
+        await tx.define("SELECT pg_terminate_backend(pg_backend_pid())")
+
+    with pytest.raises(OutcomeUnknown):
+        await database.write(die)
+    await database.close()
+
+
+class Forgetful(PostgresDatabase):
+    """Dies behind each first commit, before it can say that it has kept it; then it is away for some time."""
+
+    away = 0
+
+    async def write(self, work: Work[T]) -> T:
+        if self.away == 1:
+            self.away = 0
+            return await super().write(work)
+        if self.away > 1:
+            self.away -= 1
+            raise Unavailable
+        await super().write(work)
+        self.away = 3
+        raise OutcomeUnknown
+
+
+@pytest.mark.usefixtures("store")
+async def test_what_was_committed_is_accepted_though_the_answer_was_lost(postgres_url: str) -> None:
+    database = Forgetful(postgres_url)
+    await database.open()
+    store = SqlStore(database, Mute(postgres_url, database))
+
+    await store.create_session(given.session("new", token="new"), given.delivery("first", session_id="new"))
+    await store.accept(given.delivery("second", session_id="new"))
+    wish = await store.cancel("new", None, lambda turn: given.event(f"stop {turn}"))
+
+    assert [each.delivery_id for each in await store.unheard("new")] == ["first", "second"]
+    assert wish is not None
+    assert [event.key for event in await store.events("new")] == ["stop 0"]
+    await store.close()
 
 
 @pytest.mark.usefixtures("store")

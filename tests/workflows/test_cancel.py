@@ -1,0 +1,145 @@
+"""Somebody stops the turn that runs, waits or comes next."""
+
+import asyncio
+import time
+
+import pytest
+
+from perdure.protocol import names
+from perdure.protocol.requests import Finished, ModelCall, ModelOutcome
+
+from .harness import Bench, Outside
+from .test_session import asks, held
+
+pytestmark = pytest.mark.usefixtures("working")
+
+
+async def test_a_running_turn_is_cancelled_and_the_next_message_works(bench: Bench, outside: Outside) -> None:
+    begun = asyncio.Event()
+
+    async def held_second(call: ModelCall) -> ModelOutcome:
+        if call.at.turn != 1:
+            return Finished()
+        begun.set()
+        return await held(call)
+
+    outside.answer = held_second
+    session = await bench.start(outside)
+    sent = time.monotonic()
+    await session.deliver("dlv_0")
+    await session.heard("dlv_0")
+    undisturbed = time.monotonic() - sent
+    await session.deliver("dlv_1")
+    await begun.wait()
+
+    asked = time.monotonic()
+    await session.handle.signal(names.CANCEL, {})
+    await session.handle.signal(names.CANCEL, {})
+    await outside.until(lambda: bool(outside.concluded))
+    took = time.monotonic() - asked
+
+    await session.deliver("dlv_2")
+    await session.heard("dlv_0", "dlv_2")
+    # It is told to the activity with its next heartbeat; the rest is as much work as a turn or two.
+    assert took < 2 + 2 * undisturbed
+    assert [told.kind for told in outside.concluded] == ["cancelled"]
+
+
+async def test_cancelling_an_idle_session_does_nothing(bench: Bench, outside: Outside) -> None:
+    session = await bench.start(outside)
+
+    await session.handle.signal(names.CANCEL, {})
+    await session.deliver("dlv_1")
+
+    await session.heard("dlv_1")
+    assert outside.concluded == []
+
+
+async def test_cancelling_a_parked_turn_withdraws_what_it_asked(bench: Bench, outside: Outside) -> None:
+    outside.answer = asks(expires=3600)
+    session = await bench.start(outside)
+    await session.deliver("dlv_1")
+    await session.parked()
+
+    await session.handle.signal(names.CANCEL, {})
+    await session.deliver("dlv_2")
+
+    await session.heard("dlv_1", "dlv_2")
+    assert [[each.request_id for each in told.open] for told in outside.withdrawals] == [["inp_1"]]
+
+
+async def test_a_cancel_of_the_turn_after_a_parked_one_withdraws_nothing(bench: Bench, outside: Outside) -> None:
+    """It was accepted after the answer that begins this turn, and has overtaken it on its way to the driver."""
+    outside.answer = asks(expires=3600)
+    session = await bench.start(outside)
+    await session.deliver("dlv_1")
+    await session.parked()
+
+    await session.handle.signal(names.CANCEL, {"turnId": "turn_1"})
+    await session.deliver("dlv_2", kind="answer")
+
+    await session.heard("dlv_1", "dlv_2")
+    assert outside.withdrawals == []
+
+
+async def test_a_cancel_sent_before_the_turn_began_is_honoured(bench: Bench, outside: Outside) -> None:
+    away = Bench(bench.client)
+    outside.answer = held
+    session = await away.start(outside)
+    await session.deliver("dlv_1")
+    await session.handle.signal(names.CANCEL, {})
+
+    async with away.working(outside):
+        await outside.until(lambda: bool(outside.concluded))
+
+    assert [told.kind for told in outside.concluded] == ["cancelled"]
+    assert [delivery.id for delivery in outside.concluded[0].deliveries] == ["dlv_1"]
+
+
+async def test_a_cancel_that_comes_too_late_leaves_the_next_turn_alone(bench: Bench, outside: Outside) -> None:
+    begun, gate = asyncio.Event(), asyncio.Event()
+
+    async def holds_the_second(call: ModelCall) -> ModelOutcome:
+        if call.at.turn == 1:
+            begun.set()
+            await gate.wait()
+        return Finished()
+
+    outside.answer = holds_the_second
+    session = await bench.start(outside)
+    await session.deliver("dlv_1")
+    await session.deliver("dlv_2")
+    await begun.wait()
+
+    await session.handle.signal(names.CANCEL, {"turnId": "turn_0"})
+    await session.handle.query(names.DESCRIBE)
+    gate.set()
+
+    await session.heard("dlv_1", "dlv_2")
+    assert outside.concluded == []
+
+
+async def test_a_cancel_that_comes_before_the_turn_it_means_stops_that_one(bench: Bench, outside: Outside) -> None:
+    """Readers may know that a turn is over before its driver does."""
+    begun, gate = asyncio.Event(), asyncio.Event()
+
+    async def holds_the_first(call: ModelCall) -> ModelOutcome:
+        if call.at.turn == 0:
+            begun.set()
+            await gate.wait()
+            return Finished()
+        return await held(call)
+
+    outside.answer = holds_the_first
+    session = await bench.start(outside)
+    await session.deliver("dlv_1")
+    await begun.wait()
+
+    await session.deliver("dlv_2")
+    await session.handle.signal(names.CANCEL, {"turnId": "turn_1"})
+    await session.handle.query(names.DESCRIBE)
+    gate.set()
+
+    await outside.until(lambda: bool(outside.concluded))
+    assert [(told.kind, told.at.turn) for told in outside.concluded] == [("cancelled", 1)]
+    assert outside.heard == ["dlv_1"]
