@@ -12,7 +12,7 @@ from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
 from perdure.errors import NeedsAttention, PerdureError, TokenConflict, ToolFailed, TurnCancelled
 from perdure.protocol import names
-from perdure.store.base import Attempt
+from perdure.store.values import Attempt
 
 log = logging.getLogger("perdure.activities")
 

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 from perdure.errors import Unavailable
 from perdure.protocol.events import TERMINAL, Event
-from perdure.store.base import SessionRow, Store, Watch
+from perdure.store.base import Store, Watch
+from perdure.store.values import SessionRow
 
 from .ndjson import Lines
 from .unsent import Unsent

@@ -5,8 +5,7 @@ from typing import Any
 
 from perdure.protocol import names
 from perdure.protocol.events import DELTAS, Event, EventType
-from perdure.store.base import Store
-from perdure.store.pages import read_all
+from perdure.store.base import Store, read_all
 
 from .encoding import dumps
 

@@ -10,7 +10,7 @@ from perdure.agents.registry import AgentRegistry
 from perdure.errors import InputNotFound, Invalid, SessionNotFound
 from perdure.protocol.principals import Principal
 from perdure.runtime.sessions import Sessions
-from perdure.store.base import SessionRow
+from perdure.store.values import SessionRow
 
 _KEY_LIMIT = 255
 

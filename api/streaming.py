@@ -8,7 +8,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from perdure import telemetry
-from perdure.store.base import SessionRow
+from perdure.store.values import SessionRow
 
 from .feed import Feeds
 from .ndjson import CONTENT_TYPE, FORMAT, VERSION

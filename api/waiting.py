@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from perdure.protocol.inputs import InputRequest, Responders
-from perdure.store.base import InputRow, SessionRow
+from perdure.store.values import InputRow, SessionRow
 
 _SHOWN = 80
 

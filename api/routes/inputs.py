@@ -17,7 +17,7 @@ from perdure.protocol.deliveries import InputResponse
 from perdure.protocol.inputs import InputKind, InputStatus
 from perdure.protocol.wire import JsonObject
 from perdure.runtime.inputs import Inputs
-from perdure.store.base import InputQuery, InputRow
+from perdure.store.values import InputQuery, InputRow
 
 
 class InputRoutes:

@@ -17,7 +17,7 @@ from perdure.protocol.deliveries import Mode
 from perdure.protocol.principals import Principal
 from perdure.protocol.wire import JsonObject
 from perdure.runtime.sessions import Description, Sessions
-from perdure.store.base import InputRow, SessionQuery, SessionRow, ShownStatus
+from perdure.store.values import InputRow, SessionQuery, SessionRow, ShownStatus
 
 
 @dataclass(frozen=True)

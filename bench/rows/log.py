@@ -11,8 +11,9 @@ from bench.stats import median, quantile
 from bench.table import Line, Target
 from perdure.protocol.events import NewEvent
 from perdure.protocol.principals import LOCAL
-from perdure.store.base import Commit, NewSession, Store
+from perdure.store.base import Store
 from perdure.store.open import open_store
+from perdure.store.values import Commit, NewSession
 
 NAME = "event log"
 

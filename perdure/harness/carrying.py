@@ -11,7 +11,7 @@ from perdure.protocol.principals import Principal
 from perdure.protocol.requests import ApprovedCall, CallRef, Coordinates, Failure, Resumed, ResumeTurn
 from perdure.protocol.wire import JsonObject
 from perdure.session.inputs import resolved
-from perdure.store.base import InputRow, NewRecord
+from perdure.store.values import InputRow, NewRecord
 
 from . import outputs, questions
 from .facts import Ending, Facts

@@ -10,7 +10,7 @@ from perdure.protocol.events import EventType, FinishReason, NewEvent, Usage, st
 from perdure.protocol.inputs import InputRequest, requested
 from perdure.protocol.requests import Coordinates, Failure
 from perdure.session import decisions
-from perdure.store.base import SessionChange, SessionStatus
+from perdure.store.values import SessionChange, SessionStatus
 
 from .journal import HeardDelivery, Outcome
 

@@ -14,7 +14,8 @@ from perdure.agents.signature import Arguments
 from perdure.protocol.inputs import APPROVE, DENY, InputRequest, Option, digest
 from perdure.protocol.requests import Coordinates
 from perdure.protocol.wire import JsonObject
-from perdure.store.base import SlotWrite, Store
+from perdure.store.base import Store
+from perdure.store.values import SlotWrite
 from perdure.text import described
 
 from . import outputs

@@ -7,8 +7,9 @@ from itertools import groupby
 
 from pydantic_ai.messages import ModelMessage
 
-from perdure.store.base import Record, Store
-from perdure.store.codec import encode
+from perdure.store.base import Store
+from perdure.store.engine.rows import encode
+from perdure.store.values import Record
 
 from .prompt import messages_of
 from .turn_journal import TurnJournal

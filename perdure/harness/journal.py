@@ -13,7 +13,7 @@ from perdure.protocol.inputs import InputRequest, OpenInput
 from perdure.protocol.principals import Principal
 from perdure.protocol.requests import CallRef, Calls, Failure, Finished, ModelOutcome, Parked, Resumed, ToolOutcome
 from perdure.protocol.wire import DEEPEST, JsonObject, Wire, deeper_than
-from perdure.store.base import NewRecord
+from perdure.store.values import NewRecord
 from perdure.text import whole
 
 DELIVERY = "perdure/delivery/1"

@@ -8,7 +8,7 @@ from perdure.protocol.inputs import InputRequest
 from perdure.protocol.names import intent_slot, outcome_slot
 from perdure.protocol.requests import Conclusion, Coordinates
 from perdure.session.inputs import resolved
-from perdure.store.base import NewRecord
+from perdure.store.values import NewRecord
 
 from . import outputs, questions
 from .facts import Facts

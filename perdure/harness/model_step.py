@@ -17,7 +17,8 @@ from perdure.protocol.events import NewEvent, Usage
 from perdure.protocol.names import MODEL_SCOPE, REPLY
 from perdure.protocol.requests import Failure, Finished, ModelCall, ModelOutcome, Unheard
 from perdure.settings import Settings
-from perdure.store.base import Attempt, Commit, Committed, DeliveryTaken, Fence, Hold, SessionRow, Store
+from perdure.store.base import Store
+from perdure.store.values import Attempt, Commit, Committed, DeliveryTaken, Fence, Hold, SessionRow
 
 from .calls import CallNames
 from .facts import Facts

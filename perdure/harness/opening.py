@@ -8,7 +8,8 @@ from perdure.protocol import names
 from perdure.protocol.deliveries import DeliveryBody
 from perdure.protocol.events import NewEvent, delivery_refused
 from perdure.protocol.requests import Coordinates
-from perdure.store.base import DeliveryRow, NewRecord, SessionChange, Store
+from perdure.store.base import Store
+from perdure.store.values import DeliveryRow, NewRecord, SessionChange
 
 from .facts import Facts
 from .files import Files

@@ -6,7 +6,8 @@ from perdure.protocol import names
 from perdure.protocol.events import EventType, NewEvent
 from perdure.protocol.inputs import InputRequest
 from perdure.protocol.requests import ParkTurn, Reminder
-from perdure.store.base import Commit, Record, SessionChange, Store
+from perdure.store.base import Store
+from perdure.store.values import Commit, Record, SessionChange
 
 from .facts import Facts
 from .journal import END, PARK, StoredPark, written

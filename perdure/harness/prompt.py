@@ -23,7 +23,7 @@ from pydantic_ai.messages import (
 from perdure.models.base import UNSENT
 from perdure.protocol import names
 from perdure.protocol.deliveries import FilePart, TextPart
-from perdure.store.base import NewRecord
+from perdure.store.values import NewRecord
 from perdure.text import whole
 
 from .journal import (

@@ -11,17 +11,8 @@ from perdure.protocol.names import MODEL_SCOPE
 from perdure.protocol.requests import Parked, RebuildSession, Snapshot, TurnRequest
 from perdure.session import decisions
 from perdure.session.state import SessionState, TurnState, dump_turn, read_delivery
-from perdure.store.base import (
-    Attempt,
-    Commit,
-    DeliveryRow,
-    Fence,
-    Hold,
-    InputQuery,
-    InputRow,
-    SessionRow,
-    Store,
-)
+from perdure.store.base import Store
+from perdure.store.values import Attempt, Commit, DeliveryRow, Fence, Hold, InputQuery, InputRow, SessionRow
 
 from .journal import model_outcome
 from .scene import find_session

@@ -10,7 +10,8 @@ from perdure.agents.registry import AgentRegistry
 from perdure.errors import UnreadableState
 from perdure.protocol.requests import Coordinates, Resumed, ResumeTurn
 from perdure.session.inputs import at_expiry, resolved
-from perdure.store.base import (
+from perdure.store.base import Store
+from perdure.store.values import (
     Attempt,
     Commit,
     DeliveryTaken,
@@ -19,7 +20,6 @@ from perdure.store.base import (
     SessionChange,
     SessionRow,
     SlotConflict,
-    Store,
 )
 
 from .carrying import Carried, carried_out, note_of, place_of

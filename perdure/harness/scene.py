@@ -6,7 +6,8 @@ from perdure.agents.registry import AgentRegistry
 from perdure.errors import AgentGone, SessionGone, StoreBehind
 from perdure.protocol.principals import Principal
 from perdure.protocol.requests import Coordinates
-from perdure.store.base import SessionRow, Store
+from perdure.store.base import Store
+from perdure.store.values import SessionRow
 
 
 async def find_session(store: Store, session_id: str, head: int | None = None) -> SessionRow:

@@ -13,7 +13,7 @@ from perdure.protocol.names import REPLY
 from perdure.protocol.principals import Principal
 from perdure.protocol.requests import Failure
 from perdure.session.turn import CANCELLED
-from perdure.store.base import NewRecord, SessionChange
+from perdure.store.values import NewRecord, SessionChange
 
 from .facts import Ending, Facts, results_in
 from .final_output import NOT_FULFILLED, as_answer, without_final

@@ -15,7 +15,7 @@ from perdure.protocol.names import outcome_slot
 from perdure.protocol.requests import CallRef, Coordinates
 from perdure.protocol.wire import DEEPEST, JsonObject, deeper_than
 from perdure.settings import Settings
-from perdure.store.base import NewRecord
+from perdure.store.values import NewRecord
 
 from . import outputs
 from .calls import summary

@@ -3,7 +3,8 @@
 import asyncio
 
 from perdure.errors import Unavailable
-from perdure.store.base import Commit, Committed, Store
+from perdure.store.base import Store
+from perdure.store.values import Commit, Committed
 
 #: Half a minute in all: longer than a failover, shorter than anybody's patience.
 _PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0)

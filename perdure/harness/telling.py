@@ -14,7 +14,8 @@ from perdure.errors import ModelFailed
 from perdure.models.base import Delta, ReasoningDelta, Reply, TextDelta, ToolInputDelta
 from perdure.protocol.events import EventType, NewEvent
 from perdure.protocol.names import MODEL_SCOPE
-from perdure.store.base import Attempt, Commit, Fence, Hold, Store
+from perdure.store.base import Store
+from perdure.store.values import Attempt, Commit, Fence, Hold
 from perdure.text import whole
 
 from .calls import CallNames

@@ -19,7 +19,8 @@ from perdure.protocol.requests import Coordinates, ToolCall, ToolOutcome
 from perdure.protocol.wire import JsonObject
 from perdure.session.tokens import hashed
 from perdure.settings import Settings
-from perdure.store.base import (
+from perdure.store.base import Store
+from perdure.store.values import (
     Attempt,
     Commit,
     Fence,
@@ -30,7 +31,6 @@ from perdure.store.base import (
     SessionChange,
     SlotConflict,
     SlotWrite,
-    Store,
 )
 from perdure.text import described
 

@@ -20,17 +20,8 @@ from perdure.protocol.requests import (
     Withdrawal,
 )
 from perdure.session.turn import CANCELLED as CANCELLATION
-from perdure.store.base import (
-    Begun,
-    Commit,
-    DeliveryTaken,
-    InputQuery,
-    NewRecord,
-    Record,
-    SessionChange,
-    SessionRow,
-    Store,
-)
+from perdure.store.base import Store
+from perdure.store.values import Begun, Commit, DeliveryTaken, InputQuery, NewRecord, Record, SessionChange, SessionRow
 
 from .facts import Ending, Facts, results_in
 from .journal import CANCELLED, END, FAILURE, RESUME, HeardDelivery, StoredFailure, model_outcome, written

@@ -6,7 +6,7 @@ from perdure.protocol import names
 from perdure.protocol.principals import Principal
 from perdure.protocol.requests import Parked
 from perdure.protocol.wire import JsonObject
-from perdure.store.base import NewRecord
+from perdure.store.values import NewRecord
 
 from .journal import (
     DELIVERY,

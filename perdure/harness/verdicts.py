@@ -4,7 +4,7 @@ from perdure.protocol.inputs import InputAnswer, InputRequest, digest
 from perdure.protocol.requests import Failure
 from perdure.protocol.wire import JsonObject
 from perdure.session.answers import CONTINUED
-from perdure.store.base import InputRow
+from perdure.store.values import InputRow
 
 from . import outputs, questions
 from .journal import Outcome

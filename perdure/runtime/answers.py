@@ -27,7 +27,8 @@ from perdure.protocol.inputs import InputAnswer, InputStatus
 from perdure.protocol.principals import Principal
 from perdure.session import answers
 from perdure.session.inputs import may_answer, resolved
-from perdure.store.base import Answered, Answering, DeliveryRow, InputQuery, InputRow, Store, Vote
+from perdure.store.base import Store
+from perdure.store.values import Answered, Answering, DeliveryRow, InputQuery, InputRow, Vote
 
 from .asked import Asked
 from .edits import read_edit

@@ -11,7 +11,7 @@ from opentelemetry import propagate
 from perdure.protocol.deliveries import DeliveryBody, DeliveryRef
 from perdure.protocol.principals import Principal
 from perdure.protocol.wire import JsonObject
-from perdure.store.base import DeliveryRow, NewDelivery
+from perdure.store.values import DeliveryRow, NewDelivery
 
 from . import ids
 

@@ -7,7 +7,8 @@ from typing import Literal
 
 from perdure.protocol import names
 from perdure.protocol.events import EventType, NewEvent
-from perdure.store.base import SessionRow, Store
+from perdure.store.base import Store
+from perdure.store.values import SessionRow
 
 from .signals import Signals
 

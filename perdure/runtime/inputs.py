@@ -9,8 +9,9 @@ from perdure.errors import InputNotFound
 from perdure.protocol.deliveries import DeliveryBody, InputResponse, Receipt
 from perdure.protocol.principals import Principal
 from perdure.session.inputs import may_answer
-from perdure.store import cursor
-from perdure.store.base import InputPage, InputQuery, InputRow, Store
+from perdure.store.base import Store
+from perdure.store.engine import cursor
+from perdure.store.values import InputPage, InputQuery, InputRow
 
 from .answers import Answers
 from .asked import Asked

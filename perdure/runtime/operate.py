@@ -15,7 +15,8 @@ from perdure.errors import Invalid, NoDriver, NoWorker, SessionNotFound, Unavail
 from perdure.protocol.events import TERMINAL, Event
 from perdure.session.state import OPERATOR_FAILED, Rebuild, Repair
 from perdure.settings import Settings
-from perdure.store.base import SessionQuery, SessionRow, ShownStatus, Store
+from perdure.store.base import Store
+from perdure.store.values import SessionQuery, SessionRow, ShownStatus
 
 if TYPE_CHECKING:
     from temporalio.client import Client

@@ -10,7 +10,8 @@ from perdure import telemetry
 from perdure.errors import StoreBehind
 from perdure.protocol.requests import Attention
 from perdure.session.state import OPERATOR_CANCELLED, OPERATOR_TERMINATED, Rebuild
-from perdure.store.base import SessionRow, Store
+from perdure.store.base import Store
+from perdure.store.values import SessionRow
 
 from .driver import Driver
 

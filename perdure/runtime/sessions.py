@@ -23,7 +23,8 @@ from perdure.errors import NoActiveSession, SessionGone, SessionNotFound, TokenC
 from perdure.protocol.deliveries import Capabilities, DeliveryBody, Message, Mode, Receipt, summary
 from perdure.protocol.principals import LOCAL, Principal
 from perdure.session import tokens
-from perdure.store.base import Accepted, DeliveryRow, NewSession, SessionPage, SessionQuery, SessionRow, Store
+from perdure.store.base import Store
+from perdure.store.values import Accepted, DeliveryRow, NewSession, SessionPage, SessionQuery, SessionRow
 
 from . import ids
 from .answers import Answers

@@ -13,7 +13,8 @@ from perdure.protocol import names
 from perdure.protocol.requests import Attention
 from perdure.protocol.wire import JsonObject
 from perdure.session.state import SessionState, read_delivery
-from perdure.store.base import CancelRequest, DeliveryRow, NewSession, SessionRow, Store
+from perdure.store.base import Store
+from perdure.store.values import CancelRequest, DeliveryRow, NewSession, SessionRow
 
 from .asked import reference
 from .connect import in_time

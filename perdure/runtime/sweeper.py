@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from time import monotonic
 
 from perdure.errors import NoDriver, NoWorker, Unavailable
-from perdure.store.base import Store, Untold
+from perdure.store.base import Store
+from perdure.store.values import Untold
 
 from .background import repeating
 from .signals import Signals

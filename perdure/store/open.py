@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 from perdure.errors import Misconfigured
 
 from .base import Store
-from .sqlstore import SqlStore
+from .engine.store import SqlStore
 
 _SQLITE = "sqlite:///"
 

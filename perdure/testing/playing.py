@@ -16,9 +16,8 @@ from perdure.protocol.inputs import APPROVE, DENY, InputAnswer, InputRequest, di
 from perdure.protocol.principals import LOCAL, Principal
 from perdure.protocol.wire import JsonObject
 from perdure.settings import Settings
-from perdure.store.base import Store
+from perdure.store.base import Store, read_all
 from perdure.store.open import open_store
-from perdure.store.pages import read_all
 
 from .model import OneModel
 from .stage import SESSION, NotingStore, Stage, Steps, Terms

@@ -38,7 +38,9 @@ from perdure.session.inputs import may_answer, resolved
 from perdure.session.tokens import hashed
 from perdure.session.turn import Breath, StepFailed, run_turn
 from perdure.settings import Settings
-from perdure.store.base import (
+from perdure.store.base import Store
+from perdure.store.engine.rows import utc_now
+from perdure.store.values import (
     Answering,
     Attempt,
     Commit,
@@ -47,10 +49,8 @@ from perdure.store.base import (
     InputRow,
     NewDelivery,
     NewSession,
-    Store,
     Vote,
 )
-from perdure.store.clock import utc_now
 
 SESSION = "session"
 

@@ -11,7 +11,7 @@ from perdure.protocol.events import Event, EventType
 from perdure.protocol.inputs import InputKind, InputRequest, InputStatus, Option, Responders, digest
 from perdure.protocol.principals import Principal
 from perdure.session.inputs import at_expiry
-from perdure.store.base import Commit, InputRow, SessionChange
+from perdure.store.values import Commit, InputRow, SessionChange
 from tests.api.served import URL, Api
 
 YES_OR_NO = (Option(id="approve", label="Yes"), Option(id="deny", label="No"))

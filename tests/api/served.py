@@ -23,8 +23,9 @@ from perdure.protocol import names
 from perdure.protocol.events import EventType, NewEvent, step_coordinates, turn_coordinates
 from perdure.runtime.sessions import Sessions
 from perdure.settings import Settings
-from perdure.store.base import Commit, SessionChange, Store
+from perdure.store.base import Store
 from perdure.store.open import open_store
+from perdure.store.values import Commit, SessionChange
 from tests.support.processes import PATIENCE
 
 

@@ -7,7 +7,7 @@ import pytest
 from httpx2 import Response
 
 from perdure.protocol.events import Usage
-from perdure.store.base import Commit, SessionChange
+from perdure.store.values import Commit, SessionChange
 from tests.api.served import Api
 
 

@@ -7,7 +7,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.protocol.events import EventType
 from perdure.protocol.names import CANCEL
-from perdure.store.base import Commit, SessionChange
+from perdure.store.values import Commit, SessionChange
 from tests.api.asking import APPROVE, known_as, to, waiting
 from tests.api.served import URL, Api, session_over, turn_events
 

@@ -11,7 +11,7 @@ import pytest
 from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.errors import SchemaUnknown
-from perdure.store.base import Commit, SessionChange
+from perdure.store.values import Commit, SessionChange
 from tests.api.served import URL, Api, session_over
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from api.feed import Pace
-from perdure.store.base import Commit
+from perdure.store.values import Commit
 from tests.api.process import ApiProcess, api_process
 from tests.api.served import URL, Api, serving, turn_events, until
 from tests.support.processes import PATIENCE

@@ -10,7 +10,7 @@ import pytest
 from api.feed import Pace
 from perdure.errors import Unavailable
 from perdure.protocol.events import EventType, NewEvent
-from perdure.store.base import SessionChange
+from perdure.store.values import SessionChange
 from tests.api.served import URL, Api, said, serving, session_over, step, turn_events, until
 from tests.support.processes import PATIENCE
 

@@ -38,9 +38,9 @@ from perdure.protocol.requests import (
 from perdure.session.inputs import resolved
 from perdure.session.turn import CANCELLED
 from perdure.settings import Settings
-from perdure.store.base import Answering, Attempt, CancelRequest, NewDelivery, NewSession, Store, Vote
+from perdure.store.base import Store, read_all
 from perdure.store.open import open_store
-from perdure.store.pages import read_all
+from perdure.store.values import Answering, Attempt, CancelRequest, NewDelivery, NewSession, Vote
 from perdure.testing import ScriptedModel
 
 SESSION = "s1"

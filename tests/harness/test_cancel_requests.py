@@ -11,7 +11,7 @@ from perdure.errors import TurnCancelled
 from perdure.models.base import Delta, Prompt, Reply
 from perdure.protocol.requests import Calls, Failure, Finished
 from perdure.session.turn import CANCELLED
-from perdure.store.base import InputQuery
+from perdure.store.values import InputQuery
 from perdure.testing import ScriptedModel, call
 
 from .stage import SESSION, YES, Lab, lab

@@ -33,7 +33,8 @@ from perdure.protocol.requests import (
 from perdure.session import decisions
 from perdure.session.state import OPERATOR_FAILED, SessionState, load_session
 from perdure.session.turn import CANCELLED, StepFailed, run_turn
-from perdure.store.base import Commit, Committed, Store
+from perdure.store.base import Store
+from perdure.store.values import Commit, Committed
 from perdure.testing import call
 from perdure.testing.stage import Steps
 

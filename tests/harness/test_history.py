@@ -2,7 +2,8 @@ from collections.abc import Sequence
 from typing import cast
 
 from perdure.harness.history import Histories
-from perdure.store.base import Record, Store
+from perdure.store.base import Store
+from perdure.store.values import Record
 from perdure.testing import ScriptedModel
 
 from .stage import SESSION, Lab, lab

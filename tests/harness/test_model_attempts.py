@@ -9,7 +9,8 @@ import pytest
 from perdure.errors import ModelFailed, Superseded
 from perdure.models.base import Delta, Prompt, Reply, TextDelta
 from perdure.protocol.requests import Coordinates, Finished, ModelCall
-from perdure.store.base import Attempt, Record, Store
+from perdure.store.base import Store
+from perdure.store.values import Attempt, Record
 from perdure.testing import ScriptedModel
 
 from .stage import SESSION, TEXT_TURN, lab

@@ -12,7 +12,7 @@ from perdure.errors import AgentGone, ModelFailed, SessionGone
 from perdure.models.base import Delta, Prompt, Reply, TextDelta
 from perdure.protocol.events import delivery_refused
 from perdure.protocol.requests import Calls, Coordinates, Finished, ModelCall, Unheard
-from perdure.store.base import Attempt
+from perdure.store.values import Attempt
 from perdure.testing import ScriptedCall, ScriptedModel, call
 
 from .stage import SESSION, TEXT_TURN, lab

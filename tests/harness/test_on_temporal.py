@@ -18,9 +18,9 @@ from perdure.runtime.connect import connect
 from perdure.session.inputs import resolved
 from perdure.session.state import SessionState
 from perdure.settings import Settings
-from perdure.store.base import Answering, InputQuery, InputRow, NewDelivery, NewSession, Store, Vote
+from perdure.store.base import Store, read_all
 from perdure.store.open import open_store
-from perdure.store.pages import read_all
+from perdure.store.values import Answering, InputQuery, InputRow, NewDelivery, NewSession, Vote
 from perdure.testing import OneModel, ScriptedModel, call
 from tests.support.processes import PATIENCE
 from tests.support.stack import TemporalServer

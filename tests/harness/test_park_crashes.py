@@ -24,9 +24,9 @@ from perdure.protocol.requests import (
     ToolOutcome,
 )
 from perdure.settings import Settings
-from perdure.store.base import Commit, Committed, Store
+from perdure.store.base import Store, read_all
 from perdure.store.open import open_store
-from perdure.store.pages import read_all
+from perdure.store.values import Commit, Committed
 from perdure.testing import OneModel, call
 from perdure.testing.model import ScriptedModel
 from perdure.testing.stage import SESSION, Stage, Steps, Terms

@@ -32,7 +32,7 @@ from perdure.protocol import names
 from perdure.protocol.deliveries import FilePart, Message
 from perdure.protocol.deliveries import TextPart as SaidText
 from perdure.protocol.events import Usage
-from perdure.store.base import NewRecord
+from perdure.store.values import NewRecord
 
 
 def heard(message: Message | None, *context: str) -> NewRecord:

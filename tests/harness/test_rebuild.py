@@ -10,7 +10,8 @@ from perdure.harness.rebuild import Rebuilding
 from perdure.protocol.requests import RebuildSession, TurnRequest
 from perdure.session import decisions
 from perdure.session.decisions import RunTurn
-from perdure.store.base import Attempt, Commit, DeliveryRow, NewDelivery, SessionChange, Store
+from perdure.store.base import Store
+from perdure.store.values import Attempt, Commit, DeliveryRow, NewDelivery, SessionChange
 
 from .stage import SESSION, YES, lab
 from .till import Till, asked

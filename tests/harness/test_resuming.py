@@ -11,7 +11,7 @@ from perdure.protocol.inputs import InputAnswer, digest
 from perdure.protocol.requests import CloseSession, Coordinates, Finished, Resumed, ResumeTurn
 from perdure.session.answers import CONTINUED
 from perdure.session.state import OPERATOR_FAILED
-from perdure.store.base import Attempt
+from perdure.store.values import Attempt
 from perdure.testing import ScriptedModel, call
 
 from .stage import NO, SESSION, YES, lab

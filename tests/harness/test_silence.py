@@ -6,7 +6,8 @@ from typing import Any, cast
 from perdure.harness.gates import REMEMBERED
 from perdure.protocol.deliveries import DeliveryRef
 from perdure.protocol.requests import Calls, Resumed
-from perdure.store.base import Commit, Committed, Store
+from perdure.store.base import Store
+from perdure.store.values import Commit, Committed
 from perdure.testing import ScriptedModel, call
 
 from .stage import NO, SESSION, YES, lab

@@ -9,7 +9,7 @@ from perdure import State, ToolContext, tool
 from perdure.errors import TokenConflict
 from perdure.protocol.requests import Conclusion, Coordinates, Failure
 from perdure.session.tokens import hashed
-from perdure.store.base import NewSession
+from perdure.store.values import NewSession
 from perdure.testing import call
 
 from .stage import SESSION, Lab, lab

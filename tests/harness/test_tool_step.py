@@ -11,7 +11,8 @@ from perdure.errors import Superseded, ToolFailed, Unavailable
 from perdure.harness.journal import OUTCOME, Outcome, StoredReply, read
 from perdure.harness.tool_step import ToolStep
 from perdure.settings import Settings
-from perdure.store.base import Commit, Committed, NewRecord, Store
+from perdure.store.base import Store
+from perdure.store.values import Commit, Committed, NewRecord
 from perdure.testing import ScriptedModel, call
 
 from .stage import SESSION, Lab, lab

@@ -11,7 +11,8 @@ from perdure.protocol.deliveries import DeliveryBody
 from perdure.protocol.inputs import InputAnswer
 from perdure.runtime.processes import command
 from perdure.session.inputs import resolved
-from perdure.store.base import Answering, InputRow, NewDelivery, Store, Vote
+from perdure.store.base import Store
+from perdure.store.values import Answering, InputRow, NewDelivery, Vote
 from tests.support.stack import Stack
 from tests.support.talk import Talk, text
 

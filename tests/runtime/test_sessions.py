@@ -14,7 +14,8 @@ from perdure.protocol.principals import LOCAL
 from perdure.runtime.connect import secret
 from perdure.runtime.sessions import Sessions
 from perdure.session.tokens import hashed
-from perdure.store.base import NewDelivery, NewSession, Store
+from perdure.store.base import Store
+from perdure.store.values import NewDelivery, NewSession
 from tests.support.processes import PATIENCE
 from tests.support.stack import Stack
 

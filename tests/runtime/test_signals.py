@@ -11,7 +11,8 @@ from perdure.agents.registry import AgentRegistry
 from perdure.errors import Unavailable
 from perdure.protocol.wire import JsonObject
 from perdure.runtime.signals import Signals
-from perdure.store.base import CancelRequest, DeliveryRow, Store
+from perdure.store.base import Store
+from perdure.store.values import CancelRequest, DeliveryRow
 from tests.runtime.fake_driver import FakeDriver
 from tests.store import given
 

@@ -12,8 +12,9 @@ from perdure.protocol.wire import JsonObject
 from perdure.runtime.driver import DriverView
 from perdure.runtime.signals import Signals
 from perdure.runtime.sweeper import Sweeper
-from perdure.store.base import Commit, Store
+from perdure.store.base import Store
 from perdure.store.open import open_store
+from perdure.store.values import Commit
 from tests.runtime.fake_driver import FakeDriver
 from tests.store import given
 from tests.store.given import answer, answering, opening, says

@@ -49,7 +49,8 @@ from perdure.session.decisions import Wait
 from perdure.session.state import SessionState
 from perdure.session.tokens import derive, hashed
 from perdure.settings import Settings
-from perdure.store.base import DeliveryRow, InputQuery, InputRow, SessionRow, Store
+from perdure.store.base import Store
+from perdure.store.values import DeliveryRow, InputQuery, InputRow, SessionRow
 
 from .processes import CURRENT, Fate, Pace, Process, Processes, WatchedStore, patiently, watched
 from .script import Answer, call, next_words, response_to

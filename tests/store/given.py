@@ -9,7 +9,8 @@ from perdure.protocol.inputs import InputAnswer, InputKind, InputRequest, Respon
 from perdure.protocol.principals import Principal
 from perdure.protocol.requests import Attention
 from perdure.protocol.wire import JsonObject
-from perdure.store.base import (
+from perdure.store.base import Store
+from perdure.store.values import (
     Answered,
     Answering,
     Attempt,
@@ -23,7 +24,6 @@ from perdure.store.base import (
     NewSession,
     SessionChange,
     SessionRow,
-    Store,
     Vote,
 )
 

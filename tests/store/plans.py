@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from perdure.store.base import SessionQuery
-from perdure.store.port import Row, T, Transaction, Value, Work
+from perdure.store.engine.database import Row, T, Transaction, Value, Work
+from perdure.store.values import SessionQuery
 from tests.store import given
 
 #: What is asked for, and the index that finds it without looking at anything else.

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 
 from perdure.errors import Misconfigured, SchemaUnknown, Unavailable
-from perdure.store.base import Commit, SessionQuery
 from perdure.store.open import open_store
+from perdure.store.values import Commit, SessionQuery
 from tests.store import given
 
 

@@ -3,8 +3,8 @@
 import asyncio
 import sys
 
-from perdure.store.base import Commit
 from perdure.store.open import open_store
+from perdure.store.values import Commit
 from tests.store import given
 
 

@@ -10,8 +10,8 @@ from psycopg.rows import DictRow, dict_row
 from psycopg_pool import AsyncConnectionPool
 
 from perdure.errors import Invalid, OutcomeUnknown, Unavailable
-from perdure.store import sql
-from perdure.store.port import Row, T, Value, Work
+from perdure.store.engine import database
+from perdure.store.engine.database import Row, T, Value, Work
 
 Connection: TypeAlias = psycopg.AsyncConnection[DictRow]
 
@@ -56,8 +56,8 @@ class PostgresDatabase:
     """`Database` over a PostgreSQL database."""
 
     def __init__(self, url: str, *, size: int = SIZE, patience: float = PATIENCE) -> None:
-        self._queries = {name: _translated_query(text) for name, text in sql.queries("postgres").items()}
-        self._migrations = sql.migrations("postgres")
+        self._queries = {name: _translated_query(text) for name, text in database.queries("postgres").items()}
+        self._migrations = database.migrations("postgres")
         self._pool: AsyncConnectionPool[Connection] = AsyncConnectionPool(
             url,
             connection_class=psycopg.AsyncConnection[DictRow],

@@ -11,7 +11,7 @@ import logging
 import psycopg
 
 from perdure.errors import Unavailable
-from perdure.store.heads import heads
+from perdure.store.engine.database import heads
 from perdure.store.watchers import Audience
 
 from .database import KEEPALIVE, PostgresDatabase

@@ -1,18 +1,19 @@
 """SQLite behind the store's port: one thread writes, a few read, each with its own connection (WAL)."""
 
+import asyncio
 import sqlite3
+import threading
 import time
-from collections.abc import Coroutine, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from perdure.errors import Invalid, Misconfigured, SchemaUnknown, Unavailable
-from perdure.store import sql
-from perdure.store.codec import encode
-from perdure.store.port import Row, T, Value, Work
-
-from .threads import Threads
+from perdure.store.engine import database
+from perdure.store.engine.database import Row, T, Value, Work
+from perdure.store.engine.rows import encode
 
 #: Seconds to wait for another process to finish its transaction.
 PATIENCE = 5.0
@@ -69,8 +70,8 @@ class SqliteDatabase:
             raise Misconfigured(f"SQLite {sqlite3.sqlite_version} is too old: 3.35 is needed.")
         self._file = file
         self._patience = patience
-        self._queries = dict(sql.queries("sqlite"))
-        self._migrations = sql.migrations("sqlite")
+        self._queries = dict(database.queries("sqlite"))
+        self._migrations = database.migrations("sqlite")
         self._writer = Threads("perdure-sqlite-writer", 1, self._connect)
         # A database in memory belongs to its one connection.
         self._readers = Threads("perdure-sqlite-reader", readers, self._connect_reader) if file else self._writer
@@ -179,4 +180,46 @@ def _translated() -> Generator[None, None, None]:
             raise Unavailable(f"The database cannot take this right now: {error}.") from error
         if code == sqlite3.SQLITE_NOTADB:
             raise SchemaUnknown("The file is not an SQLite database.") from error
+        raise
+
+
+class Threads:
+    """Runs jobs in up to `size` threads; a thread opens its connection when it gets its first job."""
+
+    def __init__(self, name: str, size: int, connect: Callable[[], sqlite3.Connection]) -> None:
+        self._pool = ThreadPoolExecutor(size, thread_name_prefix=name)
+        self._connect = connect
+        self._local = threading.local()
+        self._connections: list[sqlite3.Connection] = []
+        self._closed = False
+
+    async def run(self, job: Callable[[sqlite3.Connection], T]) -> T:
+        if self._closed:
+            raise Unavailable("The store is closed.")
+        return await _settled(self._pool.submit(self._do, job))
+
+    async def close(self) -> None:
+        """Let the jobs that have begun or wait end, then close the connections."""
+        self._closed = True
+        await asyncio.to_thread(self._pool.shutdown)
+        for connection in self._connections:
+            connection.close()
+        self._connections.clear()
+
+    def _do(self, job: Callable[[sqlite3.Connection], T]) -> T:
+        connection: sqlite3.Connection | None = getattr(self._local, "connection", None)
+        if connection is None:
+            connection = self._local.connection = self._connect()
+            self._connections.append(connection)
+        return job(connection)
+
+
+async def _settled(job: Future[T]) -> T:
+    """The job's result. A cancelled caller leaves only once the job has ended, or will never begin."""
+    waiting = asyncio.wrap_future(job)
+    try:
+        return await asyncio.shield(waiting)
+    except asyncio.CancelledError:
+        if not job.cancel():
+            await asyncio.wait([waiting])
         raise

@@ -3,7 +3,7 @@
 import asyncio
 
 from perdure.errors import Unavailable
-from perdure.store.heads import heads
+from perdure.store.engine.database import heads
 from perdure.store.watchers import Audience
 
 from .database import SqliteDatabase

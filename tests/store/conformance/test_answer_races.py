@@ -3,7 +3,8 @@
 import asyncio
 
 from perdure.protocol.inputs import InputAnswer
-from perdure.store.base import Answered, Commit, InputRow, Store
+from perdure.store.base import Store
+from perdure.store.values import Answered, Commit, InputRow
 from tests.store import given
 from tests.store.given import answer, answering, opening, says
 

@@ -1,7 +1,9 @@
 import pytest
 
 from perdure.errors import IdempotencyConflict, NotFound, SessionGone
-from perdure.store.base import Commit, InputStatus, SessionChange, Store
+from perdure.protocol.inputs import InputStatus
+from perdure.store.base import Store
+from perdure.store.values import Commit, SessionChange
 from tests.store import given
 from tests.store.given import answer, answering, opening, says
 

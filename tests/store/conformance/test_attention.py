@@ -7,7 +7,8 @@ import pytest
 
 from perdure.errors import Superseded
 from perdure.protocol.events import EventType
-from perdure.store.base import Commit, Hold, SessionChange, SessionQuery, ShownStatus, Store
+from perdure.store.base import Store
+from perdure.store.values import Commit, Hold, SessionChange, SessionQuery, ShownStatus
 from tests.store import given
 from tests.store.given import attend
 

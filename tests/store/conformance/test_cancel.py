@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from perdure.errors import TurnCancelled
-from perdure.store.base import CancelRequest, Commit, SessionChange, SessionStatus, Store
+from perdure.store.base import Store
+from perdure.store.values import CancelRequest, Commit, SessionChange, SessionStatus
 from tests.store import given
 from tests.store.given import answer, answering, cancel, ending, hearing, parking, running, says
 

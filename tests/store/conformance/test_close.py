@@ -7,7 +7,8 @@ import pytest
 
 from perdure.errors import SessionGone, Superseded
 from perdure.protocol.events import EventType, NewEvent
-from perdure.store.base import Accepted, Answered, Commit, Hold, SessionChange, SessionQuery, SessionStatus, Store
+from perdure.store.base import Store
+from perdure.store.values import Accepted, Answered, Commit, Hold, SessionChange, SessionQuery, SessionStatus
 from tests.store import given
 from tests.store.conformance.conftest import Database
 from tests.store.given import answer, answering, closing, says

@@ -4,7 +4,8 @@ import pytest
 
 from perdure.errors import IdempotencyConflict, SessionGone
 from perdure.protocol.wire import JsonObject
-from perdure.store.base import Commit, DeliveryTaken, SessionChange, Store
+from perdure.store.base import Store
+from perdure.store.values import Commit, DeliveryTaken, SessionChange
 from tests.store import given
 from tests.store.given import hearing
 

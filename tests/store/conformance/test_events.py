@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from perdure.errors import Invalid
 from perdure.protocol.events import NewEvent
 from perdure.protocol.wire import JsonObject
-from perdure.store.base import Commit, Store
+from perdure.store.base import Store
+from perdure.store.values import Commit
 from tests.store import given
 
 

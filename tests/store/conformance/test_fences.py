@@ -3,7 +3,8 @@ from dataclasses import replace
 import pytest
 
 from perdure.errors import StoreBehind, Superseded, Unavailable
-from perdure.store.base import Attempt, Commit, Fence, Hold, Store
+from perdure.store.base import Store
+from perdure.store.values import Attempt, Commit, Fence, Hold
 from tests.store import given
 
 

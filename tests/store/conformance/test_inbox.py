@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from perdure.errors import InboxFull
-from perdure.store.base import Accepted, Store
+from perdure.store.base import Store
+from perdure.store.values import Accepted
 from tests.store import given
 from tests.store.given import answer, answering, opening, says
 

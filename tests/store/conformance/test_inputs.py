@@ -5,14 +5,8 @@ import pytest
 from perdure.errors import Invalid, Superseded
 from perdure.protocol.events import NewEvent
 from perdure.protocol.inputs import InputRequest, InputStatus
-from perdure.store.base import (
-    Commit,
-    DeliveryTaken,
-    InputPage,
-    InputQuery,
-    SessionChange,
-    Store,
-)
+from perdure.store.base import Store
+from perdure.store.values import Commit, DeliveryTaken, InputPage, InputQuery, SessionChange
 from tests.store import given
 from tests.store.given import answer, answering, opening, says
 

@@ -3,7 +3,8 @@ import asyncio
 import pytest
 
 from perdure.errors import SessionGone
-from perdure.store.base import Commit, SlotConflict, SlotWrite, Store
+from perdure.store.base import Store
+from perdure.store.values import Commit, SlotConflict, SlotWrite
 from tests.store import given
 
 

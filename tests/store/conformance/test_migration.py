@@ -4,8 +4,9 @@ from collections.abc import Sequence
 import pytest
 
 from perdure.errors import SchemaOutdated, SchemaUnknown
-from perdure.store import sql
-from perdure.store.base import SessionQuery, Store
+from perdure.store.base import Store
+from perdure.store.engine import database as engine
+from perdure.store.values import SessionQuery
 from tests.store.conformance.conftest import Database, OpenStore
 
 
@@ -76,13 +77,13 @@ async def test_a_later_migration_says_which_code_can_work_with_it(
     open_another: OpenStore, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of_today = await open_another()
-    shipped = sql.migrations
+    shipped = engine.migrations
 
     async def later(*migrations: str) -> Store:
         def known(dialect: str) -> Sequence[str]:
             return [*shipped(dialect), *migrations]
 
-        monkeypatch.setattr(sql, "migrations", known)
+        monkeypatch.setattr(engine, "migrations", known)
         return await open_another()
 
     adds = "ALTER TABLE slots ADD COLUMN more integer;\n"

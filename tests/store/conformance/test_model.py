@@ -19,8 +19,9 @@ from hypothesis.stateful import (
 )
 
 from perdure.errors import InboxFull, SessionGone, Superseded, TurnCancelled
-from perdure.store.base import CancelRequest, Commit, Committed, Hold, Store
+from perdure.store.base import Store
 from perdure.store.open import open_store
+from perdure.store.values import CancelRequest, Commit, Committed, Hold
 from tests.store import given
 
 T = TypeVar("T")

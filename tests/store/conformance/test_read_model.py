@@ -2,7 +2,8 @@ import pytest
 
 from perdure.errors import TokenConflict
 from perdure.protocol.events import Usage
-from perdure.store.base import Commit, SessionChange, Store
+from perdure.store.base import Store
+from perdure.store.values import Commit, SessionChange
 from tests.store import given
 
 

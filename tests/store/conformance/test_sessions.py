@@ -6,7 +6,8 @@ import pytest
 from perdure.errors import Conflict, IdempotencyConflict, Invalid, TokenConflict
 from perdure.protocol.deliveries import Capabilities
 from perdure.protocol.events import Usage
-from perdure.store.base import Commit, SessionChange, SessionQuery, Store
+from perdure.store.base import Store
+from perdure.store.values import Commit, SessionChange, SessionQuery
 from tests.store import given
 
 

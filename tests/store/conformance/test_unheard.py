@@ -2,7 +2,8 @@
 
 from dataclasses import replace
 
-from perdure.store.base import Commit, Store
+from perdure.store.base import Store
+from perdure.store.values import Commit
 from tests.store import given
 from tests.store.given import answer, answering, opening, says
 

@@ -10,8 +10,9 @@ import pytest
 
 from perdure.errors import SchemaOutdated
 from perdure.runtime.asked import reference
-from perdure.store import sql
-from perdure.store.base import CancelRequest, SlotWrite, Store
+from perdure.store.base import Store
+from perdure.store.engine import database
+from perdure.store.values import CancelRequest, SlotWrite
 from tests.store import given
 from tests.store.conformance.conftest import OpenStore
 from tests.store.given import answer, answering, opening, says
@@ -138,10 +139,10 @@ def version(request: pytest.FixtureRequest) -> int:
 @pytest.fixture
 def old(url: str, version: int) -> str:
     """A database as this version left it."""
-    migrations = sql.migrations("sqlite" if url.startswith("sqlite") else "postgres")
-    run(url, [*sql.statements(migrations[0]), *FIRST_ROWS, *OVER_ROWS])
+    migrations = database.migrations("sqlite" if url.startswith("sqlite") else "postgres")
+    run(url, [*database.statements(migrations[0]), *FIRST_ROWS, *OVER_ROWS])
     if version == 2:
-        run(url, [*sql.statements(migrations[1]), *SECOND_ROWS])
+        run(url, [*database.statements(migrations[1]), *SECOND_ROWS])
     return url
 
 

@@ -5,7 +5,8 @@ import sys
 
 import pytest
 
-from perdure.store.base import Commit, Store, Watch
+from perdure.store.base import Store, Watch
+from perdure.store.values import Commit
 from tests.store import given
 
 pytestmark = pytest.mark.usefixtures("no_look")

@@ -6,12 +6,12 @@ import psycopg
 import pytest
 
 from perdure.errors import OutcomeUnknown, Unavailable
-from perdure.store import sql
-from perdure.store.base import Commit, SessionQuery
-from perdure.store.port import T, Transaction, Work
+from perdure.store.engine import database
+from perdure.store.engine.database import T, Transaction, Work
+from perdure.store.engine.store import SqlStore
 from perdure.store.postgres.database import PostgresDatabase
 from perdure.store.postgres.feed import Notifications
-from perdure.store.sqlstore import SqlStore
+from perdure.store.values import Commit, SessionQuery
 from tests.store import given
 from tests.store.plans import CROWD, LISTINGS, THEIR_DELIVERIES, Ran, recorded
 
@@ -190,7 +190,7 @@ async def ran(url: str, read: Callable[[SqlStore], Awaitable[object]]) -> Ran:
 
 def explained(url: str, ran: Ran, plans: str) -> str:
     """The plan of a prepared query: a connection prepares what it has run a few times, and plans it without values."""
-    text, names = sql.queries("postgres")[ran.query], list(ran.values)
+    text, names = database.queries("postgres")[ran.query], list(ran.values)
     for number, name in enumerate(names, 1):
         text = re.sub(rf"(?<!:):{name}\b", f"${number}", text)
     values = ", ".join(f"%({name})s" for name in names)

@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from perdure.errors import SchemaUnknown, Unavailable
-from perdure.store import sql
-from perdure.store.base import Commit, SessionQuery
-from perdure.store.port import T, Work
+from perdure.store.engine.database import T, Work, queries
+from perdure.store.engine.store import SqlStore
 from perdure.store.sqlite.database import SqliteDatabase
 from perdure.store.sqlite.feed import ChangePoll
-from perdure.store.sqlstore import SqlStore
+from perdure.store.values import Commit, SessionQuery
 from perdure.store.watchers import Watchers
 from tests.store import given
 from tests.store.plans import CROWD, LISTINGS, THEIR_DELIVERIES, Ran, recorded
@@ -116,7 +115,7 @@ def steps(connection: sqlite3.Connection, ran: Ran) -> int:
         taken += 1
 
     connection.set_progress_handler(step, 10)
-    connection.execute(sql.queries("sqlite")[ran.query], ran.values).fetchall()
+    connection.execute(queries("sqlite")[ran.query], ran.values).fetchall()
     connection.set_progress_handler(None, 0)
     return taken
 
@@ -134,7 +133,7 @@ async def ran(file: Path, read: Callable[[SqlStore], Awaitable[object]]) -> Ran:
 
 def explained(file: Path, ran: Ran) -> str:
     with contextlib.closing(crowded(file)) as connection:
-        plan = connection.execute(f"EXPLAIN QUERY PLAN {sql.queries('sqlite')[ran.query]}", ran.values)
+        plan = connection.execute(f"EXPLAIN QUERY PLAN {queries('sqlite')[ran.query]}", ran.values)
         return "\n".join(detail for *_, detail in plan)
 
 

@@ -7,10 +7,10 @@ from perdure.errors import NotFound
 from perdure.protocol.events import NewEvent
 from perdure.protocol.inputs import InputAnswer
 from perdure.session.inputs import verdict
+from perdure.store.values import Accepted, Answered, Answering, InputRow, Vote
 
-from . import accepting, locking, log, rows
-from .base import Accepted, Answered, Answering, InputRow, Vote
-from .port import Told, Transaction
+from . import deliveries, log, rows
+from .database import Told, Transaction
 
 
 @dataclass(frozen=True)
@@ -36,15 +36,15 @@ class _Count:
 async def answer(
     tx: Transaction, answering: Answering, tell: Callable[[InputRow], NewEvent], now: str
 ) -> Told[Answered]:
-    session = await locking.find(tx, answering.session_id)
+    session = await log.find(tx, answering.session_id)
     # Under the lock: of two requests under one key, the later one finds what the first one wrote.
-    if (first := await accepting.find_first(tx, answering.delivery)) is not None:
+    if (first := await deliveries.find_first(tx, answering.delivery)) is not None:
         return Told(await _repeated(tx, answering, first))
     count = _counted(await _asked(tx, answering), answering, now)
     delivered = None
     if count.closed or answering.always or (answering.late and count.is_late(answering.votes)):
         # An answer that closes a request always has room: nothing else would ever empty the inbox.
-        delivered = await accepting.enqueue(tx, session, answering.delivery, now, limited=not count.closed)
+        delivered = await deliveries.enqueue(tx, session, answering.delivery, now, limited=not count.closed)
         # The same key, in another session: it came in between.
         if not delivered.fresh:
             return Told(await _repeated(tx, answering, delivered))

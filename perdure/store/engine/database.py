@@ -1,7 +1,9 @@
-"""What the store's logic asks of a database. Each adapter answers it; the logic is written once, above it."""
+"""What the engine needs of a database, and where its queries and migrations lie: one .sql file each."""
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
+from importlib.resources.abc import Traversable
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 T = TypeVar("T")
@@ -63,3 +65,35 @@ class Told(Generic[T]):
 
     value: T
     head: int | None = None
+
+
+def queries(dialect: str) -> Mapping[str, str]:
+    """The text of every query by name: those that all stores share, then those of one dialect."""
+    root = files("perdure.store")
+    return {**_texts(root / "sql"), **_texts(root / dialect / "sql")}
+
+
+def migrations(dialect: str) -> Sequence[str]:
+    """The texts of a dialect's migrations, in order; the first makes version 1."""
+    texts = _texts(files("perdure.store") / dialect / "migrations")
+    return [texts[name] for name in sorted(texts)]
+
+
+def statements(script: str) -> Sequence[str]:
+    """The statements of a migration; each ends with a semicolon at the end of a line."""
+    return [text for part in script.split(";\n") if (text := part.strip())]
+
+
+def _texts(folder: Traversable) -> dict[str, str]:
+    return {
+        entry.name.removesuffix(".sql"): entry.read_text(encoding="utf-8")
+        for entry in folder.iterdir()
+        if entry.name.endswith(".sql")
+    }
+
+
+async def heads(database: Database, session_ids: Sequence[str]) -> dict[str, int]:
+    if not session_ids:
+        return {}
+    found = await database.read(lambda tx: tx.rows("heads", session_ids=session_ids))
+    return {row["session_id"]: row["next_index"] for row in found}

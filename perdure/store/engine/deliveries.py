@@ -1,16 +1,20 @@
-"""Deliveries on their way in: accepted once, then read by a turn or refused. What was accepted is never deleted."""
+"""Deliveries are accepted once, then read by a turn or refused; turns are asked to stop; sessions need attention.
 
-from collections.abc import Sequence
+All of it are rows that outlive every process. What was accepted is never deleted."""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from perdure.errors import Conflict, IdempotencyConflict, InboxFull, NoActiveSession, SessionGone, TokenConflict
-from perdure.protocol.events import NewEvent, delivery_refused
+from perdure.protocol import names
+from perdure.protocol.events import EventType, NewEvent, delivery_refused
+from perdure.protocol.requests import Attention
+from perdure.store.values import Accepted, CancelRequest, NewDelivery, NewSession
 
-from . import locking, log, rows
-from .base import Accepted, NewDelivery, NewSession
-from .clock import after
-from .locking import LockedSession
-from .port import Row, Told, Transaction
+from . import log, rows
+from .database import Row, Told, Transaction
+from .log import LockedSession
+from .rows import after, encode
 
 
 async def create_session(
@@ -28,7 +32,7 @@ async def create_session(
 
 
 async def accept(tx: Transaction, delivery: NewDelivery, now: str) -> Accepted:
-    session = await locking.find(tx, delivery.session_id)
+    session = await log.find(tx, delivery.session_id)
     # Under the lock: of two requests under one key, the later one finds what the first one wrote. A repeated request
     # gets its receipt even when the session is over by now, or has no room any more.
     if (first := await find_first(tx, delivery)) is not None:
@@ -55,7 +59,7 @@ async def enqueue(
 async def refuse(
     tx: Transaction, session_id: str, delivery_id: str, code: str, event: NewEvent, now: str
 ) -> Told[bool]:
-    session = await locking.lock(tx, session_id)
+    session = await log.lock(tx, session_id)
     found = await tx.row("delivery", session_id=session_id, delivery_id=delivery_id)
     if found is not None and (found["turn"] is not None or found["refused"] is not None):
         return Told(found["turn"] is None)
@@ -124,3 +128,58 @@ async def _first(tx: Transaction, delivery: NewDelivery) -> Row | None:
         if found is not None:
             return found
     return await tx.row("delivery", session_id=delivery.session_id, delivery_id=delivery.delivery_id)
+
+
+async def cancel(
+    tx: Transaction, session_id: str, turn_id: str | None, tell: Callable[[int], NewEvent], now: str
+) -> Told[CancelRequest | None]:
+    """Accept that the session's turn is to be stopped. Decided under the lock: no turn can end in between."""
+    session = await log.find(tx, session_id)
+    turn = None if session is None else await _turn(tx, session)
+    if session is None or turn is None or turn_id not in (None, names.turn_id(turn)):
+        return Told(None)
+    if session.row.cancel_turn == turn:
+        return Told(CancelRequest(session_id, turn))
+    await tx.run("set_cancel", session_id=session_id, turn=turn)
+    return Told(CancelRequest(session_id, turn), await log.tell(tx, session.row, (tell(turn),), now))
+
+
+async def _turn(tx: Transaction, session: LockedSession) -> int | None:
+    """The turn that runs, waits for people, or is about to begin."""
+    row = session.row
+    if session.over:
+        return None
+    match row.status:
+        case "running":
+            return max(0, row.turns - 1)
+        case "starting":
+            return row.turns
+        case "waiting" if await tx.row("has_open_input", session_id=row.session_id) is not None:
+            return max(0, row.turns - 1)
+        case "waiting" if await expects_turn(tx, row.session_id):
+            # No worker has taken it up yet.
+            return row.turns
+        case _:
+            return None
+
+
+async def attend(tx: Transaction, session_id: str, attention: Attention, turn: int | None, now: str) -> Told[bool]:
+    """Mark the session as one that cannot go on by itself. Saying the same again changes nothing.
+
+    When `turn`, which could not go on, has ended since, this comes too late.
+    """
+    session = await log.find(tx, session_id)
+    if session is None or session.over:
+        return Told(False)
+    if turn is not None and session.row.turns > turn and session.row.status != "running":
+        return Told(False)
+    known = session.row.attention
+    if known is not None and known["code"] == attention.code:
+        return Told(False)
+    # The index is new with each event, and so this is another key each time.
+    number = session.row.events
+    told = {"code": attention.code, "message": attention.message}
+    stored = {**told, "since": now, "number": number}
+    await tx.run("set_attention", session_id=session_id, attention=encode(stored))
+    event = NewEvent(type=EventType.SESSION_ATTENTION, key=names.session_key(f"attention/{number}"), data=told)
+    return Told(True, await log.tell(tx, session.row, (event,), now))

@@ -6,10 +6,8 @@ from dataclasses import replace
 from perdure.errors import StoreBehind, Superseded, TokenConflict, TurnCancelled, Unavailable
 from perdure.protocol import names
 from perdure.protocol.events import TERMINAL, EventType, NewEvent
-
-from . import inputs, log, rows
-from .accepting import expects_turn, refuse_unheard
-from .base import (
+from perdure.protocol.inputs import InputAnswer, InputStatus
+from perdure.store.values import (
     Begun,
     Commit,
     Committed,
@@ -21,9 +19,12 @@ from .base import (
     SessionRow,
     SlotConflict,
 )
-from .codec import encode
-from .locking import LockedSession, lock
-from .port import Told, Transaction
+
+from . import log, rows
+from .database import Told, Transaction
+from .deliveries import expects_turn, refuse_unheard
+from .log import LockedSession, lock
+from .rows import encode
 
 
 async def apply(tx: Transaction, commit: Commit, now: str) -> Told[Committed]:
@@ -57,8 +58,8 @@ async def apply(tx: Transaction, commit: Commit, now: str) -> Told[Committed]:
     await _write_slots(tx, commit)
     await _bind(tx, commit, session)
     await _close(tx, commit)
-    if inputs.touched(commit):
-        await append(await inputs.settle(tx, commit, session, now))
+    if touches_inputs(commit):
+        await append(await settle_inputs(tx, commit, session, now))
     if commit.close:
         await append(await refuse_unheard(tx, commit.session_id))
     await append(last)
@@ -218,3 +219,43 @@ def _changed(row: SessionRow, commit: Commit, settles: bool) -> SessionRow:
         cancel_turn=None if settles or met else row.cancel_turn,
         attention=None if _goes_on(commit) else row.attention,
     )
+
+
+def touches_inputs(commit: Commit) -> bool:
+    """Whether the commit may open or close any request. Most commits do not, and are many."""
+    return bool(commit.opens or commit.expires or commit.withdraws or commit.close)
+
+
+async def settle_inputs(tx: Transaction, commit: Commit, session: LockedSession, now: str) -> Sequence[NewEvent]:
+    """Open, expire and withdraw what the commit says; what is to be told of those that it closed."""
+    for request in commit.opens:
+        if request.session_id != commit.session_id:
+            raise ValueError("a commit opens requests of its own session only")
+        await tx.run("open_input", **rows.new_input(request, session.row.principal, now))
+    closed = [
+        each for each, answer in commit.expires.items() if await _close_input(tx, commit, each, "expired", answer, now)
+    ]
+    closed += [each for each in commit.withdraws if await _close_input(tx, commit, each, "withdrawn", None, now)]
+    if commit.close:
+        closed += await _withdraw_all(tx, commit.session_id, now)
+    return [commit.resolved[each] for each in closed if each in commit.resolved]
+
+
+async def _close_input(
+    tx: Transaction, commit: Commit, request_id: str, status: InputStatus, answer: InputAnswer | None, now: str
+) -> bool:
+    """Close one request; False when it is closed already, or not one of this session."""
+    closed = await tx.row(
+        "close_input",
+        session_id=commit.session_id,
+        request_id=request_id,
+        status=status,
+        answer=rows.answer_text(answer),
+        now=now,
+    )
+    return closed is not None
+
+
+async def _withdraw_all(tx: Transaction, session_id: str, now: str) -> Sequence[str]:
+    withdrawn = await tx.rows("withdraw_inputs", session_id=session_id, now=now)
+    return sorted(row["request_id"] for row in withdrawn)

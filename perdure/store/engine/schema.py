@@ -9,8 +9,7 @@ from collections.abc import Sequence
 
 from perdure.errors import SchemaOutdated, SchemaUnknown
 
-from .port import Database, Transaction
-from .sql import statements
+from .database import Database, Transaction, statements
 
 APPLICATION = "perdure"
 

@@ -1,13 +1,26 @@
-"""Rows as the database keeps them ⇄ values as the rest of Perdure knows them."""
+"""Rows as the database keeps them, and values as the rest of Perdure knows them."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from perdure.protocol.deliveries import Capabilities
 from perdure.protocol.events import Event, EventType, NewEvent, Usage
 from perdure.protocol.inputs import InputAnswer, InputRequest, as_requested
 from perdure.protocol.principals import Principal
+from perdure.store.values import (
+    DeliveryRow,
+    InputRow,
+    NewDelivery,
+    NewRecord,
+    NewSession,
+    Record,
+    SessionRow,
+    SessionStatus,
+    Slot,
+)
 
-from .base import DeliveryRow, InputRow, NewDelivery, NewRecord, NewSession, Record, SessionRow, SessionStatus, Slot
-from .codec import decode, decode_some, encode, encode_some, printable
-from .port import Row, Value
+from .database import Row, Value
 
 
 def session(row: Row) -> SessionRow:
@@ -209,3 +222,59 @@ def input_state(row: InputRow) -> dict[str, Value]:
 
 def answer_text(answer: InputAnswer | None) -> str | None:
     return None if answer is None else encode(answer.model_dump())
+
+
+_COMPACT = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False)
+_ESCAPED = json.JSONEncoder(separators=(",", ":"), ensure_ascii=True)
+
+
+def encode(value: Any) -> str:
+    text = _COMPACT.encode(value)
+    return text if _is_utf8(text) else _ESCAPED.encode(value)
+
+
+def decode(text: str) -> Any:
+    return json.loads(text)
+
+
+def encode_some(value: Any) -> str | None:
+    return None if value is None else encode(value)
+
+
+def decode_some(text: str | None) -> Any:
+    return None if text is None else decode(text)
+
+
+def printable(text: str | None) -> str | None:
+    """Text for people, with what no database can hold replaced."""
+    if text is None:
+        return None
+    return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
+
+
+def _is_utf8(text: str) -> bool:
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def utc_now() -> str:
+    return _stamp(datetime.now(UTC))
+
+
+def before(now: str, seconds: float) -> str:
+    """The time that many seconds before `now`."""
+    return _stamp(datetime.fromisoformat(now) - timedelta(seconds=seconds))
+
+
+def after(moment: str) -> str:
+    """The next time that can be told from this one."""
+    return _stamp(datetime.fromisoformat(moment) + timedelta(milliseconds=1))
+
+
+def _stamp(moment: datetime) -> str:
+    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -8,10 +8,8 @@ from time import monotonic
 from perdure.errors import OutcomeUnknown, Unavailable
 from perdure.protocol.events import Event, NewEvent
 from perdure.protocol.requests import Attention
-
-from . import accepting, cancellation, cursor, migrate, rows
-from .answering import answer
-from .base import (
+from perdure.store.base import Watch
+from perdure.store.values import (
     Accepted,
     Answered,
     Answering,
@@ -30,12 +28,14 @@ from .base import (
     SessionRow,
     Slot,
     Untold,
-    Watch,
 )
-from .clock import before, utc_now
+from perdure.store.watchers import Feed, Watchers
+
+from . import cursor, deliveries, rows, schema
 from .commit import apply, record_at
-from .port import Database, Row, T, Told, Value, Work
-from .watchers import Feed, Watchers
+from .database import Database, Row, T, Told, Value, Work
+from .rows import before, utc_now
+from .votes import answer
 
 #: Beyond any turn.
 _LAST_TURN = 2**53
@@ -58,17 +58,17 @@ class SqlStore:
         self._now = clock
 
     async def migrate(self) -> None:
-        await migrate.migrate(self._database)
+        await schema.migrate(self._database)
 
     async def check(self) -> None:
-        await migrate.check(self._database)
+        await schema.check(self._database)
 
     async def close(self) -> None:
         await self._watchers.close()
         await self._database.close()
 
     async def create_session(self, session: NewSession, delivery: NewDelivery | None = None) -> Accepted | None:
-        return await self._surely(lambda tx: accepting.create_session(tx, session, delivery, self._now()))
+        return await self._surely(lambda tx: deliveries.create_session(tx, session, delivery, self._now()))
 
     async def session(self, session_id: str) -> SessionRow | None:
         found = await self._row("session", session_id=session_id)
@@ -102,26 +102,24 @@ class SqlStore:
     async def cancel(
         self, session_id: str, turn_id: str | None, tell: Callable[[int], NewEvent]
     ) -> CancelRequest | None:
-        return await self._tell(session_id, lambda tx: cancellation.cancel(tx, session_id, turn_id, tell, self._now()))
+        return await self._tell(session_id, lambda tx: deliveries.cancel(tx, session_id, turn_id, tell, self._now()))
 
     async def attend(self, session_id: str, attention: Attention, turn: int | None = None) -> bool:
-        return await self._tell(
-            session_id, lambda tx: cancellation.attend(tx, session_id, attention, turn, self._now())
-        )
+        return await self._tell(session_id, lambda tx: deliveries.attend(tx, session_id, attention, turn, self._now()))
 
     async def token_of(self, session_id: str) -> str | None:
         found = await self._row("route_of", session_id=session_id)
         return None if found is None else found["token_hash"]
 
     async def accept(self, delivery: NewDelivery) -> Accepted:
-        return await self._surely(lambda tx: accepting.accept(tx, delivery, self._now()))
+        return await self._surely(lambda tx: deliveries.accept(tx, delivery, self._now()))
 
     async def first(self, delivery: NewDelivery) -> Accepted | None:
-        return await self._database.read(lambda tx: accepting.find_first(tx, delivery))
+        return await self._database.read(lambda tx: deliveries.find_first(tx, delivery))
 
     async def refuse(self, session_id: str, delivery_id: str, code: str, event: NewEvent) -> bool:
         return await self._tell(
-            session_id, lambda tx: accepting.refuse(tx, session_id, delivery_id, code, event, self._now())
+            session_id, lambda tx: deliveries.refuse(tx, session_id, delivery_id, code, event, self._now())
         )
 
     async def deliveries(self, session_id: str, delivery_ids: Sequence[str]) -> Sequence[DeliveryRow]:

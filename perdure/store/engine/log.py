@@ -1,12 +1,16 @@
-"""The session's event log: dense from 0, and each key once."""
+"""A session whose row is locked, and its event log: dense from 0, and each key once.
+
+While the row is locked, nobody else writes to the session."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
+from perdure.errors import SessionGone
 from perdure.protocol.events import NewEvent
+from perdure.store.values import SessionRow
 
 from . import rows
-from .base import SessionRow
-from .port import Transaction
+from .database import Transaction
 
 
 async def append(tx: Transaction, session_id: str, head: int, events: Sequence[NewEvent], now: str) -> int:
@@ -30,3 +34,27 @@ async def tell(tx: Transaction, session: SessionRow, events: Sequence[NewEvent],
         return None
     await tx.run("advance_session", session_id=session.session_id, next_index=head, now=now)
     return head
+
+
+@dataclass(frozen=True)
+class LockedSession:
+    """A session whose row is ours until the transaction ends."""
+
+    row: SessionRow
+    closed_at: str | None
+
+    @property
+    def over(self) -> bool:
+        return self.closed_at is not None or self.row.over
+
+
+async def find(tx: Transaction, session_id: str) -> LockedSession | None:
+    found = await tx.row("lock_session", session_id=session_id)
+    return None if found is None else LockedSession(rows.session(found), found["closed_at"])
+
+
+async def lock(tx: Transaction, session_id: str) -> LockedSession:
+    session = await find(tx, session_id)
+    if session is None:
+        raise SessionGone(session_id=session_id)
+    return session
