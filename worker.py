@@ -30,11 +30,11 @@ from perdure.harness.tool_step import ToolStep
 from perdure.harness.turn_end import TurnEnd
 from perdure.models.models import Models
 from perdure.protocol import names
-from perdure.runtime import otel
 from perdure.runtime.connect import connect
 from perdure.settings import Settings
 from perdure.store.base import Store
 from perdure.store.open import open_store
+from perdure.telemetry import setup
 from workflows import failures, policies, steps
 from workflows.session import SessionWorkflow
 from workflows.turn import TurnWorkflow
@@ -166,7 +166,7 @@ async def serving(settings: Settings) -> AsyncGenerator[None]:
         store = await open_store(settings.database, create=False)
         stack.push_async_callback(store.close)
         await store.check()
-        telemetry = otel.set_up("perdure-worker")
+        telemetry = setup.set_up("perdure-worker")
         stack.callback(telemetry.close)
         client = await connect(settings, plugins=telemetry.plugins)
         await stack.enter_async_context(running(workers(client, store, agents, models, settings)))
@@ -183,6 +183,6 @@ async def run(settings: Settings, stop: asyncio.Event, ready: asyncio.Event | No
 
 
 if __name__ == "__main__":
-    from perdure.cli import main
+    from perdure.cli.commands import main
 
     main(["worker"])

@@ -10,12 +10,12 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 
-from perdure import telemetry
 from perdure.agents.registry import AgentRegistry
 from perdure.errors import PerdureError
 from perdure.runtime.sessions import Sessions
 from perdure.settings import Settings
 from perdure.store.base import Store
+from perdure.telemetry import spans
 
 from .auth import Authenticator, Gate
 from .auth.build import is_development
@@ -49,8 +49,8 @@ def create_app(
     development = is_development(settings)
     app = FastAPI(
         title="Perdure",
-        # Ours names what it needs in perdure/telemetry.py; FastAPI's would tell each request a second time, and log the
-        # messages of exceptions.
+        # Ours names what it needs in perdure/telemetry/spans.py. FastAPI's would report each request a second time, and
+        # log the messages of exceptions.
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
         # The description of the API names no secret, but what is not needed outside is not shown outside.
         openapi_url="/openapi.json" if development else None,
@@ -86,7 +86,7 @@ def _route(app: FastAPI, bodies: BodyReader, method: str, path: str, handler: Ha
     @functools.wraps(handler)
     async def observed(request: Request) -> Response:
         # The caller's trace, if it has one, goes on in the turn that the request causes.
-        with telemetry.http_request(method, path, request.headers) as span, bodies.accounted(request):
+        with spans.http_request(method, path, request.headers) as span, bodies.accounted(request):
             response = await handler(request)
             span.mark({"http.response.status_code": response.status_code})
             return response

@@ -5,11 +5,11 @@ import contextlib
 import logging
 
 from perdure.agents.registry import load_agents
-from perdure.runtime import otel
 from perdure.runtime.connect import connect, secret
 from perdure.runtime.sessions import Sessions
 from perdure.settings import Settings
 from perdure.store.open import open_store
+from perdure.telemetry import setup
 
 from .app import create_app
 from .auth.build import build_authenticators
@@ -30,7 +30,7 @@ async def serve(settings: Settings, stop: asyncio.Event, ready: asyncio.Event | 
         store = await open_store(settings.database, create=False)
         stack.push_async_callback(store.close)
         await store.check()
-        tracing = otel.set_up("perdure-api")
+        tracing = setup.set_up("perdure-api")
         stack.callback(tracing.close)
         sessions = Sessions(
             store,

@@ -7,8 +7,8 @@ import logging
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from perdure import telemetry
 from perdure.store.values import SessionRow
+from perdure.telemetry import spans
 
 from .feed import Feeds
 from .ndjson import CONTENT_TYPE, FORMAT, VERSION
@@ -54,7 +54,7 @@ class EventStream(Response):
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         # Intermediaries pass the headers on with the first byte; clients skip blank lines.
         await self._send(send, b"\n", outflow)
-        with telemetry.open_stream(), self._feeds.unsent.of(outflow):
+        with spans.open_stream(), self._feeds.unsent.of(outflow):
             async with (
                 self._feeds.open(self._session) as feed,
                 contextlib.aclosing(feed.chunks(self._start)) as chunks,

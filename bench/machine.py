@@ -6,7 +6,7 @@ import subprocess
 from importlib.metadata import version
 from pathlib import Path
 
-from perdure.runtime.devserver import binary
+from perdure.dev.temporal_server import binary
 
 
 def described(store: str) -> dict[str, str]:

@@ -8,8 +8,8 @@ import subprocess
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
+from perdure.dev.supervisor import Part
 from perdure.errors import Invalid
-from perdure.runtime.supervisor import Part
 
 from .stack import free_port, supervised
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 from temporalio.client import Client
 
-from perdure.runtime import operate
+from perdure.cli import operator
+from perdure.dev.processes import command
+from perdure.dev.supervisor import Part, Supervisor
+from perdure.dev.temporal_server import DevServer, listens
 from perdure.runtime.connect import connect
-from perdure.runtime.devserver import DevServer, listens
-from perdure.runtime.processes import command
-from perdure.runtime.supervisor import Part, Supervisor
 from perdure.settings import Settings
 
 from .floor.client import FloorClient
@@ -59,7 +59,7 @@ class Stack:
         pids: dict[str, int] = {}
         async with supervised(data / "logs") as supervisor:
             store = Settings.model_validate({"data_dir": data, "database_url": database})
-            await asyncio.to_thread(operate.migrate, store)
+            await asyncio.to_thread(operator.migrate, store)
             await supervisor.start(*(_part(name, data, environment, pids) for name in ("worker", "api")))
             url = database or f"sqlite:///{data / 'perdure.db'}"
 

@@ -1,5 +1,5 @@
 """`python -m perdure`: the same as `perdure`."""
 
-from perdure.cli import main
+from perdure.cli.commands import main
 
 main()

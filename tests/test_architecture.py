@@ -60,7 +60,7 @@ def test_importing_perdure_is_quick_and_light() -> None:
 
 
 def test_the_command_line_starts_without_what_it_does_not_need() -> None:
-    program = "import sys, perdure.cli\nprint(*{name.partition('.')[0] for name in sys.modules})"
+    program = "import sys, perdure.cli.commands\nprint(*{name.partition('.')[0] for name in sys.modules})"
 
     loaded = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True).stdout
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure.runtime.processes import command
+from perdure.dev.processes import command
 from perdure.store.open import open_store
 from tests.store import given
 from tests.support import commands

@@ -2,10 +2,10 @@
 
 from temporalio import workflow
 
-from perdure import telemetry
 from perdure.protocol import names
 from perdure.protocol.requests import TurnRequest, TurnResult
 from perdure.session.turn import Breath, run_turn
+from perdure.telemetry import spans
 
 from .steps import ActivitySteps
 
@@ -16,7 +16,7 @@ class TurnWorkflow:
 
     @workflow.run
     async def run(self, request: TurnRequest) -> TurnResult:
-        with telemetry.turn(request):
+        with spans.turn(request):
             end = await run_turn(request, ActivitySteps())
         if isinstance(end, Breath):
             # The history of a long turn is cut between two steps; the driver waits for the chain as for one run.

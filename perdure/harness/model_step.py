@@ -8,7 +8,6 @@ from contextlib import aclosing
 from dataclasses import dataclass, replace
 from uuid import uuid4
 
-from perdure import telemetry
 from perdure.agents.agent import DEMO, FINAL_OUTPUT, Agent
 from perdure.agents.registry import AgentRegistry
 from perdure.errors import Invalid, ModelFailed, PerdureError, TurnCancelled
@@ -19,6 +18,7 @@ from perdure.protocol.requests import Failure, Finished, ModelCall, ModelOutcome
 from perdure.settings import Settings
 from perdure.store.base import Store
 from perdure.store.values import Attempt, Commit, Committed, DeliveryTaken, Fence, Hold, SessionRow
+from perdure.telemetry import spans
 
 from .calls import CallNames
 from .facts import Facts
@@ -285,11 +285,9 @@ class ModelStep:
         for number in range(2):
             if number > 0 and await self._is_stopped(scene):
                 break
-            with telemetry.model_call(
-                scene.call.at, scene.agent.name, self._model(scene), scene.attempt.number
-            ) as spanned:
+            with spans.model_call(scene.call.at, scene.agent.name, self._model(scene), scene.attempt.number) as spanned:
                 reply = await telling.follow(_failing_once(model.stream(prompt)))
-                telemetry.model_replied(spanned, reply.usage, reply.finish_reason)
+                spans.model_replied(spanned, reply.usage, reply.finish_reason)
             spent = spent + reply.usage
             if reply.response.tool_calls or (reply.response.text or "").strip():
                 return reply, spent
@@ -339,7 +337,7 @@ class ModelStep:
         if settlement.opens:
             reach("park_after_commit")
         if done.existing is None and (ended := settlement.ended):
-            telemetry.turn_ended(scene.agent.name, ended)
+            spans.turn_ended(scene.agent.name, ended)
         return _outcome(done, settlement)
 
     async def _commit(self, scene: _Scene, settlement: Settlement, rest: tuple[NewEvent, ...]) -> Committed:

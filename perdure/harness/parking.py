@@ -1,6 +1,5 @@
 """A turn that waits for people: its end, and the reminders that follow."""
 
-from perdure import telemetry
 from perdure.errors import Superseded
 from perdure.protocol import names
 from perdure.protocol.events import EventType, NewEvent
@@ -8,6 +7,7 @@ from perdure.protocol.inputs import InputRequest
 from perdure.protocol.requests import ParkTurn, Reminder
 from perdure.store.base import Store
 from perdure.store.values import Commit, Record, SessionChange
+from perdure.telemetry import spans
 
 from .facts import Facts
 from .journal import END, PARK, StoredPark, written
@@ -37,7 +37,7 @@ class Parking:
         done = await commit_steadfastly(self._store, await self._commit(park, turn))
         reach("park_after_commit")
         if done.existing is None:
-            telemetry.turn_ended(park.agent, "parked")
+            spans.turn_ended(park.agent, "parked")
 
     async def remind(self, reminder: Reminder) -> None:
         """Tell the readers that a request still waits, if it does."""

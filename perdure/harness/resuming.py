@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from perdure import telemetry
 from perdure.agents.agent import Agent
 from perdure.agents.registry import AgentRegistry
 from perdure.errors import UnreadableState
@@ -21,6 +20,7 @@ from perdure.store.values import (
     SessionRow,
     SlotConflict,
 )
+from perdure.telemetry import spans
 
 from .carrying import Carried, carried_out, note_of, place_of
 from .facts import Facts, results_in
@@ -179,7 +179,7 @@ class Resuming:
         if done.existing:
             return _resumed(done.existing)
         if carried.ending:
-            telemetry.turn_ended(scene.resumption.agent, "failed")
+            spans.turn_ended(scene.resumption.agent, "failed")
         return resumed
 
     async def _commit(self, scene: _Scene, carried: Carried, stored: StoredResumption) -> Commit:

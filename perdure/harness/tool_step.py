@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from perdure import telemetry
 from perdure.agents.context import Cancellation, Log, SessionView, Signal, ToolContext, ToolSession
 from perdure.agents.registry import AgentRegistry
 from perdure.agents.staging import Staging
@@ -32,6 +31,7 @@ from perdure.store.values import (
     SlotConflict,
     SlotWrite,
 )
+from perdure.telemetry import spans
 from perdure.text import described
 
 from . import outputs
@@ -118,7 +118,7 @@ class ToolStep:
         if settled is not None:
             return settled
         context = self._context(work, cancelled)
-        with telemetry.tool_call(work.at, call.agent, call.call, attempt.number) as spanned:
+        with spans.tool_call(work.at, call.agent, call.call, attempt.number) as spanned:
             done = await self._outcome(work, context, leaving)
             if done.is_error:
                 spanned.fail(done.status)
@@ -288,7 +288,7 @@ class ToolStep:
                 continue
             if done.existing:
                 return await self._recorded(work, done.existing)
-            telemetry.tool_settled(work.call.call.tool, outcome.status)
+            spans.tool_settled(work.call.call.tool, outcome.status)
             head = done.session.events if outcome.token_hash else None
             return ToolOutcome(call_id=work.call_id, status=outcome.status, token_hash=outcome.token_hash, head=head)
 

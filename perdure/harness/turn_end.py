@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Sequence
 
-from perdure import telemetry
 from perdure.agents.registry import AgentRegistry
 from perdure.errors import NeedsAttention, TurnCancelled, UnreadableState
 from perdure.protocol import names
@@ -22,6 +21,7 @@ from perdure.protocol.requests import (
 from perdure.session.turn import CANCELLED as CANCELLATION
 from perdure.store.base import Store
 from perdure.store.values import Begun, Commit, DeliveryTaken, InputQuery, NewRecord, Record, SessionChange, SessionRow
+from perdure.telemetry import spans
 
 from .facts import Ending, Facts, results_in
 from .journal import CANCELLED, END, FAILURE, RESUME, HeardDelivery, StoredFailure, model_outcome, written
@@ -107,7 +107,7 @@ class TurnEnd:
     async def _need(self, session_id: str, attention: Attention, turn: int | None = None) -> None:
         if await self._store.attend(session_id, attention, turn):
             log.warning("session %s needs attention: %s", session_id, attention.code)
-            telemetry.needs_attention(attention.code)
+            spans.needs_attention(attention.code)
 
     async def _stop(self, row: SessionRow) -> None:
         page = await self._store.inputs(InputQuery(session_id=row.session_id, limit=1))
@@ -140,7 +140,7 @@ class TurnEnd:
         except (Begun, DeliveryTaken, TurnCancelled):
             return True
         if done.existing is None:
-            telemetry.turn_ended(row.agent, conclusion.kind)
+            spans.turn_ended(row.agent, conclusion.kind)
         return done.existing is not None
 
     async def _turn(self, session_id: str, turn: int) -> TurnJournal:

@@ -1,1 +1,5 @@
-"""Where the core meets Temporal: connecting, starting sessions, delivering to them."""
+"""What a trusted process holds: sessions are started, delivered to, answered, cancelled and looked at here.
+
+The only package of the core that knows a Temporal client. Every write goes to the store first, and Temporal is told
+after that. Read `sessions`, `inputs`, `signals`, `driver`, then what repairs: `sweeper` and `reconciler`.
+"""

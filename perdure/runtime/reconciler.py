@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from perdure.errors import NoDriver, NoWorker, Unavailable
 from perdure.store.base import Store
 
-from .background import repeating
 from .driver import Driver
-from .restore import restore
+from .signals import restore
+from .sweeper import repeating
 
 log = logging.getLogger("perdure.sessions")
 

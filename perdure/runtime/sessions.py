@@ -14,25 +14,25 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 from temporalio.client import Client
 
 from perdure.agents.registry import AgentRegistry
 from perdure.errors import NoActiveSession, SessionGone, SessionNotFound, TokenConflict, Unavailable
+from perdure.protocol import names
 from perdure.protocol.deliveries import Capabilities, DeliveryBody, Message, Mode, Receipt, summary
+from perdure.protocol.events import EventType, NewEvent
 from perdure.protocol.principals import LOCAL, Principal
 from perdure.session import tokens
 from perdure.store.base import Store
 from perdure.store.values import Accepted, DeliveryRow, NewSession, SessionPage, SessionQuery, SessionRow
 
-from . import ids
-from .answers import Answers
-from .asked import Asked, reference
-from .cancelling import Cancellation, Cancelled
+from . import deliveries
 from .connect import ABSENT, in_time
+from .deliveries import Asked, reference
 from .driver import Driver
-from .inputs import Inputs
+from .inputs import Answers, Inputs
 from .reconciler import Reconciler
 from .signals import Signals
 from .sweeper import Sweeper
@@ -110,7 +110,7 @@ class Sessions:
         Two requests with one key are the same if their bodies are, and `same_as`: by default, what is asked for.
         """
         body = body or DeliveryBody(message=message, principal=principal)
-        session_id = ids.session_id()
+        session_id = deliveries.session_id()
         session = NewSession(
             session_id=session_id,
             agent=agent,
@@ -291,3 +291,34 @@ def _title(body: DeliveryBody) -> str | None:
         return None
     words = " ".join(summary(body.message)[:400].split())
     return words if len(words) <= 80 else words[:79] + "…"
+
+
+@dataclass(frozen=True)
+class Cancelled:
+    status: Literal["accepted", "no_active_turn"]
+    # Temporal could not be told yet; every step looks at the store all the same.
+    delayed: bool = False
+
+
+class Cancellation:
+    """Accepts that a turn is to be stopped, then tells the driver, so that it happens at once."""
+
+    def __init__(self, store: Store, signals: Signals) -> None:
+        self._store = store
+        self._signals = signals
+
+    async def cancel(self, row: SessionRow, turn_id: str | None = None) -> Cancelled:
+        """Stop the session's turn, if it has one; with `turn_id`, only that one. Asking twice is asking once."""
+        request = await self._store.cancel(row.session_id, turn_id, _requested)
+        if request is None:
+            return Cancelled("no_active_turn")
+        return Cancelled("accepted", delayed=not await self._signals.cancel(request))
+
+
+def _requested(turn: int) -> NewEvent:
+    return NewEvent(
+        type=EventType.CANCEL_REQUESTED,
+        key=names.turn_key(turn, "cancel-requested"),
+        data={"turnId": names.turn_id(turn)},
+        turn=turn,
+    )

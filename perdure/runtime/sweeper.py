@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from time import monotonic
@@ -13,7 +15,6 @@ from perdure.errors import NoDriver, NoWorker, Unavailable
 from perdure.store.base import Store
 from perdure.store.values import Untold
 
-from .background import repeating
 from .signals import Signals
 
 log = logging.getLogger("perdure.sessions")
@@ -156,3 +157,31 @@ class Sweeper:
         longest = _LONGEST if untold.cancel_turn is None else _LONGEST_WISH
         self._pauses[untold.session_id] = _Pause(untold, now + known.length, min(longest, known.length * 2))
         return True
+
+
+@contextlib.asynccontextmanager
+async def repeating(
+    work: Callable[[], Awaitable[object]], between: tuple[float, float], *, away: str, failed: str
+) -> AsyncGenerator[None]:
+    """Do the work now and then while this is open: after a pause between these two, so that not all do it at once.
+
+    `away` and `failed`: what the log says when the store or Temporal cannot be reached, and when the fault is ours.
+    """
+    task = asyncio.create_task(_repeat(work, between, away, failed))
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.wait((task,))
+
+
+async def _repeat(work: Callable[[], Awaitable[object]], between: tuple[float, float], away: str, failed: str) -> None:
+    while True:
+        await asyncio.sleep(random.uniform(*between))
+        try:
+            await work()
+        except Unavailable as error:
+            log.warning("%s: %s", away, error.message)
+        except Exception:
+            # A fault of ours must not end the work for good.
+            log.exception("%s; it will be tried again", failed)

@@ -10,8 +10,8 @@ import pytest
 import pytest_asyncio
 
 from api.auth.build import build_authenticators
+from perdure.cli.operator import new_api_key
 from perdure.errors import Misconfigured
-from perdure.runtime.operate import new_api_key
 from perdure.settings import Settings
 from tests.api.served import URL, Api, serving
 from tests.support.processes import PATIENCE

@@ -14,7 +14,7 @@ from temporalio.client import Client, WorkflowHandle
 from temporalio.worker import WorkflowInstance, WorkflowInstanceDetails
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner
 
-from perdure.cli import main
+from perdure.cli.commands import main
 from perdure.protocol import names
 
 Moment: TypeAlias = Literal["before_start", "after_start", "before_signal", "after_signal", "in_decision"]

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
-from perdure.runtime.devserver import listens
+from perdure.dev.temporal_server import listens
 from tests.support.processes import Process
 
 from .world import HEARTBEAT, RECOVERY, Voice, World, undisturbed, until

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from perdure.runtime.processes import leash
+from perdure.dev.processes import leash
 
 from .scripts import say
 from .world import Voice, World, rss, undisturbed

@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx2
 
-from perdure.runtime.devserver import listens
+from perdure.dev.temporal_server import listens
 from tests.support.ledger import Ledger
 from tests.support.processes import PATIENCE, Process, free_port, wait_until
 from tests.support.stack import Stack

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from perdure import AgentRegistry, telemetry, tool
+from perdure import AgentRegistry, tool
 from perdure.errors import SessionGone
 from perdure.harness.turn_end import TurnEnd
 from perdure.protocol.actions import Park
@@ -35,6 +35,7 @@ from perdure.session.state import OPERATOR_FAILED, SessionState, load_session
 from perdure.session.turn import CANCELLED, StepFailed, run_turn
 from perdure.store.base import Store
 from perdure.store.values import Commit, Committed
+from perdure.telemetry import spans
 from perdure.testing import call
 from perdure.testing.stage import Steps
 
@@ -241,7 +242,7 @@ async def test_a_worker_with_another_database_hands_the_end_of_a_turn_back(
 
 async def test_the_attention_of_a_session_is_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     counted: list[str] = []
-    monkeypatch.setattr(telemetry, "needs_attention", counted.append)
+    monkeypatch.setattr(spans, "needs_attention", counted.append)
 
     async with lab(["One."]) as it:
         await it.model(await it.deliver("Go"))

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from perdure.runtime.devserver import DYNAMIC_CONFIG
+from perdure.dev.temporal_server import DYNAMIC_CONFIG
 
 ROOT = Path(__file__).parent.parent.parent
 COMPOSE = ROOT / "docker-compose.temporal.yml"

@@ -9,8 +9,8 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from perdure.dev.processes import command
 from perdure.runtime.connect import connect
-from perdure.runtime.processes import command
 from perdure.settings import Settings
 from tests.support import commands
 from tests.support.processes import Process, clean_environment, free_port, wait_until

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
-from perdure.runtime.dev import Occupied, keep_temporal, kill, owned, temporal_of
-from perdure.runtime.devserver import binary, listens
-from perdure.runtime.processes import command
+from perdure.dev.machine import Occupied, keep_temporal, kill, owned, temporal_of
+from perdure.dev.processes import command
+from perdure.dev.temporal_server import binary, listens
 from perdure.settings import Settings
 from tests.support.processes import Process, clean_environment, free_port, wait_until
 from tests.support.talk import Talk, text

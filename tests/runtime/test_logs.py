@@ -16,7 +16,7 @@ from pydantic_ai.providers.openai import OpenAIProvider
 
 from perdure.agents.context import tool_log
 from perdure.errors import Misconfigured
-from perdure.runtime.logs import FORMAT, TALKATIVE, BoundedLog, Lines, Notices, check_level, configure
+from perdure.telemetry.logs import FORMAT, TALKATIVE, BoundedLog, Lines, Notices, check_level, configure
 
 WARNING = b"2026-01-01 10:00:00,000 WARNING perdure.worker: careful\n"
 INFO = b"2026-01-01 10:00:00,000 INFO perdure.worker: nothing\n"

@@ -10,13 +10,13 @@ import pytest
 from temporalio.client import Client
 from temporalio.service import RPCError
 
+from perdure.cli import serve
+from perdure.dev.processes import command
+from perdure.dev.temporal_server import binary
 from perdure.errors import Misconfigured, NoDriver, Unavailable
 from perdure.protocol import names
-from perdure.runtime import shells
 from perdure.runtime.connect import connect, namespace_missing
-from perdure.runtime.devserver import binary
 from perdure.runtime.driver import Driver
-from perdure.runtime.processes import command
 from perdure.settings import Settings
 from tests.support import commands
 from tests.support.processes import Process, clean_environment, free_port, wait_until
@@ -78,7 +78,7 @@ async def test_a_missing_workflow_is_not_a_missing_namespace(temporal_server: Te
     assert not namespace_missing(failed.value)
 
 
-@pytest.mark.parametrize("wait", [shells.answered, shells.ready_or_absent])
+@pytest.mark.parametrize("wait", [serve.answered, serve.ready_or_absent])
 async def test_a_namespace_that_nobody_creates_ends_the_wait(
     nowhere: Settings,
     wait: Callable[..., Awaitable[bool]],
@@ -86,7 +86,7 @@ async def test_a_namespace_that_nobody_creates_ends_the_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # A server that is slow to answer here is not absent.
-    monkeypatch.setattr(shells, "_GLANCE", 60.0)
+    monkeypatch.setattr(serve, "_GLANCE", 60.0)
 
     with pytest.raises(Misconfigured, match=rf"{nowhere.temporal_namespace}.*PERDURE_TEMPORAL_NAMESPACE"):
         await wait(nowhere, asyncio.Event(), patience=0.2)
@@ -98,7 +98,7 @@ async def test_a_namespace_that_nobody_creates_ends_the_wait(
 async def test_an_api_does_not_wait_for_an_absent_temporal() -> None:
     absent = Settings(temporal_address=f"127.0.0.1:{free_port()}")
 
-    assert await asyncio.wait_for(shells.ready_or_absent(absent, asyncio.Event()), 60)
+    assert await asyncio.wait_for(serve.ready_or_absent(absent, asyncio.Event()), 60)
 
 
 @pytest.mark.parametrize("part", ["worker", "api"])

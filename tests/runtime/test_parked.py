@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from perdure.dev.processes import command
 from perdure.protocol.deliveries import DeliveryBody
 from perdure.protocol.inputs import InputAnswer
-from perdure.runtime.processes import command
 from perdure.session.inputs import resolved
 from perdure.store.base import Store
 from perdure.store.values import Answering, InputRow, NewDelivery, Vote

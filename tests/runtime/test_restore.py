@@ -6,8 +6,7 @@ import pytest
 from temporalio.client import WorkflowExecutionStatus
 
 from perdure.errors import Unavailable
-from perdure.runtime.restore import restore
-from perdure.runtime.signals import Signals
+from perdure.runtime.signals import Signals, restore
 from perdure.store.base import Store
 from tests.runtime.fake_driver import RUNNING, FakeDriver
 from tests.store import given

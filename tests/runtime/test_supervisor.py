@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure.runtime.supervisor import Part, PartFailed, Supervisor
+from perdure.dev.supervisor import Part, PartFailed, Supervisor
 from tests.support.processes import wait_until
 
 BEAT = "import os, pathlib, sys, time\npathlib.Path(sys.argv[1]).write_text(str(os.getpid()))\ntime.sleep(600)"
@@ -73,7 +73,7 @@ async def test_warnings_are_shown_and_the_rest_is_in_the_log(
     supervisor: Supervisor, tmp_path: Path, said: list[str]
 ) -> None:
     program = (
-        "import sys\nfrom perdure.runtime.logs import configure\nimport logging\nconfigure('info')\n"
+        "import sys\nfrom perdure.telemetry.logs import configure\nimport logging\nconfigure('info')\n"
         "logging.info('quiet')\nlogging.warning('loud')\n" + BEAT
     )
 
@@ -87,7 +87,7 @@ async def test_warnings_are_shown_and_the_rest_is_in_the_log(
 def test_a_part_dies_with_a_supervisor_that_is_killed(tmp_path: Path) -> None:
     flag = tmp_path / "flag"
     program = (
-        "import asyncio, pathlib, sys\nfrom perdure.runtime.supervisor import Part, Supervisor\n"
+        "import asyncio, pathlib, sys\nfrom perdure.dev.supervisor import Part, Supervisor\n"
         f"beat = {BEAT!r}\nflag = {str(flag)!r}\n"
         "async def never(_): await asyncio.Event().wait()\n"
         f"supervisor = Supervisor(pathlib.Path({str(tmp_path)!r}), print)\n"

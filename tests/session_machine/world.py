@@ -17,8 +17,8 @@ import perdure.harness.parking
 import perdure.harness.resuming
 import perdure.harness.telling
 import perdure.harness.tool_step
-import perdure.runtime.answers
-import perdure.runtime.ids
+import perdure.runtime.deliveries
+import perdure.runtime.inputs
 import perdure.runtime.sessions
 import perdure.runtime.signals
 import workflows.session
@@ -155,8 +155,8 @@ class World:
         patch.setattr(perdure.harness.telling, "_PAUSE", 0)
         patch.setattr(perdure.runtime.signals, "in_time", patiently)
         patch.setattr(activities.attempt, "HANDED_BACK", 2)
-        patch.setattr(perdure.runtime.answers, "_now", lambda: datetime.fromtimestamp(self.now, UTC))
-        patch.setattr(perdure.runtime.ids, "ulid", lambda: f"{next(self._ids):06}")
+        patch.setattr(perdure.runtime.inputs, "_now", lambda: datetime.fromtimestamp(self.now, UTC))
+        patch.setattr(perdure.runtime.deliveries, "ulid", lambda: f"{next(self._ids):06}")
         patch.setattr(perdure.runtime.sessions, "Driver", self._driver)
 
     def _worker(self, settings: Settings) -> dict[str, Callable[..., Any]]:

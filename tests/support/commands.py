@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from subprocess import CompletedProcess
 from unittest import mock
 
-from perdure.cli import main
+from perdure.cli.commands import main
 
 
 def perdure(*words: str, environment: Mapping[str, str]) -> "CompletedProcess[str]":

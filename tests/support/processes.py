@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from perdure.runtime.processes import kill_group, leash
+from perdure.dev.processes import kill_group, leash
 
 _TAIL = 6_000
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from perdure.runtime.devserver import DevServer, listens
-from perdure.runtime.processes import command
+from perdure.dev.processes import command
+from perdure.dev.temporal_server import DevServer, listens
 from tests.support.processes import PATIENCE, Process, clean_environment, free_port, wait_until
 from tests.support.talk import Talk
 
@@ -217,9 +217,9 @@ class Stack:
 
     def _migrate(self) -> None:
         """Before the others start, as an operator does; but without a process, which takes a second to start."""
-        from perdure.runtime import operate
+        from perdure.cli import operator
 
-        _elsewhere(lambda: operate.migrate(self.settings))
+        _elsewhere(lambda: operator.migrate(self.settings))
 
     def _start_provider(self) -> None:
         port = free_port()

@@ -9,7 +9,7 @@ import psycopg
 import pytest
 
 from perdure.errors import SchemaOutdated
-from perdure.runtime.asked import reference
+from perdure.runtime.deliveries import reference
 from perdure.store.base import Store
 from perdure.store.engine import database
 from perdure.store.values import CancelRequest, SlotWrite

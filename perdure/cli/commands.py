@@ -70,13 +70,13 @@ def dev(
     ] = None,
 ) -> None:
     """Start everything on this machine: Temporal's dev server, a worker and the API."""
-    from perdure.runtime import dev
+    from perdure.dev import machine
 
     settings = _settings(data_dir=data_dir)
     if kill is not None:
-        typer.echo(dev.kill(settings.data_dir, kill))
+        typer.echo(machine.kill(settings.data_dir, kill))
         return
-    options = dev.DevOptions(
+    options = machine.DevOptions(
         data_dir=settings.data_dir,
         agents=agents,
         host=host,
@@ -85,7 +85,7 @@ def dev(
         ui_port=ui_port,
         log_level=log_level,
     )
-    dev.run(options, typer.echo)
+    machine.run(options, typer.echo)
 
 
 @app.command()
@@ -93,10 +93,12 @@ def worker(
     agents: Agents = None, log_level: LogLevel = "info", ready_file: ReadyFile = None, data_dir: DataDir = None
 ) -> None:
     """Run a worker against PERDURE_TEMPORAL_ADDRESS and PERDURE_DATABASE_URL."""
-    from perdure.runtime import logs, shells
+    from perdure.telemetry import logs
+
+    from . import serve
 
     logs.configure(log_level)
-    shells.run("worker", _settings(agents=agents, log_level=log_level, data_dir=data_dir), ready_file)
+    serve.run("worker", _settings(agents=agents, log_level=log_level, data_dir=data_dir), ready_file)
 
 
 @app.command()
@@ -109,19 +111,21 @@ def api(
     data_dir: DataDir = None,
 ) -> None:
     """Serve HTTP against PERDURE_TEMPORAL_ADDRESS and PERDURE_DATABASE_URL."""
-    from perdure.runtime import logs, shells
+    from perdure.telemetry import logs
+
+    from . import serve
 
     logs.configure(log_level)
     settings = _settings(agents=agents, host=host, port=port, log_level=log_level, data_dir=data_dir)
-    shells.run("api", settings, ready_file)
+    serve.run("api", settings, ready_file)
 
 
 @app.command()
 def migrate(data_dir: DataDir = None) -> None:
     """Create or upgrade the schema of the store."""
-    from perdure.runtime import operate
+    from . import operator
 
-    operate.migrate(_settings(data_dir=data_dir))
+    operator.migrate(_settings(data_dir=data_dir))
     typer.echo("The store is up to date.")
 
 
@@ -137,9 +141,9 @@ def sessions(
     context.obj = data_dir
     if context.invoked_subcommand is not None:
         return
-    from perdure.runtime import operate
+    from . import operator
 
-    for line in operate.sessions(_settings(data_dir=data_dir), limit, status):
+    for line in operator.sessions(_settings(data_dir=data_dir), limit, status):
         typer.echo(line)
 
 
@@ -151,9 +155,9 @@ def cancel(
     data_dir: DataDir = None,
 ) -> None:
     """Stop the turn that a session runs, or withdraw what it waits for."""
-    from perdure.runtime import operate
+    from . import operator
 
-    typer.echo(operate.cancel(_operating(data_dir or context.obj), session, turn))
+    typer.echo(operator.cancel(_operating(data_dir or context.obj), session, turn))
 
 
 @session_commands.command()
@@ -167,12 +171,12 @@ def repair(
     data_dir: DataDir = None,
 ) -> None:
     """Look after a session that needs attention."""
-    from perdure.runtime import operate
+    from . import operator
 
     chosen = [how for how, is_chosen in (("retry", retry), ("rebuild", rebuild), ("fail", fail)) if is_chosen]
     match chosen:
         case ["retry" | "rebuild" | "fail" as how]:
-            typer.echo(operate.repair(_operating(data_dir or context.obj), session, how, sure=yes))
+            typer.echo(operator.repair(_operating(data_dir or context.obj), session, how, sure=yes))
         case _:
             raise typer.BadParameter("choose one of --retry, --rebuild and --fail")
 
@@ -185,9 +189,9 @@ def reconcile(
     data_dir: DataDir = None,
 ) -> None:
     """Compare the store and Temporal, start what has no workflow, and say what was found."""
-    from perdure.runtime import operate
+    from . import operator
 
-    for line in operate.reconcile(_operating(data_dir or context.obj), end_orphans=end_orphans, sure=yes):
+    for line in operator.reconcile(_operating(data_dir or context.obj), end_orphans=end_orphans, sure=yes):
         typer.echo(line)
 
 
@@ -199,9 +203,9 @@ def tail(
     data_dir: DataDir = None,
 ) -> None:
     """Show the events of a session as they happen, one JSON object per line."""
-    from perdure.runtime import operate
+    from . import operator
 
-    operate.tail(_settings(data_dir=data_dir), session, start, typer.echo, follow=follow)
+    operator.tail(_settings(data_dir=data_dir), session, start, typer.echo, follow=follow)
 
 
 @app.command(name="api-key")
@@ -213,9 +217,9 @@ def api_key(
     ] = None,
 ) -> None:
     """Make a key for the API. It is shown once; the server keeps its hash only."""
-    from perdure.runtime import operate
+    from . import operator
 
-    key, entry = operate.new_api_key(name, [*(f"role={each}" for each in role or ()), *(attribute or ())])
+    key, entry = operator.new_api_key(name, [*(f"role={each}" for each in role or ()), *(attribute or ())])
     typer.echo(f"key (shown once, for the caller):      {key}")
     typer.echo(f"entry (for PERDURE_API_KEYS):          {entry}")
 
@@ -245,7 +249,7 @@ def _settings(**given: Any) -> "Settings":
 
 def _operating(data_dir: Path | None) -> "Settings":
     """The settings for what needs Temporal: a store belongs to one, and another one would start its sessions twice."""
-    from perdure.runtime.dev import temporal_of
+    from perdure.dev.machine import temporal_of
 
     settings = _settings(data_dir=data_dir)
     if "temporal_address" in settings.model_fields_set:

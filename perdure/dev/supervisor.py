@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from perdure.errors import PerdureError
+from perdure.telemetry.logs import BoundedLog, Notices
 
-from .logs import BoundedLog, Notices
 from .processes import bare_environment, ended, kill_group, leash, stop
 
 #: Pauses before a crashed part starts again: the first time at once.

@@ -67,10 +67,10 @@ def cancel(settings: Settings, session_id: str, turn_id: str | None) -> str:
     """Ask the session to stop what it does; what came of it, in a sentence."""
 
     async def work() -> str:
-        from .cancelling import Cancellation
-        from .connect import connect
-        from .driver import Driver
-        from .signals import Signals
+        from perdure.runtime.connect import connect
+        from perdure.runtime.driver import Driver
+        from perdure.runtime.sessions import Cancellation
+        from perdure.runtime.signals import Signals
 
         async with _opened(settings) as store:
             await store.check()
@@ -91,8 +91,8 @@ def repair(settings: Settings, session_id: str, how: Repair, *, sure: bool = Fal
     """Look after a session that cannot go on by itself; `sure`: also when no worker would take it up now."""
 
     async def work() -> str:
-        from .driver import Driver
-        from .restore import restore
+        from perdure.runtime.driver import Driver
+        from perdure.runtime.signals import restore
 
         async with _opened(settings) as store:
             await store.check()
@@ -125,7 +125,7 @@ _REPAIRED: dict[Repair, str] = {
 
 
 async def _connected(settings: Settings) -> Client:
-    from .connect import ABSENT, connect
+    from perdure.runtime.connect import ABSENT, connect
 
     try:
         return await connect(settings)
@@ -138,8 +138,8 @@ def reconcile(settings: Settings, *, end_orphans: bool, sure: bool = False) -> S
     """Compare the store and Temporal once; a line for each thing that they disagree about."""
 
     async def work() -> Sequence[str]:
-        from .driver import Driver
-        from .reconciler import Reconciler
+        from perdure.runtime.driver import Driver
+        from perdure.runtime.reconciler import Reconciler
 
         async with _opened(settings) as store:
             await store.check()

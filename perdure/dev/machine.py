@@ -15,11 +15,11 @@ from perdure.agents.agent import DEMO, Agent
 from perdure.agents.registry import load_agents
 from perdure.errors import Conflict, Invalid
 from perdure.settings import Settings
+from perdure.telemetry.logs import check_level
 
-from .devserver import DevServer
-from .logs import check_level
 from .processes import command
 from .supervisor import Part, Supervisor
+from .temporal_server import DevServer
 
 # How long a port may stay busy: after a `kill -9` of the one before us its children take a moment to die.
 _PORT_PATIENCE = 2.0

@@ -1,9 +1,11 @@
-"""What a caller asks of a session, and the delivery that it becomes."""
+"""What a caller asks of a session, the delivery that it becomes, and new ids."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import secrets
+import time
 from dataclasses import dataclass
 
 from opentelemetry import propagate
@@ -12,8 +14,6 @@ from perdure.protocol.deliveries import DeliveryBody, DeliveryRef
 from perdure.protocol.principals import Principal
 from perdure.protocol.wire import JsonObject
 from perdure.store.values import DeliveryRow, NewDelivery
-
-from . import ids
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Asked:
         """As it is written; `body` is what became of the request, and does not change which request it was."""
         content = body or self.body
         ref = DeliveryRef(
-            id=ids.delivery_id(),
+            id=delivery_id(),
             kind=content.kind,
             token_hash=self.token_hash,
             coalesce=self.coalesce,
@@ -75,3 +75,20 @@ def _traceparent() -> str | None:
     carrier: dict[str, str] = {}
     propagate.inject(carrier)
     return carrier.get("traceparent")
+
+
+_ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+
+
+def ulid() -> str:
+    """48 bits of milliseconds and 80 random bits, in Crockford's base 32."""
+    number = (time.time_ns() // 1_000_000) << 80 | secrets.randbits(80)
+    return "".join(_ALPHABET[(number >> shift) & 31] for shift in range(125, -1, -5))
+
+
+def session_id() -> str:
+    return f"ses_{ulid()}"
+
+
+def delivery_id() -> str:
+    return f"dlv_{ulid()}"

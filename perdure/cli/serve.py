@@ -111,7 +111,7 @@ async def _announce(ready: asyncio.Event, ready_file: Path | None) -> None:
 
 async def answered(settings: Settings, stop: asyncio.Event, *, patience: float = NAMESPACE_PATIENCE) -> bool:
     """Wait for Temporal to answer in our namespace, and say what we wait for; False when stopped before it did."""
-    from .connect import ABSENT, connect, namespace_exists
+    from perdure.runtime.connect import ABSENT, connect, namespace_exists
 
     asked = 0
     while not stop.is_set():
@@ -128,7 +128,7 @@ async def answered(settings: Settings, stop: asyncio.Event, *, patience: float =
 
 async def ready_or_absent(settings: Settings, stop: asyncio.Event, *, patience: float = NAMESPACE_PATIENCE) -> bool:
     """Do not wait for Temporal; but when it answers now, wait for our namespace as `answered` does."""
-    from .connect import ABSENT, connect, namespace_exists
+    from perdure.runtime.connect import ABSENT, connect, namespace_exists
 
     try:
         async with asyncio.timeout(_GLANCE):
@@ -141,7 +141,7 @@ async def ready_or_absent(settings: Settings, stop: asyncio.Event, *, patience: 
 
 async def _namespace_created(client: "Client", settings: Settings, stop: asyncio.Event, patience: float) -> bool:
     """Wait for a namespace that is missing; `Misconfigured` when nobody creates it in time."""
-    from .connect import ABSENT, namespace_exists
+    from perdure.runtime.connect import ABSENT, namespace_exists
 
     missing = f"Temporal at {settings.temporal_address} has no namespace {settings.temporal_namespace!r}"
     logger.warning("%s; waiting up to %g s for it to be created", missing, patience)

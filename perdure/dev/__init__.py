@@ -1,0 +1,4 @@
+"""`perdure dev`: everything on one machine, for development. Read `machine`, then `supervisor` and `temporal_server`.
+
+Nothing that runs in production imports this package.
+"""
