@@ -1,14 +1,16 @@
 """When somebody has to agree before a tool runs, who that is, and what silence means."""
 
+import asyncio
 import inspect
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from perdure.errors import InvalidDeclaration
 from perdure.protocol.inputs import Consequence, Responders
 from perdure.protocol.wire import JsonObject
+from perdure.text import described
 
 from .context import SessionView
 from .responders import checked
@@ -50,7 +52,7 @@ class Decision:
 Verdict: TypeAlias = bool | Decision
 #: When somebody has to agree before the tool runs.
 Approval: TypeAlias = Literal["never", "once", "always"] | Callable[[Call, SessionView], Verdict | Awaitable[Verdict]]
-Describe: TypeAlias = Callable[[JsonObject], str]
+Describe: TypeAlias = Callable[[JsonObject], str | Awaitable[str]]
 Seconds: TypeAlias = float | timedelta
 
 #: Seconds. What Temporal counts in nanoseconds ends after three centuries, and a workflow cannot refuse it any more.
@@ -131,6 +133,24 @@ def takes(function: Callable[..., object], *arguments: object) -> bool:
         # Some functions written in C do not tell.
         return True
     return True
+
+
+async def result_of(function: Callable[..., Any], *arguments: object) -> Any:
+    """What a function of the author's returns, sync or async; whatever it raises is an `Exception`.
+
+    It runs where all sessions of a worker are served: an exit of its own would end the worker, and a cancellation of
+    its own would look like one of the activity.
+    """
+    try:
+        returned = function(*arguments)
+        return await returned if inspect.isawaitable(returned) else returned
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise RuntimeError(described(error)) from error
+    except asyncio.CancelledError as error:
+        task = asyncio.current_task()
+        if task is None or task.cancelling():
+            raise
+        raise RuntimeError("CancelledError: the function cancelled itself") from error
 
 
 def _misused(approval: object, key: object, summary: object, responders: object, remind: object) -> str | None:

@@ -1,14 +1,13 @@
 """Whether a call runs, waits for people, or is refused. What cannot be decided is refused."""
 
 import hashlib
-import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
-from perdure.agents.approval import OPEN, Approval, Call, Decision, Gate
+from perdure.agents.approval import OPEN, Approval, Call, Decision, Gate, result_of
 from perdure.agents.context import Log, SessionView, tool_log
 from perdure.agents.signature import Arguments
 from perdure.protocol.inputs import APPROVE, DENY, InputRequest, Option, digest
@@ -49,10 +48,11 @@ class Gatekeeper:
         """
         try:
             typed = replace(call, arguments=arguments.values())
-            key = remembered_key(call.tool, gate, typed.arguments)
+            key = await remembered_key(call.tool, gate, typed.arguments)
             decision = await self._decided(typed, gate.approval, key)
             # Also when it cannot be written down: the request is made of what the author's functions say.
-            asked = self._asked(call, gate, decision, typed.arguments, key) if decision.kind == "ask" else None
+            asks = decision.kind == "ask"
+            asked = await self._asked(call, gate, decision, typed.arguments, key) if asks else None
         except Exception as error:
             log_of(self.at, call.tool, call.id).exception("whether this call needs an approval could not be decided")
             problem = f"Whether this call needs an approval could not be decided ({described(error)})"
@@ -61,8 +61,8 @@ class Gatekeeper:
             return outputs.denied(decision.reason) if decision.kind == "deny" else None
         return asked if self.can_ask else outputs.failed(_UNAVAILABLE, outputs.REJECTED, "rejected")
 
-    def _asked(self, call: Call, gate: Gate, decision: Decision, values: JsonObject, key: str | None) -> Ask:
-        summary = gate.summary(values) if gate.summary else None
+    async def _asked(self, call: Call, gate: Gate, decision: Decision, values: JsonObject, key: str | None) -> Ask:
+        summary = await result_of(gate.summary, values) if gate.summary else None
         # Clients that know the contract alone show the prompt and nothing else.
         prompt = decision.prompt or summary or f"Approve tool call: {call.tool}"
         shown = {"prompt": prompt, "summary": summary, "display": "confirmation", "options": _OPTIONS}
@@ -75,8 +75,7 @@ class Gatekeeper:
         if not callable(approval):
             asks = approval == "always" or (approval == "once" and key not in self.remembered)
             return Decision("ask" if asks else "allow")
-        said: Any = approval(call, self.view)
-        said = await said if inspect.isawaitable(said) else said
+        said: Any = await result_of(approval, call, self.view)
         if isinstance(said, bool):
             return Decision("ask" if said else "allow")
         if not isinstance(said, Decision) or said.kind not in ("allow", "ask", "deny"):
@@ -127,11 +126,17 @@ async def remembering(store: Store, session_id: str, keys: Sequence[str]) -> tup
     return (SlotWrite(REMEMBERED, value, version),)
 
 
-def remembered_key(tool: str, gate: Gate, arguments: JsonObject) -> str | None:
+async def remembered_key(tool: str, gate: Gate, arguments: JsonObject) -> str | None:
     """What an approval of a call with these arguments (as values) is remembered under."""
     if gate.approval != "once":
         return None
-    return f"{tool}/{gate.key(arguments)}" if gate.key else tool
+    if gate.key is None:
+        return tool
+    key: Any = await result_of(gate.key, arguments)
+    # As text, many objects are their address in memory: another one there later would count as approved.
+    if not isinstance(key, str):
+        raise TypeError(f"the approval_key returned an object of the type {type(key).__name__}, not text")
+    return f"{tool}/{key}"
 
 
 def log_of(at: Coordinates, tool: str, call_id: str) -> Log:

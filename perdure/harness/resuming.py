@@ -212,7 +212,7 @@ class Resuming:
         try:
             tool = (await open_toolbox(scene.agent))[request.tool]
             runs_with = tool.read(arguments_of(request, row.answer))
-            return remembered_key(request.tool, tool.gate, runs_with.values())
+            return await remembered_key(request.tool, tool.gate, runs_with.values())
         except Exception:
             # The call itself may still run as it was approved; the next one is asked about again.
             log_of(place_of(request), request.tool, request.call_id).exception("this approval cannot be remembered")

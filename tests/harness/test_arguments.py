@@ -1,5 +1,6 @@
 """What an approval is asked about, agreed to and remembered for is what runs."""
 
+import asyncio
 import logging
 from collections.abc import Callable
 from datetime import datetime
@@ -152,6 +153,9 @@ def always(decision: Decision) -> Callable[[Call, SessionView], Decision]:
         {"approval": "always", "summary": len},
         {"approval": always(Decision.ask(cast("Any", 5)))},
         {"approval": always(Decision(cast("Any", "perhaps")))},
+        {"approval": "once", "approval_key": len},
+        # Its text is its address in memory, which another object may have later.
+        {"approval": "once", "approval_key": lambda _: object()},  # type: ignore[misc]
     ],
 )
 async def test_what_is_no_text_there_refuses_the_call_alone(odd: dict[str, Any]) -> None:
@@ -161,6 +165,63 @@ async def test_what_is_no_text_there_refuses_the_call_alone(odd: dict[str, Any])
 
     assert ([each.status for each in played.tool_calls], ledger.refunds) == (["rejected"], [])
     assert played.text == "Done."
+
+
+@pytest.mark.parametrize("broken", ["approval", "summary", "approval_key"])
+@pytest.mark.parametrize("end", [SystemExit(3), asyncio.CancelledError()], ids=repr)
+async def test_a_function_that_would_end_its_worker_refuses_the_call(broken: str, end: BaseException) -> None:
+    def ends(*_: Any) -> Any:
+        raise end
+
+    ledger = Ledger()
+    options: dict[str, Any] = {"approval": "once" if broken == "approval_key" else "always", broken: ends}
+
+    played = await run(ledger.tool(**options), call("refund"))
+
+    assert ([each.status for each in played.tool_calls], ledger.refunds) == (["rejected"], [])
+    assert type(end).__name__ in played.tool_calls[0].output
+    assert played.text == "Done."
+
+
+async def test_the_functions_about_an_approval_may_be_async() -> None:
+    async def decide(call: Call, session: SessionView) -> bool:
+        return True
+
+    async def describe(arguments: Any) -> str:
+        return f"Refund {arguments['amount']:g}"
+
+    decided = await run(Ledger().tool(approval=decide, summary=describe), call("refund"))
+    remembered = await run(Ledger().tool(approval="once", approval_key=describe), call("refund"))
+
+    assert [request.summary for request in decided.pending] == ["Refund 500"]
+    assert len(remembered.pending) == 1
+
+
+async def test_an_approval_under_an_async_key_is_remembered_for_that_key_alone() -> None:
+    async def account(arguments: Any) -> str:
+        return arguments["account"]
+
+    declared = tool(name="transfer", approval="once", approval_key=account)(transfer.function)
+    later = [call("transfer", account=account) for account in ("good", "evil", "worse")]
+
+    played = await run(declared, call("transfer", account="good"), later)
+    played = await played.answer("transfer", "approve")
+
+    assert [each.output for each in played.tool_calls] == ["sent to good", "sent to good"]
+    assert [request.input for request in played.pending] == [{"account": "evil"}, {"account": "worse"}]
+
+
+async def test_an_approval_with_changed_arguments_is_remembered_under_an_async_key_too() -> None:
+    async def account(arguments: Any) -> str:
+        return arguments["account"]
+
+    declared = tool(name="transfer", approval="once", approval_key=account)(transfer.function)
+
+    played = await run(declared, *[call("transfer", account=account) for account in ("evil", "good", "evil")])
+    played = await played.answer("transfer", "approve", arguments={"account": "good"})
+
+    assert [each.output for each in played.tool_calls] == ["sent to good", "sent to good"]
+    assert [request.input for request in played.pending] == [{"account": "evil"}]
 
 
 @tool(approval="once", approval_key=lambda arguments: arguments["account"])
