@@ -51,7 +51,8 @@ async def attempt(attend: Callable[[NeedsAttention], Awaitable[object]] | None =
         raise _application_error(error) from None
     except PerdureError as error:
         raise _application_error(error) from None
-    except Exception as error:
+    # An author's code that exits must not take the worker along, wherever it is called from.
+    except (Exception, SystemExit) as error:
         raise _unexpected(error) from None
 
 
@@ -93,7 +94,7 @@ def _application_error(error: PerdureError) -> ApplicationError:
     )
 
 
-def _unexpected(error: Exception) -> ApplicationError:
+def _unexpected(error: BaseException) -> ApplicationError:
     """Any other error: its text may be anything, so it stands in our log and nowhere else."""
     info, error_id = activity.info(), str(uuid4())
     log.error("%s of %s failed, error id %s", info.activity_type, info.workflow_id, error_id, exc_info=error)

@@ -1,6 +1,5 @@
 """One model call, from the records to a reply in the records."""
 
-import inspect
 import logging
 import time
 from collections.abc import AsyncGenerator
@@ -9,6 +8,7 @@ from dataclasses import dataclass, replace
 from uuid import uuid4
 
 from perdure.agents.agent import DEMO, FINAL_OUTPUT, Agent
+from perdure.agents.approval import result_of
 from perdure.agents.registry import AgentRegistry
 from perdure.errors import Invalid, ModelFailed, PerdureError, TurnCancelled
 from perdure.models.base import Delta, ModelSource, Prompt, Reply
@@ -255,7 +255,7 @@ class ModelStep:
             )
         except SchemaFailed as failed:
             failure = failed.failure
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if isinstance(error, PerdureError) and not isinstance(error, Invalid):
                 raise
             # It is paid for, and another one would be no better: that is said once.
@@ -310,8 +310,7 @@ class ModelStep:
         instructions = scene.agent.instructions
         if isinstance(instructions, str):
             return instructions
-        said = instructions(view_of(scene.row, scene.call.at, scene.turn.principal))
-        return await said if inspect.isawaitable(said) else said
+        return await result_of(instructions, view_of(scene.row, scene.call.at, scene.turn.principal))
 
     # --- after it has answered ---
 

@@ -274,7 +274,7 @@ class ToolStep:
                 assert kept is not None
                 try:
                     await kept.staging.rebase()
-                except Exception as error:
+                except (Exception, SystemExit, KeyboardInterrupt) as error:
                     self._log(work).error("the tool's update of its state raised", exc_info=error)
                     outcome, kept = outputs.failed(described(error)), None
                 continue

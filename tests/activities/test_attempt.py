@@ -29,7 +29,7 @@ from perdure.runtime.connect import DATA_CONVERTER
 
 
 async def failing(
-    error: Exception,
+    error: BaseException,
     *,
     number: int = 1,
     workflow: str = names.TURN_WORKFLOW,
@@ -112,12 +112,13 @@ async def is_benign(error: PerdureError) -> bool:
     return (await failing(error)).category is ApplicationErrorCategory.BENIGN
 
 
+@pytest.mark.parametrize("kind", [LookupError, SystemExit])
 async def test_an_error_of_no_known_kind_is_reported_by_its_name_and_logged_under_an_id(
-    caplog: pytest.LogCaptureFixture,
+    kind: type[BaseException], caplog: pytest.LogCaptureFixture
 ) -> None:
-    report = await failing(LookupError("what somebody said"))
+    report = await failing(kind("what somebody said"))
 
-    assert (report.type, report.non_retryable) == ("LookupError", False)
+    assert (report.type, report.non_retryable) == (kind.__name__, False)
     assert report.details[0]["details"]["errorId"] in caplog.text
     assert "what somebody said" in caplog.text
 

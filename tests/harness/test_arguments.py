@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import Annotated, Any, cast
 
 import pytest
-from pydantic import BaseModel, Field, SecretStr
+from pydantic import BaseModel, BeforeValidator, Field, SecretStr
 from pydantic_ai.messages import ModelResponse, ToolCallPart
 
 from perdure import Agent, Call, Decision, SessionView, tool
@@ -181,6 +181,21 @@ async def test_a_function_that_would_end_its_worker_refuses_the_call(broken: str
     assert ([each.status for each in played.tool_calls], ledger.refunds) == (["rejected"], [])
     assert type(end).__name__ in played.tool_calls[0].output
     assert played.text == "Done."
+
+
+def leave(_: Any) -> Any:
+    raise SystemExit(3)
+
+
+async def test_a_type_that_would_end_its_worker_makes_the_reply_unusable() -> None:
+    @tool
+    def pay(amount: Annotated[int, BeforeValidator(leave)]) -> None:
+        """Pay."""
+
+    played = await run(pay, call("pay", amount=5))
+
+    (failed,) = (event.data or {} for event in played.events if event.type == "turn.failed")
+    assert failed["code"] == "MODEL_REPLY_UNUSABLE"
 
 
 async def test_the_functions_about_an_approval_may_be_async() -> None:

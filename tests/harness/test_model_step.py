@@ -243,6 +243,15 @@ async def test_each_session_has_a_mark_of_its_own_which_every_attempt_finds() ->
     assert marks[0] != marks[1]
 
 
+async def test_instructions_that_would_end_the_worker_fail_as_any_that_raise() -> None:
+    def leave(session: SessionView) -> str:
+        raise SystemExit(3)
+
+    async with lab(["Hello"], instructions=leave) as it:
+        with pytest.raises(RuntimeError, match="SystemExit: 3"):
+            await it.model(await it.deliver("Hi"))
+
+
 async def test_nothing_left_to_hear_writes_nothing() -> None:
     async with lab(["Hello"]) as it:
         first, second = await it.deliver("One"), await it.deliver("Two")

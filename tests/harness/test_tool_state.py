@@ -88,6 +88,30 @@ async def test_an_update_that_returns_nothing_is_refused() -> None:
         assert await basket(it) == []
 
 
+async def test_an_update_that_exits_when_it_is_applied_again_fails_its_call_alone() -> None:
+    both, applied = asyncio.Barrier(2), 0
+
+    def change(basket: Basket) -> Basket:
+        nonlocal applied
+        applied += 1
+        if applied > 2:
+            raise SystemExit(3)
+        return Basket(items=["tea"])
+
+    @tool
+    async def add(ctx: ToolContext) -> None:
+        await BASKET.get(ctx)
+        await both.wait()
+        await BASKET.update(ctx, change)
+
+    async with lab([[call("add"), call("add")]], add) as it:
+        refs = await it.calls(await it.deliver("Go"))
+
+        outcomes = await asyncio.gather(*(it.tool(ref) for ref in refs))
+
+        assert sorted(outcome.status for outcome in outcomes) == ["completed", "failed"]
+
+
 # --- continuation tokens ------------------------------------------------------------------------------------
 
 
