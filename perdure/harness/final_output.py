@@ -20,7 +20,7 @@ from perdure.protocol.wire import JsonObject
 from .journal import Result
 from .toolbox import InvalidArguments
 
-#: How often the model may get it wrong.
+#: How often the model may get it wrong, in a turn and in a reply.
 TRIES = 3
 
 NOT_FULFILLED = Failure(
@@ -30,6 +30,10 @@ NOT_FULFILLED = Failure(
 TOO_EARLY = (
     "This result was not accepted: other calls of the same step wait for people. "
     "Call final_output again once you have their results."
+)
+NOT_COMPARED = (
+    f"This result was not looked at: of one reply, at most {TRIES} results are compared with the schema. "
+    "Hand over one result."
 )
 
 _INVALID = "OUTPUT_SCHEMA_INVALID"

@@ -20,7 +20,7 @@ from perdure.store.values import NewRecord
 from . import outputs
 from .calls import summary
 from .facts import Facts
-from .final_output import TOO_EARLY
+from .final_output import NOT_COMPARED, TOO_EARLY, TRIES, FinalOutput
 from .gates import Gatekeeper
 from .journal import OUTCOME, Ask, AskedCall, Outcome, Result, written
 from .offer import Offer
@@ -38,7 +38,7 @@ class Asked:
     calls: tuple[AskedCall, ...] = ()
     #: Of the calls that are not run at all.
     refused: dict[str, Outcome] = field(default_factory=dict[str, Outcome])
-    #: The result that was handed over; then it is not among the calls.
+    #: The result that was handed over; then no call of `final_output` is among the calls.
     result: Result | None = None
     #: How many calls run at the same time.
     parallel: int | None = None
@@ -92,11 +92,11 @@ class Sorter:
         calls: list[AskedCall] = []
         refused: dict[str, Outcome] = {}
         results: list[tuple[AskedCall, Result]] = []
-        made = 0
+        left = _Left(calls=self.limits.calls_per_step)
         for part in response.tool_calls:
-            sorted_out = await self._sorted(part, full=made >= self.limits.calls_per_step)
+            sorted_out = await self._sorted(part, left)
             call = _asked(part, sorted_out)
-            made += bool(call.ref or call.ask)
+            left.calls -= bool(call.ref or call.ask)
             match sorted_out.verdict:
                 case Outcome() as refusal:
                     refused[call.call_id] = refusal
@@ -108,22 +108,21 @@ class Sorter:
         asked = _with_result(calls, refused, results)
         return replace(asked, parallel=self.limits.parallel_calls, hidden=self.offer.hidden)
 
-    async def _sorted(self, part: ToolCallPart, *, full: bool) -> "_Sorted":
-        """`full`: the step makes all the calls already that it may make."""
+    async def _sorted(self, part: ToolCallPart, left: "_Left") -> "_Sorted":
         arguments: JsonObject = {}
         try:
             arguments = _arguments(part)
-            return await self._judged(part, arguments, full=full)
+            return await self._judged(part, arguments, left)
         except InvalidArguments as invalid:
             return _Sorted(arguments, outputs.failed(str(invalid)))
 
-    async def _judged(self, part: ToolCallPart, arguments: JsonObject, *, full: bool) -> "_Sorted":
+    async def _judged(self, part: ToolCallPart, arguments: JsonObject, left: "_Left") -> "_Sorted":
         name = part.tool_name
         call = Call(id=part.tool_call_id, tool=name, arguments=arguments)
-        if name == FINAL_OUTPUT and self.offer.output:
-            return _Sorted(arguments, await self.offer.output.read(arguments))
-        if full:
+        if left.calls <= 0:
             return _Sorted(arguments, outputs.too_many(self.limits.calls_per_step))
+        if name == FINAL_OUTPUT and self.offer.output:
+            return _Sorted(arguments, await _result(self.offer.output, arguments, left))
         if name == ASK_QUESTION and self.offer.asks:
             return _Sorted(arguments, Waiting(self.gates.question(call, read_question(arguments))))
         tool = self.offer.tools.get(name)
@@ -155,6 +154,15 @@ class Sorter:
         return summary(call.tool, call.arguments, tool.definition.parameters_json_schema)
 
 
+@dataclass
+class _Left:
+    """What the other calls of a reply may still use."""
+
+    calls: int
+    #: Each is compared with its schema in a process of its own, one after the other.
+    results: int = TRIES
+
+
 @dataclass(frozen=True)
 class Waiting:
     """A call that waits for people; a question has nothing to run afterwards."""
@@ -167,6 +175,14 @@ class Waiting:
 class _Sorted:
     arguments: JsonObject
     verdict: CallRef | Waiting | Outcome | Result
+
+
+async def _result(output: FinalOutput, arguments: JsonObject, left: _Left) -> Result | Outcome:
+    if left.results <= 0:
+        return outputs.failed(NOT_COMPARED)
+    left.results -= 1
+    left.calls -= 1
+    return await output.read(arguments)
 
 
 def _asked(part: ToolCallPart, sorted_out: _Sorted) -> AskedCall:
@@ -185,11 +201,13 @@ def _with_result(
 ) -> Asked:
     if not results:
         return Asked(tuple(calls), refused)
-    handed = {call.call_id for call, _ in results}
-    if not any(call.ask for call in calls):
-        # The first one counts.
-        return Asked(tuple(call for call in calls if call.call_id not in handed), refused, results[0][1])
-    return Asked(tuple(calls), {**refused, **dict.fromkeys(handed, outputs.failed(TOO_EARLY))})
+    if any(call.ask for call in calls):
+        handed = {call.call_id for call, _ in results}
+        return Asked(tuple(calls), {**refused, **dict.fromkeys(handed, outputs.failed(TOO_EARLY))})
+    # The first one counts. What was tried beside it leaves history with it: no outcome may stay without its call.
+    others = tuple(call for call in calls if call.tool != FINAL_OUTPUT)
+    kept = {call.call_id: refused[call.call_id] for call in others if call.call_id in refused}
+    return Asked(others, kept, results[0][1])
 
 
 def _arguments(part: ToolCallPart) -> JsonObject:

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from perdure import Agent, tool
+from perdure import Agent, Limits, tool
 from perdure.errors import InvalidDeclaration
+from perdure.harness.final_output import NOT_COMPARED
 from perdure.protocol.requests import Calls, Finished
 from perdure.testing import ScriptedModel, call, play
 
@@ -84,6 +85,49 @@ async def test_three_tries_are_enough() -> None:
         assert outcome.failure.code == "OUTPUT_SCHEMA_NOT_FULFILLED"
         assert (await it.types())[-4:] == ["step.completed", "step.failed", "turn.failed", "session.waiting"]
         assert await it.model(delivery, step=2, generation=2) == outcome
+
+
+async def test_of_one_reply_three_results_are_compared_and_the_others_are_not() -> None:
+    model = ScriptedModel([[call("look"), *[BAD] * 5, GOOD], GOOD])
+    async with lab(model, look) as it:
+        delivery = await it.deliver("Weather?", output_schema=SCHEMA)
+        (ref,) = await it.calls(delivery)
+        await it.tool(ref)
+        await it.model(delivery, step=1)
+
+        _, *results = [str(part.content) for part in model.prompts[1].messages[-1].parts]  # type: ignore
+        assert ['"cold" is not of type' in result for result in results] == [True] * 3 + [False] * 3
+        assert results[3:] == [NOT_COMPARED] * 3
+        assert len(await it.told("result.completed")) == 1
+
+
+@pytest.mark.parametrize("reply", [[BAD, GOOD], [GOOD, BAD], [GOOD] * 5])
+async def test_tries_beside_a_result_that_fits_leave_history_with_it(reply: Any) -> None:
+    model = ScriptedModel([reply, "Bye."])
+    async with lab(model) as it:
+        assert isinstance(await it.model(await it.deliver("Weather?", output_schema=SCHEMA)), Finished)
+
+        await it.model(await it.deliver("Thanks"), turn=1)
+
+        kinds = [part.part_kind for message in model.prompts[1].messages for part in message.parts]
+        assert kinds == ["user-prompt", "text", "user-prompt"]
+
+
+async def test_a_result_counts_among_the_calls_of_its_step() -> None:
+    model = ScriptedModel([[BAD, call("look"), call("look")], [call("look"), call("look"), GOOD], GOOD])
+    async with lab(model, look, limits=Limits(calls_per_step=2)) as it:
+        delivery = await it.deliver("Weather?", output_schema=SCHEMA)
+        for step, runs in enumerate((1, 2)):
+            refs = await it.calls(delivery, step=step)
+            assert len(refs) == runs
+            for ref in refs:
+                await it.tool(ref, step=step)
+
+        await it.model(delivery, step=2)
+
+        (*_, refused) = [str(part.content) for part in model.prompts[2].messages[-1].parts]  # type: ignore
+        assert refused.startswith("This call was not executed: one step may make at most 2 calls.")
+        assert len(await it.told("result.completed")) == 1
 
 
 async def test_plain_text_is_no_result_but_stays_in_history() -> None:
