@@ -1,5 +1,6 @@
 """From a function's signature to the arguments that a model may send."""
 
+import contextlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -48,22 +49,31 @@ class Signature:
     def read(self, arguments: JsonObject) -> Arguments:
         """What a call with these arguments runs with; pydantic's `ValidationError` when it cannot run."""
         validated = self.model.model_validate_json(to_json(arguments))
-        return Arguments(self._written(validated, arguments), lambda: validated.model_dump(by_alias=True))
+        # A default need not fit its own annotation.
+        return Arguments(
+            self._written(validated, arguments), lambda: validated.model_dump(by_alias=True, warnings=False)
+        )
 
     def _written(self, validated: BaseModel, sent: JsonObject) -> JsonObject:
         """The validated arguments as JSON that reads back as the same; what has no such form stays as it was sent."""
+        keys = frozenset(self.model.model_fields)
+        written: JsonObject = {}
         try:
-            written = validated.model_dump(mode="json", by_alias=True, warnings=False)
-            again = self.model.model_validate_json(to_json(written))
-            faithful = {key for key in type(again).model_fields if getattr(again, key) == getattr(validated, key)}
-            return {
-                name: written[name] if key in faithful else sent[name]
-                for key, name in self.fields.items()
-                if key in faithful or name in sent
-            }
+            written = self._faithful(validated, sent, keys)
         except Exception:
-            # Whatever an author's own type raises: the call runs with what was sent, validated again.
-            return sent
+            # One that cannot be written or read back, whatever its type raises, must not hide the others.
+            for key in keys:
+                with contextlib.suppress(Exception):
+                    written = {**written, **self._faithful(validated, sent, frozenset({key}))}
+        shown = {**sent, **written}
+        return {name: shown[name] for name in self.fields.values() if name in shown}
+
+    def _faithful(self, validated: BaseModel, sent: JsonObject, keys: frozenset[str]) -> JsonObject:
+        """Of these fields, the JSON of those that read back as the same beside what was sent."""
+        written = validated.model_dump(mode="json", by_alias=True, include=set(keys), warnings=False)
+        again = self.model.model_validate_json(to_json({**sent, **written}))
+        names = {key: self.fields[key] for key in keys if getattr(again, key) == getattr(validated, key)}
+        return {name: written[name] for name in names.values()}
 
     def bind(self, arguments: BaseModel, context: ToolContext) -> tuple[list[Any], dict[str, Any]]:
         """Arguments for the call, with the context in its place."""

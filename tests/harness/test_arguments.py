@@ -57,6 +57,28 @@ async def test_an_approval_sees_the_defaults_of_what_the_model_left_out() -> Non
     assert ledger.refunds == [500.0]
 
 
+async def test_a_default_that_does_not_fit_its_own_type_hides_no_other_one() -> None:
+    seen: list[Any] = []
+
+    def large(call: Call, session: SessionView) -> bool:
+        seen.append(call.arguments)
+        return True
+
+    @tool(approval=large)
+    def refund(amount: float = 500.0, note: str = cast("Any", None), at: datetime = datetime(2026, 1, 2)) -> str:
+        """Refund."""
+        return f"refunded {amount:g} {note} {at.year}"
+
+    played = await run(refund, call("refund", at="2027-03-04T05:06"))
+
+    (request,) = played.pending
+    shown = {"amount": 500.0, "at": "2027-03-04T05:06:00"}
+    assert (request.input, request.digest) == (shown, digest(shown))
+    assert (seen[0]["amount"], seen[0]["note"]) == (500.0, None)
+    played = await played.answer("refund", "approve")
+    assert [each.output for each in played.tool_calls] == ["refunded 500 None 2027"]
+
+
 async def test_an_approval_sees_the_values_that_the_tool_will_get() -> None:
     ledger = Ledger()
 
