@@ -30,6 +30,11 @@ _SIZES = (50_000, 200_000, 400_000, _LARGEST_PATTERN)
 #: Schemas that speak of one and the same value: alternatives, combinations, and what they refer to.
 _MOST_AT_ONCE = 2_000
 _MOST_REFERENCES = 50
+#: Values where each reference is replaced with what it refers to: some providers are sent it like this, and until then
+#: nobody else is served.
+_MOST_WRITTEN_OUT = 100_000
+#: Definitions on the way from one to the next.
+_LONGEST_WAY = 200
 
 _HERE = ("allOf", "anyOf", "oneOf")
 _HERE_TOO = ("not", "if", "then", "else")
@@ -44,7 +49,8 @@ _INSIDE = (
     "unevaluatedItems",
     "unevaluatedProperties",
 )
-_INSIDE_BY_NAME = ("properties", "patternProperties", "$defs", "definitions")
+_INSIDE_BY_NAME = ("properties", "patternProperties")
+_DEFINED = ("$defs", "definitions")
 #: They let a reference mean another schema than the one that it names.
 _MOVED = ("$anchor", "$dynamicRef", "$dynamicAnchor", "$recursiveRef", "$recursiveAnchor")
 
@@ -126,6 +132,9 @@ class _Bounds:
         self._root = root
         self._counted: dict[int, int] = {}
         self._following: set[int] = set()
+        self._written: dict[int, int] = {}
+        self._writing: set[int] = set()
+        self._recursive: set[int] = set()
 
     def check(self) -> set[str]:
         """The patterns that it has."""
@@ -140,6 +149,7 @@ class _Bounds:
                 raise _Unfit("only the whole schema may have an $id")
             if self._at_once(schema, 0) > _MOST_AT_ONCE:
                 raise _Unfit(f"more than {_MOST_AT_ONCE} of its parts apply to one value")
+        self._written_out(self._root, 0)
         return patterns
 
     def _patterns(self, schemas: list[Schema]) -> set[str]:
@@ -161,17 +171,13 @@ class _Bounds:
             if id(schema) not in seen:
                 seen.add(id(schema))
                 yield schema
-                left += _schemas((*self._here(schema), *_inside(schema)))
+                left += _schemas((*self._here(schema), *_inside(schema), *_named(schema, _DEFINED)))
 
     def _here(self, schema: Schema) -> Iterator[Any]:
         """The schemas that apply to the same value as this one."""
         if "$ref" in schema:
             yield self._referred(schema["$ref"])
-        for name in _HERE:
-            yield from _list(schema.get(name))
-        yield from (schema[name] for name in _HERE_TOO if name in schema)
-        for name in _HERE_BY_NAME:
-            yield from _mapping(schema.get(name)).values()
+        yield from _combined(schema)
 
     def _referred(self, reference: object) -> Any:
         if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
@@ -202,14 +208,55 @@ class _Bounds:
         self._counted[id(schema)] = count
         return count
 
+    def _written_out(self, schema: Schema, way: int) -> int:
+        """How many values it has with its references written out; one that leads back to itself stays a reference."""
+        known = self._written.get(id(schema))
+        if known is not None:
+            return known
+        if way > _LONGEST_WAY:
+            raise _Unfit(f"more than {_LONGEST_WAY} of its references lead from one to the next")
+        self._writing.add(id(schema))
+        count = sum(1 for _ in _values(schema))
+        for referred in self._references(schema):
+            if id(referred) in self._writing:
+                self._recursive.add(id(referred))
+            if id(referred) not in self._recursive:
+                count += self._written_out(referred, way + 1)
+            if count > _MOST_WRITTEN_OUT:
+                raise _Unfit(f"it has more than {_MOST_WRITTEN_OUT} values with its references written out")
+        self._writing.remove(id(schema))
+        self._written[id(schema)] = count
+        return count
+
+    def _references(self, schema: Schema) -> Iterator[Schema]:
+        """What all parts of it refer to, without its definitions."""
+        left = [schema]
+        while left:
+            part = left.pop()
+            if "$ref" in part:
+                yield from _schemas([self._referred(part["$ref"])])
+            left += _schemas((*_combined(part), *_inside(part)))
+
+
+def _combined(schema: Schema) -> Iterator[Any]:
+    """The schemas in it that apply to the same value."""
+    for name in _HERE:
+        yield from _list(schema.get(name))
+    yield from (schema[name] for name in _HERE_TOO if name in schema)
+    yield from _named(schema, _HERE_BY_NAME)
+
 
 def _inside(schema: Schema) -> Iterator[Any]:
-    """The schemas that apply to parts of the value, or to nothing yet."""
+    """The schemas in it that apply to parts of the value."""
     for name in _INSIDE:
         inner = schema.get(name)
         yield from _list(inner) if isinstance(inner, list) else (inner,)
-    for name in _INSIDE_BY_NAME:
-        yield from _mapping(schema.get(name)).values()
+    yield from _named(schema, _INSIDE_BY_NAME)
+
+
+def _named(schema: Schema, groups: Iterable[str]) -> Iterator[Any]:
+    for group in groups:
+        yield from _mapping(schema.get(group)).values()
 
 
 def _schemas(values: Iterable[Any]) -> Iterator[Schema]:

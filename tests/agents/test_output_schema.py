@@ -12,6 +12,46 @@ TREE = {
     "properties": {"left": {"$ref": "#"}, "right": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}},
 }
 
+
+def doubled(levels: int) -> Any:
+    """Each level is the next one, twice."""
+    two = {f"a{level}": {"allOf": [{"$ref": f"#/$defs/a{level + 1}"}] * 2} for level in range(levels)}
+    return {"$ref": "#/$defs/a0", "$defs": {**two, f"a{levels}": {"type": "object"}}}
+
+
+def branching(levels: int, last: Any = True) -> Any:
+    """Each level has the next one in two places."""
+    two = {
+        f"a{level}": {"properties": {name: {"$ref": f"#/$defs/a{level + 1}"} for name in "xy"}}
+        for level in range(levels)
+    }
+    return {"$ref": "#/$defs/a0", "$defs": {**two, f"a{levels}": last}}
+
+
+def nested(levels: int) -> Any:
+    schema: Any = {}
+    for _ in range(levels):
+        schema = {"items": schema}
+    return schema
+
+
+def chained(levels: int) -> Any:
+    links = {f"a{level}": {"$ref": f"#/$defs/a{level + 1}"} for level in range(levels)}
+    return {"$ref": "#/$defs/a0", "$defs": {**links, f"a{levels}": {}}}
+
+
+def descending(levels: int) -> Any:
+    """Each level is a part of the one before."""
+    links = {f"a{level}": {"items": {"$ref": f"#/$defs/a{level + 1}"}} for level in range(levels)}
+    return {"$ref": "#/$defs/a0", "$defs": {**links, f"a{levels}": {}}}
+
+
+def grammar(kinds: int) -> Any:
+    """Each kind may have parts of all kinds, as in a language."""
+    anything = {"anyOf": [{"$ref": f"#/$defs/k{kind}"} for kind in range(kinds)]}
+    return {"$ref": "#/$defs/k0", "$defs": {f"k{kind}": {"properties": {"part": anything}} for kind in range(kinds)}}
+
+
 USABLE: dict[str, Any] = {
     "nothing": {},
     "an object": {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]},
@@ -30,26 +70,11 @@ USABLE: dict[str, Any] = {
     "a property of a telling name": {"properties": {"$id": {"type": "string"}, "$ref": {"type": "string"}}},
     "a value that looks like a reference": {"enum": [{"$ref": "https://example.com"}]},
     "a long enumeration": {"enum": [f"value {number}" for number in range(2_000)]},
+    "parts that branch": branching(10),
+    "parts of parts": descending(150),
+    "a grammar": grammar(30),
     "an alternative of many": {"oneOf": [{"const": number} for number in range(1_000)]},
 }
-
-
-def doubled(levels: int) -> Any:
-    """Each level is the next one, twice."""
-    two = {f"a{level}": {"allOf": [{"$ref": f"#/$defs/a{level + 1}"}] * 2} for level in range(levels)}
-    return {"$ref": "#/$defs/a0", "$defs": {**two, f"a{levels}": {"type": "object"}}}
-
-
-def nested(levels: int) -> Any:
-    schema: Any = {}
-    for _ in range(levels):
-        schema = {"items": schema}
-    return schema
-
-
-def chained(levels: int) -> Any:
-    links = {f"a{level}": {"$ref": f"#/$defs/a{level + 1}"} for level in range(levels)}
-    return {"$ref": "#/$defs/a0", "$defs": {**links, f"a{levels}": {}}}
 
 
 _ITSELF: dict[str, Any] = {}
@@ -59,6 +84,12 @@ UNUSABLE: dict[str, tuple[Any, str]] = {
     "of no type": ({"type": "nonsense"}, "is not valid"),
     "wrong deep within": ({"properties": {"a": {"type": ["string", 4]}}}, "is not valid"),
     "levels that double": (doubled(12), "apply to one value"),
+    "parts that double": (branching(40), "more than 100000 values with its references written out"),
+    "parts that double in a loop": (
+        branching(40, {"items": {"$ref": "#/$defs/a0"}}),
+        "more than 100000 values with its references written out",
+    ),
+    "a way that is too long": (descending(300), "more than 200 of its references lead from one to the next"),
     "a loop": ({"$ref": "#"}, "without end"),
     "a longer loop": ({"allOf": [{"$ref": "#/$defs/a"}], "$defs": {"a": {"not": {"$ref": "#"}}}}, "without end"),
     "a long way": (chained(60), "lead from one to the next"),
