@@ -30,6 +30,11 @@ from .toolbox import InvalidArguments, Usable
 #: Tries that the engine has for a call whose worker died, beside the tool's own retries: as many as for a model call.
 _ATTEMPTS = 10
 
+#: Characters of arguments, all calls of a reply together: far more than models write. While arguments are read and
+#: compared with their types nobody else is served.
+_LARGEST = 1_048_576
+_TOO_LARGE = f"The calls of one reply have at most {_LARGEST} characters of arguments together."
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -111,7 +116,7 @@ class Sorter:
     async def _sorted(self, part: ToolCallPart, left: "_Left") -> "_Sorted":
         arguments: JsonObject = {}
         try:
-            arguments = _arguments(part)
+            arguments = _arguments(part, left)
             return await self._judged(part, arguments, left)
         except InvalidArguments as invalid:
             return _Sorted(arguments, outputs.failed(str(invalid)))
@@ -161,6 +166,8 @@ class _Left:
     calls: int
     #: Each is compared with its schema in a process of its own, one after the other.
     results: int = TRIES
+    #: Of arguments, in characters.
+    size: int = _LARGEST
 
 
 @dataclass(frozen=True)
@@ -210,10 +217,13 @@ def _with_result(
     return Asked(others, kept, results[0][1])
 
 
-def _arguments(part: ToolCallPart) -> JsonObject:
+def _arguments(part: ToolCallPart, left: _Left) -> JsonObject:
     """Strictly as JSON says: what comes out can be written again, by whatever writes it."""
     try:
         text = part.args or "{}" if isinstance(part.args, str | None) else to_json(part.args, inf_nan_mode="constants")
+        if len(text) > left.size:
+            raise InvalidArguments(f"Invalid arguments for {part.tool_name}: too large. {_TOO_LARGE}")
+        left.size -= len(text)
         arguments: object = from_json(text, allow_inf_nan=False)
     except ValueError as broken:
         raise InvalidArguments(f"Invalid arguments for {part.tool_name}: not JSON ({broken}).") from None

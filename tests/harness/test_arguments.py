@@ -318,3 +318,24 @@ async def test_very_many_problems_are_counted_and_not_told() -> None:
     assert said.startswith("Invalid arguments for add: numbers.0: Input should be a valid integer")
     assert said.endswith("4985 more problems")
     assert len(said) < 2_000
+
+
+async def test_the_calls_of_one_reply_have_a_bound_on_their_arguments_together() -> None:
+    @tool
+    def note(text: str) -> int:
+        """Note it."""
+        return len(text)
+
+    half = 600_000
+    sent = [ToolCallPart("note", f'{{"text": "{"x" * size}"}}', tool_call_id=str(size)) for size in (half, half + 1, 3)]
+    model = ScriptedModel([ModelResponse(parts=sent, finish_reason="tool_call"), "Done."])
+
+    await play(Agent("clerk", tools=[note]), "Go", model=model)
+
+    results: list[Any] = [part.content for part in model.prompts[1].messages[-1].parts]  # type: ignore[union-attr]
+    first, second, third = results
+    assert (first, third) == (half, 3)
+    assert second == (
+        "Invalid arguments for note: too large. "
+        "The calls of one reply have at most 1048576 characters of arguments together."
+    )
