@@ -27,6 +27,7 @@ from perdure.harness.parking import Parking
 from perdure.harness.rebuild import Rebuilding
 from perdure.harness.resuming import Resuming
 from perdure.harness.tool_step import ToolStep
+from perdure.harness.toolbox import check_tools
 from perdure.harness.turn_end import TurnEnd
 from perdure.models.models import Models
 from perdure.protocol import names
@@ -161,6 +162,7 @@ async def serving(settings: Settings) -> AsyncGenerator[None]:
         agents = load_agents(settings.agents, settings.model)
         models = Models(silence=settings.model_silence)
         models.check(agents)
+        await check_tools(agents)
         if (settings.deployment is None) != (settings.build_id is None):
             raise Misconfigured("PERDURE_DEPLOYMENT and PERDURE_BUILD_ID belong together: set both, or neither.")
         store = await open_store(settings.database, create=False)

@@ -88,7 +88,7 @@ class Agent:
             raise InvalidDeclaration(f"Agent {self.name!r}: {misused}.")
         tools = tuple(_declared(self.name, declaration) for declaration in self.tools)
         object.__setattr__(self, "tools", tools)
-        _refuse_doubles(self.name, [known.name for known in self.own_tools])
+        _refuse_doubles(self.name, [name for name in map(_name, tools) if name is not None])
         if self.output_schema is not None and (found := problem(self.output_schema)):
             raise InvalidDeclaration(f"Agent {self.name!r}: the output schema cannot be used: {found}.")
 
@@ -128,12 +128,35 @@ def _declared(agent: str, declaration: object) -> object:
         return cast("Tool[..., Any]", declaration)
     if isinstance(declaration, FunctionType | MethodType):
         return tool(declaration)
-    # Recognised by where it comes from: importing pydantic-ai here would make every `import perdure` slow.
-    if any(base.__module__.partition(".")[0] == "pydantic_ai" for base in type(declaration).__mro__):
+    if _is_foreign(declaration):
         return declaration
     raise InvalidDeclaration(
-        f"Agent {agent!r}: {declaration!r} is not a tool. Give it a function, a `@tool`, or a pydantic-ai toolset."
+        f"Agent {agent!r}: {declaration!r} is not a tool. "
+        "Give it a function, a `@tool`, or a tool or toolset of pydantic-ai."
     )
+
+
+def _is_foreign(declaration: object) -> bool:
+    """Whether it is a tool or a toolset of pydantic-ai."""
+    # Only what comes from there brings it along: importing it always would make every `import perdure` slow.
+    if not any(base.__module__.partition(".")[0] == "pydantic_ai" for base in type(declaration).__mro__):
+        return False
+    from pydantic_ai.tools import Tool as ForeignTool
+    from pydantic_ai.toolsets import AbstractToolset
+
+    return isinstance(declaration, ForeignTool | AbstractToolset)
+
+
+def _name(declared: object) -> str | None:
+    """Under which name it is offered. None: only a step can say that, for a toolset or a tool that prepares itself."""
+    if isinstance(declared, Tool):
+        return cast("Tool[..., Any]", declared).name
+    from pydantic_ai.tools import Tool as ForeignTool
+
+    if not isinstance(declared, ForeignTool):
+        return None
+    foreign = cast("ForeignTool[Any]", declared)
+    return foreign.name if foreign.prepare is None else None
 
 
 def _refuse_doubles(agent: str, names: Sequence[str]) -> None:

@@ -7,9 +7,10 @@ import hashlib
 import os
 import signal
 import socket
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from perdure.agents.agent import DEMO, Agent
 from perdure.agents.registry import load_agents
@@ -202,7 +203,7 @@ Perdure is ready.
   Temporal UI  {self._options.ui_url}
   data, logs   {self._data}
   worker       process {_content(self._data / "worker.ready")}; `perdure dev --kill worker` kills it, and it comes back
-{"".join(_described(agent) for agent in self._agents)}
+{"".join(described(agent) for agent in self._agents)}
 
 Say hello, then watch the session that answers (put its sessionId into the second line):
 
@@ -213,9 +214,18 @@ Ctrl-C ends everything; the sessions are here again at the next start.
 """
 
 
-def _described(agent: Agent) -> str:
-    tools = [str(getattr(tool, "name", None) or type(tool).__name__) for tool in agent.tools]
+def described(agent: Agent) -> str:
+    """The agent in a line, for whoever starts it."""
+    tools = [name for tool in agent.tools for name in _names(tool)]
     return f"\n  agent        {agent.name}: {agent.model or DEMO}, {', '.join(tools) or 'no tools'}"
+
+
+def _names(tool: object) -> list[str]:
+    """The tools of a toolset where it knows them by itself; others are servers that would have to be asked."""
+    known: object = getattr(tool, "tools", None)
+    if isinstance(known, Mapping):
+        return [str(name) for name in cast("Mapping[object, object]", known)]
+    return [str(getattr(tool, "name", None) or type(tool).__name__)]
 
 
 @contextlib.contextmanager

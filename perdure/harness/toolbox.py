@@ -3,12 +3,14 @@
 import asyncio
 import contextvars
 import inspect
+import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
 from pydantic import ValidationError
+from pydantic_ai.exceptions import UserError
 from pydantic_ai.models.test import TestModel
 from pydantic_ai.tools import RunContext, ToolDefinition
 from pydantic_ai.tools import Tool as ForeignTool
@@ -24,6 +26,10 @@ from perdure.agents.tool import Effects, Tool
 from perdure.errors import InvalidDeclaration
 from perdure.protocol.wire import DEEPEST, JsonObject
 
+log = logging.getLogger("perdure.tools")
+
+#: Seconds that a toolset has to list its tools when a worker starts.
+_PATIENCE = 20.0
 #: Far more than what is kept of an output.
 _MOST_COLLECTED = 100_000
 
@@ -68,6 +74,24 @@ async def open_toolbox(agent: Agent) -> Mapping[str, Usable]:
             if name == FINAL_OUTPUT:
                 raise InvalidDeclaration(f"Agent {agent.name!r}: the name {name!r} is taken by the structured result.")
     return box
+
+
+async def check_tools(agents: Iterable[Agent]) -> None:
+    """Open the toolboxes once; `InvalidDeclaration` when one can never be opened."""
+    await asyncio.gather(*(_check(agent) for agent in agents))
+
+
+async def _check(agent: Agent) -> None:
+    try:
+        async with asyncio.timeout(_PATIENCE):
+            await open_toolbox(agent)
+    except InvalidDeclaration:
+        raise
+    except UserError as wrong:
+        raise InvalidDeclaration(f"Agent {agent.name!r}: {wrong}") from None
+    except Exception as error:
+        # A server that is away now may be there when somebody asks, and the other agents can work without it.
+        log.warning("Agent %r: its tools cannot be listed now (%s).", agent.name, type(error).__name__)
 
 
 class OwnTool:

@@ -2,18 +2,20 @@ import asyncio
 import itertools
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from pydantic import SecretStr
+from pydantic_ai import Agent as ForeignAgent
 from pydantic_ai.messages import ModelResponse, ToolCallPart
-from pydantic_ai.tools import RunContext
+from pydantic_ai.tools import RunContext, ToolDefinition
 from pydantic_ai.tools import Tool as ForeignTool
-from pydantic_ai.toolsets import FunctionToolset
+from pydantic_ai.toolsets import CombinedToolset, FunctionToolset
 
 from perdure import Agent, InvalidDeclaration, ToolContext, tool
 from perdure.harness.calls import CallNames, summary
-from perdure.harness.toolbox import open_toolbox
+from perdure.harness.toolbox import check_tools, open_toolbox
 from perdure.protocol.requests import Coordinates
 from perdure.testing import ScriptedModel, call, play
 
@@ -57,8 +59,57 @@ async def test_a_name_may_not_come_twice_across_both_kinds() -> None:
     @tool(name="foreign")
     def own() -> None: ...
 
-    with pytest.raises(InvalidDeclaration, match="more than one tool named foreign"):
-        await open_toolbox(Agent("mixed", tools=[own, ForeignTool(foreign)]))
+    for tools in ([own, ForeignTool(foreign)], [ForeignTool(foreign), ForeignTool(foreign)]):
+        with pytest.raises(InvalidDeclaration, match="more than one tool named foreign"):
+            Agent("mixed", tools=tools)
+
+
+async def test_the_name_of_a_tool_that_prepares_itself_is_known_when_it_has() -> None:
+    async def renamed(ctx: RunContext[Any], definition: ToolDefinition) -> ToolDefinition:
+        return replace(definition, name="other")
+
+    box = await open_toolbox(Agent("mixed", tools=[ForeignTool(foreign), ForeignTool(foreign, prepare=renamed)]))
+
+    assert list(box) == ["foreign", "other"]
+
+
+def test_the_name_of_the_structured_result_is_taken_for_them_too() -> None:
+    with pytest.raises(InvalidDeclaration, match="'final_output' is taken by the structured result"):
+        Agent("mixed", tools=[ForeignTool(foreign, name="final_output")])
+
+
+def test_what_else_pydantic_ai_has_is_no_tool() -> None:
+    with pytest.raises(InvalidDeclaration, match=r"is not a tool\. Give it a function, .* or toolset of pydantic-ai"):
+        Agent("mixed", tools=[ForeignAgent("test")])
+
+
+@pytest.mark.parametrize(
+    ("toolset", "complaint"),
+    [
+        (FunctionToolset([ForeignTool(foreign, name="own")]), "more than one tool named own"),
+        (FunctionToolset([ForeignTool(foreign, name="final_output")]), "taken by the structured result"),
+        (FunctionToolset([ForeignTool(foreign, timeout=float("inf"))]), "the timeout is a number of seconds"),
+        (CombinedToolset([FunctionToolset([foreign]), FunctionToolset([foreign])]), "Agent 'mixed': .*'foreign'"),
+    ],
+)
+async def test_what_a_toolset_has_is_looked_at_before_anybody_is_served(toolset: Any, complaint: str) -> None:
+    @tool
+    def own() -> None: ...
+
+    with pytest.raises(InvalidDeclaration, match=complaint):
+        await check_tools([Agent("mixed", tools=[own, toolset])])
+
+
+async def test_a_toolset_that_cannot_be_reached_now_is_said_and_holds_no_other_agent_up(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Away(FunctionToolset[Any]):
+        async def get_tools(self, ctx: RunContext[Any]) -> Any:
+            raise ConnectionError("a secret")
+
+    await check_tools([Agent("mixed", tools=[Away()]), Agent("other")])
+
+    assert caplog.messages == ["Agent 'mixed': its tools cannot be listed now (ConnectionError)."]
 
 
 async def test_their_time_limits_are_such_as_can_be_kept() -> None:

@@ -4,10 +4,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic_ai.toolsets import FunctionToolset
 
 import worker as composition
-from perdure.errors import Misconfigured
+from perdure import Agent
+from perdure.errors import InvalidDeclaration, Misconfigured
 from perdure.settings import Settings
+
+
+def look() -> str:
+    """Look."""
+    return "seen"
+
+
+twice = Agent("twice", tools=[look, FunctionToolset([look])])
 
 
 @pytest.mark.parametrize(
@@ -26,6 +36,16 @@ async def test_a_worker_that_cannot_work_does_not_start(
 
     with pytest.raises(Misconfigured, match=advice):
         async with composition.serving(Settings(data_dir=tmp_path, **settings)):
+            pass
+
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_worker_whose_tools_cannot_be_told_apart_does_not_start(tmp_path: Path) -> None:
+    settings = Settings(data_dir=tmp_path, agents=f"{__name__}:twice")
+
+    with pytest.raises(InvalidDeclaration, match="Agent 'twice' has more than one tool named look"):
+        async with composition.serving(settings):
             pass
 
     assert list(tmp_path.iterdir()) == []

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 from pydantic import SecretStr
+from pydantic_ai.toolsets import FunctionToolset
 
-from perdure.dev.machine import Occupied, keep_temporal, kill, owned, temporal_of
+from perdure import Agent
+from perdure.dev.machine import Occupied, described, keep_temporal, kill, owned, temporal_of
 from perdure.dev.processes import command
 from perdure.dev.temporal_server import binary, listens
 from perdure.settings import Settings
@@ -90,6 +92,19 @@ async def test_a_session_is_here_again_at_the_next_start(start_dev: DevFactory) 
     async with Talk(again.url) as later:
         later.session_id, later.token, later.cursor = talk.session_id, talk.token, talk.cursor
         assert "still there" in await later.say("still there?")
+
+
+def test_the_tools_of_a_toolset_are_listed_where_it_knows_them() -> None:
+    def look() -> None: ...
+
+    agent = Agent("mixed", tools=[look, FunctionToolset([parts_of]), FunctionToolset([]).prefixed("far")])
+
+    assert described(agent).strip() == "agent        mixed: demo, look, parts_of, PrefixedToolset"
+
+
+def parts_of(thing: str) -> str:
+    """Say what it is made of."""
+    return thing
 
 
 async def test_its_worker_can_be_killed_in_the_middle_of_a_tool(start_dev: DevFactory) -> None:
