@@ -1,10 +1,16 @@
 """An agent through which content comes in from everywhere. Each of the words to look for has one origin."""
 
-from perdure import Agent, SessionView, tool
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+from perdure import Agent, Call, SessionView, tool
 
 RETURNED = "returned-mallard"
 RAISED = "raised-cormorant"
 MOOD = "instructed-bittern"
+UNDECIDED = "undecided-curlew"
+UNFIT = "unfit-godwit"
 
 _moody = set[str]()
 
@@ -38,4 +44,23 @@ def give(what: str) -> str:
     return f"gave {len(what)}"
 
 
-agent = Agent(name="private", model="openai-chat:scripted", instructions=instructions, tools=[find, lose, give])
+def undecided(call: Call, session: SessionView) -> bool:
+    raise LookupError(UNDECIDED)
+
+
+def unfit(what: str) -> str:
+    raise ValueError(UNFIT)
+
+
+@tool(approval=undecided)
+def keep(what: str) -> None:
+    """Keep something."""
+
+
+@tool
+def weigh(what: Annotated[str, AfterValidator(unfit)]) -> None:
+    """Weigh something."""
+
+
+tools = [find, lose, give, keep, weigh]
+agent = Agent(name="private", model="openai-chat:scripted", instructions=instructions, tools=tools)

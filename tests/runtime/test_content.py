@@ -28,8 +28,12 @@ PLANTED = {
     "the first 80 characters of the first message": ["message-heron", "file-egret.txt"],
     "all else that is said, client context, files": ["later-ibis", "context-stork", "aGVyZSBpcyBhIGNyYW5l"],
     "arguments of tool calls": ["argument-plover", "approve-dunlin"],
-    "results of tools, replies of models": [private.RETURNED, "reply-avocet"],
-    "exceptions of tools": [private.RAISED],
+    "results of tools, what is wrong with arguments, replies of models": [
+        private.RETURNED,
+        private.UNFIT,
+        "reply-avocet",
+    ],
+    "exceptions of tools, of approval, key and summary functions": [private.RAISED, private.UNDECIDED],
     "exceptions of anything else": [private.MOOD],
     "refusals of model providers": ["scripted failure 400", "scripted failure 503"],
     "keys and tokens": [PROVIDER_KEY, CALLER_KEY, FORGED],
@@ -37,7 +41,7 @@ PLANTED = {
 STORE, ON, OFF, LOGS, TRACES = range(5)
 
 #: Of the session that plants it.
-TURNS = 7
+TURNS = 8
 TURN = "invoke_agent private"
 
 
@@ -118,7 +122,8 @@ async def converse(talk: Talk, client: Client) -> bytes:
     await talk.create([file, first], clientContext={"page": "context-stork"})
     await talk.until_boundary()
     await talk.say('call find {"what": "argument-plover"} then say reply-avocet later-ibis')
-    await talk.say('call lose {"what": "argument-plover"} then say lost')
+    await talk.say('call lose {"what": "argument-plover"} then call keep {"what": "it"} then say lost')
+    await talk.say('call weigh {"what": "it"} then say unfit')
     await talk.say("fail 400 times 9 quoting")
     await talk.say('call give {"what": "approve-dunlin"}')
     # Nobody answers in time, and so the turn fails that begins then.
@@ -157,6 +162,7 @@ def test_every_kind_of_content_was_there_to_be_found(left: Left) -> None:
         in_store = [word for word in PLANTED[row] if word.encode() in left.store]
         assert in_store == (PLANTED[row] if not table()[row][STORE].startswith("no") else []), row
     assert private.RAISED in told
+    assert private.UNDECIDED in told
     assert "INPUT_EXPIRED" in told
 
 
