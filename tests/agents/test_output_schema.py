@@ -1,11 +1,16 @@
 """Which schemas are taken, and how quickly that is known."""
 
+import contextlib
+import math
 import time
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, assume, settings
+from hypothesis import given as examples
+from hypothesis import strategies as st
 
-from perdure.agents.output_schema import problem
+from perdure.agents.output_schema import problem, validator
 
 TREE = {
     "type": "object",
@@ -139,3 +144,89 @@ def test_what_is_wrong_is_said_with_its_place() -> None:
     assert found is not None
     assert '"nummber"' in found
     assert found.endswith("(at $.properties.total.type)")
+
+
+names = st.sampled_from(["a", "b", "", "$ref", "\0", "\U0001f600", "x" * 2_000])
+patterns = st.sampled_from(["", ".*", "^(a+)+$", r"\p{L}", "(?i)x", "(", "[", "a{9999}", "(?=a)b", "\ud800"])
+counts = st.integers(-1, 3) | st.sampled_from([10**400, 1.0, 1e300])
+references = st.sampled_from(["#", "#/", "#/$defs/a", "#/$defs/b", "#/properties/a", "#/allOf/0", "http://x/", ""])
+dialects = st.sampled_from(
+    [f"http://json-schema.org/draft-0{number}/schema#" for number in (4, 6, 7)]
+    + [f"https://json-schema.org/draft/{draft}/schema" for draft in ("2019-09", "2020-12", "9999")]
+)
+atoms: st.SearchStrategy[Any] = (
+    st.none()
+    | st.booleans()
+    | st.integers(-2, 3)
+    | st.sampled_from([10**400, -(2**63) - 1, 1.5, 1e308, 1e-300, math.nan, math.inf])
+    | names
+    | st.text(st.characters(), max_size=5)
+)
+
+
+def _larger(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.lists(inner, max_size=4) | st.dictionaries(names | st.just("type"), inner, max_size=4)
+
+
+values: st.SearchStrategy[Any] = st.recursive(atoms, _larger, max_leaves=10)
+
+
+def _schema(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    """As one should be, but for what stands in it now and then."""
+    kinds = st.sampled_from(["object", "array", "string", "integer", "null", "nonsense"])
+    alternatives = st.lists(inner, min_size=1, max_size=3)
+    parts = st.dictionaries(names, inner, max_size=3)
+    keywords: dict[str, st.SearchStrategy[Any]] = {
+        **dict.fromkeys(["allOf", "anyOf", "oneOf", "prefixItems"], alternatives),
+        **dict.fromkeys(["items", "contains", "additionalProperties", "propertyNames", "not", "if", "then"], inner),
+        **dict.fromkeys(["unevaluatedProperties", "unevaluatedItems"], inner),
+        **dict.fromkeys(["properties", "dependentSchemas", "$defs", "definitions"], parts),
+        **dict.fromkeys(["minLength", "maxItems", "minContains", "minimum", "multipleOf"], counts),
+        "patternProperties": st.dictionaries(patterns, inner, max_size=2),
+        "type": kinds | st.lists(kinds, max_size=3),
+        "$ref": references,
+        "$schema": dialects,
+        "$id": names,
+        "pattern": patterns,
+        "enum": st.lists(values, max_size=3),
+        "const": values,
+        "required": st.lists(names, max_size=3),
+        "uniqueItems": st.booleans(),
+    }
+    named = st.sampled_from(sorted(keywords)).flatmap(lambda name: st.tuples(st.just(name), keywords[name] | values))
+    usual = st.sampled_from(sorted(keywords)).flatmap(lambda name: st.tuples(st.just(name), keywords[name]))
+    return st.lists(usual, max_size=4).map(dict) | st.lists(usual | named, max_size=3).map(dict)
+
+
+def _defining(a: Any, b: Any, schema: Any) -> Any:
+    return {"$defs": {"a": a, "b": b}, **schema}
+
+
+inner: st.SearchStrategy[Any] = st.recursive(st.booleans() | st.builds(dict[str, Any]), _schema, max_leaves=6)
+schemas = st.builds(_defining, _schema(st.booleans()), _schema(st.booleans()), _schema(inner))
+_QUIETLY = settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+)
+
+
+@_QUIETLY
+@examples(schemas | st.dictionaries(names, values))
+def test_whatever_a_schema_is_an_answer_comes_at_once(schema: Any) -> None:
+    began = time.process_time()
+
+    assert isinstance(problem(schema), str | None)
+
+    assert time.process_time() - began < 1
+
+
+@_QUIETLY
+@examples(schemas, st.lists(values, min_size=1, max_size=4))
+def test_with_a_schema_that_is_taken_every_value_can_be_compared(schema: Any, results: list[Any]) -> None:
+    assume(problem(schema) is None)
+    compared = validator(schema)
+
+    for result in results:
+        # What the process says that compares them: that it fits, what does not, or that the schema is broken.
+        with contextlib.suppress(ValueError, RecursionError):
+            fits = compared.is_valid(result)
+            assert fits is (next(compared.iter_errors(result), None) is None)

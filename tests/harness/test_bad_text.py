@@ -196,6 +196,22 @@ replies = st.builds(
 )
 
 
+def repeated(unit: str, size: int) -> str:
+    return unit * (size // len(unit))
+
+
+def listed(unit: Any, count: int) -> list[Any]:
+    return [unit] * count
+
+
+#: Up to some hundred kilobytes, and what is just too large to be kept of a tool's output.
+sizes = st.sampled_from([1_000, 65_535, 65_536, 65_537, 150_000, 400_000])
+long_texts = st.builds(repeated, st.sampled_from(["x", "é", "\0", "\ud800", "\U0001f600", '"', "word "]), sizes)
+long_lists = st.builds(listed, texts | st.integers() | st.just(math.nan), sizes.map(lambda size: size // 4))
+long_values = long_texts | long_lists | st.dictionaries(long_texts, texts, min_size=1, max_size=1)
+_RARELY = settings(max_examples=15, deadline=None, suppress_health_check=_SLOW)
+
+
 # By itself it can be written, and beside other messages it cannot.
 @example(reply=ModelResponse(parts=[TextPart("x")], provider_details={"x": nested(253)}))
 @settings(max_examples=60, deadline=None, suppress_health_check=_SLOW)
@@ -252,4 +268,41 @@ def test_whatever_a_provider_fails_with_the_turn_ends_once(unhappy: Unhappy, err
     st.lists(texts, max_size=2).map(tuple),
 )
 def test_whatever_a_caller_says_the_turn_ends_once(unhappy: Unhappy, message: Any, context: tuple[str, ...]) -> None:
+    unhappy.run(unhappy.turns("Hello", message=message, client_context=context))
+
+
+@_RARELY
+@examples(st.builds(TextPart, long_texts) | st.builds(ThinkingPart, long_texts), long_values)
+def test_however_much_a_model_says_the_turn_ends_once(unhappy: Unhappy, part: Any, value: Any) -> None:
+    made = ToolCallPart("echo", {"value": value}, tool_call_id="c")
+    written = ToolCallPart("echo", json.dumps({"value": value}), tool_call_id="d")
+
+    unhappy.run(unhappy.turns(ModelResponse(parts=[part, made, written], finish_reason="tool_call")))
+
+
+@_RARELY
+@examples(long_values)
+def test_however_much_a_tool_returns_the_turn_ends_once(unhappy: Unhappy, value: Any) -> None:
+    _Said.value, _Said.error, _Said.token = value, None, None
+
+    told = unhappy.run(unhappy.turns(call("act")))
+
+    assert told.count("action.result") == 1
+
+
+@_RARELY
+@examples(long_texts)
+def test_however_much_a_tool_raises_the_turn_ends_once(unhappy: Unhappy, text: str) -> None:
+    _Said.error, _Said.token = RuntimeError(text), None
+
+    told = unhappy.run(unhappy.turns(call("act")))
+
+    assert told.count("action.result") == 1
+
+
+@_RARELY
+@examples(long_texts, st.lists(long_texts, max_size=2).map(tuple))
+def test_however_much_a_caller_says_the_turn_ends_once(
+    unhappy: Unhappy, message: str, context: tuple[str, ...]
+) -> None:
     unhappy.run(unhappy.turns("Hello", message=message, client_context=context))
