@@ -14,7 +14,6 @@ from perdure.protocol.inputs import Consequence, Responders
 from perdure.protocol.wire import JsonObject
 
 from .approval import OPEN, Approval, Describe, Gate, Seconds, gate, seconds
-from .docstrings import describe
 from .signature import Signature, read_signature
 
 P = ParamSpec("P")
@@ -141,12 +140,12 @@ def _declare(
     local: Mapping[str, Any],
 ) -> Tool[..., Any]:
     _check(name, effects, timeout, retries)
-    described = describe(function)
+    text, parameters = _documented(function)
     declared = Tool(
         function=cast("Callable[..., Any]", function),
         name=name,
-        description=description if description is not None else described.text,
-        signature=read_signature(name, function, described.parameters, local),
+        description=description if description is not None else text,
+        signature=read_signature(name, function, parameters, local),
         effects=effects,
         gate=gate,
         timeout=timeout,
@@ -182,3 +181,24 @@ def _check(name: object, effects: str, timeout: float, retries: object) -> None:
         raise InvalidDeclaration(
             f"Tool {name!r} runs at most once, so it cannot be retried; declare effects='idempotent' or 'pure'."
         )
+
+
+def _documented(function: object) -> tuple[str, dict[str, str]]:
+    """What the docstring says of the function and of its parameters, in Google, NumPy or Sphinx style."""
+    text = inspect.getdoc(function)
+    if not text:
+        return "", {}
+    # It takes longer to import than all of Perdure that authors import.
+    from griffe import Docstring, DocstringSectionParameters, DocstringSectionText, parse_auto
+
+    quiet = {"warnings": False}
+    options: Any = {"google": quiet, "numpy": quiet, "sphinx": quiet}
+    sections = parse_auto(Docstring(text), default="google", per_style_options=options)
+    texts = [section.value for section in sections if isinstance(section, DocstringSectionText)]
+    described = {
+        each.name.lstrip("*"): " ".join(each.description.split())
+        for section in sections
+        if isinstance(section, DocstringSectionParameters)
+        for each in section.value
+    }
+    return "\n\n".join(texts).strip(), described

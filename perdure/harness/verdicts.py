@@ -3,7 +3,7 @@
 from perdure.protocol.inputs import InputAnswer, InputRequest, digest
 from perdure.protocol.requests import Failure
 from perdure.protocol.wire import JsonObject
-from perdure.session.answers import CONTINUED
+from perdure.session.inputs import CONTINUED
 from perdure.store.values import InputRow
 
 from . import outputs, questions

@@ -22,7 +22,7 @@ from perdure.protocol.deliveries import DeliveryBody, InputOutcome, InputRespons
 from perdure.protocol.events import NewEvent
 from perdure.protocol.inputs import InputAnswer, InputStatus
 from perdure.protocol.principals import Principal
-from perdure.session import answers
+from perdure.session import inputs
 from perdure.session.inputs import may_answer, resolved
 from perdure.store.base import Store
 from perdure.store.engine import cursor
@@ -143,7 +143,7 @@ class Answers:
         queues = self._queues(waiting[0].request.agent)
         only = waiting[0] if len(waiting) == 1 else None
         if only and _status(only, now) == "open" and _may(asked.principal, only):
-            response = answers.read_message(only.request, message)
+            response = inputs.read_message(only.request, message)
             # Whoever has voted cannot vote otherwise; to say something else is to go on without it.
             if response is not None and (queues or _may_say(only, response, asked.principal, now)):
                 return await self._respond(asked, asked.body.model_copy(update={"message": None}), [response])
@@ -184,10 +184,10 @@ class Answers:
             raise ForbiddenResponder(request_id=response.request_id)
         now = _now()
         status = _status(row, now)
-        answer = answers.read(row.request, response, asked.principal, _stamp(now))
+        answer = inputs.read(row.request, response, asked.principal, _stamp(now))
         if answer.arguments is not None:
             response = await self._edited(row, response, status)
-            answer = answers.read(row.request, response, asked.principal, _stamp(now))
+            answer = inputs.read(row.request, response, asked.principal, _stamp(now))
         return _Given(response, row, answer, status)
 
     async def _edited(self, row: InputRow, response: InputResponse, status: InputStatus) -> InputResponse:
@@ -261,13 +261,13 @@ class Answers:
 
 def _may_say(row: InputRow, response: InputResponse, principal: Principal, now: datetime) -> bool:
     """Whether this principal has not answered the request yet, or has said the same."""
-    answer = answers.read(row.request, response, principal, _stamp(now))
+    answer = inputs.read(row.request, response, principal, _stamp(now))
     own = [vote for vote in row.votes if vote.same_principal(answer)]
     return not own or own[0].same(answer)
 
 
 def _continued(row: InputRow, principal: Principal, now: datetime) -> _Given:
-    answer = answers.continued(row.request, principal, _stamp(now))
+    answer = inputs.continued(row.request, principal, _stamp(now))
     return _Given(InputResponse(request_id=row.request.request_id), row, answer, "open", ends=True)
 
 
@@ -306,7 +306,7 @@ def _may(principal: Principal, row: InputRow) -> bool:
 
 
 def _status(row: InputRow, now: datetime) -> InputStatus:
-    return "expired" if row.status == "open" and answers.is_late(row.request, now) else row.status
+    return "expired" if row.status == "open" and inputs.is_late(row.request, now) else row.status
 
 
 def _is_open(row: InputRow) -> bool:

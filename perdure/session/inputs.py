@@ -1,10 +1,13 @@
 """What answers come to. Pure."""
 
 from collections.abc import Sequence
+from datetime import datetime
 
+from perdure.errors import Invalid
 from perdure.protocol import names
+from perdure.protocol.deliveries import FilePart, InputResponse, Message
 from perdure.protocol.events import EventType, NewEvent, step_coordinates
-from perdure.protocol.inputs import DENY, InputAnswer, InputRequest, InputStatus, Responders
+from perdure.protocol.inputs import APPROVE, DENY, InputAnswer, InputRequest, InputStatus, Option, Responders, digest
 from perdure.protocol.principals import Principal
 
 
@@ -72,3 +75,103 @@ def resolved(request: InputRequest, status: InputStatus, answer: InputAnswer | N
         turn=request.turn,
         step=request.step,
     )
+
+
+#: Why a request is closed by a message that does not answer it.
+CONTINUED = "The user continued without responding."
+
+
+def read(request: InputRequest, response: InputResponse, principal: Principal, at: str) -> InputAnswer:
+    """The answer that this response gives to this request; `Invalid` when it gives none."""
+    return (
+        _approval(request, response, principal, at)
+        if request.kind == "approval"
+        else _reply(request, response, principal, at)
+    )
+
+
+def read_message(request: InputRequest, message: Message) -> InputResponse | None:
+    """The response that a plain message stands for: it names one option, or says what was asked for in words."""
+    text = _words(message)
+    if text is None:
+        return None
+    option = named(request.options, text)
+    if option is not None:
+        return InputResponse(request_id=request.request_id, option_id=option.id)
+    if request.kind == "question" and (request.allow_freeform or not request.options):
+        return InputResponse(request_id=request.request_id, text=text)
+    return None
+
+
+def continued(request: InputRequest, principal: Principal, at: str) -> InputAnswer:
+    """What it means to say something else instead of an answer."""
+    option = DENY if request.kind == "approval" else None
+    return InputAnswer(
+        option_id=option, reason=CONTINUED, principal_id=principal.principal_id, owner=principal.owner, at=at
+    )
+
+
+def named(options: Sequence[Option], text: str) -> Option | None:
+    """The one option that the text names: by id, else by label, else by its number from 1."""
+    wanted = text.strip().casefold()
+    by_id = [option for option in options if option.id.strip().casefold() == wanted]
+    by_label = [option for option in options if option.label.strip().casefold() == wanted]
+    by_number = [option for number, option in enumerate(options, 1) if str(number) == wanted]
+    found = by_id or by_label or by_number
+    return found[0] if len(found) == 1 else None
+
+
+def is_late(request: InputRequest, now: datetime) -> bool:
+    """Whether the time to answer is over, also when nobody has noticed yet."""
+    return request.expires_at is not None and datetime.fromisoformat(request.expires_at) <= now
+
+
+def _approval(request: InputRequest, response: InputResponse, principal: Principal, at: str) -> InputAnswer:
+    approves = response.option_id == APPROVE
+    if response.arguments is not None and not approves:
+        raise Invalid("Expected 'arguments' with an approval only.")
+    # What is approved is what is run: arguments that were not changed are bound like those that were.
+    approved = request.digest if response.arguments is None else digest(response.arguments)
+    changed = response.arguments if approved != request.digest else None
+    return InputAnswer(
+        option_id=APPROVE if approves else DENY,
+        arguments=changed,
+        digest=approved if approves else None,
+        reason=response.reason or response.text,
+        principal_id=principal.principal_id,
+        owner=principal.owner,
+        at=at,
+    )
+
+
+def _reply(request: InputRequest, response: InputResponse, principal: Principal, at: str) -> InputAnswer:
+    if response.arguments is not None:
+        raise Invalid("Expected 'arguments' with an approval only.")
+    option_id, text = response.option_id, response.text
+    if option_id is not None and option_id not in {option.id for option in request.options}:
+        raise Invalid(f"Request {request.request_id} has no such option; it has {_listed(request.options)}.")
+    if option_id is None and text is None:
+        raise Invalid(f"Expected an 'optionId' or a 'text' for request {request.request_id}.")
+    option = None if option_id is not None or text is None else named(request.options, text)
+    if option is not None:
+        option_id, text = option.id, None
+    return InputAnswer(
+        option_id=option_id,
+        text=text,
+        reason=response.reason,
+        principal_id=principal.principal_id,
+        owner=principal.owner,
+        at=at,
+    )
+
+
+def _words(message: Message) -> str | None:
+    """The message as text, if it is nothing else."""
+    if isinstance(message, str):
+        return message
+    texts = [part.text for part in message if not isinstance(part, FilePart)]
+    return "\n".join(texts) if len(texts) == len(message) else None
+
+
+def _listed(options: Sequence[Option]) -> str:
+    return ", ".join(repr(option.id) for option in options) or "none"

@@ -33,8 +33,7 @@ from perdure.protocol.requests import (
 )
 from perdure.protocol.wire import JsonObject
 from perdure.runtime.edits import read_edit
-from perdure.session.answers import continued
-from perdure.session.inputs import may_answer, resolved
+from perdure.session.inputs import continued, may_answer, resolved
 from perdure.session.tokens import hashed
 from perdure.session.turn import Breath, StepFailed, run_turn
 from perdure.settings import Settings

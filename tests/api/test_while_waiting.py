@@ -3,7 +3,7 @@
 import pytest
 
 from perdure.protocol.inputs import Responders
-from perdure.session.answers import CONTINUED
+from perdure.session.inputs import CONTINUED
 from tests.api.asking import APPROVE, COLOURS, outcome, to, waiting
 from tests.api.served import Api
 from tests.api.test_answers import PAST

@@ -9,7 +9,7 @@ from perdure.errors import AgentGone, Superseded
 from perdure.harness.resuming import Resuming
 from perdure.protocol.inputs import InputAnswer, digest
 from perdure.protocol.requests import CloseSession, Coordinates, Finished, Resumed, ResumeTurn
-from perdure.session.answers import CONTINUED
+from perdure.session.inputs import CONTINUED
 from perdure.session.state import OPERATOR_FAILED
 from perdure.store.values import Attempt
 from perdure.testing import ScriptedModel, call
