@@ -24,15 +24,18 @@ from pydantic_ai.messages import (
 from pydantic_ai.tools import ToolDefinition
 from pydantic_ai.usage import RequestUsage
 
+from perdure.agents import output_schema
 from perdure.agents.agent import FINAL_OUTPUT
 
 from .base import Delta, Prompt, Reply, TextDelta, ToolInputDelta, finish_reason, usage_of
-from .smallest import Unfit, smallest
 
 _EXACT = re.compile(r"\buse\s+(?P<tool>[\w-]+)\s*(?P<args>\{.*\})?", re.IGNORECASE | re.DOTALL)
 _THEN = re.compile(r"[,.;]?\s+(?:and\s+)?then\s+", re.IGNORECASE)
 _WORD = re.compile(r"[a-z]{4,}")
 _PIECES = re.compile(r"\S+\s*|\s+")
+_NOTE = re.compile(r"^\W*(?:please\s+)?(?:remember|note)\s*(?:that|:)?\s*", re.IGNORECASE)
+#: Values that are made up for one schema; it may refer to itself.
+_MOST = 200
 #: Words by which people mean a tool without naming it.
 _MEANT = {"roll": "dice", "remember": "note", "clock": "time"}
 
@@ -105,7 +108,7 @@ def _handed_over(said: str, prompt: Prompt) -> Iterator[ToolCallPart]:
     for tool in prompt.tools:
         if tool.name == FINAL_OUTPUT:
             with suppress(Unfit):
-                result = smallest(tool.parameters_json_schema, said)
+                result = made_up(tool.parameters_json_schema, said)
                 yield ToolCallPart(FINAL_OUTPUT, result, tool_call_id=f"demo_{len(prompt.messages)}_result")
 
 
@@ -118,22 +121,72 @@ def _arguments(tool: ToolDefinition, said: str, exact: str | None) -> dict[str, 
             return {}
     schema = tool.parameters_json_schema
     properties = schema.get("properties", {})
-    return {name: _made_up(properties.get(name, {}), said) for name in schema.get("required", [])}
+    plain = _NOTE.sub("", said)
+    return {
+        name: _value(properties.get(name, {}), plain, schema, iter(range(_MOST))) for name in schema.get("required", [])
+    }
 
 
-def _made_up(schema: dict[str, Any], said: str) -> Any:
-    number = re.search(r"\d+", said)
-    match schema.get("type"):
+class Unfit(Exception):
+    """No value was found that fits."""
+
+
+def made_up(schema: dict[str, Any], said: str) -> Any:
+    """A small value that fits the schema, with what was said where a text may stand; `Unfit` when none is found."""
+    if found := output_schema.problem(schema):
+        raise Unfit(found)
+    try:
+        value = _value(schema, said, schema, iter(range(_MOST)))
+    except (TypeError, AttributeError, LookupError) as error:
+        # An odd one that a provider would make something of: the demo does not.
+        raise Unfit(str(error)) from error
+    if not output_schema.validator(schema).is_valid(value):
+        raise Unfit("what was made up does not fit")
+    return value
+
+
+def _value(schema: dict[str, Any], said: str, root: dict[str, Any], left: Iterator[int]) -> Any:
+    if next(left, None) is None:
+        raise Unfit("the schema has no end")
+    if "$ref" in schema:
+        return _value(_referred(schema["$ref"], root), said, root, left)
+    if "const" in schema:
+        return schema["const"]
+    if "enum" in schema:
+        named = [each for each in schema["enum"] if isinstance(each, str) and each and each.lower() in said.lower()]
+        return [*named, *schema["enum"]][0]
+    if alternatives := schema.get("anyOf") or schema.get("oneOf"):
+        return _value(alternatives[0], said, root, left)
+    types = schema.get("type", "object" if "properties" in schema else "string")
+    match types if isinstance(types, str) else next((each for each in types if each != "null"), "null"):
         case "integer" | "number":
-            return int(number[0]) if number else 1
+            number = re.search(r"\d+", said)
+            least, most = schema.get("minimum"), schema.get("maximum")
+            value = int(number[0]) if number else 1
+            value = value if least is None else max(value, least)
+            return value if most is None else min(value, most)
         case "boolean":
             return True
+        case "null":
+            return None
         case "array":
-            return []
+            count = min(schema.get("minItems", 0), _MOST)
+            return [_value(schema.get("items", {}), said, root, left) for _ in range(count)]
         case "object":
-            return {}
+            properties: dict[str, Any] = schema.get("properties", {})
+            # Where nothing has to be said, something can be.
+            wanted = (
+                schema.get("required") or [name for name in properties if properties[name].get("type") == "string"][:1]
+            )
+            return {name: _value(properties.get(name, {}), said, root, left) for name in wanted}
         case _:
-            return re.sub(r"^\W*(?:please\s+)?(?:remember|note)\s*(?:that|:)?\s*", "", said, flags=re.IGNORECASE)
+            return said[: schema.get("maxLength", len(said))]
+
+
+def _referred(reference: str, root: Any) -> dict[str, Any]:
+    for step in filter(None, reference.removeprefix("#").split("/")):
+        root = root[step]
+    return root
 
 
 def _answer(said: str, returns: Sequence[ToolReturnPart]) -> str:

@@ -1,40 +1,32 @@
-"""Whatever is made up fits, and says what the user said where it may."""
+"""What the demo makes up fits its schema, and says what the user said where it may."""
 
 from typing import Any
 
 import pytest
 
 from perdure.agents.output_schema import validator
-from perdure.models.smallest import Unfit, smallest
+from perdure.models.demo import Unfit, made_up
 
 SAID = "Tell me of 3 blue whales"
 
 FITTING: list[tuple[dict[str, Any], Any]] = [
     ({"type": "string"}, SAID),
     ({"type": "string", "maxLength": 4}, "Tell"),
-    ({"type": "string", "minLength": 26}, SAID + ".."),
-    ({"type": "string", "pattern": "^[A-Z]{3}$"}, "AAA"),
-    ({"type": "string", "format": "date"}, "2000-01-01"),
     ({"type": ["null", "string"]}, SAID),
     ({"type": "integer"}, 3),
     ({"type": "integer", "minimum": 5}, 5),
-    ({"type": "integer", "exclusiveMinimum": 5}, 6),
     ({"type": "integer", "maximum": -2}, -2),
-    ({"type": "integer", "multipleOf": 7, "minimum": 8}, 14),
-    ({"type": "number", "minimum": 0.25, "maximum": 0.5}, 0.375),
     ({"type": "boolean"}, True),
     ({"type": "null"}, None),
     ({"const": {"a": 1}}, {"a": 1}),
     ({"enum": ["red", "blue"]}, "blue"),
     ({"enum": [7, 8]}, 7),
+    ({"anyOf": [{"type": "string"}, {"type": "null"}]}, SAID),
     ({"type": "array", "items": {"type": "string"}}, []),
     ({"type": "array", "items": {"type": "boolean"}, "minItems": 2}, [True, True]),
-    ({"type": "array", "items": {"type": "integer"}, "minItems": 2, "uniqueItems": True}, [3, 4]),
     ({"type": "object"}, {}),
     ({"properties": {"a": {"type": "integer"}, "b": {"type": "string"}}}, {"b": SAID}),
     ({"properties": {"a": {"type": "integer"}, "b": {"type": "string"}}, "required": ["a"]}, {"a": 3}),
-    ({"anyOf": [{"type": "string", "maxLength": 0, "minLength": 1}, {"type": "null"}]}, None),
-    ({"allOf": [{"type": "object", "required": ["a"]}, {"properties": {"a": {"const": 1}}}]}, {"a": 1}),
     (
         {
             "type": "object",
@@ -54,8 +46,8 @@ FITTING: list[tuple[dict[str, Any], Any]] = [
 
 
 @pytest.mark.parametrize(("schema", "value"), FITTING, ids=[str(schema)[:60] for schema, _ in FITTING])
-def test_the_smallest_value_fits(schema: dict[str, Any], value: Any) -> None:
-    found = smallest(schema, SAID)
+def test_what_is_made_up_fits(schema: dict[str, Any], value: Any) -> None:
+    found = made_up(schema, SAID)
 
     assert found == value
     assert validator(schema).is_valid(found)
@@ -71,6 +63,7 @@ def test_the_smallest_value_fits(schema: dict[str, Any], value: Any) -> None:
         {"$ref": "https://example.com/schema"},
         {"$ref": "#"},
         {"type": "object", "required": ["a"], "additionalProperties": False},
+        {"type": "array", "minItems": 10, "items": {"$ref": "#"}},
         {"type": "nonsense"},
         {"type": "array", "minItems": 10**12},
         {"type": "string", "minLength": 10**12},
@@ -82,4 +75,4 @@ def test_the_smallest_value_fits(schema: dict[str, Any], value: Any) -> None:
 )
 def test_where_nothing_is_found_that_is_said(schema: dict[str, Any]) -> None:
     with pytest.raises(Unfit):
-        smallest(schema, SAID)
+        made_up(schema, SAID)
