@@ -24,7 +24,7 @@ class Terms:
     """What a connection may take. Times are in seconds."""
 
     connections: int
-    # The request line and all headers.
+    # The request line and all headers; and what surrounds a body, between two pieces of it or after the last one.
     head_bytes: int = 32_768
     head_time: float = 10.0
     # A body has this time, and more as long as this many bytes a second arrive.
@@ -94,6 +94,8 @@ class Connection(HttpToolsProtocol):
         self._head_size = 0
         self._body_since = 0.0
         self._body_size = 0
+        # Bytes since the last piece of the body: sizes of chunks, their extensions, trailers.
+        self._around_body = 0
         self._receiving: asyncio.TimerHandle | None = None
         self._stalled: asyncio.TimerHandle | None = None
 
@@ -115,8 +117,7 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         while data and not self.transport.is_closing():
             if not self._in_head:
-                self._body_size += len(data)
-                super().data_received(data)
+                self._receive_body(data)
                 return
             if self._receiving is None:
                 self._expect(self._terms.head_time, self._head_late)
@@ -127,6 +128,15 @@ class Connection(HttpToolsProtocol):
             self._head_size += min(room, len(data))
             super().data_received(data[:room])
             data = data[room:]
+
+    def _receive_body(self, data: bytes) -> None:
+        self._body_size += len(data)
+        self._around_body += len(data)
+        super().data_received(data)
+        if not self._in_head and self._around_body > self._terms.head_bytes:
+            # They are no part of the body, so the limit of bodies does not end them.
+            log.info("%d bytes of chunk extensions or trailers are too many", self._around_body)
+            self.transport.abort()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -143,12 +153,21 @@ class Connection(HttpToolsProtocol):
         scope: Any = self.scope
         scope["extensions"] = {TRANSPORT: self.transport}
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        # Trailers come here too, while the request is worked on already. They are no headers, and nobody reads them.
+        if self._in_head:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
-        self._in_head, self._head_size = False, 0
+        self._in_head, self._head_size, self._around_body = False, 0, 0
         self._all.asked(self)
         self._body_since, self._body_size = self.loop.time(), 0
         self._expect(self._terms.body_time, self._body_late)
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._around_body = 0
+        super().on_body(body)
 
     def on_message_complete(self) -> None:
         self._in_head = True

@@ -18,6 +18,7 @@ from tests.support.processes import PATIENCE
 
 HEALTH = b"GET /eve/v1/health HTTP/1.1\r\nhost: 127.0.0.1\r\n"
 POST = f"POST {URL} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: 1000000\r\n".encode()
+CHUNKED = f"POST {URL} HTTP/1.1\r\nhost: 127.0.0.1\r\ntransfer-encoding: chunked\r\n".encode()
 
 
 @contextlib.contextmanager
@@ -56,17 +57,55 @@ async def answered(sock: socket.socket) -> bytes:
 QUICK = Terms(100, head_time=0.3, body_time=0.3, rest_time=0.3, stall_time=0.3)
 
 
-async def test_a_head_that_never_ends_is_refused(api: Api) -> None:
+async def taken(api: Api, said: bytes, more: bytes) -> int:
+    """How many bytes of `more`, repeated without end, the server takes; with what fits into the system's buffers."""
+
     def flood() -> int:
         sent = 0
-        with connected(api, HEALTH) as sock, contextlib.suppress(OSError):
+        with connected(api, said) as sock, contextlib.suppress(OSError):
             while sent < 100_000_000:
-                sock.sendall(b"x-more: " + b"x" * 50_000 + b"\r\n")
-                sent += 50_000
+                sock.sendall(more)
+                sent += len(more)
         return sent
 
-    # What fits into the buffers of the system goes out all the same.
-    assert await asyncio.to_thread(flood) < 20_000_000
+    return await asyncio.to_thread(flood)
+
+
+async def test_a_head_that_never_ends_is_refused(api: Api) -> None:
+    assert await taken(api, HEALTH, b"x-more: " + b"x" * 50_000 + b"\r\n") < 20_000_000
+
+
+@pytest.mark.parametrize("key", [b"", b"x-api-key: wrong\r\n"], ids=["let in", "not let in"])
+@pytest.mark.parametrize(
+    ("start", "more"),
+    [
+        (b"2\r\n{}\r\n0\r\n", b"x-more: " + b"x" * 50_000 + b"\r\n"),
+        (b"2\r\n{}\r\n0\r\nx-more: ", b"x" * 50_000),
+        (b"2;x=", b"x" * 50_000),
+    ],
+    ids=["trailers", "a trailer", "a chunk extension"],
+)
+async def test_what_surrounds_a_body_without_end_is_cut_off(api: Api, key: bytes, start: bytes, more: bytes) -> None:
+    assert await taken(api, CHUNKED + key + b"\r\n" + start, more) < 20_000_000
+
+
+async def test_a_trailer_is_no_header(people: Api) -> None:
+    body = b'd\r\n{"message":1}\r\n0\r\nx-who: ada\r\n\r\n'
+
+    with connected(people, CHUNKED + b"\r\n" + body) as sock:
+        told = await answered(sock)
+
+    assert told.startswith(b"HTTP/1.1 401 ")
+
+
+async def test_a_body_of_small_chunks_with_a_trailer_is_taken(api: Api) -> None:
+    message = b'{"message":"' + b"x" * 30_000 + b'"}'
+    chunks = b"".join(b"1;x=y\r\n%c\r\n" % byte for byte in message)
+
+    with connected(api, CHUNKED + b"\r\n" + chunks + b"0\r\nx-more: x\r\n\r\n") as sock:
+        told = await answered(sock)
+
+    assert told.startswith(b"HTTP/1.1 202 ")
 
 
 async def test_a_head_that_is_too_large_is_431(api: Api) -> None:
