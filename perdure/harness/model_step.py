@@ -232,29 +232,25 @@ class ModelStep:
         sorter = await self._sorter(scene, offer)
         calls = CallNames(scene.call.at, scene.past.call_ids | call_ids_of(scene.turn), offer.names)
         telling = Telling(self._store, facts, scene.attempt, calls, offer.hidden)
-        spent = Usage()
+        prompt = await self._prompt(scene, offer)
+        # What each answer has cost, also one that cannot be used.
+        paid: list[Usage] = []
         try:
-            reply, spent = await self._ask(scene, telling, offer)
-        except ModelFailed as failed:
-            _report(scene, failed)
-            if failed.transient and scene.attempt.number < _PATIENCE:
-                raise
-            return await self._settle(scene, telling, settle_failure(facts, mode, _failure(failed), spent))
-        if reply is None:
-            empty = ModelFailed("Empty model response")
-            _report(scene, empty)
-            failure = _failure(empty, name="Empty model response")
-            return await self._settle(scene, telling, settle_failure(facts, mode, failure, spent))
-        try:
+            reply = await self._ask(scene, telling, prompt, paid)
             response = calls.applied(readable(reply.response))
             wanted = await sorter.sort(response)
-            answered = Answered(response, reply.finish_reason, spent, wanted, scene.turn.principal)
+            answered = Answered(response, reply.finish_reason, sum(paid, Usage()), wanted, scene.turn.principal)
             settle = settle_unfulfilled if _has_failed(offer, scene.turn, wanted) else settle_reply
             return await self._settle(
                 scene, telling, settle(facts, mode, answered), settle_cancelled(facts, mode, answered)
             )
         except SchemaFailed as failed:
             failure = failed.failure
+        except ModelFailed as failed:
+            _report(scene, failed)
+            if failed.transient and scene.attempt.number < _PATIENCE:
+                raise
+            failure = _failure(failed)
         except (Exception, SystemExit) as error:
             if isinstance(error, PerdureError) and not isinstance(error, Invalid):
                 raise
@@ -263,7 +259,7 @@ class ModelStep:
             failure = _failure(ModelFailed(f"The reply of the model cannot be used ({type(error).__name__})."))
             failure = failure.model_copy(update={"code": UNUSABLE})
             telling.drop()
-        return await self._settle(scene, telling, settle_failure(facts, mode, failure, spent))
+        return await self._settle(scene, telling, settle_failure(facts, mode, failure, sum(paid, Usage())))
 
     async def _sorter(self, scene: _Scene, offer: Offer) -> Sorter:
         at = scene.call.at
@@ -277,21 +273,19 @@ class ModelStep:
         )
         return Sorter(offer, gates, self._settings, scene.agent.limits)
 
-    async def _ask(self, scene: _Scene, telling: Telling, offer: Offer) -> tuple[Reply | None, Usage]:
-        """The model's answer, asked for a second time when the first one is empty; and what that cost."""
+    async def _ask(self, scene: _Scene, telling: Telling, prompt: Prompt, paid: list[Usage]) -> Reply:
+        """The model's answer, asked for a second time when the first one is empty."""
         model = self._models.model(self._model(scene))
-        prompt = await self._prompt(scene, offer)
-        spent = Usage()
         for number in range(2):
             if number > 0 and await self._is_stopped(scene):
                 break
             with spans.model_call(scene.call.at, scene.agent.name, self._model(scene), scene.attempt.number) as spanned:
                 reply = await telling.follow(_failing_once(model.stream(prompt)))
                 spans.model_replied(spanned, reply.usage, reply.finish_reason)
-            spent = spent + reply.usage
+            paid.append(reply.usage)
             if reply.response.tool_calls or (reply.response.text or "").strip():
-                return reply, spent
-        return None, spent
+                return reply
+        raise ModelFailed("Empty model response", name="Empty model response")
 
     async def _is_stopped(self, scene: _Scene) -> bool:
         row = await find_session(self._store, scene.call.at.session_id)
@@ -402,6 +396,6 @@ def _report(scene: _Scene, failed: ModelFailed) -> None:
     )
 
 
-def _failure(failed: ModelFailed, name: str = "ModelFailed") -> Failure:
-    details = {"message": failed.message, "name": name, **failed.details}
+def _failure(failed: ModelFailed) -> Failure:
+    details = {"message": failed.message, "name": "ModelFailed", **failed.details}
     return Failure(code=failed.code, message=failed.message, details=details)

@@ -99,6 +99,7 @@ class Telling:
         raise ModelFailed("The model ended without an answer.", transient=True)
 
     def _add(self, delta: Delta) -> None:
+        _check(delta)
         if isinstance(delta, ToolInputDelta) and delta.tool in self._hidden:
             return
         if not self._waiting or not self._waiting[-1].takes(delta):
@@ -151,3 +152,14 @@ class Telling:
                 named = {"callId": self._calls.of(call_id), "toolName": self._calls.tool(tool)}
                 told = {**named, "inputTextDelta": text}
                 return self._facts.of_step(EventType.ACTION_INPUT_APPENDED, what, told)
+
+
+def _check(delta: Delta) -> None:
+    """Raise unless an event can be made of it: what waits must not fail later, when it rides with the end of a step."""
+    match delta:
+        case TextDelta(text=str()) | ReasoningDelta(text=str()):
+            return
+        case ToolInputDelta(call_id=str(), tool=str(), text=str()):
+            return
+        case _:
+            raise TypeError("a model has sent a delta that is not made of text")

@@ -1,7 +1,7 @@
 """Real models, through pydantic-ai: `openai:…`, `openai-chat:…`, `anthropic:…` and whatever else it knows."""
 
 from collections.abc import AsyncGenerator, Iterator
-from typing import cast
+from typing import Any, cast
 
 from pydantic_ai.direct import model_request_stream
 from pydantic_ai.messages import (
@@ -81,7 +81,7 @@ class ProviderModel:
 
 
 class _Calls:
-    """The calls of one reply, by part, with ids made unique: some providers repeat one."""
+    """The calls of one reply, by part. Their ids are text, and unique: some providers send numbers, or repeat one."""
 
     def __init__(self) -> None:
         self._by_part: dict[int, tuple[str, str]] = {}
@@ -90,14 +90,16 @@ class _Calls:
         """The id and the tool of the call in this part."""
         if index not in self._by_part and call is not None:
             taken = {call_id for call_id, _ in self._by_part.values()}
-            unique = call.tool_call_id if call.tool_call_id not in taken else f"{call.tool_call_id}_{index}"
-            self._by_part[index] = (unique, call.tool_name)
+            call_id = _text(call.tool_call_id)
+            unique = call_id if call_id not in taken else f"{call_id}_{index}"
+            self._by_part[index] = (unique, _text(call.tool_name))
         return self._by_part[index]
 
     def renamed(self, response: ModelResponse) -> ModelResponse:
         for index, part in enumerate(response.parts):
             if isinstance(part, ToolCallPart):
-                part.tool_call_id = self.at(index, part)[0]
+                call: Any = part
+                call.tool_call_id, call.tool_name = self.at(index, part)[0], _text(part.tool_name)
         return response
 
 
@@ -115,12 +117,13 @@ def _deltas(event: PartStartEvent | PartDeltaEvent, calls: _Calls) -> Iterator[D
         case PartStartEvent(index=index, part=ToolCallPart(args=args) as call):
             call_id, tool = calls.at(index, call)
             if args:
-                yield ToolInputDelta(call_id, tool, _json(args))
+                yield ToolInputDelta(call_id, tool, _text(args))
         case PartDeltaEvent(index=index, delta=ToolCallPartDelta(args_delta=args)) if args:
-            yield ToolInputDelta(*calls.at(index), _json(args))
+            yield ToolInputDelta(*calls.at(index), _text(args))
         case _:
             return
 
 
-def _json(args: object) -> str:
-    return args if isinstance(args, str) else to_json(args).decode()
+def _text(value: object) -> str:
+    """What is declared as text: the SDKs do not look at what has come in its place."""
+    return value if isinstance(value, str) else to_json(value).decode()

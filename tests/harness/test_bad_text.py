@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 import math
-from collections.abc import Coroutine, Generator, Iterator
+from collections.abc import AsyncGenerator, Coroutine, Generator, Iterator
 from itertools import count
 from typing import Any
 
@@ -24,6 +24,7 @@ from pydantic_ai.usage import RequestUsage
 from api.encoding import dumps
 from perdure import Agent, ToolContext, tool
 from perdure.errors import ModelFailed
+from perdure.models.base import Delta, Prompt, Reply, ToolInputDelta
 from perdure.protocol.deliveries import FilePart
 from perdure.protocol.deliveries import TextPart as SaidText
 from perdure.protocol.events import BOUNDARIES
@@ -74,6 +75,18 @@ async def act(ctx: ToolContext) -> Any:
     return _Said.value
 
 
+class Streaming(ScriptedModel):
+    """Streams the input of its calls too, under the ids and names that they have."""
+
+    async def stream(self, prompt: Prompt) -> AsyncGenerator[Delta | Reply, None]:
+        async for item in super().stream(prompt):
+            if isinstance(item, Reply):
+                for part in item.response.parts:
+                    if isinstance(part, ToolCallPart):
+                        yield ToolInputDelta(part.tool_call_id, part.tool_name, str(part.args))
+            yield item
+
+
 class Unhappy:
     """One store, in one loop, for all examples."""
 
@@ -95,7 +108,7 @@ class Unhappy:
 
     async def turns(self, *lines: Any, message: Any = "Hi", **body: Any) -> list[str]:
         """A turn with these lines and one more after it: what the first one told."""
-        model = ScriptedModel([*lines, "Done", "Done", "Later"])
+        model = Streaming([*lines, "Done", "Done", "Later"])
         agent = Agent("tester", tools=[echo, act])
         it = Lab(self.store, agent, model, "conversation", Settings(agents=""), f"s{next(_numbers)}")
         await self._turn(it, await it.deliver(message, **body))
@@ -179,18 +192,19 @@ arguments = (
     | st.sampled_from([5, 150, 500, 20_000]).map(deep_json)
 )
 tools = st.sampled_from(["echo", "act", "nobody", "x" * 70]) | texts
+no_texts: st.SearchStrategy[Any] = st.sampled_from([None, 5, 1.5, True, ["x"], {"x": 1}])
 parts = (
-    st.builds(TextPart, texts)
-    | st.builds(ThinkingPart, texts)
-    | st.builds(ToolCallPart, tools, arguments, tool_call_id=texts)
+    st.builds(TextPart, texts | no_texts)
+    | st.builds(ThinkingPart, texts | no_texts)
+    | st.builds(ToolCallPart, tools | no_texts, arguments, tool_call_id=texts | no_texts)
 )
 usages = st.builds(RequestUsage, input_tokens=st.integers(), output_tokens=st.integers())
 replies = st.builds(
     ModelResponse,
     parts=st.lists(parts, min_size=1, max_size=4),
     usage=usages,
-    model_name=st.none() | texts,
-    provider_response_id=st.none() | texts,
+    model_name=texts | no_texts,
+    provider_response_id=texts | no_texts,
     provider_details=st.none() | st.dictionaries(texts, values, max_size=2),
     finish_reason=st.sampled_from(["stop", "tool_call", "length", None]),
 )

@@ -5,12 +5,12 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
-from pydantic_ai.messages import ModelRequest, UserPromptPart
+from pydantic_ai.messages import ModelRequest, ModelResponse, TextPart, UserPromptPart
 
 from perdure import Call, InvalidDeclaration, Limits, SessionView, tool
 from perdure.errors import AgentGone, ModelFailed, SessionGone
-from perdure.models.base import Delta, Prompt, Reply, TextDelta
-from perdure.protocol.events import delivery_refused
+from perdure.models.base import Delta, Prompt, Reply, TextDelta, ToolInputDelta
+from perdure.protocol.events import Usage, delivery_refused
 from perdure.protocol.requests import Calls, Coordinates, Finished, ModelCall, Unheard
 from perdure.store.values import Attempt
 from perdure.testing import ScriptedCall, ScriptedModel, call
@@ -352,6 +352,52 @@ async def test_calls_beyond_the_limit_of_a_step_are_answered_and_not_run() -> No
         assert returned[-1] == (
             "This call was not executed: one step may make at most 100 calls. Make it in a later step."
         )
+
+
+class Strange:
+    """Streams what no event can be made of, then says something; or fails."""
+
+    def __init__(self, item: Any, then: Any = "Hello") -> None:
+        self._item, self._then = item, then
+        self.asked = 0
+
+    async def stream(self, prompt: Prompt) -> AsyncGenerator[Delta | Reply, None]:
+        self.asked += 1
+        yield self._item
+        async for item in ScriptedModel([self._then]).stream(prompt):
+            yield item
+
+
+NO_EVENTS: dict[str, Any] = {
+    "no text": TextDelta(5),  # type: ignore[arg-type]
+    "a list": TextDelta(["x"]),  # type: ignore[arg-type]
+    "no id": ToolInputDelta(5, "roll", "{}"),  # type: ignore[arg-type]
+    "no name": ToolInputDelta("a", 5, "{}"),  # type: ignore[arg-type]
+    "no delta": object(),
+}
+
+
+@pytest.mark.parametrize("item", NO_EVENTS.values(), ids=NO_EVENTS)
+@pytest.mark.parametrize("then", ["Hello", ModelFailed("Broke off.", transient=True)], ids=["a reply", "a failure"])
+async def test_a_delta_that_no_event_can_be_made_of_is_paid_once(item: Any, then: Any) -> None:
+    model = Strange(item, then)
+    async with lab(model, roll) as it:
+        outcome = await it.model(await it.deliver("Hi"))
+
+        assert isinstance(outcome, Finished)
+        assert outcome.failure is not None
+        assert outcome.failure.code == "MODEL_REPLY_UNUSABLE"
+        assert model.asked == 1
+        assert (await it.types())[-3:] == ["step.failed", "turn.failed", "session.waiting"]
+
+
+async def test_what_an_unusable_reply_has_cost_is_counted() -> None:
+    said = ModelResponse([TextPart(5)])  # type: ignore[arg-type]
+    async with lab(Strange(Reply(said, "stop", Usage(input_tokens=7)))) as it:
+        outcome = await it.model(await it.deliver("Hi"))
+
+        assert isinstance(outcome, Finished)
+        assert (outcome.failure and outcome.failure.code, outcome.usage.input_tokens) == ("MODEL_REPLY_UNUSABLE", 7)
 
 
 def test_there_is_a_limit_to_what_one_reply_may_ask_for() -> None:

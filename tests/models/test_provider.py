@@ -69,6 +69,19 @@ async def test_parallel_calls_arrive_with_their_input(provider: Provider, name: 
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("what", ["number-id", "number-name"])
+async def test_ids_and_names_of_calls_are_text_whatever_the_provider_sends(
+    provider: Provider, name: str, what: str
+) -> None:
+    deltas, reply = await answer(name, said(f"odd {what}"))
+
+    calls = [(part.tool_call_id, part.tool_name) for part in reply.response.tool_calls]
+    assert [(delta.call_id, delta.tool) for delta in deltas if isinstance(delta, ToolInputDelta)] == calls
+    assert calls[0][what == "number-name"] == "5"
+    assert all(isinstance(each, str) for call in calls for each in call)
+
+
+@pytest.mark.parametrize("name", NAMES)
 async def test_reasoning_is_told_apart(provider: Provider, name: str) -> None:
     deltas, reply = await answer(name, said("think Let me see; say Hi"))
 

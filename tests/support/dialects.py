@@ -320,7 +320,7 @@ def _message(words: tuple[str, ...]) -> tuple[_Told, Json]:
     return told, {**item, "content": [part]}
 
 
-def _call(name: str, arguments: str, call_id: str | None) -> tuple[_Told, Json]:
+def _call(name: Any, arguments: str, call_id: Any) -> tuple[_Told, Json]:
     told: _Told = [
         ("response.function_call_arguments.delta", {"delta": arguments}),
         ("response.function_call_arguments.done", {"arguments": arguments, "name": name}),

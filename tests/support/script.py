@@ -14,6 +14,7 @@
     empty                                    an answer without anything in it
     odd text | id | name | nesting           half a character; calls of `add` by an id, or of a tool by a name, that
                                              none can have, or one with arguments of twenty thousand levels
+    odd number-id | number-name              calls by an id, or of a tool by a name, that is a number
 Anything else is answered with "ok".
 """
 
@@ -43,20 +44,22 @@ class Plan:
 
     words: tuple[str, ...] = ()
     thoughts: str = ""
-    calls: tuple[tuple[str, str], ...] = ()
+    calls: tuple[tuple[Any, str], ...] = ()
     delay: float = 0.0
     fail: Fail | None = None
     cut_after: int | None = None
     stop_after: int | None = None
     breaks: str = ""
     hang: bool = False
-    call_id: str | None = None
+    call_id: Any = None
 
 
 _ODD = {
     "text": Plan(words=("half \ud800", "a word")),
     "id": Plan(calls=(("add", '{"a": 1, "b": 2}'), ("add", '{"a": 3, "b": 4}')), call_id="\0\ud800" + "x" * 100_000),
     "name": Plan(calls=(("ro\0ll \ud800" + "x" * 100_000, "{}"),)),
+    "number-id": Plan(calls=(("add", '{"a": 1, "b": 2}'), ("add", '{"a": 3, "b": 4}')), call_id=5),
+    "number-name": Plan(calls=((5, "{}"),)),
     "nesting": Plan(calls=(("add", '{"a": ' + "[" * 20_000 + "]" * 20_000 + "}"),)),
 }
 
