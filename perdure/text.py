@@ -20,3 +20,14 @@ def described(error: BaseException) -> str:
     except Exception:
         said = "(no text)"
     return whole(f"{type(error).__name__}: {said}")
+
+
+def shortened(text: str, longest: int) -> str:
+    """At most so many characters; an ellipsis says that there were more."""
+    return text if len(text) <= longest else text[: longest - 1] + "…"
+
+
+def quoted(text: str, longest: int = 100) -> str:
+    """Text of a caller or a provider, for where it is quoted: short, and with nothing in it that cannot be printed."""
+    # Cut first: there may be megabytes of it.
+    return "".join(character if character.isprintable() else "\ufffd" for character in shortened(text, longest))

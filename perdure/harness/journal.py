@@ -12,9 +12,9 @@ from perdure.protocol.events import FinishReason, Usage
 from perdure.protocol.inputs import InputRequest, OpenInput
 from perdure.protocol.principals import Principal
 from perdure.protocol.requests import CallRef, Calls, Failure, Finished, ModelOutcome, Parked, Resumed, ToolOutcome
-from perdure.protocol.wire import DEEPEST, JsonObject, Wire, deeper_than
+from perdure.protocol.wire import deeper_than, DEEPEST, JsonObject, Wire
 from perdure.store.values import NewRecord
-from perdure.text import whole
+from perdure.text import quoted, whole
 
 DELIVERY = "perdure/delivery/1"
 REPLY = "pydantic-ai/2"
@@ -31,6 +31,8 @@ END = "end"
 CANCELLED = "cancelled"
 #: Where a turn says what it made of people's answers; in step 0.
 RESUME = "resume"
+
+_LONGEST_MODEL = 200
 
 OutcomeStatus: TypeAlias = Literal["completed", "failed", "rejected", "unknown"]
 W = TypeVar("W", bound=Wire)
@@ -229,13 +231,19 @@ def model_outcome(record: NewRecord) -> ModelOutcome:
 
 
 def _of_reply(reply: StoredReply) -> ModelOutcome:
-    model = reply.response.get("model_name")
+    model = _model(reply)
     if reply.parked:
         return Parked(open=reply.open, usage=reply.usage, model=model)
     if reply.ends:
         return Finished(usage=reply.usage, failure=reply.failure, model=model)
     calls = tuple(call.ref for call in reply.calls if call.ref and call.runs)
     return Calls(calls=calls, parallel=reply.parallel, open=reply.open, usage=reply.usage, model=model)
+
+
+def _model(reply: StoredReply) -> str | None:
+    """The name that the provider gave itself, which goes into histories of Temporal: those have limits."""
+    name = reply.response.get("model_name")
+    return quoted(name, _LONGEST_MODEL) if isinstance(name, str) and name else None
 
 
 def tool_outcome(call_id: str, record: NewRecord) -> ToolOutcome:

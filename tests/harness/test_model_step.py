@@ -400,6 +400,19 @@ async def test_what_an_unusable_reply_has_cost_is_counted() -> None:
         assert (outcome.failure and outcome.failure.code, outcome.usage.input_tokens) == ("MODEL_REPLY_UNUSABLE", 7)
 
 
+@pytest.mark.parametrize(
+    ("name", "told"), [("m" * 300_000, "m" * 199 + "…"), ("m\n\ud800", "m��"), ("m", "m"), ("", None), (None, None)]
+)
+async def test_the_name_of_the_model_goes_to_the_engine_short_and_printable(name: str | None, told: str | None) -> None:
+    async with lab([ModelResponse([TextPart("Hi")], model_name=name, finish_reason="stop")]) as it:
+        delivery = await it.deliver("Hi")
+
+        # The second time it is read from the record.
+        outcomes = [await it.model(delivery), await it.model(delivery, generation=2)]
+
+        assert [outcome.model for outcome in outcomes if isinstance(outcome, Finished)] == [told, told]
+
+
 def test_there_is_a_limit_to_what_one_reply_may_ask_for() -> None:
     assert (Limits().calls_per_step, Limits().parallel_calls) == (128, 16)
     for wrong in ({"calls_per_step": 0}, {"parallel_calls": 0}, {"parallel_calls": 501}):
