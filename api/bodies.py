@@ -10,6 +10,7 @@ from perdure.agents import output_schema
 from perdure.errors import Invalid
 from perdure.protocol.deliveries import FilePart, InputResponse, Message, Mode, TextPart
 from perdure.protocol.wire import DEEPEST, JsonObject, deeper_than, more_than
+from perdure.text import quoted
 
 from .body_reader import Fields
 from .callbacks import check_callback
@@ -143,11 +144,11 @@ def _file_part(part: Fields) -> FilePart:
 
 
 def _spelled(value: Any) -> str:
-    """As JavaScript would spell it in a message; cut, because it is the caller's text."""
+    """As JavaScript would spell it in a message."""
     if value is _ABSENT:
         return "undefined"
     if isinstance(value, str):
-        return value[:100]
+        return quoted(value)
     if isinstance(value, dict | list):
         return "[object Object]" if isinstance(value, dict) else ""
     return orjson.dumps(value).decode()

@@ -6,9 +6,11 @@ from typing import Any, cast
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from perdure.errors import Invalid
+from perdure.text import quoted
 
 _FIELDS = ("callId", "subagentName", "token", "url")
 _ROUTE = "/eve/v1/callback/"
+_MOST_KEYS = 10
 _RESERVED = tuple(
     ipaddress.ip_network(network)
     for network in (
@@ -32,12 +34,18 @@ def check_callback(value: Any) -> None:
         raise _refused([f"callback: Invalid input: expected object, received {_kind(value)}"])
     callback = cast("dict[str, Any]", value)
     issues = [issue for name in _FIELDS for issue in _field_issues(callback, name)]
-    unknown = [f'"{name}"' for name in callback if name not in _FIELDS]
+    unknown = [name for name in callback if name not in _FIELDS]
     if unknown:
-        issues.append(f"callback: Unrecognized key{'s' if len(unknown) > 1 else ''}: {', '.join(unknown)}")
+        issues.append(f"callback: Unrecognized key{'s' if len(unknown) > 1 else ''}: {_listed(unknown)}")
     issues = issues or _url_issues(callback["url"], callback["token"])
     if issues:
         raise _refused(issues)
+
+
+def _listed(names: list[str]) -> str:
+    listed = [f'"{quoted(name)}"' for name in names[:_MOST_KEYS]]
+    more = len(names) - len(listed)
+    return ", ".join([*listed, f"and {more} more"] if more else listed)
 
 
 def _refused(issues: list[str]) -> Invalid:

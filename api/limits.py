@@ -1,17 +1,22 @@
 """How much, and which files, a delivery may carry."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain, islice
 from typing import Any
 
 from perdure.errors import TooLarge, UnsupportedMedia
 from perdure.protocol.deliveries import FilePart, InputResponse
 from perdure.settings import Settings
+from perdure.text import quoted
 
 from .bodies import Content
 from .encoding import dumps
 
 _QUOTED = re.compile("%[0-9A-Fa-f]{2}")
+#: A message may have a thousand files, each with a name of its own.
+_MOST_VIOLATIONS = 5
 
 
 @dataclass(frozen=True)
@@ -31,9 +36,9 @@ class Limits:
         )
 
     def check(self, content: Content) -> None:
-        """Raise `TooLarge` or `UnsupportedMedia`, with all violations and in the words of the first."""
-        violations = [violation for part in _files(content) for violation in self._file(part)]
-        violations.extend(self._text(content))
+        """Raise `TooLarge` or `UnsupportedMedia`, with the first few violations and in the words of the first."""
+        found = chain((violation for part in _files(content) for violation in self._file(part)), self._text(content))
+        violations = list(islice(found, _MOST_VIOLATIONS))
         if not violations:
             return
         first = violations[0]
@@ -41,8 +46,8 @@ class Limits:
         raise error(_sentence(first), violations=violations)
 
     def _file(self, part: FilePart) -> list[dict[str, Any]]:
-        named = {} if part.filename is None else {"filename": part.filename}
-        about = {"mediaType": part.media_type, **named}
+        named = {} if part.filename is None else {"filename": quoted(part.filename)}
+        about = {"mediaType": quoted(part.media_type), **named}
         if not self._allows(part.media_type):
             return [{"allowedMediaTypes": list(self.media_types or ()), "kind": "disallowed-media-type", **about}]
         size = known_size(part.data)
@@ -59,11 +64,10 @@ class Limits:
             for allowed in self.media_types
         )
 
-    def _text(self, content: Content) -> list[dict[str, Any]]:
+    def _text(self, content: Content) -> Iterator[dict[str, Any]]:
         size = sum(len(text.encode()) for text in _texts(content))
-        if size <= self.message_bytes:
-            return []
-        return [{"byteLength": size, "kind": "too-large", "limit": self.message_bytes, "mediaType": "text/plain"}]
+        if size > self.message_bytes:
+            yield {"byteLength": size, "kind": "too-large", "limit": self.message_bytes, "mediaType": "text/plain"}
 
 
 def known_size(data: str) -> int | None:

@@ -23,10 +23,15 @@ from perdure.errors import (
     Unavailable,
     UnsupportedMedia,
 )
+from perdure.text import quoted, shortened
 
 from .encoding import dumps
 
 log = logging.getLogger("perdure.api")
+
+#: Of an error's text, in characters: whoever raised it may have quoted more of a request than a caller should be sent.
+_LONGEST = 1_200
+_LONGEST_TARGET = 500
 
 NO_STORE = {"cache-control": "no-store"}
 
@@ -59,11 +64,12 @@ def problem(error: PerdureError) -> Response:
 
 
 def _body(error: PerdureError) -> dict[str, Any]:
+    message = shortened(error.message, _LONGEST)
     match error:
         case Invalid() | SessionNotFound():
-            return {"error": error.message, "ok": False}
+            return {"error": message, "ok": False}
         case TooLarge() | UnsupportedMedia():
-            return {"error": error.message, "ok": False, "violations": error.details.get("violations", [])}
+            return {"error": message, "ok": False, "violations": error.details.get("violations", [])}
         case Unavailable():
             # What the database or the network said is for the log.
             told = OutcomeUnknown() if isinstance(error, OutcomeUnknown) else Unavailable()
@@ -71,9 +77,9 @@ def _body(error: PerdureError) -> dict[str, Any]:
         case InputClosed() | InputExpired():
             outcome = {"status": error.details.get("status"), "optionId": error.details.get("option_id")}
             known = {name: value for name, value in outcome.items() if value is not None}
-            return {"code": error.code, "error": error.message, "ok": False, **known}
+            return {"code": error.code, "error": message, "ok": False, **known}
         case _:
-            return {"code": getattr(error, "wire_code", error.code), "error": error.message, "ok": False}
+            return {"code": getattr(error, "wire_code", error.code), "error": message, "ok": False}
 
 
 async def on_error(_: Request, error: Exception) -> Response:
@@ -91,7 +97,7 @@ async def on_http_error(request: Request, error: Exception) -> Response:
     if isinstance(error, HTTPException) and error.status_code not in (404, 405):
         return reply({"error": error.detail, "ok": False}, error.status_code)
     target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-    message = f"Cannot find any route matching [{request.method}] {target}"
+    message = f"Cannot find any route matching [{request.method}] {quoted(target, _LONGEST_TARGET)}"
     return reply({"error": True, "message": message, "status": 404}, 404)
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from perdure.protocol.inputs import InputRequest, Responders
 from perdure.store.values import InputRow, SessionRow
+from perdure.text import shortened
 
 _SHOWN = 80
 
@@ -46,8 +47,7 @@ def _people(waiting: Sequence[InputRow]) -> str:
 def _what(request: InputRequest) -> str:
     if request.kind == "approval":
         return f"Approval of `{request.tool}` ({request.request_id})"
-    words = " ".join(request.prompt.split())
-    question = words if len(words) <= _SHOWN else words[: _SHOWN - 1] + "…"
+    question = shortened(" ".join(request.prompt.split()), _SHOWN)
     return f"An answer to “{question}” ({request.request_id})"
 
 

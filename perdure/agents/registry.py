@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any, cast
 
 from perdure.errors import AgentNotFound, InvalidDeclaration
+from perdure.text import quoted
 
 from .agent import Agent
 
@@ -38,7 +39,7 @@ class AgentRegistry:
     def __getitem__(self, name: str) -> Agent:
         agent = self._agents.get(name)
         if agent is None:
-            raise AgentNotFound(f"No agent named {name!r} is served here.", agent=name)
+            raise AgentNotFound(f"No agent named {quoted(name)!r} is served here.", agent=name)
         return agent
 
     def __contains__(self, name: str) -> bool:

@@ -13,6 +13,7 @@ from pydantic_core import to_json
 
 from perdure.errors import InvalidDeclaration
 from perdure.protocol.wire import JsonObject
+from perdure.text import shortened
 
 from .context import ToolContext
 
@@ -95,14 +96,10 @@ def problems(invalid: ValidationError) -> str:
         return f"{count} problems"
     found = invalid.errors(include_url=False, include_context=False, include_input=False)
     told = [
-        _cut(f"{'.'.join(str(part) for part in error['loc']) or 'arguments'}: {error['msg']}")
+        shortened(f"{'.'.join(str(part) for part in error['loc']) or 'arguments'}: {error['msg']}", _LONGEST_PROBLEM)
         for error in found[:_MOST_PROBLEMS]
     ]
     return "; ".join(told if count <= _MOST_PROBLEMS else [*told, f"{count - _MOST_PROBLEMS} more problems"])
-
-
-def _cut(problem: str) -> str:
-    return problem if len(problem) <= _LONGEST_PROBLEM else problem[: _LONGEST_PROBLEM - 1] + "…"
 
 
 def read_signature(

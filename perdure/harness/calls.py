@@ -10,6 +10,7 @@ from typing import Any, cast
 from pydantic_ai.messages import ModelResponse, ToolCallPart
 
 from perdure.protocol.requests import Coordinates
+from perdure.text import shortened
 
 _SECRET = ("token", "password", "secret", "key", "credential", "authorization")
 _SHORT = 40
@@ -67,7 +68,7 @@ def summary(tool: str, arguments: Mapping[str, Any], schema: Mapping[str, Any] |
     """The call in a line, without what looks like a secret, or is one by the schema of the arguments."""
     declared = (schema or {}).get("properties", {})
     shown = ", ".join(f"{name}={_shown(name, value, declared.get(name))}" for name, value in arguments.items())
-    return _cut(f"{tool}({shown})", _LONGEST)
+    return shortened(f"{tool}({shown})", _LONGEST)
 
 
 def _is_secret(declared: Any) -> bool:
@@ -84,8 +85,4 @@ def _shown(name: str, value: Any, declared: Any) -> str:
     # Nested values may hold secrets of their own; their size says enough.
     if isinstance(value, dict | list):
         return f"{{{len(value)}}}" if isinstance(value, dict) else f"[{len(value)}]"  # pyright: ignore[reportUnknownArgumentType]
-    return _cut(json.dumps(value, ensure_ascii=False), _SHORT)
-
-
-def _cut(text: str, longest: int) -> str:
-    return text if len(text) <= longest else text[: longest - 1] + "…"
+    return shortened(json.dumps(value, ensure_ascii=False), _SHORT)

@@ -18,6 +18,7 @@ from pydantic_ai.exceptions import (
 )
 
 from perdure.errors import ModelFailed
+from perdure.text import shortened
 
 from .base import UNSENT
 
@@ -112,8 +113,7 @@ def _said(body: object) -> str | None:
 
 def public(text: str) -> str:
     """Free of what looks like a credential, short, and on one line."""
-    clean = _BLOB.sub("[…]", _SECRET.sub("[redacted]", " ".join(text.split())))
-    return clean if len(clean) <= _LONGEST else clean[: _LONGEST - 1] + "…"
+    return shortened(_BLOB.sub("[…]", _SECRET.sub("[redacted]", " ".join(text.split()))), _LONGEST)
 
 
 def _timed_out(error: ModelAPIError) -> bool:

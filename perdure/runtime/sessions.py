@@ -25,8 +25,9 @@ from perdure.protocol.deliveries import Capabilities, DeliveryBody, Message, Mod
 from perdure.protocol.events import EventType, NewEvent
 from perdure.protocol.principals import LOCAL, Principal
 from perdure.session import tokens
-from perdure.store.base import Store
+from perdure.store.base import Accepted, DeliveryRow, NewSession, SessionPage, SessionQuery, SessionRow, Store
 from perdure.store.values import Accepted, DeliveryRow, NewSession, SessionPage, SessionQuery, SessionRow
+from perdure.text import shortened
 
 from . import deliveries
 from .connect import ABSENT, in_time
@@ -289,8 +290,7 @@ def _title(body: DeliveryBody) -> str | None:
     """The first words, for lists and for the Temporal UI."""
     if body.message is None:
         return None
-    words = " ".join(summary(body.message)[:400].split())
-    return words if len(words) <= 80 else words[:79] + "…"
+    return shortened(" ".join(summary(body.message)[:400].split()), 80)
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,15 @@
 """Every request that is refused, in the contract's own words."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 import pytest_asyncio
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from tests.api.asking import waiting
 from tests.api.served import URL, Api, serving
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -15,6 +19,15 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 async def api(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Api]:
     """One server for all: a refused request leaves nothing behind."""
     async with serving(tmp_path_factory.mktemp("api")) as served:
+        yield served
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def strict(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[Api]:
+    """As `api`, with little room for files; one session waits for the approval `pay-1`."""
+    directory = tmp_path_factory.mktemp("strict")
+    async with serving(directory, file_media_types="image/*", max_file_bytes=10) as served:
+        await waiting(served, "pay-1")
         yield served
 
 
@@ -193,3 +206,84 @@ async def test_a_callback_is_checked_strictly(api: Api, callback: Any, problem: 
 
 async def test_a_callback_may_name_a_host_or_the_loopback(api: Api) -> None:
     await api.create(callback={**CALLBACK, "url": "http://127.0.0.1:9/eve/v1/callback/t"})
+
+
+def a_file(media_type: str, filename: str) -> dict[str, Any]:
+    return {"type": "file", "mediaType": media_type, "filename": filename, "data": "aGVsbG8sIHdvcmxk"}
+
+
+#: Where a request can hold a text that an error may quote, or many of them.
+QUOTABLE: dict[str, Callable[[str, int], tuple[str, Any]]] = {
+    "a path": lambda text, _: (f"/{quote(text)[:30_000]}", {}),
+    "a query": lambda text, _: (f"/nowhere?{quote(text)[:30_000]}", {}),
+    "an agent": lambda text, _: (f"/agents/{quote(text, safe='')[:30_000]}{URL}", {"message": "x"}),
+    "a session": lambda text, _: (f"{URL}/{quote(text, safe='')[:30_000]}", {"message": "x", "continuationToken": "t"}),
+    "a request": lambda text, _: (f"/v1/inputs/{quote(text, safe='')[:30_000]}", {"optionId": "approve"}),
+    "a mode": lambda text, _: (URL, {"message": "x", "mode": text}),
+    "a part": lambda text, _: (URL, {"message": [{"type": text}]}),
+    "files": lambda text, many: (URL, {"message": [a_file("image/png", text)] * many}),
+    "media types": lambda text, many: (URL, {"message": [a_file(f"a/{text}", text)] * many}),
+    "a callback": lambda text, many: (URL, {"message": "x", "callback": {f"{n}{text}": text for n in range(many)}}),
+    "a schema's type": lambda text, _: (URL, {"message": "x", "outputSchema": {"type": text}}),
+    "a schema's name": lambda text, _: (URL, {"message": "x", "outputSchema": {"properties": {text: {"type": text}}}}),
+    "a reference": lambda text, _: (URL, {"message": "x", "outputSchema": {"$ref": f"#/{text}"}}),
+    "an answer's field": lambda text, many: ("/v1/inputs/pay-1", {f"{n}{text}": text for n in range(many)}),
+    "arguments": lambda text, many: (
+        "/v1/inputs/pay-1",
+        {"optionId": "approve", "arguments": {f"{n}{text}": text for n in range(many)}},
+    ),
+}
+
+
+@given(
+    where=st.sampled_from([*QUOTABLE]),
+    unit=st.sampled_from(["A", "\0", "\n", "'", '"', "é", "\u202e", "\U0001f600"]),
+    size=st.sampled_from([1, 120, 20_000]),
+    many=st.sampled_from([1, 20, 900]),
+)
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+async def test_an_error_is_short_whatever_it_quotes(strict: Api, where: str, unit: str, size: int, many: int) -> None:
+    path, body = QUOTABLE[where](unit * size, 1 if size * many > 200_000 else many)
+
+    answer = await strict.http.post(path, json=body)
+
+    assert answer.status_code >= 400
+    assert len(answer.content) < 8_192
+
+
+@pytest.mark.parametrize(
+    ("body", "error"),
+    [
+        (
+            {"message": "x", "callback": {**CALLBACK, "A" * 10_000: 1}},
+            f'Invalid callback metadata: callback: Unrecognized key: "{"A" * 99}…"',
+        ),
+        (
+            {"message": "x", "callback": {**CALLBACK, **{f"k{number}": 1 for number in range(12)}}},
+            "Invalid callback metadata: callback: Unrecognized keys: "
+            + ", ".join(f'"k{number}"' for number in range(10))
+            + ", and 2 more",
+        ),
+        (
+            {"message": [a_file("image/png", "a\nb" * 10_000)]},
+            "a\ufffdb" * 33 + "… (12 bytes) exceeds the 10-byte upload limit.",
+        ),
+        (
+            {"message": [a_file("x/" + "y" * 10_000, "n")]},
+            f'n has media type "x/{"y" * 97}…" which is not allowed by this route. Allowed: image/*.',
+        ),
+    ],
+    ids=["a key", "many keys", "a file's name", "a media type"],
+)
+async def test_what_an_error_quotes_is_cut(strict: Api, body: Any, error: str) -> None:
+    answer = await strict.http.post(URL, json=body)
+
+    assert answer.json()["error"] == error
+
+
+async def test_of_many_violations_the_first_are_told(strict: Api) -> None:
+    files = [a_file("image/png", f"{number}.png") for number in range(100)]
+
+    answer = await strict.http.post(URL, json={"message": files})
+
+    assert [each["filename"] for each in answer.json()["violations"]] == [f"{number}.png" for number in range(5)]
