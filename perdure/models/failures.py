@@ -53,6 +53,8 @@ def failure(model: str, error: Exception, *, asked: bool = False, answered: bool
         case ModelConnectionError() | ModelRequestTimeout():
             what = "did not answer in time" if _timed_out(error) else "could not be reached, or broke off its answer"
             return ModelFailed(f"The model {model} {what}.", transient=True, retry_after=error.retry_after)
+        case ModelAPIError() if isinstance(error.__cause__, ValueError):
+            return _unreadable(model)
         case ModelAPIError():
             # What a provider says about credentials tends to quote them.
             private = isinstance(error, ModelAuthenticationError)
@@ -64,7 +66,7 @@ def failure(model: str, error: Exception, *, asked: bool = False, answered: bool
                 reason=_said(told),
             )
         case UnexpectedModelBehavior():
-            return ModelFailed(f"The model {model} sent an answer that makes no sense.", transient=not answered)
+            return _unreadable(model)
         case UserError():
             # Its text comes from pydantic-ai and names the missing variable or the unknown model.
             return ModelFailed(f"The model {model} cannot be used.", reason=public(str(error)), **unsent)
@@ -85,6 +87,12 @@ def _rejected(error: ModelAPIError) -> bool:
 
 def truncated(model: str) -> ModelFailed:
     return ModelFailed(f"The model {model} broke off its answer.", transient=True)
+
+
+def _unreadable(model: str) -> ModelFailed:
+    # It came whole: a connection that breaks has errors of its own. So it may be paid for, and asking again would be
+    # to pay again.
+    return ModelFailed(f"The model {model} sent an answer that makes no sense.")
 
 
 def _http(model: str, error: ModelHTTPError) -> ModelFailed:

@@ -20,6 +20,8 @@ from pydantic_ai.models import ModelRequestParameters
 from pydantic_ai.settings import ModelSettings
 from pydantic_core import to_json
 
+from perdure.errors import ModelFailed
+
 from .base import Delta, Prompt, ReasoningDelta, Reply, TextDelta, ToolInputDelta, finish_reason, usage_of
 from .failures import failure, truncated
 from .lean import made_lean
@@ -44,6 +46,8 @@ class ProviderModel:
             async for item in self._stream(prompt):
                 answered = True
                 yield item
+        except ModelFailed:
+            raise
         except Exception as error:
             raise failure(self._name, error, asked=True, answered=answered) from error
 

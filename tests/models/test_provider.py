@@ -144,6 +144,18 @@ async def test_an_answer_that_breaks_off_is_transient(provider: Provider, name: 
     failed = await refused(name, said(f"{how} after 2; say a b c d e"))
 
     assert failed.transient
+    assert failed.__cause__ is not failed
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("what", ["json", "bytes", "page", "nothing"])
+async def test_an_answer_that_came_whole_and_cannot_be_read_is_not_asked_for_again(
+    provider: Provider, name: str, what: str
+) -> None:
+    failed = await refused(name, said(f"junk {what}"))
+
+    assert failed.message == f"The model {name} sent an answer that makes no sense."
+    assert not failed.transient
 
 
 @pytest.mark.parametrize(

@@ -149,7 +149,8 @@ class Provider:
             # Until the client has had enough.
             await reader.read()
             raise ConnectionResetError
-        return await _stream(writer, reader, list(dialect.events(made, body["model"])), made)
+        events = [made.junk] if made.junk else list(dialect.events(made, body["model"]))
+        return await _stream(writer, reader, events, made)
 
 
 async def _stream(writer: asyncio.StreamWriter, reader: asyncio.StreamReader, events: list[bytes], made: Plan) -> bool:

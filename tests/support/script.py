@@ -10,6 +10,7 @@
     cut after 3; say a b c d e               the connection breaks after three chunks
     stop after 3; say a b c d e              the stream ends politely, but too early
     break rate_limit_error; say a b          the provider reports an error of this kind after these words
+    junk json | bytes | page | nothing       a whole answer that cannot be read, from its first event on
     hang                                     no answer at all
     empty                                    an answer without anything in it
     odd text | id | name | nesting           half a character; calls of `add` by an id, or of a tool by a name, that
@@ -24,7 +25,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 _THEN = re.compile(r"\s+then\s+")
-_VERB = re.compile(r"(?:;\s*)?(say|think|call|drip|fail|cut after|stop after|break|hang|empty|odd)\b\s*", re.DOTALL)
+_VERB = re.compile(
+    r"(?:;\s*)?(say|think|call|drip|fail|cut after|stop after|break|junk|hang|empty|odd)\b\s*", re.DOTALL
+)
 _DRIP = re.compile(r"(\d+)(?:\s+words)?(?:\s+delay\s+([\d.]+))?")
 _FAIL = re.compile(r"(\d+)(?:\s+times\s+(\d+))?(?:\s+after\s+([\d.]+))?(\s+quoting)?")
 _NAME = re.compile(r"([\w-]+)\s*")
@@ -52,8 +55,15 @@ class Plan:
     breaks: str = ""
     hang: bool = False
     call_id: Any = None
+    junk: bytes | None = None
 
 
+_JUNK = {
+    "json": b"event: message_start\ndata: {nope\n\n",
+    "bytes": b'event: message_start\ndata: "\xff\xfe"\n\n',
+    "page": b"<html><body>Welcome</body></html>",
+    "nothing": b"data: [DONE]\n\n",
+}
 _ODD = {
     "text": Plan(words=("half \ud800", "a word")),
     "id": Plan(calls=(("add", '{"a": 1, "b": 2}'), ("add", '{"a": 3, "b": 4}')), call_id="\0\ud800" + "x" * 100_000),
@@ -100,6 +110,9 @@ def _apply(made: Plan, verb: str, rest: str) -> tuple[Plan, str]:
         case "break":
             found, rest = _take(_NAME, rest)
             return replace(made, breaks=found[0]), rest
+        case "junk":
+            found, rest = _take(_NAME, rest)
+            return replace(made, junk=_JUNK[found[0]]), rest
         case "hang":
             return replace(made, hang=True), rest
         case "empty":
