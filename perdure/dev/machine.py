@@ -17,6 +17,7 @@ from perdure.agents.registry import load_agents
 from perdure.errors import Conflict, Invalid
 from perdure.settings import Settings
 from perdure.telemetry.logs import check_level
+from perdure.store.private import close_folder
 
 from .processes import command
 from .supervisor import Part, Supervisor
@@ -26,6 +27,9 @@ from .temporal_server import DevServer
 _PORT_PATIENCE = 2.0
 _KILLABLE = ("worker", "api")
 _ADDRESS = "temporal.ready"
+#: What the data directory holds, and its folder of logs.
+_FILES = ("perdure.db*", "temporal.db*", "secret", "secret.[0-9]*", "dev.lock", "*.ready", "logs")
+_LOGS = ("temporal*.log", "migration*.log", "worker*.log", "api*.log")
 
 
 class Occupied(Conflict):
@@ -240,9 +244,17 @@ def owned(data_dir: Path) -> Generator[None]:
             raise Occupied(
                 f"Another `perdure dev` runs on {data_dir}; give this one a --data-dir of its own."
             ) from None
+        _close(data_dir)
         yield
     finally:
         os.close(descriptor)
+
+
+def _close(data_dir: Path) -> None:
+    """Close to everybody else what an older build has left open to them."""
+    if (logs := data_dir / "logs").is_dir():
+        close_folder(logs, _LOGS)
+    close_folder(data_dir, _FILES)
 
 
 async def _free(host: str, port: int, option: str) -> None:

@@ -1,6 +1,5 @@
 """From the address of a database to a store."""
 
-import os
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -8,6 +7,7 @@ from perdure.errors import Misconfigured
 
 from .base import Store
 from .engine.store import SqlStore
+from .private import make_private
 
 _SQLITE = "sqlite:///"
 
@@ -46,22 +46,9 @@ def _open_sqlite(path: str, create: bool) -> Store:
             f"There is no store at {file.absolute()}: name its folder with --data-dir or PERDURE_DATA_DIR, "
             "or create it with `perdure migrate`."
         )
-    _make_private(file)
+    make_private(file)
     database = SqliteDatabase(file)
     return SqlStore(database, ChangePoll(database))
-
-
-def _make_private(file: Path) -> None:
-    """Create the file, if need be, for its owner alone; SQLite gives its journals the same rights."""
-    try:
-        os.close(os.open(file, os.O_RDWR | os.O_CREAT, 0o600))
-        for each in (file, file.with_name(f"{file.name}-wal"), file.with_name(f"{file.name}-shm")):
-            # Older builds have let everybody read them. A group may have been given its rights on purpose.
-            if each.exists() and (mode := each.stat().st_mode) & 0o007:
-                each.chmod(mode & ~0o007)
-    except OSError:
-        # SQLite says better what is wrong, with the first query.
-        return
 
 
 async def _open_postgres(url: str) -> Store:

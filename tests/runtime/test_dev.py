@@ -4,6 +4,7 @@ import json
 import os
 import re
 import signal
+import stat
 import subprocess
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -139,6 +140,63 @@ def test_nobody_else_may_read_its_files(running: Dev) -> None:
 
     # A process id and an address are no secrets.
     assert [path for path in open_to_others if path.suffix != ".ready"] == []
+
+
+def modes(folder: Path) -> dict[str, int]:
+    return {
+        str(path.relative_to(folder.parent)): stat.S_IMODE(path.stat().st_mode) for path in (folder, *folder.rglob("*"))
+    }
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    """The data directory of an older build: everybody may read it."""
+    data = tmp_path / "data"
+    (data / "logs").mkdir(parents=True)
+    for name in ("perdure.db", "temporal.db", "temporal.db-wal", "secret", "worker.ready", "logs/api.1.log"):
+        (data / name).touch()
+        (data / name).chmod(0o644)
+    for folder in (data, data / "logs"):
+        folder.chmod(0o755)
+    return data
+
+
+def test_what_an_older_build_let_everybody_read_is_closed_to_them(old: Path) -> None:
+    with owned(old):
+        assert modes(old) == {
+            "data": 0o700,
+            "data/dev.lock": 0o600,
+            "data/logs": 0o700,
+            "data/logs/api.1.log": 0o640,
+            **{f"data/{name}": 0o640 for name in ("perdure.db", "temporal.db", "temporal.db-wal", "secret")},
+            "data/worker.ready": 0o640,
+        }
+
+
+def test_a_folder_that_holds_other_things_keeps_its_rights(old: Path) -> None:
+    for stray in ("README.md", "logs/other.txt"):
+        (old / stray).touch()
+        (old / stray).chmod(0o644)
+
+    with owned(old):
+        after = modes(old)
+
+    assert {name for name, mode in after.items() if mode & 0o007} == {
+        "data",
+        "data/README.md",
+        "data/logs",
+        "data/logs/other.txt",
+    }
+
+
+def test_a_group_keeps_the_rights_that_it_was_given(old: Path) -> None:
+    old.chmod(0o770)
+    (old / "temporal.db").chmod(0o660)
+
+    with owned(old):
+        after = modes(old)
+
+    assert (after["data"], after["data/temporal.db"]) == (0o770, 0o660)
 
 
 def test_an_operators_commands_find_its_temporal(start_dev: DevFactory) -> None:
