@@ -174,6 +174,8 @@ async def test_the_rest_of_a_refused_body_does_not_come_for_ever(tmp_path: Path)
 
 async def test_idle_connections_leave_room(tmp_path: Path) -> None:
     async with api_process(tmp_path, descriptors=256) as api:
+        # How fast the machine is beside the other tests.
+        calm = [await asyncio.to_thread(api.health) for _ in range(5)]
         with contextlib.ExitStack() as idle:
             for _ in range(300):
                 idle.enter_context(connected(api))
@@ -181,7 +183,7 @@ async def test_idle_connections_leave_room(tmp_path: Path) -> None:
             created = await api.http.post(URL, json={"message": "x"})
 
     assert created.status_code == 202
-    assert max(took) < 5
+    assert max(took) < 5 + max(calm)
 
 
 async def test_a_connection_that_waits_goes_before_one_that_is_served(tmp_path: Path) -> None:

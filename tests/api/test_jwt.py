@@ -249,6 +249,7 @@ async def test_without_any_keys_the_caller_may_try_again(guarded: Guarded) -> No
     assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
 
 
+@pytest.mark.alone
 async def test_a_provider_that_does_not_answer_holds_nobody_up_whose_key_is_known(provider: Provider) -> None:
     now = 0.0
     keys = JwksKeys(provider.url, lifetime=10, clock=lambda: now)

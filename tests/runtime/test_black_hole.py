@@ -16,8 +16,8 @@ from tests.support import commands
 from tests.support.processes import Process, clean_environment, free_port, wait_until
 from tests.support.sockets import BlackHole
 
-#: How long callers may wait: the patience of five seconds, and what the rest of a request takes on a busy machine;
-#: less than that patience twice.
+#: How long callers may wait: the patience of five seconds, and what the rest of a request takes. It is less than that
+#: patience twice.
 WITHIN = 9.0
 
 
@@ -46,6 +46,7 @@ def api(tmp_path: Path, black_hole: BlackHole) -> Generator[str]:
         process.close()
 
 
+@pytest.mark.alone
 async def test_requests_are_answered_in_time_and_the_process_goes_on(api: str, black_hole: BlackHole) -> None:
     async with httpx2.AsyncClient(base_url=api, timeout=60) as http:
         began = time.monotonic()
@@ -61,6 +62,7 @@ async def test_requests_are_answered_in_time_and_the_process_goes_on(api: str, b
         assert health.status_code == 200
 
 
+@pytest.mark.alone
 async def test_a_client_that_connects_at_once_gives_up_in_time(black_hole: BlackHole) -> None:
     began = time.monotonic()
 
