@@ -16,8 +16,8 @@ from perdure.agents.agent import DEMO, Agent
 from perdure.agents.registry import load_agents
 from perdure.errors import Conflict, Invalid
 from perdure.settings import Settings
-from perdure.telemetry.logs import check_level
 from perdure.store.private import close_folder
+from perdure.telemetry.logs import check_level
 
 from .processes import command
 from .supervisor import Part, Supervisor

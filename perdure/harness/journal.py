@@ -12,7 +12,7 @@ from perdure.protocol.events import FinishReason, Usage
 from perdure.protocol.inputs import InputRequest, OpenInput
 from perdure.protocol.principals import Principal
 from perdure.protocol.requests import CallRef, Calls, Failure, Finished, ModelOutcome, Parked, Resumed, ToolOutcome
-from perdure.protocol.wire import deeper_than, DEEPEST, JsonObject, Wire
+from perdure.protocol.wire import DEEPEST, JsonObject, Wire, deeper_than
 from perdure.store.values import NewRecord
 from perdure.text import quoted, whole
 

@@ -25,7 +25,7 @@ from perdure.protocol.deliveries import Capabilities, DeliveryBody, Message, Mod
 from perdure.protocol.events import EventType, NewEvent
 from perdure.protocol.principals import LOCAL, Principal
 from perdure.session import tokens
-from perdure.store.base import Accepted, DeliveryRow, NewSession, SessionPage, SessionQuery, SessionRow, Store
+from perdure.store.base import Store
 from perdure.store.values import Accepted, DeliveryRow, NewSession, SessionPage, SessionQuery, SessionRow
 from perdure.text import shortened
 
