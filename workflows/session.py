@@ -37,8 +37,10 @@ from perdure.session.decisions import ForgetCancel, Move, Refuse, Remind, Renew,
 from perdure.session.state import (
     OPERATOR_CANCELLED,
     OPERATOR_FAILED,
+    REMEMBERED,
     Rebuild,
     SessionState,
+    can_be_kept,
     load_session,
     read_delivery,
     read_repair,
@@ -99,7 +101,7 @@ class SessionWorkflow:
     def deliver(self, *data: Any) -> None:
         # However many: a handler that is called with the wrong number of arguments fails the task, for ever.
         if self._unreadable is not None:
-            self._unread.extend(each for each in data if each not in self._unread)
+            self._unread.extend(each for each in data if can_be_kept(each) and each not in self._unread)
         delivery = read_delivery(data[0]) if len(data) == 1 else None
         if delivery is None:
             # Either it is no delivery, or a newer build has accepted it: then it waits in the store, and is told again
@@ -398,7 +400,8 @@ class SessionWorkflow:
             inbox = self._data.get("inbox")
             known = cast("list[Any]", inbox) if isinstance(inbox, list) else []
             more = [each for each in self._unread if each not in known]
-            _continue_as_new({**self._data, "inbox": [*known, *more], _WAS_UNREADABLE: True})
+            # More wait in the store: they are told again to whoever can read them.
+            _continue_as_new({**self._data, "inbox": [*known, *more][:REMEMBERED], _WAS_UNREADABLE: True})
 
 
 def _is_suggested() -> bool:

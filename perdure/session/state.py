@@ -1,6 +1,7 @@
 """The small state of a session, as the driver and as the turn see it."""
 
-from typing import Any, Literal, TypeAlias
+import json
+from typing import Any, Literal, TypeAlias, cast
 
 from pydantic import Field, ValidationError
 
@@ -9,7 +10,7 @@ from perdure.protocol.deliveries import Capabilities, DeliveryRef, Mode
 from perdure.protocol.events import Usage
 from perdure.protocol.inputs import OpenInput
 from perdure.protocol.requests import Failure, Snapshot, TurnResult
-from perdure.protocol.wire import JsonObject, Wire
+from perdure.protocol.wire import DEEPEST, JsonObject, Wire, deeper_than
 
 from . import migrations
 
@@ -18,6 +19,10 @@ REMEMBERED = 512
 
 Cancel: TypeAlias = Literal["this", "next"]
 Repair: TypeAlias = Literal["retry", "rebuild", "fail"]
+
+#: Of each text in a delivery's reference; and of the reference, as JSON.
+_LONGEST = 255
+_LARGEST = 2_048
 
 #: A session changes its token in its first turn, once per call that does so.
 _RETIRED = 16
@@ -169,9 +174,20 @@ def _overtakes(one: DeliveryRef, other: DeliveryRef) -> bool:
 def read_delivery(data: Any) -> DeliveryRef | None:
     """A signal's payload, if it is a delivery."""
     try:
-        return DeliveryRef.model_validate(data)
+        delivery = DeliveryRef.model_validate(data)
     except ValidationError:
         return None
+    # No API writes another one. The refusal of an id that no store can look up would be tried for ever.
+    texts = (delivery.id, delivery.token_hash, delivery.traceparent or "", delivery.at or "")
+    return delivery if delivery.id and all(len(text) <= _LONGEST and text.isprintable() for text in texts) else None
+
+
+def can_be_kept(data: Any) -> bool:
+    """Whether a signal's payload can be kept for a newer build, which may have accepted it: as JSON, in an input."""
+    try:
+        return not deeper_than(data, DEEPEST) and len(json.dumps(data)) <= _LARGEST
+    except (TypeError, ValueError):
+        return False
 
 
 class _OfTurn(Wire):
@@ -204,13 +220,20 @@ def read_repair(data: Any) -> RepairOrder | None:
 def load_session(data: JsonObject) -> SessionState:
     """Read the driver's state, whichever version wrote it."""
     try:
-        state = SessionState.model_validate(migrations.SESSION.lift(data.get("version", 1), data))
+        state = SessionState.model_validate(_with_deliveries(migrations.SESSION.lift(data.get("version", 1), data)))
     except ValidationError as invalid:
         raise UnreadableState("The session state cannot be read.", problems=invalid.error_count()) from None
     # What came in while nobody could read the state was put there as it came, perhaps more than once.
     first = {delivery.id: delivery for delivery in reversed(state.inbox)}
     inbox = tuple(delivery for delivery in state.inbox if first[delivery.id] is delivery)
     return state.model_copy(update={"inbox": inbox, "seen": _remembered(*state.seen, *first)})
+
+
+def _with_deliveries(data: JsonObject) -> JsonObject:
+    """Without what came in as a signal, and is no delivery after all. What is one waits in the store as well."""
+    if not isinstance(inbox := data.get("inbox"), list):
+        return data
+    return {**data, "inbox": [each for each in cast("list[Any]", inbox) if read_delivery(each)]}
 
 
 class TurnState(Wire):

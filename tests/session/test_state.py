@@ -1,6 +1,8 @@
 """The driver's state, and what migrations make of older ones."""
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from perdure.errors import UnreadableState
 from perdure.protocol.actions import Park
@@ -145,6 +147,12 @@ def test_a_chain_lifts_one_version_at_a_time() -> None:
         ({"id": "d", "token_hash": "h", "surprise": 1}, True),
         ({"id": "d"}, False),
         ({"id": 5, "tokenHash": "h"}, False),
+        ({"id": "", "tokenHash": "h"}, False),
+        ({"id": "d\0", "tokenHash": "h"}, False),
+        ({"id": "d" * 256, "tokenHash": "h"}, False),
+        ({"id": "d", "tokenHash": "h" * 256}, False),
+        ({"id": "d", "tokenHash": "", "traceparent": "\n"}, False),
+        (b"\xff", False),
         ("text", False),
         (None, False),
         ([1, 2], False),
@@ -152,6 +160,43 @@ def test_a_chain_lifts_one_version_at_a_time() -> None:
 )
 def test_a_signal_is_a_delivery_or_nothing(signal: object, understood: bool) -> None:
     assert (state.read_delivery(signal) is not None) is understood
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters()),
+    lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(["id", "tokenHash", "turnId", "how"]), inner),
+)
+
+
+@given(JSON | st.binary())
+def test_whatever_a_signal_holds_it_is_understood_or_nothing(signal: object) -> None:
+    delivery = state.read_delivery(signal)
+
+    assert delivery is None or a_session().hears(delivery).model_dump_json()
+    assert isinstance(state.read_turn(signal), int | None)
+    assert state.read_repair(signal) in ("retry", "rebuild", "fail", None)
+
+
+def test_what_is_no_delivery_does_not_make_a_state_unreadable() -> None:
+    kept = a_session().hears(a_delivery(1)).model_dump(mode="json")
+
+    session = load_session({**kept, "inbox": [{"id": "dlv_0"}, "text", *kept["inbox"]]})
+
+    assert ids(session.inbox) == ["dlv_1"]
+
+
+@pytest.mark.parametrize(
+    ("signal", "kept"),
+    [
+        ({"id": "d", "surprise": [1, "2"]}, True),
+        ({"id": "d", "much": "x" * 3000}, False),
+        ({"id": b"d"}, False),
+        (b"text", False),
+        ("text", True),
+    ],
+)
+def test_what_a_newer_build_may_have_accepted_is_kept_if_it_is_small(signal: object, kept: bool) -> None:
+    assert state.can_be_kept(signal) is kept
 
 
 def an_open(

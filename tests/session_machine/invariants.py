@@ -29,6 +29,8 @@ class Log:
         #: Turns that go on with what the turn before them waited for, and that turn.
         self._resumed: dict[int, int] = {}
         self._wished: set[int] = set()
+        #: Somebody has signalled to stop a turn or the session, of which the store knows nothing.
+        self.stopped_by_signal = False
         self.results: Counter[str] = Counter()
         self.statuses: dict[str, tuple[str, str]] = {}
         self.calls: set[str] = set()
@@ -80,7 +82,7 @@ class Log:
     def _end(self, event: Event, turn: int, end: str) -> None:
         ends = self._ends[turn]
         if end == "cancelled":
-            wanted = turn in self._wished or self._resumed.get(turn) in self._wished
+            wanted = self.stopped_by_signal or turn in self._wished or self._resumed.get(turn) in self._wished
             assert wanted, f"nobody wanted turn {turn} stopped"
             # What a turn waits for may be withdrawn after it has parked.
             after_park = turn == self._last and turn in self._parked and ends == ["completed"]

@@ -159,16 +159,6 @@ class Machine(RuleBasedStateMachine):
 
         self._do(lose())
 
-    def set_the_driver_back(self, copy: JsonObject) -> None:
-        """Temporal is restored from a copy: the driver knows what it knew then."""
-        self.lose_the_driver(zombies=False)
-
-        async def restore() -> None:
-            self.it.temporal.start(copy)
-            await self.it.processes.rest()
-
-        self._do(restore())
-
     @rule()
     def serve_or_not(self) -> None:
         self.it.agents.served = not self.it.agents.served
@@ -180,6 +170,20 @@ class Machine(RuleBasedStateMachine):
         for each in filter(None, (run, run.child)):
             each.long = True
         self._do(self.it.processes.rest())
+
+    def start_again(self, data: JsonObject) -> None:
+        """Start the driver with another state than its own."""
+
+        async def start() -> None:
+            self.it.temporal.start(data)
+            await self.it.run_all()
+
+        self._do(start())
+
+    def signal(self, name: str, *data: Any) -> None:
+        """No rule: the order of everything else is to stay as it is. See `test_no_signal_breaks_a_session`."""
+        self.log.stopped_by_signal = self.log.stopped_by_signal or name != names.DELIVER
+        self._do(self.it.signal(name, *data))
 
     def teardown(self) -> None:
         if self.world is None:

@@ -4,11 +4,12 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Generator, Mapping, Sequence
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
+from pydantic_core import from_json, to_json
 from temporalio import workflow
 from temporalio.client import Client, WorkflowExecutionStatus
 from temporalio.common import RetryPolicy
@@ -244,6 +245,8 @@ class Temporal:
         self.processes = processes
         self.runs: dict[str, Run] = {}
         self.statuses: dict[str, WorkflowExecutionStatus] = {}
+        #: What drivers that went on in a new run were given.
+        self.inputs: list[JsonObject] = []
         self._workers = workers
         self._now = now
         self._scheduled = 0
@@ -263,7 +266,7 @@ class Temporal:
         """Start the driver of a session."""
         session_id = data["sessionId"]
         run = Run(names.SESSION_WORKFLOW, session_id, names.queue("perdure", names.SESSIONS_QUEUE))
-        run.session = SessionWorkflow(data)
+        run.session = self._made(run, data)
         self.runs[session_id], self.statuses[session_id] = run, RUNNING
         self._begin(run, self._drive(run, data))
 
@@ -311,13 +314,23 @@ class Temporal:
         run.task = asyncio.get_running_loop().create_task(live())
         run.task.add_done_callback(lambda task: None if task.cancelled() else task.exception())
 
+    def _made(self, run: Run, data: JsonObject) -> SessionWorkflow:
+        """A driver of its own run, whoever starts it."""
+
+        def make() -> SessionWorkflow:
+            _RUN.set(run)
+            return SessionWorkflow(data)
+
+        return copy_context().run(make)
+
     async def _drive(self, run: Run, data: JsonObject) -> None:
         while True:
             assert run.session is not None
             try:
                 await run.session.run(data)
             except _ContinuedAsNew as again:
-                data = json.loads(json.dumps(again.data))
+                data = from_json(to_json(again.data))
+                self.inputs.append(data)
                 run.renew()
                 run.session = SessionWorkflow(data)
                 continue

@@ -7,15 +7,22 @@
 Only the played clock decides anything. A printed example fails each time: keep it here as a test that takes `state`.
 """
 
+import contextlib
 import os
+from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
+from perdure.protocol import names
 from perdure.protocol.wire import JsonObject
+from perdure.session.state import load_session
+from perdure.session.tokens import derive, hashed
 
 from .machine import Machine
+from .world import SECRET
 
 _EXAMPLES = os.environ.get("PERDURE_MACHINE_EXAMPLES")
 _STEPS = int(os.environ.get("PERDURE_MACHINE_STEPS", "40"))
@@ -69,7 +76,8 @@ def test_temporal_is_restored_from_before_a_turn(state: Machine) -> None:
     copy = _driver(state)
     state.say(plan="", coalesce=False, old=False, fate="lives", pace="end")
     state.play_all()
-    state.set_the_driver_back(copy)
+    state.lose_the_driver(zombies=False)
+    state.start_again(copy)
     state.say(plan="", coalesce=False, old=False, fate="lives", pace="end")
     state.play_all()
     state.teardown()
@@ -81,7 +89,8 @@ def test_temporal_is_restored_from_when_a_turn_was_parked_that_was_answered_sinc
     copy = _driver(state)
     state.answer(which=0, how="red", fate="lives", pace="end", by_token=True)
     state.play_all()
-    state.set_the_driver_back(copy)
+    state.lose_the_driver(zombies=False)
+    state.start_again(copy)
     for _ in range(3):
         state.say(plan="", coalesce=False, old=False, fate="lives", pace="end")
         state.play_all()
@@ -94,14 +103,94 @@ def _driver(state: Machine) -> JsonObject:
     return known.model_dump(mode="json")
 
 
-def _play(machine: type[Machine], examples: int) -> None:
-    chosen = settings(
+def _chosen(examples: int) -> settings:
+    return settings(
         max_examples=int(_EXAMPLES or examples),
-        stateful_step_count=_STEPS,
         derandomize=_EXAMPLES is None,
         database=None,
         deadline=None,
         report_multiple_bugs=False,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+        suppress_health_check=[
+            HealthCheck.too_slow,
+            HealthCheck.data_too_large,
+            HealthCheck.filter_too_much,
+            HealthCheck.function_scoped_fixture,
+        ],
     )
-    run_state_machine_as_test(machine, settings=chosen)
+
+
+FIELDS = ["id", "kind", "tokenHash", "coalesce", "traceparent", "at", "version", "turnId", "how"]
+ids = st.sampled_from(["dlv_x", "", "a\0b", "x" * 300, "\u202e"])
+texts = st.text(max_size=20) | ids
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(FIELDS) | texts, inner, max_size=4),
+    max_leaves=8,
+)
+deliveries = st.fixed_dictionaries(
+    {"id": ids, "tokenHash": st.just(hashed(derive(SECRET, "ses_000001"))) | texts},
+    optional={
+        "kind": st.sampled_from(["message", "answer"]) | values,
+        "coalesce": st.booleans() | values,
+        "at": st.sampled_from(["2026-01-01T00:00:00Z", "z"]) | values,
+        "traceparent": values,
+        "version": values,
+    },
+)
+orders = st.sampled_from(
+    [*({"how": how} for how in ("retry", "rebuild", "fail", "sing")), {"turnId": "turn_0"}, {"turnId": "turn_1"}]
+)
+# A payload that is no JSON comes as bytes.
+payloads = st.lists(deliveries | orders | values | st.binary(max_size=5), max_size=2).map(tuple)
+signals = st.tuples(st.sampled_from([names.DELIVER, names.CANCEL, names.REPAIR]), payloads) | st.tuples(
+    st.just(names.DELIVER), st.tuples(deliveries)
+)
+
+
+@_chosen(60)
+@given(
+    plan=st.sampled_from(["", "look", "pay"]),
+    moves=st.lists(signals | st.sampled_from(["play", "say"]), min_size=1, max_size=5),
+)
+@example(plan="", moves=["play", (names.DELIVER, ({"id": "a\0b", "tokenHash": "x"},))])
+def test_no_signal_breaks_a_session(
+    on_sqlite: type[Machine], plan: str, moves: list[str | tuple[str, tuple[Any, ...]]]
+) -> None:
+    with contextlib.closing(on_sqlite()) as machine:
+        machine.begin(plan=plan, mode="conversation", waiting="queue", fate="lives", answers=True)
+        for move in moves:
+            if isinstance(move, tuple):
+                name, data = move
+                machine.signal(name, *data)
+            elif move == "say":
+                machine.say(plan="", coalesce=False, old=False, fate="lives", pace="end")
+            else:
+                machine.play_all()
+
+        # It goes on to its rest, and all that was accepted was read once or refused once.
+        machine.teardown()
+
+
+@_chosen(60)
+@given(came=st.lists(payloads, max_size=6))
+@example(came=[(b"\xff",)])
+@example(came=[({"id": "dlv_y", "tokenHash": 5},)])
+def test_no_signal_breaks_a_state_that_cannot_be_read_yet(on_sqlite: type[Machine], came: list[Any]) -> None:
+    with contextlib.closing(on_sqlite()) as machine:
+        machine.begin(plan="", mode="conversation", waiting="queue", fate="lives", answers=True)
+        before = machine.it.state
+        assert before is not None
+        machine.lose_the_driver(zombies=False)
+        machine.start_again({**before.model_dump(mode="json"), "version": 999})
+
+        for data in (*came, ({"id": "dlv_known", "tokenHash": "t"},)):
+            machine.signal(names.DELIVER, *data)
+        # It goes on in a new run, which is given all of it as JSON.
+        machine.later(70)
+
+        read = load_session({**machine.it.temporal.inputs[-1], "version": before.version})
+        assert "dlv_known" in [delivery.id for delivery in read.inbox]
+
+
+def _play(machine: type[Machine], examples: int) -> None:
+    run_state_machine_as_test(machine, settings=settings(_chosen(examples), stateful_step_count=_STEPS))

@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 from pydantic_ai.messages import ModelMessage, ModelRequest, ModelResponse, TextPart, ToolCallPart, ToolReturnPart
 from pydantic_ai.usage import RequestUsage
+from pydantic_core import from_json, to_json
 
 import activities.attempt
 import perdure.harness.model_step
@@ -46,7 +47,7 @@ from perdure.runtime.sessions import Sessions
 from perdure.runtime.sweeper import Sweeper
 from perdure.session import decisions
 from perdure.session.decisions import Wait
-from perdure.session.state import SessionState
+from perdure.session.state import SessionState, load_session
 from perdure.session.tokens import derive, hashed
 from perdure.settings import Settings
 from perdure.store.base import Store
@@ -54,7 +55,7 @@ from perdure.store.values import DeliveryRow, InputQuery, InputRow, SessionRow
 
 from .processes import CURRENT, Fate, Pace, Process, Processes, WatchedStore, patiently, watched
 from .script import Answer, call, next_words, response_to
-from .temporal import PlayedDriver, Temporal
+from .temporal import RUNNING, PlayedDriver, Temporal
 
 SECRET = b"secret"
 OTHER_TOKEN = "another token"
@@ -353,6 +354,18 @@ class World:
             await self.sessions.cancel(self.session_id, turn_id=turn_id)
 
         await self._run("cancel", stop, fate, pace)
+
+    async def signal(self, name: str, *data: Any) -> None:
+        """Whoever may speak to Temporal sends the driver anything at all."""
+        run = self.temporal.runs[self.session_id]
+        if self.temporal.statuses[self.session_id] is not RUNNING or run.session is None:
+            return
+        getattr(run.session, name)(*data)
+        # As Temporal's queries do, and a new run.
+        assert to_json(run.session.describe())
+        state = run.session._state  # pyright: ignore[reportPrivateUsage]
+        assert load_session(from_json(to_json(state.model_dump(mode="json")))) == state
+        await self.processes.rest()
 
     async def sweep(self) -> None:
         """A process that was just started looks after all sessions."""
