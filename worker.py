@@ -21,14 +21,13 @@ from activities.tools import ToolActivities
 from activities.turns import TurnActivities
 from perdure.agents.registry import AgentRegistry, load_agents
 from perdure.errors import Misconfigured, PerdureError
-from perdure.harness.files import Files
-from perdure.harness.model_step import ModelStep
-from perdure.harness.parking import Parking
+from perdure.harness.model_call import ModelStep
 from perdure.harness.rebuild import Rebuilding
-from perdure.harness.resuming import Resuming
-from perdure.harness.tool_step import ToolStep
-from perdure.harness.toolbox import check_tools
-from perdure.harness.turn_end import TurnEnd
+from perdure.harness.resume import Resuming
+from perdure.harness.tools.call import ToolStep
+from perdure.harness.tools.toolbox import check_tools
+from perdure.harness.turn import Parking, TurnEnd
+from perdure.harness.turn_begin import Files
 from perdure.models.models import Models
 from perdure.protocol import names
 from perdure.runtime.connect import connect

@@ -12,7 +12,7 @@ from perdure.protocol.requests import Finished, ModelCall, ModelOutcome
 from .attempt import attempt, current
 
 if TYPE_CHECKING:
-    from perdure.harness.model_step import ModelStep
+    from perdure.harness.model_call import ModelStep
 
 
 class ModelActivities:

@@ -14,7 +14,7 @@ from perdure.protocol.requests import ToolCall, ToolOutcome
 from .attempt import attempt, current
 
 if TYPE_CHECKING:
-    from perdure.harness.tool_step import ToolStep
+    from perdure.harness.tools.call import ToolStep
 
 
 class ToolActivities:

@@ -25,10 +25,9 @@ from perdure.protocol.wire import JsonObject
 from .attempt import attempt, current
 
 if TYPE_CHECKING:
-    from perdure.harness.parking import Parking
     from perdure.harness.rebuild import Rebuilding
-    from perdure.harness.resuming import Resuming
-    from perdure.harness.turn_end import TurnEnd
+    from perdure.harness.resume import Resuming
+    from perdure.harness.turn import Parking, TurnEnd
 
 
 class TurnActivities:

@@ -14,9 +14,8 @@ from perdure.session.state import SessionState, TurnState, dump_turn, read_deliv
 from perdure.store.base import Store
 from perdure.store.values import Attempt, Commit, DeliveryRow, Fence, Hold, InputQuery, InputRow, SessionRow
 
-from .journal import model_outcome
-from .scene import find_session
-from .turn_journal import TurnJournal
+from .journal import TurnJournal, model_outcome
+from .lookup import find_session
 
 _PAGE = 200
 

@@ -32,7 +32,7 @@ async def read_edit(agents: AgentRegistry | None, request: InputRequest, argumen
 
 async def _read_foreign(agent: Agent, tool: str, arguments: JsonObject) -> JsonObject:
     # Brings pydantic-ai along, which few processes that only take answers ever need.
-    from perdure.harness.toolbox import InvalidArguments, open_toolbox
+    from perdure.harness.tools.toolbox import InvalidArguments, open_toolbox
 
     usable = (await open_toolbox(agent)).get(tool)
     if usable is None:

@@ -4,10 +4,12 @@ Everything a session says and does is written through `commit`: one transaction 
 and updates the read model together. Writing the same commit twice is writing it once.
 """
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
+from perdure.errors import Unavailable
 from perdure.protocol.events import Event, NewEvent
 from perdure.protocol.requests import Attention
 
@@ -168,3 +170,17 @@ async def read_all(store: Store, session_id: str, start: int = 0) -> AsyncIterat
         for event in page:
             yield event
         start = page[-1].index + 1
+
+
+#: Half a minute in all: longer than a failover, shorter than anybody's patience.
+_PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0)
+
+
+async def commit_steadfastly(store: Store, commit: Commit) -> Committed:
+    """Commit what is paid for or has happened already: to lose it would be to pay or to do it twice."""
+    for pause in _PAUSES:
+        try:
+            return await store.commit(commit)
+        except Unavailable:
+            await asyncio.sleep(pause)
+    return await store.commit(commit)

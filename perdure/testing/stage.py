@@ -9,11 +9,10 @@ from typing import Any
 from perdure.agents.agent import Agent
 from perdure.agents.registry import AgentRegistry
 from perdure.errors import ForbiddenResponder, NeedsAttention, PerdureError, TokenConflict, ToolFailed
-from perdure.harness.model_step import ModelStep
-from perdure.harness.parking import Parking
-from perdure.harness.resuming import Resuming
-from perdure.harness.tool_step import ToolStep
-from perdure.harness.turn_end import TurnEnd
+from perdure.harness.model_call import ModelStep
+from perdure.harness.resume import Resuming
+from perdure.harness.tools.call import ToolStep
+from perdure.harness.turn import Parking, TurnEnd
 from perdure.models.base import ModelSource
 from perdure.protocol.deliveries import Capabilities, DeliveryBody, DeliveryRef, Message, Mode
 from perdure.protocol.inputs import InputAnswer, InputRequest, OpenInput

@@ -7,11 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from perdure import Agent, AgentRegistry
-from perdure.harness.model_step import ModelStep
-from perdure.harness.parking import Parking
-from perdure.harness.resuming import Resuming
-from perdure.harness.tool_step import ToolStep
-from perdure.harness.turn_end import TurnEnd
+from perdure.harness.model_call import ModelStep
+from perdure.harness.resume import Resuming
+from perdure.harness.tools.call import ToolStep
+from perdure.harness.turn import Parking, TurnEnd
 from perdure.models.base import Model
 from perdure.protocol import names
 from perdure.protocol.deliveries import Capabilities, DeliveryBody, DeliveryRef, Message, Mode

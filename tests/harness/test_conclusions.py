@@ -7,7 +7,7 @@ import pytest
 
 from perdure import AgentRegistry, tool
 from perdure.errors import SessionGone
-from perdure.harness.turn_end import TurnEnd
+from perdure.harness.turn import TurnEnd
 from perdure.protocol.actions import Park
 from perdure.protocol.inputs import OpenInput
 from perdure.protocol.requests import (

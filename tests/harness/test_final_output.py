@@ -9,7 +9,7 @@ import pytest
 
 from perdure import Agent, Limits, tool
 from perdure.errors import InvalidDeclaration
-from perdure.harness.final_output import NOT_COMPARED
+from perdure.harness.tools.builtin import NOT_COMPARED
 from perdure.protocol.requests import Calls, Finished
 from perdure.testing import ScriptedModel, call, play
 

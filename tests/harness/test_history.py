@@ -1,7 +1,7 @@
 from collections.abc import Sequence
 from typing import cast
 
-from perdure.harness.history import Histories
+from perdure.harness.prompt import Histories
 from perdure.store.base import Store
 from perdure.store.values import Record
 from perdure.testing import ScriptedModel

@@ -4,7 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-POINT = "from perdure.harness.killpoints import reach; [reach('tool_after_effect') for _ in range(3)]; print('alive')"
+POINT = "from perdure.faults import reach; [reach('tool_after_effect') for _ in range(3)]; print('alive')"
 
 
 def run(**environment: str) -> subprocess.CompletedProcess[str]:

@@ -22,12 +22,12 @@ from perdure.harness.journal import (
     Intent,
     Outcome,
     StoredReply,
+    TurnJournal,
     dump_response,
     load_response,
     written,
 )
 from perdure.harness.prompt import joined, messages_of
-from perdure.harness.turn_journal import TurnJournal
 from perdure.protocol import names
 from perdure.protocol.deliveries import FilePart, Message
 from perdure.protocol.deliveries import TextPart as SaidText

@@ -6,7 +6,7 @@ import pytest
 
 from perdure import Agent, AgentRegistry, Principal, ToolContext, tool
 from perdure.errors import AgentGone, Superseded
-from perdure.harness.resuming import Resuming
+from perdure.harness.resume import Resuming
 from perdure.protocol.inputs import InputAnswer, digest
 from perdure.protocol.requests import CloseSession, Coordinates, Finished, Resumed, ResumeTurn
 from perdure.session.inputs import CONTINUED

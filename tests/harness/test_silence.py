@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
-from perdure.harness.gates import REMEMBERED
+from perdure.harness.tools.approvals import REMEMBERED
 from perdure.protocol.deliveries import DeliveryRef
 from perdure.protocol.requests import Calls, Resumed
 from perdure.store.base import Store

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from perdure import AgentRegistry, Call, Principal, SessionView, State, ToolContext, tool
 from perdure.errors import Superseded, ToolFailed, Unavailable
 from perdure.harness.journal import OUTCOME, Outcome, StoredReply, read
-from perdure.harness.tool_step import ToolStep
+from perdure.harness.tools.call import ToolStep
 from perdure.settings import Settings
 from perdure.store.base import Store
 from perdure.store.values import Commit, Committed, NewRecord
@@ -440,7 +440,7 @@ async def test_an_approval_and_the_call_see_the_same_speaker(
         return ctx.session.auth.principal_id
 
     if older_build:
-        monkeypatch.setattr("perdure.harness.settling.StoredReply", OlderReply)
+        monkeypatch.setattr("perdure.harness.reply.StoredReply", OlderReply)
     async with lab([call("whoami"), "Done."], whoami) as it:
         heard = [await it.deliver("Go", principal=someone(name)) for name in ("admin", "guest")]
         (ref,) = await it.calls(*heard)

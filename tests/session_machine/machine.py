@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from perdure.agents.agent import WhileWaiting
-from perdure.harness.killpoints import KillPoint
+from perdure.faults import KillPoint
 from perdure.protocol import names
 from perdure.protocol.deliveries import Mode
 from perdure.protocol.wire import JsonObject

@@ -13,11 +13,11 @@ from pydantic_ai.usage import RequestUsage
 from pydantic_core import from_json, to_json
 
 import activities.attempt
-import perdure.harness.model_step
-import perdure.harness.parking
-import perdure.harness.resuming
-import perdure.harness.telling
-import perdure.harness.tool_step
+import perdure.harness.deltas
+import perdure.harness.model_call
+import perdure.harness.resume
+import perdure.harness.tools.call
+import perdure.harness.turn
 import perdure.runtime.deliveries
 import perdure.runtime.inputs
 import perdure.runtime.sessions
@@ -31,12 +31,11 @@ from activities.turns import TurnActivities
 from perdure import Agent, AgentRegistry, ToolContext, tool
 from perdure.agents.agent import WhileWaiting
 from perdure.errors import Conflict, Invalid, ModelFailed, Unavailable
-from perdure.harness.model_step import ModelStep
-from perdure.harness.parking import Parking
+from perdure.harness.model_call import ModelStep
 from perdure.harness.rebuild import Rebuilding
-from perdure.harness.resuming import Resuming
-from perdure.harness.tool_step import ToolStep
-from perdure.harness.turn_end import TurnEnd
+from perdure.harness.resume import Resuming
+from perdure.harness.tools.call import ToolStep
+from perdure.harness.turn import Parking, TurnEnd
 from perdure.models.base import Delta, Prompt, Reply, TextDelta, finish_reason, usage_of
 from perdure.protocol import names
 from perdure.protocol.deliveries import Capabilities, DeliveryBody, Mode, Receipt
@@ -145,15 +144,15 @@ class World:
         for shell in (workflows.session, workflows.steps, workflows.turn):
             patch.setattr(shell, "workflow", self.temporal)
         for module in (
-            perdure.harness.model_step,
-            perdure.harness.tool_step,
-            perdure.harness.telling,
-            perdure.harness.resuming,
-            perdure.harness.parking,
+            perdure.harness.model_call,
+            perdure.harness.tools.call,
+            perdure.harness.deltas,
+            perdure.harness.resume,
+            perdure.harness.turn,
         ):
             patch.setattr(module, "reach", self._reach)
         # No wall clock decides what happens: a step may take as long as the machine likes.
-        patch.setattr(perdure.harness.telling, "_PAUSE", 0)
+        patch.setattr(perdure.harness.deltas, "_PAUSE", 0)
         patch.setattr(perdure.runtime.signals, "in_time", patiently)
         patch.setattr(activities.attempt, "HANDED_BACK", 2)
         patch.setattr(perdure.runtime.inputs, "_now", lambda: datetime.fromtimestamp(self.now, UTC))

@@ -11,6 +11,23 @@ from perdure.agents.context import Cancellation, Log, SessionView, Signal, ToolC
 from perdure.agents.registry import AgentRegistry
 from perdure.agents.staging import Staging
 from perdure.errors import Invalid, PerdureError, ToolFailed, Unavailable, UnreadableState
+from perdure.faults import reach
+from perdure.harness.events import Facts, action_key
+from perdure.harness.journal import (
+    INTENT,
+    OUTCOME,
+    REPLY,
+    AskedCall,
+    Intent,
+    Outcome,
+    StoredReply,
+    TurnJournal,
+    read,
+    tool_outcome,
+    written,
+)
+from perdure.harness.lookup import find_agent, find_session, view_of
+from perdure.harness.prompt import INTERRUPTED
 from perdure.protocol import names
 from perdure.protocol.events import NewEvent
 from perdure.protocol.principals import Principal
@@ -18,7 +35,7 @@ from perdure.protocol.requests import Coordinates, ToolCall, ToolOutcome
 from perdure.protocol.wire import JsonObject
 from perdure.session.tokens import hashed
 from perdure.settings import Settings
-from perdure.store.base import Store
+from perdure.store.base import Store, commit_steadfastly
 from perdure.store.values import (
     Attempt,
     Commit,
@@ -34,28 +51,9 @@ from perdure.store.values import (
 from perdure.telemetry import spans
 from perdure.text import described
 
-from . import outputs
-from .facts import Facts, action_key
-from .gates import log_of
-from .journal import (
-    INTENT,
-    OUTCOME,
-    REPLY,
-    AskedCall,
-    Intent,
-    Outcome,
-    StoredReply,
-    read,
-    tool_outcome,
-    written,
-)
-from .killpoints import reach
-from .prompt import INTERRUPTED
-from .scene import find_agent, find_session, view_of
-from .steadfast import commit_steadfastly
+from . import outcomes
+from .approvals import arguments_of, guarded, log_of
 from .toolbox import InvalidArguments, Usable, open_toolbox
-from .turn_journal import TurnJournal
-from .verdicts import arguments_of, guarded
 
 
 @dataclass(frozen=True)
@@ -180,7 +178,7 @@ class ToolStep:
             return await self._settle(work, refusal, None)
         # An older attempt may also have begun after the records were read; then the fence was its.
         if work.tool and work.tool.effects == "at_most_once" and (work.begun or done.superseded):
-            unknown = outputs.failed(INTERRUPTED, outputs.UNKNOWN, "unknown")
+            unknown = outcomes.failed(INTERRUPTED, outcomes.UNKNOWN, "unknown")
             return await self._settle(work, unknown, None)
         return None
 
@@ -212,25 +210,25 @@ class ToolStep:
         try:
             result = await self._call(work.tool, work.arguments, context)
         except InvalidArguments as refused:
-            return outputs.failed(str(refused))
+            return outcomes.failed(str(refused))
         except _TimeUp as late:
             self._log(work).warning("%s", late)
-            return outputs.failed(str(late))
+            return outcomes.failed(str(late))
         except asyncio.CancelledError:
             context.cancelled.set()
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 await _thread_over(context, work.tool.timeout, leaving)
                 raise
-            return outputs.failed("CancelledError: the tool cancelled itself.")
+            return outcomes.failed("CancelledError: the tool cancelled itself.")
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             return self._raised(work, error)
         reach("tool_after_effect")
         try:
-            return outputs.completed(result, self._settings.max_tool_output_bytes)
+            return outcomes.completed(result, self._settings.max_tool_output_bytes)
         except Invalid as unsendable:
             self._log(work).error("%s", unsendable.message)
-            return outputs.failed(unsendable.message)
+            return outcomes.failed(unsendable.message)
 
     def _log(self, work: _Work) -> Log:
         return log_of(work.at, work.call.call.tool, work.call_id)
@@ -251,12 +249,12 @@ class ToolStep:
         assert work.tool is not None
         # Here and nowhere else: the traceback is for the tool's author, and may hold content.
         self._log(work).error("the tool raised, in attempt %d", work.attempt.number, exc_info=error)
-        message = outputs.cut(described(error), self._settings.max_tool_output_bytes)
+        message = outcomes.cut(described(error), self._settings.max_tool_output_bytes)
         again = work.tool.effects != "at_most_once" and work.attempt.number <= work.tool.retries
         if again and work.attempt.number < work.call.call.attempts:
             # The engine keeps what it is told of failures, and shows it.
             raise ToolFailed(f"The tool raised {type(error).__name__}.", attempt=work.attempt.number) from None
-        return outputs.failed(message)
+        return outcomes.failed(message)
 
     # --- after the effect ---
 
@@ -276,7 +274,7 @@ class ToolStep:
                     await kept.staging.rebase()
                 except (Exception, SystemExit, KeyboardInterrupt) as error:
                     self._log(work).error("the tool's update of its state raised", exc_info=error)
-                    outcome, kept = outputs.failed(described(error)), None
+                    outcome, kept = outcomes.failed(described(error)), None
                 continue
             except Exception as error:
                 if outcome.status == "unknown" or (isinstance(error, PerdureError) and not isinstance(error, Invalid)):
@@ -284,7 +282,7 @@ class ToolStep:
                 # The effect has happened, and must not happen again because nobody can write down what came of it.
                 self._log(work).error("what the tool returned could not be recorded", exc_info=error)
                 message = _UNWRITABLE.format(type(error).__name__)
-                outcome, kept = outputs.failed(message, outputs.UNKNOWN, "unknown"), None
+                outcome, kept = outcomes.failed(message, outcomes.UNKNOWN, "unknown"), None
                 continue
             if done.existing:
                 return await self._recorded(work, done.existing)
@@ -353,8 +351,8 @@ def _refusal(work: _Work) -> Outcome | None:
     elif work.tool and work.tool.gate.approval == "always":
         # Declared since the model asked for it.
         message = "This tool needs an approval by now, and nobody was asked; it was not executed."
-        return outputs.failed(message, outputs.REJECTED, "rejected")
-    return None if work.tool else outputs.failed(f"The tool {work.call.call.tool!r} no longer exists.")
+        return outcomes.failed(message, outcomes.REJECTED, "rejected")
+    return None if work.tool else outcomes.failed(f"The tool {work.call.call.tool!r} no longer exists.")
 
 
 def idempotency_key(at: Coordinates, call_id: str) -> str:

@@ -5,10 +5,9 @@ from typing import Any
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from perdure.errors import Invalid
+from perdure.harness.journal import Outcome
 from perdure.protocol.wire import DEEPEST, deeper_than
 from perdure.text import described, whole
-
-from .journal import Outcome
 
 FAILED = "ACTION_RESULT_FAILED"
 UNKNOWN = "TOOL_OUTCOME_UNKNOWN"

@@ -11,30 +11,27 @@ from perdure.agents.agent import DEMO, FINAL_OUTPUT, Agent
 from perdure.agents.approval import result_of
 from perdure.agents.registry import AgentRegistry
 from perdure.errors import Invalid, ModelFailed, PerdureError, TurnCancelled
+from perdure.faults import reach
 from perdure.models.base import Delta, ModelSource, Prompt, Reply
 from perdure.protocol.events import NewEvent, Usage
 from perdure.protocol.names import MODEL_SCOPE, REPLY
 from perdure.protocol.requests import Failure, Finished, ModelCall, ModelOutcome, Unheard
 from perdure.settings import Settings
-from perdure.store.base import Store
+from perdure.store.base import Store, commit_steadfastly
 from perdure.store.values import Attempt, Commit, Committed, DeliveryTaken, Fence, Hold, SessionRow
 from perdure.telemetry import spans
 
-from .calls import CallNames
-from .facts import Facts
-from .files import Files
-from .final_output import TRIES, FinalOutput, SchemaFailed
-from .gates import Clock, Gatekeeper, remembered
-from .history import Histories, Past, call_ids_of
-from .journal import HeardDelivery, Result, model_outcome, readable
-from .killpoints import reach
-from .offer import Offer, open_offer, wanted_output
-from .opening import Opening, hear, open_step, previous_step
-from .prompt import joined, messages_of, new_mark
-from .scene import find_agent, find_session, view_of
-from .settling import (
+from .deltas import Telling
+from .events import Facts
+from .journal import HeardDelivery, Result, TurnJournal, model_outcome, readable
+from .lookup import find_agent, find_session, view_of
+from .prompt import Histories, Past, call_ids_of, joined, messages_of, new_mark
+from .reply import (
     Answered,
+    Asked,
+    CallNames,
     Settlement,
+    Sorter,
     settle_cancelled,
     settle_failure,
     settle_reply,
@@ -42,10 +39,9 @@ from .settling import (
     settle_stopped,
     settle_unfulfilled,
 )
-from .sorting import Asked, Sorter
-from .steadfast import commit_steadfastly
-from .telling import Telling
-from .turn_journal import TurnJournal
+from .tools.approvals import Clock, Gatekeeper, remembered
+from .tools.builtin import TRIES, FinalOutput, Offer, SchemaFailed, open_offer, wanted_output
+from .turn_begin import Files, Opening, hear, open_step, previous_step
 
 log = logging.getLogger("perdure.model")
 

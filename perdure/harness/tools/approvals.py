@@ -1,4 +1,7 @@
-"""Whether a call runs, waits for people, or is refused. What cannot be decided is refused."""
+"""Whether a call runs, waits for people, or is refused; and what their answers make of it.
+
+What cannot be decided is refused.
+"""
 
 import hashlib
 import time
@@ -10,16 +13,17 @@ from typing import Any, TypeAlias
 from perdure.agents.approval import OPEN, Approval, Call, Decision, Gate, result_of
 from perdure.agents.context import Log, SessionView, tool_log
 from perdure.agents.signature import Arguments
-from perdure.protocol.inputs import APPROVE, DENY, InputRequest, Option, digest
-from perdure.protocol.requests import Coordinates
+from perdure.harness.journal import Ask, Outcome
+from perdure.protocol.inputs import APPROVE, DENY, InputAnswer, InputRequest, Option, digest
+from perdure.protocol.requests import Coordinates, Failure
 from perdure.protocol.wire import JsonObject
+from perdure.session.inputs import CONTINUED
 from perdure.store.base import Store
-from perdure.store.values import SlotWrite
+from perdure.store.values import InputRow, SlotWrite
 from perdure.text import described
 
-from . import outputs
-from .journal import Ask, Outcome
-from .questions import Question
+from . import builtin, outcomes
+from .builtin import Question
 
 Clock: TypeAlias = Callable[[], float]
 
@@ -56,10 +60,10 @@ class Gatekeeper:
         except Exception as error:
             log_of(self.at, call.tool, call.id).exception("whether this call needs an approval could not be decided")
             problem = f"Whether this call needs an approval could not be decided ({described(error)})"
-            return outputs.failed(f"{problem}; it was not executed.", outputs.REJECTED, "rejected")
+            return outcomes.failed(f"{problem}; it was not executed.", outcomes.REJECTED, "rejected")
         if asked is None:
-            return outputs.denied(decision.reason) if decision.kind == "deny" else None
-        return asked if self.can_ask else outputs.failed(_UNAVAILABLE, outputs.REJECTED, "rejected")
+            return outcomes.denied(decision.reason) if decision.kind == "deny" else None
+        return asked if self.can_ask else outcomes.failed(_UNAVAILABLE, outcomes.REJECTED, "rejected")
 
     async def _asked(self, call: Call, gate: Gate, decision: Decision, values: JsonObject, key: str | None) -> Ask:
         summary = await result_of(gate.summary, values) if gate.summary else None
@@ -145,3 +149,57 @@ def log_of(at: Coordinates, tool: str, call_id: str) -> Log:
 
 def _stamp(moment: float) -> str:
     return datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+MISMATCH = "TOOL_APPROVAL_MISMATCH"
+WITHDRAWN = "The request was withdrawn before anybody answered; the call was not executed."
+_CHANGED = "These are not the arguments that were approved; the call was not executed."
+_UNASKED = "Nobody has approved this call; it was not executed."
+
+
+def without_run(row: InputRow) -> Outcome | None:
+    """What a closed request comes to when its call is not run; None: it may run."""
+    if row.request.kind == "question":
+        answer = row.answer
+        says = row.status == "answered" and answer and (answer.option_id is not None or answer.text is not None)
+        return builtin.answered(answer) if answer and says else builtin.ignored()
+    if row.status == "withdrawn" or row.answer is None:
+        return outcomes.failed(WITHDRAWN, outcomes.DENIED, "rejected")
+    if not row.answer.approves:
+        return (
+            outcomes.ignored()
+            if row.answer.reason == CONTINUED
+            else outcomes.denied(row.answer.reason or row.answer.text)
+        )
+    return _mismatch(row.request, row.answer, arguments_of(row.request, row.answer))
+
+
+def guarded(row: InputRow | None, arguments: JsonObject) -> Outcome | None:
+    """Why a call that had to be approved must not run with these arguments; None: it may."""
+    if row is None or row.answer is None or row.status not in ("answered", "expired") or not row.answer.approves:
+        return outcomes.failed(_UNASKED, outcomes.DENIED, "rejected")
+    return _mismatch(row.request, row.answer, arguments)
+
+
+def arguments_of(request: InputRequest, answer: InputAnswer | None) -> JsonObject:
+    """The arguments that were approved: the model's, or what the approver made of them."""
+    return request.input if answer is None or answer.arguments is None else answer.arguments
+
+
+def failing(row: InputRow) -> Failure | None:
+    """What the turn fails with because nobody has answered, if that was declared."""
+    if row.status != "expired" or row.request.on_expiry != "fail":
+        return None
+    return Failure(
+        code="INPUT_EXPIRED",
+        message=f"Nobody has answered in time: {row.request.prompt}",
+        details={"requestId": row.request.request_id, "callId": row.request.call_id, "toolName": row.request.tool},
+    )
+
+
+def _mismatch(request: InputRequest, answer: InputAnswer, arguments: JsonObject) -> Outcome | None:
+    # Changed arguments are approved by their own digest; unchanged ones by that of the request.
+    approved = request.digest if answer.arguments is None else answer.digest
+    if digest(arguments) == approved:
+        return None
+    return outcomes.failed(_CHANGED, MISMATCH, "rejected")

@@ -1,13 +1,18 @@
-"""What is told when no step could tell it: a turn that failed or was stopped, a delivery that nobody will hear."""
+"""The end of a turn that no model reply tells: it parks for people, or was stopped, or failed.
+
+Also what happens to a session beside its turns: reminders, refused deliveries, attention, its end."""
 
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from perdure.agents.registry import AgentRegistry
-from perdure.errors import NeedsAttention, TurnCancelled, UnreadableState
+from perdure.errors import NeedsAttention, Superseded, TurnCancelled, UnreadableState
+from perdure.faults import reach
 from perdure.protocol import names
 from perdure.protocol.events import EventType, NewEvent, delivery_refused
-from perdure.protocol.inputs import OpenInput
+from perdure.protocol.inputs import InputRequest, OpenInput
+from perdure.protocol.names import intent_slot, outcome_slot
 from perdure.protocol.requests import (
     Attention,
     CloseSession,
@@ -15,20 +20,188 @@ from perdure.protocol.requests import (
     Conclusion,
     Coordinates,
     Parked,
+    ParkTurn,
     Refusal,
+    Reminder,
     Withdrawal,
 )
+from perdure.session.inputs import resolved
 from perdure.session.turn import CANCELLED as CANCELLATION
-from perdure.store.base import Store
+from perdure.store.base import Store, commit_steadfastly
 from perdure.store.values import Begun, Commit, DeliveryTaken, InputQuery, NewRecord, Record, SessionChange, SessionRow
 from perdure.telemetry import spans
 
-from .facts import Ending, Facts, results_in
-from .journal import CANCELLED, END, FAILURE, RESUME, HeardDelivery, StoredFailure, model_outcome, written
-from .loose_ends import LooseEnd, loose_ends, tied, withdrawals
-from .opening import Opening, begin_turn, hear, open_step, previous_step
-from .scene import find_session
-from .turn_journal import TurnJournal
+from .events import Ending, Facts, results_in
+from .journal import (
+    CANCELLED,
+    END,
+    FAILURE,
+    OUTCOME,
+    PARK,
+    RESUME,
+    AskedCall,
+    HeardDelivery,
+    Outcome,
+    StoredFailure,
+    StoredPark,
+    TurnJournal,
+    model_outcome,
+    written,
+)
+from .lookup import find_session
+from .prompt import INTERRUPTED, NOT_EXECUTED
+from .tools import builtin, outcomes
+from .turn_begin import Opening, begin_turn, hear, open_step, previous_step
+
+_CANCELLED = "This call was cancelled before it was executed."
+
+
+@dataclass(frozen=True)
+class LooseEnd:
+    """A call without an outcome, and the step that asked for it."""
+
+    at: Coordinates
+    call: AskedCall
+    #: Whether somebody was about to run it.
+    begun: bool
+
+    @property
+    def request(self) -> InputRequest | None:
+        return self.call.ask.request if self.call.ask else None
+
+    @property
+    def intent(self) -> tuple[int, int, str]:
+        """The key of the record that says that somebody is about to run it."""
+        return self.at.turn, self.at.step, intent_slot(self.call.call_id)
+
+    def outcome(self, kind: str) -> Outcome:
+        if self.begun:
+            return outcomes.failed(INTERRUPTED, outcomes.UNKNOWN, "unknown")
+        if kind == "cancelled":
+            return cancelled_before(self.call)
+        if self.request and self.request.kind == "question":
+            return builtin.ignored()
+        if self.request:
+            return outcomes.failed(NOT_EXECUTED, outcomes.DENIED, "rejected")
+        return outcomes.failed(NOT_EXECUTED, outcomes.UNKNOWN, "unknown")
+
+
+def cancelled_before(call: AskedCall) -> Outcome:
+    """What a call comes to when its turn is stopped before the call has begun."""
+    if call.ask is None:
+        return outcomes.failed(_CANCELLED, outcomes.CANCELLED)
+    if call.ask.request.kind == "question":
+        return builtin.ignored()
+    return outcomes.failed(_CANCELLED, outcomes.DENIED, "rejected")
+
+
+def loose_ends(session_id: str, turns: Sequence[tuple[int, TurnJournal]]) -> tuple[LooseEnd, ...]:
+    return tuple(
+        LooseEnd(
+            at=Coordinates(session_id=session_id, turn=number, step=step),
+            call=call,
+            begun=turn.interrupted(step, call.call_id),
+        )
+        for number, turn in turns
+        for step in range(turn.last_step + 1)
+        for call in _calls(turn, step)
+        if turn.outcome(step, call.call_id) is None
+    )
+
+
+def _calls(turn: TurnJournal, step: int) -> Sequence[AskedCall]:
+    reply = turn.reply(step)
+    return reply.calls if reply else ()
+
+
+def tied(
+    facts: Facts, conclusion: Conclusion, ends: Sequence[LooseEnd]
+) -> tuple[tuple[NewRecord, ...], tuple[NewEvent, ...]]:
+    """Their outcomes, told where the session is now, so that no late attempt can still have another one."""
+    records: list[NewRecord] = []
+    events: list[NewEvent] = []
+    for end in ends:
+        outcome = end.outcome(conclusion.kind)
+        call_id = end.call.call_id
+        records.append(written(end.at.turn, end.at.step, outcome_slot(call_id), OUTCOME, outcome))
+        if end.call.ref:
+            events.append(facts.action_result(call_id, end.call.tool, outcome, end.at))
+    return tuple(records), tuple(events)
+
+
+def withdrawals(ends: Sequence[LooseEnd]) -> dict[str, NewEvent]:
+    """What readers are told of the requests that nobody needs to answer any more."""
+    requests = [end.request for end in ends if end.request]
+    return {request.request_id: resolved(request, "withdrawn", None) for request in requests}
+
+
+class Parking:
+    """Ends a turn whose other calls have ended; doing it twice is doing it once."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def park(self, park: ParkTurn) -> None:
+        """Open the requests and tell them, in one commit."""
+        at = park.at
+        records: list[Record] = list(await self._store.records(at.session_id, from_turn=at.turn, to_turn=at.turn))
+        turn = TurnJournal(records)
+        if turn.over or not (turn.heard() or turn.resumption):
+            # Told already; or this turn has found nothing to do, and was never told to have begun.
+            await find_session(self._store, at.session_id)
+            return
+        reach("park_before_commit")
+        done = await commit_steadfastly(self._store, await self._commit(park, turn))
+        reach("park_after_commit")
+        if done.existing is None:
+            spans.turn_ended(park.agent, "parked")
+
+    async def remind(self, reminder: Reminder) -> None:
+        """Tell the readers that a request still waits, if it does."""
+        await find_session(self._store, reminder.session_id)
+        row = await self._store.input(reminder.request_id)
+        if row is None or row.status != "open":
+            return
+        try:
+            await self._store.commit(Commit(reminder.session_id, events=(_reminded(row.request, reminder.left),)))
+        except Superseded:
+            # Over meanwhile: there is nobody left to remind.
+            return
+
+    async def _commit(self, park: ParkTurn, turn: TurnJournal) -> Commit:
+        at, facts = park.at, Facts(park.at)
+        reply = turn.reply(at.step)
+        asked = [ask.request for ask in reply.asks] if reply else []
+        # A turn that only carried out some answers asks nothing new, and says again what still waits.
+        waiting = asked or await self._still_open(park)
+        ending = facts.parked()
+        after = at.model_copy(update={"step": at.step + 1})
+        return Commit(
+            at.session_id,
+            heeds=at.turn,
+            unless=(at.turn, at.step, END),
+            records=(written(at.turn, at.step, END, PARK, StoredPark(open=park.open)),),
+            events=(*previous_step(after, None, turn), facts.inputs_requested(waiting), *ending.events),
+            close_turn=at.turn,
+            opens=asked,
+            change=SessionChange(status=ending.status),
+        )
+
+    async def _still_open(self, park: ParkTurn) -> list[InputRequest]:
+        rows = [await self._store.input(each.request_id) for each in park.open]
+        return [row.request for row in rows if row]
+
+
+def _reminded(request: InputRequest, left: int) -> NewEvent:
+    told = {"requestId": request.request_id, "callId": request.call_id, "toolName": request.tool, "left": left}
+    return NewEvent(
+        type=EventType.INPUT_REMINDED,
+        key=names.session_key(f"input/{request.request_id}/reminded/{left}"),
+        data=told if request.expires_at is None else {**told, "expiresAt": request.expires_at},
+        turn=request.turn,
+        step=request.step,
+    )
+
 
 log = logging.getLogger("perdure.harness")
 

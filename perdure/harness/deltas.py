@@ -11,6 +11,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from perdure.errors import ModelFailed
+from perdure.faults import reach
 from perdure.models.base import Delta, ReasoningDelta, Reply, TextDelta, ToolInputDelta
 from perdure.protocol.events import EventType, NewEvent
 from perdure.protocol.names import MODEL_SCOPE
@@ -18,9 +19,8 @@ from perdure.store.base import Store
 from perdure.store.values import Attempt, Commit, Fence, Hold
 from perdure.text import whole
 
-from .calls import CallNames
-from .facts import Facts
-from .killpoints import reach
+from .events import Facts
+from .reply import CallNames
 
 #: How long and how much may gather before it is written.
 _PAUSE = 0.04

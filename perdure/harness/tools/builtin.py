@@ -1,24 +1,86 @@
-"""`final_output`: the model hands over a result that fits a schema, and the turn is done."""
+"""The tools that Perdure brings along: `ask_question` and `final_output`; and all tools that one step offers."""
 
 import asyncio
 import contextlib
 import json
 import os
 import sys
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.alias_generators import to_camel
 from pydantic_ai.messages import ModelResponse, TextPart, ThinkingPart, ToolCallPart
 from pydantic_ai.tools import ToolDefinition
 
 from perdure.agents import output_schema
-from perdure.agents.agent import FINAL_OUTPUT
+from perdure.agents.agent import FINAL_OUTPUT, Agent
+from perdure.harness.journal import Outcome, Result, TurnJournal
+from perdure.protocol.deliveries import Mode
+from perdure.protocol.inputs import InputAnswer, Option
 from perdure.protocol.requests import Failure
 from perdure.protocol.wire import JsonObject
 
-from .journal import Result
-from .toolbox import InvalidArguments
+from .toolbox import InvalidArguments, Usable, misfit, open_toolbox
+
+ASK_QUESTION = "ask_question"
+
+
+class _Choice(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    id: str = Field(min_length=1)
+    label: str = Field(min_length=1)
+
+
+class Question(BaseModel):
+    """What the model may say when it asks."""
+
+    model_config = ConfigDict(extra="forbid", alias_generator=to_camel)
+
+    prompt: str = Field(min_length=1, description="The question, as the user will read it.")
+    options: list[str | _Choice] = Field(default=[], description="Answers to choose from; none: the answer is text.")
+    allow_freeform: bool = Field(default=False, description="Whether an answer beside the options may be written.")
+
+    @property
+    def shown(self) -> JsonObject:
+        choices = [_Choice(id=each, label=each) if isinstance(each, str) else each for each in self.options]
+        return {
+            "prompt": self.prompt,
+            "display": "select" if choices else "text",
+            "allow_freeform": self.allow_freeform or not choices,
+            "options": tuple(Option(id=each.id, label=each.label) for each in choices),
+        }
+
+
+DEFINITION = ToolDefinition(
+    name=ASK_QUESTION,
+    description="Ask the user a question, and wait for the answer before you go on.",
+    parameters_json_schema=Question.model_json_schema(by_alias=True),
+)
+
+
+def read_question(arguments: JsonObject) -> Question:
+    try:
+        question = Question.model_validate(arguments)
+    except ValidationError as invalid:
+        raise misfit(ASK_QUESTION, invalid) from None
+    ids = [option.id for option in question.shown["options"]]
+    if len(ids) != len(set(ids)) or "" in ids:
+        raise InvalidArguments(f"Invalid arguments for {ASK_QUESTION}: options: each needs an id of its own")
+    return question
+
+
+def answered(answer: InputAnswer) -> Outcome:
+    said: dict[str, Any] = {"optionId": answer.option_id, "text": answer.text, "status": "answered"}
+    return Outcome(status="completed", output={key: value for key, value in said.items() if value is not None})
+
+
+def ignored() -> Outcome:
+    return Outcome(status="completed", output={"status": "ignored"})
+
 
 #: How often the model may get it wrong, in a turn and in a reply.
 TRIES = 3
@@ -153,3 +215,37 @@ def as_answer(response: ModelResponse, result: Result) -> ModelResponse:
         if not isinstance(part, ThinkingPart)
     ]
     return replace(response, parts=[*kept, said], finish_reason="stop")
+
+
+@dataclass(frozen=True)
+class Offer:
+    tools: Mapping[str, Usable]
+    #: Whether the model may ask people with the built-in tool.
+    asks: bool = False
+    output: FinalOutput | None = None
+
+    @property
+    def definitions(self) -> Sequence[ToolDefinition]:
+        own = [tool.definition for tool in self.tools.values()]
+        return [*own, *([DEFINITION] if self.asks else ()), *([self.output.definition] if self.output else ())]
+
+    @property
+    def names(self) -> Sequence[str]:
+        return [definition.name for definition in self.definitions]
+
+    @property
+    def hidden(self) -> frozenset[str]:
+        """Tools whose calls are no actions to readers."""
+        return frozenset({*((ASK_QUESTION,) if self.asks else ()), *((FINAL_OUTPUT,) if self.output else ())})
+
+
+async def open_offer(agent: Agent, *, can_ask: bool, output: FinalOutput | None) -> Offer:
+    tools = await open_toolbox(agent)
+    return Offer(tools, asks=can_ask and agent.asks_questions and ASK_QUESTION not in tools, output=output)
+
+
+def wanted_output(agent: Agent, mode: Mode, turn: TurnJournal) -> FinalOutput | None:
+    """What this turn's result must look like: as the deliveries say, or else, in a task, as the agent does."""
+    declared: JsonObject | None = agent.output_schema if mode == "task" else None
+    schema = turn.output_schema if turn.output_schema is not None else declared
+    return None if schema is None else FinalOutput(schema)
