@@ -20,15 +20,15 @@ from perdure.telemetry import spans
 from .auth import Authenticator, Gate
 from .auth.build import is_development
 from .body_reader import BodyReader
-from .feed import Feeds
 from .limits import Limits
-from .problems import Shield, on_error, on_http_error
+from .path import Scopes
+from .responses import Shield, on_error, on_http_error
 from .routes.about import AboutRoutes
 from .routes.inputs import InputRoutes
 from .routes.inspection import InspectionRoutes
 from .routes.sessions import SessionRoutes
 from .routes.stream import StreamRoutes
-from .scope import Scopes
+from .stream.broadcast import Feeds
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from .streaming import TRANSPORT
+from .stream.response import TRANSPORT
 
 log = logging.getLogger("perdure.api.connections")
 

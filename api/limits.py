@@ -12,7 +12,7 @@ from perdure.settings import Settings
 from perdure.text import quoted
 
 from .bodies import Content
-from .encoding import dumps
+from .responses import dumps
 
 _QUOTED = re.compile("%[0-9A-Fa-f]{2}")
 #: A message may have a thousand files, each with a name of its own.

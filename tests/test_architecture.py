@@ -71,7 +71,7 @@ def test_the_command_line_starts_without_what_it_does_not_need() -> None:
     ("part", "unneeded"),
     [
         ("worker", {"openai", "anthropic", "opentelemetry.sdk"}),
-        ("api.serve", {"joserfc", "cryptography", "opentelemetry.sdk", "pydantic_ai"}),
+        ("api.server", {"joserfc", "cryptography", "opentelemetry.sdk", "pydantic_ai"}),
     ],
 )
 def test_a_part_starts_without_what_only_some_settings_need(part: str, unneeded: set[str]) -> None:

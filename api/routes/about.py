@@ -4,9 +4,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.auth import Gate
-from api.info import describe
-from api.problems import reply
-from api.scope import Scopes
+from api.path import Scopes
+from api.responses import reply
+from api.views import describe
 from perdure.protocol.names import SESSION_WORKFLOW
 
 

@@ -10,9 +10,8 @@ from api.auth import Gate
 from api.bodies import Content, parse_answer
 from api.body_reader import BodyReader, Fields
 from api.limits import Limits
-from api.params import limit, name, one_of
-from api.problems import flags, reply
-from api.scope import idempotency_key, known_input
+from api.path import idempotency_key, known_input, limit, name, one_of
+from api.responses import flags, reply
 from perdure.protocol.deliveries import InputResponse
 from perdure.protocol.inputs import InputKind, InputStatus
 from perdure.protocol.wire import JsonObject

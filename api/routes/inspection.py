@@ -9,10 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.auth import Gate
-from api.params import limit, name, one_of
-from api.problems import reply
-from api.scope import known_id
-from api.waiting import waiting_for
+from api.path import known_id, limit, name, one_of
+from api.responses import reply
+from api.views import waiting_for
 from perdure.protocol.deliveries import Mode
 from perdure.protocol.principals import Principal
 from perdure.protocol.wire import JsonObject

@@ -7,8 +7,8 @@ from api.auth import Gate
 from api.bodies import Content, ContinueBody, CreateBody, parse_cancel, parse_continue, parse_create
 from api.body_reader import BodyReader, Fields
 from api.limits import Limits
-from api.problems import flags, reply
-from api.scope import Scopes, idempotency_key
+from api.path import Scopes, idempotency_key
+from api.responses import flags, reply
 from perdure.protocol.deliveries import Capabilities, DeliveryBody, Receipt
 from perdure.protocol.principals import Principal
 from perdure.protocol.wire import JsonObject

@@ -6,9 +6,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.auth import Gate
-from api.feed import Feeds
-from api.scope import Scopes
-from api.streaming import EventStream
+from api.path import Scopes
+from api.stream.broadcast import Feeds
+from api.stream.response import EventStream
 from perdure.errors import Invalid
 
 _INTEGER_PREFIX = re.compile(r"\s*([+-]?[0-9]{1,16})(?![0-9])")

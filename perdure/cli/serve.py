@@ -81,7 +81,7 @@ async def _worker(settings: Settings, ready_file: Path | None) -> None:
 
 async def _api(settings: Settings, ready_file: Path | None) -> None:
     stop = _stopped_by_signals()
-    serve: Serve = shell("api.serve").serve
+    serve: Serve = shell("api.server").serve
     if await ready_or_absent(settings, stop):
         await _serve(serve, settings, stop, ready_file)
 

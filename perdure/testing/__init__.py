@@ -18,7 +18,7 @@ model answers. It stops where people are asked, and goes on with their answers:
         played = await played.answer("order", "approve")
 """
 
-from .model import Line, OneModel, ScriptedCall, ScriptedModel, call
-from .playing import Played, PlayedCall, play
+from .play import Played, PlayedCall, play
+from .scripted import Line, OneModel, ScriptedCall, ScriptedModel, call
 
 __all__ = ["Line", "OneModel", "Played", "PlayedCall", "ScriptedCall", "ScriptedModel", "call", "play"]

@@ -15,8 +15,8 @@ from api.app import create_app
 from api.auth import Authenticator
 from api.auth.build import build_authenticators
 from api.connections import Terms
-from api.feed import Feeds, Pace
 from api.server import listen, run
+from api.stream.broadcast import Feeds, Pace
 from perdure.agents import Agent, tool
 from perdure.agents.registry import AgentRegistry
 from perdure.protocol import names

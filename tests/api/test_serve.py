@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from api.serve import serve
+from api.server import serve
 from perdure.errors import Misconfigured
 from perdure.settings import Settings
 from perdure.store.open import open_store

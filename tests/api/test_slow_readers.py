@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from api.feed import Pace
+from api.stream.broadcast import Pace
 from perdure.store.values import Commit
 from tests.api.process import ApiProcess, api_process
 from tests.api.served import URL, Api, serving, turn_events, until

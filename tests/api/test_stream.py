@@ -7,7 +7,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from api.feed import Pace
+from api.stream.broadcast import Pace
 from perdure.errors import Unavailable
 from perdure.protocol.events import EventType, NewEvent
 from perdure.store.values import SessionChange

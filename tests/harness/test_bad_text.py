@@ -21,7 +21,7 @@ from pydantic_ai.messages import (
 )
 from pydantic_ai.usage import RequestUsage
 
-from api.encoding import dumps
+from api.responses import dumps
 from perdure import Agent, ToolContext, tool
 from perdure.errors import ModelFailed
 from perdure.models.base import Delta, Prompt, Reply, ToolInputDelta

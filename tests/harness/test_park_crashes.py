@@ -28,7 +28,7 @@ from perdure.store.base import Store, read_all
 from perdure.store.open import open_store
 from perdure.store.values import Commit, Committed
 from perdure.testing import OneModel, call
-from perdure.testing.model import ScriptedModel
+from perdure.testing.scripted import ScriptedModel
 from perdure.testing.stage import SESSION, Stage, Steps, Terms
 
 from .stage import NO, YES

@@ -53,7 +53,7 @@ def test_the_wheel_holds_one_top_level_name(wheel: Path) -> None:
         names = archive.namelist()
 
     assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {"perdure"}
-    assert {"perdure/shells/worker.py", "perdure/shells/api/serve.py", "perdure/py.typed"} <= set(names)
+    assert {"perdure/shells/worker.py", "perdure/shells/api/server.py", "perdure/py.typed"} <= set(names)
     assert _files("perdure", ".sql") <= set(names)
 
 

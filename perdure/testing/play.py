@@ -19,7 +19,7 @@ from perdure.settings import Settings
 from perdure.store.base import Store, read_all
 from perdure.store.open import open_store
 
-from .model import OneModel
+from .scripted import OneModel
 from .stage import SESSION, NotingStore, Stage, Steps, Terms
 
 T = TypeVar("T")

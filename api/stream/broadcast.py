@@ -17,10 +17,10 @@ from perdure.protocol.events import TERMINAL, Event
 from perdure.store.base import Store, Watch
 from perdure.store.values import SessionRow
 
+from .buffer import Unsent
 from .ndjson import Lines
-from .unsent import Unsent
 
-log = logging.getLogger("perdure.api.feed")
+log = logging.getLogger("perdure.api.stream")
 
 # How many events a reader that is behind is given first; more if they are small.
 _FIRST_PAGE = 16

@@ -10,9 +10,9 @@ from starlette.types import Receive, Scope, Send
 from perdure.store.values import SessionRow
 from perdure.telemetry import spans
 
-from .feed import Feeds
+from .broadcast import Feeds
+from .buffer import Outflow
 from .ndjson import CONTENT_TYPE, FORMAT, VERSION
-from .unsent import Outflow
 
 log = logging.getLogger("perdure.api.stream")
 

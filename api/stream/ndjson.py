@@ -3,11 +3,10 @@
 from collections.abc import AsyncIterator
 from typing import Any
 
+from api.responses import dumps
 from perdure.protocol import names
 from perdure.protocol.events import DELTAS, Event, EventType
 from perdure.store.base import Store, read_all
-
-from .encoding import dumps
 
 CONTENT_TYPE = "application/x-ndjson; charset=utf-8"
 FORMAT = "ndjson"

@@ -1,10 +1,12 @@
-"""Errors as HTTP answers."""
+"""Answers as JSON, and the answers to errors."""
 
+import json
 import logging
 import uuid
 from collections.abc import Mapping
 from typing import Any
 
+import orjson
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -25,7 +27,15 @@ from perdure.errors import (
 )
 from perdure.text import quoted, shortened
 
-from .encoding import dumps
+
+def dumps(value: Any) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except orjson.JSONEncodeError:
+        # An unpaired surrogate, or a number of more than 64 bits: a tool may well return one, and then the stream of
+        # its session must not break on it for ever.
+        return json.dumps(value, separators=(",", ":")).encode()
+
 
 log = logging.getLogger("perdure.api")
 
