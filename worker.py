@@ -21,12 +21,12 @@ from activities.tools import ToolActivities
 from activities.turns import TurnActivities
 from perdure.agents.registry import AgentRegistry, load_agents
 from perdure.errors import Misconfigured, PerdureError
-from perdure.harness.model_call import ModelStep
-from perdure.harness.rebuild import Rebuilding
-from perdure.harness.resume import Resuming
-from perdure.harness.tools.call import ToolStep
+from perdure.harness.model_call import ModelCaller
+from perdure.harness.rebuild import SessionRebuilder
+from perdure.harness.resume import TurnResumer
+from perdure.harness.tools.call import ToolCaller
 from perdure.harness.tools.toolbox import check_tools
-from perdure.harness.turn import Parking, TurnEnd
+from perdure.harness.turn import TurnEnder, TurnParker
 from perdure.harness.turn_begin import Files
 from perdure.models.models import Models
 from perdure.protocol import names
@@ -69,10 +69,13 @@ GRACE = timedelta(seconds=10)
 def workers(client: Client, store: Store, agents: AgentRegistry, models: Models, settings: Settings) -> list[Worker]:
     """One worker for each kind of work: drivers, turns, model calls, tool calls."""
     turns = TurnActivities(
-        Parking(store), Resuming(store, agents, Files(settings)), TurnEnd(store, agents), Rebuilding(store)
+        TurnParker(store),
+        TurnResumer(store, agents, Files(settings)),
+        TurnEnder(store, agents),
+        SessionRebuilder(store),
     )
-    model = ModelActivities(ModelStep(store, agents, models, settings))
-    tools = ToolActivities(ToolStep(store, agents, settings))
+    model = ModelActivities(ModelCaller(store, agents, models, settings))
+    tools = ToolActivities(ToolCaller(store, agents, settings))
     # Each before those that give it work: a queue is a part of a build from its first poll on.
     return [
         acting(client, settings, names.TOOLS_QUEUE, [tools.call_tool]),

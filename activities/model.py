@@ -12,11 +12,11 @@ from perdure.protocol.requests import Finished, ModelCall, ModelOutcome
 from .attempt import attempt, current
 
 if TYPE_CHECKING:
-    from perdure.harness.model_call import ModelStep
+    from perdure.harness.model_call import ModelCaller
 
 
 class ModelActivities:
-    def __init__(self, step: ModelStep) -> None:
+    def __init__(self, step: ModelCaller) -> None:
         self._step = step
 
     @activity.defn(name=names.CALL_MODEL)

@@ -14,11 +14,11 @@ from perdure.protocol.requests import ToolCall, ToolOutcome
 from .attempt import attempt, current
 
 if TYPE_CHECKING:
-    from perdure.harness.tools.call import ToolStep
+    from perdure.harness.tools.call import ToolCaller
 
 
 class ToolActivities:
-    def __init__(self, step: ToolStep) -> None:
+    def __init__(self, step: ToolCaller) -> None:
         self._step = step
 
     @activity.defn(name=names.CALL_TOOL)

@@ -25,15 +25,17 @@ from perdure.protocol.wire import JsonObject
 from .attempt import attempt, current
 
 if TYPE_CHECKING:
-    from perdure.harness.rebuild import Rebuilding
-    from perdure.harness.resume import Resuming
-    from perdure.harness.turn import Parking, TurnEnd
+    from perdure.harness.rebuild import SessionRebuilder
+    from perdure.harness.resume import TurnResumer
+    from perdure.harness.turn import TurnEnder, TurnParker
 
 
 class TurnActivities:
     """Each is one method of the harness."""
 
-    def __init__(self, parking: Parking, resuming: Resuming, end: TurnEnd, rebuilding: Rebuilding) -> None:
+    def __init__(
+        self, parking: TurnParker, resuming: TurnResumer, end: TurnEnder, rebuilding: SessionRebuilder
+    ) -> None:
         self._parking = parking
         self._resuming = resuming
         self._end = end

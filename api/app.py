@@ -20,7 +20,7 @@ from perdure.telemetry import spans
 from .auth import Authenticator, Gate
 from .auth.build import is_development
 from .body_reader import BodyReader
-from .limits import Limits
+from .limits import RequestLimits
 from .path import Scopes
 from .responses import Shield, on_error, on_http_error
 from .routes.about import AboutRoutes
@@ -28,7 +28,7 @@ from .routes.inputs import InputRoutes
 from .routes.inspection import InspectionRoutes
 from .routes.sessions import SessionRoutes
 from .routes.stream import StreamRoutes
-from .stream.broadcast import Feeds
+from .stream.broadcast import Broadcasts
 
 Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
@@ -43,7 +43,7 @@ def create_app(
     agents: AgentRegistry,
     settings: Settings,
     authenticators: Sequence[Authenticator],
-    feeds: Feeds | None = None,
+    feeds: Broadcasts | None = None,
 ) -> FastAPI:
     """The HTTP API over these parts. Whoever owns `feeds` can end all open streams."""
     development = is_development(settings)
@@ -60,10 +60,10 @@ def create_app(
     )
     gate = Gate(authenticators)
     scopes = Scopes(agents, sessions)
-    bodies, limits = BodyReader(settings.max_body_bytes), Limits.of(settings)
+    bodies, limits = BodyReader(settings.max_body_bytes), RequestLimits.of(settings)
     about = AboutRoutes(gate, scopes, development=development)
     sessions_in = SessionRoutes(gate, scopes, sessions, bodies, limits)
-    stream = StreamRoutes(gate, scopes, feeds or Feeds(store))
+    stream = StreamRoutes(gate, scopes, feeds or Broadcasts(store))
     route = functools.partial(_route, app, bodies)
     for prefix in PREFIXES:
         route("GET", f"{prefix}/health", about.health)

@@ -20,7 +20,7 @@ _MOST = 8192
 
 
 @dataclass(frozen=True)
-class Terms:
+class ConnectionLimits:
     """What a connection may take. Times are in seconds."""
 
     connections: int
@@ -46,7 +46,7 @@ def most_connections(wanted: int | None = None) -> int:
 class Connections:
     """All connections of one server. When there are too many, the one that has asked for nothing longest goes."""
 
-    def __init__(self, terms: Terms) -> None:
+    def __init__(self, terms: ConnectionLimits) -> None:
         self.terms = terms
         # Those that have sent no whole head since they came, or since their last answer; the oldest stands first.
         self._waiting: dict[Connection, None] = {}

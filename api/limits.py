@@ -20,14 +20,14 @@ _MOST_VIOLATIONS = 5
 
 
 @dataclass(frozen=True)
-class Limits:
+class RequestLimits:
     message_bytes: int
     file_bytes: int
     # None: every type. An entry may end in `/*`.
     media_types: tuple[str, ...] | None = None
 
     @classmethod
-    def of(cls, settings: Settings) -> "Limits":
+    def of(cls, settings: Settings) -> "RequestLimits":
         types = tuple(filter(None, (entry.strip() for entry in settings.file_media_types.split(","))))
         return cls(
             message_bytes=settings.max_message_bytes,

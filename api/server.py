@@ -1,4 +1,4 @@
-"""The API as a process: uvicorn with limits of its own, and what it serves, built in order and taken down in reverse."""
+"""The API as a process: uvicorn with its own limits, and what it serves, built in order and taken down in reverse."""
 
 import asyncio
 import contextlib
@@ -21,8 +21,8 @@ from perdure.telemetry import setup
 
 from .app import create_app
 from .auth.build import build_authenticators
-from .connections import Connections, Terms, most_connections
-from .stream.broadcast import Feeds
+from .connections import ConnectionLimits, Connections, most_connections
+from .stream.broadcast import Broadcasts
 
 #: What the kernel may hold for a client that takes nothing, and doubles; without it that grows to megabytes.
 _SEND_BUFFER = 262_144
@@ -68,10 +68,10 @@ async def run(
     *,
     ready: asyncio.Event | None = None,
     on_stop: Callable[[], Awaitable[None]] | None = None,
-    terms: Terms | None = None,
+    terms: ConnectionLimits | None = None,
 ) -> None:
     """Serve until `stop`, then end streams and requests within a few seconds."""
-    server = _Server(_config(app, Connections(terms or Terms(most_connections()))), ready)
+    server = _Server(_config(app, Connections(terms or ConnectionLimits(most_connections()))), ready)
     serving = asyncio.create_task(server.serve(sockets=[sock]))
     stopping = asyncio.create_task(stop.wait())
     try:
@@ -128,8 +128,8 @@ async def serve(settings: Settings, stop: asyncio.Event, ready: asyncio.Event | 
         )
         await stack.enter_async_context(sessions.sweeper.running())
         await stack.enter_async_context(sessions.reconciler.running())
-        feeds = Feeds(store)
-        terms = Terms(most_connections(settings.max_connections))
+        feeds = Broadcasts(store)
+        terms = ConnectionLimits(most_connections(settings.max_connections))
         app = create_app(
             sessions=sessions,
             store=store,

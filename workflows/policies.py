@@ -32,7 +32,7 @@ MODEL = Policy(
 )
 
 #: Short work on the store between two steps. The store may take long over it; a dead worker must not.
-NOTE = Policy(
+SHORT = Policy(
     start_to_close=timedelta(seconds=30),
     heartbeat=timedelta(seconds=5),
     retry=RetryPolicy(
@@ -41,7 +41,7 @@ NOTE = Policy(
 )
 
 #: The last word on a turn or a delivery is said in the end, however long the store is away.
-LAST_WORD = Policy(
+UNTIL_DONE = Policy(
     start_to_close=timedelta(seconds=30),
     heartbeat=timedelta(seconds=5),
     retry=RetryPolicy(initial_interval=timedelta(milliseconds=200), maximum_interval=timedelta(seconds=10)),

@@ -37,7 +37,7 @@ from perdure.session.decisions import ForgetCancel, Move, Refuse, Remind, Renew,
 from perdure.session.state import (
     OPERATOR_CANCELLED,
     OPERATOR_FAILED,
-    REMEMBERED,
+    REMEMBERED_DELIVERIES,
     Rebuild,
     SessionState,
     can_be_kept,
@@ -49,7 +49,7 @@ from perdure.session.state import (
 from perdure.session.turn import CANCELLED, conclusion
 
 from . import failures
-from .steps import CONCLUDED, NOTHING, note
+from .steps import CONCLUDED, NOTHING, execute_until_done
 
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ TurnHandle: TypeAlias = "workflow.ChildWorkflowHandle[Any, TurnResult]"
 _LONG_RUN = 400
 
 _UNREADABLE_PAUSE = timedelta(minutes=1)
-_NOTE_PAUSE = timedelta(seconds=10)
+_RETRY_PAUSE = timedelta(seconds=10)
 
 #: How long a turn may take to stop when an operator ends its session.
 _STOP_PATIENCE = timedelta(seconds=30)
@@ -178,7 +178,7 @@ class SessionWorkflow:
         with contextlib.suppress(TimeoutError):
             await workflow.wait_condition(drive.done, timeout=_STOP_PATIENCE)
         close = CloseSession(session_id=self._state.session_id, failure=self._ending)
-        await self._note(names.CLOSE_SESSION, close, summary=self._ending.code)
+        await self._execute(names.CLOSE_SESSION, close, summary=self._ending.code)
         if self._ending is OPERATOR_CANCELLED:
             raise asyncio.CancelledError
 
@@ -298,7 +298,7 @@ class SessionWorkflow:
         self, request: TurnRequest, failure: Failure, kind: Literal["failed", "cancelled"] = "failed"
     ) -> TurnResult:
         end = conclusion(request, request.step, failure, kind)
-        concluded = await self._note(names.CONCLUDE_TURN, end, summary=f"{kind}: {failure.code}", result=CONCLUDED)
+        concluded = await self._execute(names.CONCLUDE_TURN, end, summary=f"{kind}: {failure.code}", result=CONCLUDED)
         open = concluded.open if concluded else ()
         return TurnResult(
             snapshot=request.snapshot,
@@ -325,13 +325,13 @@ class SessionWorkflow:
         state = self._state
         parked = Coordinates(session_id=state.session_id, turn=max(0, state.turn - 1))
         withdrawal = Withdrawal(at=parked, mode=state.mode, open=state.open)
-        await self._note(names.WITHDRAW_INPUTS, withdrawal, summary=f"withdraw: {len(state.open)} open")
+        await self._execute(names.WITHDRAW_INPUTS, withdrawal, summary=f"withdraw: {len(state.open)} open")
         self._state = self._state.withdrawn()
 
     async def _remind(self, request: OpenInput) -> None:
         left = len(request.remind_at) - 1
         reminder = Reminder(session_id=self._state.session_id, request_id=request.request_id, left=left)
-        await self._note(names.REMIND, reminder, summary="remind")
+        await self._execute(names.REMIND, reminder, summary="remind")
         self._state = self._state.reminded(request)
 
     async def _refuse(self, delivery: DeliveryRef) -> None:
@@ -342,19 +342,19 @@ class SessionWorkflow:
             code="session_not_active",
             message="The continuation token was replaced before this delivery was read.",
         )
-        await self._note(names.REFUSE_DELIVERY, refusal, summary="stale delivery")
+        await self._execute(names.REFUSE_DELIVERY, refusal, summary="stale delivery")
         self._state = self._state.without(delivery)
 
     async def _attend(self, attention: Attention | None, turn: int | None = None) -> None:
         attend = AttendSession(session_id=self._state.session_id, attention=attention, turn=turn)
         what = f"needs attention: {attention.code}" if attention else "recovered"
-        await self._note(names.ATTEND_SESSION, attend, summary=what)
+        await self._execute(names.ATTEND_SESSION, attend, summary=what)
 
     async def _restore(self, rebuild: Rebuild) -> bool:
         """Derive the state from the store: it is what Temporal has lost. Whether the session is over."""
         order = RebuildSession(session_id=self._state.session_id, reason=rebuild.reason)
         result = cast("type[JsonObject | None]", JsonObject | None)
-        found = await self._note(names.REBUILD_SESSION, order, summary=f"rebuild: {rebuild.reason}", result=result)
+        found = await self._execute(names.REBUILD_SESSION, order, summary=f"rebuild: {rebuild.reason}", result=result)
         if found is None:
             return True
         # An operator may have decided meanwhile.
@@ -366,15 +366,15 @@ class SessionWorkflow:
             self._data, self._unreadable = found, unreadable
         return False
 
-    async def _note(self, name: str, argument: Any, *, summary: str, result: type[T] = NOTHING) -> T:
+    async def _execute(self, name: str, argument: Any, *, summary: str, result: type[T] = NOTHING) -> T:
         """Say something that must be said in the end. Also a worker that calls it impossible is only one of many."""
         while True:
             try:
-                return await note(name, argument, summary=summary, result=result)
+                return await execute_until_done(name, argument, summary=summary, result=result)
             except ActivityError as error:
                 if is_cancelled_exception(error):
                     raise asyncio.CancelledError from error
-                await workflow.sleep(_NOTE_PAUSE)
+                await workflow.sleep(_RETRY_PAUSE)
 
     # --- renewal --------------------------------------------------------------------------------------------
 
@@ -401,7 +401,7 @@ class SessionWorkflow:
             known = cast("list[Any]", inbox) if isinstance(inbox, list) else []
             more = [each for each in self._unread if each not in known]
             # More wait in the store: they are told again to whoever can read them.
-            _continue_as_new({**self._data, "inbox": [*known, *more][:REMEMBERED], _WAS_UNREADABLE: True})
+            _continue_as_new({**self._data, "inbox": [*known, *more][:REMEMBERED_DELIVERIES], _WAS_UNREADABLE: True})
 
 
 def _is_suggested() -> bool:

@@ -32,7 +32,7 @@ class ActivitySteps:
     """Each call is one activity on the queue of its kind."""
 
     async def call_model(self, call: ModelCall, *, label: str | None) -> ModelOutcome:
-        return await act(
+        return await execute_step(
             names.CALL_MODEL,
             call,
             queue=names.MODELS_QUEUE,
@@ -42,7 +42,7 @@ class ActivitySteps:
         )
 
     async def call_tool(self, call: ToolCall) -> ToolOutcome:
-        return await act(
+        return await execute_step(
             names.CALL_TOOL,
             call,
             queue=names.TOOLS_QUEUE,
@@ -52,15 +52,19 @@ class ActivitySteps:
         )
 
     async def resume(self, resumption: ResumeTurn) -> Resumed:
-        return await act(names.RESUME_TURN, resumption, policy=policies.NOTE, summary="resume", result=Resumed)
+        return await execute_step(
+            names.RESUME_TURN, resumption, policy=policies.SHORT, summary="resume", result=Resumed
+        )
 
     async def park(self, park: ParkTurn) -> None:
         waiting = f"park: {len(park.open)} open"
-        await act(names.PARK_TURN, park, policy=policies.NOTE, summary=waiting, result=type(None))
+        await execute_step(names.PARK_TURN, park, policy=policies.SHORT, summary=waiting, result=type(None))
 
     async def conclude(self, conclusion: Conclusion) -> Concluded | None:
         summary = f"{conclusion.kind}: {conclusion.failure.code}"
-        concluding = asyncio.ensure_future(note(names.CONCLUDE_TURN, conclusion, summary=summary, result=CONCLUDED))
+        concluding = asyncio.ensure_future(
+            execute_until_done(names.CONCLUDE_TURN, conclusion, summary=summary, result=CONCLUDED)
+        )
         try:
             try:
                 return await asyncio.shield(concluding)
@@ -79,7 +83,7 @@ class ActivitySteps:
         # could never go on, because Temporal lets nothing have so many open, begin some at a time from here on.
         return policies.PARALLEL if workflow.patched("parallel-calls") else calls
 
-    def out_of_breath(self) -> bool:
+    def should_continue_as_new(self) -> bool:
         return workflow.info().is_continue_as_new_suggested()
 
     def cancelled(self, *, early: bool = False) -> bool:
@@ -89,21 +93,21 @@ class ActivitySteps:
         return not early or workflow.patched("stop-before-calls")
 
 
-async def note(name: str, argument: Any, *, summary: str, result: type[T] = NOTHING) -> T:
+async def execute_until_done(name: str, argument: Any, *, summary: str, result: type[T] = NOTHING) -> T:
     """Say something that must be said in the end, however long the store is away."""
     return await workflow.execute_activity(
         name,
         argument,
         task_queue=names.sibling(workflow.info().task_queue, names.MODELS_QUEUE),
         result_type=result,
-        start_to_close_timeout=policies.LAST_WORD.start_to_close,
-        heartbeat_timeout=policies.LAST_WORD.heartbeat,
-        retry_policy=policies.LAST_WORD.retry,
+        start_to_close_timeout=policies.UNTIL_DONE.start_to_close,
+        heartbeat_timeout=policies.UNTIL_DONE.heartbeat,
+        retry_policy=policies.UNTIL_DONE.retry,
         summary=summary,
     )
 
 
-async def act(
+async def execute_step(
     name: str, argument: Any, *, queue: str = names.MODELS_QUEUE, policy: Policy, summary: str, result: type[T]
 ) -> T:
     """Run one activity; what it cannot do in all its attempts is a `StepFailed`."""

@@ -4,7 +4,7 @@ from temporalio import workflow
 
 from perdure.protocol import names
 from perdure.protocol.requests import TurnRequest, TurnResult
-from perdure.session.turn import Breath, run_turn
+from perdure.session.turn import ContinueAsNew, run_turn
 from perdure.telemetry import spans
 
 from .steps import ActivitySteps
@@ -18,7 +18,7 @@ class TurnWorkflow:
     async def run(self, request: TurnRequest) -> TurnResult:
         with spans.turn(request):
             end = await run_turn(request, ActivitySteps())
-        if isinstance(end, Breath):
+        if isinstance(end, ContinueAsNew):
             # The history of a long turn is cut between two steps; the driver waits for the chain as for one run.
             workflow.continue_as_new(end.request)
         return end

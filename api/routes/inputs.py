@@ -9,7 +9,7 @@ from starlette.responses import Response
 from api.auth import Gate
 from api.bodies import Content, parse_answer
 from api.body_reader import BodyReader, Fields
-from api.limits import Limits
+from api.limits import RequestLimits
 from api.path import idempotency_key, known_input, limit, name, one_of
 from api.responses import flags, reply
 from perdure.protocol.deliveries import InputResponse
@@ -20,7 +20,7 @@ from perdure.store.values import InputQuery, InputRow
 
 
 class InputRoutes:
-    def __init__(self, gate: Gate, inputs: Inputs, bodies: BodyReader, limits: Limits) -> None:
+    def __init__(self, gate: Gate, inputs: Inputs, bodies: BodyReader, limits: RequestLimits) -> None:
         self._gate = gate
         self._inputs = inputs
         self._bodies = bodies

@@ -6,7 +6,7 @@ from starlette.responses import Response
 from api.auth import Gate
 from api.bodies import Content, ContinueBody, CreateBody, parse_cancel, parse_continue, parse_create
 from api.body_reader import BodyReader, Fields
-from api.limits import Limits
+from api.limits import RequestLimits
 from api.path import Scopes, idempotency_key
 from api.responses import flags, reply
 from perdure.protocol.deliveries import Capabilities, DeliveryBody, Receipt
@@ -16,7 +16,9 @@ from perdure.runtime.sessions import Sessions
 
 
 class SessionRoutes:
-    def __init__(self, gate: Gate, scopes: Scopes, sessions: Sessions, bodies: BodyReader, limits: Limits) -> None:
+    def __init__(
+        self, gate: Gate, scopes: Scopes, sessions: Sessions, bodies: BodyReader, limits: RequestLimits
+    ) -> None:
         self._gate = gate
         self._scopes = scopes
         self._sessions = sessions

@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from api.auth import Gate
 from api.path import Scopes
-from api.stream.broadcast import Feeds
+from api.stream.broadcast import Broadcasts
 from api.stream.response import EventStream
 from perdure.errors import Invalid
 
@@ -16,7 +16,7 @@ _LARGEST = 2**53 - 1
 
 
 class StreamRoutes:
-    def __init__(self, gate: Gate, scopes: Scopes, feeds: Feeds) -> None:
+    def __init__(self, gate: Gate, scopes: Scopes, feeds: Broadcasts) -> None:
         self._gate = gate
         self._scopes = scopes
         self._feeds = feeds

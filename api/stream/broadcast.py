@@ -18,7 +18,7 @@ from perdure.store.base import Store, Watch
 from perdure.store.values import SessionRow
 
 from .buffer import Unsent
-from .ndjson import Lines
+from .ndjson import NdjsonLines
 
 log = logging.getLogger("perdure.api.stream")
 
@@ -58,7 +58,7 @@ class FeedBroke(Exception):
     """The feed cannot go on; its readers should come again."""
 
 
-class Feed:
+class Broadcast:
     """The recent lines of one session, and those who wait for the next one."""
 
     def __init__(self, store: Store, session: SessionRow, pace: Pace, replays: asyncio.Semaphore) -> None:
@@ -77,7 +77,7 @@ class Feed:
         self._closed = False
         # In the order in which they came.
         self._waiting: dict[asyncio.Future[None], None] = {}
-        self._lines = Lines(store, session.session_id)
+        self._lines = NdjsonLines(store, session.session_id)
         self._joined: tuple[int, int, bytes] = (0, 0, b"")
         self._follower: asyncio.Task[None] | None = None
         self.readers = 0
@@ -124,7 +124,7 @@ class Feed:
 
     async def _stored(self, index: int) -> AsyncIterator[tuple[bytes, int]]:
         """Lines up to the ring, from the store."""
-        lines, wanted = Lines(self._store, self._session_id), _FIRST_PAGE
+        lines, wanted = NdjsonLines(self._store, self._session_id), _FIRST_PAGE
         while index < self._base and not self._closed:
             async with self._replays:
                 chunk, taken, read = await self._page(lines, index, min(wanted, self._base - index))
@@ -133,7 +133,7 @@ class Feed:
             # Nothing but this is kept for a client that may never take it.
             yield chunk, index
 
-    async def _page(self, lines: Lines, index: int, wanted: int) -> tuple[bytes, int, int]:
+    async def _page(self, lines: NdjsonLines, index: int, wanted: int) -> tuple[bytes, int, int]:
         """A chunk of lines, of how many events it is, and how many were read for it."""
         page = await self._store.events(self._session_id, index, min(wanted, self._pace.page))
         if not page:
@@ -249,7 +249,7 @@ class Feed:
                 await asyncio.sleep(0)
 
 
-class Feeds:
+class Broadcasts:
     """The feeds of this process; each lives while somebody reads it."""
 
     def __init__(self, store: Store, pace: Pace | None = None) -> None:
@@ -257,7 +257,7 @@ class Feeds:
         self.pace = pace or Pace()
         self.unsent = Unsent(self.pace.unsent_bytes)
         self._replays = asyncio.Semaphore(self.pace.replays)
-        self._feeds: dict[str, Feed] = {}
+        self._feeds: dict[str, Broadcast] = {}
 
     @property
     def watched(self) -> int:
@@ -269,10 +269,10 @@ class Feeds:
         return sum(feed.readers for feed in self._feeds.values())
 
     @asynccontextmanager
-    async def open(self, session: SessionRow) -> AsyncGenerator[Feed]:
+    async def open(self, session: SessionRow) -> AsyncGenerator[Broadcast]:
         feed = self._feeds.get(session.session_id)
         if feed is None or not feed.usable:
-            feed = self._feeds[session.session_id] = Feed(self._store, session, self.pace, self._replays)
+            feed = self._feeds[session.session_id] = Broadcast(self._store, session, self.pace, self._replays)
             feed.start()
         feed.readers += 1
         try:

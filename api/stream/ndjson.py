@@ -13,7 +13,7 @@ FORMAT = "ndjson"
 VERSION = "16"
 
 
-class Lines:
+class NdjsonLines:
     """Encodes the events of one session in order, from wherever the first one stands."""
 
     def __init__(self, store: Store, session_id: str) -> None:

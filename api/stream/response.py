@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 from perdure.store.values import SessionRow
 from perdure.telemetry import spans
 
-from .broadcast import Feeds
+from .broadcast import Broadcasts
 from .buffer import Outflow
 from .ndjson import CONTENT_TYPE, FORMAT, VERSION
 
@@ -23,7 +23,7 @@ TRANSPORT = "perdure.transport"
 class EventStream(Response):
     """A session's events from `start` on, then live ones. A slow client slows nobody but itself."""
 
-    def __init__(self, feeds: Feeds, session: SessionRow, start: int) -> None:
+    def __init__(self, feeds: Broadcasts, session: SessionRow, start: int) -> None:
         super().__init__(headers=_headers(session.session_id))
         # A length is what a stream does not have.
         del self.headers["content-length"]

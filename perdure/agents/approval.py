@@ -60,7 +60,7 @@ _LONGEST = 36_525 * 86_400
 
 
 @dataclass(frozen=True)
-class Gate:
+class ApprovalPolicy:
     """What stands between a call and its run."""
 
     approval: Approval = "never"
@@ -77,9 +77,9 @@ class Gate:
 
 
 #: Runs without asking.
-OPEN = Gate()
+OPEN = ApprovalPolicy()
 #: Asks each time.
-CLOSED = Gate("always")
+CLOSED = ApprovalPolicy("always")
 
 
 def gate(
@@ -91,12 +91,12 @@ def gate(
     expires: Seconds | None,
     on_expiry: Consequence,
     remind: Sequence[Seconds],
-) -> Gate:
+) -> ApprovalPolicy:
     """The gate as declared, if it can work."""
     asked = Responders() if responders is None else responders
     if problem := _misused(approval, approval_key, summary, asked, remind):
         raise InvalidDeclaration(f"Tool {tool!r}: {problem}.")
-    made = Gate(
+    made = ApprovalPolicy(
         approval=approval,
         key=approval_key,
         summary=summary,
@@ -105,7 +105,7 @@ def gate(
         on_expiry=on_expiry,
         remind=tuple(sorted(seconds(f"Tool {tool!r}: each of remind", each) for each in remind)),
     )
-    problem = _problem(made, declared=made != Gate(approval))
+    problem = _problem(made, declared=made != ApprovalPolicy(approval))
     if problem:
         raise InvalidDeclaration(f"Tool {tool!r}: {problem}.")
     try:
@@ -169,7 +169,7 @@ def _misused(approval: object, key: object, summary: object, responders: object,
     return None
 
 
-def _problem(gate: Gate, declared: bool) -> str | None:
+def _problem(gate: ApprovalPolicy, declared: bool) -> str | None:
     if gate.approval == "never" and declared:
         return "it asks nobody, so nothing about the asking can be said; declare an approval"
     if gate.key and gate.approval != "once":
@@ -177,7 +177,7 @@ def _problem(gate: Gate, declared: bool) -> str | None:
     return _untimely(gate)
 
 
-def _untimely(gate: Gate) -> str | None:
+def _untimely(gate: ApprovalPolicy) -> str | None:
     if gate.on_expiry not in ("deny", "approve", "fail"):
         return "on_expiry is 'deny', 'approve' or 'fail'"
     if gate.expires is None and gate.on_expiry != "deny":

@@ -13,7 +13,7 @@ from perdure.errors import InvalidDeclaration
 from perdure.protocol.inputs import Consequence, Responders
 from perdure.protocol.wire import JsonObject
 
-from .approval import OPEN, Approval, Describe, Gate, Seconds, gate, seconds
+from .approval import OPEN, Approval, ApprovalPolicy, Describe, Seconds, gate, seconds
 from .signature import Signature, read_signature
 
 P = ParamSpec("P")
@@ -40,7 +40,7 @@ class Tool(Generic[P, R]):
     description: str
     signature: Signature = field(repr=False)
     effects: Effects = "at_most_once"
-    gate: Gate = OPEN
+    gate: ApprovalPolicy = OPEN
     timeout: float = 300.0
     retries: int = 0
 
@@ -134,7 +134,7 @@ def _declare(
     name: str,
     description: str | None,
     effects: Effects,
-    gate: Gate,
+    gate: ApprovalPolicy,
     timeout: float,
     retries: int,
     local: Mapping[str, Any],

@@ -69,14 +69,14 @@ def cancel(settings: Settings, session_id: str, turn_id: str | None) -> str:
     async def work() -> str:
         from perdure.runtime.connect import connect
         from perdure.runtime.driver import Driver
-        from perdure.runtime.sessions import Cancellation
+        from perdure.runtime.sessions import CancelRequests
         from perdure.runtime.signals import Signals
 
         async with _opened(settings) as store:
             await store.check()
             row = await _known(store, session_id)
             driver = Driver(await connect(settings, lazy=True), settings.task_queue)
-            return _CANCELLED[(await Cancellation(store, Signals(store, driver)).cancel(row, turn_id)).status]
+            return _CANCELLED[(await CancelRequests(store, Signals(store, driver)).cancel(row, turn_id)).status]
 
     return _run(work())
 

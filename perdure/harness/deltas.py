@@ -19,7 +19,7 @@ from perdure.store.base import Store
 from perdure.store.values import Attempt, Commit, Fence, Hold
 from perdure.text import whole
 
-from .events import Facts
+from .events import EventFactory
 from .reply import CallNames
 
 #: How long and how much may gather before it is written.
@@ -44,11 +44,16 @@ class _Gathered:
         return type(delta) is type(self.first)
 
 
-class Telling:
+class DeltaWriter:
     """Tells readers what one attempt of a model call says, while it says it."""
 
     def __init__(
-        self, store: Store, facts: Facts, attempt: Attempt, calls: CallNames, hidden: frozenset[str] = frozenset()
+        self,
+        store: Store,
+        facts: EventFactory,
+        attempt: Attempt,
+        calls: CallNames,
+        hidden: frozenset[str] = frozenset(),
     ) -> None:
         self._store = store
         self._facts = facts

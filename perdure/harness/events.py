@@ -19,7 +19,7 @@ CONTRACT_VERSION = "0.13.8"
 
 
 @dataclass(frozen=True)
-class Facts:
+class EventFactory:
     """Tells what happens at one place, in one attempt."""
 
     at: Coordinates

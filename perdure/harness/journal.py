@@ -30,7 +30,7 @@ MARK = "perdure/mark/1"
 #: Where a turn that ended outside its model call says so: it failed, was cancelled, or parked.
 END = "end"
 #: Where a parked turn says that it was cancelled.
-CANCELLED = "cancelled"
+CANCELLED_SLOT = "cancelled"
 #: Where a turn says what it made of people's answers; in step 0.
 RESUME = "resume"
 

@@ -21,17 +21,17 @@ from perdure.store.base import Store, commit_steadfastly
 from perdure.store.values import Attempt, Commit, Committed, DeliveryTaken, Fence, Hold, SessionRow
 from perdure.telemetry import spans
 
-from .deltas import Telling
-from .events import Facts
+from .deltas import DeltaWriter
+from .events import EventFactory
 from .journal import HeardDelivery, Result, TurnJournal, model_outcome, readable
 from .lookup import find_agent, find_session, view_of
 from .prompt import Histories, Past, call_ids_of, joined, messages_of, new_mark
 from .reply import (
-    Answered,
-    Asked,
     CallNames,
+    ModelAnswer,
+    ReplyReader,
+    RequestedCalls,
     Settlement,
-    Sorter,
     settle_cancelled,
     settle_failure,
     settle_reply,
@@ -39,7 +39,7 @@ from .reply import (
     settle_stopped,
     settle_unfulfilled,
 )
-from .tools.approvals import Clock, Gatekeeper, remembered
+from .tools.approvals import Approvals, Clock, remembered
 from .tools.builtin import TRIES, FinalOutput, Offer, SchemaFailed, open_offer, wanted_output
 from .turn_begin import Files, Opening, hear, open_step, previous_step
 
@@ -53,7 +53,7 @@ UNUSABLE = "MODEL_REPLY_UNUSABLE"
 
 
 @dataclass(frozen=True)
-class _Scene:
+class _ModelContext:
     """What an attempt knows before it asks."""
 
     call: ModelCall
@@ -64,8 +64,8 @@ class _Scene:
     turn: TurnJournal
 
     @property
-    def facts(self) -> Facts:
-        return Facts(self.call.at, self.attempt.number)
+    def facts(self) -> EventFactory:
+        return EventFactory(self.call.at, self.attempt.number)
 
     @property
     def recorded(self) -> ModelOutcome | None:
@@ -89,7 +89,7 @@ class _Scene:
         return wanted_output(self.agent, self.call.mode, self.turn)
 
 
-class ModelStep:
+class ModelCaller:
     """Asks the model once for each step, and never twice for an answer that was recorded."""
 
     def __init__(
@@ -110,61 +110,61 @@ class ModelStep:
         self._files = Files(settings)
 
     async def run(self, call: ModelCall, attempt: Attempt) -> ModelOutcome:
-        scene = await self._scene(call, attempt)
-        if scene.recorded:
-            return scene.recorded.model_copy(update={"head": scene.row.events})
-        if scene.handed_over:
-            return await self._finish(scene, scene.handed_over)
+        ctx = await self._read_context(call, attempt)
+        if ctx.recorded:
+            return ctx.recorded.model_copy(update={"head": ctx.row.events})
+        if ctx.handed_over:
+            return await self._finish(ctx, ctx.handed_over)
         reach("model_before_begin")
-        begun = await self._begin(scene)
+        begun = await self._begin(ctx)
         reach("model_after_begin")
-        if not isinstance(begun, _Scene):
+        if not isinstance(begun, _ModelContext):
             return begun
         outcome = await self._answer(begun)
         reach("model_after_settle")
         return outcome
 
-    async def _scene(self, call: ModelCall, attempt: Attempt) -> _Scene:
+    async def _read_context(self, call: ModelCall, attempt: Attempt) -> _ModelContext:
         row = await find_session(self._store, call.at.session_id, call.head)
         agent = find_agent(self._agents, call.agent)
         past, turn = await self._histories.load(call.at.session_id, call.at.turn)
-        return _Scene(call, attempt, row, agent, past, turn)
+        return _ModelContext(call, attempt, row, agent, past, turn)
 
     # --- before the model is asked ---
 
-    async def _begin(self, scene: _Scene) -> "_Scene | ModelOutcome":
+    async def _begin(self, ctx: _ModelContext) -> "_ModelContext | ModelOutcome":
         """Take the step over, hear its deliveries, tell the readers; all in one commit."""
-        call = scene.call
+        call = ctx.call
         while True:
             heard: tuple[HeardDelivery, ...] = ()
             if call.at.step == 0:
                 heard, turn = await hear(
-                    self._store, call.at, [each.id for each in call.deliveries], scene.turn, self._files
+                    self._store, call.at, [each.id for each in call.deliveries], ctx.turn, self._files
                 )
                 if not heard and not turn.resumption:
                     return Unheard()
-                scene = replace(scene, turn=turn)
-            opening = open_step(call.at, scene.attempt.number, heard, scene.turn, scene.agent.name, self._model(scene))
+                ctx = replace(ctx, turn=turn)
+            opening = open_step(call.at, ctx.attempt.number, heard, ctx.turn, ctx.agent.name, self._model(ctx))
             try:
-                return await self._open(scene, opening)
+                return await self._open(ctx, opening)
             except DeliveryTaken:
                 # Withdrawn or refused since it was read: look again at what is left.
                 continue
 
-    async def _open(self, scene: _Scene, opening: Opening) -> "_Scene | ModelOutcome":
-        records = (*opening.records, *(() if scene.mark else (new_mark(scene.call.at.turn),)))
-        scene = replace(scene, turn=scene.turn.plus(records))
-        limit = self._limit(scene)
-        settlement = settle_failure(scene.facts, scene.call.mode, limit, Usage()) if limit else Settlement()
-        at = scene.call.at
+    async def _open(self, ctx: _ModelContext, opening: Opening) -> "_ModelContext | ModelOutcome":
+        records = (*opening.records, *(() if ctx.mark else (new_mark(ctx.call.at.turn),)))
+        ctx = replace(ctx, turn=ctx.turn.plus(records))
+        limit = self._limit(ctx)
+        settlement = settle_failure(ctx.facts, ctx.call.mode, limit, Usage()) if limit else Settlement()
+        at = ctx.call.at
         done = await self._store.commit(
             Commit(
                 at.session_id,
-                head=scene.call.head,
+                head=ctx.call.head,
                 heeds=at.turn,
                 unless=(at.turn, at.step, REPLY),
-                fence=self._fence(scene, Hold.RAISE),
-                superseding=scene.facts.superseded(scene.attempt.generation),
+                fence=self._fence(ctx, Hold.RAISE),
+                superseding=ctx.facts.superseded(ctx.attempt.generation),
                 records=(*records, *settlement.records),
                 events=(*opening.events, *settlement.events),
                 consume=opening.consume,
@@ -178,13 +178,13 @@ class ModelStep:
             return model_outcome(done.existing).model_copy(update={"head": done.session.events})
         if limit:
             return Finished(failure=limit, head=done.session.events)
-        return scene
+        return ctx
 
-    def _limit(self, scene: _Scene) -> Failure | None:
-        if scene.output and scene.output.problem:
-            return scene.output.problem
-        limits, used = scene.agent.limits, scene.row.usage
-        if scene.call.at.step >= limits.steps_per_turn:
+    def _limit(self, ctx: _ModelContext) -> Failure | None:
+        if ctx.output and ctx.output.problem:
+            return ctx.output.problem
+        limits, used = ctx.agent.limits, ctx.row.usage
+        if ctx.call.at.step >= limits.steps_per_turn:
             return Failure(
                 code="STEP_LIMIT_REACHED",
                 message=f"The turn was stopped after {limits.steps_per_turn} steps.",
@@ -200,11 +200,11 @@ class ModelStep:
                 )
         return None
 
-    async def _finish(self, scene: _Scene, result: Result) -> ModelOutcome:
+    async def _finish(self, ctx: _ModelContext, result: Result) -> ModelOutcome:
         """End the turn with a result that has waited for the calls beside it; the model is not asked again."""
-        at, number = scene.call.at, scene.attempt.number
-        before = Facts(at.model_copy(update={"step": at.step - 1}), number)
-        settlement = settle_result(before, scene.call.mode, result)
+        at, number = ctx.call.at, ctx.attempt.number
+        before = EventFactory(at.model_copy(update={"step": at.step - 1}), number)
+        settlement = settle_result(before, ctx.call.mode, result)
         done = await commit_steadfastly(
             self._store,
             Commit(
@@ -212,7 +212,7 @@ class ModelStep:
                 heeds=at.turn,
                 unless=(at.turn, at.step, REPLY),
                 records=settlement.records,
-                events=(*previous_step(at, number, scene.turn), *settlement.events),
+                events=(*previous_step(at, number, ctx.turn), *settlement.events),
                 close=settlement.close,
                 close_turn=at.turn,
                 change=settlement.change,
@@ -222,60 +222,60 @@ class ModelStep:
 
     # --- the model ---
 
-    async def _answer(self, scene: _Scene) -> ModelOutcome:
-        facts, mode = scene.facts, scene.call.mode
-        offer = await open_offer(scene.agent, can_ask=scene.call.capabilities.request_input, output=scene.output)
-        sorter = await self._sorter(scene, offer)
-        calls = CallNames(scene.call.at, scene.past.call_ids | call_ids_of(scene.turn), offer.names)
-        telling = Telling(self._store, facts, scene.attempt, calls, offer.hidden)
-        prompt = await self._prompt(scene, offer)
+    async def _answer(self, ctx: _ModelContext) -> ModelOutcome:
+        facts, mode = ctx.facts, ctx.call.mode
+        offer = await open_offer(ctx.agent, can_ask=ctx.call.capabilities.request_input, output=ctx.output)
+        sorter = await self._sorter(ctx, offer)
+        calls = CallNames(ctx.call.at, ctx.past.call_ids | call_ids_of(ctx.turn), offer.names)
+        telling = DeltaWriter(self._store, facts, ctx.attempt, calls, offer.hidden)
+        prompt = await self._prompt(ctx, offer)
         # What each answer has cost, also one that cannot be used.
         paid: list[Usage] = []
         try:
-            reply = await self._ask(scene, telling, prompt, paid)
+            reply = await self._ask(ctx, telling, prompt, paid)
             response = calls.applied(readable(reply.response))
             wanted = await sorter.sort(response)
-            answered = Answered(response, reply.finish_reason, sum(paid, Usage()), wanted, scene.turn.principal)
-            settle = settle_unfulfilled if _has_failed(offer, scene.turn, wanted) else settle_reply
+            answered = ModelAnswer(response, reply.finish_reason, sum(paid, Usage()), wanted, ctx.turn.principal)
+            settle = settle_unfulfilled if _has_failed(offer, ctx.turn, wanted) else settle_reply
             return await self._settle(
-                scene, telling, settle(facts, mode, answered), settle_cancelled(facts, mode, answered)
+                ctx, telling, settle(facts, mode, answered), settle_cancelled(facts, mode, answered)
             )
         except SchemaFailed as failed:
             failure = failed.failure
         except ModelFailed as failed:
-            _report(scene, failed)
-            if failed.transient and scene.attempt.number < _PATIENCE:
+            _report(ctx, failed)
+            if failed.transient and ctx.attempt.number < _PATIENCE:
                 raise
             failure = _failure(failed)
         except (Exception, SystemExit) as error:
             if isinstance(error, PerdureError) and not isinstance(error, Invalid):
                 raise
             # It is paid for, and another one would be no better: that is said once.
-            log.error("%s: the reply of the model cannot be used: %s", scene.call.at.session_id, type(error).__name__)
+            log.error("%s: the reply of the model cannot be used: %s", ctx.call.at.session_id, type(error).__name__)
             failure = _failure(ModelFailed(f"The reply of the model cannot be used ({type(error).__name__})."))
             failure = failure.model_copy(update={"code": UNUSABLE})
             telling.drop()
-        return await self._settle(scene, telling, settle_failure(facts, mode, failure, sum(paid, Usage())))
+        return await self._settle(ctx, telling, settle_failure(facts, mode, failure, sum(paid, Usage())))
 
-    async def _sorter(self, scene: _Scene, offer: Offer) -> Sorter:
-        at = scene.call.at
+    async def _sorter(self, ctx: _ModelContext, offer: Offer) -> ReplyReader:
+        at = ctx.call.at
         remembers = any(tool.gate.approval == "once" for tool in offer.tools.values())
-        gates = Gatekeeper(
+        gates = Approvals(
             at=at,
-            view=view_of(scene.row, at, scene.turn.principal),
-            can_ask=scene.call.capabilities.request_input,
+            view=view_of(ctx.row, at, ctx.turn.principal),
+            can_ask=ctx.call.capabilities.request_input,
             remembered=(await remembered(self._store, at.session_id))[0] if remembers else frozenset(),
             clock=self._clock,
         )
-        return Sorter(offer, gates, self._settings, scene.agent.limits)
+        return ReplyReader(offer, gates, self._settings, ctx.agent.limits)
 
-    async def _ask(self, scene: _Scene, telling: Telling, prompt: Prompt, paid: list[Usage]) -> Reply:
+    async def _ask(self, ctx: _ModelContext, telling: DeltaWriter, prompt: Prompt, paid: list[Usage]) -> Reply:
         """The model's answer, asked for a second time when the first one is empty."""
-        model = self._models.model(self._model(scene))
+        model = self._models.model(self._model(ctx))
         for number in range(2):
-            if number > 0 and await self._is_stopped(scene):
+            if number > 0 and await self._is_stopped(ctx):
                 break
-            with spans.model_call(scene.call.at, scene.agent.name, self._model(scene), scene.attempt.number) as spanned:
+            with spans.model_call(ctx.call.at, ctx.agent.name, self._model(ctx), ctx.attempt.number) as spanned:
                 reply = await telling.follow(_failing_once(model.stream(prompt)))
                 spans.model_replied(spanned, reply.usage, reply.finish_reason)
             paid.append(reply.usage)
@@ -283,29 +283,29 @@ class ModelStep:
                 return reply
         raise ModelFailed("Empty model response", name="Empty model response")
 
-    async def _is_stopped(self, scene: _Scene) -> bool:
-        row = await find_session(self._store, scene.call.at.session_id)
-        return row.cancel_turn is not None and row.cancel_turn <= scene.call.at.turn
+    async def _is_stopped(self, ctx: _ModelContext) -> bool:
+        row = await find_session(self._store, ctx.call.at.session_id)
+        return row.cancel_turn is not None and row.cancel_turn <= ctx.call.at.turn
 
-    async def _prompt(self, scene: _Scene, offer: Offer) -> Prompt:
-        assert scene.mark is not None
-        messages = [*scene.past.messages, *messages_of(scene.turn, scene.mark)]
+    async def _prompt(self, ctx: _ModelContext, offer: Offer) -> Prompt:
+        assert ctx.mark is not None
+        messages = [*ctx.past.messages, *messages_of(ctx.turn, ctx.mark)]
         return Prompt(
-            messages=joined(messages, await self._instructions(scene), scene.mark),
+            messages=joined(messages, await self._instructions(ctx), ctx.mark),
             tools=offer.definitions,
-            settings=scene.agent.settings,
+            settings=ctx.agent.settings,
         )
 
-    async def _instructions(self, scene: _Scene) -> str:
-        instructions = scene.agent.instructions
+    async def _instructions(self, ctx: _ModelContext) -> str:
+        instructions = ctx.agent.instructions
         if isinstance(instructions, str):
             return instructions
-        return await result_of(instructions, view_of(scene.row, scene.call.at, scene.turn.principal))
+        return await result_of(instructions, view_of(ctx.row, ctx.call.at, ctx.turn.principal))
 
     # --- after it has answered ---
 
     async def _settle(
-        self, scene: _Scene, telling: Telling, settlement: Settlement, cancelled: Settlement | None = None
+        self, ctx: _ModelContext, telling: DeltaWriter, settlement: Settlement, cancelled: Settlement | None = None
     ) -> ModelOutcome:
         """Record the answer, tell it, and leave the step; all in one commit.
 
@@ -316,21 +316,21 @@ class ModelStep:
             reach("park_before_commit")
         rest = telling.rest()
         try:
-            done = await self._commit(scene, settlement, rest)
+            done = await self._commit(ctx, settlement, rest)
         except TurnCancelled:
             spent = (settlement.change and settlement.change.usage) or Usage()
             if cancelled is None and spent == Usage():
                 raise
-            settlement = cancelled or settle_stopped(scene.facts, scene.call.mode, spent)
-            done = await self._commit(scene, settlement, rest)
+            settlement = cancelled or settle_stopped(ctx.facts, ctx.call.mode, spent)
+            done = await self._commit(ctx, settlement, rest)
         if settlement.opens:
             reach("park_after_commit")
         if done.existing is None and (ended := settlement.ended):
-            spans.turn_ended(scene.agent.name, ended)
+            spans.turn_ended(ctx.agent.name, ended)
         return _outcome(done, settlement)
 
-    async def _commit(self, scene: _Scene, settlement: Settlement, rest: tuple[NewEvent, ...]) -> Committed:
-        at = scene.call.at
+    async def _commit(self, ctx: _ModelContext, settlement: Settlement, rest: tuple[NewEvent, ...]) -> Committed:
+        at = ctx.call.at
         return await commit_steadfastly(
             self._store,
             Commit(
@@ -338,7 +338,7 @@ class ModelStep:
                 # An answer that asks for calls goes through: the calls look for themselves.
                 heeds=at.turn if settlement.ended not in (None, "cancelled") else None,
                 unless=(at.turn, at.step, REPLY),
-                fence=self._fence(scene, Hold.RELEASE),
+                fence=self._fence(ctx, Hold.RELEASE),
                 records=settlement.records,
                 events=(*rest, *settlement.events),
                 close=settlement.close,
@@ -347,11 +347,11 @@ class ModelStep:
             ),
         )
 
-    def _fence(self, scene: _Scene, hold: Hold) -> Fence:
-        return Fence(scene.call.at.turn, scene.call.at.step, MODEL_SCOPE, scene.attempt, hold)
+    def _fence(self, ctx: _ModelContext, hold: Hold) -> Fence:
+        return Fence(ctx.call.at.turn, ctx.call.at.step, MODEL_SCOPE, ctx.attempt, hold)
 
-    def _model(self, scene: _Scene) -> str:
-        return scene.agent.model or self._settings.model or DEMO
+    def _model(self, ctx: _ModelContext) -> str:
+        return ctx.agent.model or self._settings.model or DEMO
 
 
 async def _failing_once(stream: AsyncGenerator[Delta | Reply, None]) -> AsyncGenerator[Delta | Reply, None]:
@@ -372,7 +372,7 @@ def _outcome(done: Committed, settlement: Settlement) -> ModelOutcome:
     return outcome.model_copy(update={"head": done.session.events})
 
 
-def _has_failed(offer: Offer, turn: TurnJournal, wanted: Asked) -> bool:
+def _has_failed(offer: Offer, turn: TurnJournal, wanted: RequestedCalls) -> bool:
     """Whether the model had to hand over a result, and has not, or not in as many tries as it has."""
     if offer.output is None or wanted.result:
         return False
@@ -382,12 +382,12 @@ def _has_failed(offer: Offer, turn: TurnJournal, wanted: Asked) -> bool:
     return not wanted.calls or (len(tries) >= TRIES and not goes_on)
 
 
-def _report(scene: _Scene, failed: ModelFailed) -> None:
+def _report(ctx: _ModelContext, failed: ModelFailed) -> None:
     """Say in the log what readers are not told, under the id that they are."""
-    error_id, at = failed.details.setdefault("errorId", str(uuid4())), scene.call.at
+    error_id, at = failed.details.setdefault("errorId", str(uuid4())), ctx.call.at
     log.warning(
         "the model call of %s, turn %d, step %d, attempt %d failed, error id %s: %s",
-        *(at.session_id, at.turn, at.step, scene.attempt.number, error_id),
+        *(at.session_id, at.turn, at.step, ctx.attempt.number, error_id),
         " ".join(filter(None, (failed.message, failed.reason))),
     )
 

@@ -20,7 +20,7 @@ from .lookup import find_session
 _PAGE = 200
 
 
-class Rebuilding:
+class SessionRebuilder:
     """Reads what a driver would know had it lived. What was in progress is held, and goes on at once."""
 
     def __init__(self, store: Store) -> None:

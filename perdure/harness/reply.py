@@ -24,7 +24,7 @@ from perdure.settings import Settings
 from perdure.store.values import NewRecord, SessionChange
 from perdure.text import shortened
 
-from .events import Ending, Facts, results_in
+from .events import Ending, EventFactory, results_in
 from .journal import (
     FAILURE,
     OUTCOME,
@@ -39,7 +39,7 @@ from .journal import (
 )
 from .journal import REPLY as REPLY_FORMAT
 from .tools import outcomes
-from .tools.approvals import Gatekeeper
+from .tools.approvals import Approvals
 from .tools.builtin import (
     ASK_QUESTION,
     NOT_COMPARED,
@@ -141,7 +141,7 @@ _TOO_LARGE = f"The calls of one reply have at most {_LARGEST} characters of argu
 
 
 @dataclass(frozen=True)
-class Asked:
+class RequestedCalls:
     """The calls of one reply, sorted."""
 
     calls: tuple[AskedCall, ...] = ()
@@ -173,7 +173,7 @@ class Asked:
             for call_id, outcome in self.refused.items()
         )
 
-    def events(self, facts: Facts) -> tuple[NewEvent, ...]:
+    def events(self, facts: EventFactory) -> tuple[NewEvent, ...]:
         """The actions that are asked for, but for those that wait for people, and what came of the refused ones."""
         shown = [call for call in self.calls if call.ask is None and call.tool not in self.hidden]
         actions = [
@@ -189,15 +189,15 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class Sorter:
+class ReplyReader:
     """Sorts the calls of one step."""
 
     offer: Offer
-    gates: Gatekeeper
+    gates: Approvals
     settings: Settings
     limits: Limits
 
-    async def sort(self, response: ModelResponse) -> Asked:
+    async def sort(self, response: ModelResponse) -> RequestedCalls:
         calls: list[AskedCall] = []
         refused: dict[str, Outcome] = {}
         results: list[tuple[AskedCall, Result]] = []
@@ -309,16 +309,16 @@ def _asked(part: ToolCallPart, sorted_out: _Sorted) -> AskedCall:
 
 def _with_result(
     calls: list[AskedCall], refused: dict[str, Outcome], results: Sequence[tuple[AskedCall, Result]]
-) -> Asked:
+) -> RequestedCalls:
     if not results:
-        return Asked(tuple(calls), refused)
+        return RequestedCalls(tuple(calls), refused)
     if any(call.ask for call in calls):
         handed = {call.call_id for call, _ in results}
-        return Asked(tuple(calls), {**refused, **dict.fromkeys(handed, outcomes.failed(TOO_EARLY))})
+        return RequestedCalls(tuple(calls), {**refused, **dict.fromkeys(handed, outcomes.failed(TOO_EARLY))})
     # The first one counts. What was tried beside it leaves history with it: no outcome may stay without its call.
     others = tuple(call for call in calls if call.tool != FINAL_OUTPUT)
     kept = {call.call_id: refused[call.call_id] for call in others if call.call_id in refused}
-    return Asked(others, kept, results[0][1])
+    return RequestedCalls(others, kept, results[0][1])
 
 
 def _arguments(part: ToolCallPart, left: _Left) -> JsonObject:
@@ -372,18 +372,18 @@ class Settlement:
 
 
 @dataclass(frozen=True)
-class Answered:
+class ModelAnswer:
     """What the model has said, and what it cost."""
 
     response: ModelResponse
     reason: FinishReason
     usage: Usage
-    wanted: Asked
+    wanted: RequestedCalls
     #: Whom it has listened to.
     speaker: Principal | None
 
 
-def settle_reply(facts: Facts, mode: Mode, answered: Answered) -> Settlement:
+def settle_reply(facts: EventFactory, mode: Mode, answered: ModelAnswer) -> Settlement:
     """The turn ends with this reply, or parks, or goes on."""
     told = (*_told(facts, answered.response, answered.reason), *answered.wanted.events(facts))
     if answered.wanted.parks:
@@ -397,14 +397,14 @@ def settle_reply(facts: Facts, mode: Mode, answered: Answered) -> Settlement:
     return _ended(facts, answered, told, over)
 
 
-def settle_unfulfilled(facts: Facts, mode: Mode, answered: Answered) -> Settlement:
+def settle_unfulfilled(facts: EventFactory, mode: Mode, answered: ModelAnswer) -> Settlement:
     """The turn ends because the model has not handed over what was asked of it; what it said is kept."""
     told = (*_told(facts, answered.response, answered.reason), *answered.wanted.events(facts))
     over = (*told, facts.step_completed(answered.reason, answered.usage))
     return _ended(facts, answered, over, facts.failed(mode, NOT_FULFILLED), failure=NOT_FULFILLED)
 
 
-def settle_cancelled(facts: Facts, mode: Mode, answered: Answered) -> Settlement:
+def settle_cancelled(facts: EventFactory, mode: Mode, answered: ModelAnswer) -> Settlement:
     """The turn was stopped while the model spoke: what it said is kept, and nothing that it asks for is done."""
     unmade = {
         call.call_id: cancelled_before(call)
@@ -416,7 +416,7 @@ def settle_cancelled(facts: Facts, mode: Mode, answered: Answered) -> Settlement
     return _ended(facts, kept, told, facts.cancelled(mode, CANCELLED), failure=CANCELLED)
 
 
-def settle_result(facts: Facts, mode: Mode, result: Result) -> Settlement:
+def settle_result(facts: EventFactory, mode: Mode, result: Result) -> Settlement:
     """The calls that came with a result have ended: now it counts. `facts` are of the step that handed it over."""
     said = ModelResponse(parts=[])
     stored = StoredReply(response=dump_response(as_answer(said, result)), finish_reason="stop", usage=Usage())
@@ -425,7 +425,7 @@ def settle_result(facts: Facts, mode: Mode, result: Result) -> Settlement:
     return Settlement((record,), ending.events, ending.closes, ending.change())
 
 
-def _parked(facts: Facts, answered: Answered, told: Sequence[NewEvent]) -> Settlement:
+def _parked(facts: EventFactory, answered: ModelAnswer, told: Sequence[NewEvent]) -> Settlement:
     requests = answered.wanted.requests
     asked = (facts.step_completed(answered.reason, answered.usage), facts.inputs_requested(requests))
     ending = facts.parked()
@@ -433,7 +433,7 @@ def _parked(facts: Facts, answered: Answered, told: Sequence[NewEvent]) -> Settl
     return Settlement(records, (*told, *asked, *ending.events), opens=requests, change=_change(answered, ending))
 
 
-def _handed_over(facts: Facts, mode: Mode, answered: Answered, told: Sequence[NewEvent]) -> Settlement:
+def _handed_over(facts: EventFactory, mode: Mode, answered: ModelAnswer, told: Sequence[NewEvent]) -> Settlement:
     result = answered.wanted.result
     assert result is not None
     if answered.wanted.calls:
@@ -444,12 +444,14 @@ def _handed_over(facts: Facts, mode: Mode, answered: Answered, told: Sequence[Ne
     return _ended(facts, kept, told, facts.completed(mode, *last))
 
 
-def _ended(facts: Facts, answered: Answered, told: Sequence[NewEvent], ending: Ending, **more: Failure) -> Settlement:
+def _ended(
+    facts: EventFactory, answered: ModelAnswer, told: Sequence[NewEvent], ending: Ending, **more: Failure
+) -> Settlement:
     records = _records(facts, answered, **more)
     return Settlement(records, (*told, *ending.events), ending.closes, change=_change(answered, ending))
 
 
-def _records(facts: Facts, answered: Answered, **more: Any) -> tuple[NewRecord, ...]:
+def _records(facts: EventFactory, answered: ModelAnswer, **more: Any) -> tuple[NewRecord, ...]:
     stored = StoredReply(
         response=dump_response(answered.response),
         finish_reason=answered.reason,
@@ -463,19 +465,19 @@ def _records(facts: Facts, answered: Answered, **more: Any) -> tuple[NewRecord, 
     return (record, *answered.wanted.records(facts.at))
 
 
-def _change(answered: Answered, ending: Ending | None = None) -> SessionChange:
+def _change(answered: ModelAnswer, ending: Ending | None = None) -> SessionChange:
     counts: dict[str, Any] = {"steps": 1, "usage": answered.usage}
     return ending.change(**counts) if ending else SessionChange(**counts)
 
 
-def settle_failure(facts: Facts, mode: Mode, failure: Failure, usage: Usage) -> Settlement:
+def settle_failure(facts: EventFactory, mode: Mode, failure: Failure, usage: Usage) -> Settlement:
     at = facts.at
     record = written(at.turn, at.step, REPLY, FAILURE, StoredFailure(failure=failure, usage=usage))
     ending = facts.failed(mode, failure)
     return Settlement((record,), ending.events, ending.closes, ending.change(usage=usage))
 
 
-def settle_stopped(facts: Facts, mode: Mode, usage: Usage) -> Settlement:
+def settle_stopped(facts: EventFactory, mode: Mode, usage: Usage) -> Settlement:
     """The turn was stopped while it failed: what it has cost is told."""
     at = facts.at
     record = written(at.turn, at.step, REPLY, FAILURE, StoredFailure(failure=CANCELLED, usage=usage))
@@ -484,7 +486,7 @@ def settle_stopped(facts: Facts, mode: Mode, usage: Usage) -> Settlement:
     return Settlement((record,), (told, *ending.events), ending.closes, ending.change(usage=usage))
 
 
-def _told(facts: Facts, response: ModelResponse, reason: FinishReason) -> tuple[NewEvent, ...]:
+def _told(facts: EventFactory, response: ModelResponse, reason: FinishReason) -> tuple[NewEvent, ...]:
     """Reasoning and text of the step, each whole and each once."""
     reasoning = "".join(part.content for part in response.parts if isinstance(part, ThinkingPart))
     text = "".join(part.content for part in response.parts if isinstance(part, TextPart))

@@ -29,7 +29,7 @@ from perdure.store.values import (
 )
 from perdure.telemetry import spans
 
-from .events import Ending, Facts, results_in
+from .events import Ending, EventFactory, results_in
 from .journal import (
     FAILURE,
     OUTCOME,
@@ -68,7 +68,7 @@ class Carried:
 
 
 def carried_out(
-    facts: Facts, resumption: ResumeTurn, rows: Mapping[str, InputRow], asking: Mapping[int, TurnJournal]
+    facts: EventFactory, resumption: ResumeTurn, rows: Mapping[str, InputRow], asking: Mapping[int, TurnJournal]
 ) -> Carried:
     carried = Carried()
     for turn in asking.values():
@@ -95,7 +95,7 @@ def carried_out(
 
 
 def settle(
-    records: list[NewRecord], events: list[NewEvent], facts: Facts, request: InputRequest, outcome: Outcome
+    records: list[NewRecord], events: list[NewEvent], facts: EventFactory, request: InputRequest, outcome: Outcome
 ) -> None:
     """The outcome stands with the step that asked, and is told where the session is now. Questions are no actions."""
     records.append(written(request.turn, request.step, outcome_slot(request.call_id), OUTCOME, outcome))
@@ -116,7 +116,7 @@ def note_of(request: InputRequest | None) -> str:
 
 
 def _fail(
-    carried: Carried, facts: Facts, resumption: ResumeTurn, rows: Mapping[str, InputRow], failure: Failure
+    carried: Carried, facts: EventFactory, resumption: ResumeTurn, rows: Mapping[str, InputRow], failure: Failure
 ) -> None:
     """Nothing of the batch is carried out any more."""
     for row in rows.values():
@@ -145,7 +145,7 @@ def _ref(request: InputRequest, turn: TurnJournal) -> CallRef:
 
 
 @dataclass(frozen=True)
-class _Scene:
+class _ResumeContext:
     """What an attempt knows before it decides."""
 
     resumption: ResumeTurn
@@ -162,8 +162,8 @@ class _Scene:
         return self.resumption.at
 
     @property
-    def facts(self) -> Facts:
-        return Facts(self.at, self.attempt.number)
+    def facts(self) -> EventFactory:
+        return EventFactory(self.at, self.attempt.number)
 
     @property
     def key(self) -> tuple[int, int, str]:
@@ -179,7 +179,7 @@ class _Scene:
         return tuple(row for each in self.resumption.expired if (row := self.rows.get(each)) and row.status == "open")
 
 
-class Resuming:
+class TurnResumer:
     """Carries out what people decided: once, whoever tries and however often."""
 
     def __init__(self, store: Store, agents: AgentRegistry, files: Files | None = None) -> None:
@@ -201,26 +201,26 @@ class Resuming:
             return _resumed(found)
         # What is approved for the rest of the session, and how many calls may run at a time, only the agent says.
         agent = find_agent(self._agents, resumption.agent)
-        scene = await self._scene(resumption, attempt, agent)
-        if scene.due:
-            scene = await self._expire(scene)
-        scene = await self._hear(scene)
-        if not (scene.heard or scene.closed):
+        ctx = await self._read_context(resumption, attempt, agent)
+        if ctx.due:
+            ctx = await self._expire(ctx)
+        ctx = await self._hear(ctx)
+        if not (ctx.heard or ctx.closed):
             # An earlier turn has heard it all.
             return Resumed(open=resumption.open, silent=True)
         reach("resume_before_commit")
-        resumed = await self._carry_out(scene)
+        resumed = await self._carry_out(ctx)
         reach("resume_after_commit")
         return resumed
 
-    async def _scene(self, resumption: ResumeTurn, attempt: Attempt, agent: Agent) -> _Scene:
+    async def _read_context(self, resumption: ResumeTurn, attempt: Attempt, agent: Agent) -> _ResumeContext:
         at = resumption.at
         session, records, rows = await asyncio.gather(
             find_session(self._store, at.session_id, resumption.head),
             self._store.records(at.session_id, from_turn=at.turn, to_turn=at.turn),
             self._rows(at.session_id, [each.request_id for each in resumption.open]),
         )
-        return _Scene(resumption, attempt, agent, session, TurnJournal(list(records)), rows)
+        return _ResumeContext(resumption, attempt, agent, session, TurnJournal(list(records)), rows)
 
     async def _rows(self, session_id: str, request_ids: Sequence[str]) -> dict[str, InputRow]:
         found = await asyncio.gather(*(self._store.input(each) for each in request_ids))
@@ -229,96 +229,95 @@ class Resuming:
             raise UnreadableState("A request that this session waits for is not there.", request_ids=sorted(missing))
         return rows
 
-    async def _hear(self, scene: _Scene) -> _Scene:
+    async def _hear(self, ctx: _ResumeContext) -> _ResumeContext:
         """The deliveries of this turn, and those of all other answers that are carried out here."""
-        wanted = [each.id for each in scene.resumption.deliveries]
-        wanted += [row.delivery_id for row in scene.closed if row.delivery_id]
-        heard, turn = await hear(self._store, scene.at, list(dict.fromkeys(wanted)), scene.turn, self._files)
-        return replace(scene, heard=heard, turn=turn)
+        wanted = [each.id for each in ctx.resumption.deliveries]
+        wanted += [row.delivery_id for row in ctx.closed if row.delivery_id]
+        heard, turn = await hear(self._store, ctx.at, list(dict.fromkeys(wanted)), ctx.turn, self._files)
+        return replace(ctx, heard=heard, turn=turn)
 
     # --- nobody has answered in time ---
 
-    async def _expire(self, scene: _Scene) -> _Scene:
+    async def _expire(self, ctx: _ResumeContext) -> _ResumeContext:
         """Close what is due, before anything is made of it: an answer may come in until it is closed.
 
         Only then are the deliveries read: one that has answered in the last moment is carried out with the others.
         """
-        answers = {row.request.request_id: at_expiry(row.request) for row in scene.due}
+        answers = {row.request.request_id: at_expiry(row.request) for row in ctx.due}
         told = {
-            row.request.request_id: resolved(row.request, "expired", answers[row.request.request_id])
-            for row in scene.due
+            row.request.request_id: resolved(row.request, "expired", answers[row.request.request_id]) for row in ctx.due
         }
         await commit_steadfastly(
             self._store,
             Commit(
-                scene.at.session_id,
-                heeds=scene.at.turn,
-                unless=scene.key,
+                ctx.at.session_id,
+                heeds=ctx.at.turn,
+                unless=ctx.key,
                 expires=answers,
                 resolved=told,
                 # From here on it is this turn that somebody stops who stops the session.
-                change=SessionChange(status="running", turns=scene.at.turn + 1),
+                change=SessionChange(status="running", turns=ctx.at.turn + 1),
             ),
         )
-        closed = await self._rows(scene.at.session_id, list(answers))
+        closed = await self._rows(ctx.at.session_id, list(answers))
         # The others stay as they were read: what was answered since comes with a delivery of its own.
-        return replace(scene, rows={**scene.rows, **closed})
+        return replace(ctx, rows={**ctx.rows, **closed})
 
     # --- what was decided ---
 
-    async def _carry_out(self, scene: _Scene) -> Resumed:
-        carried = carried_out(scene.facts, scene.resumption, scene.rows, await self._asking(scene))
+    async def _carry_out(self, ctx: _ResumeContext) -> Resumed:
+        carried = carried_out(ctx.facts, ctx.resumption, ctx.rows, await self._asking(ctx))
         resumed = carried.resumed
         if resumed.calls:
-            resumed = resumed.model_copy(update={"parallel": scene.agent.limits.parallel_calls})
+            resumed = resumed.model_copy(update={"parallel": ctx.agent.limits.parallel_calls})
         stored = StoredResumption(
             resumed=resumed,
-            notes=await self._notes(scene),
+            notes=await self._notes(ctx),
             speaker=carried.speaker,
             output_schema=carried.output_schema,
         )
         if told := carried.withdrawn:
             # Before the boundary: what follows it belongs to the next turn.
             withdrawal = Commit(
-                scene.at.session_id, heeds=scene.at.turn, unless=scene.key, withdraws=tuple(told), resolved=told
+                ctx.at.session_id, heeds=ctx.at.turn, unless=ctx.key, withdraws=tuple(told), resolved=told
             )
             await commit_steadfastly(self._store, withdrawal)
-        done = await commit_steadfastly(self._store, await self._commit(scene, carried, stored))
+        done = await commit_steadfastly(self._store, await self._commit(ctx, carried, stored))
         if done.existing:
             return _resumed(done.existing)
         if carried.ending:
-            spans.turn_ended(scene.resumption.agent, "failed")
+            spans.turn_ended(ctx.resumption.agent, "failed")
         return resumed
 
-    async def _commit(self, scene: _Scene, carried: Carried, stored: StoredResumption) -> Commit:
-        opening, ending = self._opening(scene), carried.ending
-        change = ending.change(turns=scene.at.turn + 1) if ending else opening.change
+    async def _commit(self, ctx: _ResumeContext, carried: Carried, stored: StoredResumption) -> Commit:
+        opening, ending = self._opening(ctx), carried.ending
+        change = ending.change(turns=ctx.at.turn + 1) if ending else opening.change
         return Commit(
-            scene.at.session_id,
-            head=scene.resumption.head,
-            heeds=scene.at.turn,
-            unless=scene.key,
-            records=(*opening.records, written(*scene.key, RESUMPTION, stored), *carried.records),
+            ctx.at.session_id,
+            head=ctx.resumption.head,
+            heeds=ctx.at.turn,
+            unless=ctx.key,
+            records=(*opening.records, written(*ctx.key, RESUMPTION, stored), *carried.records),
             events=(*opening.events, *carried.events, *(ending.events if ending else ())),
             consume=opening.consume,
-            consume_turn=scene.at.turn,
-            slots=await remembering(self._store, scene.at.session_id, await self._keys(scene, carried)),
+            consume_turn=ctx.at.turn,
+            slots=await remembering(self._store, ctx.at.session_id, await self._keys(ctx, carried)),
             close=bool(ending and ending.closes),
-            close_turn=scene.at.turn if ending else None,
+            close_turn=ctx.at.turn if ending else None,
             change=replace(change, tool_calls=results_in(carried.events)),
         )
 
-    async def _keys(self, scene: _Scene, carried: Carried) -> list[str]:
+    async def _keys(self, ctx: _ResumeContext, carried: Carried) -> list[str]:
         """What is approved for the rest of the session: for the arguments that were approved, not those asked about."""
-        found = [await self._key(scene, row) for row in carried.remembers]
+        found = [await self._key(ctx, row) for row in carried.remembers]
         return [key for key in found if key]
 
-    async def _key(self, scene: _Scene, row: InputRow) -> str | None:
+    async def _key(self, ctx: _ResumeContext, row: InputRow) -> str | None:
         request = row.request
         if row.answer is None or row.answer.arguments is None:
             return request.remember
         try:
-            tool = (await open_toolbox(scene.agent))[request.tool]
+            tool = (await open_toolbox(ctx.agent))[request.tool]
             runs_with = tool.read(arguments_of(request, row.answer))
             return await remembered_key(request.tool, tool.gate, runs_with.values())
         except Exception:
@@ -326,21 +325,21 @@ class Resuming:
             log_of(place_of(request), request.tool, request.call_id).exception("this approval cannot be remembered")
             return None
 
-    def _opening(self, scene: _Scene) -> Opening:
-        model = scene.agent.model or "unknown"
-        return begin_turn(scene.at, scene.attempt.number, scene.heard, scene.turn, scene.session.agent, model)
+    def _opening(self, ctx: _ResumeContext) -> Opening:
+        model = ctx.agent.model or "unknown"
+        return begin_turn(ctx.at, ctx.attempt.number, ctx.heard, ctx.turn, ctx.session.agent, model)
 
-    async def _asking(self, scene: _Scene) -> dict[int, TurnJournal]:
+    async def _asking(self, ctx: _ResumeContext) -> dict[int, TurnJournal]:
         """The turns that asked, by their numbers."""
-        turns = sorted({row.request.turn for row in scene.rows.values()})
-        read_turns = [await self._store.records(scene.at.session_id, from_turn=each, to_turn=each) for each in turns]
+        turns = sorted({row.request.turn for row in ctx.rows.values()})
+        read_turns = [await self._store.records(ctx.at.session_id, from_turn=each, to_turn=each) for each in turns]
         return {turn: TurnJournal(list(records)) for turn, records in zip(turns, read_turns, strict=True)}
 
-    async def _notes(self, scene: _Scene) -> tuple[str, ...]:
+    async def _notes(self, ctx: _ResumeContext) -> tuple[str, ...]:
         """What the model is told of answers that came too late: they never authorise anything."""
-        late = [each for heard in scene.heard for each in heard.answers if each not in scene.rows]
+        late = [each for heard in ctx.heard for each in heard.answers if each not in ctx.rows]
         rows = [await self._store.input(each) for each in dict.fromkeys(late)]
-        requests = [row.request if row and row.request.session_id == scene.at.session_id else None for row in rows]
+        requests = [row.request if row and row.request.session_id == ctx.at.session_id else None for row in rows]
         return tuple(dict.fromkeys(note_of(request) for request in requests))
 
 

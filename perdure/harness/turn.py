@@ -31,9 +31,9 @@ from perdure.store.base import Store, commit_steadfastly
 from perdure.store.values import Begun, Commit, DeliveryTaken, InputQuery, NewRecord, Record, SessionChange, SessionRow
 from perdure.telemetry import spans
 
-from .events import Ending, Facts, results_in
+from .events import Ending, EventFactory, results_in
 from .journal import (
-    CANCELLED,
+    CANCELLED_SLOT,
     END,
     FAILURE,
     OUTCOME,
@@ -89,7 +89,7 @@ class LooseEnd:
 def cancelled_before(call: AskedCall) -> Outcome:
     """What a call comes to when its turn is stopped before the call has begun."""
     if call.ask is None:
-        return outcomes.failed(_CANCELLED, outcomes.CANCELLED)
+        return outcomes.failed(_CANCELLED, outcomes.TURN_CANCELLED)
     if call.ask.request.kind == "question":
         return builtin.ignored()
     return outcomes.failed(_CANCELLED, outcomes.DENIED, "rejected")
@@ -115,7 +115,7 @@ def _calls(turn: TurnJournal, step: int) -> Sequence[AskedCall]:
 
 
 def tied(
-    facts: Facts, conclusion: Conclusion, ends: Sequence[LooseEnd]
+    facts: EventFactory, conclusion: Conclusion, ends: Sequence[LooseEnd]
 ) -> tuple[tuple[NewRecord, ...], tuple[NewEvent, ...]]:
     """Their outcomes, told where the session is now, so that no late attempt can still have another one."""
     records: list[NewRecord] = []
@@ -135,7 +135,7 @@ def withdrawals(ends: Sequence[LooseEnd]) -> dict[str, NewEvent]:
     return {request.request_id: resolved(request, "withdrawn", None) for request in requests}
 
 
-class Parking:
+class TurnParker:
     """Ends a turn whose other calls have ended; doing it twice is doing it once."""
 
     def __init__(self, store: Store) -> None:
@@ -169,7 +169,7 @@ class Parking:
             return
 
     async def _commit(self, park: ParkTurn, turn: TurnJournal) -> Commit:
-        at, facts = park.at, Facts(park.at)
+        at, facts = park.at, EventFactory(park.at)
         reply = turn.reply(at.step)
         asked = [ask.request for ask in reply.asks] if reply else []
         # A turn that only carried out some answers asks nothing new, and says again what still waits.
@@ -206,7 +206,7 @@ def _reminded(request: InputRequest, left: int) -> NewEvent:
 log = logging.getLogger("perdure.harness")
 
 
-class TurnEnd:
+class TurnEnder:
     """Has the last word on a turn; saying it twice is saying it once.
 
     A worker whose store does not hold the session hands the work back, as for a step: it may look at another database
@@ -351,7 +351,7 @@ class TurnEnd:
     ) -> Commit:
         # The driver may not know how far the turn has come.
         at = conclusion.at.model_copy(update={"step": max(conclusion.at.step, turn.last_step)})
-        facts = Facts(at)
+        facts = EventFactory(at)
         ending = _told(facts, conclusion)
         begun = self._begun(conclusion, at, row, turn, heard)
         doors = _doors(conclusion, at, turn)
@@ -401,7 +401,7 @@ def _completed_step(conclusion: Conclusion, turn: TurnJournal) -> tuple[NewEvent
     return previous_step(conclusion.at.model_copy(update={"step": answered[-1] + 1}), None, turn)
 
 
-def _told(facts: Facts, conclusion: Conclusion) -> Ending:
+def _told(facts: EventFactory, conclusion: Conclusion) -> Ending:
     tell = facts.cancelled if conclusion.kind == "cancelled" else facts.failed
     return tell(conclusion.mode, conclusion.failure)
 
@@ -410,7 +410,7 @@ def _doors(conclusion: Conclusion, at: Coordinates, turn: TurnJournal) -> list[N
     """Whatever a late attempt would write is written already: the first of them decides who has won."""
     stored = StoredFailure(failure=conclusion.failure)
     doors = [] if turn.at(at.step, names.REPLY) else [(at.step, names.REPLY)]
-    doors.append((at.step, CANCELLED if turn.at(at.step, END) else END))
+    doors.append((at.step, CANCELLED_SLOT if turn.at(at.step, END) else END))
     answers = not conclusion.deliveries or any(each.kind == "answer" for each in conclusion.deliveries)
     if answers and not turn.at(0, RESUME):
         doors.append((0, RESUME))

@@ -16,7 +16,7 @@ from perdure.settings import Settings
 from perdure.store.base import Store
 from perdure.store.values import DeliveryRow, NewRecord, SessionChange
 
-from .events import Facts
+from .events import EventFactory
 from .journal import DELIVERY, HeardDelivery, TurnJournal, written
 from .prompt import bare_type, is_linked, largest_of
 
@@ -126,7 +126,7 @@ def _heard(row: DeliveryRow) -> HeardDelivery:
 def open_step(
     at: Coordinates, attempt: int | None, heard: Sequence[HeardDelivery], turn: TurnJournal, agent: str, model: str
 ) -> Opening:
-    facts = Facts(at, attempt)
+    facts = EventFactory(at, attempt)
     if at.step > 0:
         change = SessionChange(status="running", turns=at.turn + 1)
         return Opening((), (*previous_step(at, attempt, turn), facts.step_started()), (), change)
@@ -141,13 +141,13 @@ def begin_turn(
     fresh = not turn.heard()
     return Opening(
         records=_records(at, heard) if fresh else (),
-        events=preamble(Facts(at, attempt), heard, agent, model),
+        events=preamble(EventFactory(at, attempt), heard, agent, model),
         consume=tuple(each.delivery_id for each in heard) if fresh else (),
         change=SessionChange(status="running", turns=at.turn + 1),
     )
 
 
-def preamble(facts: Facts, heard: Sequence[HeardDelivery], agent: str, model: str) -> tuple[NewEvent, ...]:
+def preamble(facts: EventFactory, heard: Sequence[HeardDelivery], agent: str, model: str) -> tuple[NewEvent, ...]:
     """What every turn begins with; the keys see to it that a session starts once."""
     received = [facts.message_received(index, each) for index, each in enumerate(heard) if each.message is not None]
     ids = tuple(each.delivery_id for each in heard)
@@ -163,5 +163,5 @@ def previous_step(at: Coordinates, attempt: int | None, turn: TurnJournal) -> tu
     before = turn.reply(at.step - 1)
     if before is None:
         return ()
-    facts = Facts(at.model_copy(update={"step": at.step - 1}), attempt)
+    facts = EventFactory(at.model_copy(update={"step": at.step - 1}), attempt)
     return (facts.step_completed("tool-calls", before.usage),)

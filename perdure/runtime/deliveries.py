@@ -17,7 +17,7 @@ from perdure.store.values import DeliveryRow, NewDelivery
 
 
 @dataclass(frozen=True)
-class Asked:
+class CallerRequest:
     """One request of one caller, before it is known whether it is a message or an answer."""
 
     session_id: str

@@ -117,7 +117,7 @@ class Driver:
         handle = self._client.get_workflow_handle(session_id)
         asking = handle.query(names.DESCRIBE, reject_condition=QueryRejectCondition.NOT_OPEN, rpc_timeout=RPC_PATIENCE)
         try:
-            return view_of(await in_time(asking))
+            return read_view(await in_time(asking))
         except WorkflowQueryRejectedError:
             raise NoDriver from None
         except (WorkflowQueryFailedError, TimeoutError):
@@ -207,7 +207,7 @@ async def _answer(call: Awaitable[T]) -> T:
         raise _translated(error) from error
 
 
-def view_of(state: Any) -> DriverView:
+def read_view(state: Any) -> DriverView:
     try:
         return DriverView.model_validate(state)
     except ValidationError:

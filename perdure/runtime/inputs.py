@@ -28,7 +28,7 @@ from perdure.store.base import Store
 from perdure.store.engine import cursor
 from perdure.store.values import Answered, Answering, DeliveryRow, InputPage, InputQuery, InputRow, Vote
 
-from .deliveries import Asked
+from .deliveries import CallerRequest
 from .edits import read_edit
 from .signals import Signals
 
@@ -79,7 +79,7 @@ class Answers:
         self._signals = signals
         self._agents = agents
 
-    async def take(self, asked: Asked) -> Receipt | None:
+    async def take(self, asked: CallerRequest) -> Receipt | None:
         """Answer what the request answers; None when it is an ordinary message."""
         if asked.body.input_responses:
             return await self._respond(asked, asked.body, asked.body.input_responses)
@@ -88,7 +88,7 @@ class Answers:
         waiting = await self.waiting(asked.session_id)
         return await self._instead(asked, asked.body.message, waiting) if waiting else None
 
-    async def answer(self, request_id: str, response: InputResponse, asked: Asked) -> Receipt:
+    async def answer(self, request_id: str, response: InputResponse, asked: CallerRequest) -> Receipt:
         """Answer one request, from outside its session; `InputClosed` when it has another outcome."""
         row = await self._store.input(request_id)
         if row is None or row.request.session_id != asked.session_id:
@@ -128,7 +128,7 @@ class Answers:
             if (cursor := page.next_cursor) is None:
                 return tuple(found)
 
-    async def outcomes(self, asked: Asked, delivery_id: str) -> tuple[InputOutcome, ...]:
+    async def outcomes(self, asked: CallerRequest, delivery_id: str) -> tuple[InputOutcome, ...]:
         """How what was asked for came out."""
         if not asked.body.input_responses:
             return await self.closed_by(asked.session_id, delivery_id)
@@ -137,7 +137,7 @@ class Answers:
 
     # --- plain messages -------------------------------------------------------------------------------------
 
-    async def _instead(self, asked: Asked, message: Message, waiting: Sequence[InputRow]) -> Receipt | None:
+    async def _instead(self, asked: CallerRequest, message: Message, waiting: Sequence[InputRow]) -> Receipt | None:
         """What a plain message means while requests are open; None when it waits behind them."""
         now = _now()
         queues = self._queues(waiting[0].request.agent)
@@ -161,7 +161,7 @@ class Answers:
 
     # --- responses ------------------------------------------------------------------------------------------
 
-    async def _respond(self, asked: Asked, body: DeliveryBody, responses: Sequence[InputResponse]) -> Receipt:
+    async def _respond(self, asked: CallerRequest, body: DeliveryBody, responses: Sequence[InputResponse]) -> Receipt:
         if len({response.request_id for response in responses}) < len(responses):
             raise Invalid("Expected each request to be answered once.")
         given = [await self._given(asked, response) for response in responses]
@@ -176,7 +176,7 @@ class Answers:
         body = body.model_copy(update={"kind": kind, "answers": tuple(_ids(told))})
         return await self._receipt(asked, given, await self._count(asked, body, given, always=always, late=True))
 
-    async def _given(self, asked: Asked, response: InputResponse) -> _Given:
+    async def _given(self, asked: CallerRequest, response: InputResponse) -> _Given:
         row = await self._store.input(response.request_id)
         if row is None or row.request.session_id != asked.session_id:
             return _Given(response, None, None, None)
@@ -202,7 +202,13 @@ class Answers:
         return response.model_copy(update={"arguments": arguments})
 
     async def _count(
-        self, asked: Asked, body: DeliveryBody, given: Sequence[_Given], *, always: bool = False, late: bool = False
+        self,
+        asked: CallerRequest,
+        body: DeliveryBody,
+        given: Sequence[_Given],
+        *,
+        always: bool = False,
+        late: bool = False,
     ) -> Answered:
         """Count the answers, and write what the session has to hear. From then on they are accepted."""
         votes = [
@@ -218,13 +224,13 @@ class Answers:
             raise NoActiveSession from None
         return answered
 
-    async def _receipt(self, asked: Asked, given: Sequence[_Given], answered: Answered) -> Receipt:
+    async def _receipt(self, asked: CallerRequest, given: Sequence[_Given], answered: Answered) -> Receipt:
         """How everything stands now; the session is told first. Nothing that fails here undoes what was counted."""
         told = await self._wake(asked, answered)
         receipt = await self._standing(asked, given, answered)
         return receipt.model_copy(update={"delayed": not told})
 
-    async def _standing(self, asked: Asked, given: Sequence[_Given], answered: Answered) -> Receipt:
+    async def _standing(self, asked: CallerRequest, given: Sequence[_Given], answered: Answered) -> Receipt:
         delivery = answered.delivery
         repeated = delivery is not None and not answered.fresh
         if delivery is not None and repeated and not asked.body.input_responses:
@@ -238,7 +244,7 @@ class Answers:
         first = next((row.delivery_id for row in answered.rows if row.delivery_id is not None), None)
         return _receipt(asked, first, inputs, deduplicated=all(each.repeats for each in given))
 
-    async def _wake(self, asked: Asked, answered: Answered) -> bool:
+    async def _wake(self, asked: CallerRequest, answered: Answered) -> bool:
         """Signal what was delivered; else, for whoever answered first and may have died since, their delivery.
 
         False when that has to wait: it is counted and written, so it was accepted.
@@ -272,7 +278,7 @@ def _continued(row: InputRow, principal: Principal, now: datetime) -> _Given:
 
 
 def _receipt(
-    asked: Asked, delivery_id: str | None, inputs: tuple[InputOutcome, ...], *, deduplicated: bool = False
+    asked: CallerRequest, delivery_id: str | None, inputs: tuple[InputOutcome, ...], *, deduplicated: bool = False
 ) -> Receipt:
     return Receipt(session_id=asked.session_id, delivery_id=delivery_id, inputs=inputs, deduplicated=deduplicated)
 
@@ -374,7 +380,7 @@ class Inputs:
         row = await self.get(response.request_id, principal)
         body = DeliveryBody(input_responses=(response,), principal=principal)
         about = ("answer", response.request_id)
-        asked = Asked(row.request.session_id, body, principal, about, idempotency_key, limit=self._inbox_limit)
+        asked = CallerRequest(row.request.session_id, body, principal, about, idempotency_key, limit=self._inbox_limit)
         return await self._answers.answer(response.request_id, response, asked)
 
 

@@ -31,7 +31,7 @@ from perdure.text import shortened
 
 from . import deliveries
 from .connect import ABSENT, in_time
-from .deliveries import Asked, reference
+from .deliveries import CallerRequest, reference
 from .driver import Driver
 from .inputs import Answers, Inputs
 from .reconciler import Reconciler
@@ -86,7 +86,7 @@ class Sessions:
         driver = Driver(client, task_queue)
         self._signals = Signals(store, driver, agents, ui_detail=ui_detail)
         self._answers = Answers(store, self._signals, agents)
-        self._cancellation = Cancellation(store, self._signals)
+        self._cancellation = CancelRequests(store, self._signals)
         self.inputs = Inputs(store, self._answers, inbox_limit=inbox_limit)
         self.sweeper = Sweeper(store, self._signals)
         self.reconciler = Reconciler(store, driver)
@@ -122,7 +122,7 @@ class Sessions:
             title=_title(body),
         )
         about = same_as or ("start", agent, mode, token or "")
-        asked = Asked(session_id, body, principal, about, idempotency_key, session.token_hash)
+        asked = CallerRequest(session_id, body, principal, about, idempotency_key, session.token_hash)
         accepted = await self._store.create_session(session, asked.delivery())
         assert accepted is not None
         first = accepted.delivery
@@ -152,7 +152,7 @@ class Sessions:
         token_hash = tokens.hashed(token)
         about = same_as or ("deliver", token_hash, str(coalesce))
         owner = await self._owner(token_hash, session_id)
-        asked = Asked(
+        asked = CallerRequest(
             owner or session_id or "",
             body,
             principal,
@@ -241,7 +241,7 @@ class Sessions:
         owner = await self._store.route(token_hash)
         return owner if session_id in (None, owner) else None
 
-    async def _deliver(self, asked: Asked) -> Receipt:
+    async def _deliver(self, asked: CallerRequest) -> Receipt:
         try:
             accepted = await self._store.accept(asked.delivery())
         except SessionGone:
@@ -252,7 +252,7 @@ class Sessions:
         told = not row.unheard or await self._signals.deliver(row, untold=accepted.untold)
         return await self._receipt(asked, accepted, delayed=not told)
 
-    async def _receipt(self, asked: Asked, accepted: Accepted, *, delayed: bool = False) -> Receipt:
+    async def _receipt(self, asked: CallerRequest, accepted: Accepted, *, delayed: bool = False) -> Receipt:
         row = accepted.delivery
         # The first time it may have been an answer: then the receipt said what it answered.
         inputs = () if accepted.fresh else await self._answers.outcomes(asked, row.delivery_id)
@@ -264,7 +264,7 @@ class Sessions:
             delayed=delayed,
         )
 
-    async def _delivered_before(self, asked: Asked) -> Receipt:
+    async def _delivered_before(self, asked: CallerRequest) -> Receipt:
         """The first receipt of a repeated request whose token has lost its session since."""
         first = await self._store.first(asked.delivery()) if asked.idempotency_key is not None else None
         if first is None:
@@ -300,7 +300,7 @@ class Cancelled:
     delayed: bool = False
 
 
-class Cancellation:
+class CancelRequests:
     """Accepts that a turn is to be stopped, then tells the driver, so that it happens at once."""
 
     def __init__(self, store: Store, signals: Signals) -> None:

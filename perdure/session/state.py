@@ -15,7 +15,7 @@ from perdure.protocol.wire import DEEPEST, JsonObject, Wire, deeper_than
 from . import migrations
 
 #: Deliveries that the driver remembers to have seen. The store remembers all of them; this is the last line.
-REMEMBERED = 512
+REMEMBERED_DELIVERIES = 512
 
 Cancel: TypeAlias = Literal["this", "next"]
 Repair: TypeAlias = Literal["retry", "rebuild", "fail"]
@@ -164,7 +164,7 @@ class SessionState(Wire):
 
 
 def _remembered(*ids: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(ids))[-REMEMBERED:]
+    return tuple(dict.fromkeys(ids))[-REMEMBERED_DELIVERIES:]
 
 
 def _overtakes(one: DeliveryRef, other: DeliveryRef) -> bool:

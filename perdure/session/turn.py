@@ -76,7 +76,7 @@ class Steps(Protocol):
         """How many of these calls run at the same time; `limit` is what their step says, if it says anything."""
         ...
 
-    def out_of_breath(self) -> bool:
+    def should_continue_as_new(self) -> bool:
         """Whether the turn should go on in a fresh run before it takes the next step."""
         ...
 
@@ -88,13 +88,13 @@ class Steps(Protocol):
         ...
 
 
-class Breath(Wire):
+class ContinueAsNew(Wire):
     """The turn goes on in a fresh run, with this request."""
 
     request: TurnRequest
 
 
-async def run_turn(request: TurnRequest, steps: Steps) -> TurnResult | Breath:
+async def run_turn(request: TurnRequest, steps: Steps) -> TurnResult | ContinueAsNew:
     try:
         state = load_turn(request.snapshot)
     except UnreadableState as unreadable:
@@ -140,7 +140,7 @@ class _Turn:
         self._head = request.head
         self._concluded = Concluded()
 
-    async def run(self) -> TurnResult | Breath:
+    async def run(self) -> TurnResult | ContinueAsNew:
         try:
             try:
                 if decisions.resumes(self._request) and (parked := await self._resume()):
@@ -188,7 +188,7 @@ class _Turn:
         await self._call([self._tool_call(approved.at, approved.call) for approved in resumed.calls], resumed.parallel)
         return await self._park(resumed.open, silent=resumed.silent) if resumed.open else None
 
-    async def _go_on(self) -> TurnResult | Breath:
+    async def _go_on(self) -> TurnResult | ContinueAsNew:
         while True:
             outcome = await self._steps.call_model(self._model_call(), label=self._model)
             if isinstance(outcome, Unheard):
@@ -206,8 +206,8 @@ class _Turn:
                     if open:
                         return await self._park(open)
             self._step += 1
-            if self._steps.out_of_breath():
-                return Breath(request=self._rest())
+            if self._steps.should_continue_as_new():
+                return ContinueAsNew(request=self._rest())
 
     @property
     def _at(self) -> Coordinates:

@@ -37,7 +37,7 @@ TALKATIVE = (
 )
 
 
-class Lines(logging.Formatter):
+class LineFormatter(logging.Formatter):
     """Lines that end with the ids of what they are about, if it has any."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
@@ -50,7 +50,7 @@ def configure(level: str) -> None:
     """Log to standard error."""
     check_level(level)
     handler = logging.StreamHandler()
-    handler.setFormatter(Lines(FORMAT))
+    handler.setFormatter(LineFormatter(FORMAT))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     for name in TALKATIVE:
         logging.getLogger(name).setLevel(max(logging.WARNING, logging.getLogger().level))

@@ -20,7 +20,7 @@ from perdure.store.base import Store, read_all
 from perdure.store.open import open_store
 
 from .scripted import OneModel
-from .stage import SESSION, NotingStore, Stage, Steps, Terms
+from .stage import SESSION, LocalSteps, NotingStore, Stage, StartTerms
 
 T = TypeVar("T")
 
@@ -197,8 +197,8 @@ async def play(
     store = await open_store("sqlite:///:memory:")
     await store.migrate()
     noting = NotingStore(store)
-    terms = Terms(mode, principal, mode == "conversation" if can_ask is None else can_ask)
+    terms = StartTerms(mode, principal, mode == "conversation" if can_ask is None else can_ask)
     noted = cast(Store, noting)
-    steps = Steps(noted, AgentRegistry([agent]), OneModel(model or DemoModel()), settings or Settings())
+    steps = LocalSteps(noted, AgentRegistry([agent]), OneModel(model or DemoModel()), settings or Settings())
     stage = Stage(noted, agent, steps, terms)
     return await _Play(store, noting, stage, agent.while_waiting == "deny", messages).go_on()

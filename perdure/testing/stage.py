@@ -9,10 +9,10 @@ from typing import Any
 from perdure.agents.agent import Agent
 from perdure.agents.registry import AgentRegistry
 from perdure.errors import ForbiddenResponder, NeedsAttention, PerdureError, TokenConflict, ToolFailed
-from perdure.harness.model_call import ModelStep
-from perdure.harness.resume import Resuming
-from perdure.harness.tools.call import ToolStep
-from perdure.harness.turn import Parking, TurnEnd
+from perdure.harness.model_call import ModelCaller
+from perdure.harness.resume import TurnResumer
+from perdure.harness.tools.call import ToolCaller
+from perdure.harness.turn import TurnEnder, TurnParker
 from perdure.models.base import ModelSource
 from perdure.protocol.deliveries import Capabilities, DeliveryBody, DeliveryRef, Message, Mode
 from perdure.protocol.inputs import InputAnswer, InputRequest, OpenInput
@@ -34,7 +34,7 @@ from perdure.protocol.wire import JsonObject
 from perdure.runtime.edits import read_edit
 from perdure.session.inputs import continued, may_answer, resolved
 from perdure.session.tokens import hashed
-from perdure.session.turn import Breath, StepFailed, run_turn
+from perdure.session.turn import ContinueAsNew, StepFailed, run_turn
 from perdure.settings import Settings
 from perdure.store.base import Store
 from perdure.store.engine.rows import utc_now
@@ -69,7 +69,7 @@ class NotingStore:
 
 
 @dataclass(frozen=True)
-class Terms:
+class StartTerms:
     """How a session is started."""
 
     mode: Mode
@@ -77,15 +77,15 @@ class Terms:
     can_ask: bool
 
 
-class Steps:
+class LocalSteps:
     """Each step is tried as a tool's declaration allows, and once else."""
 
     def __init__(self, store: Store, agents: AgentRegistry, models: ModelSource, settings: Settings) -> None:
-        self._model = ModelStep(store, agents, models, settings)
-        self._tool = ToolStep(store, agents, settings)
-        self._parking = Parking(store)
-        self._resuming = Resuming(store, agents)
-        self._end = TurnEnd(store, agents)
+        self._model = ModelCaller(store, agents, models, settings)
+        self._tool = ToolCaller(store, agents, settings)
+        self._parking = TurnParker(store)
+        self._resuming = TurnResumer(store, agents)
+        self._end = TurnEnder(store, agents)
         self._generations = count(1)
 
     async def call_model(self, call: ModelCall, *, label: str | None = None) -> ModelOutcome:
@@ -121,7 +121,7 @@ class Steps:
     def parallel(self, limit: int | None, calls: int) -> int:
         return limit or calls
 
-    def out_of_breath(self) -> bool:
+    def should_continue_as_new(self) -> bool:
         return False
 
     def cancelled(self, *, early: bool = False) -> bool:
@@ -134,7 +134,7 @@ class Steps:
 class Stage:
     """One session, and what its driver does: a turn for each delivery, and nothing while people are asked."""
 
-    def __init__(self, store: Store, agent: Agent, steps: Steps, terms: Terms) -> None:
+    def __init__(self, store: Store, agent: Agent, steps: LocalSteps, terms: StartTerms) -> None:
         self._store = store
         self._agent = agent
         self._steps = steps
@@ -215,8 +215,8 @@ class Stage:
         match await run_turn(request, self._steps):
             case TurnResult() as result:
                 self._open = result.open
-            case Breath():
-                raise AssertionError("a played turn has breath enough")
+            case ContinueAsNew():
+                raise AssertionError("a played turn has continuation enough")
 
     def _delivery(self, body: DeliveryBody) -> NewDelivery:
         return NewDelivery(

@@ -14,9 +14,9 @@ from temporalio.client import Client
 from api.app import create_app
 from api.auth import Authenticator
 from api.auth.build import build_authenticators
-from api.connections import Terms
+from api.connections import ConnectionLimits
 from api.server import listen, run
-from api.stream.broadcast import Feeds, Pace
+from api.stream.broadcast import Broadcasts, Pace
 from perdure.agents import Agent, tool
 from perdure.agents.registry import AgentRegistry
 from perdure.protocol import names
@@ -99,7 +99,7 @@ class Api:
     http: httpx2.AsyncClient
     store: Store
     temporal: Recorder
-    feeds: Feeds
+    feeds: Broadcasts
 
     async def create(self, message: str = "hello", *, prefix: str = "", **fields: Any) -> dict[str, Any]:
         answer = await self.http.post(f"{prefix}{URL}", json={"message": message, **fields})
@@ -204,14 +204,14 @@ async def serving(
     *,
     authenticators: Sequence[Authenticator] | None = None,
     pace: Pace | None = None,
-    terms: Terms | None = None,
+    terms: ConnectionLimits | None = None,
     **settings: Any,
 ) -> AsyncGenerator[Api]:
     """An API on a free port of the loopback, with a few agents."""
     chosen = Settings.model_validate({"data_dir": directory, "port": 0, **settings})
     store = await open_store(f"sqlite:///{directory / 'test.db'}")
     await store.migrate()
-    temporal, feeds = Recorder(), Feeds(store, pace)
+    temporal, feeds = Recorder(), Broadcasts(store, pace)
     agents = AgentRegistry([CONCIERGE, CLERK, BURSAR, HASTY])
     app = create_app(
         sessions=Sessions(store, cast("Client", temporal), secret=b"a test's secret", agents=agents),

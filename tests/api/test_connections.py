@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from api.connections import Terms
+from api.connections import ConnectionLimits
 from tests.api.process import ApiProcess, api_process
 from tests.api.served import URL, Api, serving
 from tests.support.processes import PATIENCE
@@ -54,7 +54,7 @@ async def answered(sock: socket.socket) -> bytes:
     return await asyncio.to_thread(read)
 
 
-QUICK = Terms(100, head_time=0.3, body_time=0.3, rest_time=0.3, stall_time=0.3)
+QUICK = ConnectionLimits(100, head_time=0.3, body_time=0.3, rest_time=0.3, stall_time=0.3)
 
 
 async def taken(api: Api, said: bytes, more: bytes) -> int:
@@ -187,7 +187,7 @@ async def test_idle_connections_leave_room(tmp_path: Path) -> None:
 
 
 async def test_a_connection_that_waits_goes_before_one_that_is_served(tmp_path: Path) -> None:
-    async with serving(tmp_path, terms=Terms(3)) as api:
+    async with serving(tmp_path, terms=ConnectionLimits(3)) as api:
         session_id = (await api.create())["sessionId"]
         async with api.stream(session_id) as reading:
             assert await reading.line() == ""
@@ -201,7 +201,7 @@ async def test_a_connection_that_waits_goes_before_one_that_is_served(tmp_path: 
 
 
 async def test_one_more_than_can_be_served_is_503(tmp_path: Path) -> None:
-    async with serving(tmp_path, terms=Terms(1)) as api:
+    async with serving(tmp_path, terms=ConnectionLimits(1)) as api:
         session_id = (await api.create())["sessionId"]
         stream = f"GET {URL}/{session_id}/stream HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n".encode()
         with connected(api, stream) as reader:

@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from perdure import Agent, AgentRegistry
-from perdure.harness.model_call import ModelStep
-from perdure.harness.resume import Resuming
-from perdure.harness.tools.call import ToolStep
-from perdure.harness.turn import Parking, TurnEnd
+from perdure.harness.model_call import ModelCaller
+from perdure.harness.resume import TurnResumer
+from perdure.harness.tools.call import ToolCaller
+from perdure.harness.turn import TurnEnder, TurnParker
 from perdure.models.base import Model
 from perdure.protocol import names
 from perdure.protocol.deliveries import Capabilities, DeliveryBody, DeliveryRef, Message, Mode
@@ -86,22 +86,22 @@ class Lab:
         self.speaker = Speaker(model)
         self.settings = settings
         self.models = self.worker()
-        self.tools = ToolStep(store, agents, settings)
-        self.parking = Parking(store)
-        self.end = TurnEnd(store, agents)
+        self.tools = ToolCaller(store, agents, settings)
+        self.parking = TurnParker(store)
+        self.end = TurnEnder(store, agents)
         self.can_ask = False
         self._deliveries = 0
 
-    def worker(self, store: Store | None = None, **parts: Any) -> ModelStep:
+    def worker(self, store: Store | None = None, **parts: Any) -> ModelCaller:
         """Another process that serves the same agent."""
         store = store or self.store
-        return ModelStep(store, AgentRegistry([self.agent]), self.speaker, self.settings, **parts)
+        return ModelCaller(store, AgentRegistry([self.agent]), self.speaker, self.settings, **parts)
 
     def redeclare(self, *tools: Any) -> None:
         """A newer build of the same agent."""
         self.agent = replace(self.agent, tools=tools)
         self.models = self.worker()
-        self.tools = ToolStep(self.store, AgentRegistry([self.agent]), self.settings)
+        self.tools = ToolCaller(self.store, AgentRegistry([self.agent]), self.settings)
 
     async def deliver(self, message: Message | None, **body: Any) -> DeliveryRef:
         number, self._deliveries = self._deliveries, self._deliveries + 1
@@ -178,7 +178,7 @@ class Lab:
         turn: int = 1,
         generation: int = 1,
     ) -> Resumed:
-        resuming = Resuming(self.store, AgentRegistry([self.agent]))
+        resuming = TurnResumer(self.store, AgentRegistry([self.agent]))
         resumption = ResumeTurn(
             at=Coordinates(session_id=self.session, turn=turn),
             agent=self.agent.name,

@@ -7,7 +7,7 @@ import pytest
 
 from perdure import AgentRegistry, tool
 from perdure.errors import SessionGone
-from perdure.harness.turn import TurnEnd
+from perdure.harness.turn import TurnEnder
 from perdure.protocol.actions import Park
 from perdure.protocol.inputs import OpenInput
 from perdure.protocol.requests import (
@@ -37,7 +37,7 @@ from perdure.store.base import Store
 from perdure.store.values import Commit, Committed
 from perdure.telemetry import spans
 from perdure.testing import call
-from perdure.testing.stage import Steps
+from perdure.testing.stage import LocalSteps
 
 from .stage import SESSION, YES, Lab, lab
 from .test_tool_step import Effects, declared, dying
@@ -98,7 +98,7 @@ async def test_of_a_call_that_begins_while_its_turn_is_concluded_nobody_says_tha
         delivery = await it.deliver("Go")
         (ref,) = await it.calls(delivery)
         store = cast(Store, _Meeting(it.store, lambda: dying(it, ref)))
-        it.end = TurnEnd(store, AgentRegistry([it.agent]))
+        it.end = TurnEnder(store, AgentRegistry([it.agent]))
 
         await it.conclude(CRASHED, delivery)
 
@@ -125,7 +125,7 @@ class _Conflicting:
     def parallel(self, limit: int | None, calls: int) -> int:
         return limit or calls
 
-    def out_of_breath(self) -> bool:
+    def should_continue_as_new(self) -> bool:
         return False
 
     def cancelled(self, *, early: bool = False) -> bool:
@@ -138,7 +138,7 @@ async def test_driver_and_store_agree_whether_the_session_is_over() -> None:
         delivery = await it.deliver("Go")
         await it.calls(delivery)
         await it.wish_to_stop()
-        steps: Steps = _Conflicting(it)  # type: ignore[assignment]
+        steps: LocalSteps = _Conflicting(it)  # type: ignore[assignment]
 
         request = TurnRequest(session_id=SESSION, turn=0, agent="tester", deliveries=(delivery,), holds=True)
         result = await run_turn(request, steps)

@@ -29,7 +29,7 @@ from perdure.store.open import open_store
 from perdure.store.values import Commit, Committed
 from perdure.testing import OneModel, call
 from perdure.testing.scripted import ScriptedModel
-from perdure.testing.stage import SESSION, Stage, Steps, Terms
+from perdure.testing.stage import SESSION, LocalSteps, Stage, StartTerms
 
 from .stage import NO, YES
 
@@ -61,7 +61,7 @@ class Mortal:
         return done
 
 
-class Retried(Steps):
+class Retried(LocalSteps):
     """Each step is tried again when its worker has died, by an attempt with a greater generation."""
 
     async def call_model(self, call: ModelCall, *, label: str | None = None) -> ModelOutcome:
@@ -137,7 +137,7 @@ class Session:
         agent = Agent("payer", tools=[look, pay, burn])
         mortal = cast(Store, store)
         steps = Retried(mortal, AgentRegistry([agent]), OneModel(model), Settings(agents=""))
-        self.stage = Stage(mortal, agent, steps, Terms("conversation", LOCAL, can_ask=True))
+        self.stage = Stage(mortal, agent, steps, StartTerms("conversation", LOCAL, can_ask=True))
 
     async def ask_id(self, tool: str) -> str:
         return next(row.request.request_id for row in await self.stage.waiting() if row.request.tool == tool)

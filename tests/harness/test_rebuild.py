@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from perdure.errors import Superseded, Unavailable
-from perdure.harness.rebuild import Rebuilding
+from perdure.harness.rebuild import SessionRebuilder
 from perdure.protocol.requests import RebuildSession, TurnRequest
 from perdure.session import decisions
 from perdure.session.decisions import RunTurn
@@ -26,7 +26,7 @@ async def test_what_silence_has_approved_is_still_run_when_the_driver_is_lost_be
         resumed = await it.resume(open=open, expired=open)
         assert len(resumed.calls) == 1
 
-        state = await Rebuilding(it.store).rebuild(LOST, NOW)
+        state = await SessionRebuilder(it.store).rebuild(LOST, NOW)
 
         assert state is not None
         assert state.held is not None
@@ -45,7 +45,7 @@ async def test_an_answer_of_the_last_moment_is_carried_out_when_the_driver_is_lo
         begun = SessionChange(status="running", turns=2)
         await it.store.commit(Commit(SESSION, heeds=1, change=begun))
 
-        state = await Rebuilding(it.store).rebuild(LOST, NOW)
+        state = await SessionRebuilder(it.store).rebuild(LOST, NOW)
 
         assert state is not None
         held = decisions.turn_request(state, cast(RunTurn, decisions.next_move(state, 0)))
@@ -81,10 +81,10 @@ async def test_a_driver_is_not_derived_from_two_moments_of_a_session() -> None:
 
         # A worker that Temporal has forgotten reads the message while the session is looked at.
         with pytest.raises(Unavailable):
-            await Rebuilding(cast(Store, Interrupted(it.store, turn_goes_on))).rebuild(LOST, NOW)
+            await SessionRebuilder(cast(Store, Interrupted(it.store, turn_goes_on))).rebuild(LOST, NOW)
         assert "session.rebuilt" not in await it.types()
 
-        state = await Rebuilding(it.store).rebuild(LOST, NOW)
+        state = await SessionRebuilder(it.store).rebuild(LOST, NOW)
 
         assert state is not None
         assert (state.turn, state.inbox, state.held) == (2, (), None)
@@ -97,7 +97,7 @@ async def test_an_attempt_that_temporal_has_forgotten_takes_no_message_from_the_
         # It is scheduled, and then Temporal loses everything.
         first = await it.deliver("Bye")
         second = await it.deliver("Bye bye")
-        state = await Rebuilding(it.store).rebuild(LOST, Attempt(number=1, generation=5))
+        state = await SessionRebuilder(it.store).rebuild(LOST, Attempt(number=1, generation=5))
         assert state is not None
 
         with pytest.raises(Superseded):
@@ -117,7 +117,7 @@ async def test_a_wish_to_stop_the_turn_that_reads_an_answer_withdraws_nothing() 
         assert wish is not None
         assert wish.turn == 1
 
-        state = await Rebuilding(it.store).rebuild(LOST, NOW)
+        state = await SessionRebuilder(it.store).rebuild(LOST, NOW)
 
         assert state is not None
         move = decisions.next_move(state, 0)
@@ -132,7 +132,7 @@ async def test_what_a_newer_build_has_accepted_keeps_no_session_from_being_rebui
         await it.store.accept(NewDelivery(SESSION, "later", {}, "owner", ref=kept))
         await it.store.accept(NewDelivery(SESSION, "plain", {}, "owner"))
 
-        state = await Rebuilding(it.store).rebuild(LOST, NOW)
+        state = await SessionRebuilder(it.store).rebuild(LOST, NOW)
 
         assert state is not None
         assert [each.id for each in state.inbox] == ["plain"]

@@ -6,7 +6,7 @@ import pytest
 
 from perdure import Agent, AgentRegistry, Principal, ToolContext, tool
 from perdure.errors import AgentGone, Superseded
-from perdure.harness.resume import Resuming
+from perdure.harness.resume import TurnResumer
 from perdure.protocol.inputs import InputAnswer, digest
 from perdure.protocol.requests import CloseSession, Coordinates, Finished, Resumed, ResumeTurn
 from perdure.session.inputs import CONTINUED
@@ -23,7 +23,7 @@ async def test_a_worker_without_the_agent_carries_out_nothing() -> None:
     till = Till()
     async with asked(till, 5) as (it, _, open):
         answer = await it.answer((open[0], YES))
-        resuming = Resuming(it.store, AgentRegistry([Agent("another")]))
+        resuming = TurnResumer(it.store, AgentRegistry([Agent("another")]))
         at = Coordinates(session_id=SESSION, turn=1)
         resumption = ResumeTurn(at=at, agent="tester", deliveries=(answer,), open=tuple(open))
 

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
-from perdure.harness.tools.approvals import REMEMBERED
+from perdure.harness.tools.approvals import REMEMBERED_APPROVALS
 from perdure.protocol.deliveries import DeliveryRef
 from perdure.protocol.requests import Calls, Resumed
 from perdure.store.base import Store
@@ -37,7 +37,7 @@ async def test_silence_may_approve_but_is_not_remembered() -> None:
         await it.run_approved(resumed.calls[0])
 
         assert till.paid == [5]
-        assert await it.store.slots(SESSION, [REMEMBERED]) == {}
+        assert await it.store.slots(SESSION, [REMEMBERED_APPROVALS]) == {}
 
 
 async def test_an_answer_in_the_last_moment_counts() -> None:
@@ -154,8 +154,8 @@ async def test_once_may_be_for_a_key() -> None:
 
         assert isinstance(outcome, Calls)
         assert (len(outcome.calls), len(outcome.open)) == (1, 1)
-        slots = await it.store.slots(SESSION, [REMEMBERED])
-        assert slots[REMEMBERED].value == {"keys": ["pay/small"]}
+        slots = await it.store.slots(SESSION, [REMEMBERED_APPROVALS])
+        assert slots[REMEMBERED_APPROVALS].value == {"keys": ["pay/small"]}
 
 
 async def test_a_denial_is_not_remembered() -> None:

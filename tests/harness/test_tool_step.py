@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from perdure import AgentRegistry, Call, Principal, SessionView, State, ToolContext, tool
 from perdure.errors import Superseded, ToolFailed, Unavailable
 from perdure.harness.journal import OUTCOME, Outcome, StoredReply, read
-from perdure.harness.tools.call import ToolStep
+from perdure.harness.tools.call import ToolCaller
 from perdure.settings import Settings
 from perdure.store.base import Store
 from perdure.store.values import Commit, Committed, NewRecord
@@ -139,7 +139,7 @@ async def test_a_call_that_an_older_attempt_begins_meanwhile_is_not_run_again() 
             await dying(it, ref)
 
         store = cast(Store, LosesAnAnswer(it.store, wakes))
-        it.tools = ToolStep(store, AgentRegistry([it.agent]), it.settings)
+        it.tools = ToolCaller(store, AgentRegistry([it.agent]), it.settings)
         outcome = await it.tool(ref, generation=2)
 
         assert len(effects.keys) == 1

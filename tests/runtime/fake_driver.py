@@ -8,7 +8,7 @@ from temporalio.client import Client, WorkflowExecutionStatus
 
 from perdure.errors import NoDriver, NoWorker, Unavailable
 from perdure.protocol.wire import JsonObject
-from perdure.runtime.driver import Driver, DriverView, view_of
+from perdure.runtime.driver import Driver, DriverView, read_view
 from perdure.session.state import Rebuild, Repair, SessionState
 
 RUNNING = WorkflowExecutionStatus.RUNNING
@@ -76,7 +76,7 @@ class FakeDriver(Driver):
             raise NoDriver
         self.asked.append(session_id)
         inbox = [{"id": each} for each in self.inboxes.get(session_id, ())]
-        return None if self.no_workers else view_of({"inbox": inbox, **self.said.get(session_id, {})})
+        return None if self.no_workers else read_view({"inbox": inbox, **self.said.get(session_id, {})})
 
     async def repair(self, session_id: str, how: Repair, reason: str = "OPERATOR") -> None:
         self._call(session_id, how, reason)

@@ -16,7 +16,7 @@ from pydantic_ai.providers.openai import OpenAIProvider
 
 from perdure.agents.context import tool_log
 from perdure.errors import Misconfigured
-from perdure.telemetry.logs import FORMAT, TALKATIVE, BoundedLog, Lines, Notices, check_level, configure
+from perdure.telemetry.logs import FORMAT, TALKATIVE, BoundedLog, LineFormatter, Notices, check_level, configure
 
 WARNING = b"2026-01-01 10:00:00,000 WARNING perdure.worker: careful\n"
 INFO = b"2026-01-01 10:00:00,000 INFO perdure.worker: nothing\n"
@@ -63,7 +63,7 @@ def test_a_line_about_a_call_carries_its_ids(caplog: pytest.LogCaptureFixture) -
     log.warning("paying %d", 5)
     logging.getLogger("perdure.tools.pay").warning("alone")
 
-    with_ids, without = (Lines(FORMAT).format(record) for record in caplog.records)
+    with_ids, without = (LineFormatter(FORMAT).format(record) for record in caplog.records)
 
     assert with_ids.endswith("WARNING perdure.tools.pay: paying 5 [session_id=ses_1 turn=2 step=0 call_id=call_%s]")
     assert without.endswith("WARNING perdure.tools.pay: alone")
@@ -73,7 +73,7 @@ def test_the_ids_of_an_error_stand_before_its_traceback(caplog: pytest.LogCaptur
     log = tool_log("pay", session_id="ses_1", turn=2, step=0, call_id="call_1")
     log.error("failed", exc_info=ValueError("no money"))
 
-    first, *rest = Lines(FORMAT).format(caplog.records[0]).splitlines()
+    first, *rest = LineFormatter(FORMAT).format(caplog.records[0]).splitlines()
 
     assert first.endswith("call_id=call_1]")
     assert rest == ["ValueError: no money"]

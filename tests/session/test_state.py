@@ -13,7 +13,7 @@ from perdure.protocol.requests import Snapshot, TurnResult
 from perdure.session import decisions, state
 from perdure.session.decisions import Refuse, RunTurn, Wait
 from perdure.session.migrations import Chain
-from perdure.session.state import REMEMBERED, SessionState, dump_turn, load_session, load_turn
+from perdure.session.state import REMEMBERED_DELIVERIES, SessionState, dump_turn, load_session, load_turn
 
 
 def a_session(**changes: object) -> SessionState:
@@ -43,11 +43,11 @@ def test_a_delivery_that_a_turn_took_is_not_heard_again() -> None:
 def test_the_memory_of_deliveries_is_bounded() -> None:
     session = a_session()
 
-    for number in range(REMEMBERED + 10):
+    for number in range(REMEMBERED_DELIVERIES + 10):
         session = session.hears(a_delivery(number))
 
-    assert len(session.seen) == REMEMBERED
-    assert session.seen[-1] == f"dlv_{REMEMBERED + 9}"
+    assert len(session.seen) == REMEMBERED_DELIVERIES
+    assert session.seen[-1] == f"dlv_{REMEMBERED_DELIVERIES + 9}"
 
 
 def test_each_delivery_gets_a_turn_of_its_own() -> None:

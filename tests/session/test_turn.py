@@ -30,7 +30,7 @@ from perdure.protocol.requests import (
     TurnResult,
     Unheard,
 )
-from perdure.session.turn import Breath, StepFailed, run_turn
+from perdure.session.turn import ContinueAsNew, StepFailed, run_turn
 
 REQUEST = TurnRequest(session_id="ses_1", turn=3, agent="demo", deliveries=(DeliveryRef(id="dlv_1", token_hash="now"),))
 BROKEN = Failure(code="STORE_GONE", message="The store is gone.")
@@ -53,7 +53,7 @@ class ScriptedSteps:
         self.labels: list[str | None] = []
         self.tool_calls: list[ToolCall] = []
         self.concluded: list[Conclusion] = []
-        self.breathless_after = 10_000
+        self.continues_as_new_after = 10_000
         self.resumed = Resumed()
         self.resumptions: list[ResumeTurn] = []
         self.parks: list[ParkTurn] = []
@@ -97,8 +97,8 @@ class ScriptedSteps:
         self.concluded.append(conclusion)
         return self.conclusion
 
-    def out_of_breath(self) -> bool:
-        return len(self.model_calls) >= self.breathless_after
+    def should_continue_as_new(self) -> bool:
+        return len(self.model_calls) >= self.continues_as_new_after
 
 
 def calls(*names: str) -> Calls:
@@ -197,13 +197,13 @@ async def test_a_token_that_a_tool_set_reaches_the_driver() -> None:
 
 async def test_a_long_turn_goes_on_where_it_stopped() -> None:
     steps = ScriptedSteps(calls("a"), Finished())
-    steps.breathless_after = 1
+    steps.continues_as_new_after = 1
 
-    breath = await run_turn(REQUEST, steps)
+    continuation = await run_turn(REQUEST, steps)
 
-    assert isinstance(breath, Breath)
-    steps.breathless_after = 10_000
-    await finished(steps, breath.request)
+    assert isinstance(continuation, ContinueAsNew)
+    steps.continues_as_new_after = 10_000
+    await finished(steps, continuation.request)
     assert [call.at.step for call in steps.model_calls] == [0, 1]
     assert steps.model_calls[1].deliveries == ()
 
@@ -366,11 +366,11 @@ async def test_a_turn_that_goes_on_in_a_fresh_run_keeps_the_tokens_that_it_has_r
         return ToolOutcome(call_id=call.call.tool, status="completed", token_hash=call.call.tool)
 
     steps = ScriptedSteps(calls("first"), calls("second"), tool=tool)
-    steps.breathless_after = 1
-    breath = await run_turn(REQUEST, steps)
-    assert isinstance(breath, Breath)
-    again = await run_turn(breath.request, steps)
-    assert isinstance(again, Breath)
+    steps.continues_as_new_after = 1
+    continuation = await run_turn(REQUEST, steps)
+    assert isinstance(continuation, ContinueAsNew)
+    again = await run_turn(continuation.request, steps)
+    assert isinstance(again, ContinueAsNew)
 
     assert (again.request.token_hash, again.request.retired) == ("second", ("first",))
 

@@ -31,7 +31,7 @@ from perdure.errors import NoDriver, Unavailable
 from perdure.protocol import names
 from perdure.protocol.requests import TurnRequest, TurnResult
 from perdure.protocol.wire import JsonObject, Wire
-from perdure.runtime.driver import Driver, DriverView, view_of
+from perdure.runtime.driver import Driver, DriverView, read_view
 from perdure.session.state import Rebuild, Repair, SessionState
 from workflows.session import SessionWorkflow
 from workflows.turn import TurnWorkflow
@@ -441,7 +441,7 @@ class PlayedDriver(Driver):
     async def describe(self, session_id: str) -> DriverView | None:
         described = self._signalled(session_id).describe()
         self._answer()
-        return view_of(described)
+        return read_view(described)
 
     async def repair(self, session_id: str, how: Repair, reason: str = "OPERATOR") -> None:
         self._signalled(session_id).repair({"how": how, "reason": reason})

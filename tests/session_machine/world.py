@@ -31,11 +31,11 @@ from activities.turns import TurnActivities
 from perdure import Agent, AgentRegistry, ToolContext, tool
 from perdure.agents.agent import WhileWaiting
 from perdure.errors import Conflict, Invalid, ModelFailed, Unavailable
-from perdure.harness.model_call import ModelStep
-from perdure.harness.rebuild import Rebuilding
-from perdure.harness.resume import Resuming
-from perdure.harness.tools.call import ToolStep
-from perdure.harness.turn import Parking, TurnEnd
+from perdure.harness.model_call import ModelCaller
+from perdure.harness.rebuild import SessionRebuilder
+from perdure.harness.resume import TurnResumer
+from perdure.harness.tools.call import ToolCaller
+from perdure.harness.turn import TurnEnder, TurnParker
 from perdure.models.base import Delta, Prompt, Reply, TextDelta, finish_reason, usage_of
 from perdure.protocol import names
 from perdure.protocol.deliveries import Capabilities, DeliveryBody, Mode, Receipt
@@ -162,9 +162,11 @@ class World:
     def _worker(self, settings: Settings) -> dict[str, Callable[..., Any]]:
         """As `worker.py` puts it together."""
         store, agents = self.seen, self.agents
-        turns = TurnActivities(Parking(store), Resuming(store, agents), TurnEnd(store, agents), Rebuilding(store))
-        model = ModelActivities(ModelStep(store, agents, self, settings, clock=lambda: self.now))
-        tools = ToolActivities(ToolStep(store, agents, settings))
+        turns = TurnActivities(
+            TurnParker(store), TurnResumer(store, agents), TurnEnder(store, agents), SessionRebuilder(store)
+        )
+        model = ModelActivities(ModelCaller(store, agents, self, settings, clock=lambda: self.now))
+        tools = ToolActivities(ToolCaller(store, agents, settings))
         return {
             names.CALL_MODEL: model.call_model,
             names.CALL_TOOL: tools.call_tool,

@@ -21,7 +21,7 @@ from perdure.protocol.requests import (
     TurnResult,
 )
 from perdure.runtime.connect import connect
-from perdure.session.turn import Breath, run_turn
+from perdure.session.turn import ContinueAsNew, run_turn
 from perdure.settings import Settings
 from tests.support.fleet import KINDS, build_of, make_current
 from tests.support.processes import PATIENCE
@@ -40,7 +40,7 @@ class NewerTurn:
     @workflow.run
     async def run(self, request: TurnRequest) -> TurnResult:
         end = await run_turn(request.model_copy(update={"agent": "newer"}), ActivitySteps())
-        assert not isinstance(end, Breath)
+        assert not isinstance(end, ContinueAsNew)
         return end
 
 

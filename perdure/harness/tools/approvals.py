@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, TypeAlias
 
-from perdure.agents.approval import OPEN, Approval, Call, Decision, Gate, result_of
+from perdure.agents.approval import OPEN, Approval, ApprovalPolicy, Call, Decision, result_of
 from perdure.agents.context import Log, SessionView, tool_log
 from perdure.agents.signature import Arguments
 from perdure.harness.journal import Ask, Outcome
@@ -28,14 +28,14 @@ from .builtin import Question
 Clock: TypeAlias = Callable[[], float]
 
 #: What was approved for the rest of the session. No author's state can have this name.
-REMEMBERED = "perdure.approvals"
+REMEMBERED_APPROVALS = "perdure.approvals"
 
 _OPTIONS = (Option(id=APPROVE, label="Yes"), Option(id=DENY, label="No"))
 _UNAVAILABLE = "This call needs an approval, and nobody can be asked in this session; it was not executed."
 
 
 @dataclass(frozen=True)
-class Gatekeeper:
+class Approvals:
     """Decides about the calls of one step."""
 
     at: Coordinates
@@ -45,7 +45,7 @@ class Gatekeeper:
     remembered: frozenset[str]
     clock: Clock = time.time
 
-    async def approval(self, call: Call, arguments: Arguments, gate: Gate) -> Ask | Outcome | None:
+    async def approval(self, call: Call, arguments: Arguments, gate: ApprovalPolicy) -> Ask | Outcome | None:
         """What the call waits for, or why it is refused; None: it runs.
 
         The author's functions see the arguments that will run, as values; people see the same as JSON.
@@ -65,7 +65,9 @@ class Gatekeeper:
             return outcomes.denied(decision.reason) if decision.kind == "deny" else None
         return asked if self.can_ask else outcomes.failed(_UNAVAILABLE, outcomes.REJECTED, "rejected")
 
-    async def _asked(self, call: Call, gate: Gate, decision: Decision, values: JsonObject, key: str | None) -> Ask:
+    async def _asked(
+        self, call: Call, gate: ApprovalPolicy, decision: Decision, values: JsonObject, key: str | None
+    ) -> Ask:
         summary = await result_of(gate.summary, values) if gate.summary else None
         # Clients that know the contract alone show the prompt and nothing else.
         prompt = decision.prompt or summary or f"Approve tool call: {call.tool}"
@@ -86,7 +88,7 @@ class Gatekeeper:
             raise TypeError(f"the approval function returned {said!r}, neither a bool nor a Decision")
         return said
 
-    def _ask(self, call: Call, gate: Gate, kind: str, shown: Mapping[str, Any]) -> Ask:
+    def _ask(self, call: Call, gate: ApprovalPolicy, kind: str, shown: Mapping[str, Any]) -> Ask:
         now = self.clock()
         expires_at = None if gate.expires is None else now + gate.expires
         values: dict[str, Any] = {
@@ -117,7 +119,7 @@ def request_id(at: Coordinates, call_id: str) -> str:
 
 async def remembered(store: Store, session_id: str) -> tuple[frozenset[str], int]:
     """What was approved for the rest of the session, and the version of that."""
-    slot = (await store.slots(session_id, [REMEMBERED])).get(REMEMBERED)
+    slot = (await store.slots(session_id, [REMEMBERED_APPROVALS])).get(REMEMBERED_APPROVALS)
     return (frozenset(slot.value["keys"]), slot.version) if slot else (frozenset(), 0)
 
 
@@ -127,10 +129,10 @@ async def remembering(store: Store, session_id: str, keys: Sequence[str]) -> tup
         return ()
     known, version = await remembered(store, session_id)
     value: JsonObject = {"keys": sorted(known.union(keys))}
-    return (SlotWrite(REMEMBERED, value, version),)
+    return (SlotWrite(REMEMBERED_APPROVALS, value, version),)
 
 
-async def remembered_key(tool: str, gate: Gate, arguments: JsonObject) -> str | None:
+async def remembered_key(tool: str, gate: ApprovalPolicy, arguments: JsonObject) -> str | None:
     """What an approval of a call with these arguments (as values) is remembered under."""
     if gate.approval != "once":
         return None

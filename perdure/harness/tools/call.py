@@ -12,7 +12,7 @@ from perdure.agents.registry import AgentRegistry
 from perdure.agents.staging import Staging
 from perdure.errors import Invalid, PerdureError, ToolFailed, Unavailable, UnreadableState
 from perdure.faults import reach
-from perdure.harness.events import Facts, action_key
+from perdure.harness.events import EventFactory, action_key
 from perdure.harness.journal import (
     INTENT,
     OUTCOME,
@@ -97,7 +97,7 @@ class _Work:
         return self.at.turn, self.at.step, names.outcome_slot(self.call_id)
 
 
-class ToolStep:
+class ToolCaller:
     """Runs the calls of a step; each has one outcome, whatever happens to the process that runs it."""
 
     def __init__(self, store: Store, agents: AgentRegistry, settings: Settings) -> None:
@@ -313,7 +313,7 @@ class ToolStep:
         )
 
     def _told(self, work: _Work, outcome: Outcome) -> NewEvent:
-        facts = Facts(work.told_at, work.attempt.number)
+        facts = EventFactory(work.told_at, work.attempt.number)
         return facts.action_result(work.call_id, work.call.call.tool, outcome, work.at)
 
 

@@ -19,7 +19,7 @@ from pydantic_ai.usage import RunUsage
 from pydantic_core import to_json
 
 from perdure.agents.agent import FINAL_OUTPUT, Agent
-from perdure.agents.approval import CLOSED, OPEN, Gate, seconds
+from perdure.agents.approval import CLOSED, OPEN, ApprovalPolicy, seconds
 from perdure.agents.context import ToolContext
 from perdure.agents.signature import Arguments, problems
 from perdure.agents.tool import Effects, Tool
@@ -46,7 +46,7 @@ class Usable(Protocol):
     @property
     def effects(self) -> Effects: ...
     @property
-    def gate(self) -> Gate: ...
+    def gate(self) -> ApprovalPolicy: ...
     @property
     def timeout(self) -> float: ...
     @property
@@ -204,7 +204,7 @@ class _Foreign:
         return self.tool.tool_def
 
     @property
-    def gate(self) -> Gate:
+    def gate(self) -> ApprovalPolicy:
         return CLOSED if self.tool.tool_def.kind == "unapproved" else OPEN
 
     @property
