@@ -21,13 +21,8 @@ from activities.tools import ToolActivities
 from activities.turns import TurnActivities
 from perdure.agents.registry import AgentRegistry, load_agents
 from perdure.errors import Misconfigured, PerdureError
-from perdure.harness.model_call import ModelCaller
-from perdure.harness.rebuild import SessionRebuilder
-from perdure.harness.resume import TurnResumer
-from perdure.harness.tools.call import ToolCaller
+from perdure.harness.harness import Harness
 from perdure.harness.tools.toolbox import check_tools
-from perdure.harness.turn import TurnEnder, TurnParker
-from perdure.harness.turn_begin import Files
 from perdure.models.models import Models
 from perdure.protocol import names
 from perdure.runtime.connect import connect
@@ -68,14 +63,8 @@ GRACE = timedelta(seconds=10)
 
 def workers(client: Client, store: Store, agents: AgentRegistry, models: Models, settings: Settings) -> list[Worker]:
     """One worker for each kind of work: drivers, turns, model calls, tool calls."""
-    turns = TurnActivities(
-        TurnParker(store),
-        TurnResumer(store, agents, Files(settings)),
-        TurnEnder(store, agents),
-        SessionRebuilder(store),
-    )
-    model = ModelActivities(ModelCaller(store, agents, models, settings))
-    tools = ToolActivities(ToolCaller(store, agents, settings))
+    harness = Harness(store, agents, models, settings)
+    turns, model, tools = TurnActivities(harness), ModelActivities(harness), ToolActivities(harness)
     # Each before those that give it work: a queue is a part of a build from its first poll on.
     return [
         acting(client, settings, names.TOOLS_QUEUE, [tools.call_tool]),

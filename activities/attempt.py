@@ -1,10 +1,14 @@
-"""What every activity does around its work: say that it lives, number its attempt, translate its errors."""
+"""What every activity does around its work: send heartbeats, number its attempt, translate its errors."""
+
+from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from datetime import timedelta
+from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 from uuid import uuid4
 
 from temporalio import activity
@@ -12,7 +16,11 @@ from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
 from perdure.errors import NeedsAttention, PerdureError, TokenConflict, ToolFailed, TurnCancelled
 from perdure.protocol import names
+from perdure.protocol.requests import Coordinates
 from perdure.store.values import Attempt
+
+if TYPE_CHECKING:
+    from perdure.harness.harness import Harness
 
 log = logging.getLogger("perdure.activities")
 
@@ -33,6 +41,48 @@ def current() -> Attempt:
     info = activity.info()
     scheduled = info.current_attempt_scheduled_time
     return Attempt(number=info.attempt, generation=int(scheduled.timestamp() * 1_000_000))
+
+
+class _OfTurn(Protocol):
+    @property
+    def at(self) -> Coordinates: ...
+
+
+class _OfSession(Protocol):
+    @property
+    def session_id(self) -> str: ...
+
+
+class _Activities(Protocol):
+    harness: Harness
+
+
+S = TypeVar("S", bound=_Activities)
+A = TypeVar("A", bound=_OfTurn | _OfSession)
+R = TypeVar("R")
+Work = Callable[[S, A], Awaitable[R]]
+
+
+def attempted(*, reports: bool = False) -> Callable[[Work[S, A, R]], Work[S, A, R]]:
+    """Do around an activity's work what each of them needs; with `reports`, tell when no worker can do it."""
+
+    def decorate(work: Work[S, A, R]) -> Work[S, A, R]:
+        @functools.wraps(work)
+        async def run(self: S, argument: A) -> R:
+            async def report(error: NeedsAttention) -> None:
+                await self.harness.report(_session_of(argument), error)
+
+            async with attempt(report if reports else None):
+                return await work(self, argument)
+
+        return run
+
+    return decorate
+
+
+def _session_of(argument: _OfTurn | _OfSession) -> str:
+    at = getattr(argument, "at", None)
+    return at.session_id if isinstance(at, Coordinates) else cast("_OfSession", argument).session_id
 
 
 @contextlib.asynccontextmanager

@@ -9,20 +9,20 @@ from temporalio import activity
 from perdure.protocol import names
 from perdure.protocol.requests import Finished, ModelCall, ModelOutcome
 
-from .attempt import attempt, current
+from .attempt import attempted, current
 
 if TYPE_CHECKING:
-    from perdure.harness.model_call import ModelCaller
+    from perdure.harness.harness import Harness
 
 
 class ModelActivities:
-    def __init__(self, step: ModelCaller) -> None:
-        self._step = step
+    def __init__(self, harness: Harness) -> None:
+        self.harness = harness
 
     @activity.defn(name=names.CALL_MODEL)
+    @attempted()
     async def call_model(self, call: ModelCall) -> ModelOutcome:
-        async with attempt():
-            outcome = await self._step.run(call, current())
-            if isinstance(outcome, Finished) and outcome.failure:
-                return outcome.model_copy(update={"failure": outcome.failure.bare()})
-            return outcome
+        outcome = await self.harness.call_model(call, current())
+        if isinstance(outcome, Finished) and outcome.failure:
+            return outcome.model_copy(update={"failure": outcome.failure.bare()})
+        return outcome

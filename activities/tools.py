@@ -11,23 +11,23 @@ from temporalio import activity
 from perdure.protocol import names
 from perdure.protocol.requests import ToolCall, ToolOutcome
 
-from .attempt import attempt, current
+from .attempt import attempted, current
 
 if TYPE_CHECKING:
-    from perdure.harness.tools.call import ToolCaller
+    from perdure.harness.harness import Harness
 
 
 class ToolActivities:
-    def __init__(self, step: ToolCaller) -> None:
-        self._step = step
+    def __init__(self, harness: Harness) -> None:
+        self.harness = harness
 
     @activity.defn(name=names.CALL_TOOL)
+    @attempted()
     async def call_tool(self, call: ToolCall) -> ToolOutcome:
         cancelled = threading.Event()
-        async with attempt():
-            try:
-                return await self._step.run(call, current(), cancelled, activity.is_worker_shutdown)
-            except asyncio.CancelledError:
-                # For whatever the tool has left running and still listens.
-                cancelled.set()
-                raise
+        try:
+            return await self.harness.call_tool(call, current(), cancelled, activity.is_worker_shutdown)
+        except asyncio.CancelledError:
+            # For whatever the tool has left running and still listens.
+            cancelled.set()
+            raise

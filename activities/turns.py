@@ -22,70 +22,63 @@ from perdure.protocol.requests import (
 )
 from perdure.protocol.wire import JsonObject
 
-from .attempt import attempt, current
+from .attempt import attempted, current
 
 if TYPE_CHECKING:
-    from perdure.harness.rebuild import SessionRebuilder
-    from perdure.harness.resume import TurnResumer
-    from perdure.harness.turn import TurnEnder, TurnParker
+    from perdure.harness.harness import Harness
 
 
 class TurnActivities:
-    """Each is one method of the harness."""
+    """Short work on the store. Those that drivers execute report when no worker can do them: a driver waits for one."""
 
-    def __init__(
-        self, parking: TurnParker, resuming: TurnResumer, end: TurnEnder, rebuilding: SessionRebuilder
-    ) -> None:
-        self._parking = parking
-        self._resuming = resuming
-        self._end = end
-        self._rebuilding = rebuilding
+    def __init__(self, harness: Harness) -> None:
+        self.harness = harness
 
     @activity.defn(name=names.RESUME_TURN)
+    @attempted()
     async def resume_turn(self, resumption: ResumeTurn) -> Resumed:
-        async with attempt():
-            resumed = await self._resuming.resume(resumption, current())
-            failure = resumed.failure and resumed.failure.bare()
-            return resumed.model_copy(update={"failure": failure})
+        resumed = await self.harness.resume_turn(resumption, current())
+        failure = resumed.failure and resumed.failure.bare()
+        return resumed.model_copy(update={"failure": failure})
 
     @activity.defn(name=names.PARK_TURN)
+    @attempted()
     async def park_turn(self, park: ParkTurn) -> None:
-        async with attempt():
-            await self._parking.park(park)
+        await self.harness.park_turn(park)
 
     @activity.defn(name=names.CONCLUDE_TURN)
+    @attempted(reports=True)
     async def conclude_turn(self, conclusion: Conclusion) -> Concluded:
-        async with attempt(lambda error: self._end.attend(conclusion.at.session_id, error)):
-            return await self._end.conclude(conclusion)
+        return await self.harness.conclude_turn(conclusion)
 
     @activity.defn(name=names.WITHDRAW_INPUTS)
+    @attempted(reports=True)
     async def withdraw_inputs(self, withdrawal: Withdrawal) -> None:
-        async with attempt(lambda error: self._end.attend(withdrawal.at.session_id, error)):
-            await self._end.withdraw(withdrawal)
+        await self.harness.withdraw_inputs(withdrawal)
 
     @activity.defn(name=names.REMIND)
+    @attempted(reports=True)
     async def remind(self, reminder: Reminder) -> None:
-        async with attempt(lambda error: self._end.attend(reminder.session_id, error)):
-            await self._parking.remind(reminder)
+        await self.harness.remind(reminder)
 
     @activity.defn(name=names.REFUSE_DELIVERY)
+    @attempted(reports=True)
     async def refuse_delivery(self, refusal: Refusal) -> None:
-        async with attempt(lambda error: self._end.attend(refusal.session_id, error)):
-            await self._end.refuse(refusal)
+        await self.harness.refuse_delivery(refusal)
 
     @activity.defn(name=names.ATTEND_SESSION)
+    @attempted()
     async def attend_session(self, attend: AttendSession) -> None:
-        async with attempt():
-            await self._end.mark(attend.session_id, attend.attention, attend.turn)
+        await self.harness.attend_session(attend)
 
     @activity.defn(name=names.CLOSE_SESSION)
+    @attempted(reports=True)
     async def close_session(self, close: CloseSession) -> None:
-        async with attempt(lambda error: self._end.attend(close.session_id, error)):
-            await self._end.close(close)
+        await self.harness.close_session(close)
 
     @activity.defn(name=names.REBUILD_SESSION)
+    @attempted(reports=True)
     async def rebuild_session(self, rebuild: RebuildSession) -> JsonObject | None:
-        async with attempt(lambda error: self._end.attend(rebuild.session_id, error)):
-            state = await self._rebuilding.rebuild(rebuild, current())
-            # As JSON: the driver may be older, and must not lose what it does not know.
-            return None if state is None else state.model_dump(mode="json")
+        state = await self.harness.rebuild_session(rebuild, current())
+        # As JSON: the driver may be older, and must not lose what it does not know.
+        return None if state is None else state.model_dump(mode="json")

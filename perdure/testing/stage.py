@@ -1,6 +1,5 @@
 """The steps of a turn, done in this process: the real harness over a store in memory."""
 
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -9,10 +8,7 @@ from typing import Any
 from perdure.agents.agent import Agent
 from perdure.agents.registry import AgentRegistry
 from perdure.errors import ForbiddenResponder, NeedsAttention, PerdureError, TokenConflict, ToolFailed
-from perdure.harness.model_call import ModelCaller
-from perdure.harness.resume import TurnResumer
-from perdure.harness.tools.call import ToolCaller
-from perdure.harness.turn import TurnEnder, TurnParker
+from perdure.harness.harness import Harness
 from perdure.models.base import ModelSource
 from perdure.protocol.deliveries import Capabilities, DeliveryBody, DeliveryRef, Message, Mode
 from perdure.protocol.inputs import InputAnswer, InputRequest, OpenInput
@@ -81,17 +77,13 @@ class LocalSteps:
     """Each step is tried as a tool's declaration allows, and once else."""
 
     def __init__(self, store: Store, agents: AgentRegistry, models: ModelSource, settings: Settings) -> None:
-        self._model = ModelCaller(store, agents, models, settings)
-        self._tool = ToolCaller(store, agents, settings)
-        self._parking = TurnParker(store)
-        self._resuming = TurnResumer(store, agents)
-        self._end = TurnEnder(store, agents)
+        self._harness = Harness(store, agents, models, settings)
         self._generations = count(1)
 
     async def call_model(self, call: ModelCall, *, label: str | None = None) -> ModelOutcome:
         del label
         try:
-            return await self._model.run(call, self._attempt(1))
+            return await self._harness.call_model(call, self._attempt(1))
         except PerdureError as error:
             raise _step_failed(error) from error
 
@@ -99,24 +91,24 @@ class LocalSteps:
         try:
             for number in range(1, call.call.attempts):
                 try:
-                    return await self._tool.run(call, self._attempt(number), threading.Event())
+                    return await self._harness.call_tool(call, self._attempt(number))
                 except ToolFailed:
                     continue
-            return await self._tool.run(call, self._attempt(call.call.attempts), threading.Event())
+            return await self._harness.call_tool(call, self._attempt(call.call.attempts))
         except PerdureError as error:
             raise _step_failed(error) from error
 
     async def resume(self, resumption: ResumeTurn) -> Resumed:
         try:
-            return await self._resuming.resume(resumption, self._attempt(1))
+            return await self._harness.resume_turn(resumption, self._attempt(1))
         except PerdureError as error:
             raise _step_failed(error) from error
 
     async def park(self, park: ParkTurn) -> None:
-        await self._parking.park(park)
+        await self._harness.park_turn(park)
 
     async def conclude(self, conclusion: Conclusion) -> None:
-        await self._end.conclude(conclusion)
+        await self._harness.conclude_turn(conclusion)
 
     def parallel(self, limit: int | None, calls: int) -> int:
         return limit or calls

@@ -31,7 +31,7 @@ async def test_a_failure_that_is_tried_again_holds_no_content(caplog: pytest.Log
         made = ToolCall(at=Coordinates(session_id=SESSION, turn=0), agent="tester", call=ref)
 
         with pytest.raises(ApplicationError) as raised:
-            await environment.run(ToolActivities(it.tools).call_tool, made)
+            await environment.run(ToolActivities(it.harness).call_tool, made)
 
     kept = Failure()
     DefaultFailureConverter().to_failure(raised.value, DefaultPayloadConverter(), kept)

@@ -7,10 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from perdure import Agent, AgentRegistry
-from perdure.harness.model_call import ModelCaller
-from perdure.harness.resume import TurnResumer
-from perdure.harness.tools.call import ToolCaller
-from perdure.harness.turn import TurnEnder, TurnParker
+from perdure.harness.harness import Harness
 from perdure.models.base import Model
 from perdure.protocol import names
 from perdure.protocol.deliveries import Capabilities, DeliveryBody, DeliveryRef, Message, Mode
@@ -19,6 +16,8 @@ from perdure.protocol.inputs import APPROVE, DENY, InputAnswer, OpenInput
 from perdure.protocol.principals import LOCAL
 from perdure.protocol.requests import (
     ApprovedCall,
+    AttendSession,
+    Attention,
     CallRef,
     Calls,
     Conclusion,
@@ -82,26 +81,20 @@ class Lab:
         self.store = store
         self.mode: Mode = mode
         self.agent = agent
-        agents = AgentRegistry([agent])
         self.speaker = Speaker(model)
         self.settings = settings
-        self.models = self.worker()
-        self.tools = ToolCaller(store, agents, settings)
-        self.parking = TurnParker(store)
-        self.end = TurnEnder(store, agents)
+        self.harness = self.worker()
         self.can_ask = False
         self._deliveries = 0
 
-    def worker(self, store: Store | None = None, **parts: Any) -> ModelCaller:
+    def worker(self, store: Store | None = None, **parts: Any) -> Harness:
         """Another process that serves the same agent."""
-        store = store or self.store
-        return ModelCaller(store, AgentRegistry([self.agent]), self.speaker, self.settings, **parts)
+        return Harness(store or self.store, AgentRegistry([self.agent]), self.speaker, self.settings, **parts)
 
     def redeclare(self, *tools: Any) -> None:
         """A newer build of the same agent."""
         self.agent = replace(self.agent, tools=tools)
-        self.models = self.worker()
-        self.tools = ToolCaller(self.store, AgentRegistry([self.agent]), self.settings)
+        self.harness = self.worker()
 
     async def deliver(self, message: Message | None, **body: Any) -> DeliveryRef:
         number, self._deliveries = self._deliveries, self._deliveries + 1
@@ -128,7 +121,7 @@ class Lab:
             capabilities=Capabilities(request_input=self.can_ask),
             deliveries=deliveries,
         )
-        return await self.models.run(call, Attempt(number or generation, generation))
+        return await self.harness.call_model(call, Attempt(number or generation, generation))
 
     async def tool(
         self,
@@ -141,7 +134,7 @@ class Lab:
         cancelled: threading.Event | None = None,
     ) -> ToolOutcome:
         made = ToolCall(at=Coordinates(session_id=self.session, turn=turn, step=step), agent=self.agent.name, call=call)
-        return await self.tools.run(made, Attempt(number or generation, generation), cancelled or threading.Event())
+        return await self.harness.call_tool(made, Attempt(number or generation, generation), cancelled)
 
     async def run_one(self) -> ToolOutcome:
         """Hear a message, and run the one call that it leads to."""
@@ -178,7 +171,6 @@ class Lab:
         turn: int = 1,
         generation: int = 1,
     ) -> Resumed:
-        resuming = TurnResumer(self.store, AgentRegistry([self.agent]))
         resumption = ResumeTurn(
             at=Coordinates(session_id=self.session, turn=turn),
             agent=self.agent.name,
@@ -187,21 +179,24 @@ class Lab:
             open=tuple(open),
             expired=tuple(each.request_id for each in expired),
         )
-        return await resuming.resume(resumption, Attempt(generation, generation))
+        return await self.harness.resume_turn(resumption, Attempt(generation, generation))
 
     async def run_approved(self, approved: ApprovedCall, *, turn: int = 1, generation: int = 1) -> ToolOutcome:
         told_at = Coordinates(session_id=self.session, turn=turn)
         made = ToolCall(at=approved.at, told_at=told_at, agent=self.agent.name, call=approved.call)
-        return await self.tools.run(made, Attempt(generation, generation), threading.Event())
+        return await self.harness.call_tool(made, Attempt(generation, generation), threading.Event())
 
     async def park(self, open: Sequence[OpenInput], *, turn: int = 0, step: int = 0) -> None:
         at = Coordinates(session_id=self.session, turn=turn, step=step)
-        await self.parking.park(ParkTurn(at=at, agent=self.agent.name, mode=self.mode, open=tuple(open)))
+        await self.harness.park_turn(ParkTurn(at=at, agent=self.agent.name, mode=self.mode, open=tuple(open)))
 
     async def cancel(self, *deliveries: DeliveryRef, turn: int = 0, step: int = 0) -> None:
         at = Coordinates(session_id=self.session, turn=turn, step=step)
         conclusion = Conclusion(kind="cancelled", at=at, mode=self.mode, failure=CANCELLED, deliveries=deliveries)
-        await self.end.conclude(conclusion)
+        await self.harness.conclude_turn(conclusion)
+
+    async def attend(self, attention: Attention | None, turn: int | None = None) -> None:
+        await self.harness.attend_session(AttendSession(session_id=self.session, attention=attention, turn=turn))
 
     async def wish_to_stop(self) -> CancelRequest | None:
         """What the API does when somebody wants the turn stopped."""
@@ -213,7 +208,7 @@ class Lab:
 
     async def withdraw(self, open: Sequence[OpenInput], *, turn: int = 0) -> None:
         at = Coordinates(session_id=self.session, turn=turn)
-        await self.end.withdraw(Withdrawal(at=at, mode=self.mode, open=tuple(open)))
+        await self.harness.withdraw_inputs(Withdrawal(at=at, mode=self.mode, open=tuple(open)))
 
     async def status_of(self, request: OpenInput) -> str:
         row = await self.store.input(request.request_id)
@@ -225,7 +220,7 @@ class Lab:
 
     async def conclude(self, failure: Failure, *deliveries: DeliveryRef, turn: int = 0, step: int = 0) -> None:
         at = Coordinates(session_id=self.session, turn=turn, step=step)
-        await self.end.conclude(Conclusion(at=at, mode=self.mode, failure=failure, deliveries=deliveries))
+        await self.harness.conclude_turn(Conclusion(at=at, mode=self.mode, failure=failure, deliveries=deliveries))
 
     async def events(self) -> list[Event]:
         return [event async for event in read_all(self.store, self.session)]

@@ -218,7 +218,7 @@ async def test_times_and_responders_travel_with_the_request() -> None:
     def act() -> None: ...
 
     async with lab([call("act")], act, can_ask=True) as it:
-        it.models = it.worker(clock=lambda: 1_000_000.0)
+        it.harness = it.worker(clock=lambda: 1_000_000.0)
         (open,) = await it.parked(await it.deliver("Go"))
 
         assert (open.expires_at, open.remind_at) == (1_000_060.0, (1_000_010.0, 1_000_030.0))
@@ -290,8 +290,8 @@ async def test_a_reminder_is_told_while_somebody_is_asked() -> None:
         (open,) = await it.parked(await it.deliver("Pay"))
         reminder = Reminder(session_id=SESSION, request_id=open.request_id, left=0)
 
-        await it.parking.remind(reminder)
-        await it.parking.remind(reminder)
+        await it.harness.remind(reminder)
+        await it.harness.remind(reminder)
 
         (told,) = await it.told("input.reminded")
         assert told == {"requestId": open.request_id, "callId": "call_0_0", "toolName": "pay", "left": 0}

@@ -5,9 +5,8 @@ from typing import Any, cast
 
 import pytest
 
-from perdure import AgentRegistry, tool
+from perdure import tool
 from perdure.errors import SessionGone
-from perdure.harness.turn import TurnEnder
 from perdure.protocol.actions import Park
 from perdure.protocol.inputs import OpenInput
 from perdure.protocol.requests import (
@@ -15,6 +14,7 @@ from perdure.protocol.requests import (
     CallRef,
     Calls,
     CloseSession,
+    Concluded,
     Conclusion,
     Coordinates,
     Failure,
@@ -98,7 +98,7 @@ async def test_of_a_call_that_begins_while_its_turn_is_concluded_nobody_says_tha
         delivery = await it.deliver("Go")
         (ref,) = await it.calls(delivery)
         store = cast(Store, _Meeting(it.store, lambda: dying(it, ref)))
-        it.end = TurnEnder(store, AgentRegistry([it.agent]))
+        it.harness = it.worker(store)
 
         await it.conclude(CRASHED, delivery)
 
@@ -119,8 +119,11 @@ class _Conflicting:
     async def call_tool(self, call: ToolCall) -> ToolOutcome:
         raise StepFailed(Failure(code="TOKEN_CONFLICT", message="Taken.", structural=True))
 
+    async def conclude(self, conclusion: Conclusion) -> Concluded:
+        return await self._it.harness.conclude_turn(conclusion)
+
     def __getattr__(self, name: str) -> object:
-        return getattr(self._it.end, name)
+        return getattr(self._it.harness, name)
 
     def parallel(self, limit: int | None, calls: int) -> int:
         return limit or calls
@@ -153,7 +156,7 @@ async def test_a_turn_that_had_parked_before_it_was_concluded_keeps_its_requests
     async with asked(till, 5) as (it, _, open):
         at = Coordinates(session_id=SESSION, turn=0)
 
-        concluded = await it.end.conclude(Conclusion(at=at, failure=CRASHED))
+        concluded = await it.harness.conclude_turn(Conclusion(at=at, failure=CRASHED))
 
         assert concluded.open == open
         answer = await it.answer((open[0], YES))
@@ -168,7 +171,7 @@ async def test_a_conclusion_does_not_make_the_driver_forget_how_far_the_session_
         at = Coordinates(session_id=SESSION, turn=40)
         state = SessionState(session_id=SESSION, agent="tester", token_hash="t", turn=40, head=500)
 
-        concluded = await it.end.conclude(
+        concluded = await it.harness.conclude_turn(
             Conclusion(kind="cancelled", at=at, failure=CANCELLED, deliveries=(delivery,))
         )
         state = state.after_turn(TurnResult(snapshot=Snapshot(), action=Park(), head=concluded.head))
@@ -182,7 +185,7 @@ async def test_attention_that_comes_after_the_turn_has_ended_is_not_set() -> Non
         await it.calls(delivery)
         await it.conclude(CRASHED, delivery)
 
-        await it.end.mark(SESSION, Attention(code="AGENT_GONE", message="Gone."), turn=0)
+        await it.attend(Attention(code="AGENT_GONE", message="Gone."), turn=0)
 
         row = await it.store.session(SESSION)
         assert row is not None
@@ -192,9 +195,9 @@ async def test_attention_that_comes_after_the_turn_has_ended_is_not_set() -> Non
 async def test_attention_is_taken_back_when_the_state_can_be_read_again() -> None:
     async with lab(["One."]) as it:
         await it.model(await it.deliver("Go"))
-        await it.end.mark(SESSION, Attention(code="UNREADABLE_STATE", message="Future."))
+        await it.attend(Attention(code="UNREADABLE_STATE", message="Future."))
 
-        await it.end.mark(SESSION, None)
+        await it.attend(None)
 
         row = await it.store.session(SESSION)
         assert row is not None
@@ -219,14 +222,16 @@ async def test_what_came_in_twice_while_the_state_was_unreadable_is_heard_once()
 _AT = Coordinates(session_id=SESSION, turn=0)
 _ASKED = (OpenInput(request_id="inp_1"),)
 _ENDS: dict[str, Callable[[Lab], Awaitable[object]]] = {
-    "conclude": lambda it: it.end.conclude(Conclusion(kind="cancelled", at=_AT, failure=CANCELLED)),
-    "withdraw": lambda it: it.end.withdraw(Withdrawal(at=_AT, open=_ASKED)),
-    "refuse": lambda it: it.end.refuse(Refusal(session_id=SESSION, delivery_id="d0", code="stale", message="Stale.")),
-    "close": lambda it: it.end.close(CloseSession(session_id=SESSION, failure=OPERATOR_FAILED)),
-    "attend": lambda it: it.end.mark(SESSION, Attention(code="AGENT_GONE", message="Gone."), 0),
-    "recover": lambda it: it.end.mark(SESSION, None),
-    "park": lambda it: it.parking.park(ParkTurn(at=_AT, agent="tester", open=_ASKED)),
-    "remind": lambda it: it.parking.remind(Reminder(session_id=SESSION, request_id="inp_1", left=0)),
+    "conclude": lambda it: it.harness.conclude_turn(Conclusion(kind="cancelled", at=_AT, failure=CANCELLED)),
+    "withdraw": lambda it: it.harness.withdraw_inputs(Withdrawal(at=_AT, open=_ASKED)),
+    "refuse": lambda it: it.harness.refuse_delivery(
+        Refusal(session_id=SESSION, delivery_id="d0", code="stale", message="Stale.")
+    ),
+    "close": lambda it: it.harness.close_session(CloseSession(session_id=SESSION, failure=OPERATOR_FAILED)),
+    "attend": lambda it: it.attend(Attention(code="AGENT_GONE", message="Gone."), 0),
+    "recover": lambda it: it.attend(None),
+    "park": lambda it: it.harness.park_turn(ParkTurn(at=_AT, agent="tester", open=_ASKED)),
+    "remind": lambda it: it.harness.remind(Reminder(session_id=SESSION, request_id="inp_1", left=0)),
 }
 
 
@@ -247,6 +252,6 @@ async def test_the_attention_of_a_session_is_counted_once(monkeypatch: pytest.Mo
     async with lab(["One."]) as it:
         await it.model(await it.deliver("Go"))
         for _ in range(2):
-            await it.end.mark(SESSION, Attention(code="UNREADABLE_STATE", message="Future."))
+            await it.attend(Attention(code="UNREADABLE_STATE", message="Future."))
 
     assert counted == ["UNREADABLE_STATE"]

@@ -80,7 +80,7 @@ async def test_a_file_is_fetched_once_and_kept() -> None:
         await it.model(await it.deliver(linked(server.url("/a.png"))))
         await it.model(await it.deliver("Look again"), turn=1)
         # Another process has it from the store.
-        it.models = it.worker()
+        it.harness = it.worker()
 
         assert server.paths == ["/a.png"]
         for prompt in range(2):

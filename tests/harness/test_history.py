@@ -37,9 +37,9 @@ async def test_a_finished_turn_is_read_once() -> None:
 async def test_turns_that_another_worker_handled_are_not_missed() -> None:
     model = ScriptedModel(["zero", "one", "two", "three"])
     async with lab(model) as it:
-        here, there = it.models, it.worker()
+        here, there = it.harness, it.worker()
         for turn, worker in enumerate([here, there, there, here]):
-            it.models = worker
+            it.harness = worker
             await it.model(await it.deliver(f"m{turn}"), turn=turn)
 
         texts = [part.content for message in model.prompts[-1].messages for part in message.parts]  # type: ignore
@@ -49,7 +49,7 @@ async def test_turns_that_another_worker_handled_are_not_missed() -> None:
 async def test_a_small_cache_forgets_and_stays_right() -> None:
     model = ScriptedModel(["zero", "one", "two"])
     async with lab(model) as it:
-        it.models = it.worker(histories=Histories(it.store, capacity=1))
+        it.harness = it.worker(histories=Histories(it.store, capacity=1))
         for turn in range(3):
             await it.model(await it.deliver(f"m{turn}"), turn=turn)
 

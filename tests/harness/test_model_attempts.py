@@ -84,7 +84,7 @@ async def test_an_attempt_that_began_unseen_is_not_taken_for_nothing_to_hear() -
             self._reads += 1
             if self._reads == 1:
                 with pytest.raises(ModelFailed):
-                    await zombie.run(made, Attempt(1, 1))
+                    await zombie.call_model(made, Attempt(1, 1))
             return found
 
     async with lab([ModelFailed("Busy.", transient=True), "Hello"]) as it:
@@ -92,7 +92,7 @@ async def test_an_attempt_that_began_unseen_is_not_taken_for_nothing_to_hear() -
         made = ModelCall(at=Coordinates(session_id=SESSION, turn=0), agent="tester", deliveries=(delivery,))
         zombie = it.worker()
 
-        outcome = await it.worker(cast(Store, Late(it.store))).run(made, Attempt(2, 2))
+        outcome = await it.worker(cast(Store, Late(it.store))).call_model(made, Attempt(2, 2))
 
         assert isinstance(outcome, Finished)
         assert outcome.failure is None

@@ -304,7 +304,7 @@ async def test_whoever_approves_is_not_whoever_speaks() -> None:
 async def test_an_attempt_that_wakes_after_the_end_of_its_session_changes_nothing() -> None:
     async with asked(Till(), 5) as (it, _, open):
         answer = await it.answer((open[0], YES))
-        await it.end.close(CloseSession(session_id=SESSION, failure=OPERATOR_FAILED))
+        await it.harness.close_session(CloseSession(session_id=SESSION, failure=OPERATOR_FAILED))
 
         with pytest.raises(Superseded):
             await it.resume(answer, open=open)
@@ -316,7 +316,7 @@ async def test_an_attempt_that_wakes_after_the_end_of_its_session_changes_nothin
 async def test_a_turn_that_is_concluded_after_the_end_of_its_session_changes_nothing() -> None:
     async with asked(Till(), 5) as (it, _, open):
         answer = await it.answer((open[0], YES))
-        await it.end.close(CloseSession(session_id=SESSION, failure=OPERATOR_FAILED))
+        await it.harness.close_session(CloseSession(session_id=SESSION, failure=OPERATOR_FAILED))
 
         await it.cancel(answer, turn=1)
 

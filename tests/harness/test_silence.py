@@ -78,6 +78,7 @@ async def test_an_answer_between_the_look_and_the_expiry_is_carried_out_by_that_
             answers.append(await it.answer((open[0], YES)))
 
         it.store = cast("Store", _AnsweredJustNow(it.store, answer))
+        it.harness = it.worker()
         resumed = await it.resume(open=open, expired=open)
         await it.run_approved(resumed.calls[0])
         await it.model(turn=1)

@@ -151,7 +151,7 @@ async def test_a_conclusion_says_which_token_the_session_owns() -> None:
         at = Coordinates(session_id=SESSION, turn=0)
         failure = Failure(code="STEP_TIMEOUT", message="The step did not end in time.")
 
-        concluded = await it.end.conclude(Conclusion(at=at, failure=failure, deliveries=(delivery,)))
+        concluded = await it.harness.conclude_turn(Conclusion(at=at, failure=failure, deliveries=(delivery,)))
 
         assert concluded.token_hash == hashed("slack:42")
 

@@ -6,10 +6,9 @@ from typing import Any, cast
 import pytest
 from pydantic import BaseModel
 
-from perdure import AgentRegistry, Call, Principal, SessionView, State, ToolContext, tool
+from perdure import Call, Principal, SessionView, State, ToolContext, tool
 from perdure.errors import Superseded, ToolFailed, Unavailable
 from perdure.harness.journal import OUTCOME, Outcome, StoredReply, read
-from perdure.harness.tools.call import ToolCaller
 from perdure.settings import Settings
 from perdure.store.base import Store
 from perdure.store.values import Commit, Committed, NewRecord
@@ -132,14 +131,14 @@ async def test_a_call_that_an_older_attempt_begins_meanwhile_is_not_run_again() 
     effects.dies = 1
     async with lab([call("act")], declared(effects)) as it:
         (ref,) = await it.calls(await it.deliver("Go"))
-        frozen = it.tools
+        frozen = it.harness
 
         async def wakes() -> None:
-            it.tools = frozen
+            it.harness = frozen
             await dying(it, ref)
 
         store = cast(Store, LosesAnAnswer(it.store, wakes))
-        it.tools = ToolCaller(store, AgentRegistry([it.agent]), it.settings)
+        it.harness = it.worker(store)
         outcome = await it.tool(ref, generation=2)
 
         assert len(effects.keys) == 1

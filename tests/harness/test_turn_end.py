@@ -144,8 +144,8 @@ async def test_a_refused_delivery_is_told_once() -> None:
         delivery = await it.deliver("Hi")
         refusal = Refusal(session_id=SESSION, delivery_id=delivery.id, code="STALE_TOKEN", message="Too late.")
 
-        await it.end.refuse(refusal)
-        await it.end.refuse(refusal)
+        await it.harness.refuse_delivery(refusal)
+        await it.harness.refuse_delivery(refusal)
 
         assert await it.told("delivery.refused") == [
             {"deliveryId": delivery.id, "code": "STALE_TOKEN", "message": "Too late."}

@@ -31,11 +31,7 @@ from activities.turns import TurnActivities
 from perdure import Agent, AgentRegistry, ToolContext, tool
 from perdure.agents.agent import WhileWaiting
 from perdure.errors import Conflict, Invalid, ModelFailed, Unavailable
-from perdure.harness.model_call import ModelCaller
-from perdure.harness.rebuild import SessionRebuilder
-from perdure.harness.resume import TurnResumer
-from perdure.harness.tools.call import ToolCaller
-from perdure.harness.turn import TurnEnder, TurnParker
+from perdure.harness.harness import Harness
 from perdure.models.base import Delta, Prompt, Reply, TextDelta, finish_reason, usage_of
 from perdure.protocol import names
 from perdure.protocol.deliveries import Capabilities, DeliveryBody, Mode, Receipt
@@ -161,12 +157,8 @@ class World:
 
     def _worker(self, settings: Settings) -> dict[str, Callable[..., Any]]:
         """As `worker.py` puts it together."""
-        store, agents = self.seen, self.agents
-        turns = TurnActivities(
-            TurnParker(store), TurnResumer(store, agents), TurnEnder(store, agents), SessionRebuilder(store)
-        )
-        model = ModelActivities(ModelCaller(store, agents, self, settings, clock=lambda: self.now))
-        tools = ToolActivities(ToolCaller(store, agents, settings))
+        harness = Harness(self.seen, self.agents, self, settings, clock=lambda: self.now)
+        turns, model, tools = TurnActivities(harness), ModelActivities(harness), ToolActivities(harness)
         return {
             names.CALL_MODEL: model.call_model,
             names.CALL_TOOL: tools.call_tool,

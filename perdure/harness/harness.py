@@ -1,0 +1,118 @@
+"""The harness: one method for each activity, composed once over a store, agents and models."""
+
+import threading
+import time
+from collections.abc import Callable
+
+from perdure.agents.registry import AgentRegistry
+from perdure.errors import NeedsAttention
+from perdure.models.base import ModelSource
+from perdure.protocol.requests import (
+    AttendSession,
+    CloseSession,
+    Concluded,
+    Conclusion,
+    ModelCall,
+    ModelOutcome,
+    ParkTurn,
+    RebuildSession,
+    Refusal,
+    Reminder,
+    Resumed,
+    ResumeTurn,
+    ToolCall,
+    ToolOutcome,
+    Withdrawal,
+)
+from perdure.session.state import SessionState
+from perdure.settings import Settings
+from perdure.store.base import Store
+from perdure.store.values import Attempt
+
+from .model_call import ModelCaller
+from .prompt import Histories
+from .rebuild import SessionRebuilder
+from .resume import TurnResumer
+from .tools.approvals import Clock
+from .tools.call import ToolCaller
+from .turn import TurnEnder, TurnParker
+from .turn_begin import Files
+
+
+class Harness:
+    """What activities do. Each method may be repeated, by any worker, at any time: what was recorded stands."""
+
+    def __init__(
+        self,
+        store: Store,
+        agents: AgentRegistry,
+        models: ModelSource,
+        settings: Settings,
+        *,
+        histories: Histories | None = None,
+        clock: Clock = time.time,
+    ) -> None:
+        self._models = ModelCaller(store, agents, models, settings, histories, clock)
+        self._tools = ToolCaller(store, agents, settings)
+        self._resumer = TurnResumer(store, agents, Files(settings))
+        self._parker = TurnParker(store)
+        self._ender = TurnEnder(store, agents)
+        self._rebuilder = SessionRebuilder(store)
+
+    # --- a turn ---------------------------------------------------------------------------------------------
+
+    async def call_model(self, call: ModelCall, attempt: Attempt) -> ModelOutcome:
+        """Ask the model once for a step, and never twice for an answer that was recorded."""
+        return await self._models.run(call, attempt)
+
+    async def call_tool(
+        self,
+        call: ToolCall,
+        attempt: Attempt,
+        cancelled: threading.Event | None = None,
+        stopping: Callable[[], bool] = bool,
+    ) -> ToolOutcome:
+        """Run a tool; `cancelled` is set when the call is to stop, `stopping` says whether the worker is."""
+        return await self._tools.run(call, attempt, cancelled or threading.Event(), stopping)
+
+    async def resume_turn(self, resumption: ResumeTurn, attempt: Attempt) -> Resumed:
+        """Carry out what people have decided."""
+        return await self._resumer.resume(resumption, attempt)
+
+    async def park_turn(self, park: ParkTurn) -> None:
+        """End a turn that waits for people, once its other calls have ended."""
+        await self._parker.park(park)
+
+    async def conclude_turn(self, conclusion: Conclusion) -> Concluded:
+        """End a turn that failed or was cancelled, unless it has ended already."""
+        return await self._ender.conclude(conclusion)
+
+    # --- a session beside its turns -------------------------------------------------------------------------
+
+    async def withdraw_inputs(self, withdrawal: Withdrawal) -> None:
+        """Cancel a turn that waits for people."""
+        await self._ender.withdraw(withdrawal)
+
+    async def remind(self, reminder: Reminder) -> None:
+        """Emit an event for a request that still waits."""
+        await self._parker.remind(reminder)
+
+    async def refuse_delivery(self, refusal: Refusal) -> None:
+        """Emit an event for a delivery that no turn will read."""
+        await self._ender.refuse(refusal)
+
+    async def attend_session(self, attend: AttendSession) -> None:
+        """Set what a session needs that cannot go on by itself, or take it back."""
+        await self._ender.mark(attend.session_id, attend.attention, attend.turn)
+
+    async def close_session(self, close: CloseSession) -> None:
+        """End a session because an operator wants it."""
+        await self._ender.close(close)
+
+    async def rebuild_session(self, order: RebuildSession, attempt: Attempt) -> SessionState | None:
+        """Derive a driver's state from the store; None when the session is over."""
+        return await self._rebuilder.rebuild(order, attempt)
+
+    async def report(self, session_id: str, error: NeedsAttention) -> None:
+        """Tell readers and operators that no worker can go on with the session."""
+        await self._ender.attend(session_id, error)
