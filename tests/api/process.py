@@ -92,10 +92,13 @@ def _waited(thread: int) -> float:
 
 
 @asynccontextmanager
-async def api_process(directory: Path, *, descriptors: int | None = None) -> AsyncGenerator[ApiProcess]:
+async def api_process(
+    directory: Path, *, descriptors: int | None = None, database: str | None = None
+) -> AsyncGenerator[ApiProcess]:
     """The API of `served`, on uvloop as in production; with `descriptors`, that is how many it may open."""
     flag = directory / "url"
-    program = [sys.executable, "-m", "tests.api.process", str(directory), str(flag)]
+    database = database or f"sqlite:///{directory / 'test.db'}"
+    program = [sys.executable, "-m", "tests.api.process", str(directory), str(flag), database]
     if descriptors is not None:
         program = ["sh", "-c", f'ulimit -n {descriptors}; exec "$@"', "sh", *program]
     process = Process("api", program, directory / "api.log", clean_environment())
@@ -103,7 +106,7 @@ async def api_process(directory: Path, *, descriptors: int | None = None) -> Asy
         wait_until(lambda: not process.alive or flag.exists(), "the API to be ready")
         assert process.alive, process.output
         host, port = flag.read_text().removeprefix("http://").split(":")
-        store = await open_store(f"sqlite:///{directory / 'test.db'}")
+        store = await open_store(database)
         async with httpx2.AsyncClient(base_url=f"http://{host}:{port}", timeout=60) as http:
             yield ApiProcess(process, host, int(port), http, store)
         await store.close()
@@ -111,8 +114,8 @@ async def api_process(directory: Path, *, descriptors: int | None = None) -> Asy
         process.close()
 
 
-async def _serve(directory: Path, flag: Path) -> None:
-    async with serving(directory) as api:
+async def _serve(directory: Path, flag: Path, database: str) -> None:
+    async with serving(directory, database=database) as api:
         draft = flag.with_suffix(".draft")
         draft.write_text(api.url)
         draft.replace(flag)
@@ -120,4 +123,4 @@ async def _serve(directory: Path, flag: Path) -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(_serve(Path(sys.argv[1]), Path(sys.argv[2])))
+    uvloop.run(_serve(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]))

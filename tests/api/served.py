@@ -205,11 +205,12 @@ async def serving(
     authenticators: Sequence[Authenticator] | None = None,
     pace: Pace | None = None,
     terms: ConnectionLimits | None = None,
+    database: str | None = None,
     **settings: Any,
 ) -> AsyncGenerator[Api]:
-    """An API on a free port of the loopback, with a few agents."""
+    """An API on a free port of the loopback, with a few agents; on SQLite, unless `database` names another one."""
     chosen = Settings.model_validate({"data_dir": directory, "port": 0, **settings})
-    store = await open_store(f"sqlite:///{directory / 'test.db'}")
+    store = await open_store(database or f"sqlite:///{directory / 'test.db'}")
     await store.migrate()
     temporal, feeds = Recorder(), Broadcasts(store, pace)
     agents = AgentRegistry([CONCIERGE, CLERK, BURSAR, HASTY])

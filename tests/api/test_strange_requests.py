@@ -5,6 +5,7 @@ import contextlib
 from collections.abc import AsyncGenerator
 from http import HTTPStatus
 from http.client import HTTPConnection
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -19,7 +20,9 @@ from tests.api.process import ApiProcess, api_process
 pytestmark = [pytest.mark.alone, pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(600)]
 
 EXAMPLES = settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    max_examples=100,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture],
 )
 
 ROUTES = [
@@ -118,14 +121,23 @@ async def api(tmp_path_factory: pytest.TempPathFactory) -> AsyncGenerator[ApiPro
         yield served
 
 
+@pytest_asyncio.fixture(loop_scope="module", params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+async def on_either(request: pytest.FixtureRequest, api: ApiProcess, tmp_path: Path) -> AsyncGenerator[ApiProcess]:
+    if request.param == "sqlite":
+        yield api
+        return
+    async with api_process(tmp_path, database=request.getfixturevalue("postgres_url")) as served:
+        yield served
+
+
 @given(
     data=st.data(), route=st.sampled_from(ROUTES) | st.sampled_from(LISTS), headers=headers, query=queries, body=bodies
 )
 @EXAMPLES
 async def test_no_request_breaks_anything(
-    api: ApiProcess, data: st.DataObject, route: tuple[str, str], headers: dict[str, str], query: Any, body: bytes
+    on_either: ApiProcess, data: st.DataObject, route: tuple[str, str], headers: dict[str, str], query: Any, body: bytes
 ) -> None:
-    method, path = route
+    api, (method, path) = on_either, route
     known = await session(api)
     id_of = st.sampled_from([known["sessionId"], "ses_x", "inp_x"]) | texts
     path = path.replace("{}", "\0").replace("\0", quote(data.draw(id_of, label="id"), safe="", errors="replace") or "x")
@@ -136,6 +148,7 @@ async def test_no_request_breaks_anything(
         status, told = await asyncio.to_thread(asked, api, method, path, headers, query, body)
 
     assert status < 500 or status == HTTPStatus.SERVICE_UNAVAILABLE, (status, told)
+    assert status < 400 or len(told) < 8_192
     assert watched.longest < 1
 
 
