@@ -12,7 +12,10 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from starlette.datastructures import Headers
 
+from api.auth import Credentials
+from api.auth.api_keys import ApiKeys, parse_keys
 from perdure.dev.processes import command
 from perdure.store.open import open_store
 from tests.store import given
@@ -51,10 +54,21 @@ def test_a_key_is_shown_once_with_the_entry_that_admits_it() -> None:
     assert entry == f"bob={hashlib.sha256(key.encode()).hexdigest()}"
 
 
+async def test_a_key_with_roles_is_let_in_with_them() -> None:
+    said = operate("api-key", "bob", "--role", "finance", "--role", "ops", "--attribute", "team=a").stdout
+    key, entry = (line.rpartition(" ")[2] for line in said.splitlines())
+
+    bob = await ApiKeys(parse_keys(entry))(Credentials(Headers({"x-api-key": key})))
+
+    assert bob is not None
+    assert (bob.principal_id, bob.attributes) == ("bob", {"role": ["finance", "ops"], "team": ["a"]})
+
+
 @pytest.mark.parametrize(
     ("words", "environment", "sentence"),
     [
         (("api-key", "bob,eve"), {}, "A key's name is made of letters"),
+        (("api-key", "bob", "--role", "a+role=b"), {}, "An attribute is NAME=VALUE"),
         (("worker",), {"PERDURE_HEARTBEAT_TIMEOUT": "soon"}, "PERDURE_HEARTBEAT_TIMEOUT: "),
         (("dev", "--data-dir", "data"), {"PERDURE_MAX_INBOX": "0"}, "PERDURE_MAX_INBOX: "),
         (("worker",), {"PERDURE_LOG_LEVEL": "loud"}, "PERDURE_LOG_LEVEL is debug, info, warning or error"),
@@ -64,6 +78,7 @@ def test_a_key_is_shown_once_with_the_entry_that_admits_it() -> None:
     ],
     ids=[
         "a bad name",
+        "a bad role",
         "a bad setting",
         "a bad setting of dev",
         "a bad level",

@@ -176,6 +176,21 @@ async def test_a_function_decides_whether_to_ask() -> None:
     ]
 
 
+async def test_a_call_that_a_function_denies_is_shown_with_its_result() -> None:
+    async with lab([call("spend", amount=5000), "Sorry"], spend, can_ask=True) as it:
+        outcome = await it.model(await it.deliver("Go"))
+
+        assert isinstance(outcome, Calls)
+        assert (outcome.calls, outcome.open) == ((), ())
+        assert (await it.types())[-2:] == ["actions.requested", "action.result"]
+        (asked,), (told,) = await it.told("actions.requested"), await it.told("action.result")
+        assert asked["actions"] == [
+            {"kind": "tool-call", "callId": "call_0_0", "toolName": "spend", "input": {"amount": 5000}}
+        ]
+        assert (told["status"], told["error"]["code"]) == ("rejected", "TOOL_EXECUTION_DENIED")
+        assert (told["result"]["callId"], told["result"]["toolName"]) == ("call_0_0", "spend")
+
+
 async def play_spend(asks: Any) -> Any:
     return await play(Agent("payer", tools=[spend]), "Go", model=ScriptedModel([asks]))
 

@@ -27,13 +27,14 @@ pytestmark = pytest.mark.chaos
 class Dev:
     """A `perdure dev` of one test."""
 
-    def __init__(self, directory: Path, data: Path, port: int | None = None) -> None:
+    def __init__(self, directory: Path, data: Path, port: int | None = None, **environment: str) -> None:
         self.port = port or free_port()
         self.data = data
         self.temporal_port = free_port()
         ports = ("--port", str(self.port), "--temporal-port", str(self.temporal_port), "--ui-port", str(free_port()))
         program = command("dev", *ports, "--data-dir", str(data))
-        self.process = Process("dev", program, directory / f"dev-{self.temporal_port}.log", clean_environment())
+        log = directory / f"dev-{self.temporal_port}.log"
+        self.process = Process("dev", program, log, {**clean_environment(), **environment})
 
     @property
     def url(self) -> str:
@@ -62,8 +63,8 @@ DevFactory = Callable[..., Dev]
 def start_dev(tmp_path: Path) -> Generator[DevFactory]:
     started: list[Dev] = []
 
-    def start(data: Path = tmp_path / "data", port: int | None = None) -> Dev:
-        started.append(Dev(tmp_path, data, port))
+    def start(data: Path = tmp_path / "data", port: int | None = None, **environment: str) -> Dev:
+        started.append(Dev(tmp_path, data, port, **environment))
         return started[-1]
 
     yield start
@@ -320,6 +321,14 @@ def test_an_agent_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
     assert dev.wait() == 1
     assert "There is no module 'no_such_module'" in dev.output
     assert "Traceback" not in dev.output
+
+
+def test_a_missing_key_of_a_model_is_told_before_the_first_message(start_dev: DevFactory) -> None:
+    dev = start_dev(PERDURE_MODEL="anthropic:claude")
+
+    assert dev.process.wait() == 1
+    assert "Agent 'demo': The model anthropic:claude cannot be used. Set ANTHROPIC_API_KEY" in dev.process.output
+    assert "Perdure is ready." not in dev.process.output
 
 
 def test_finished_workflows_are_kept_for_ninety_days(running: Dev) -> None:
