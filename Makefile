@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help dev test chaos check lint format types bench build clean
+.PHONY: help dev test coverage chaos check lint format bench build lock clean
 
 help:  ## Show what there is to make
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -27,6 +27,10 @@ else
 	@# Those that hold a stopwatch have the machine to themselves.
 	$(BIN)/pytest -m "alone and not slow"
 endif
+
+coverage: $(STAMP)  ## Measure which lines the tests of one process reach; processes that they start are not seen
+	$(BIN)/pytest -n 4 --dist worksteal -m "not alone and not slow" --cov=perdure --cov=api --cov=activities \
+		--cov=workflows --cov-report=term:skip-covered
 
 chaos: $(STAMP)  ## Run the tests that take minutes each, then break things at random for a quarter of an hour
 	$(BIN)/pytest -m slow
@@ -49,6 +53,10 @@ bench: $(STAMP)  ## Measure
 
 build: $(STAMP)  ## Build the wheel and the source archive
 	$(BIN)/python -m build
+
+# Names and versions only. What is installed from where is a matter of the machine.
+lock: $(STAMP)  ## Write down the versions that are installed, for CI
+	$(BIN)/python -m pip freeze --exclude-editable | grep -E '^[A-Za-z0-9._-]+==' > constraints.txt
 
 clean:  ## Remove what was built; sessions under .perdure stay
 	rm -rf $(VENV) dist build .pytest_cache .ruff_cache .hypothesis .import_linter_cache
