@@ -28,6 +28,6 @@ class ToolActivities:
         try:
             return await self.harness.call_tool(call, current(), cancelled, activity.is_worker_shutdown)
         except asyncio.CancelledError:
-            # For whatever the tool has left running and still listens.
+            # For threads of the tool that still run and check it.
             cancelled.set()
             raise

@@ -1,4 +1,4 @@
-"""What happens to a turn beside its steps, and to a session beside its turns."""
+"""The activities of a turn beside its steps, and of a session beside its turns."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class TurnActivities:
-    """Short work on the store. Those that drivers execute report when no worker can do them: a driver waits for one."""
+    """Short work on the store. Those that drivers execute set the session's attention when no worker can do them."""
 
     def __init__(self, harness: Harness) -> None:
         self.harness = harness
@@ -80,5 +80,5 @@ class TurnActivities:
     @attempted(reports=True)
     async def rebuild_session(self, rebuild: RebuildSession) -> JsonObject | None:
         state = await self.harness.rebuild_session(rebuild, current())
-        # As JSON: the driver may be older, and must not lose what it does not know.
+        # As JSON: the driver may run an older build, and must not lose fields that it does not know.
         return None if state is None else state.model_dump(mode="json")
