@@ -58,8 +58,8 @@ class SessionRebuilder:
         for delivery in await self._store.unheard(row.session_id):
             # What a newer build has accepted stays in the store, and is told to a driver that can read it.
             if (waits := _reference(delivery, token_hash)) is not None:
-                state = state.hears(waits)
-        if row.cancel_turn is not None and not decisions.comes_after_park(state, row.cancel_turn):
+                state = state.with_delivery(waits)
+        if row.cancel_turn is not None and not decisions.starts_after_park(state, row.cancel_turn):
             state = state.cancelled("this")
         return state.model_copy(update={"head": await self._tell(row, order.reason, attempt)})
 
