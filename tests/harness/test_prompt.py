@@ -18,7 +18,7 @@ from perdure.harness.journal import (
     OUTCOME,
     REPLY,
     AskedCall,
-    HeardDelivery,
+    ConsumedDelivery,
     Intent,
     Outcome,
     StoredReply,
@@ -36,7 +36,7 @@ from perdure.store.values import NewRecord
 
 
 def heard(message: Message | None, *context: str) -> NewRecord:
-    delivery = HeardDelivery(delivery_id="d", message=message, client_context=context)
+    delivery = ConsumedDelivery(delivery_id="d", message=message, client_context=context)
     return written(0, 0, names.delivery_slot(0), DELIVERY, delivery)
 
 
