@@ -36,7 +36,7 @@ _FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 60.0
 
 
-def current() -> Attempt:
+def current_attempt() -> Attempt:
     """The current attempt. Generations grow with the scheduled time, whichever worker runs the attempt."""
     info = activity.info()
     scheduled = info.current_attempt_scheduled_time
