@@ -30,13 +30,13 @@ from perdure.store.base import Store
 from perdure.store.values import Attempt
 
 from .model_call import ModelCaller
-from .prompt import Histories
+from .prompt import HistoryCache
 from .rebuild import SessionRebuilder
 from .resume import TurnResumer
 from .tools.approvals import Clock
 from .tools.call import ToolCaller
 from .turn import TurnEnder, TurnParker
-from .turn_begin import Files
+from .turn_begin import FileFetcher
 
 
 class Harness:
@@ -49,12 +49,12 @@ class Harness:
         models: ModelSource,
         settings: Settings,
         *,
-        histories: Histories | None = None,
+        histories: HistoryCache | None = None,
         clock: Clock = time.time,
     ) -> None:
         self._models = ModelCaller(store, agents, models, settings, histories, clock)
         self._tools = ToolCaller(store, agents, settings)
-        self._resumer = TurnResumer(store, agents, Files(settings))
+        self._resumer = TurnResumer(store, agents, FileFetcher(settings))
         self._parker = TurnParker(store)
         self._ender = TurnEnder(store, agents)
         self._rebuilder = SessionRebuilder(store)

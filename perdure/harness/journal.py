@@ -62,7 +62,7 @@ class Ask(Wire):
         return OpenInput(request_id=self.request.request_id, expires_at=self.expires_at, remind_at=self.remind_at)
 
 
-class AskedCall(Wire):
+class RequestedCall(Wire):
     """A call that the model has requested. Without `ref` it cannot run; with `ask` it waits for people."""
 
     call_id: str
@@ -89,7 +89,7 @@ class StoredReply(Wire):
     response: JsonObject
     finish_reason: FinishReason
     usage: Usage
-    calls: tuple[AskedCall, ...] = ()
+    calls: tuple[RequestedCall, ...] = ()
     # How many of them run at the same time; None: recorded by a build without a limit.
     parallel: int | None = None
     # Whether the turn parked with this reply.
@@ -113,7 +113,7 @@ class StoredReply(Wire):
     def open(self) -> tuple[OpenInput, ...]:
         return tuple(ask.open for ask in self.asks)
 
-    def call(self, call_id: str) -> AskedCall:
+    def call(self, call_id: str) -> RequestedCall:
         for call in self.calls:
             if call.call_id == call_id:
                 return call
@@ -139,7 +139,7 @@ class StoredResumption(Wire):
     resumed: Resumed
     # Notes to the model.
     notes: tuple[str, ...] = ()
-    # The speaker of the asking turn: whoever approves a call does not become the speaker.
+    # The speaker of the turn that asked: to approve a call does not make a principal the speaker.
     speaker: Principal | None = None
     output_schema: JsonObject | None = None
 
@@ -286,10 +286,10 @@ class TurnJournal:
     @property
     def output_schema(self) -> JsonObject | None:
         """The schema of this turn's result, from its deliveries or from the turn that it resumes."""
-        asked = (
+        schemas = (
             delivery.output_schema for delivery in reversed(self.deliveries()) if delivery.output_schema is not None
         )
-        return next(asked, self.resumption.output_schema if self.resumption else None)
+        return next(schemas, self.resumption.output_schema if self.resumption else None)
 
     @property
     def resumption(self) -> StoredResumption | None:

@@ -25,7 +25,7 @@ from .deltas import DeltaWriter
 from .events import EventFactory
 from .journal import ConsumedDelivery, Result, TurnJournal, model_outcome, readable
 from .lookup import find_agent, find_session, view_of
-from .prompt import Histories, Past, call_ids_of, joined, messages_of, new_mark
+from .prompt import History, HistoryCache, call_ids_of, joined, messages_of, new_mark
 from .reply import (
     CallNames,
     ModelAnswer,
@@ -41,7 +41,7 @@ from .reply import (
 )
 from .tools.approvals import Approvals, Clock, remembered
 from .tools.builtin import TRIES, FinalOutput, Offer, SchemaFailed, open_offer, required_output
-from .turn_begin import Files, Opening, open_step, previous_step, read_deliveries
+from .turn_begin import FileFetcher, Opening, complete_previous_step, open_step, read_deliveries
 
 log = logging.getLogger("perdure.model")
 
@@ -60,7 +60,7 @@ class _ModelContext:
     attempt: Attempt
     row: SessionRow
     agent: Agent
-    past: Past
+    history: History
     turn: TurnJournal
 
     @property
@@ -82,7 +82,7 @@ class _ModelContext:
     @property
     def mark(self) -> str | None:
         """The mark of notes to the model. Old sessions have none before their next step."""
-        return self.past.mark or self.turn.mark
+        return self.history.mark or self.turn.mark
 
     @property
     def output(self) -> FinalOutput | None:
@@ -98,16 +98,16 @@ class ModelCaller:
         agents: AgentRegistry,
         models: ModelSource,
         settings: Settings,
-        histories: Histories | None = None,
+        histories: HistoryCache | None = None,
         clock: Clock = time.time,
     ) -> None:
         self._store = store
         self._agents = agents
         self._models = models
         self._settings = settings
-        self._histories = histories or Histories(store)
+        self._histories = histories or HistoryCache(store)
         self._clock = clock
-        self._files = Files(settings)
+        self._files = FileFetcher(settings)
 
     async def run(self, call: ModelCall, attempt: Attempt) -> ModelOutcome:
         ctx = await self._read_context(call, attempt)
@@ -127,8 +127,8 @@ class ModelCaller:
     async def _read_context(self, call: ModelCall, attempt: Attempt) -> _ModelContext:
         row = await find_session(self._store, call.at.session_id, call.head)
         agent = find_agent(self._agents, call.agent)
-        past, turn = await self._histories.load(call.at.session_id, call.at.turn)
-        return _ModelContext(call, attempt, row, agent, past, turn)
+        history, turn = await self._histories.load(call.at.session_id, call.at.turn)
+        return _ModelContext(call, attempt, row, agent, history, turn)
 
     # --- before the model call ---
 
@@ -212,7 +212,7 @@ class ModelCaller:
                 heeds=at.turn,
                 unless=(at.turn, at.step, REPLY),
                 records=settlement.records,
-                events=(*previous_step(at, number, ctx.turn), *settlement.events),
+                events=(*complete_previous_step(at, number, ctx.turn), *settlement.events),
                 close=settlement.close,
                 close_turn=at.turn,
                 change=settlement.change,
@@ -226,7 +226,7 @@ class ModelCaller:
         factory, mode = ctx.factory, ctx.call.mode
         offer = await open_offer(ctx.agent, can_ask=ctx.call.capabilities.request_input, output=ctx.output)
         reader = await self._reply_reader(ctx, offer)
-        calls = CallNames(ctx.call.at, ctx.past.call_ids | call_ids_of(ctx.turn), offer.names)
+        calls = CallNames(ctx.call.at, ctx.history.call_ids | call_ids_of(ctx.turn), offer.names)
         deltas = DeltaWriter(self._store, factory, ctx.attempt, calls, offer.hidden)
         prompt = await self._prompt(ctx, offer)
         # The usage of each reply, also of those that cannot be used.
@@ -289,7 +289,7 @@ class ModelCaller:
 
     async def _prompt(self, ctx: _ModelContext, offer: Offer) -> Prompt:
         assert ctx.mark is not None
-        messages = [*ctx.past.messages, *messages_of(ctx.turn, ctx.mark)]
+        messages = [*ctx.history.messages, *messages_of(ctx.turn, ctx.mark)]
         return Prompt(
             messages=joined(messages, await self._instructions(ctx), ctx.mark),
             tools=offer.definitions,

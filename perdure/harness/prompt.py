@@ -29,9 +29,9 @@ from perdure.text import whole
 from .journal import (
     FAILURE,
     MARK,
-    AskedCall,
     ConsumedDelivery,
     Outcome,
+    RequestedCall,
     StoredFailure,
     StoredMark,
     TurnJournal,
@@ -106,7 +106,7 @@ def _marked(kind: str, text: str, mark: str) -> str:
 
 
 def _clean(text: str, mark: str | None) -> str:
-    """The text without our mark, which the model may have revealed: nobody else may write notes."""
+    """The text without our mark. The model may have revealed it, and a user could fake notes with it."""
     text = whole(text)
     return re.sub(mark, "…", text, flags=re.IGNORECASE) if mark else text
 
@@ -176,7 +176,7 @@ def bare_type(media_type: str) -> str:
     return media_type.partition(";")[0].strip().lower()
 
 
-def _tool_return(turn: TurnJournal, step: int, call: AskedCall) -> ToolReturnPart:
+def _tool_return(turn: TurnJournal, step: int, call: RequestedCall) -> ToolReturnPart:
     outcome = turn.outcome(step, call.call_id)
     if outcome is None:
         text = INTERRUPTED if turn.interrupted(step, call.call_id) else NOT_EXECUTED
@@ -191,7 +191,7 @@ def _tool_return(turn: TurnJournal, step: int, call: AskedCall) -> ToolReturnPar
 
 
 @dataclass(frozen=True)
-class Past:
+class History:
     """The history before the current turn."""
 
     #: The first turn that is not part of it.
@@ -203,44 +203,44 @@ class Past:
     mark: str | None = None
 
 
-class Histories:
+class HistoryCache:
     """A cache of the histories of recently served sessions, limited in bytes."""
 
     def __init__(self, store: Store, *, capacity: int = 64 * 1024 * 1024) -> None:
         self._store = store
         self._capacity = capacity
         self._weight = 0
-        self._pasts: OrderedDict[str, Past] = OrderedDict()
+        self._histories: OrderedDict[str, History] = OrderedDict()
 
-    async def load(self, session_id: str, turn: int) -> tuple[Past, TurnJournal]:
+    async def load(self, session_id: str, turn: int) -> tuple[History, TurnJournal]:
         """The history before a turn and the turn's own records; reads only the records that are not cached."""
-        past = self._pasts.get(session_id, Past())
-        if past.until > turn:
+        history = self._histories.get(session_id, History())
+        if history.until > turn:
             # An attempt at an older turn: it must not see later turns.
-            past = Past()
-        records = await self._store.records(session_id, from_turn=past.until, to_turn=turn)
+            history = History()
+        records = await self._store.records(session_id, from_turn=history.until, to_turn=turn)
         earlier = [record for record in records if record.turn < turn]
-        if past.until < turn:
-            past = self._keep(session_id, _extended(past, earlier, turn))
-        return past, TurnJournal([record for record in records if record.turn == turn])
+        if history.until < turn:
+            history = self._keep(session_id, _extended(history, earlier, turn))
+        return history, TurnJournal([record for record in records if record.turn == turn])
 
-    def _keep(self, session_id: str, past: Past) -> Past:
-        known = self._pasts.pop(session_id, None)
+    def _keep(self, session_id: str, history: History) -> History:
+        known = self._histories.pop(session_id, None)
         self._weight -= known.weight if known else 0
-        if past.weight > self._capacity:
+        if history.weight > self._capacity:
             # It is larger than the whole cache.
-            return past
-        self._pasts[session_id] = past
-        self._weight += past.weight
+            return history
+        self._histories[session_id] = history
+        self._weight += history.weight
         while self._weight > self._capacity:
-            self._weight -= self._pasts.popitem(last=False)[1].weight
-        return past
+            self._weight -= self._histories.popitem(last=False)[1].weight
+        return history
 
 
-def _extended(past: Past, records: Sequence[Record], until: int) -> Past:
-    messages = list(past.messages)
-    call_ids = set(past.call_ids)
-    weight, mark = past.weight, past.mark
+def _extended(history: History, records: Sequence[Record], until: int) -> History:
+    messages = list(history.messages)
+    call_ids = set(history.call_ids)
+    weight, mark = history.weight, history.mark
     for _, group in groupby(records, key=lambda record: record.turn):
         turn = TurnJournal(list(group))
         # Turns before the first mark stay as they were sent to the model.
@@ -248,7 +248,7 @@ def _extended(past: Past, records: Sequence[Record], until: int) -> Past:
         messages.extend(messages_of(turn, mark))
         call_ids.update(call_ids_of(turn))
         weight += sum(len(encode(record.body)) for record in turn.records)
-    return Past(until=until, messages=tuple(messages), call_ids=frozenset(call_ids), weight=weight, mark=mark)
+    return History(until=until, messages=tuple(messages), call_ids=frozenset(call_ids), weight=weight, mark=mark)
 
 
 def call_ids_of(turn: TurnJournal) -> set[str]:

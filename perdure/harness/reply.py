@@ -29,8 +29,8 @@ from .journal import (
     FAILURE,
     OUTCOME,
     Ask,
-    AskedCall,
     Outcome,
+    RequestedCall,
     Result,
     StoredFailure,
     StoredReply,
@@ -74,7 +74,7 @@ class CallNames:
 
     def of(self, call_id: str) -> str:
         usable = _usable(call_id)
-        return usable if usable not in self._taken else self._own(usable)
+        return usable if usable not in self._taken else self._unique(usable)
 
     def tool(self, name: str) -> str:
         return name if name in self._tools or _NAME.fullmatch(name) else _UNNAMED
@@ -86,15 +86,15 @@ class CallNames:
         for part in response.parts:
             if isinstance(part, ToolCallPart):
                 name = self.of(part.tool_call_id)
-                own, number = self._own(_usable(part.tool_call_id)), len(names)
+                unique, number = self._unique(_usable(part.tool_call_id)), len(names)
                 while name in names:
-                    name, number = f"{own}_{number}", number + 1
+                    name, number = f"{unique}_{number}", number + 1
                 names.add(name)
                 part = replace(part, tool_call_id=name, tool_name=self.tool(part.tool_name))
             parts.append(part)
         return replace(response, parts=parts)
 
-    def _own(self, call_id: str) -> str:
+    def _unique(self, call_id: str) -> str:
         return f"{call_id}_{self._at.turn}_{self._at.step}"
 
 
@@ -141,7 +141,7 @@ _TOO_LARGE = f"The calls of one reply have at most {_LARGEST} characters of argu
 class RequestedCalls:
     """The calls of one reply: those that run, those that wait and those that are refused."""
 
-    calls: tuple[AskedCall, ...] = ()
+    calls: tuple[RequestedCall, ...] = ()
     #: The outcomes of the calls that are not run.
     refused: dict[str, Outcome] = field(default_factory=dict[str, Outcome])
     #: The structured result, if there is one; then `calls` holds no call of `final_output`.
@@ -152,7 +152,7 @@ class RequestedCalls:
     hidden: frozenset[str] = frozenset()
 
     @property
-    def runs(self) -> tuple[AskedCall, ...]:
+    def runs(self) -> tuple[RequestedCall, ...]:
         return tuple(call for call in self.calls if call.runs)
 
     @property
@@ -176,13 +176,13 @@ class RequestedCalls:
         actions = [
             {"kind": "tool-call", "callId": call.call_id, "toolName": call.tool, "input": call.input} for call in shown
         ]
-        asked = (factory.of_step(EventType.ACTIONS_REQUESTED, "actions", {"actions": actions}),) if actions else ()
+        started = (factory.of_step(EventType.ACTIONS_REQUESTED, "actions", {"actions": actions}),) if actions else ()
         refused = [
             factory.action_result(call.call_id, call.tool, outcome)
             for call in shown
             if (outcome := self.refused.get(call.call_id))
         ]
-        return (*asked, *refused)
+        return (*started, *refused)
 
 
 @dataclass(frozen=True)
@@ -195,13 +195,13 @@ class ReplyReader:
     limits: Limits
 
     async def read(self, response: ModelResponse) -> RequestedCalls:
-        calls: list[AskedCall] = []
+        calls: list[RequestedCall] = []
         refused: dict[str, Outcome] = {}
-        results: list[tuple[AskedCall, Result]] = []
+        results: list[tuple[RequestedCall, Result]] = []
         budget = _Budget(calls=self.limits.calls_per_step)
         for part in response.tool_calls:
             classified = await self._classify(part, budget)
-            call = _asked_call(part, classified)
+            call = _requested_call(part, classified)
             budget.calls -= bool(call.ref or call.ask)
             match classified.decision:
                 case Outcome() as refusal:
@@ -211,8 +211,8 @@ class ReplyReader:
                 case _:
                     pass
             calls.append(call)
-        asked = _with_result(calls, refused, results)
-        return replace(asked, parallel=self.limits.parallel_calls, hidden=self.offer.hidden)
+        requested = _with_result(calls, refused, results)
+        return replace(requested, parallel=self.limits.parallel_calls, hidden=self.offer.hidden)
 
     async def _classify(self, part: ToolCallPart, budget: "_Budget") -> "_Classified":
         arguments: JsonObject = {}
@@ -293,7 +293,7 @@ async def _result(output: FinalOutput, arguments: JsonObject, budget: _Budget) -
     return await output.read(arguments)
 
 
-def _asked_call(part: ToolCallPart, classified: _Classified) -> AskedCall:
+def _requested_call(part: ToolCallPart, classified: _Classified) -> RequestedCall:
     match classified.decision:
         case CallRef() as ref:
             made, ask = ref, None
@@ -301,11 +301,11 @@ def _asked_call(part: ToolCallPart, classified: _Classified) -> AskedCall:
             made = ref
         case _:
             made, ask = None, None
-    return AskedCall(call_id=part.tool_call_id, tool=part.tool_name, input=classified.arguments, ref=made, ask=ask)
+    return RequestedCall(call_id=part.tool_call_id, tool=part.tool_name, input=classified.arguments, ref=made, ask=ask)
 
 
 def _with_result(
-    calls: list[AskedCall], refused: dict[str, Outcome], results: Sequence[tuple[AskedCall, Result]]
+    calls: list[RequestedCall], refused: dict[str, Outcome], results: Sequence[tuple[RequestedCall, Result]]
 ) -> RequestedCalls:
     if not results:
         return RequestedCalls(tuple(calls), refused)
@@ -424,10 +424,10 @@ def settle_result(factory: EventFactory, mode: Mode, result: Result) -> Settleme
 
 def _parked(factory: EventFactory, answer: ModelAnswer, events: Sequence[NewEvent]) -> Settlement:
     requests = answer.requested.requests
-    asked = (factory.step_completed(answer.reason, answer.usage), factory.inputs_requested(requests))
+    parking = (factory.step_completed(answer.reason, answer.usage), factory.inputs_requested(requests))
     ending = factory.parked()
     records = _records(factory, answer, parked=True)
-    return Settlement(records, (*events, *asked, *ending.events), opens=requests, change=_change(answer, ending))
+    return Settlement(records, (*events, *parking, *ending.events), opens=requests, change=_change(answer, ending))
 
 
 def _accepted(factory: EventFactory, mode: Mode, answer: ModelAnswer, events: Sequence[NewEvent]) -> Settlement:

@@ -47,7 +47,7 @@ from .lookup import find_agent, find_session
 from .tools import builtin, outcomes
 from .tools.approvals import arguments_of, expiry_failure, log_of, outcome_without_run, remember_keys, remembered_key
 from .tools.toolbox import open_toolbox
-from .turn_begin import Files, Opening, begin_turn, read_deliveries
+from .turn_begin import FileFetcher, Opening, begin_turn, read_deliveries
 
 _TURN_FAILED = "Another request of this turn expired, and the turn failed with it; the call was not executed."
 
@@ -88,7 +88,7 @@ def plan_resumption(
             continue
         if request.remember and row.status == "answered":
             plan.remembers.append(row)
-        calls.append(ApprovedCall(at=place_of(request), call=_ref(request, asking_turns[request.turn])))
+        calls.append(ApprovedCall(at=coordinates_of(request), call=_ref(request, asking_turns[request.turn])))
     left = tuple(each for each in resumption.open if rows[each.request_id].status == "open")
     plan.resumed = Resumed(calls=tuple(calls), open=left)
     return plan
@@ -100,10 +100,10 @@ def add_outcome(
     """The record belongs to the step that asked, the event to the current step. Questions have no event."""
     records.append(written(request.turn, request.step, outcome_slot(request.call_id), OUTCOME, outcome))
     if request.kind == "approval":
-        events.append(factory.action_result(request.call_id, request.tool, outcome, place_of(request)))
+        events.append(factory.action_result(request.call_id, request.tool, outcome, coordinates_of(request)))
 
 
-def place_of(request: InputRequest) -> Coordinates:
+def coordinates_of(request: InputRequest) -> Coordinates:
     return Coordinates(session_id=request.session_id, turn=request.turn, step=request.step)
 
 
@@ -174,7 +174,7 @@ class _ResumeContext:
         return tuple(row for row in self.rows.values() if row.status != "open")
 
     @property
-    def due(self) -> tuple[InputRow, ...]:
+    def expiring(self) -> tuple[InputRow, ...]:
         """The requests that expire now: their time has ended without an answer."""
         return tuple(row for each in self.resumption.expired if (row := self.rows.get(each)) and row.status == "open")
 
@@ -182,7 +182,7 @@ class _ResumeContext:
 class TurnResumer:
     """Processes the answers of a resumed turn. The result is recorded once, however many attempts are made."""
 
-    def __init__(self, store: Store, agents: AgentRegistry, files: Files | None = None) -> None:
+    def __init__(self, store: Store, agents: AgentRegistry, files: FileFetcher | None = None) -> None:
         self._store = store
         self._files = files
         self._agents = agents
@@ -202,7 +202,7 @@ class TurnResumer:
         # Keys of remembered approvals and the limit of parallel calls are declared by the agent.
         agent = find_agent(self._agents, resumption.agent)
         ctx = await self._read_context(resumption, attempt, agent)
-        if ctx.due:
+        if ctx.expiring:
             ctx = await self._expire(ctx)
         ctx = await self._read_deliveries(ctx)
         if not (ctx.deliveries or ctx.closed):
@@ -245,10 +245,9 @@ class TurnResumer:
 
         The deliveries are read afterwards, so that an answer of the last moment is processed too.
         """
-        answers = {row.request.request_id: at_expiry(row.request) for row in ctx.due}
-        expired_events = {
-            row.request.request_id: resolved(row.request, "expired", answers[row.request.request_id]) for row in ctx.due
-        }
+        requests = [row.request for row in ctx.expiring]
+        answers = {each.request_id: at_expiry(each) for each in requests}
+        expired_events = {each.request_id: resolved(each, "expired", answers[each.request_id]) for each in requests}
         await commit_steadfastly(
             self._store,
             Commit(
@@ -328,7 +327,8 @@ class TurnResumer:
             return await remembered_key(request.tool, tool.gate, runs_with.values())
         except Exception:
             # The call may still run as approved; the next one needs an approval again.
-            log_of(place_of(request), request.tool, request.call_id).exception("this approval cannot be remembered")
+            log = log_of(coordinates_of(request), request.tool, request.call_id)
+            log.exception("this approval cannot be remembered")
             return None
 
     def _opening(self, ctx: _ResumeContext) -> Opening:

@@ -39,9 +39,9 @@ from .journal import (
     OUTCOME,
     PARK,
     RESUME,
-    AskedCall,
     ConsumedDelivery,
     Outcome,
+    RequestedCall,
     StoredFailure,
     StoredPark,
     TurnJournal,
@@ -51,7 +51,7 @@ from .journal import (
 from .lookup import find_session
 from .prompt import INTERRUPTED, NOT_EXECUTED
 from .tools import builtin, outcomes
-from .turn_begin import Opening, begin_turn, open_step, previous_step, read_deliveries
+from .turn_begin import Opening, begin_turn, complete_previous_step, open_step, read_deliveries
 
 _CANCELLED = "This call was cancelled before it was executed."
 
@@ -61,7 +61,7 @@ class UnfinishedCall:
     """A call without an outcome, and its step."""
 
     at: Coordinates
-    call: AskedCall
+    call: RequestedCall
     #: Whether an attempt has recorded its intent to run it.
     begun: bool
 
@@ -86,7 +86,7 @@ class UnfinishedCall:
         return outcomes.failed(NOT_EXECUTED, outcomes.UNKNOWN, "unknown")
 
 
-def cancelled_before(call: AskedCall) -> Outcome:
+def cancelled_before(call: RequestedCall) -> Outcome:
     """The outcome of a call whose turn was cancelled before the call began."""
     if call.ask is None:
         return outcomes.failed(_CANCELLED, outcomes.TURN_CANCELLED)
@@ -109,7 +109,7 @@ def unfinished_calls(session_id: str, turns: Sequence[tuple[int, TurnJournal]]) 
     )
 
 
-def _calls(turn: TurnJournal, step: int) -> Sequence[AskedCall]:
+def _calls(turn: TurnJournal, step: int) -> Sequence[RequestedCall]:
     reply = turn.reply(step)
     return reply.calls if reply else ()
 
@@ -171,9 +171,9 @@ class TurnParker:
     async def _commit(self, park: ParkTurn, turn: TurnJournal) -> Commit:
         at, factory = park.at, EventFactory(park.at)
         reply = turn.reply(at.step)
-        asked = [ask.request for ask in reply.asks] if reply else []
+        requests = [ask.request for ask in reply.asks] if reply else []
         # A turn that only processed some answers has no new requests: it emits those that are still open again.
-        waiting = asked or await self._still_open(park)
+        waiting = requests or await self._still_open(park)
         ending = factory.parked()
         after = at.model_copy(update={"step": at.step + 1})
         return Commit(
@@ -181,9 +181,9 @@ class TurnParker:
             heeds=at.turn,
             unless=(at.turn, at.step, END),
             records=(written(at.turn, at.step, END, PARK, StoredPark(open=park.open)),),
-            events=(*previous_step(after, None, turn), factory.inputs_requested(waiting), *ending.events),
+            events=(*complete_previous_step(after, None, turn), factory.inputs_requested(waiting), *ending.events),
             close_turn=at.turn,
-            opens=asked,
+            opens=requests,
             change=SessionChange(status=ending.status),
         )
 
@@ -229,7 +229,7 @@ class TurnEnder:
             head=row.events,
             silent=row.turns <= conclusion.at.turn,
             over=row.over,
-            open=() if row.over else await self._parked_on(conclusion.at),
+            open=() if row.over else await self._open_requests(conclusion.at),
         )
 
     async def withdraw(self, withdrawal: Withdrawal) -> None:
@@ -297,7 +297,7 @@ class TurnEnder:
             await self._store.commit(Commit(row.session_id, close_turn=at.turn, recovers=True))
             return False
         deliveries, turn = await read_deliveries(self._store, at, [each.id for each in conclusion.deliveries], turn)
-        unfinished = unfinished_calls(at.session_id, [*await self._waiting(at), (at.turn, turn)])
+        unfinished = unfinished_calls(at.session_id, [*await self._parked_before(at), (at.turn, turn)])
         nothing_accepted = not (deliveries or unfinished or turn.resumption)
         if nothing_accepted and not conclusion.failure.structural and conclusion.mode == "conversation":
             # The turn has consumed nothing, so it needs no boundary. A cancel request for it is settled.
@@ -320,21 +320,21 @@ class TurnEnder:
         records: list[Record] = list(await self._store.records(session_id, from_turn=turn, to_turn=turn))
         return TurnJournal(records)
 
-    async def _parked_on(self, at: Coordinates) -> tuple[OpenInput, ...]:
+    async def _open_requests(self, at: Coordinates) -> tuple[OpenInput, ...]:
         """The open requests of the turn, if it had parked before this conclusion."""
         record = (await self._turn(at.session_id, at.turn)).end_record
         outcome = model_outcome(record) if record else None
         return outcome.open if isinstance(outcome, Parked) else ()
 
-    async def _waiting(self, at: Coordinates) -> list[tuple[int, TurnJournal]]:
-        """The turns that parked directly before this one: their calls end with it."""
-        waiting: list[tuple[int, TurnJournal]] = []
+    async def _parked_before(self, at: Coordinates) -> list[tuple[int, TurnJournal]]:
+        """The turns that parked directly before this one: their unfinished calls end with it."""
+        parked: list[tuple[int, TurnJournal]] = []
         for number in range(at.turn - 1, -1, -1):
             turn = await self._turn(at.session_id, number)
             if turn.records and not turn.parked:
                 break
-            waiting.insert(0, (number, turn))
-        return waiting
+            parked.insert(0, (number, turn))
+        return parked
 
     async def _withdraw(self, row: SessionRow, unfinished: Sequence[UnfinishedCall]) -> None:
         """Withdraw the requests in a commit before the end of the turn: from then on no answer is accepted."""
@@ -398,7 +398,7 @@ def _completed_step(conclusion: Conclusion, turn: TurnJournal) -> tuple[NewEvent
     answered = [step for step in range(turn.last_step + 1) if turn.reply(step)]
     if conclusion.kind != "cancelled" or not answered:
         return ()
-    return previous_step(conclusion.at.model_copy(update={"step": answered[-1] + 1}), None, turn)
+    return complete_previous_step(conclusion.at.model_copy(update={"step": answered[-1] + 1}), None, turn)
 
 
 def _ending_of(factory: EventFactory, conclusion: Conclusion) -> Ending:

@@ -25,7 +25,7 @@ _PATIENCE = 20.0
 _REDIRECTS = 3
 
 
-class Files:
+class FileFetcher:
     """Fetches the files that a delivery links to. A file that cannot be fetched is recorded with the reason."""
 
     def __init__(self, settings: Settings) -> None:
@@ -90,7 +90,7 @@ class Opening:
 
 
 async def read_deliveries(
-    store: Store, at: Coordinates, delivery_ids: Sequence[str], turn: TurnJournal, files: Files | None = None
+    store: Store, at: Coordinates, delivery_ids: Sequence[str], turn: TurnJournal, files: FileFetcher | None = None
 ) -> tuple[tuple[ConsumedDelivery, ...], TurnJournal]:
     """The deliveries of this turn: those that it has consumed already, else those that can still be consumed.
 
@@ -134,7 +134,7 @@ def open_step(
     factory = EventFactory(at, attempt)
     if at.step > 0:
         change = SessionChange(status="running", turns=at.turn + 1)
-        return Opening((), (*previous_step(at, attempt, turn), factory.step_started()), (), change)
+        return Opening((), (*complete_previous_step(at, attempt, turn), factory.step_started()), (), change)
     begun = begin_turn(at, attempt, deliveries, turn, agent, model)
     return replace(begun, events=(*begun.events, factory.step_started()))
 
@@ -151,13 +151,13 @@ def begin_turn(
     fresh = not turn.deliveries()
     return Opening(
         records=_records(at, deliveries) if fresh else (),
-        events=preamble(EventFactory(at, attempt), deliveries, agent, model),
+        events=first_events(EventFactory(at, attempt), deliveries, agent, model),
         consume=tuple(each.delivery_id for each in deliveries) if fresh else (),
         change=SessionChange(status="running", turns=at.turn + 1),
     )
 
 
-def preamble(
+def first_events(
     factory: EventFactory, deliveries: Sequence[ConsumedDelivery], agent: str, model: str
 ) -> tuple[NewEvent, ...]:
     """The first events of a turn. The key of `session.started` makes it unique in its session."""
@@ -174,7 +174,7 @@ def _records(at: Coordinates, deliveries: Sequence[ConsumedDelivery]) -> tuple[N
     )
 
 
-def previous_step(at: Coordinates, attempt: int | None, turn: TurnJournal) -> tuple[NewEvent, ...]:
+def complete_previous_step(at: Coordinates, attempt: int | None, turn: TurnJournal) -> tuple[NewEvent, ...]:
     """The `step.completed` event of the previous step: its calls have ended by now."""
     before = turn.reply(at.step - 1)
     if before is None:

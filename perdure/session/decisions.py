@@ -159,7 +159,7 @@ def resumes(request: TurnRequest) -> bool:
 
 
 def next_batch(session: SessionState) -> tuple[DeliveryRef, ...]:
-    """The deliveries of the next turn: the first one, and those that follow it if all of them may be coalesced.
+    """The deliveries of the next turn: the first one and, if it coalesces, those directly after it that do so too.
 
     While requests are open, only answers are read. All other deliveries wait in order until the session resumes.
     """

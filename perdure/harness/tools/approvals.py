@@ -56,14 +56,14 @@ class Approvals:
             decision = await self._decide(typed, gate.approval, key)
             # Inside `try`: the request is built from values of the author's functions, which may be invalid.
             asks = decision.kind == "ask"
-            asked = await self._approval_request(call, gate, decision, typed.arguments, key) if asks else None
+            request = await self._approval_request(call, gate, decision, typed.arguments, key) if asks else None
         except Exception as error:
             log_of(self.at, call.tool, call.id).exception("whether this call needs an approval could not be decided")
             problem = f"Whether this call needs an approval could not be decided ({described(error)})"
             return outcomes.failed(f"{problem}; it was not executed.", outcomes.REJECTED, "rejected")
-        if asked is None:
+        if request is None:
             return outcomes.denied(decision.reason) if decision.kind == "deny" else None
-        return asked if self.can_ask else outcomes.failed(_UNAVAILABLE, outcomes.REJECTED, "rejected")
+        return request if self.can_ask else outcomes.failed(_UNAVAILABLE, outcomes.REJECTED, "rejected")
 
     async def _approval_request(
         self, call: Call, gate: ApprovalPolicy, decision: Decision, values: JsonObject, key: str | None

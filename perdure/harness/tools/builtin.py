@@ -103,7 +103,7 @@ _INVALID = "OUTPUT_SCHEMA_INVALID"
 #: Seconds for one validation on a busy machine. The process limits its own CPU time and memory.
 _TIMEOUT = 30.0
 #: Concurrent validations in one worker.
-_AT_ONCE = max(1, (os.cpu_count() or 2) // 2)
+_MAX_CONCURRENT = max(1, (os.cpu_count() or 2) // 2)
 _semaphores: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 
@@ -174,7 +174,7 @@ async def _errors(schema: JsonObject, value: Any) -> list[str]:
 
 async def _run_comparison(request: bytes) -> bytes:
     """The output of the process until it ends or is killed."""
-    semaphore = _semaphores.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(_AT_ONCE))
+    semaphore = _semaphores.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(_MAX_CONCURRENT))
     async with semaphore:
         try:
             process = await asyncio.create_subprocess_exec(

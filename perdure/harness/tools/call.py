@@ -17,9 +17,9 @@ from perdure.harness.journal import (
     INTENT,
     OUTCOME,
     REPLY,
-    AskedCall,
     Intent,
     Outcome,
+    RequestedCall,
     StoredReply,
     TurnJournal,
     read,
@@ -62,7 +62,7 @@ class _Work:
 
     call: ToolCall
     attempt: Attempt
-    asked: AskedCall
+    requested: RequestedCall
     #: The input request of the call, if it needed one.
     request: InputRow | None
     #: None: the agent no longer has the tool.
@@ -83,7 +83,7 @@ class _Work:
     def arguments(self) -> JsonObject:
         """The arguments of the model, or those that were approved."""
         row = self.request
-        return arguments_of(row.request, row.answer) if row else self.asked.input
+        return arguments_of(row.request, row.answer) if row else self.requested.input
 
     @property
     def call_id(self) -> str:
@@ -134,12 +134,12 @@ class ToolCaller:
             self._store.record(at.session_id, at.turn, at.step, names.intent_slot(call_id)),
         )
         stored = read(_require_reply(reply), REPLY, StoredReply)
-        asked = stored.call(call_id)
+        requested = stored.call(call_id)
         return _Work(
             call=call,
             attempt=attempt,
-            asked=asked,
-            request=await self._store.input(asked.ask.request.request_id) if asked.ask else None,
+            requested=requested,
+            request=await self._store.input(requested.ask.request.request_id) if requested.ask else None,
             tool=(await open_toolbox(agent)).get(call.call.tool),
             view=view_of(row, at, await self._speaker(at, stored)),
             begun=_is_from_other_attempt(intent, attempt),
@@ -346,7 +346,7 @@ def _require_reply(reply: Record | None) -> Record:
 
 def _refusal(work: _Work) -> Outcome | None:
     """The outcome if the call must not run. A call that needed an approval runs only as approved."""
-    if work.asked.ask:
+    if work.requested.ask:
         if refused := approval_problem(work.request, work.arguments):
             return refused
     elif work.tool and work.tool.gate.approval == "always":

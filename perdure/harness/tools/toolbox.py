@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from pydantic_ai.exceptions import UserError
 from pydantic_ai.models.test import TestModel
 from pydantic_ai.tools import RunContext, ToolDefinition
-from pydantic_ai.tools import Tool as ForeignTool
+from pydantic_ai.tools import Tool as PydanticTool
 from pydantic_ai.toolsets import AbstractToolset, FunctionToolset, ToolsetTool
 from pydantic_ai.usage import RunUsage
 from pydantic_core import to_json
@@ -66,7 +66,7 @@ async def open_toolbox(agent: Agent) -> Mapping[str, Usable]:
         if isinstance(declared, Tool):
             found: list[Usable] = [OwnTool(cast("Tool[..., Any]", declared))]
         else:
-            found = await _foreign(declared)
+            found = await _pydantic_tools(declared)
         for usable in found:
             name = usable.definition.name
             if box.setdefault(name, usable) is not usable:
@@ -191,7 +191,7 @@ class _Collecting:
 
 
 @dataclass(frozen=True)
-class _Foreign:
+class _PydanticTool:
     """A tool of a pydantic-ai toolset. Its effects are unknown, so it runs at most once."""
 
     toolset: AbstractToolset[Any]
@@ -235,9 +235,9 @@ class _Foreign:
             raise invalid_arguments(self.definition.name, invalid) from None
 
 
-async def _foreign(declared: object) -> list[Usable]:
-    if isinstance(declared, ForeignTool):
-        declared = FunctionToolset([cast("ForeignTool[Any]", declared)])
+async def _pydantic_tools(declared: object) -> list[Usable]:
+    if isinstance(declared, PydanticTool):
+        declared = FunctionToolset([cast("PydanticTool[Any]", declared)])
     if not isinstance(declared, AbstractToolset):
         raise InvalidDeclaration(f"{declared!r} is neither a pydantic-ai tool nor a toolset.")
     toolset = cast("AbstractToolset[Any]", declared)
@@ -245,7 +245,7 @@ async def _foreign(declared: object) -> list[Usable]:
         tools = await toolset.get_tools(_run(None))
     for tool in tools.values():
         _timeout(tool.tool_def)
-    return [_Foreign(toolset, tool) for tool in tools.values()]
+    return [_PydanticTool(toolset, tool) for tool in tools.values()]
 
 
 def _timeout(definition: ToolDefinition) -> float:
