@@ -1,4 +1,4 @@
-"""The worker: builds the parts and hands them to Temporal.
+"""The worker: builds its parts and registers them with Temporal.
 
 `perdure worker` runs it, and so does `python worker.py`.
 """
@@ -36,8 +36,8 @@ from workflows.turn import TurnWorkflow
 
 log = logging.getLogger("perdure.worker")
 
-#: What declares passes through the sandbox: reading it again for each workflow costs as much as the workflow itself.
-#: The core is pure where workflows use it (the import rules say so); the workflows themselves stay inside.
+#: Modules that are not imported again for each workflow: that would cost as much as the workflow itself.
+#: The import rules keep the core pure where workflows use it; the workflow modules stay inside the sandbox.
 SANDBOX = SandboxedWorkflowRunner(
     restrictions=SandboxRestrictions.default.with_passthrough_modules(
         "perdure.agents",
@@ -48,16 +48,16 @@ SANDBOX = SandboxedWorkflowRunner(
         "pydantic",
         "pydantic_core",
         "opentelemetry",
-        # They hold no state and make no decision, and half of what a new turn cost was reading them again.
+        # They hold no state, and importing them again was half of the cost of a new turn.
         *(module.__name__ for module in (failures, policies, steps)),
     )
 )
 
 
-#: Few while it is quiet: each poll that a frozen process left open swallows one task, and a heartbeat's time with it.
+#: Few polls while idle: each poll that a frozen process left open takes one task, which is lost until its time-out.
 POLLERS = PollerBehaviorAutoscaling(minimum=1, initial=2, maximum=20)
 
-#: How long activities may go on after the worker was told to stop.
+#: How long activities may continue after the worker was asked to stop.
 GRACE = timedelta(seconds=10)
 
 
@@ -65,50 +65,50 @@ def workers(client: Client, store: Store, agents: AgentRegistry, models: Models,
     """One worker for each kind of work: drivers, turns, model calls, tool calls."""
     harness = Harness(store, agents, models, settings)
     turns, model, tools = TurnActivities(harness), ModelActivities(harness), ToolActivities(harness)
-    # Each before those that give it work: a queue is a part of a build from its first poll on.
+    # Each starts before those that schedule work on its queue: a queue belongs to a build from its first poll on.
     return [
-        acting(client, settings, names.TOOLS_QUEUE, [tools.call_tool]),
-        acting(client, settings, names.MODELS_QUEUE, [model.call_model, *_notes(turns)]),
-        deciding(client, settings, names.TURNS_QUEUE, [TurnWorkflow]),
-        deciding(client, settings, names.SESSIONS_QUEUE, [SessionWorkflow]),
+        activity_worker(client, settings, names.TOOLS_QUEUE, [tools.call_tool]),
+        activity_worker(client, settings, names.MODELS_QUEUE, [model.call_model, *_store_activities(turns)]),
+        workflow_worker(client, settings, names.TURNS_QUEUE, [TurnWorkflow]),
+        workflow_worker(client, settings, names.SESSIONS_QUEUE, [SessionWorkflow]),
     ]
 
 
-def _notes(turns: TurnActivities) -> list[Any]:
-    """Short work on the store between two steps, and after the last."""
+def _store_activities(turns: TurnActivities) -> list[Any]:
+    """The activities that do short work on the store, between steps and after the last one."""
     waits = [turns.resume_turn, turns.park_turn, turns.withdraw_inputs, turns.remind]
     ends = [turns.conclude_turn, turns.refuse_delivery, turns.attend_session, turns.close_session]
     return [*waits, *ends, turns.rebuild_session]
 
 
-def deciding(client: Client, settings: Settings, kind: str, workflows: Sequence[type]) -> Worker:
+def workflow_worker(client: Client, settings: Settings, kind: str, workflows: Sequence[type]) -> Worker:
     return Worker(
         client,
         task_queue=names.queue(settings.task_queue, kind),
         workflows=workflows,
         workflow_runner=SANDBOX,
-        # A session that was dropped from the cache replays its history at its next message. Too small for the
-        # sessions that are busy at once is ruinous; the parked ones need not be kept, and each costs 125 KiB.
+        # A session that was evicted from the cache replays its history at its next message. The cache must hold all
+        # busy sessions, or throughput collapses. Parked sessions need no place; each place costs 125 KiB.
         max_cached_workflows=settings.cached_sessions,
-        # Decisions share one processor, and each has a time limit. Those that wait their turn at the server have none:
-        # many at once would all miss it, and start again. A poll holds a place, so there are no more polls than places.
+        # Workflow tasks share one processor, and each has a time limit; tasks that still wait at the server have none.
+        # Too many at once would all time out and be retried. A poll occupies a slot: no more polls than slots.
         max_concurrent_workflow_tasks=settings.concurrent_decisions,
-        # The price of a dead worker: how long its sessions wait for it before another one takes over.
+        # How long the sessions of a dead worker wait for it before another one takes over.
         sticky_queue_schedule_to_start_timeout=timedelta(seconds=1),
         workflow_task_poller_behavior=replace(POLLERS, maximum=min(POLLERS.maximum, settings.concurrent_decisions)),
-        # A turn ends with our errors. The driver declares none: a bug there must wait for its fix.
+        # Our errors fail a turn. Nothing fails a driver: with a bug in its code it waits for the fix.
         workflow_failure_exception_types=[PerdureError] if kind == names.TURNS_QUEUE else [],
         deployment_config=_deployment(settings, kind),
     )
 
 
-def acting(client: Client, settings: Settings, kind: str, activities: Sequence[Any]) -> Worker:
+def activity_worker(client: Client, settings: Settings, kind: str, activities: Sequence[Any]) -> Worker:
     return Worker(
         client,
         task_queue=names.queue(settings.task_queue, kind),
         activities=activities,
         max_concurrent_activities=500,
-        # Cancellation travels with heartbeats.
+        # An activity learns of its cancellation by its heartbeats.
         max_heartbeat_throttle_interval=timedelta(seconds=1),
         default_heartbeat_throttle_interval=timedelta(seconds=1),
         graceful_shutdown_timeout=GRACE,
@@ -118,10 +118,10 @@ def acting(client: Client, settings: Settings, kind: str, activities: Sequence[A
 
 
 def _deployment(settings: Settings, kind: str) -> WorkerDeploymentConfig | None:
-    """Versioned when the settings name a build.
+    """Worker versioning, if the settings name a build.
 
-    Turns are a deployment of their own, so that each starts on the newest build while its driver stays where it is.
-    Activities belong to it: those of a turn run on the turn's build, those of a driver on the current one.
+    Turns have a deployment of their own: each starts on the newest build while its driver stays on its own. Activities
+    belong to the same deployment: those of a turn run on the turn's build, those of a driver on the current one.
     """
     if settings.deployment is None or settings.build_id is None:
         return None
@@ -135,7 +135,7 @@ def _deployment(settings: Settings, kind: str) -> WorkerDeploymentConfig | None:
 
 @contextlib.asynccontextmanager
 async def running(workers: Sequence[Worker]) -> AsyncGenerator[None]:
-    """Run them all. They stop taking work at the same moment: one that went on would start what no other finishes."""
+    """Run all workers. They stop polling together: one that went on could start work that needs the others."""
     async with contextlib.AsyncExitStack() as stack:
         for worker in workers:
             await stack.enter_async_context(worker)
@@ -147,9 +147,9 @@ async def running(workers: Sequence[Worker]) -> AsyncGenerator[None]:
 
 @contextlib.asynccontextmanager
 async def serving(settings: Settings) -> AsyncGenerator[None]:
-    """Everything that a worker needs, built in order and taken down in reverse."""
+    """Build all that a worker needs, and close it in reverse order."""
     async with contextlib.AsyncExitStack() as stack:
-        # Before anything is opened: what is declared wrongly is said now, and not to the first message.
+        # Before anything is opened: a wrong declaration must fail the start, not the first message.
         agents = load_agents(settings.agents, settings.model)
         models = Models(silence=settings.model_silence)
         models.check(agents)
@@ -168,7 +168,7 @@ async def serving(settings: Settings) -> AsyncGenerator[None]:
 
 
 async def run(settings: Settings, stop: asyncio.Event, ready: asyncio.Event | None = None) -> None:
-    """Serve until `stop` is set; then finish what can be finished in time."""
+    """Serve until `stop` is set; then let activities finish within the grace period."""
     async with serving(settings):
         if ready is not None:
             ready.set()

@@ -1,1 +1,1 @@
-"""Temporal's outside: what acts."""
+"""The activities: thin wrappers around the methods of the harness."""

@@ -1,4 +1,4 @@
-"""What every activity does around its work: send heartbeats, number its attempt, translate its errors."""
+"""What every activity needs around its work: heartbeats, the number of the attempt, error translation."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("perdure.activities")
 
-#: A worker that cannot serve a session hands it back at once, this often: others get their turn within a few seconds.
-#: Then the turn is held by its driver, which starts it again later.
+#: Attempts in which a worker that cannot serve a session returns the work at once, so that another one may try.
+#: After the last one the driver holds the turn and starts it again later.
 HANDED_BACK = 6
 
-#: The SDK logs a traceback of every failure but these: a cancel is none, and what a tool raised is in our log.
-_ORDINARY = (TurnCancelled, ToolFailed)
+#: Failures for which the SDK logs no traceback: a cancellation is no error, and a tool's error is in our own log.
+_EXPECTED = (TurnCancelled, ToolFailed)
 _UNSPECIFIED = ApplicationErrorCategory.UNSPECIFIED
 
 _FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 60.0
 
 
-def current() -> Attempt:
-    """This attempt. A later one was scheduled later, whichever worker runs it."""
+def current_attempt() -> Attempt:
+    """The current attempt. Generations grow with the scheduled time, whichever worker runs the attempt."""
     info = activity.info()
     scheduled = info.current_attempt_scheduled_time
     return Attempt(number=info.attempt, generation=int(scheduled.timestamp() * 1_000_000))
 
 
-class _OfTurn(Protocol):
+class _TurnArgument(Protocol):
     @property
     def at(self) -> Coordinates: ...
 
 
-class _OfSession(Protocol):
+class _SessionArgument(Protocol):
     @property
     def session_id(self) -> str: ...
 
@@ -58,13 +58,13 @@ class _Activities(Protocol):
 
 
 S = TypeVar("S", bound=_Activities)
-A = TypeVar("A", bound=_OfTurn | _OfSession)
+A = TypeVar("A", bound=_TurnArgument | _SessionArgument)
 R = TypeVar("R")
 Work = Callable[[S, A], Awaitable[R]]
 
 
 def attempted(*, reports: bool = False) -> Callable[[Work[S, A, R]], Work[S, A, R]]:
-    """Do around an activity's work what each of them needs; with `reports`, tell when no worker can do it."""
+    """Wrap an activity in `attempt`; with `reports`, the session's attention is set when no worker can do the work."""
 
     def decorate(work: Work[S, A, R]) -> Work[S, A, R]:
         @functools.wraps(work)
@@ -80,20 +80,20 @@ def attempted(*, reports: bool = False) -> Callable[[Work[S, A, R]], Work[S, A, 
     return decorate
 
 
-def _session_of(argument: _OfTurn | _OfSession) -> str:
+def _session_of(argument: _TurnArgument | _SessionArgument) -> str:
     at = getattr(argument, "at", None)
-    return at.session_id if isinstance(at, Coordinates) else cast("_OfSession", argument).session_id
+    return at.session_id if isinstance(at, Coordinates) else cast("_SessionArgument", argument).session_id
 
 
 @contextlib.asynccontextmanager
 async def attempt(attend: Callable[[NeedsAttention], Awaitable[object]] | None = None) -> AsyncGenerator[None]:
-    """Heartbeat while the work is done, and tell the engine of errors in its own terms: by codes and ids.
+    """Send heartbeats while the work runs, and raise its errors as Temporal's, with codes and ids only.
 
-    `attend` is told when no worker can do the work; the driver waits for as long as that takes. It may be told often.
+    `attend` is called when no worker can do the work, possibly often: the driver retries until one can.
     """
-    # `from None`, always: the engine would keep the texts of all that an error was caused by.
+    # Always `from None`: Temporal would store the texts of the causes, which may hold content.
     try:
-        async with _beating():
+        async with _heartbeating():
             yield
     except NeedsAttention as error:
         if attend is not None and activity.info().attempt >= HANDED_BACK:
@@ -101,34 +101,34 @@ async def attempt(attend: Callable[[NeedsAttention], Awaitable[object]] | None =
         raise _application_error(error) from None
     except PerdureError as error:
         raise _application_error(error) from None
-    # An author's code that exits must not take the worker along, wherever it is called from.
+    # SystemExit too: an author's code must not be able to end the worker.
     except (Exception, SystemExit) as error:
         raise _unexpected(error) from None
 
 
 @contextlib.asynccontextmanager
-async def _beating() -> AsyncGenerator[None]:
-    """Heartbeat until the work is done; without it the death of this worker goes unnoticed."""
+async def _heartbeating() -> AsyncGenerator[None]:
+    """Send heartbeats until the work is done, so that the death of this worker is noticed."""
     timeout = activity.info().heartbeat_timeout
     if timeout is None:
         yield
         return
-    beat = asyncio.create_task(_beat(timeout.total_seconds() / 4))
+    beat = asyncio.create_task(_send_heartbeats(timeout.total_seconds() / 4))
     try:
         yield
     finally:
         beat.cancel()
 
 
-async def _beat(every: float) -> None:
+async def _send_heartbeats(every: float) -> None:
     while True:
-        # The attempt has just begun, which the server knows: most end before there is anything to say.
+        # Sleep first: the server knows that the attempt has just begun, and most end before the first heartbeat is due.
         await asyncio.sleep(every)
         activity.heartbeat()
 
 
 def _application_error(error: PerdureError) -> ApplicationError:
-    """Our error as the engine understands it: by type, with or without another try."""
+    """Our error as Temporal's: with its code as type, retryable or not."""
     message, details = error.bare()
     return ApplicationError(
         message,
@@ -138,14 +138,14 @@ def _application_error(error: PerdureError) -> ApplicationError:
             "held": isinstance(error, NeedsAttention),
         },
         type=error.code,
-        non_retryable=not _again(error),
-        next_retry_delay=_pause(error),
-        category=ApplicationErrorCategory.BENIGN if isinstance(error, _ORDINARY) else _UNSPECIFIED,
+        non_retryable=not _is_retryable(error),
+        next_retry_delay=_retry_delay(error),
+        category=ApplicationErrorCategory.BENIGN if isinstance(error, _EXPECTED) else _UNSPECIFIED,
     )
 
 
 def _unexpected(error: BaseException) -> ApplicationError:
-    """Any other error: its text may be anything, so it stands in our log and nowhere else."""
+    """Any other error. Its text may hold content, so it is written to the worker's log only."""
     info, error_id = activity.info(), str(uuid4())
     log.error("%s of %s failed, error id %s", info.activity_type, info.workflow_id, error_id, exc_info=error)
     return ApplicationError(
@@ -155,17 +155,17 @@ def _unexpected(error: BaseException) -> ApplicationError:
     )
 
 
-def _again(error: PerdureError) -> bool:
+def _is_retryable(error: PerdureError) -> bool:
     info = activity.info()
     if info.workflow_type == names.SESSION_WORKFLOW:
-        # A driver has nobody to report a failure to: it waits until the work can be done.
+        # A driver cannot continue without this work, so it is retried until it succeeds.
         return True
     if isinstance(error, NeedsAttention):
         return info.attempt < HANDED_BACK
     return bool(getattr(error, "transient", error.retryable))
 
 
-def _pause(error: PerdureError) -> timedelta | None:
+def _retry_delay(error: PerdureError) -> timedelta | None:
     if isinstance(error, NeedsAttention):
         seconds: float | None = min(_FIRST_PAUSE * 2 ** min(activity.info().attempt - 1, 16), _LONGEST_PAUSE)
     else:

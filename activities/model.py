@@ -9,7 +9,7 @@ from temporalio import activity
 from perdure.protocol import names
 from perdure.protocol.requests import Finished, ModelCall, ModelOutcome
 
-from .attempt import attempted, current
+from .attempt import attempted, current_attempt
 
 if TYPE_CHECKING:
     from perdure.harness.harness import Harness
@@ -22,7 +22,7 @@ class ModelActivities:
     @activity.defn(name=names.CALL_MODEL)
     @attempted()
     async def call_model(self, call: ModelCall) -> ModelOutcome:
-        outcome = await self.harness.call_model(call, current())
+        outcome = await self.harness.call_model(call, current_attempt())
         if isinstance(outcome, Finished) and outcome.failure:
             return outcome.model_copy(update={"failure": outcome.failure.bare()})
         return outcome

@@ -11,7 +11,7 @@ from temporalio import activity
 from perdure.protocol import names
 from perdure.protocol.requests import ToolCall, ToolOutcome
 
-from .attempt import attempted, current
+from .attempt import attempted, current_attempt
 
 if TYPE_CHECKING:
     from perdure.harness.harness import Harness
@@ -26,8 +26,8 @@ class ToolActivities:
     async def call_tool(self, call: ToolCall) -> ToolOutcome:
         cancelled = threading.Event()
         try:
-            return await self.harness.call_tool(call, current(), cancelled, activity.is_worker_shutdown)
+            return await self.harness.call_tool(call, current_attempt(), cancelled, activity.is_worker_shutdown)
         except asyncio.CancelledError:
-            # For whatever the tool has left running and still listens.
+            # For threads of the tool that still run and check it.
             cancelled.set()
             raise

@@ -1,4 +1,4 @@
-"""What happens to a turn beside its steps, and to a session beside its turns."""
+"""The activities of a turn beside its steps, and of a session beside its turns."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from perdure.protocol.requests import (
 )
 from perdure.protocol.wire import JsonObject
 
-from .attempt import attempted, current
+from .attempt import attempted, current_attempt
 
 if TYPE_CHECKING:
     from perdure.harness.harness import Harness
 
 
 class TurnActivities:
-    """Short work on the store. Those that drivers execute report when no worker can do them: a driver waits for one."""
+    """Short work on the store. Those that drivers execute set the session's attention when no worker can do them."""
 
     def __init__(self, harness: Harness) -> None:
         self.harness = harness
@@ -37,7 +37,7 @@ class TurnActivities:
     @activity.defn(name=names.RESUME_TURN)
     @attempted()
     async def resume_turn(self, resumption: ResumeTurn) -> Resumed:
-        resumed = await self.harness.resume_turn(resumption, current())
+        resumed = await self.harness.resume_turn(resumption, current_attempt())
         failure = resumed.failure and resumed.failure.bare()
         return resumed.model_copy(update={"failure": failure})
 
@@ -79,6 +79,6 @@ class TurnActivities:
     @activity.defn(name=names.REBUILD_SESSION)
     @attempted(reports=True)
     async def rebuild_session(self, rebuild: RebuildSession) -> JsonObject | None:
-        state = await self.harness.rebuild_session(rebuild, current())
-        # As JSON: the driver may be older, and must not lose what it does not know.
+        state = await self.harness.rebuild_session(rebuild, current_attempt())
+        # As JSON: the driver may run an older build, and must not lose fields that it does not know.
         return None if state is None else state.model_dump(mode="json")

@@ -1,7 +1,7 @@
-"""Places where a test can have this process die, so that recovery is tested with a real death.
+"""Points at which a test can kill this process, to test recovery from a real death.
 
-`PERDURE_KILL_POINT=tool_after_effect` kills at the first pass, `…:3` at the third; with `PERDURE_KILL_ONCE_FILE`
-only the process that can create that file dies, so that the next one lives.
+`PERDURE_KILL_POINT=tool_after_effect` kills at the first pass, `…:3` at the third. With `PERDURE_KILL_ONCE_FILE`
+only the process that can create that file is killed, so that the next one survives.
 """
 
 import os
@@ -30,7 +30,7 @@ _passes: Counter[str] = Counter()
 
 
 def reach(point: KillPoint) -> None:
-    """Die here if this is where the environment says to die."""
+    """Kill this process if the environment names this point."""
     chosen = os.environ.get("PERDURE_KILL_POINT")
     if chosen is None:
         return

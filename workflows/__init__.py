@@ -1,1 +1,1 @@
-"""Temporal's inside: what decides."""
+"""The workflows: a driver for each session and a child workflow for each turn. They decide; activities act."""

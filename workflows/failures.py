@@ -1,4 +1,4 @@
-"""What an engine error means to the readers of a session."""
+"""From Temporal's errors to the failures that readers of a session see."""
 
 from typing import Any, cast
 
@@ -17,7 +17,7 @@ from perdure.session.turn import StepFailed
 
 
 def of_activity(error: ActivityError) -> StepFailed:
-    """The failure of a step whose attempts are all spent."""
+    """The failure of a step after its last attempt."""
     match error.cause:
         case ApplicationError() as cause:
             return StepFailed(_of_application(cause), held=bool(_report(cause).get("held")))
@@ -28,12 +28,12 @@ def of_activity(error: ActivityError) -> StepFailed:
 
 
 def is_cancelled(error: ActivityError) -> bool:
-    """Whether the step has found that somebody wants the turn stopped."""
+    """Whether the step has found a cancel request for the turn."""
     return isinstance(error.cause, ApplicationError) and error.cause.type == TurnCancelled.code
 
 
 def of_turn(error: ChildWorkflowError) -> Failure:
-    """The failure of a turn that could not report one itself."""
+    """The failure of a turn workflow that ended without a result."""
     match error.cause:
         case ApplicationError() as cause:
             return _of_application(cause)

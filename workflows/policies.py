@@ -1,4 +1,4 @@
-"""How long things may take and how often they are tried."""
+"""Time-outs and retry policies of the activities."""
 
 from dataclasses import dataclass
 from datetime import timedelta
@@ -10,16 +10,16 @@ from perdure.protocol.requests import CallRef
 
 @dataclass(frozen=True)
 class Policy:
-    """The bounds of one activity."""
+    """Time-outs and retries of one activity."""
 
     start_to_close: timedelta
     heartbeat: timedelta | None
     retry: RetryPolicy
 
 
-#: A model may think for a long time, but a worker that falls silent is noticed within the heartbeat.
-#: Ten tries with growing pauses outlast two minutes in which workers die, or without a database; so do those of a tool.
-#: A provider has fewer (harness/model_step.py).
+#: A model may take long to reply; the death of a worker is noticed by its missing heartbeat.
+#: Ten attempts with growing pauses bridge two minutes without workers or without the database, as for tools.
+#: Errors of a provider get fewer attempts (harness/model_call.py).
 MODEL = Policy(
     start_to_close=timedelta(minutes=30),
     heartbeat=timedelta(seconds=5),
@@ -31,7 +31,7 @@ MODEL = Policy(
     ),
 )
 
-#: Short work on the store between two steps. The store may take long over it; a dead worker must not.
+#: Short work on the store between two steps. The store may be slow; the death of a worker is noticed fast.
 SHORT = Policy(
     start_to_close=timedelta(seconds=30),
     heartbeat=timedelta(seconds=5),
@@ -40,24 +40,24 @@ SHORT = Policy(
     ),
 )
 
-#: The last word on a turn or a delivery is said in the end, however long the store is away.
+#: Work that must succeed in the end, however long the store is unavailable: for example the end of a turn.
 UNTIL_DONE = Policy(
     start_to_close=timedelta(seconds=30),
     heartbeat=timedelta(seconds=5),
     retry=RetryPolicy(initial_interval=timedelta(milliseconds=200), maximum_interval=timedelta(seconds=10)),
 )
 
-#: Calls that run at the same time when the step does not say how many.
+#: Calls that run at the same time if the step has no limit.
 PARALLEL = 16
 
-#: What a tool's own time limit does not cover: finding the arguments, recording the outcome.
-_ROUND_TOOL = timedelta(seconds=30)
+#: Time beside the tool's own limit: to read its arguments and to record its outcome.
+_TOOL_OVERHEAD = timedelta(seconds=30)
 
 
 def tool(call: CallRef) -> Policy:
-    """As the tool's declaration says; the call reference carries it, so replay never looks at the declaration."""
+    """The bounds that the tool declares. They are part of the call's reference, so replay needs no declaration."""
     return Policy(
-        start_to_close=timedelta(seconds=call.timeout) + _ROUND_TOOL,
+        start_to_close=timedelta(seconds=call.timeout) + _TOOL_OVERHEAD,
         heartbeat=timedelta(seconds=call.heartbeat),
         retry=RetryPolicy(
             initial_interval=timedelta(milliseconds=200),

@@ -55,27 +55,27 @@ T = TypeVar("T")
 
 TurnHandle: TypeAlias = "workflow.ChildWorkflowHandle[Any, TurnResult]"
 
-#: A driver continues as new once its run has this many events, about thirty turns: waking an old session then costs
-#: what waking a young one does.
+#: A driver continues as new once its history has this many events, about thirty turns. So the cost of a replay does
+#: not grow with the age of the session.
 _LONG_RUN = 400
 
 _UNREADABLE_PAUSE = timedelta(minutes=1)
 _RETRY_PAUSE = timedelta(seconds=10)
 
-#: How long a turn may take to stop when an operator ends its session.
-_STOP_PATIENCE = timedelta(seconds=30)
+#: How long the driver waits for a turn to stop when an operator ends its session.
+_STOP_TIMEOUT = timedelta(seconds=30)
 
-#: Set in the state of a session that a build could not read: the one that can takes the attention back.
+#: Set in a state that a build could not read. The build that can read it clears the session's attention.
 _WAS_UNREADABLE = "wasUnreadable"
 
 
 @workflow.defn(name=names.SESSION_WORKFLOW)
 class SessionWorkflow:
-    """Reads deliveries in order, runs a turn for each, and waits in between at no cost."""
+    """Reads deliveries in order and runs a turn for them; in between it waits without using any compute."""
 
     @workflow.init
     def __init__(self, data: JsonObject) -> None:
-        # Signals may come before `run` starts, so the state must be there first; and nothing here may raise.
+        # Signals may be handled before `run` starts, so the state must be loaded here; and nothing here may raise.
         self._data = data
         self._unreadable: UnreadableState | None = None
         try:
@@ -83,57 +83,57 @@ class SessionWorkflow:
         except UnreadableState as unreadable:
             self._unreadable = unreadable
             self._state = SessionState(session_id=workflow.info().workflow_id, agent="", token_hash="")
-        # What came in while the state could not be read, for whoever can read it.
-        self._unread: list[Any] = []
-        self._reads_again = False
+        # Signals that arrived while the state was unreadable; they are carried over to a build that can read it.
+        self._unread_signals: list[Any] = []
+        self._retry_read = False
         self._in_turn = False
-        # Nothing is to be done: what was begun has ended, and what it came to is in the state.
+        # The driver waits for work; all that it began has ended and is in the state.
         self._idle = False
-        # The ids of what the turn reads that runs.
-        self._turn_reads: list[str] = []
+        # The ids of the deliveries of the running turn.
+        self._turn_deliveries: list[str] = []
         self._turn_handle: TurnHandle | None = None
-        # What the session ends with, because an operator has ended it.
+        # The failure with which the session ends, once an operator has ended it.
         self._ending: Failure | None = None
         self._turn_ended = False
         self._renews_when_parked = True
 
     @workflow.signal(name=names.DELIVER)
     def deliver(self, *data: Any) -> None:
-        # However many: a handler that is called with the wrong number of arguments fails the task, for ever.
+        # Any number of arguments: a handler that does not accept them would fail the workflow task for ever.
         if self._unreadable is not None:
-            self._unread.extend(each for each in data if can_be_kept(each) and each not in self._unread)
+            self._unread_signals.extend(each for each in data if can_be_kept(each) and each not in self._unread_signals)
         delivery = read_delivery(data[0]) if len(data) == 1 else None
         if delivery is None:
-            # Either it is no delivery, or a newer build has accepted it: then it waits in the store, and is told again
-            # until a driver has it that can read it.
+            # It is no delivery, or it was accepted by a newer build. Then it is also in the store, and is signalled
+            # again until a driver of that build reads it.
             workflow.logger.warning("A signal of unknown shape was ignored")
             return
-        # Builds of old queued signals as they came, and a run that one of them has begun must do so again.
-        in_order = not self._state.is_overtaken(delivery) or workflow.patched("inbox-in-order")
-        heard = self._state.hears(delivery, in_order=in_order)
-        is_news = heard is not self._state
-        # Runs of old tried a held turn again at each signal, and must do so again when they are replayed.
-        if is_news or (heard.held is not None and not workflow.patched("only-news-makes-due")):
-            heard = heard.due()
-        self._state = heard
+        # Older builds queued signals in the order of arrival; a replay of their runs must do the same.
+        in_order = not self._state.is_out_of_order(delivery) or workflow.patched("inbox-in-order")
+        state = self._state.with_delivery(delivery, in_order=in_order)
+        is_new = state is not self._state
+        # Older runs tried a held turn again at each signal; a replay must do the same.
+        if is_new or (state.held is not None and not workflow.patched("only-news-makes-due")):
+            state = state.due()
+        self._state = state
 
     @workflow.signal(name=names.CANCEL)
     def cancel(self, *data: Any) -> None:
-        """Stop the turn that runs or is about to run, or withdraw what it waits for. Idle: nothing to do."""
+        """Cancel the turn that runs or is about to run, or withdraw the open requests. An idle driver does nothing."""
         state = self._state
         if not (self._in_turn or state.open or state.inbox or state.held):
             return
         turn = read_turn(data[0] if data else None)
-        if decisions.is_over(state, turn):
-            # The signal was late: the turn that it meant has ended, and the next one is none of its business.
+        if decisions.has_ended(state, turn):
+            # The signal is late: the turn that it names has ended, and the next one must not be cancelled.
             return
-        if self._in_turn and decisions.is_to_come(state, turn):
-            # Or early: readers know that this turn has ended, and only we have not noticed yet.
+        if self._in_turn and decisions.is_next_turn(state, turn):
+            # The signal is early: readers have seen the end of the running turn, and the driver has not yet.
             self._state = state.cancelled("next")
             return
-        if not self._in_turn and decisions.comes_after_park(state, turn) and workflow.patched("spare-what-is-parked"):
-            # It has overtaken the answer that begins this turn. The parked turn is not meant, and the one that is finds
-            # the wish in the store. Older runs withdrew what was parked.
+        if not self._in_turn and decisions.starts_after_park(state, turn) and workflow.patched("spare-what-is-parked"):
+            # The signal arrived before the answer that begins this turn. The parked turn is not meant; the turn that
+            # is meant finds the cancel request in the store. Older runs withdrew the parked turn's requests.
             return
         self._state = state.cancelled("this")
         if self._turn_handle is not None:
@@ -141,7 +141,7 @@ class SessionWorkflow:
 
     @workflow.signal(name=names.REPAIR)
     def repair(self, *data: Any) -> None:
-        """An operator looks after a session that cannot go on by itself."""
+        """Carry out an operator's order for a session that cannot continue by itself."""
         repair = read_repair(data[0] if data else None)
         if repair is None:
             workflow.logger.warning("A repair of unknown kind was ignored")
@@ -149,7 +149,7 @@ class SessionWorkflow:
         match repair.how:
             case "retry":
                 self._state = self._state.due()
-                self._reads_again = True
+                self._retry_read = True
             case "rebuild":
                 self._state = self._state.model_copy(update={"rebuild": Rebuild(reason=repair.reason), "held": None})
                 self._unreadable = None
@@ -159,7 +159,7 @@ class SessionWorkflow:
     @workflow.query(name=names.DESCRIBE)
     def describe(self) -> JsonObject:
         state = self._state.model_dump(mode="json", exclude={"snapshot"})
-        return {**state, "inTurn": self._turn_reads, "idle": self._idle}
+        return {**state, "inTurn": self._turn_deliveries, "idle": self._idle}
 
     @workflow.run
     async def run(self, data: JsonObject) -> None:
@@ -174,34 +174,34 @@ class SessionWorkflow:
             await drive
             return
         drive.cancel()
-        # A turn that runs is stopped, and says so, before the session ends; but perhaps it has no worker any more.
+        # A running turn is stopped and recorded before the session ends, unless no worker serves it within the time.
         with contextlib.suppress(TimeoutError):
-            await workflow.wait_condition(drive.done, timeout=_STOP_PATIENCE)
+            await workflow.wait_condition(drive.done, timeout=_STOP_TIMEOUT)
         close = CloseSession(session_id=self._state.session_id, failure=self._ending)
-        await self._execute(names.CLOSE_SESSION, close, summary=self._ending.code)
+        await self._execute_until_done(names.CLOSE_SESSION, close, summary=self._ending.code)
         if self._ending is OPERATOR_CANCELLED:
             raise asyncio.CancelledError
 
     async def _drive(self) -> None:
-        """Make one move after another until the session is over."""
+        """Make one move after another until the session has ended."""
         if self._data.get(_WAS_UNREADABLE) and self._unreadable is None:
-            await self._attend(None)
+            await self._set_attention(None)
         while self._ending is None:
             if self._unreadable is not None:
                 await self._wait_for_reader(self._unreadable)
                 continue
             move = decisions.next_move(self._state, workflow.time(), renew=self._renewal_is_due())
-            if await self._make(move):
+            if await self._make_move(move):
                 return
 
-    async def _make(self, move: Move) -> bool:
-        """Make one move; whether the session is over."""
+    async def _make_move(self, move: Move) -> bool:
+        """Make one move; returns whether the session has ended."""
         match move:
             case Restore(rebuild=rebuild):
                 return await self._restore(rebuild)
             case Withdraw():
                 await self._withdraw()
-                # A task that was stopped has no next message.
+                # A cancelled task has no next message.
                 return self._state.mode == "task"
             case Refuse(delivery=delivery):
                 await self._refuse(delivery)
@@ -218,29 +218,29 @@ class SessionWorkflow:
         return False
 
     async def _wait(self, until: float | None) -> None:
-        """Wait until the next move is another one than to wait."""
-        patience = None if until is None else timedelta(seconds=max(0.0, until - workflow.time()))
+        """Wait until there is another move than to wait."""
+        timeout = None if until is None else timedelta(seconds=max(0.0, until - workflow.time()))
 
-        def news() -> bool:
+        def has_work() -> bool:
             move = decisions.next_move(self._state, workflow.time())
             return not isinstance(move, Wait) or (self._renews_when_parked and _should_renew())
 
         self._idle = True
         try:
             with contextlib.suppress(TimeoutError):
-                await workflow.wait_condition(news, timeout=patience)
+                await workflow.wait_condition(has_work, timeout=timeout)
         finally:
             self._idle = False
 
     # --- turns ----------------------------------------------------------------------------------------------
 
     async def _run_turn(self, move: RunTurn) -> bool:
-        """Run one turn; whether the session is over."""
+        """Run one turn; returns whether the session has ended."""
         request = decisions.turn_request(self._state, move)
         self._state = self._state.without(*move.deliveries)
-        self._turn_reads = [each.id for each in request.deliveries]
+        self._turn_deliveries = [each.id for each in request.deliveries]
         result = await self._result_of(request, move.held or request)
-        self._turn_reads = []
+        self._turn_deliveries = []
         if result is None:
             return True
         self._turn_ended = True
@@ -255,32 +255,32 @@ class SessionWorkflow:
             case Park():
                 return False
             case DispatchRuntimeActions() | DispatchCodeModeRuntimeActions():
-                # A turn that is newer than this driver asks for children. The task fails, and is tried again
-                # until a driver that knows how takes over: nothing is lost meanwhile.
+                # A turn of a newer build asks for child workflows. The workflow task fails and is retried until
+                # a build that supports them takes over; nothing is lost meanwhile.
                 raise RuntimeError(f"This driver cannot carry out {result.action.kind}")
 
-    async def _result_of(self, request: TurnRequest, order: TurnRequest | JsonObject) -> TurnResult | None:
-        """What the turn came to; None when an operator has ended the session meanwhile."""
+    async def _result_of(self, request: TurnRequest, argument: TurnRequest | JsonObject) -> TurnResult | None:
+        """The result of the turn; None if an operator has ended the session meanwhile."""
         if self._state.cancel == "this":
-            # Stopped before it began: it does not begin, not even for a moment.
+            # Cancelled before it began: the child workflow is not started.
             return await self._conclude(request, CANCELLED, "cancelled")
         try:
-            return await self._run_child(request, order)
+            return await self._run_child(request, argument)
         except WorkflowAlreadyStartedError:
             failure = Failure(code="TURN_RUNS_ALREADY", message="Another workflow runs this turn.")
-            held = order if isinstance(order, dict) else order.model_dump(mode="json")
+            held = argument if isinstance(argument, dict) else argument.model_dump(mode="json")
             return TurnResult(snapshot=request.snapshot, action=Park(), failure=failure, held=held)
         except ChildWorkflowError as error:
             if self._ending is not None or workflow.cancellation_reason() is not None:
                 return None
             return await self._conclude(request, failures.of_turn(error))
 
-    async def _run_child(self, request: TurnRequest, order: TurnRequest | JsonObject) -> TurnResult:
+    async def _run_child(self, request: TurnRequest, argument: TurnRequest | JsonObject) -> TurnResult:
         self._in_turn = True
         try:
             self._turn_handle = await workflow.start_child_workflow(
                 names.TURN_WORKFLOW,
-                order,
+                argument,
                 id=names.turn_workflow(request.session_id, request.turn),
                 task_queue=names.sibling(workflow.info().task_queue, names.TURNS_QUEUE),
                 result_type=TurnResult,
@@ -298,7 +298,9 @@ class SessionWorkflow:
         self, request: TurnRequest, failure: Failure, kind: Literal["failed", "cancelled"] = "failed"
     ) -> TurnResult:
         end = conclusion(request, request.step, failure, kind)
-        concluded = await self._execute(names.CONCLUDE_TURN, end, summary=f"{kind}: {failure.code}", result=CONCLUDED)
+        concluded = await self._execute_until_done(
+            names.CONCLUDE_TURN, end, summary=f"{kind}: {failure.code}", result=CONCLUDED
+        )
         open = concluded.open if concluded else ()
         return TurnResult(
             snapshot=request.snapshot,
@@ -312,62 +314,64 @@ class SessionWorkflow:
         )
 
     async def _hold(self, request: TurnRequest, held: JsonObject, result: TurnResult) -> None:
-        """The turn could not go on: say so, and keep it for another worker or an operator."""
+        """Keep a turn that no worker could serve, and set the session's attention."""
         self._state = self._state.holding(held, result.token_hash, workflow.time(), result.retired)
         if result.failure is not None:
             attention = Attention(code=result.failure.code, message=result.failure.message)
-            await self._attend(attention, request.turn)
+            await self._set_attention(attention, request.turn)
 
     # --- beside turns ---------------------------------------------------------------------------------------
 
     async def _withdraw(self) -> None:
-        """The turn that waits is cancelled: nobody needs to answer any more."""
+        """Cancel the parked turn and withdraw its open requests."""
         state = self._state
         parked = Coordinates(session_id=state.session_id, turn=max(0, state.turn - 1))
         withdrawal = Withdrawal(at=parked, mode=state.mode, open=state.open)
-        await self._execute(names.WITHDRAW_INPUTS, withdrawal, summary=f"withdraw: {len(state.open)} open")
+        await self._execute_until_done(names.WITHDRAW_INPUTS, withdrawal, summary=f"withdraw: {len(state.open)} open")
         self._state = self._state.withdrawn()
 
     async def _remind(self, request: OpenInput) -> None:
         left = len(request.remind_at) - 1
         reminder = Reminder(session_id=self._state.session_id, request_id=request.request_id, left=left)
-        await self._execute(names.REMIND, reminder, summary="remind")
+        await self._execute_until_done(names.REMIND, reminder, summary="remind")
         self._state = self._state.reminded(request)
 
     async def _refuse(self, delivery: DeliveryRef) -> None:
-        """Answer what came with a token that is no longer the session's: with an event, never with silence."""
+        """Refuse a delivery whose token was replaced. An accepted delivery always leads to an event."""
         refusal = Refusal(
             session_id=self._state.session_id,
             delivery_id=delivery.id,
             code="session_not_active",
             message="The continuation token was replaced before this delivery was read.",
         )
-        await self._execute(names.REFUSE_DELIVERY, refusal, summary="stale delivery")
+        await self._execute_until_done(names.REFUSE_DELIVERY, refusal, summary="stale delivery")
         self._state = self._state.without(delivery)
 
-    async def _attend(self, attention: Attention | None, turn: int | None = None) -> None:
+    async def _set_attention(self, attention: Attention | None, turn: int | None = None) -> None:
         attend = AttendSession(session_id=self._state.session_id, attention=attention, turn=turn)
         what = f"needs attention: {attention.code}" if attention else "recovered"
-        await self._execute(names.ATTEND_SESSION, attend, summary=what)
+        await self._execute_until_done(names.ATTEND_SESSION, attend, summary=what)
 
     async def _restore(self, rebuild: Rebuild) -> bool:
-        """Derive the state from the store: it is what Temporal has lost. Whether the session is over."""
-        order = RebuildSession(session_id=self._state.session_id, reason=rebuild.reason)
+        """Derive a state that Temporal has lost from the store; returns whether the session has ended."""
+        argument = RebuildSession(session_id=self._state.session_id, reason=rebuild.reason)
         result = cast("type[JsonObject | None]", JsonObject | None)
-        found = await self._execute(names.REBUILD_SESSION, order, summary=f"rebuild: {rebuild.reason}", result=result)
+        found = await self._execute_until_done(
+            names.REBUILD_SESSION, argument, summary=f"rebuild: {rebuild.reason}", result=result
+        )
         if found is None:
             return True
-        # An operator may have decided meanwhile.
+        # An operator may have ended the session meanwhile.
         self._ending = self._ending or rebuild.ends
         try:
             self._state = self._state.rebuilt(load_session(found))
         except UnreadableState as unreadable:
-            # Derived by a newer build than this one: it is kept for that.
+            # The activity ran on a newer build than the driver: the state is kept until such a build reads it.
             self._data, self._unreadable = found, unreadable
         return False
 
-    async def _execute(self, name: str, argument: Any, *, summary: str, result: type[T] = NOTHING) -> T:
-        """Say something that must be said in the end. Also a worker that calls it impossible is only one of many."""
+    async def _execute_until_done(self, name: str, argument: Any, *, summary: str, result: type[T] = NOTHING) -> T:
+        """Execute an activity until it succeeds. One worker's non-retryable error is no verdict for all workers."""
         while True:
             try:
                 return await execute_until_done(name, argument, summary=summary, result=result)
@@ -379,28 +383,28 @@ class SessionWorkflow:
     # --- renewal --------------------------------------------------------------------------------------------
 
     def _renewal_is_due(self) -> bool:
-        """Whether to go on in a fresh run. Only between turns: a running child would be terminated with this run."""
+        """Whether to continue as new. Only between turns: a running child would be terminated with this run."""
         ended, self._turn_ended = self._turn_ended, False
         if not _should_renew():
             return False
         if ended and _is_suggested():
             return True
-        # Runs that began before this rule existed renewed only after a turn, and only when Temporal suggested it.
+        # Runs that began before this rule continued as new only after a turn, and only when Temporal suggested it.
         self._renews_when_parked = self._renews_when_parked and workflow.patched("renew-when-parked")
         return self._renews_when_parked
 
     async def _wait_for_reader(self, unreadable: UnreadableState) -> None:
-        """Keep a state that this build cannot read, with all that comes in, until another build can."""
-        await self._attend(Attention(code=unreadable.code, message=unreadable.message))
+        """Keep a state that this build cannot read, and the signals that arrive, until another build can read it."""
+        await self._set_attention(Attention(code=unreadable.code, message=unreadable.message))
         with contextlib.suppress(TimeoutError):
             await workflow.wait_condition(
-                lambda: self._unreadable is None or self._reads_again, timeout=_UNREADABLE_PAUSE
+                lambda: self._unreadable is None or self._retry_read, timeout=_UNREADABLE_PAUSE
             )
         if self._unreadable is not None and self._ending is None:
             inbox = self._data.get("inbox")
             known = cast("list[Any]", inbox) if isinstance(inbox, list) else []
-            more = [each for each in self._unread if each not in known]
-            # More wait in the store: they are told again to whoever can read them.
+            more = [each for each in self._unread_signals if each not in known]
+            # All deliveries are in the store as well; those dropped here are signalled again.
             _continue_as_new({**self._data, "inbox": [*known, *more][:REMEMBERED_DELIVERIES], _WAS_UNREADABLE: True})
 
 
@@ -415,7 +419,7 @@ def _should_renew() -> bool:
 
 def _continue_as_new(data: JsonObject) -> None:
     if workflow.info().is_target_worker_deployment_version_changed():
-        # A parked driver moves to the current build.
+        # A driver that continues as new while parked moves to the current build.
         behavior = workflow.ContinueAsNewVersioningBehavior.AUTO_UPGRADE
         workflow.continue_as_new(data, initial_versioning_behavior=behavior)
     workflow.continue_as_new(data)

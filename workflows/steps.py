@@ -1,4 +1,4 @@
-"""The work of a turn, done by activities."""
+"""The steps of a turn, executed as activities."""
 
 import asyncio
 from typing import Any, TypeVar, cast
@@ -24,12 +24,12 @@ from .policies import Policy
 
 T = TypeVar("T")
 NOTHING: Any = type(None)
-#: None comes from a worker that does not report yet.
+#: Workers of older builds return None.
 CONCLUDED = cast("type[Concluded | None]", Concluded | None)
 
 
 class ActivitySteps:
-    """Each call is one activity on the queue of its kind."""
+    """Implements `Steps`: each method executes one activity on the task queue of its kind."""
 
     async def call_model(self, call: ModelCall, *, label: str | None) -> ModelOutcome:
         return await execute_step(
@@ -69,7 +69,7 @@ class ActivitySteps:
             try:
                 return await asyncio.shield(concluding)
             except asyncio.CancelledError:
-                # Whoever cancels an end that is being written gets that end. Runs of old began to cancel it.
+                # The end of a turn must be recorded even if the turn is cancelled meanwhile. Older runs cancelled it.
                 if not workflow.patched("conclude-to-the-end"):
                     concluding.cancel()
                 return await concluding
@@ -79,8 +79,8 @@ class ActivitySteps:
     def parallel(self, limit: int | None, calls: int) -> int:
         if limit is not None or calls <= policies.PARALLEL:
             return limit or calls
-        # Older workers name no limit. Turns of old that began all calls at once did so; those that could not, and
-        # could never go on, because Temporal lets nothing have so many open, begin some at a time from here on.
+        # Older workers send no limit, and older turns began all calls at once. Those with more calls than Temporal
+        # allows to be open were stuck: from here on they begin some calls at a time.
         return policies.PARALLEL if workflow.patched("parallel-calls") else calls
 
     def should_continue_as_new(self) -> bool:
@@ -89,12 +89,12 @@ class ActivitySteps:
     def cancelled(self, *, early: bool = False) -> bool:
         if workflow.cancellation_reason() is None:
             return False
-        # Turns that began before this check existed went on with their calls here.
+        # Turns that began before this check existed ran their calls here.
         return not early or workflow.patched("stop-before-calls")
 
 
 async def execute_until_done(name: str, argument: Any, *, summary: str, result: type[T] = NOTHING) -> T:
-    """Say something that must be said in the end, however long the store is away."""
+    """Execute an activity that must succeed in the end, however long the store is unavailable."""
     return await workflow.execute_activity(
         name,
         argument,
@@ -110,7 +110,7 @@ async def execute_until_done(name: str, argument: Any, *, summary: str, result: 
 async def execute_step(
     name: str, argument: Any, *, queue: str = names.MODELS_QUEUE, policy: Policy, summary: str, result: type[T]
 ) -> T:
-    """Run one activity; what it cannot do in all its attempts is a `StepFailed`."""
+    """Execute one activity; raises `StepFailed` when all attempts have failed."""
     try:
         return await workflow.execute_activity(
             name,
@@ -120,12 +120,12 @@ async def execute_step(
             start_to_close_timeout=policy.start_to_close,
             heartbeat_timeout=policy.heartbeat,
             retry_policy=policy.retry,
-            # Nothing is said to have stopped before it has.
+            # A turn counts as stopped only after its activities have ended.
             cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
             summary=summary[:200],
         )
     except ActivityError as error:
-        # An attempt whose worker died is not repeated once its turn is to be stopped: it ends as a time-out then.
+        # An attempt whose worker died is not retried once its turn is cancelled: it ends as a time-out.
         if is_cancelled_exception(error) or workflow.cancellation_reason() is not None or failures.is_cancelled(error):
             raise asyncio.CancelledError from error
         raise failures.of_activity(error) from error

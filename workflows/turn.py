@@ -12,13 +12,13 @@ from .steps import ActivitySteps
 
 @workflow.defn(name=names.TURN_WORKFLOW)
 class TurnWorkflow:
-    """Starts on the newest turn code and stays there; its driver may be older."""
+    """Starts on the newest build and stays on it; its driver may run an older one."""
 
     @workflow.run
     async def run(self, request: TurnRequest) -> TurnResult:
         with spans.turn(request):
             end = await run_turn(request, ActivitySteps())
         if isinstance(end, ContinueAsNew):
-            # The history of a long turn is cut between two steps; the driver waits for the chain as for one run.
+            # A long turn continues as new between two steps. The driver waits for the whole chain of runs.
             workflow.continue_as_new(end.request)
         return end

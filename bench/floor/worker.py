@@ -13,7 +13,7 @@ from temporalio import activity
 from perdure.protocol import names as queues
 from perdure.runtime.connect import connect
 from perdure.settings import Settings
-from worker import acting, deciding
+from worker import activity_worker, workflow_worker
 
 from . import names
 from .workflows import FloorSession, FloorTurn
@@ -39,9 +39,9 @@ async def main(reports: str, ready: Path) -> None:
     client = await connect(settings)
     async with contextlib.AsyncExitStack() as stack:
         for each in (
-            deciding(client, settings, queues.SESSIONS_QUEUE, [FloorSession]),
-            deciding(client, settings, queues.TURNS_QUEUE, [FloorTurn]),
-            acting(client, settings, queues.MODELS_QUEUE, [Reports(reports).act]),
+            workflow_worker(client, settings, queues.SESSIONS_QUEUE, [FloorSession]),
+            workflow_worker(client, settings, queues.TURNS_QUEUE, [FloorTurn]),
+            activity_worker(client, settings, queues.MODELS_QUEUE, [Reports(reports).act]),
         ):
             await stack.enter_async_context(each)
         ready.write_text(str(os.getpid()))

@@ -1,1 +1,4 @@
-"""One step: a prompt, a model call, a tool call. No Temporal, no HTTP."""
+"""What activities do: build prompts, call models and tools, and record what happened. No Temporal, no HTTP.
+
+Read `harness` first, then `model_call`, `reply` and `tools/call`; `resume` and `turn` are the way in and out of a park.
+"""

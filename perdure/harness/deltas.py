@@ -1,7 +1,7 @@
-"""Deltas on their way to the readers.
+"""Emits the deltas of a model's reply while they arrive.
 
-Writing must never hold the model up, and a model that talks fast must not make a transaction of every word:
-deltas gather while the one before is being written, and for a moment longer.
+Writing must not slow the model down, and not every word can be a transaction. So deltas are collected while the
+previous batch is written, and for a short pause after it.
 """
 
 import asyncio
@@ -22,80 +22,80 @@ from perdure.text import whole
 from .events import EventFactory
 from .reply import CallNames
 
-#: How long and how much may gather before it is written.
+#: Seconds between two writes; a batch of this many characters is written at once.
 _PAUSE = 0.04
 _FULL = 128
-# Readers are given the text so far with each delta. So what is long grows in larger pieces: all deltas of a text
-# together have at most this many times its characters, or this many characters a second while the model is slow.
+# Each delta of a text is sent to readers with the whole text so far. So the batches grow with the text: together its
+# deltas send at most this many times its characters, or this many characters per second for a slow model.
 _SHARE = 32
 _PACE = 32_768
 
 
 @dataclass
-class _Gathered:
-    """Neighbouring deltas of one kind, as one."""
+class _Chunk:
+    """Consecutive deltas of one kind, merged."""
 
     first: Delta
     texts: list[str]
 
-    def takes(self, delta: Delta) -> bool:
+    def accepts(self, delta: Delta) -> bool:
         if isinstance(delta, ToolInputDelta) and isinstance(self.first, ToolInputDelta):
             return delta.call_id == self.first.call_id
         return type(delta) is type(self.first)
 
 
 class DeltaWriter:
-    """Tells readers what one attempt of a model call says, while it says it."""
+    """Writes the deltas of one attempt at a model call as events."""
 
     def __init__(
         self,
         store: Store,
-        facts: EventFactory,
+        factory: EventFactory,
         attempt: Attempt,
         calls: CallNames,
         hidden: frozenset[str] = frozenset(),
     ) -> None:
         self._store = store
-        self._facts = facts
+        self._factory = factory
         self._attempt = attempt
         self._calls = calls
-        # Tools whose calls are no actions to readers.
+        # Tools whose calls readers do not see as actions.
         self._hidden = hidden
-        self._waiting: list[_Gathered] = []
+        self._buffer: list[_Chunk] = []
         self._size = 0
-        self._told = 0
-        self._shown = 0
+        self._emitted_events = 0
+        self._emitted_chars = 0
         self._ended = False
-        self._news = asyncio.Event()
+        self._arrived = asyncio.Event()
         self._full = asyncio.Event()
 
     async def follow(self, stream: AsyncGenerator[Delta | Reply, None]) -> Reply:
-        """Consume one answer of the model. If it can no longer be written, the model is stopped at once."""
+        """Consume one reply of the model. If a write fails, for example after a newer attempt, the call is stopped."""
         self._ended = False
-        listening = asyncio.create_task(self._listen(stream))
+        reading = asyncio.create_task(self._read(stream))
         writing = asyncio.create_task(self._write())
         try:
-            await asyncio.wait({listening, writing}, return_when=asyncio.FIRST_COMPLETED)
-            if not listening.done():
+            await asyncio.wait({reading, writing}, return_when=asyncio.FIRST_COMPLETED)
+            if not reading.done():
                 writing.result()
             self._end()
             await writing
-            return await listening
+            return await reading
         finally:
-            listening.cancel()
+            reading.cancel()
             writing.cancel()
-            # Both are over before anything else is written, and the provider's stream is closed.
-            await asyncio.wait({listening, writing})
+            # Both must have ended, and the provider's stream be closed, before anything else is written.
+            await asyncio.wait({reading, writing})
 
-    def rest(self) -> tuple[NewEvent, ...]:
-        """What is not written yet: it rides with the end of the step."""
-        return tuple(self._event(gathered) for gathered in self._take())
+    def unwritten(self) -> tuple[NewEvent, ...]:
+        """The events that are not written yet; they are committed with the end of the step."""
+        return tuple(self._event(chunk) for chunk in self._take())
 
-    def drop(self) -> None:
-        """Forget what is not written yet."""
+    def discard(self) -> None:
+        """Drop the deltas that are not written yet."""
         self._take()
 
-    async def _listen(self, stream: AsyncGenerator[Delta | Reply, None]) -> Reply:
+    async def _read(self, stream: AsyncGenerator[Delta | Reply, None]) -> Reply:
         async with aclosing(stream):
             async for item in stream:
                 if isinstance(item, Reply):
@@ -107,60 +107,60 @@ class DeltaWriter:
         _check(delta)
         if isinstance(delta, ToolInputDelta) and delta.tool in self._hidden:
             return
-        if not self._waiting or not self._waiting[-1].takes(delta):
-            self._waiting.append(_Gathered(delta, []))
-        self._waiting[-1].texts.append(delta.text)
+        if not self._buffer or not self._buffer[-1].accepts(delta):
+            self._buffer.append(_Chunk(delta, []))
+        self._buffer[-1].texts.append(delta.text)
         self._size += len(delta.text)
-        self._news.set()
-        if self._size >= max(_FULL, self._shown // _SHARE):
+        self._arrived.set()
+        if self._size >= max(_FULL, self._emitted_chars // _SHARE):
             self._full.set()
 
     async def _write(self) -> None:
-        while await self._more():
-            await self._commit(self.rest())
+        while await self._wait_for_more():
+            await self._commit(self.unwritten())
             reach("model_mid_stream")
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._full.wait(), max(_PAUSE, self._shown / _PACE))
+                await asyncio.wait_for(self._full.wait(), max(_PAUSE, self._emitted_chars / _PACE))
 
-    async def _more(self) -> bool:
-        await self._news.wait()
+    async def _wait_for_more(self) -> bool:
+        await self._arrived.wait()
         return not self._ended
 
     def _end(self) -> None:
         self._ended = True
-        self._news.set()
+        self._arrived.set()
         self._full.set()
 
     async def _commit(self, events: tuple[NewEvent, ...]) -> None:
-        at = self._facts.at
+        at = self._factory.at
         fence = Fence(at.turn, at.step, MODEL_SCOPE, self._attempt, Hold.KEEP)
         await self._store.commit(Commit(at.session_id, fence=fence, events=events))
 
-    def _take(self) -> list[_Gathered]:
-        taken, self._waiting, self._size = self._waiting, [], 0
-        self._news.clear()
+    def _take(self) -> list[_Chunk]:
+        taken, self._buffer, self._size = self._buffer, [], 0
+        self._arrived.clear()
         self._full.clear()
         return taken
 
-    def _event(self, gathered: _Gathered) -> NewEvent:
-        self._told += 1
-        what = f"g{self._attempt.generation}/{self._told}"
-        text = whole("".join(gathered.texts))
-        if isinstance(gathered.first, TextDelta | ReasoningDelta):
-            self._shown += len(text)
-        match gathered.first:
+    def _event(self, chunk: _Chunk) -> NewEvent:
+        self._emitted_events += 1
+        what = f"g{self._attempt.generation}/{self._emitted_events}"
+        text = whole("".join(chunk.texts))
+        if isinstance(chunk.first, TextDelta | ReasoningDelta):
+            self._emitted_chars += len(text)
+        match chunk.first:
             case TextDelta():
-                return self._facts.of_step(EventType.MESSAGE_APPENDED, what, {"messageDelta": text})
+                return self._factory.of_step(EventType.MESSAGE_APPENDED, what, {"messageDelta": text})
             case ReasoningDelta():
-                return self._facts.of_step(EventType.REASONING_APPENDED, what, {"reasoningDelta": text})
+                return self._factory.of_step(EventType.REASONING_APPENDED, what, {"reasoningDelta": text})
             case ToolInputDelta(call_id=call_id, tool=tool):
                 named = {"callId": self._calls.of(call_id), "toolName": self._calls.tool(tool)}
-                told = {**named, "inputTextDelta": text}
-                return self._facts.of_step(EventType.ACTION_INPUT_APPENDED, what, told)
+                data = {**named, "inputTextDelta": text}
+                return self._factory.of_step(EventType.ACTION_INPUT_APPENDED, what, data)
 
 
 def _check(delta: Delta) -> None:
-    """Raise unless an event can be made of it: what waits must not fail later, when it rides with the end of a step."""
+    """Raise unless the delta can become an event. Later it would make the commit of the whole step fail."""
     match delta:
         case TextDelta(text=str()) | ReasoningDelta(text=str()):
             return

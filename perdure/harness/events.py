@@ -12,15 +12,15 @@ from perdure.protocol.requests import Coordinates, Failure
 from perdure.session import decisions
 from perdure.store.values import SessionChange, SessionStatus
 
-from .journal import HeardDelivery, Outcome
+from .journal import ConsumedDelivery, Outcome
 
-#: The contract that readers of the stream are promised.
+#: The version of the stream's contract.
 CONTRACT_VERSION = "0.13.8"
 
 
 @dataclass(frozen=True)
 class EventFactory:
-    """Tells what happens at one place, in one attempt."""
+    """Makes the events of one step or turn in one attempt."""
 
     at: Coordinates
     attempt: int | None = None
@@ -32,9 +32,9 @@ class EventFactory:
     def turn_started(self, deliveries: tuple[str, ...]) -> NewEvent:
         return self._of_turn(EventType.TURN_STARTED, "started", {}, deliveries)
 
-    def message_received(self, index: int, heard: HeardDelivery) -> NewEvent:
-        said = {"message": summary(heard.message or "")}
-        return self._of_turn(EventType.MESSAGE_RECEIVED, f"message/{index}", said, (heard.delivery_id,))
+    def message_received(self, index: int, delivery: ConsumedDelivery) -> NewEvent:
+        data = {"message": summary(delivery.message or "")}
+        return self._of_turn(EventType.MESSAGE_RECEIVED, f"message/{index}", data, (delivery.delivery_id,))
 
     def step_started(self) -> NewEvent:
         return self.of_step(EventType.STEP_STARTED, "started")
@@ -46,20 +46,20 @@ class EventFactory:
     def superseded(self, generation: int) -> NewEvent:
         return self.of_step(EventType.STEP_SUPERSEDED, f"g{generation}/superseded", {"attempt": self.attempt})
 
-    def action_result(self, call_id: str, tool: str, outcome: Outcome, asked: Coordinates | None = None) -> NewEvent:
-        """What a call came to; `asked` is the step that asked for it, when that is another one than this."""
+    def action_result(self, call_id: str, tool: str, outcome: Outcome, call_at: Coordinates | None = None) -> NewEvent:
+        """The outcome of a call; `call_at` is the step that requested it, if it is not this one."""
         result: dict[str, Any] = {"kind": "tool-result", "callId": call_id, "toolName": tool, "output": outcome.output}
         if outcome.is_error:
             result["isError"] = True
-        told: dict[str, Any] = {
+        data: dict[str, Any] = {
             "result": result,
-            # The wire knows no "unknown": for a reader the action has failed, and the error says how.
+            # The wire has no status "unknown": readers see a failed action, and the error's code says more.
             "status": "failed" if outcome.status == "unknown" else outcome.status,
         }
         if outcome.error is not None:
-            told["error"] = outcome.error
-        key = action_key(asked or self.at, call_id)
-        return self._event(EventType.ACTION_RESULT, key, {**told, **step_coordinates(self.at.turn, self.at.step)})
+            data["error"] = outcome.error
+        key = action_key(call_at or self.at, call_id)
+        return self._event(EventType.ACTION_RESULT, key, {**data, **step_coordinates(self.at.turn, self.at.step)})
 
     def inputs_requested(self, requests: Sequence[InputRequest]) -> NewEvent:
         return self.of_step(EventType.INPUT_REQUESTED, "inputs", requested(requests))
@@ -68,36 +68,36 @@ class EventFactory:
         return self.of_step(EventType.RESULT_COMPLETED, "result", {"result": result})
 
     def parked(self) -> "Ending":
-        """The end of a turn that waits for people, in whichever mode."""
-        over = self._of_turn(EventType.TURN_COMPLETED, "completed", {})
+        """The end of a turn that parks; the same in both modes."""
+        ended = self._of_turn(EventType.TURN_COMPLETED, "completed", {})
         waiting = self._waiting(names.turn_key(self.at.turn, "boundary"))
-        return Ending((over, waiting), "waiting", None)
+        return Ending((ended, waiting), "waiting", None)
 
     def cancelled(self, mode: Mode, failure: Failure) -> "Ending":
-        """The end of a turn that somebody stopped; it may have parked before."""
-        over = self._of_turn(EventType.TURN_CANCELLED, "cancelled", {})
-        return self._ending([over], mode, failure, "boundary/cancelled")
+        """The end of a cancelled turn. Its boundary has another key, because the turn may have parked before."""
+        ended = self._of_turn(EventType.TURN_CANCELLED, "cancelled", {})
+        return self._ending([ended], mode, failure, "boundary/cancelled")
 
     def turn_failed(self, mode: Mode, failure: Failure) -> "Ending":
-        """The end of a turn that failed before any step."""
-        over = self._of_turn(EventType.TURN_FAILED, "failed", _told(failure))
-        return self._ending([over], mode, failure)
+        """The end of a turn that failed before its first step."""
+        ended = self._of_turn(EventType.TURN_FAILED, "failed", _error_data(failure))
+        return self._ending([ended], mode, failure)
 
     def completed(self, mode: Mode, *before: NewEvent) -> "Ending":
-        """The end of a turn that went well, after what its last step still has to say."""
-        over = self._of_turn(EventType.TURN_COMPLETED, "completed", {})
-        return self._ending([*before, over], mode, None)
+        """The end of a turn that succeeded; `before` are the last events of its last step."""
+        ended = self._of_turn(EventType.TURN_COMPLETED, "completed", {})
+        return self._ending([*before, ended], mode, None)
 
     def failed(self, mode: Mode, failure: Failure) -> "Ending":
-        """The end of a turn that did not."""
-        told = _told(failure)
-        step = self.of_step(EventType.STEP_FAILED, "failed", told)
-        return self._ending([step, self._of_turn(EventType.TURN_FAILED, "failed", told)], mode, failure)
+        """The end of a turn that failed in this step."""
+        data = _error_data(failure)
+        step = self.of_step(EventType.STEP_FAILED, "failed", data)
+        return self._ending([step, self._of_turn(EventType.TURN_FAILED, "failed", data)], mode, failure)
 
     def of_step(self, type: str, what: str, data: Mapping[str, Any] | None = None) -> NewEvent:
         at = self.at
-        told = {**(data or {}), **step_coordinates(at.turn, at.step)}
-        return self._event(type, names.step_key(at.turn, at.step, what), told)
+        data = {**(data or {}), **step_coordinates(at.turn, at.step)}
+        return self._event(type, names.step_key(at.turn, at.step, what), data)
 
     def _waiting(self, key: str) -> NewEvent:
         return self._event(EventType.SESSION_WAITING, key, {"wait": "next-user-message"})
@@ -113,14 +113,14 @@ class EventFactory:
             case "completed":
                 event = self._event(EventType.SESSION_COMPLETED, key, None)
             case "failed":
-                told = {**_told(failure), "sessionId": self.at.session_id} if failure else {}
-                event = self._event(EventType.SESSION_FAILED, key, told)
-        error = _told(failure) if failure and boundary == "failed" else None
+                data = {**_error_data(failure), "sessionId": self.at.session_id} if failure else {}
+                event = self._event(EventType.SESSION_FAILED, key, data)
+        error = _error_data(failure) if failure and boundary == "failed" else None
         return Ending((*events, event), boundary, error)
 
     def _of_turn(self, type: str, what: str, data: Mapping[str, Any], delivery_ids: tuple[str, ...] = ()) -> NewEvent:
-        told = {**data, **turn_coordinates(self.at.turn)}
-        return self._event(type, names.turn_key(self.at.turn, what), told, delivery_ids)
+        data = {**data, **turn_coordinates(self.at.turn)}
+        return self._event(type, names.turn_key(self.at.turn, what), data, delivery_ids)
 
     def _event(self, type: str, key: str, data: dict[str, Any] | None, delivery_ids: tuple[str, ...] = ()) -> NewEvent:
         at = self.at
@@ -135,19 +135,19 @@ class EventFactory:
         )
 
 
-def action_key(asked: Coordinates, call_id: str) -> str:
-    """The key of what is told of a call's outcome: of the step that asked, wherever it is told. A call has one."""
-    return names.step_key(asked.turn, asked.step, names.outcome_slot(call_id))
+def action_key(call_at: Coordinates, call_id: str) -> str:
+    """The key of the event of a call's outcome. It names the step of the call, so that each call has one such event."""
+    return names.step_key(call_at.turn, call_at.step, names.outcome_slot(call_id))
 
 
 def results_in(events: Sequence[NewEvent]) -> int:
-    """How many calls have come to their result with these events: the session counts them."""
+    """The number of call results among these events; the session counts them."""
     return sum(event.type == EventType.ACTION_RESULT for event in events)
 
 
 @dataclass(frozen=True)
 class Ending:
-    """The last events of a turn, and how its session stands after them."""
+    """The last events of a turn, and the status of the session after them."""
 
     events: tuple[NewEvent, ...]
     status: SessionStatus
@@ -161,6 +161,6 @@ class Ending:
         return SessionChange(status=self.status, error=self.error, **counts)
 
 
-def _told(failure: Failure) -> dict[str, Any]:
-    told: dict[str, Any] = {"code": failure.code, "message": failure.message}
-    return told if failure.details is None else {**told, "details": failure.details}
+def _error_data(failure: Failure) -> dict[str, Any]:
+    data: dict[str, Any] = {"code": failure.code, "message": failure.message}
+    return data if failure.details is None else {**data, "details": failure.details}

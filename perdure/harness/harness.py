@@ -30,17 +30,17 @@ from perdure.store.base import Store
 from perdure.store.values import Attempt
 
 from .model_call import ModelCaller
-from .prompt import Histories
+from .prompt import HistoryCache
 from .rebuild import SessionRebuilder
 from .resume import TurnResumer
 from .tools.approvals import Clock
 from .tools.call import ToolCaller
 from .turn import TurnEnder, TurnParker
-from .turn_begin import Files
+from .turn_begin import FileFetcher
 
 
 class Harness:
-    """What activities do. Each method may be repeated, by any worker, at any time: what was recorded stands."""
+    """The work of the activities. Any worker may repeat any method at any time: the first recorded result counts."""
 
     def __init__(
         self,
@@ -49,12 +49,12 @@ class Harness:
         models: ModelSource,
         settings: Settings,
         *,
-        histories: Histories | None = None,
+        histories: HistoryCache | None = None,
         clock: Clock = time.time,
     ) -> None:
         self._models = ModelCaller(store, agents, models, settings, histories, clock)
         self._tools = ToolCaller(store, agents, settings)
-        self._resumer = TurnResumer(store, agents, Files(settings))
+        self._resumer = TurnResumer(store, agents, FileFetcher(settings))
         self._parker = TurnParker(store)
         self._ender = TurnEnder(store, agents)
         self._rebuilder = SessionRebuilder(store)
@@ -62,7 +62,7 @@ class Harness:
     # --- a turn ---------------------------------------------------------------------------------------------
 
     async def call_model(self, call: ModelCall, attempt: Attempt) -> ModelOutcome:
-        """Ask the model once for a step, and never twice for an answer that was recorded."""
+        """Call the model for a step, unless its reply is recorded already."""
         return await self._models.run(call, attempt)
 
     async def call_tool(
@@ -72,15 +72,15 @@ class Harness:
         cancelled: threading.Event | None = None,
         stopping: Callable[[], bool] = bool,
     ) -> ToolOutcome:
-        """Run a tool; `cancelled` is set when the call is to stop, `stopping` says whether the worker is."""
+        """Run a tool. `cancelled` is set when the call is cancelled; `stopping` says whether the worker shuts down."""
         return await self._tools.run(call, attempt, cancelled or threading.Event(), stopping)
 
     async def resume_turn(self, resumption: ResumeTurn, attempt: Attempt) -> Resumed:
-        """Carry out what people have decided."""
+        """Process the answers of people and the requests that have expired."""
         return await self._resumer.resume(resumption, attempt)
 
     async def park_turn(self, park: ParkTurn) -> None:
-        """End a turn that waits for people, once its other calls have ended."""
+        """Park a turn that has open requests, after its other calls have ended."""
         await self._parker.park(park)
 
     async def conclude_turn(self, conclusion: Conclusion) -> Concluded:
@@ -90,11 +90,11 @@ class Harness:
     # --- a session beside its turns -------------------------------------------------------------------------
 
     async def withdraw_inputs(self, withdrawal: Withdrawal) -> None:
-        """Cancel a turn that waits for people."""
+        """Cancel a parked turn and withdraw its open requests."""
         await self._ender.withdraw(withdrawal)
 
     async def remind(self, reminder: Reminder) -> None:
-        """Emit an event for a request that still waits."""
+        """Emit an event for a request that is still open."""
         await self._parker.remind(reminder)
 
     async def refuse_delivery(self, refusal: Refusal) -> None:
@@ -102,17 +102,17 @@ class Harness:
         await self._ender.refuse(refusal)
 
     async def attend_session(self, attend: AttendSession) -> None:
-        """Set what a session needs that cannot go on by itself, or take it back."""
-        await self._ender.mark(attend.session_id, attend.attention, attend.turn)
+        """Set or clear the attention of a session that cannot continue by itself."""
+        await self._ender.set_attention(attend.session_id, attend.attention, attend.turn)
 
     async def close_session(self, close: CloseSession) -> None:
-        """End a session because an operator wants it."""
+        """End a session on an operator's order."""
         await self._ender.close(close)
 
     async def rebuild_session(self, order: RebuildSession, attempt: Attempt) -> SessionState | None:
-        """Derive a driver's state from the store; None when the session is over."""
+        """Derive a driver's state from the store; None if the session has ended."""
         return await self._rebuilder.rebuild(order, attempt)
 
     async def report(self, session_id: str, error: NeedsAttention) -> None:
-        """Tell readers and operators that no worker can go on with the session."""
-        await self._ender.attend(session_id, error)
+        """Set the session's attention: no worker can serve it."""
+        await self._ender.report(session_id, error)

@@ -1,4 +1,4 @@
-"""The records of a turn: their formats, and how they are read."""
+"""The records of a turn: their formats, and how to read them."""
 
 from collections.abc import Sequence
 from math import isfinite
@@ -27,11 +27,11 @@ PARK = "perdure/park/1"
 RESUMPTION = "perdure/resumption/1"
 MARK = "perdure/mark/1"
 
-#: Where a turn that ended outside its model call says so: it failed, was cancelled, or parked.
+#: The slot of the record of a turn that failed, was cancelled or parked outside its model call.
 END = "end"
-#: Where a parked turn says that it was cancelled.
+#: The slot of the record of a parked turn that was cancelled.
 CANCELLED_SLOT = "cancelled"
-#: Where a turn says what it made of people's answers; in step 0.
+#: The slot of the record of processed answers; in step 0.
 RESUME = "resume"
 
 _LONGEST_MODEL = 200
@@ -40,18 +40,18 @@ OutcomeStatus: TypeAlias = Literal["completed", "failed", "rejected", "unknown"]
 W = TypeVar("W", bound=Wire)
 
 
-class HeardDelivery(DeliveryBody):
-    """A delivery, in the journal of the turn that heard it."""
+class ConsumedDelivery(DeliveryBody):
+    """A delivery in the journal of the turn that consumed it."""
 
     delivery_id: str
 
     @property
-    def speaks(self) -> bool:
+    def is_message(self) -> bool:
         return self.kind == "message" or self.message is not None
 
 
 class Ask(Wire):
-    """What a call waits for. Times are seconds since the epoch."""
+    """The input request of a call that waits for people. Times are seconds since the epoch."""
 
     request: InputRequest
     expires_at: float | None = None
@@ -62,8 +62,8 @@ class Ask(Wire):
         return OpenInput(request_id=self.request.request_id, expires_at=self.expires_at, remind_at=self.remind_at)
 
 
-class AskedCall(Wire):
-    """A call as the model asked for it. `ref` is absent when it cannot be made; with `ask` it waits for people."""
+class RequestedCall(Wire):
+    """A call that the model has requested. Without `ref` it cannot run; with `ask` it waits for people."""
 
     call_id: str
     tool: str
@@ -73,32 +73,32 @@ class AskedCall(Wire):
 
     @property
     def runs(self) -> bool:
-        """Whether the call is run without asking anybody."""
+        """Whether the call runs without an answer from people."""
         return self.ref is not None and self.ask is None
 
 
 class Result(Wire):
-    """A structured result that was checked against its schema."""
+    """A structured result that fits its schema."""
 
     value: Any
 
 
 class StoredReply(Wire):
-    """The model's answer in its own library's form, and what the harness made of it."""
+    """The model's reply in the format of pydantic-ai, and what the harness has derived from it."""
 
     response: JsonObject
     finish_reason: FinishReason
     usage: Usage
-    calls: tuple[AskedCall, ...] = ()
-    # How many of them run at the same time; None: recorded before there was a limit.
+    calls: tuple[RequestedCall, ...] = ()
+    # How many of them run at the same time; None: recorded by a build without a limit.
     parallel: int | None = None
-    # The turn parked with this very reply.
+    # Whether the turn parked with this reply.
     parked: bool = False
-    # The turn's result; it counts once the calls have ended.
+    # The turn's result; the turn ends with it once the other calls have ended.
     result: Result | None = None
-    # What the turn ended with, though the model had answered.
+    # The failure of the turn, if it failed although the model had replied.
     failure: Failure | None = None
-    # Whom the model has listened to, and its calls with it. Replies of older builds do not say it.
+    # The principal for whom the model and its calls act. Replies of older builds do not have it.
     speaker: Principal | None = None
 
     @property
@@ -113,7 +113,7 @@ class StoredReply(Wire):
     def open(self) -> tuple[OpenInput, ...]:
         return tuple(ask.open for ask in self.asks)
 
-    def call(self, call_id: str) -> AskedCall:
+    def call(self, call_id: str) -> RequestedCall:
         for call in self.calls:
             if call.call_id == call_id:
                 return call
@@ -128,30 +128,30 @@ class StoredFailure(Wire):
 
 
 class StoredPark(Wire):
-    """The end of a turn that waits for people."""
+    """The end of a turn that parked."""
 
     open: tuple[OpenInput, ...]
 
 
 class StoredResumption(Wire):
-    """What a turn made of people's answers, and what it goes on with from the turn that asked."""
+    """The result of processed answers, and what the turn takes over from the turn that asked."""
 
     resumed: Resumed
-    # Told to the model.
+    # Notes to the model.
     notes: tuple[str, ...] = ()
-    # Whoever the asking turn listened to: to approve is not to speak.
+    # The speaker of the turn that asked: to approve a call does not make a principal the speaker.
     speaker: Principal | None = None
     output_schema: JsonObject | None = None
 
 
 class StoredMark(Wire):
-    """What notes to the model are marked with, in this turn and all that follow. Nobody outside knows it."""
+    """The mark of notes to the model, in this turn and all later ones. Callers never see it."""
 
     mark: str
 
 
 class Intent(Wire):
-    """An attempt that is about to have its effect."""
+    """The record of an attempt that is about to run the tool."""
 
     tool: str
     attempt: int
@@ -159,7 +159,7 @@ class Intent(Wire):
 
 
 class Outcome(Wire):
-    """What a call came to."""
+    """The outcome of a call."""
 
     status: OutcomeStatus
     output: Any = None
@@ -185,17 +185,17 @@ def dump_response(response: ModelResponse) -> JsonObject:
     return ModelMessagesTypeAdapter.dump_python([response], mode="json")[0]
 
 
-#: A reply holds arguments of calls, which may be as deep as values may be, in a few levels of its own.
+#: A reply wraps the arguments of its calls, which may have the full depth of a value, in a few levels of its own.
 _DEEPEST_REPLY = DEEPEST + 50
 
 _RESPONSE: TypeAdapter[ModelResponse] = TypeAdapter(ModelResponse)
 
 
 def readable(response: ModelResponse) -> ModelResponse:
-    """The response as it can be kept, sent and read again; raises when nothing of that can be made of it."""
+    """The response with only what can be stored, sent and read again; raises if that is impossible."""
     dumped = dump_response(response)
     if deeper_than(dumped, _DEEPEST_REPLY):
-        # By itself it might just be written; among the other messages of a prompt it would not be.
+        # Alone it might still be serializable, but not within a prompt.
         raise ValueError(f"The reply is nested deeper than {_DEEPEST_REPLY} levels.")
     return _RESPONSE.validate_python(_readable(dumped))
 
@@ -216,12 +216,12 @@ def _readable(value: Any) -> Any:
 
 
 def load_response(reply: StoredReply) -> ModelResponse:
-    # An older build may have kept what no provider takes back.
+    # Older builds may have stored values that no provider accepts.
     return _RESPONSE.validate_python(_readable(reply.response))
 
 
 def model_outcome(record: NewRecord) -> ModelOutcome:
-    """What a recorded reply, or whatever else has ended the turn, means to the turn."""
+    """The outcome of a model call, from the record of its reply or from another record that ended the turn."""
     if record.format == FAILURE:
         failed = read(record, FAILURE, StoredFailure)
         return Finished(usage=failed.usage, failure=failed.failure)
@@ -243,7 +243,7 @@ def _of_reply(reply: StoredReply) -> ModelOutcome:
 
 
 def _model(reply: StoredReply) -> str | None:
-    """The name that the provider gave itself, which goes into histories of Temporal: those have limits."""
+    """The model's name as the provider gives it. It is cut, because it becomes part of Temporal's history."""
     name = reply.response.get("model_name")
     return quoted(name, _LONGEST_MODEL) if isinstance(name, str) and name else None
 
@@ -254,7 +254,7 @@ def tool_outcome(call_id: str, record: NewRecord) -> ToolOutcome:
 
 
 class TurnJournal:
-    """The records of one turn, by what they are."""
+    """The records of one turn."""
 
     def __init__(self, records: Sequence[NewRecord]) -> None:
         self.records = tuple(records)
@@ -263,33 +263,37 @@ class TurnJournal:
     def at(self, step: int, slot: str) -> NewRecord | None:
         return self._by_key.get((step, slot))
 
-    def heard(self) -> tuple[HeardDelivery, ...]:
+    def deliveries(self) -> tuple[ConsumedDelivery, ...]:
         count = sum(1 for step, slot in self._by_key if step == 0 and slot.startswith("delivery/"))
         return tuple(
-            read(self._by_key[0, names.delivery_slot(index)], DELIVERY, HeardDelivery) for index in range(count)
+            read(self._by_key[0, names.delivery_slot(index)], DELIVERY, ConsumedDelivery) for index in range(count)
         )
 
     @property
     def principal(self) -> Principal | None:
-        """Whoever spoke last to this turn; an answer alone is no speech."""
-        spoken = (heard.principal for heard in reversed(self.heard()) if heard.speaks and heard.principal)
-        return next(spoken, self.resumption.speaker if self.resumption else None)
+        """The sender of the last message of this turn; an answer alone does not count."""
+        senders = (
+            delivery.principal for delivery in reversed(self.deliveries()) if delivery.is_message and delivery.principal
+        )
+        return next(senders, self.resumption.speaker if self.resumption else None)
 
     @property
     def mark(self) -> str | None:
-        """What notes are marked with, if this is the first turn in which they are."""
+        """The mark of notes, if this is the turn that introduced it."""
         record = self.at(0, names.MARK)
         return read(record, MARK, StoredMark).mark if record else None
 
     @property
     def output_schema(self) -> JsonObject | None:
-        """What was asked of this turn's result, by its deliveries or by the turn that it goes on with."""
-        asked = (heard.output_schema for heard in reversed(self.heard()) if heard.output_schema is not None)
-        return next(asked, self.resumption.output_schema if self.resumption else None)
+        """The schema of this turn's result, from its deliveries or from the turn that it resumes."""
+        schemas = (
+            delivery.output_schema for delivery in reversed(self.deliveries()) if delivery.output_schema is not None
+        )
+        return next(schemas, self.resumption.output_schema if self.resumption else None)
 
     @property
     def resumption(self) -> StoredResumption | None:
-        """What the turn made of people's answers, if it has begun with that."""
+        """The result of processed answers, if the turn began with that."""
         record = self.at(0, RESUME)
         return read(record, RESUMPTION, StoredResumption) if record and record.format == RESUMPTION else None
 
@@ -306,7 +310,7 @@ class TurnJournal:
         return read(record, OUTCOME, Outcome) if record else None
 
     def interrupted(self, step: int, call_id: str) -> bool:
-        """Whether somebody was about to run the call, and never said how it went."""
+        """Whether an attempt has recorded its intent to run the call."""
         return self.at(step, names.intent_slot(call_id)) is not None
 
     @property
@@ -314,10 +318,10 @@ class TurnJournal:
         return max((record.step for record in self.records), default=0)
 
     @property
-    def over(self) -> NewRecord | None:
+    def end_record(self) -> NewRecord | None:
         """The record that ended the turn."""
-        if self.failed:
-            return self.failed
+        if self.failure_record:
+            return self.failure_record
         if self.resumption and self.resumption.resumed.failure:
             return self.at(0, RESUME)
         if park := next((record for record in self.records if record.format == PARK), None):
@@ -326,15 +330,15 @@ class TurnJournal:
         return self.at(self.last_step, names.REPLY) if last and last.ends else None
 
     @property
-    def failed(self) -> NewRecord | None:
+    def failure_record(self) -> NewRecord | None:
         """The record of a failure or a cancellation."""
         return next((record for record in self.records if record.format == FAILURE), None)
 
     @property
     def parked(self) -> bool:
-        """Whether the turn ended to wait for people, and nothing has happened to it since."""
-        over = self.over
-        return over is not None and isinstance(model_outcome(over), Parked)
+        """Whether the turn has parked and has not been concluded since."""
+        record = self.end_record
+        return record is not None and isinstance(model_outcome(record), Parked)
 
-    def plus(self, records: Sequence[NewRecord]) -> "TurnJournal":
+    def with_records(self, records: Sequence[NewRecord]) -> "TurnJournal":
         return TurnJournal([*self.records, *records])

@@ -1,4 +1,4 @@
-"""Where a step finds its session and its agent."""
+"""How a step finds its session and its agent."""
 
 from perdure.agents.agent import Agent
 from perdure.agents.context import SessionView
@@ -11,7 +11,7 @@ from perdure.store.values import SessionRow
 
 
 async def find_session(store: Store, session_id: str, head: int | None = None) -> SessionRow:
-    """The session's row; `head` is how many events the session is known to have."""
+    """The session's row. `head` is the known number of events: a store with fewer is an older copy."""
     row = await store.session(session_id)
     if row is None:
         raise SessionGone()
@@ -28,7 +28,7 @@ def find_agent(agents: AgentRegistry, name: str) -> Agent:
 
 
 def view_of(row: SessionRow, at: Coordinates, speaker: Principal | None) -> SessionView:
-    """The session for the author's code; `speaker` is whoever the turn listens to, if that is known."""
+    """The session as the author's code sees it; `speaker` is the principal for whom the turn acts, if known."""
     return SessionView(
         id=row.session_id,
         agent=row.agent,

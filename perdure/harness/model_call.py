@@ -1,4 +1,4 @@
-"""One model call, from the records to a reply in the records."""
+"""One model call: from the records of the session to the record of the reply."""
 
 import logging
 import time
@@ -23,9 +23,9 @@ from perdure.telemetry import spans
 
 from .deltas import DeltaWriter
 from .events import EventFactory
-from .journal import HeardDelivery, Result, TurnJournal, model_outcome, readable
+from .journal import ConsumedDelivery, Result, TurnJournal, model_outcome, readable
 from .lookup import find_agent, find_session, view_of
-from .prompt import Histories, Past, call_ids_of, joined, messages_of, new_mark
+from .prompt import History, HistoryCache, call_ids_of, joined, messages_of, new_mark
 from .reply import (
     CallNames,
     ModelAnswer,
@@ -40,57 +40,57 @@ from .reply import (
     settle_unfulfilled,
 )
 from .tools.approvals import Approvals, Clock, remembered
-from .tools.builtin import TRIES, FinalOutput, Offer, SchemaFailed, open_offer, wanted_output
-from .turn_begin import Files, Opening, hear, open_step, previous_step
+from .tools.builtin import TRIES, FinalOutput, Offer, SchemaFailed, open_offer, required_output
+from .turn_begin import FileFetcher, Opening, complete_previous_step, open_step, read_deliveries
 
 log = logging.getLogger("perdure.model")
 
-#: Attempts at a provider that refuses or breaks off: with the pauses between them, a quarter of a minute. Then the turn
-#: fails and the session goes on. Attempts that died with their worker have more (workflows/policies.py).
-_PATIENCE = 6
+#: Attempts at a provider that returns transient errors: about 15 seconds with their pauses. Then the turn fails and
+#: the session continues. An activity whose worker died has more attempts (workflows/policies.py).
+_PROVIDER_ATTEMPTS = 6
 
 UNUSABLE = "MODEL_REPLY_UNUSABLE"
 
 
 @dataclass(frozen=True)
 class _ModelContext:
-    """What an attempt knows before it asks."""
+    """What an attempt has read before it calls the model."""
 
     call: ModelCall
     attempt: Attempt
     row: SessionRow
     agent: Agent
-    past: Past
+    history: History
     turn: TurnJournal
 
     @property
-    def facts(self) -> EventFactory:
+    def factory(self) -> EventFactory:
         return EventFactory(self.call.at, self.attempt.number)
 
     @property
     def recorded(self) -> ModelOutcome | None:
-        """How this step, or its whole turn, has ended already."""
-        record = self.turn.at(self.call.at.step, REPLY) or self.turn.over
+        """The recorded outcome of this step or of its turn, if there is one."""
+        record = self.turn.at(self.call.at.step, REPLY) or self.turn.end_record
         return model_outcome(record) if record else None
 
     @property
-    def handed_over(self) -> Result | None:
-        """The result that the step before has handed over; its other calls have ended by now."""
+    def pending_result(self) -> Result | None:
+        """The structured result of the previous step. Its other calls have ended, so the turn can end with it."""
         before = self.turn.reply(self.call.at.step - 1)
         return before.result if before else None
 
     @property
     def mark(self) -> str | None:
-        """What notes to the model are marked with; sessions of old have none before their next step."""
-        return self.past.mark or self.turn.mark
+        """The mark of notes to the model. Old sessions have none before their next step."""
+        return self.history.mark or self.turn.mark
 
     @property
     def output(self) -> FinalOutput | None:
-        return wanted_output(self.agent, self.call.mode, self.turn)
+        return required_output(self.agent, self.call.mode, self.turn)
 
 
 class ModelCaller:
-    """Asks the model once for each step, and never twice for an answer that was recorded."""
+    """Calls the model for a step, unless its reply is recorded already."""
 
     def __init__(
         self,
@@ -98,64 +98,64 @@ class ModelCaller:
         agents: AgentRegistry,
         models: ModelSource,
         settings: Settings,
-        histories: Histories | None = None,
+        histories: HistoryCache | None = None,
         clock: Clock = time.time,
     ) -> None:
         self._store = store
         self._agents = agents
         self._models = models
         self._settings = settings
-        self._histories = histories or Histories(store)
+        self._histories = histories or HistoryCache(store)
         self._clock = clock
-        self._files = Files(settings)
+        self._files = FileFetcher(settings)
 
     async def run(self, call: ModelCall, attempt: Attempt) -> ModelOutcome:
         ctx = await self._read_context(call, attempt)
         if ctx.recorded:
             return ctx.recorded.model_copy(update={"head": ctx.row.events})
-        if ctx.handed_over:
-            return await self._finish(ctx, ctx.handed_over)
+        if ctx.pending_result:
+            return await self._complete_turn(ctx, ctx.pending_result)
         reach("model_before_begin")
-        begun = await self._begin(ctx)
+        opened = await self._begin(ctx)
         reach("model_after_begin")
-        if not isinstance(begun, _ModelContext):
-            return begun
-        outcome = await self._answer(begun)
+        if not isinstance(opened, _ModelContext):
+            return opened
+        outcome = await self._call_and_settle(opened)
         reach("model_after_settle")
         return outcome
 
     async def _read_context(self, call: ModelCall, attempt: Attempt) -> _ModelContext:
         row = await find_session(self._store, call.at.session_id, call.head)
         agent = find_agent(self._agents, call.agent)
-        past, turn = await self._histories.load(call.at.session_id, call.at.turn)
-        return _ModelContext(call, attempt, row, agent, past, turn)
+        history, turn = await self._histories.load(call.at.session_id, call.at.turn)
+        return _ModelContext(call, attempt, row, agent, history, turn)
 
-    # --- before the model is asked ---
+    # --- before the model call ---
 
     async def _begin(self, ctx: _ModelContext) -> "_ModelContext | ModelOutcome":
-        """Take the step over, hear its deliveries, tell the readers; all in one commit."""
+        """Raise the fence, consume the deliveries and emit the first events of the step, in one commit."""
         call = ctx.call
         while True:
-            heard: tuple[HeardDelivery, ...] = ()
+            deliveries: tuple[ConsumedDelivery, ...] = ()
             if call.at.step == 0:
-                heard, turn = await hear(
+                deliveries, turn = await read_deliveries(
                     self._store, call.at, [each.id for each in call.deliveries], ctx.turn, self._files
                 )
-                if not heard and not turn.resumption:
+                if not deliveries and not turn.resumption:
                     return Unheard()
                 ctx = replace(ctx, turn=turn)
-            opening = open_step(call.at, ctx.attempt.number, heard, ctx.turn, ctx.agent.name, self._model(ctx))
+            opening = open_step(call.at, ctx.attempt.number, deliveries, ctx.turn, ctx.agent.name, self._model(ctx))
             try:
-                return await self._open(ctx, opening)
+                return await self._commit_opening(ctx, opening)
             except DeliveryTaken:
-                # Withdrawn or refused since it was read: look again at what is left.
+                # A delivery was withdrawn or refused since it was read: read the others again.
                 continue
 
-    async def _open(self, ctx: _ModelContext, opening: Opening) -> "_ModelContext | ModelOutcome":
+    async def _commit_opening(self, ctx: _ModelContext, opening: Opening) -> "_ModelContext | ModelOutcome":
         records = (*opening.records, *(() if ctx.mark else (new_mark(ctx.call.at.turn),)))
-        ctx = replace(ctx, turn=ctx.turn.plus(records))
-        limit = self._limit(ctx)
-        settlement = settle_failure(ctx.facts, ctx.call.mode, limit, Usage()) if limit else Settlement()
+        ctx = replace(ctx, turn=ctx.turn.with_records(records))
+        limit = self._limit_reached(ctx)
+        settlement = settle_failure(ctx.factory, ctx.call.mode, limit, Usage()) if limit else Settlement()
         at = ctx.call.at
         done = await self._store.commit(
             Commit(
@@ -164,14 +164,14 @@ class ModelCaller:
                 heeds=at.turn,
                 unless=(at.turn, at.step, REPLY),
                 fence=self._fence(ctx, Hold.RAISE),
-                superseding=ctx.facts.superseded(ctx.attempt.generation),
+                superseding=ctx.factory.superseded(ctx.attempt.generation),
                 records=(*records, *settlement.records),
                 events=(*opening.events, *settlement.events),
                 consume=opening.consume,
                 consume_turn=at.turn,
                 close=settlement.close,
                 close_turn=at.turn if limit else None,
-                change=settlement.changing(opening.change),
+                change=settlement.change_after(opening.change),
             )
         )
         if done.existing:
@@ -180,7 +180,7 @@ class ModelCaller:
             return Finished(failure=limit, head=done.session.events)
         return ctx
 
-    def _limit(self, ctx: _ModelContext) -> Failure | None:
+    def _limit_reached(self, ctx: _ModelContext) -> Failure | None:
         if ctx.output and ctx.output.problem:
             return ctx.output.problem
         limits, used = ctx.agent.limits, ctx.row.usage
@@ -200,8 +200,8 @@ class ModelCaller:
                 )
         return None
 
-    async def _finish(self, ctx: _ModelContext, result: Result) -> ModelOutcome:
-        """End the turn with a result that has waited for the calls beside it; the model is not asked again."""
+    async def _complete_turn(self, ctx: _ModelContext, result: Result) -> ModelOutcome:
+        """End the turn with a result that was recorded in the previous step. The model is not called again."""
         at, number = ctx.call.at, ctx.attempt.number
         before = EventFactory(at.model_copy(update={"step": at.step - 1}), number)
         settlement = settle_result(before, ctx.call.mode, result)
@@ -212,7 +212,7 @@ class ModelCaller:
                 heeds=at.turn,
                 unless=(at.turn, at.step, REPLY),
                 records=settlement.records,
-                events=(*previous_step(at, number, ctx.turn), *settlement.events),
+                events=(*complete_previous_step(at, number, ctx.turn), *settlement.events),
                 close=settlement.close,
                 close_turn=at.turn,
                 change=settlement.change,
@@ -220,65 +220,65 @@ class ModelCaller:
         )
         return _outcome(done, settlement)
 
-    # --- the model ---
+    # --- the model call ---
 
-    async def _answer(self, ctx: _ModelContext) -> ModelOutcome:
-        facts, mode = ctx.facts, ctx.call.mode
+    async def _call_and_settle(self, ctx: _ModelContext) -> ModelOutcome:
+        factory, mode = ctx.factory, ctx.call.mode
         offer = await open_offer(ctx.agent, can_ask=ctx.call.capabilities.request_input, output=ctx.output)
-        sorter = await self._sorter(ctx, offer)
-        calls = CallNames(ctx.call.at, ctx.past.call_ids | call_ids_of(ctx.turn), offer.names)
-        telling = DeltaWriter(self._store, facts, ctx.attempt, calls, offer.hidden)
+        reader = await self._reply_reader(ctx, offer)
+        calls = CallNames(ctx.call.at, ctx.history.call_ids | call_ids_of(ctx.turn), offer.names)
+        deltas = DeltaWriter(self._store, factory, ctx.attempt, calls, offer.hidden)
         prompt = await self._prompt(ctx, offer)
-        # What each answer has cost, also one that cannot be used.
-        paid: list[Usage] = []
+        # The usage of each reply, also of those that cannot be used.
+        usages: list[Usage] = []
         try:
-            reply = await self._ask(ctx, telling, prompt, paid)
+            reply = await self._reply(ctx, deltas, prompt, usages)
             response = calls.applied(readable(reply.response))
-            wanted = await sorter.sort(response)
-            answered = ModelAnswer(response, reply.finish_reason, sum(paid, Usage()), wanted, ctx.turn.principal)
-            settle = settle_unfulfilled if _has_failed(offer, ctx.turn, wanted) else settle_reply
+            requested = await reader.read(response)
+            answer = ModelAnswer(response, reply.finish_reason, sum(usages, Usage()), requested, ctx.turn.principal)
+            settle = settle_unfulfilled if _is_unfulfilled(offer, ctx.turn, requested) else settle_reply
             return await self._settle(
-                ctx, telling, settle(facts, mode, answered), settle_cancelled(facts, mode, answered)
+                ctx, deltas, settle(factory, mode, answer), settle_cancelled(factory, mode, answer)
             )
         except SchemaFailed as failed:
             failure = failed.failure
         except ModelFailed as failed:
-            _report(ctx, failed)
-            if failed.transient and ctx.attempt.number < _PATIENCE:
+            _log_failure(ctx, failed)
+            if failed.transient and ctx.attempt.number < _PROVIDER_ATTEMPTS:
                 raise
             failure = _failure(failed)
         except (Exception, SystemExit) as error:
             if isinstance(error, PerdureError) and not isinstance(error, Invalid):
                 raise
-            # It is paid for, and another one would be no better: that is said once.
+            # The reply is paid for, and a retry would hardly give a better one: the step fails at once.
             log.error("%s: the reply of the model cannot be used: %s", ctx.call.at.session_id, type(error).__name__)
             failure = _failure(ModelFailed(f"The reply of the model cannot be used ({type(error).__name__})."))
             failure = failure.model_copy(update={"code": UNUSABLE})
-            telling.drop()
-        return await self._settle(ctx, telling, settle_failure(facts, mode, failure, sum(paid, Usage())))
+            deltas.discard()
+        return await self._settle(ctx, deltas, settle_failure(factory, mode, failure, sum(usages, Usage())))
 
-    async def _sorter(self, ctx: _ModelContext, offer: Offer) -> ReplyReader:
+    async def _reply_reader(self, ctx: _ModelContext, offer: Offer) -> ReplyReader:
         at = ctx.call.at
         remembers = any(tool.gate.approval == "once" for tool in offer.tools.values())
-        gates = Approvals(
+        approvals = Approvals(
             at=at,
             view=view_of(ctx.row, at, ctx.turn.principal),
             can_ask=ctx.call.capabilities.request_input,
             remembered=(await remembered(self._store, at.session_id))[0] if remembers else frozenset(),
             clock=self._clock,
         )
-        return ReplyReader(offer, gates, self._settings, ctx.agent.limits)
+        return ReplyReader(offer, approvals, self._settings, ctx.agent.limits)
 
-    async def _ask(self, ctx: _ModelContext, telling: DeltaWriter, prompt: Prompt, paid: list[Usage]) -> Reply:
-        """The model's answer, asked for a second time when the first one is empty."""
+    async def _reply(self, ctx: _ModelContext, deltas: DeltaWriter, prompt: Prompt, usages: list[Usage]) -> Reply:
+        """The model's reply; the model is called a second time if the first reply is empty."""
         model = self._models.model(self._model(ctx))
         for number in range(2):
             if number > 0 and await self._is_stopped(ctx):
                 break
             with spans.model_call(ctx.call.at, ctx.agent.name, self._model(ctx), ctx.attempt.number) as spanned:
-                reply = await telling.follow(_failing_once(model.stream(prompt)))
+                reply = await deltas.follow(_with_model_errors(model.stream(prompt)))
                 spans.model_replied(spanned, reply.usage, reply.finish_reason)
-            paid.append(reply.usage)
+            usages.append(reply.usage)
             if reply.response.tool_calls or (reply.response.text or "").strip():
                 return reply
         raise ModelFailed("Empty model response", name="Empty model response")
@@ -289,7 +289,7 @@ class ModelCaller:
 
     async def _prompt(self, ctx: _ModelContext, offer: Offer) -> Prompt:
         assert ctx.mark is not None
-        messages = [*ctx.past.messages, *messages_of(ctx.turn, ctx.mark)]
+        messages = [*ctx.history.messages, *messages_of(ctx.turn, ctx.mark)]
         return Prompt(
             messages=joined(messages, await self._instructions(ctx), ctx.mark),
             tools=offer.definitions,
@@ -302,45 +302,45 @@ class ModelCaller:
             return instructions
         return await result_of(instructions, view_of(ctx.row, ctx.call.at, ctx.turn.principal))
 
-    # --- after it has answered ---
+    # --- after the model call ---
 
     async def _settle(
-        self, ctx: _ModelContext, telling: DeltaWriter, settlement: Settlement, cancelled: Settlement | None = None
+        self, ctx: _ModelContext, deltas: DeltaWriter, settlement: Settlement, cancelled: Settlement | None = None
     ) -> ModelOutcome:
-        """Record the answer, tell it, and leave the step; all in one commit.
+        """Record the reply, emit its events and release the fence, in one commit.
 
-        `cancelled` is what the answer comes to when its turn is to be stopped: it is paid for, so it is kept.
+        `cancelled` is written instead if the turn is to be cancelled: the reply is kept with its usage.
         """
         reach("model_before_settle")
         if settlement.opens:
             reach("park_before_commit")
-        rest = telling.rest()
+        unwritten = deltas.unwritten()
         try:
-            done = await self._commit(ctx, settlement, rest)
+            done = await self._commit(ctx, settlement, unwritten)
         except TurnCancelled:
             spent = (settlement.change and settlement.change.usage) or Usage()
             if cancelled is None and spent == Usage():
                 raise
-            settlement = cancelled or settle_stopped(ctx.facts, ctx.call.mode, spent)
-            done = await self._commit(ctx, settlement, rest)
+            settlement = cancelled or settle_stopped(ctx.factory, ctx.call.mode, spent)
+            done = await self._commit(ctx, settlement, unwritten)
         if settlement.opens:
             reach("park_after_commit")
         if done.existing is None and (ended := settlement.ended):
             spans.turn_ended(ctx.agent.name, ended)
         return _outcome(done, settlement)
 
-    async def _commit(self, ctx: _ModelContext, settlement: Settlement, rest: tuple[NewEvent, ...]) -> Committed:
+    async def _commit(self, ctx: _ModelContext, settlement: Settlement, unwritten: tuple[NewEvent, ...]) -> Committed:
         at = ctx.call.at
         return await commit_steadfastly(
             self._store,
             Commit(
                 at.session_id,
-                # An answer that asks for calls goes through: the calls look for themselves.
+                # A reply with calls is committed despite a cancel request: each call checks for one itself.
                 heeds=at.turn if settlement.ended not in (None, "cancelled") else None,
                 unless=(at.turn, at.step, REPLY),
                 fence=self._fence(ctx, Hold.RELEASE),
                 records=settlement.records,
-                events=(*rest, *settlement.events),
+                events=(*unwritten, *settlement.events),
                 close=settlement.close,
                 opens=settlement.opens,
                 change=settlement.counted,
@@ -354,8 +354,8 @@ class ModelCaller:
         return ctx.agent.model or self._settings.model or DEMO
 
 
-async def _failing_once(stream: AsyncGenerator[Delta | Reply, None]) -> AsyncGenerator[Delta | Reply, None]:
-    """The stream of a model, of which a surprise is its failure: to ask again would be to pay again for it."""
+async def _with_model_errors(stream: AsyncGenerator[Delta | Reply, None]) -> AsyncGenerator[Delta | Reply, None]:
+    """The stream; an unexpected error of the model becomes a `ModelFailed` that is not retried, because of its cost."""
     async with aclosing(stream):
         try:
             async for item in stream:
@@ -363,7 +363,7 @@ async def _failing_once(stream: AsyncGenerator[Delta | Reply, None]) -> AsyncGen
         except PerdureError:
             raise
         except Exception as error:
-            log.error("a model failed in a way that it should not: %s", type(error).__name__)
+            log.error("a model raised an unexpected error: %s", type(error).__name__)
             raise ModelFailed(f"The model failed ({type(error).__name__}).") from error
 
 
@@ -372,18 +372,18 @@ def _outcome(done: Committed, settlement: Settlement) -> ModelOutcome:
     return outcome.model_copy(update={"head": done.session.events})
 
 
-def _has_failed(offer: Offer, turn: TurnJournal, wanted: RequestedCalls) -> bool:
-    """Whether the model had to hand over a result, and has not, or not in as many tries as it has."""
-    if offer.output is None or wanted.result:
+def _is_unfulfilled(offer: Offer, turn: TurnJournal, requested: RequestedCalls) -> bool:
+    """Whether a result is required, and the model has not produced it or has used up its tries."""
+    if offer.output is None or requested.result:
         return False
     tries = [call for reply in turn.replies() for call in reply.calls if call.tool == FINAL_OUTPUT]
-    tries += [call for call in wanted.calls if call.tool == FINAL_OUTPUT]
-    goes_on = wanted.requests or wanted.runs
-    return not wanted.calls or (len(tries) >= TRIES and not goes_on)
+    tries += [call for call in requested.calls if call.tool == FINAL_OUTPUT]
+    goes_on = requested.requests or requested.runs
+    return not requested.calls or (len(tries) >= TRIES and not goes_on)
 
 
-def _report(ctx: _ModelContext, failed: ModelFailed) -> None:
-    """Say in the log what readers are not told, under the id that they are."""
+def _log_failure(ctx: _ModelContext, failed: ModelFailed) -> None:
+    """Log the details that readers must not see, with the error id that they see."""
     error_id, at = failed.details.setdefault("errorId", str(uuid4())), ctx.call.at
     log.warning(
         "the model call of %s, turn %d, step %d, attempt %d failed, error id %s: %s",

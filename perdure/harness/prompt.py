@@ -1,4 +1,4 @@
-"""The messages that a model is sent, made of the records of all turns; kept for sessions that were served lately."""
+"""Builds the messages for a model from the records of all turns, and caches them for recently served sessions."""
 
 import base64
 import re
@@ -29,9 +29,9 @@ from perdure.text import whole
 from .journal import (
     FAILURE,
     MARK,
-    AskedCall,
-    HeardDelivery,
+    ConsumedDelivery,
     Outcome,
+    RequestedCall,
     StoredFailure,
     StoredMark,
     TurnJournal,
@@ -40,10 +40,10 @@ from .journal import (
     written,
 )
 
-#: What is sent along as it is, in bytes; anything larger, and any other type, is only named. An image with a suffix is
-#: text (`image/svg+xml`), and no provider looks at it.
+#: The largest files that are sent, in bytes. A larger file, or one of another type, is only named in the prompt. An
+#: image type with a suffix is text (`image/svg+xml`), which no provider accepts as an image.
 _LARGEST = ((re.compile(r"image/[a-z0-9.-]+"), 3_145_728), (re.compile(r"application/pdf"), 20_971_520))
-#: What providers answer to a request that they will not take at any time.
+#: HTTP statuses with which providers reject a request for good.
 _REFUSED = (400, 413, 415, 422)
 
 NOT_EXECUTED = "This call was not executed."
@@ -54,31 +54,31 @@ INTERRUPTED = (
 
 
 def new_mark(turn: int) -> NewRecord:
-    """The word by which the model knows notes, from this turn on."""
+    """The record of the mark of notes to the model, from this turn on."""
     return written(turn, 0, names.MARK, MARK, StoredMark(mark=secrets.token_hex(8)))
 
 
 def messages_of(turn: TurnJournal, mark: str | None) -> list[ModelMessage]:
-    """One turn as the model saw it. Every call has exactly one result, told truthfully."""
+    """The messages of one turn. Every call has exactly one result: its outcome, or that it is unknown."""
     messages: list[ModelMessage] = []
     notes = turn.resumption.notes if turn.resumption else ()
-    said: list[ModelRequestPart] = [UserPromptPart(_marked("note", note, mark) if mark else note) for note in notes]
-    refused = _refused(turn)
-    said += [part for heard in turn.heard() for part in _said(heard, mark, refused)]
-    if said:
-        messages.append(ModelRequest(parts=said))
+    parts: list[ModelRequestPart] = [UserPromptPart(_marked("note", note, mark) if mark else note) for note in notes]
+    refused = _was_refused(turn)
+    parts += [part for delivery in turn.deliveries() for part in _parts_of(delivery, mark, refused)]
+    if parts:
+        messages.append(ModelRequest(parts=parts))
     for step in range(turn.last_step + 1):
         reply = turn.reply(step)
         if reply is None:
             continue
         messages.append(load_response(reply))
         if reply.calls:
-            messages.append(ModelRequest(parts=[_returned(turn, step, call) for call in reply.calls]))
+            messages.append(ModelRequest(parts=[_tool_return(turn, step, call) for call in reply.calls]))
     return messages
 
 
 def joined(messages: Sequence[ModelMessage], instructions: str, mark: str) -> list[ModelMessage]:
-    """The messages as they are sent: requests in a row become one, and the last one carries the instructions."""
+    """The messages as they are sent: consecutive requests are merged, and the last one gets the instructions."""
     sent: list[ModelMessage] = []
     for message in messages:
         last = sent[-1] if sent else None
@@ -87,7 +87,7 @@ def joined(messages: Sequence[ModelMessage], instructions: str, mark: str) -> li
         else:
             sent.append(message)
     if not sent or not isinstance(sent[-1], ModelRequest):
-        # A delivery without words, say: the model goes on from what it has.
+        # For example a delivery without a message: the model continues from the history.
         sent.append(ModelRequest(parts=[UserPromptPart(_marked("note", "Continue.", mark))]))
     sent[-1] = replace(sent[-1], instructions="\n\n".join(filter(None, (instructions, _rule(mark)))))
     return sent
@@ -106,25 +106,25 @@ def _marked(kind: str, text: str, mark: str) -> str:
 
 
 def _clean(text: str, mark: str | None) -> str:
-    """What others say, without our mark: the model may have told it to somebody."""
+    """The text without our mark. The model may have revealed it, and a user could fake notes with it."""
     text = whole(text)
     return re.sub(mark, "…", text, flags=re.IGNORECASE) if mark else text
 
 
-def _refused(turn: TurnJournal) -> bool:
-    """Whether what was said could not be sent, or was not taken: its files would fail each later turn too."""
-    if turn.failed is None or turn.failed.format != FAILURE:
+def _was_refused(turn: TurnJournal) -> bool:
+    """Whether the turn's prompt could not be sent or was rejected: its files would make later turns fail too."""
+    if turn.failure_record is None or turn.failure_record.format != FAILURE:
         return False
-    details = read(turn.failed, FAILURE, StoredFailure).failure.details or {}
+    details = read(turn.failure_record, FAILURE, StoredFailure).failure.details or {}
     return details.get("statusCode") in _REFUSED or details.get(UNSENT) is True
 
 
-def _said(heard: HeardDelivery, mark: str | None, refused: bool) -> list[ModelRequestPart]:
+def _parts_of(delivery: ConsumedDelivery, mark: str | None, refused: bool) -> list[ModelRequestPart]:
     parts: list[ModelRequestPart] = [
         UserPromptPart(_marked("context", value, mark) if mark else whole(f"Client context:\n{value}"))
-        for value in heard.client_context
+        for value in delivery.client_context
     ]
-    match heard.message:
+    match delivery.message:
         case None:
             pass
         case str(text):
@@ -154,19 +154,19 @@ def _file(part: FilePart) -> UserContent | None:
     try:
         data = base64.b64decode(encoded, validate=True)
     except ValueError:
-        # No base64, or no ASCII at all.
+        # Not base64, or not even ASCII.
         return None
-    # Without parameters: what stands between us and a provider compares the whole text, and raises for what is unknown.
+    # The type without parameters: pydantic-ai compares the whole text, and raises for types that it does not know.
     return BinaryContent(data, media_type=kind) if len(data) <= largest else None
 
 
 def is_linked(part: TextPart | FilePart) -> bool:
-    """Whether the file lies elsewhere."""
+    """Whether the part is a file that must be fetched from a URL."""
     return isinstance(part, FilePart) and part.missing is None and part.data.startswith(("http://", "https://"))
 
 
 def largest_of(media_type: str) -> int | None:
-    """The bytes that a model takes of such a file; None when it takes none of them."""
+    """The largest size in bytes of such a file; None if models do not accept the type."""
     bare = bare_type(media_type)
     return next((size for kind, size in _LARGEST if kind.fullmatch(bare)), None)
 
@@ -176,14 +176,14 @@ def bare_type(media_type: str) -> str:
     return media_type.partition(";")[0].strip().lower()
 
 
-def _returned(turn: TurnJournal, step: int, call: AskedCall) -> ToolReturnPart:
+def _tool_return(turn: TurnJournal, step: int, call: RequestedCall) -> ToolReturnPart:
     outcome = turn.outcome(step, call.call_id)
     if outcome is None:
         text = INTERRUPTED if turn.interrupted(step, call.call_id) else NOT_EXECUTED
         outcome = Outcome(status="unknown", output=text, is_error=True)
     return ToolReturnPart(
         tool_name=call.tool,
-        # None would be sent as an empty result, which some providers refuse.
+        # None would be sent as an empty result, which some providers reject.
         content="null" if outcome.output is None else outcome.output,
         tool_call_id=call.call_id,
         outcome="denied" if outcome.status == "rejected" else "failed" if outcome.is_error else "success",
@@ -191,64 +191,64 @@ def _returned(turn: TurnJournal, step: int, call: AskedCall) -> ToolReturnPart:
 
 
 @dataclass(frozen=True)
-class Past:
-    """The turns before the current one."""
+class History:
+    """The history before the current turn."""
 
-    #: The first turn that is not in it.
+    #: The first turn that is not part of it.
     until: int = 0
     messages: tuple[ModelMessage, ...] = ()
     call_ids: frozenset[str] = frozenset()
     weight: int = 0
-    #: What notes to the model are marked with, from some turn on.
+    #: The mark of notes to the model; None in old sessions.
     mark: str | None = None
 
 
-class Histories:
-    """The pasts of the sessions that this process has served lately, up to a weight in bytes."""
+class HistoryCache:
+    """A cache of the histories of recently served sessions, limited in bytes."""
 
     def __init__(self, store: Store, *, capacity: int = 64 * 1024 * 1024) -> None:
         self._store = store
         self._capacity = capacity
         self._weight = 0
-        self._pasts: OrderedDict[str, Past] = OrderedDict()
+        self._histories: OrderedDict[str, History] = OrderedDict()
 
-    async def load(self, session_id: str, turn: int) -> tuple[Past, TurnJournal]:
-        """The past of a turn and its own records; only what this process has not seen yet is read."""
-        past = self._pasts.get(session_id, Past())
-        if past.until > turn:
-            # An attempt at an older turn, of which nothing may be known from later ones.
-            past = Past()
-        records = await self._store.records(session_id, from_turn=past.until, to_turn=turn)
+    async def load(self, session_id: str, turn: int) -> tuple[History, TurnJournal]:
+        """The history before a turn and the turn's own records; reads only the records that are not cached."""
+        history = self._histories.get(session_id, History())
+        if history.until > turn:
+            # An attempt at an older turn: it must not see later turns.
+            history = History()
+        records = await self._store.records(session_id, from_turn=history.until, to_turn=turn)
         earlier = [record for record in records if record.turn < turn]
-        if past.until < turn:
-            past = self._keep(session_id, _extended(past, earlier, turn))
-        return past, TurnJournal([record for record in records if record.turn == turn])
+        if history.until < turn:
+            history = self._keep(session_id, _extended(history, earlier, turn))
+        return history, TurnJournal([record for record in records if record.turn == turn])
 
-    def _keep(self, session_id: str, past: Past) -> Past:
-        known = self._pasts.pop(session_id, None)
+    def _keep(self, session_id: str, history: History) -> History:
+        known = self._histories.pop(session_id, None)
         self._weight -= known.weight if known else 0
-        if past.weight > self._capacity:
-            # It would drive out all the others, and then itself.
-            return past
-        self._pasts[session_id] = past
-        self._weight += past.weight
+        if history.weight > self._capacity:
+            # It is larger than the whole cache.
+            return history
+        self._histories[session_id] = history
+        self._weight += history.weight
         while self._weight > self._capacity:
-            self._weight -= self._pasts.popitem(last=False)[1].weight
-        return past
+            self._weight -= self._histories.popitem(last=False)[1].weight
+        return history
 
 
-def _extended(past: Past, records: Sequence[Record], until: int) -> Past:
-    messages = list(past.messages)
-    call_ids = set(past.call_ids)
-    weight, mark = past.weight, past.mark
+def _extended(history: History, records: Sequence[Record], until: int) -> History:
+    messages = list(history.messages)
+    call_ids = set(history.call_ids)
+    weight, mark = history.weight, history.mark
     for _, group in groupby(records, key=lambda record: record.turn):
         turn = TurnJournal(list(group))
-        # Turns before there was a mark stay as the model has read them.
+        # Turns before the first mark stay as they were sent to the model.
         mark = mark or turn.mark
         messages.extend(messages_of(turn, mark))
         call_ids.update(call_ids_of(turn))
         weight += sum(len(encode(record.body)) for record in turn.records)
-    return Past(until=until, messages=tuple(messages), call_ids=frozenset(call_ids), weight=weight, mark=mark)
+    return History(until=until, messages=tuple(messages), call_ids=frozenset(call_ids), weight=weight, mark=mark)
 
 
 def call_ids_of(turn: TurnJournal) -> set[str]:

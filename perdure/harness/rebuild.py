@@ -1,4 +1,4 @@
-"""The driver's state, derived from the store: for a session whose workflow Temporal has lost."""
+"""Derives a driver's state from the store, for a session whose workflow Temporal has lost."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -21,27 +21,28 @@ _PAGE = 200
 
 
 class SessionRebuilder:
-    """Reads what a driver would know had it lived. What was in progress is held, and goes on at once."""
+    """Derives the state that the lost driver had. A turn in progress becomes a held turn that starts again at once."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     async def rebuild(self, order: RebuildSession, attempt: Attempt) -> SessionState | None:
-        """None when the session is over. `Unavailable` when it has gone on meanwhile: look again.
+        """The state; None if the session has ended.
 
-        Attempts that Temporal has forgotten may still be at work, and what is read is to be of one moment.
+        Attempts that Temporal has lost may still write. The state must be of one moment: if events were committed
+        meanwhile, this raises `Unavailable` and is retried.
         """
         row = await find_session(self._store, order.session_id)
         if row.over:
             return None
         snapshot = dump_turn(TurnState(usage=row.usage, steps=row.steps))
         token_hash = await self._store.token_of(row.session_id) or ""
-        asked = await self._inputs(row.session_id)
-        parked, before = await self._parked(row)
-        waiting = _waiting(asked, parked)
+        inputs = await self._inputs(row.session_id)
+        parked, parked_before = await self._parked(row)
+        waiting = _waiting(inputs, parked)
         held = None
         if row.status == "running":
-            held = await self._held(row, token_hash, snapshot, before, asked)
+            held = await self._held(row, token_hash, snapshot, parked_before, inputs)
         state = SessionState(
             session_id=row.session_id,
             agent=row.agent,
@@ -51,36 +52,37 @@ class SessionRebuilder:
             turn=row.turns if held is None else held.turn,
             told=row.turns if held is None else held.turn,
             snapshot=snapshot,
-            open=before if held else waiting,
+            open=parked_before if held else waiting,
             held=None if held is None else held.model_dump(mode="json"),
             retry_at=0.0,
         )
         for delivery in await self._store.unheard(row.session_id):
-            # What a newer build has accepted stays in the store, and is told to a driver that can read it.
+            # A delivery of a newer build stays in the store, and is signalled to a driver that can read it.
             if (waits := _reference(delivery, token_hash)) is not None:
-                state = state.hears(waits)
-        if row.cancel_turn is not None and not decisions.comes_after_park(state, row.cancel_turn):
+                state = state.with_delivery(waits)
+        if row.cancel_turn is not None and not decisions.starts_after_park(state, row.cancel_turn):
             state = state.cancelled("this")
-        return state.model_copy(update={"head": await self._tell(row, order.reason, attempt)})
+        return state.model_copy(update={"head": await self._emit_rebuilt(row, order.reason, attempt)})
 
-    async def _tell(self, row: SessionRow, reason: str, attempt: Attempt) -> int:
+    async def _emit_rebuilt(self, row: SessionRow, reason: str, attempt: Attempt) -> int:
         key = names.session_key(f"rebuilt/{row.events}")
         event = NewEvent(type=EventType.SESSION_REBUILT, key=key, data={"reason": reason})
-        # The next turn may hear more than the forgotten one of its number would: no late attempt begins that any more.
+        # The next turn may consume other deliveries than a lost turn of the same number: the fence stops a late
+        # attempt at that one.
         now = Attempt(number=0, generation=attempt.generation)
         closed = Fence(row.turns, 0, MODEL_SCOPE, now, Hold.RAISE) if row.status != "running" else None
-        told = Commit(row.session_id, head=row.events, current=True, fence=closed, events=(event,), recovers=True)
-        done = await self._store.commit(told)
+        commit = Commit(row.session_id, head=row.events, current=True, fence=closed, events=(event,), recovers=True)
+        done = await self._store.commit(commit)
         return done.session.events
 
     async def _parked(self, row: SessionRow) -> tuple[tuple[OpenInput, ...], tuple[OpenInput, ...]]:
-        """What the last turn waits for, and what the turn before it waited for."""
+        """The open requests of the last turn, and those of the turn before it."""
         last = await self._journal(row.session_id, row.turns - 1)
         if row.status != "running":
             return _open_of(last), ()
         for turn in range(row.turns - 2, -1, -1):
             journal = await self._journal(row.session_id, turn)
-            # Turns that readers were not told of have no records.
+            # Turns without events have no records either.
             if journal.records:
                 return (), _open_of(journal)
         return (), ()
@@ -90,13 +92,13 @@ class SessionRebuilder:
         row: SessionRow,
         token_hash: str,
         snapshot: Snapshot,
-        before: tuple[OpenInput, ...],
-        asked: Sequence[InputRow],
+        parked_before: tuple[OpenInput, ...],
+        inputs: Sequence[InputRow],
     ) -> TurnRequest:
-        """The turn that runs, from its beginning: what it has recorded is not done again."""
+        """The request of the running turn from its first step: recorded work is not repeated."""
         number = max(0, row.turns - 1)
         journal = await self._journal(row.session_id, number)
-        closed = {each.request.request_id for each in asked if each.status != "open"}
+        closed = {each.request.request_id for each in inputs if each.status != "open"}
         return TurnRequest(
             session_id=row.session_id,
             turn=number,
@@ -105,12 +107,13 @@ class SessionRebuilder:
             capabilities=row.capabilities,
             snapshot=snapshot,
             deliveries=tuple(
-                DeliveryRef(id=heard.delivery_id, kind=heard.kind, token_hash=token_hash) for heard in journal.heard()
+                DeliveryRef(id=delivery.delivery_id, kind=delivery.kind, token_hash=token_hash)
+                for delivery in journal.deliveries()
             ),
-            open=before,
-            # Also when they were looked at: what was approved by silence may not have run yet. And those that were
-            # answered in the moment in which the turn was to close them: nothing else says that it is to look at them.
-            expired=tuple(each.request_id for each in before if each.request_id in closed),
+            open=parked_before,
+            # All that are closed, so that the turn processes them: a call that was approved by expiry may not have
+            # run yet, and a request may have been answered at the moment of its expiry.
+            expired=tuple(each.request_id for each in parked_before if each.request_id in closed),
             token_hash=token_hash or None,
             holds=True,
         )
@@ -130,15 +133,15 @@ class SessionRebuilder:
 
 
 def _open_of(journal: TurnJournal) -> tuple[OpenInput, ...]:
-    over = journal.over
-    outcome = model_outcome(over) if over else None
+    record = journal.end_record
+    outcome = model_outcome(record) if record else None
     return outcome.open if isinstance(outcome, Parked) else ()
 
 
-def _waiting(asked: Sequence[InputRow], parked: Sequence[OpenInput]) -> tuple[OpenInput, ...]:
-    """What still has to be carried out: open requests, and those that were closed since the turn parked."""
+def _waiting(inputs: Sequence[InputRow], parked: Sequence[OpenInput]) -> tuple[OpenInput, ...]:
+    """What the driver still has to process: open requests, and those that were closed since the turn parked."""
     known = {each.request_id for each in parked}
-    more = [row.request for row in asked if row.status == "open" and row.request.request_id not in known]
+    more = [row.request for row in inputs if row.status == "open" and row.request.request_id not in known]
     return (
         *parked,
         *(
@@ -154,6 +157,6 @@ def _waiting(asked: Sequence[InputRow], parked: Sequence[OpenInput]) -> tuple[Op
 
 
 def _reference(row: DeliveryRow, token_hash: str) -> DeliveryRef | None:
-    """What waits was accepted with the token of its time; that was the session's. None: this build cannot read it."""
+    """A reference with the current token: the token was checked on acceptance. None if this build cannot read it."""
     known = row.ref or {"id": row.delivery_id, "kind": row.kind}
     return read_delivery({**known, "tokenHash": token_hash, "at": row.accepted_at})

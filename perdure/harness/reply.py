@@ -1,4 +1,4 @@
-"""From a model's reply to the records, events and calls that it leads to."""
+"""From a model's reply to its records, events and calls."""
 
 import hashlib
 import json
@@ -29,8 +29,8 @@ from .journal import (
     FAILURE,
     OUTCOME,
     Ask,
-    AskedCall,
     Outcome,
+    RequestedCall,
     Result,
     StoredFailure,
     StoredReply,
@@ -58,16 +58,14 @@ from .turn import cancelled_before
 _SECRET = ("token", "password", "secret", "key", "credential", "authorization")
 _SHORT = 40
 _LONGEST = 160
-#: Of an id, which is part of keys. Providers take back what they have sent, and nothing but these characters.
+#: The longest id of a call: ids are part of keys.
 _LONGEST_ID = 200
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # Providers reject tools with other names.
 _UNNAMED = "tool_without_a_usable_name"
 
 
 class CallNames:
-    """Ids and tools of calls, whatever the provider hands out: readers know a call by its id alone, unique in its
-    session, and providers refuse a whole session in which a tool has a name that none can have.
-    """
+    """Makes ids of calls unique in their session, as readers expect, and names of tools valid, as providers demand."""
 
     def __init__(self, at: Coordinates, taken: frozenset[str], tools: Collection[str]) -> None:
         self._at = at
@@ -76,46 +74,46 @@ class CallNames:
 
     def of(self, call_id: str) -> str:
         usable = _usable(call_id)
-        return usable if usable not in self._taken else self._own(usable)
+        return usable if usable not in self._taken else self._unique(usable)
 
     def tool(self, name: str) -> str:
         return name if name in self._tools or _NAME.fullmatch(name) else _UNNAMED
 
     def applied(self, response: ModelResponse) -> ModelResponse:
-        """The response with each call under a name of its own."""
+        """The response with a unique id for each call and valid names of tools."""
         names: set[str] = set()
         parts: list[Any] = []
         for part in response.parts:
             if isinstance(part, ToolCallPart):
                 name = self.of(part.tool_call_id)
-                own, number = self._own(_usable(part.tool_call_id)), len(names)
+                unique, number = self._unique(_usable(part.tool_call_id)), len(names)
                 while name in names:
-                    name, number = f"{own}_{number}", number + 1
+                    name, number = f"{unique}_{number}", number + 1
                 names.add(name)
                 part = replace(part, tool_call_id=name, tool_name=self.tool(part.tool_name))
             parts.append(part)
         return replace(response, parts=parts)
 
-    def _own(self, call_id: str) -> str:
+    def _unique(self, call_id: str) -> str:
         return f"{call_id}_{self._at.turn}_{self._at.step}"
 
 
 def _usable(call_id: str) -> str:
-    """The id itself, or one in its place: the same for each mention of it."""
+    """The id, or a hash of it if it cannot be part of keys."""
     if call_id and call_id.isprintable() and len(call_id) <= _LONGEST_ID:
         return call_id
     return "call_" + hashlib.sha256(call_id.encode(errors="surrogatepass")).hexdigest()[:24]
 
 
 def summary(tool: str, arguments: Mapping[str, Any], schema: Mapping[str, Any] | None = None) -> str:
-    """The call in a line, without what looks like a secret, or is one by the schema of the arguments."""
+    """The call in one line. Arguments that are secrets by their name or schema are hidden."""
     declared = (schema or {}).get("properties", {})
     shown = ", ".join(f"{name}={_shown(name, value, declared.get(name))}" for name, value in arguments.items())
     return shortened(f"{tool}({shown})", _LONGEST)
 
 
 def _is_secret(declared: Any) -> bool:
-    """As pydantic says it of a `SecretStr`, alone or as one of several types."""
+    """Whether the schema is that of a `SecretStr`, alone or in a union."""
     if not isinstance(declared, Mapping):
         return False
     known = cast("Mapping[str, Any]", declared)
@@ -125,37 +123,36 @@ def _is_secret(declared: Any) -> bool:
 def _shown(name: str, value: Any, declared: Any) -> str:
     if any(word in name.lower() for word in _SECRET) or _is_secret(declared):
         return "•••"
-    # Nested values may hold secrets of their own; their size says enough.
+    # Nested values may hold secrets, so only their size is shown.
     if isinstance(value, dict | list):
         return f"{{{len(value)}}}" if isinstance(value, dict) else f"[{len(value)}]"  # pyright: ignore[reportUnknownArgumentType]
     return shortened(json.dumps(value, ensure_ascii=False), _SHORT)
 
 
-#: Tries that the engine has for a call whose worker died, beside the tool's own retries: as many as for a model call.
+#: Attempts of the activity for calls whose worker died, beside the tool's own retries. As many as for a model call.
 _ATTEMPTS = 10
 
-#: Characters of arguments, all calls of a reply together: far more than models write. While arguments are read and
-#: compared with their types nobody else is served.
+#: The most characters of arguments in one reply. Reading and validating them blocks the event loop.
 _LARGEST = 1_048_576
 _TOO_LARGE = f"The calls of one reply have at most {_LARGEST} characters of arguments together."
 
 
 @dataclass(frozen=True)
 class RequestedCalls:
-    """The calls of one reply, sorted."""
+    """The calls of one reply: those that run, those that wait and those that are refused."""
 
-    calls: tuple[AskedCall, ...] = ()
-    #: Of the calls that are not run at all.
+    calls: tuple[RequestedCall, ...] = ()
+    #: The outcomes of the calls that are not run.
     refused: dict[str, Outcome] = field(default_factory=dict[str, Outcome])
-    #: The result that was handed over; then no call of `final_output` is among the calls.
+    #: The structured result, if there is one; then `calls` holds no call of `final_output`.
     result: Result | None = None
     #: How many calls run at the same time.
     parallel: int | None = None
-    #: Tools whose calls are no actions to readers.
+    #: Tools whose calls readers do not see as actions.
     hidden: frozenset[str] = frozenset()
 
     @property
-    def runs(self) -> tuple[AskedCall, ...]:
+    def runs(self) -> tuple[RequestedCall, ...]:
         return tuple(call for call in self.calls if call.runs)
 
     @property
@@ -164,7 +161,7 @@ class RequestedCalls:
 
     @property
     def parks(self) -> bool:
-        """Whether nothing is left to do but to wait."""
+        """Whether the turn parks at once: some calls wait for people, and none runs."""
         return bool(self.requests) and not self.runs
 
     def records(self, at: Coordinates) -> tuple[NewRecord, ...]:
@@ -173,40 +170,40 @@ class RequestedCalls:
             for call_id, outcome in self.refused.items()
         )
 
-    def events(self, facts: EventFactory) -> tuple[NewEvent, ...]:
-        """The actions that are asked for, but for those that wait for people, and what came of the refused ones."""
+    def events(self, factory: EventFactory) -> tuple[NewEvent, ...]:
+        """The requested actions, without those that wait for people, and the results of the refused ones."""
         shown = [call for call in self.calls if call.ask is None and call.tool not in self.hidden]
         actions = [
             {"kind": "tool-call", "callId": call.call_id, "toolName": call.tool, "input": call.input} for call in shown
         ]
-        asked = (facts.of_step(EventType.ACTIONS_REQUESTED, "actions", {"actions": actions}),) if actions else ()
+        started = (factory.of_step(EventType.ACTIONS_REQUESTED, "actions", {"actions": actions}),) if actions else ()
         refused = [
-            facts.action_result(call.call_id, call.tool, outcome)
+            factory.action_result(call.call_id, call.tool, outcome)
             for call in shown
             if (outcome := self.refused.get(call.call_id))
         ]
-        return (*asked, *refused)
+        return (*started, *refused)
 
 
 @dataclass(frozen=True)
 class ReplyReader:
-    """Sorts the calls of one step."""
+    """Decides for each call of a reply whether it runs, waits for people or is refused."""
 
     offer: Offer
-    gates: Approvals
+    approvals: Approvals
     settings: Settings
     limits: Limits
 
-    async def sort(self, response: ModelResponse) -> RequestedCalls:
-        calls: list[AskedCall] = []
+    async def read(self, response: ModelResponse) -> RequestedCalls:
+        calls: list[RequestedCall] = []
         refused: dict[str, Outcome] = {}
-        results: list[tuple[AskedCall, Result]] = []
-        left = _Left(calls=self.limits.calls_per_step)
+        results: list[tuple[RequestedCall, Result]] = []
+        budget = _Budget(calls=self.limits.calls_per_step)
         for part in response.tool_calls:
-            sorted_out = await self._sorted(part, left)
-            call = _asked(part, sorted_out)
-            left.calls -= bool(call.ref or call.ask)
-            match sorted_out.verdict:
+            classified = await self._classify(part, budget)
+            call = _requested_call(part, classified)
+            budget.calls -= bool(call.ref or call.ask)
+            match classified.decision:
                 case Outcome() as refusal:
                     refused[call.call_id] = refusal
                 case Result() as result:
@@ -214,26 +211,26 @@ class ReplyReader:
                 case _:
                     pass
             calls.append(call)
-        asked = _with_result(calls, refused, results)
-        return replace(asked, parallel=self.limits.parallel_calls, hidden=self.offer.hidden)
+        requested = _with_result(calls, refused, results)
+        return replace(requested, parallel=self.limits.parallel_calls, hidden=self.offer.hidden)
 
-    async def _sorted(self, part: ToolCallPart, left: "_Left") -> "_Sorted":
+    async def _classify(self, part: ToolCallPart, budget: "_Budget") -> "_Classified":
         arguments: JsonObject = {}
         try:
-            arguments = _arguments(part, left)
-            return await self._judged(part, arguments, left)
+            arguments = _arguments(part, budget)
+            return await self._decide(part, arguments, budget)
         except InvalidArguments as invalid:
-            return _Sorted(arguments, outcomes.failed(str(invalid)))
+            return _Classified(arguments, outcomes.failed(str(invalid)))
 
-    async def _judged(self, part: ToolCallPart, arguments: JsonObject, left: "_Left") -> "_Sorted":
+    async def _decide(self, part: ToolCallPart, arguments: JsonObject, budget: "_Budget") -> "_Classified":
         name = part.tool_name
         call = Call(id=part.tool_call_id, tool=name, arguments=arguments)
-        if left.calls <= 0:
-            return _Sorted(arguments, outcomes.too_many(self.limits.calls_per_step))
+        if budget.calls <= 0:
+            return _Classified(arguments, outcomes.too_many(self.limits.calls_per_step))
         if name == FINAL_OUTPUT and self.offer.output:
-            return _Sorted(arguments, await _result(self.offer.output, arguments, left))
+            return _Classified(arguments, await _result(self.offer.output, arguments, budget))
         if name == ASK_QUESTION and self.offer.asks:
-            return _Sorted(arguments, Waiting(self.gates.question(call, read_question(arguments))))
+            return _Classified(arguments, WaitingCall(self.approvals.question(call, read_question(arguments))))
         tool = self.offer.tools.get(name)
         if tool is None:
             known = ", ".join(self.offer.names) or "none"
@@ -241,13 +238,13 @@ class ReplyReader:
         runs_with = tool.read(arguments)
         call = replace(call, arguments=runs_with.json)
         ref = self._ref(call, tool)
-        match await self.gates.approval(call, runs_with, tool.gate):
+        match await self.approvals.approval(call, runs_with, tool.gate):
             case None:
-                return _Sorted(call.arguments, ref)
+                return _Classified(call.arguments, ref)
             case Ask() as ask:
-                return _Sorted(call.arguments, Waiting(ask, ref))
+                return _Classified(call.arguments, WaitingCall(ask, ref))
             case Outcome() as refusal:
-                return _Sorted(call.arguments, refusal)
+                return _Classified(call.arguments, refusal)
 
     def _ref(self, call: Call, tool: Usable) -> CallRef:
         return CallRef(
@@ -264,70 +261,70 @@ class ReplyReader:
 
 
 @dataclass
-class _Left:
-    """What the other calls of a reply may still use."""
+class _Budget:
+    """What the remaining calls of a reply may still use."""
 
     calls: int
-    #: Each is compared with its schema in a process of its own, one after the other.
+    #: Results that are validated: each needs a process of its own, one after the other.
     results: int = TRIES
-    #: Of arguments, in characters.
+    #: Characters of arguments.
     size: int = _LARGEST
 
 
 @dataclass(frozen=True)
-class Waiting:
-    """A call that waits for people; a question has nothing to run afterwards."""
+class WaitingCall:
+    """A call that waits for people. A question has no `ref`: nothing runs after the answer."""
 
     ask: Ask
     ref: CallRef | None = None
 
 
 @dataclass(frozen=True)
-class _Sorted:
+class _Classified:
     arguments: JsonObject
-    verdict: CallRef | Waiting | Outcome | Result
+    decision: CallRef | WaitingCall | Outcome | Result
 
 
-async def _result(output: FinalOutput, arguments: JsonObject, left: _Left) -> Result | Outcome:
-    if left.results <= 0:
+async def _result(output: FinalOutput, arguments: JsonObject, budget: _Budget) -> Result | Outcome:
+    if budget.results <= 0:
         return outcomes.failed(NOT_COMPARED)
-    left.results -= 1
-    left.calls -= 1
+    budget.results -= 1
+    budget.calls -= 1
     return await output.read(arguments)
 
 
-def _asked(part: ToolCallPart, sorted_out: _Sorted) -> AskedCall:
-    match sorted_out.verdict:
+def _requested_call(part: ToolCallPart, classified: _Classified) -> RequestedCall:
+    match classified.decision:
         case CallRef() as ref:
             made, ask = ref, None
-        case Waiting(ask=ask, ref=ref):
+        case WaitingCall(ask=ask, ref=ref):
             made = ref
         case _:
             made, ask = None, None
-    return AskedCall(call_id=part.tool_call_id, tool=part.tool_name, input=sorted_out.arguments, ref=made, ask=ask)
+    return RequestedCall(call_id=part.tool_call_id, tool=part.tool_name, input=classified.arguments, ref=made, ask=ask)
 
 
 def _with_result(
-    calls: list[AskedCall], refused: dict[str, Outcome], results: Sequence[tuple[AskedCall, Result]]
+    calls: list[RequestedCall], refused: dict[str, Outcome], results: Sequence[tuple[RequestedCall, Result]]
 ) -> RequestedCalls:
     if not results:
         return RequestedCalls(tuple(calls), refused)
     if any(call.ask for call in calls):
-        handed = {call.call_id for call, _ in results}
-        return RequestedCalls(tuple(calls), {**refused, **dict.fromkeys(handed, outcomes.failed(TOO_EARLY))})
-    # The first one counts. What was tried beside it leaves history with it: no outcome may stay without its call.
+        result_ids = {call.call_id for call, _ in results}
+        return RequestedCalls(tuple(calls), {**refused, **dict.fromkeys(result_ids, outcomes.failed(TOO_EARLY))})
+    # The first result counts. The calls of `final_output` leave the history, so their outcomes must leave it too.
     others = tuple(call for call in calls if call.tool != FINAL_OUTPUT)
     kept = {call.call_id: refused[call.call_id] for call in others if call.call_id in refused}
     return RequestedCalls(others, kept, results[0][1])
 
 
-def _arguments(part: ToolCallPart, left: _Left) -> JsonObject:
-    """Strictly as JSON says: what comes out can be written again, by whatever writes it."""
+def _arguments(part: ToolCallPart, budget: _Budget) -> JsonObject:
+    """The arguments as strict JSON (no NaN, no infinity), so that they can be written again."""
     try:
         text = part.args or "{}" if isinstance(part.args, str | None) else to_json(part.args, inf_nan_mode="constants")
-        if len(text) > left.size:
+        if len(text) > budget.size:
             raise InvalidArguments(f"Invalid arguments for {part.tool_name}: too large. {_TOO_LARGE}")
-        left.size -= len(text)
+        budget.size -= len(text)
         arguments: object = from_json(text, allow_inf_nan=False)
     except ValueError as broken:
         raise InvalidArguments(f"Invalid arguments for {part.tool_name}: not JSON ({broken}).") from None
@@ -340,7 +337,7 @@ def _arguments(part: ToolCallPart, left: _Left) -> JsonObject:
 
 @dataclass(frozen=True)
 class Settlement:
-    """Records (the one that ends the step first), events, and what becomes of the session."""
+    """What the last commit of a step writes; the record that ends the step comes first."""
 
     records: Sequence[NewRecord] = ()
     events: Sequence[NewEvent] = ()
@@ -350,7 +347,7 @@ class Settlement:
 
     @property
     def ended(self) -> str | None:
-        """How the turn ended with this, if it did."""
+        """How the turn ends with this commit, if it does."""
         if self.opens:
             return "parked"
         types = {event.type for event in self.events}
@@ -362,138 +359,138 @@ class Settlement:
 
     @property
     def counted(self) -> SessionChange | None:
-        """The change of the session, with the calls that have come to their result."""
+        """The change of the session, with the number of call results."""
         return self.change and replace(self.change, tool_calls=results_in(self.events))
 
-    def changing(self, first: SessionChange) -> SessionChange:
-        """This change on top of another one, in one commit."""
+    def change_after(self, first: SessionChange) -> SessionChange:
+        """This change combined with that of the opening, for one commit."""
         mine = self.change
         return replace(mine, turns=first.turns) if mine else first
 
 
 @dataclass(frozen=True)
 class ModelAnswer:
-    """What the model has said, and what it cost."""
+    """A usable reply of the model, its calls and its usage."""
 
     response: ModelResponse
     reason: FinishReason
     usage: Usage
-    wanted: RequestedCalls
-    #: Whom it has listened to.
+    requested: RequestedCalls
+    #: The principal for whom the model acts.
     speaker: Principal | None
 
 
-def settle_reply(facts: EventFactory, mode: Mode, answered: ModelAnswer) -> Settlement:
-    """The turn ends with this reply, or parks, or goes on."""
-    told = (*_told(facts, answered.response, answered.reason), *answered.wanted.events(facts))
-    if answered.wanted.parks:
-        return _parked(facts, answered, told)
-    if answered.wanted.result:
-        return _handed_over(facts, mode, answered, told)
-    if answered.wanted.calls:
-        # The turn goes on, even if no call can be made: the model is told why, and answers that.
-        return Settlement(_records(facts, answered), told, change=_change(answered))
-    over = facts.completed(mode, facts.step_completed(answered.reason, answered.usage))
-    return _ended(facts, answered, told, over)
+def settle_reply(factory: EventFactory, mode: Mode, answer: ModelAnswer) -> Settlement:
+    """The turn ends or parks with this reply, or continues with its calls."""
+    events = (*_reply_events(factory, answer), *answer.requested.events(factory))
+    if answer.requested.parks:
+        return _parked(factory, answer, events)
+    if answer.requested.result:
+        return _accepted(factory, mode, answer, events)
+    if answer.requested.calls:
+        # The turn continues even if all calls are refused: the model gets the reasons and replies again.
+        return Settlement(_records(factory, answer), events, change=_change(answer))
+    ending = factory.completed(mode, factory.step_completed(answer.reason, answer.usage))
+    return _ended(factory, answer, events, ending)
 
 
-def settle_unfulfilled(facts: EventFactory, mode: Mode, answered: ModelAnswer) -> Settlement:
-    """The turn ends because the model has not handed over what was asked of it; what it said is kept."""
-    told = (*_told(facts, answered.response, answered.reason), *answered.wanted.events(facts))
-    over = (*told, facts.step_completed(answered.reason, answered.usage))
-    return _ended(facts, answered, over, facts.failed(mode, NOT_FULFILLED), failure=NOT_FULFILLED)
+def settle_unfulfilled(factory: EventFactory, mode: Mode, answer: ModelAnswer) -> Settlement:
+    """The turn fails because the model has not produced the required result. Its reply is kept."""
+    events = (*_reply_events(factory, answer), *answer.requested.events(factory))
+    events = (*events, factory.step_completed(answer.reason, answer.usage))
+    return _ended(factory, answer, events, factory.failed(mode, NOT_FULFILLED), failure=NOT_FULFILLED)
 
 
-def settle_cancelled(facts: EventFactory, mode: Mode, answered: ModelAnswer) -> Settlement:
-    """The turn was stopped while the model spoke: what it said is kept, and nothing that it asks for is done."""
-    unmade = {
+def settle_cancelled(factory: EventFactory, mode: Mode, answer: ModelAnswer) -> Settlement:
+    """The turn was cancelled during the model call. The reply is kept, and none of its calls runs."""
+    not_run = {
         call.call_id: cancelled_before(call)
-        for call in answered.wanted.calls
-        if call.call_id not in answered.wanted.refused
+        for call in answer.requested.calls
+        if call.call_id not in answer.requested.refused
     }
-    kept = replace(answered, wanted=replace(answered.wanted, refused={**answered.wanted.refused, **unmade}))
-    told = (*_told(facts, answered.response, answered.reason), facts.step_completed(answered.reason, answered.usage))
-    return _ended(facts, kept, told, facts.cancelled(mode, CANCELLED), failure=CANCELLED)
+    kept = replace(answer, requested=replace(answer.requested, refused={**answer.requested.refused, **not_run}))
+    events = (*_reply_events(factory, answer), factory.step_completed(answer.reason, answer.usage))
+    return _ended(factory, kept, events, factory.cancelled(mode, CANCELLED), failure=CANCELLED)
 
 
-def settle_result(facts: EventFactory, mode: Mode, result: Result) -> Settlement:
-    """The calls that came with a result have ended: now it counts. `facts` are of the step that handed it over."""
-    said = ModelResponse(parts=[])
-    stored = StoredReply(response=dump_response(as_answer(said, result)), finish_reason="stop", usage=Usage())
-    record = written(facts.at.turn, facts.at.step + 1, REPLY, REPLY_FORMAT, stored)
-    ending = facts.completed(mode, facts.result_completed(result.value))
+def settle_result(factory: EventFactory, mode: Mode, result: Result) -> Settlement:
+    """The turn ends with a result whose other calls have ended. `factory` is that of the step with the result."""
+    empty = ModelResponse(parts=[])
+    stored = StoredReply(response=dump_response(as_answer(empty, result)), finish_reason="stop", usage=Usage())
+    record = written(factory.at.turn, factory.at.step + 1, REPLY, REPLY_FORMAT, stored)
+    ending = factory.completed(mode, factory.result_completed(result.value))
     return Settlement((record,), ending.events, ending.closes, ending.change())
 
 
-def _parked(facts: EventFactory, answered: ModelAnswer, told: Sequence[NewEvent]) -> Settlement:
-    requests = answered.wanted.requests
-    asked = (facts.step_completed(answered.reason, answered.usage), facts.inputs_requested(requests))
-    ending = facts.parked()
-    records = _records(facts, answered, parked=True)
-    return Settlement(records, (*told, *asked, *ending.events), opens=requests, change=_change(answered, ending))
+def _parked(factory: EventFactory, answer: ModelAnswer, events: Sequence[NewEvent]) -> Settlement:
+    requests = answer.requested.requests
+    parking = (factory.step_completed(answer.reason, answer.usage), factory.inputs_requested(requests))
+    ending = factory.parked()
+    records = _records(factory, answer, parked=True)
+    return Settlement(records, (*events, *parking, *ending.events), opens=requests, change=_change(answer, ending))
 
 
-def _handed_over(facts: EventFactory, mode: Mode, answered: ModelAnswer, told: Sequence[NewEvent]) -> Settlement:
-    result = answered.wanted.result
+def _accepted(factory: EventFactory, mode: Mode, answer: ModelAnswer, events: Sequence[NewEvent]) -> Settlement:
+    result = answer.requested.result
     assert result is not None
-    if answered.wanted.calls:
-        rest = replace(answered, response=without_final(answered.response))
-        return Settlement(_records(facts, rest, result=result), told, change=_change(answered))
-    last = (facts.step_completed(answered.reason, answered.usage), facts.result_completed(result.value))
-    kept = replace(answered, response=as_answer(answered.response, result))
-    return _ended(facts, kept, told, facts.completed(mode, *last))
+    if answer.requested.calls:
+        kept = replace(answer, response=without_final(answer.response))
+        return Settlement(_records(factory, kept, result=result), events, change=_change(answer))
+    last = (factory.step_completed(answer.reason, answer.usage), factory.result_completed(result.value))
+    kept = replace(answer, response=as_answer(answer.response, result))
+    return _ended(factory, kept, events, factory.completed(mode, *last))
 
 
 def _ended(
-    facts: EventFactory, answered: ModelAnswer, told: Sequence[NewEvent], ending: Ending, **more: Failure
+    factory: EventFactory, answer: ModelAnswer, events: Sequence[NewEvent], ending: Ending, **more: Failure
 ) -> Settlement:
-    records = _records(facts, answered, **more)
-    return Settlement(records, (*told, *ending.events), ending.closes, change=_change(answered, ending))
+    records = _records(factory, answer, **more)
+    return Settlement(records, (*events, *ending.events), ending.closes, change=_change(answer, ending))
 
 
-def _records(facts: EventFactory, answered: ModelAnswer, **more: Any) -> tuple[NewRecord, ...]:
+def _records(factory: EventFactory, answer: ModelAnswer, **more: Any) -> tuple[NewRecord, ...]:
     stored = StoredReply(
-        response=dump_response(answered.response),
-        finish_reason=answered.reason,
-        usage=answered.usage,
-        calls=answered.wanted.calls,
-        parallel=answered.wanted.parallel,
-        speaker=answered.speaker,
+        response=dump_response(answer.response),
+        finish_reason=answer.reason,
+        usage=answer.usage,
+        calls=answer.requested.calls,
+        parallel=answer.requested.parallel,
+        speaker=answer.speaker,
         **more,
     )
-    record = written(facts.at.turn, facts.at.step, REPLY, REPLY_FORMAT, stored)
-    return (record, *answered.wanted.records(facts.at))
+    record = written(factory.at.turn, factory.at.step, REPLY, REPLY_FORMAT, stored)
+    return (record, *answer.requested.records(factory.at))
 
 
-def _change(answered: ModelAnswer, ending: Ending | None = None) -> SessionChange:
-    counts: dict[str, Any] = {"steps": 1, "usage": answered.usage}
+def _change(answer: ModelAnswer, ending: Ending | None = None) -> SessionChange:
+    counts: dict[str, Any] = {"steps": 1, "usage": answer.usage}
     return ending.change(**counts) if ending else SessionChange(**counts)
 
 
-def settle_failure(facts: EventFactory, mode: Mode, failure: Failure, usage: Usage) -> Settlement:
-    at = facts.at
+def settle_failure(factory: EventFactory, mode: Mode, failure: Failure, usage: Usage) -> Settlement:
+    at = factory.at
     record = written(at.turn, at.step, REPLY, FAILURE, StoredFailure(failure=failure, usage=usage))
-    ending = facts.failed(mode, failure)
+    ending = factory.failed(mode, failure)
     return Settlement((record,), ending.events, ending.closes, ending.change(usage=usage))
 
 
-def settle_stopped(facts: EventFactory, mode: Mode, usage: Usage) -> Settlement:
-    """The turn was stopped while it failed: what it has cost is told."""
-    at = facts.at
+def settle_stopped(factory: EventFactory, mode: Mode, usage: Usage) -> Settlement:
+    """The turn was cancelled while it failed. Its usage is still reported."""
+    at = factory.at
     record = written(at.turn, at.step, REPLY, FAILURE, StoredFailure(failure=CANCELLED, usage=usage))
-    ending = facts.cancelled(mode, CANCELLED)
-    told = facts.step_completed("error", usage)
-    return Settlement((record,), (told, *ending.events), ending.closes, ending.change(usage=usage))
+    ending = factory.cancelled(mode, CANCELLED)
+    completed = factory.step_completed("error", usage)
+    return Settlement((record,), (completed, *ending.events), ending.closes, ending.change(usage=usage))
 
 
-def _told(facts: EventFactory, response: ModelResponse, reason: FinishReason) -> tuple[NewEvent, ...]:
-    """Reasoning and text of the step, each whole and each once."""
-    reasoning = "".join(part.content for part in response.parts if isinstance(part, ThinkingPart))
-    text = "".join(part.content for part in response.parts if isinstance(part, TextPart))
+def _reply_events(factory: EventFactory, answer: ModelAnswer) -> tuple[NewEvent, ...]:
+    """The complete reasoning and the complete text of the step."""
+    reasoning = "".join(part.content for part in answer.response.parts if isinstance(part, ThinkingPart))
+    text = "".join(part.content for part in answer.response.parts if isinstance(part, TextPart))
     events: list[NewEvent] = []
     if reasoning.strip():
-        events.append(facts.of_step(EventType.REASONING_COMPLETED, "reasoning", {"reasoning": reasoning}))
+        events.append(factory.of_step(EventType.REASONING_COMPLETED, "reasoning", {"reasoning": reasoning}))
     if text.strip():
-        told = {"message": text, "finishReason": reason}
-        events.append(facts.of_step(EventType.MESSAGE_COMPLETED, "message", told))
+        data = {"message": text, "finishReason": answer.reason}
+        events.append(factory.of_step(EventType.MESSAGE_COMPLETED, "message", data))
     return tuple(events)

@@ -1,4 +1,4 @@
-"""What people decided is carried out: once, whoever tries and however often."""
+"""Processes answers and expired requests when a parked session resumes. Each is processed once."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -35,7 +35,7 @@ from .journal import (
     OUTCOME,
     RESUME,
     RESUMPTION,
-    HeardDelivery,
+    ConsumedDelivery,
     Outcome,
     StoredFailure,
     StoredResumption,
@@ -45,21 +45,21 @@ from .journal import (
 )
 from .lookup import find_agent, find_session
 from .tools import builtin, outcomes
-from .tools.approvals import arguments_of, failing, log_of, remembered_key, remembering, without_run
+from .tools.approvals import arguments_of, expiry_failure, log_of, outcome_without_run, remember_keys, remembered_key
 from .tools.toolbox import open_toolbox
-from .turn_begin import Files, Opening, begin_turn, hear
+from .turn_begin import FileFetcher, Opening, begin_turn, read_deliveries
 
 _TURN_FAILED = "Another request of this turn expired, and the turn failed with it; the call was not executed."
 
 
 @dataclass
-class Carried:
-    """What the commit of a resumed turn writes, beside its beginning."""
+class ResumePlan:
+    """What the commit of a resumed turn writes, beside the beginning of the turn."""
 
     resumed: Resumed = field(default_factory=Resumed)
     records: list[NewRecord] = field(default_factory=list[NewRecord])
     events: list[NewEvent] = field(default_factory=list[NewEvent])
-    #: Approvals that hold for the rest of the session.
+    #: Approvals that are valid for the rest of the session.
     remembers: list[InputRow] = field(default_factory=list[InputRow])
     withdrawn: dict[str, NewEvent] = field(default_factory=dict[str, NewEvent])
     ending: Ending | None = None
@@ -67,73 +67,73 @@ class Carried:
     output_schema: JsonObject | None = None
 
 
-def carried_out(
-    facts: EventFactory, resumption: ResumeTurn, rows: Mapping[str, InputRow], asking: Mapping[int, TurnJournal]
-) -> Carried:
-    carried = Carried()
-    for turn in asking.values():
-        carried.speaker = turn.principal or carried.speaker
-        carried.output_schema = turn.output_schema or carried.output_schema
-    failure = next((found for row in rows.values() if (found := failing(row))), None)
+def plan_resumption(
+    factory: EventFactory, resumption: ResumeTurn, rows: Mapping[str, InputRow], asking_turns: Mapping[int, TurnJournal]
+) -> ResumePlan:
+    plan = ResumePlan()
+    for turn in asking_turns.values():
+        plan.speaker = turn.principal or plan.speaker
+        plan.output_schema = turn.output_schema or plan.output_schema
+    failure = next((found for row in rows.values() if (found := expiry_failure(row))), None)
     if failure:
-        _fail(carried, facts, resumption, rows, failure)
-        return carried
+        _plan_failure(plan, factory, resumption, rows, failure)
+        return plan
     calls: list[ApprovedCall] = []
     for row in rows.values():
         request = row.request
         if row.status == "open":
             continue
-        if outcome := without_run(row):
-            settle(carried.records, carried.events, facts, request, outcome)
+        if outcome := outcome_without_run(row):
+            add_outcome(plan.records, plan.events, factory, request, outcome)
             continue
         if request.remember and row.status == "answered":
-            carried.remembers.append(row)
-        calls.append(ApprovedCall(at=place_of(request), call=_ref(request, asking[request.turn])))
+            plan.remembers.append(row)
+        calls.append(ApprovedCall(at=coordinates_of(request), call=_ref(request, asking_turns[request.turn])))
     left = tuple(each for each in resumption.open if rows[each.request_id].status == "open")
-    carried.resumed = Resumed(calls=tuple(calls), open=left)
-    return carried
+    plan.resumed = Resumed(calls=tuple(calls), open=left)
+    return plan
 
 
-def settle(
-    records: list[NewRecord], events: list[NewEvent], facts: EventFactory, request: InputRequest, outcome: Outcome
+def add_outcome(
+    records: list[NewRecord], events: list[NewEvent], factory: EventFactory, request: InputRequest, outcome: Outcome
 ) -> None:
-    """The outcome stands with the step that asked, and is told where the session is now. Questions are no actions."""
+    """The record belongs to the step that asked, the event to the current step. Questions have no event."""
     records.append(written(request.turn, request.step, outcome_slot(request.call_id), OUTCOME, outcome))
     if request.kind == "approval":
-        events.append(facts.action_result(request.call_id, request.tool, outcome, place_of(request)))
+        events.append(factory.action_result(request.call_id, request.tool, outcome, coordinates_of(request)))
 
 
-def place_of(request: InputRequest) -> Coordinates:
+def coordinates_of(request: InputRequest) -> Coordinates:
     return Coordinates(session_id=request.session_id, turn=request.turn, step=request.step)
 
 
 def note_of(request: InputRequest | None) -> str:
-    """What the model is told of an answer to a request that was closed before, or never made."""
+    """A note to the model about an answer to a request that was already closed, or never existed."""
     if request is None:
         return "An answer arrived for a request that this session never made. It changed nothing."
     asked = f"the question {request.prompt!r}" if request.kind == "question" else f"the call of {request.tool}"
     return f"An answer about {asked} arrived after that request was closed. It changed nothing."
 
 
-def _fail(
-    carried: Carried, facts: EventFactory, resumption: ResumeTurn, rows: Mapping[str, InputRow], failure: Failure
+def _plan_failure(
+    plan: ResumePlan, factory: EventFactory, resumption: ResumeTurn, rows: Mapping[str, InputRow], failure: Failure
 ) -> None:
-    """Nothing of the batch is carried out any more."""
+    """The turn fails: none of the calls runs, and open requests are withdrawn."""
     for row in rows.values():
         request = row.request
-        settle(carried.records, carried.events, facts, request, _given_up(row))
+        add_outcome(plan.records, plan.events, factory, request, _outcome_of_failed_turn(row))
         if row.status == "open":
-            carried.withdrawn[request.request_id] = resolved(request, "withdrawn", None)
-    carried.ending = facts.turn_failed(resumption.mode, failure)
-    carried.resumed = Resumed(failure=failure)
+            plan.withdrawn[request.request_id] = resolved(request, "withdrawn", None)
+    plan.ending = factory.turn_failed(resumption.mode, failure)
+    plan.resumed = Resumed(failure=failure)
 
 
-def _given_up(row: InputRow) -> Outcome:
+def _outcome_of_failed_turn(row: InputRow) -> Outcome:
     if row.request.kind == "question":
-        return without_run(row) or builtin.ignored()
+        return outcome_without_run(row) or builtin.ignored()
     if row.status == "open":
         return outcomes.failed(_TURN_FAILED, outcomes.DENIED, "rejected")
-    return without_run(row) or outcomes.failed(_TURN_FAILED, outcomes.DENIED, "rejected")
+    return outcome_without_run(row) or outcomes.failed(_TURN_FAILED, outcomes.DENIED, "rejected")
 
 
 def _ref(request: InputRequest, turn: TurnJournal) -> CallRef:
@@ -146,23 +146,23 @@ def _ref(request: InputRequest, turn: TurnJournal) -> CallRef:
 
 @dataclass(frozen=True)
 class _ResumeContext:
-    """What an attempt knows before it decides."""
+    """What an attempt has read before it decides."""
 
     resumption: ResumeTurn
     attempt: Attempt
     agent: Agent
     session: SessionRow
     turn: TurnJournal
-    #: All that was open when the turn was started, as it stands now.
+    #: The requests that were open when the turn was started, in their current state.
     rows: Mapping[str, InputRow]
-    heard: tuple[HeardDelivery, ...] = ()
+    deliveries: tuple[ConsumedDelivery, ...] = ()
 
     @property
     def at(self) -> Coordinates:
         return self.resumption.at
 
     @property
-    def facts(self) -> EventFactory:
+    def factory(self) -> EventFactory:
         return EventFactory(self.at, self.attempt.number)
 
     @property
@@ -174,15 +174,15 @@ class _ResumeContext:
         return tuple(row for row in self.rows.values() if row.status != "open")
 
     @property
-    def due(self) -> tuple[InputRow, ...]:
-        """What nobody has answered in time."""
+    def expiring(self) -> tuple[InputRow, ...]:
+        """The requests that expire now: their time has ended without an answer."""
         return tuple(row for each in self.resumption.expired if (row := self.rows.get(each)) and row.status == "open")
 
 
 class TurnResumer:
-    """Carries out what people decided: once, whoever tries and however often."""
+    """Processes the answers of a resumed turn. The result is recorded once, however many attempts are made."""
 
-    def __init__(self, store: Store, agents: AgentRegistry, files: Files | None = None) -> None:
+    def __init__(self, store: Store, agents: AgentRegistry, files: FileFetcher | None = None) -> None:
         self._store = store
         self._files = files
         self._agents = agents
@@ -192,24 +192,24 @@ class TurnResumer:
             try:
                 return await self._resume(resumption, attempt)
             except (DeliveryTaken, SlotConflict):
-                # Somebody was quicker with a delivery, or with another approval: look again.
+                # Lost a race for a delivery or for the remembered approvals: read again.
                 continue
 
     async def _resume(self, resumption: ResumeTurn, attempt: Attempt) -> Resumed:
         at = resumption.at
         if found := await self._store.record(at.session_id, at.turn, 0, RESUME):
             return _resumed(found)
-        # What is approved for the rest of the session, and how many calls may run at a time, only the agent says.
+        # Keys of remembered approvals and the limit of parallel calls are declared by the agent.
         agent = find_agent(self._agents, resumption.agent)
         ctx = await self._read_context(resumption, attempt, agent)
-        if ctx.due:
+        if ctx.expiring:
             ctx = await self._expire(ctx)
-        ctx = await self._hear(ctx)
-        if not (ctx.heard or ctx.closed):
-            # An earlier turn has heard it all.
+        ctx = await self._read_deliveries(ctx)
+        if not (ctx.deliveries or ctx.closed):
+            # An earlier turn has consumed all of it.
             return Resumed(open=resumption.open, silent=True)
         reach("resume_before_commit")
-        resumed = await self._carry_out(ctx)
+        resumed = await self._commit_plan(ctx)
         reach("resume_after_commit")
         return resumed
 
@@ -229,24 +229,25 @@ class TurnResumer:
             raise UnreadableState("A request that this session waits for is not there.", request_ids=sorted(missing))
         return rows
 
-    async def _hear(self, ctx: _ResumeContext) -> _ResumeContext:
-        """The deliveries of this turn, and those of all other answers that are carried out here."""
+    async def _read_deliveries(self, ctx: _ResumeContext) -> _ResumeContext:
+        """Read the deliveries of this turn, and those of all other answers that it processes."""
         wanted = [each.id for each in ctx.resumption.deliveries]
         wanted += [row.delivery_id for row in ctx.closed if row.delivery_id]
-        heard, turn = await hear(self._store, ctx.at, list(dict.fromkeys(wanted)), ctx.turn, self._files)
-        return replace(ctx, heard=heard, turn=turn)
+        deliveries, turn = await read_deliveries(
+            self._store, ctx.at, list(dict.fromkeys(wanted)), ctx.turn, self._files
+        )
+        return replace(ctx, deliveries=deliveries, turn=turn)
 
-    # --- nobody has answered in time ---
+    # --- requests that expire ---
 
     async def _expire(self, ctx: _ResumeContext) -> _ResumeContext:
-        """Close what is due, before anything is made of it: an answer may come in until it is closed.
+        """Close the requests that expire. Until then an answer may still arrive.
 
-        Only then are the deliveries read: one that has answered in the last moment is carried out with the others.
+        The deliveries are read afterwards, so that an answer of the last moment is processed too.
         """
-        answers = {row.request.request_id: at_expiry(row.request) for row in ctx.due}
-        told = {
-            row.request.request_id: resolved(row.request, "expired", answers[row.request.request_id]) for row in ctx.due
-        }
+        requests = [row.request for row in ctx.expiring]
+        answers = {each.request_id: at_expiry(each) for each in requests}
+        expired_events = {each.request_id: resolved(each, "expired", answers[each.request_id]) for each in requests}
         await commit_steadfastly(
             self._store,
             Commit(
@@ -254,65 +255,69 @@ class TurnResumer:
                 heeds=ctx.at.turn,
                 unless=ctx.key,
                 expires=answers,
-                resolved=told,
-                # From here on it is this turn that somebody stops who stops the session.
+                resolved=expired_events,
+                # From now on a cancel request for the session means this turn.
                 change=SessionChange(status="running", turns=ctx.at.turn + 1),
             ),
         )
         closed = await self._rows(ctx.at.session_id, list(answers))
-        # The others stay as they were read: what was answered since comes with a delivery of its own.
+        # The other rows are not read again: an answer since then has a delivery of its own.
         return replace(ctx, rows={**ctx.rows, **closed})
 
-    # --- what was decided ---
+    # --- requests that are closed ---
 
-    async def _carry_out(self, ctx: _ResumeContext) -> Resumed:
-        carried = carried_out(ctx.facts, ctx.resumption, ctx.rows, await self._asking(ctx))
-        resumed = carried.resumed
+    async def _commit_plan(self, ctx: _ResumeContext) -> Resumed:
+        plan = plan_resumption(ctx.factory, ctx.resumption, ctx.rows, await self._asking_turns(ctx))
+        resumed = plan.resumed
         if resumed.calls:
             resumed = resumed.model_copy(update={"parallel": ctx.agent.limits.parallel_calls})
         stored = StoredResumption(
             resumed=resumed,
             notes=await self._notes(ctx),
-            speaker=carried.speaker,
-            output_schema=carried.output_schema,
+            speaker=plan.speaker,
+            output_schema=plan.output_schema,
         )
-        if told := carried.withdrawn:
-            # Before the boundary: what follows it belongs to the next turn.
+        if withdrawn_events := plan.withdrawn:
+            # In a commit before the boundary: events after the boundary belong to the next turn.
             withdrawal = Commit(
-                ctx.at.session_id, heeds=ctx.at.turn, unless=ctx.key, withdraws=tuple(told), resolved=told
+                ctx.at.session_id,
+                heeds=ctx.at.turn,
+                unless=ctx.key,
+                withdraws=tuple(withdrawn_events),
+                resolved=withdrawn_events,
             )
             await commit_steadfastly(self._store, withdrawal)
-        done = await commit_steadfastly(self._store, await self._commit(ctx, carried, stored))
+        done = await commit_steadfastly(self._store, await self._commit(ctx, plan, stored))
         if done.existing:
             return _resumed(done.existing)
-        if carried.ending:
+        if plan.ending:
             spans.turn_ended(ctx.resumption.agent, "failed")
         return resumed
 
-    async def _commit(self, ctx: _ResumeContext, carried: Carried, stored: StoredResumption) -> Commit:
-        opening, ending = self._opening(ctx), carried.ending
+    async def _commit(self, ctx: _ResumeContext, plan: ResumePlan, stored: StoredResumption) -> Commit:
+        opening, ending = self._opening(ctx), plan.ending
         change = ending.change(turns=ctx.at.turn + 1) if ending else opening.change
         return Commit(
             ctx.at.session_id,
             head=ctx.resumption.head,
             heeds=ctx.at.turn,
             unless=ctx.key,
-            records=(*opening.records, written(*ctx.key, RESUMPTION, stored), *carried.records),
-            events=(*opening.events, *carried.events, *(ending.events if ending else ())),
+            records=(*opening.records, written(*ctx.key, RESUMPTION, stored), *plan.records),
+            events=(*opening.events, *plan.events, *(ending.events if ending else ())),
             consume=opening.consume,
             consume_turn=ctx.at.turn,
-            slots=await remembering(self._store, ctx.at.session_id, await self._keys(ctx, carried)),
+            slots=await remember_keys(self._store, ctx.at.session_id, await self._remembered_keys(ctx, plan)),
             close=bool(ending and ending.closes),
             close_turn=ctx.at.turn if ending else None,
-            change=replace(change, tool_calls=results_in(carried.events)),
+            change=replace(change, tool_calls=results_in(plan.events)),
         )
 
-    async def _keys(self, ctx: _ResumeContext, carried: Carried) -> list[str]:
-        """What is approved for the rest of the session: for the arguments that were approved, not those asked about."""
-        found = [await self._key(ctx, row) for row in carried.remembers]
+    async def _remembered_keys(self, ctx: _ResumeContext, plan: ResumePlan) -> list[str]:
+        """The keys of remembered approvals, made of the approved arguments, which the approver may have changed."""
+        found = [await self._remembered_key(ctx, row) for row in plan.remembers]
         return [key for key in found if key]
 
-    async def _key(self, ctx: _ResumeContext, row: InputRow) -> str | None:
+    async def _remembered_key(self, ctx: _ResumeContext, row: InputRow) -> str | None:
         request = row.request
         if row.answer is None or row.answer.arguments is None:
             return request.remember
@@ -321,23 +326,24 @@ class TurnResumer:
             runs_with = tool.read(arguments_of(request, row.answer))
             return await remembered_key(request.tool, tool.gate, runs_with.values())
         except Exception:
-            # The call itself may still run as it was approved; the next one is asked about again.
-            log_of(place_of(request), request.tool, request.call_id).exception("this approval cannot be remembered")
+            # The call may still run as approved; the next one needs an approval again.
+            log = log_of(coordinates_of(request), request.tool, request.call_id)
+            log.exception("this approval cannot be remembered")
             return None
 
     def _opening(self, ctx: _ResumeContext) -> Opening:
         model = ctx.agent.model or "unknown"
-        return begin_turn(ctx.at, ctx.attempt.number, ctx.heard, ctx.turn, ctx.session.agent, model)
+        return begin_turn(ctx.at, ctx.attempt.number, ctx.deliveries, ctx.turn, ctx.session.agent, model)
 
-    async def _asking(self, ctx: _ResumeContext) -> dict[int, TurnJournal]:
-        """The turns that asked, by their numbers."""
+    async def _asking_turns(self, ctx: _ResumeContext) -> dict[int, TurnJournal]:
+        """The turns that asked, by number."""
         turns = sorted({row.request.turn for row in ctx.rows.values()})
         read_turns = [await self._store.records(ctx.at.session_id, from_turn=each, to_turn=each) for each in turns]
         return {turn: TurnJournal(list(records)) for turn, records in zip(turns, read_turns, strict=True)}
 
     async def _notes(self, ctx: _ResumeContext) -> tuple[str, ...]:
-        """What the model is told of answers that came too late: they never authorise anything."""
-        late = [each for heard in ctx.heard for each in heard.answers if each not in ctx.rows]
+        """Notes to the model about answers that came too late. They authorise nothing."""
+        late = [each for delivery in ctx.deliveries for each in delivery.answers if each not in ctx.rows]
         rows = [await self._store.input(each) for each in dict.fromkeys(late)]
         requests = [row.request if row and row.request.session_id == ctx.at.session_id else None for row in rows]
         return tuple(dict.fromkeys(note_of(request) for request in requests))

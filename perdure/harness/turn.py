@@ -1,6 +1,6 @@
-"""The end of a turn that no model reply tells: it parks for people, or was stopped, or failed.
+"""The end of a turn outside a model call: it parks, fails or is cancelled.
 
-Also what happens to a session beside its turns: reminders, refused deliveries, attention, its end."""
+Also the work on a session beside its turns: reminders, refused deliveries, attention, and its end."""
 
 import logging
 from collections.abc import Sequence
@@ -39,9 +39,9 @@ from .journal import (
     OUTCOME,
     PARK,
     RESUME,
-    AskedCall,
-    HeardDelivery,
+    ConsumedDelivery,
     Outcome,
+    RequestedCall,
     StoredFailure,
     StoredPark,
     TurnJournal,
@@ -51,18 +51,18 @@ from .journal import (
 from .lookup import find_session
 from .prompt import INTERRUPTED, NOT_EXECUTED
 from .tools import builtin, outcomes
-from .turn_begin import Opening, begin_turn, hear, open_step, previous_step
+from .turn_begin import Opening, begin_turn, complete_previous_step, open_step, read_deliveries
 
 _CANCELLED = "This call was cancelled before it was executed."
 
 
 @dataclass(frozen=True)
-class LooseEnd:
-    """A call without an outcome, and the step that asked for it."""
+class UnfinishedCall:
+    """A call without an outcome, and its step."""
 
     at: Coordinates
-    call: AskedCall
-    #: Whether somebody was about to run it.
+    call: RequestedCall
+    #: Whether an attempt has recorded its intent to run it.
     begun: bool
 
     @property
@@ -70,8 +70,8 @@ class LooseEnd:
         return self.call.ask.request if self.call.ask else None
 
     @property
-    def intent(self) -> tuple[int, int, str]:
-        """The key of the record that says that somebody is about to run it."""
+    def intent_key(self) -> tuple[int, int, str]:
+        """The key of the intent's record."""
         return self.at.turn, self.at.step, intent_slot(self.call.call_id)
 
     def outcome(self, kind: str) -> Outcome:
@@ -86,8 +86,8 @@ class LooseEnd:
         return outcomes.failed(NOT_EXECUTED, outcomes.UNKNOWN, "unknown")
 
 
-def cancelled_before(call: AskedCall) -> Outcome:
-    """What a call comes to when its turn is stopped before the call has begun."""
+def cancelled_before(call: RequestedCall) -> Outcome:
+    """The outcome of a call whose turn was cancelled before the call began."""
     if call.ask is None:
         return outcomes.failed(_CANCELLED, outcomes.TURN_CANCELLED)
     if call.ask.request.kind == "question":
@@ -95,9 +95,9 @@ def cancelled_before(call: AskedCall) -> Outcome:
     return outcomes.failed(_CANCELLED, outcomes.DENIED, "rejected")
 
 
-def loose_ends(session_id: str, turns: Sequence[tuple[int, TurnJournal]]) -> tuple[LooseEnd, ...]:
+def unfinished_calls(session_id: str, turns: Sequence[tuple[int, TurnJournal]]) -> tuple[UnfinishedCall, ...]:
     return tuple(
-        LooseEnd(
+        UnfinishedCall(
             at=Coordinates(session_id=session_id, turn=number, step=step),
             call=call,
             begun=turn.interrupted(step, call.call_id),
@@ -109,45 +109,45 @@ def loose_ends(session_id: str, turns: Sequence[tuple[int, TurnJournal]]) -> tup
     )
 
 
-def _calls(turn: TurnJournal, step: int) -> Sequence[AskedCall]:
+def _calls(turn: TurnJournal, step: int) -> Sequence[RequestedCall]:
     reply = turn.reply(step)
     return reply.calls if reply else ()
 
 
-def tied(
-    facts: EventFactory, conclusion: Conclusion, ends: Sequence[LooseEnd]
+def close_unfinished(
+    factory: EventFactory, conclusion: Conclusion, unfinished: Sequence[UnfinishedCall]
 ) -> tuple[tuple[NewRecord, ...], tuple[NewEvent, ...]]:
-    """Their outcomes, told where the session is now, so that no late attempt can still have another one."""
+    """Outcome records, so that no late attempt can record another one, and their events in the current step."""
     records: list[NewRecord] = []
     events: list[NewEvent] = []
-    for end in ends:
-        outcome = end.outcome(conclusion.kind)
-        call_id = end.call.call_id
-        records.append(written(end.at.turn, end.at.step, outcome_slot(call_id), OUTCOME, outcome))
-        if end.call.ref:
-            events.append(facts.action_result(call_id, end.call.tool, outcome, end.at))
+    for each in unfinished:
+        outcome = each.outcome(conclusion.kind)
+        call_id = each.call.call_id
+        records.append(written(each.at.turn, each.at.step, outcome_slot(call_id), OUTCOME, outcome))
+        if each.call.ref:
+            events.append(factory.action_result(call_id, each.call.tool, outcome, each.at))
     return tuple(records), tuple(events)
 
 
-def withdrawals(ends: Sequence[LooseEnd]) -> dict[str, NewEvent]:
-    """What readers are told of the requests that nobody needs to answer any more."""
-    requests = [end.request for end in ends if end.request]
+def withdrawals(unfinished: Sequence[UnfinishedCall]) -> dict[str, NewEvent]:
+    """The events of the withdrawn requests, by their ids."""
+    requests = [each.request for each in unfinished if each.request]
     return {request.request_id: resolved(request, "withdrawn", None) for request in requests}
 
 
 class TurnParker:
-    """Ends a turn whose other calls have ended; doing it twice is doing it once."""
+    """Parks turns and emits reminders. Both methods are idempotent."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     async def park(self, park: ParkTurn) -> None:
-        """Open the requests and tell them, in one commit."""
+        """Open the requests and emit their event in one commit."""
         at = park.at
         records: list[Record] = list(await self._store.records(at.session_id, from_turn=at.turn, to_turn=at.turn))
         turn = TurnJournal(records)
-        if turn.over or not (turn.heard() or turn.resumption):
-            # Told already; or this turn has found nothing to do, and was never told to have begun.
+        if turn.end_record or not (turn.deliveries() or turn.resumption):
+            # The end is recorded already, or the turn has found nothing to do and has emitted no events.
             await find_session(self._store, at.session_id)
             return
         reach("park_before_commit")
@@ -157,33 +157,33 @@ class TurnParker:
             spans.turn_ended(park.agent, "parked")
 
     async def remind(self, reminder: Reminder) -> None:
-        """Tell the readers that a request still waits, if it does."""
+        """Emit a reminder for the request, if it is still open."""
         await find_session(self._store, reminder.session_id)
         row = await self._store.input(reminder.request_id)
         if row is None or row.status != "open":
             return
         try:
-            await self._store.commit(Commit(reminder.session_id, events=(_reminded(row.request, reminder.left),)))
+            await self._store.commit(Commit(reminder.session_id, events=(_reminder_event(row.request, reminder.left),)))
         except Superseded:
-            # Over meanwhile: there is nobody left to remind.
+            # The session has ended meanwhile.
             return
 
     async def _commit(self, park: ParkTurn, turn: TurnJournal) -> Commit:
-        at, facts = park.at, EventFactory(park.at)
+        at, factory = park.at, EventFactory(park.at)
         reply = turn.reply(at.step)
-        asked = [ask.request for ask in reply.asks] if reply else []
-        # A turn that only carried out some answers asks nothing new, and says again what still waits.
-        waiting = asked or await self._still_open(park)
-        ending = facts.parked()
+        requests = [ask.request for ask in reply.asks] if reply else []
+        # A turn that only processed some answers has no new requests: it emits those that are still open again.
+        waiting = requests or await self._still_open(park)
+        ending = factory.parked()
         after = at.model_copy(update={"step": at.step + 1})
         return Commit(
             at.session_id,
             heeds=at.turn,
             unless=(at.turn, at.step, END),
             records=(written(at.turn, at.step, END, PARK, StoredPark(open=park.open)),),
-            events=(*previous_step(after, None, turn), facts.inputs_requested(waiting), *ending.events),
+            events=(*complete_previous_step(after, None, turn), factory.inputs_requested(waiting), *ending.events),
             close_turn=at.turn,
-            opens=asked,
+            opens=requests,
             change=SessionChange(status=ending.status),
         )
 
@@ -192,12 +192,12 @@ class TurnParker:
         return [row.request for row in rows if row]
 
 
-def _reminded(request: InputRequest, left: int) -> NewEvent:
-    told = {"requestId": request.request_id, "callId": request.call_id, "toolName": request.tool, "left": left}
+def _reminder_event(request: InputRequest, left: int) -> NewEvent:
+    data = {"requestId": request.request_id, "callId": request.call_id, "toolName": request.tool, "left": left}
     return NewEvent(
         type=EventType.INPUT_REMINDED,
         key=names.session_key(f"input/{request.request_id}/reminded/{left}"),
-        data=told if request.expires_at is None else {**told, "expiresAt": request.expires_at},
+        data=data if request.expires_at is None else {**data, "expiresAt": request.expires_at},
         turn=request.turn,
         step=request.step,
     )
@@ -207,10 +207,10 @@ log = logging.getLogger("perdure.harness")
 
 
 class TurnEnder:
-    """Has the last word on a turn; saying it twice is saying it once.
+    """Concludes turns and ends sessions. Its methods are idempotent.
 
-    A worker whose store does not hold the session hands the work back, as for a step: it may look at another database
-    than the one that does, and what it called done would never be.
+    A worker whose store does not hold the session raises `SessionGone`, as for a step: it may use a wrong database,
+    and must not report the work as done.
     """
 
     def __init__(self, store: Store, agents: AgentRegistry) -> None:
@@ -221,7 +221,7 @@ class TurnEnder:
         """End a turn that failed or was cancelled, unless it has ended already."""
         session_id = conclusion.at.session_id
         row = await find_session(self._store, session_id)
-        while not row.over and await self._unfinished(_as_wished(conclusion, row), row):
+        while not row.over and await self._try_conclude(_with_cancel_request(conclusion, row), row):
             row = await find_session(self._store, session_id)
         row = await find_session(self._store, session_id)
         return Concluded(
@@ -229,55 +229,55 @@ class TurnEnder:
             head=row.events,
             silent=row.turns <= conclusion.at.turn,
             over=row.over,
-            open=() if row.over else await self._parked_on(conclusion.at),
+            open=() if row.over else await self._open_requests(conclusion.at),
         )
 
     async def withdraw(self, withdrawal: Withdrawal) -> None:
-        """Cancel a turn that waits for people."""
+        """Cancel the parked turn."""
         row = await find_session(self._store, withdrawal.at.session_id)
-        # Turns that found nothing to do were never told; the one that parked stands before them.
+        # The driver may count turns without events; the parked turn is the last one in the store.
         parked = withdrawal.at.model_copy(update={"turn": min(withdrawal.at.turn, max(0, row.turns - 1))})
         await self.conclude(Conclusion(kind="cancelled", at=parked, mode=withdrawal.mode, failure=CANCELLATION))
 
     async def refuse(self, refusal: Refusal) -> None:
-        """Say that no turn will hear a delivery, and why."""
+        """Refuse a delivery: no turn will consume it. The event has the reason."""
         event = delivery_refused(refusal.delivery_id, refusal.code, refusal.message)
         await self._store.refuse(refusal.session_id, refusal.delivery_id, refusal.code, event)
 
     async def close(self, close: CloseSession) -> None:
-        """End the session because an operator wants it: what runs or waits is cancelled first."""
+        """End the session on an operator's order. A running or parked turn is cancelled first."""
         row = await find_session(self._store, close.session_id)
         if row.over:
             return
         try:
             await self._stop(row)
         except UnreadableState:
-            # The operator may end a session just because its records cannot be read.
+            # Unreadable records may be the very reason why the operator ends the session.
             log.warning("the last turn of %s cannot be read; the session is closed without its end", close.session_id)
-        told = {"code": close.failure.code, "message": close.failure.message}
+        error = {"code": close.failure.code, "message": close.failure.message}
         event = NewEvent(
             type=EventType.SESSION_FAILED,
             key=names.session_key("closed"),
-            data={**told, "sessionId": close.session_id},
+            data={**error, "sessionId": close.session_id},
         )
-        change = SessionChange(status="failed", error=told)
+        change = SessionChange(status="failed", error=error)
         await self._store.commit(
             Commit(close.session_id, events=(event,), close=True, settles_cancel=True, change=change)
         )
 
-    async def attend(self, session_id: str, error: NeedsAttention) -> None:
-        """Tell readers and operators that no worker can go on with the session."""
-        await self._need(session_id, Attention(code=error.code, message=error.message))
+    async def report(self, session_id: str, error: NeedsAttention) -> None:
+        """Set the session's attention: no worker can serve it."""
+        await self._write_attention(session_id, Attention(code=error.code, message=error.message))
 
-    async def mark(self, session_id: str, attention: Attention | None, turn: int | None = None) -> None:
-        """Set the session's attention, or take it back."""
+    async def set_attention(self, session_id: str, attention: Attention | None, turn: int | None = None) -> None:
+        """Set or clear the session's attention."""
         if attention is None:
             await self._store.commit(Commit(session_id, recovers=True))
             return
         await find_session(self._store, session_id)
-        await self._need(session_id, attention, turn)
+        await self._write_attention(session_id, attention, turn)
 
-    async def _need(self, session_id: str, attention: Attention, turn: int | None = None) -> None:
+    async def _write_attention(self, session_id: str, attention: Attention, turn: int | None = None) -> None:
         if await self._store.attend(session_id, attention, turn):
             log.warning("session %s needs attention: %s", session_id, attention.code)
             spans.needs_attention(attention.code)
@@ -289,27 +289,27 @@ class TurnEnder:
         at = Coordinates(session_id=row.session_id, turn=max(0, row.turns - 1))
         await self.conclude(Conclusion(kind="cancelled", at=at, failure=CANCELLATION))
 
-    async def _unfinished(self, conclusion: Conclusion, row: SessionRow) -> bool:
-        """Try to end the turn; whether somebody came in between."""
+    async def _try_conclude(self, conclusion: Conclusion, row: SessionRow) -> bool:
+        """Try to conclude the turn; returns whether the attempt lost a race and must be repeated."""
         at = conclusion.at
         turn = await self._turn(at.session_id, at.turn)
-        if turn.over and not (conclusion.kind == "cancelled" and turn.parked):
+        if turn.end_record and not (conclusion.kind == "cancelled" and turn.parked):
             await self._store.commit(Commit(row.session_id, close_turn=at.turn, recovers=True))
             return False
-        heard, turn = await hear(self._store, at, [each.id for each in conclusion.deliveries], turn)
-        ends = loose_ends(at.session_id, [*await self._waiting(at), (at.turn, turn)])
-        nobody = not (heard or ends or turn.resumption)
-        if nobody and not conclusion.failure.structural and conclusion.mode == "conversation":
-            # Nothing was accepted, so nobody waits for a boundary; a wish to stop it has met nothing.
+        deliveries, turn = await read_deliveries(self._store, at, [each.id for each in conclusion.deliveries], turn)
+        unfinished = unfinished_calls(at.session_id, [*await self._parked_before(at), (at.turn, turn)])
+        nothing_accepted = not (deliveries or unfinished or turn.resumption)
+        if nothing_accepted and not conclusion.failure.structural and conclusion.mode == "conversation":
+            # The turn has consumed nothing, so it needs no boundary. A cancel request for it is settled.
             if conclusion.kind == "cancelled":
                 await self._store.commit(Commit(row.session_id, settles_cancel=True))
             return False
-        await self._withdraw(row, ends)
-        # A call that people had approved holds its place in the turn that asked for it: no late attempt keeps that.
-        for number in sorted({end.at.turn for end in ends if end.begun} - {at.turn}):
+        await self._withdraw(row, unfinished)
+        # An approved call has its fence in the turn that asked for it: close that too, against late attempts.
+        for number in sorted({each.at.turn for each in unfinished if each.begun} - {at.turn}):
             await self._store.commit(Commit(row.session_id, close_turn=number))
         try:
-            done = await self._store.commit(self._ending(conclusion, row, turn, heard, ends))
+            done = await self._store.commit(self._ending(conclusion, row, turn, deliveries, unfinished))
         except (Begun, DeliveryTaken, TurnCancelled):
             return True
         if done.existing is None:
@@ -320,98 +320,98 @@ class TurnEnder:
         records: list[Record] = list(await self._store.records(session_id, from_turn=turn, to_turn=turn))
         return TurnJournal(records)
 
-    async def _parked_on(self, at: Coordinates) -> tuple[OpenInput, ...]:
-        """What the turn waits for, if it had parked before anybody could conclude it otherwise."""
-        over = (await self._turn(at.session_id, at.turn)).over
-        outcome = model_outcome(over) if over else None
+    async def _open_requests(self, at: Coordinates) -> tuple[OpenInput, ...]:
+        """The open requests of the turn, if it had parked before this conclusion."""
+        record = (await self._turn(at.session_id, at.turn)).end_record
+        outcome = model_outcome(record) if record else None
         return outcome.open if isinstance(outcome, Parked) else ()
 
-    async def _waiting(self, at: Coordinates) -> list[tuple[int, TurnJournal]]:
-        """The turns that parked just before this one: their calls end with it."""
-        waiting: list[tuple[int, TurnJournal]] = []
+    async def _parked_before(self, at: Coordinates) -> list[tuple[int, TurnJournal]]:
+        """The turns that parked directly before this one: their unfinished calls end with it."""
+        parked: list[tuple[int, TurnJournal]] = []
         for number in range(at.turn - 1, -1, -1):
             turn = await self._turn(at.session_id, number)
             if turn.records and not turn.parked:
                 break
-            waiting.insert(0, (number, turn))
-        return waiting
+            parked.insert(0, (number, turn))
+        return parked
 
-    async def _withdraw(self, row: SessionRow, ends: Sequence[LooseEnd]) -> None:
-        """First of all nobody can answer any more."""
-        if told := withdrawals(ends):
-            await self._store.commit(Commit(row.session_id, withdraws=tuple(told), resolved=told))
+    async def _withdraw(self, row: SessionRow, unfinished: Sequence[UnfinishedCall]) -> None:
+        """Withdraw the requests in a commit before the end of the turn: from then on no answer is accepted."""
+        if events := withdrawals(unfinished):
+            await self._store.commit(Commit(row.session_id, withdraws=tuple(events), resolved=events))
 
     def _ending(
         self,
         conclusion: Conclusion,
         row: SessionRow,
         turn: TurnJournal,
-        heard: tuple[HeardDelivery, ...],
-        ends: Sequence[LooseEnd],
+        deliveries: tuple[ConsumedDelivery, ...],
+        unfinished: Sequence[UnfinishedCall],
     ) -> Commit:
-        # The driver may not know how far the turn has come.
+        # The driver may not know the last step of the turn.
         at = conclusion.at.model_copy(update={"step": max(conclusion.at.step, turn.last_step)})
-        facts = EventFactory(at)
-        ending = _told(facts, conclusion)
-        begun = self._begun(conclusion, at, row, turn, heard)
-        doors = _doors(conclusion, at, turn)
-        lost_records, lost_events = tied(facts, conclusion, ends)
+        factory = EventFactory(at)
+        ending = _ending_of(factory, conclusion)
+        opening = self._opening(conclusion, at, row, turn, deliveries)
+        blocking = _blocking_records(conclusion, at, turn)
+        call_records, call_events = close_unfinished(factory, conclusion, unfinished)
         return Commit(
             row.session_id,
             heeds=at.turn if conclusion.kind == "failed" else None,
-            unless=(doors[0].turn, doors[0].step, doors[0].slot),
-            # Of these the model is told that they were not executed.
-            without=[end.intent for end in ends if not end.begun],
-            records=(*begun.records, *doors, *lost_records),
-            events=(*begun.events, *lost_events, *_completed_step(conclusion, turn), *ending.events),
-            consume=begun.consume,
+            unless=(blocking[0].turn, blocking[0].step, blocking[0].slot),
+            # Their outcome says that they were not executed: an intent since then must make this commit fail.
+            without=[each.intent_key for each in unfinished if not each.begun],
+            records=(*opening.records, *blocking, *call_records),
+            events=(*opening.events, *call_events, *_completed_step(conclusion, turn), *ending.events),
+            consume=opening.consume,
             consume_turn=at.turn,
             close=ending.closes,
             close_turn=at.turn,
-            change=ending.change(turns=at.turn + 1, tool_calls=results_in(lost_events)),
+            change=ending.change(turns=at.turn + 1, tool_calls=results_in(call_events)),
         )
 
-    def _begun(
+    def _opening(
         self,
         conclusion: Conclusion,
         at: Coordinates,
         row: SessionRow,
         turn: TurnJournal,
-        heard: tuple[HeardDelivery, ...],
+        deliveries: tuple[ConsumedDelivery, ...],
     ) -> Opening:
-        """What has to be told first, if it was not: a turn that was stopped may have begun no step."""
+        """The beginning of the turn, if it is not recorded yet: the turn may have ended before its first step."""
         agent = self._agents.get(row.agent)
         model = (agent and agent.model) or "unknown"
         begin = begin_turn if conclusion.kind == "cancelled" else open_step
-        return begin(at, None, heard, turn, row.agent, model)
+        return begin(at, None, deliveries, turn, row.agent, model)
 
 
-def _as_wished(conclusion: Conclusion, row: SessionRow) -> Conclusion:
-    """A turn that somebody wants stopped ends as cancelled, whatever else has happened to it."""
+def _with_cancel_request(conclusion: Conclusion, row: SessionRow) -> Conclusion:
+    """A turn with a cancel request ends as cancelled, even if it has failed."""
     if row.cancel_turn is None or row.cancel_turn > conclusion.at.turn:
         return conclusion
     return conclusion.model_copy(update={"kind": "cancelled", "failure": CANCELLATION})
 
 
 def _completed_step(conclusion: Conclusion, turn: TurnJournal) -> tuple[NewEvent, ...]:
-    """The model has answered the last step, and that was paid for: readers can sum up what they are told."""
+    """The `step.completed` event of the last step with a reply, so that readers can sum up the usage."""
     answered = [step for step in range(turn.last_step + 1) if turn.reply(step)]
     if conclusion.kind != "cancelled" or not answered:
         return ()
-    return previous_step(conclusion.at.model_copy(update={"step": answered[-1] + 1}), None, turn)
+    return complete_previous_step(conclusion.at.model_copy(update={"step": answered[-1] + 1}), None, turn)
 
 
-def _told(facts: EventFactory, conclusion: Conclusion) -> Ending:
-    tell = facts.cancelled if conclusion.kind == "cancelled" else facts.failed
-    return tell(conclusion.mode, conclusion.failure)
+def _ending_of(factory: EventFactory, conclusion: Conclusion) -> Ending:
+    make = factory.cancelled if conclusion.kind == "cancelled" else factory.failed
+    return make(conclusion.mode, conclusion.failure)
 
 
-def _doors(conclusion: Conclusion, at: Coordinates, turn: TurnJournal) -> list[NewRecord]:
-    """Whatever a late attempt would write is written already: the first of them decides who has won."""
+def _blocking_records(conclusion: Conclusion, at: Coordinates, turn: TurnJournal) -> list[NewRecord]:
+    """Records at the keys that a late attempt would write, so that it loses the race. The first key decides."""
     stored = StoredFailure(failure=conclusion.failure)
-    doors = [] if turn.at(at.step, names.REPLY) else [(at.step, names.REPLY)]
-    doors.append((at.step, CANCELLED_SLOT if turn.at(at.step, END) else END))
+    blocking = [] if turn.at(at.step, names.REPLY) else [(at.step, names.REPLY)]
+    blocking.append((at.step, CANCELLED_SLOT if turn.at(at.step, END) else END))
     answers = not conclusion.deliveries or any(each.kind == "answer" for each in conclusion.deliveries)
     if answers and not turn.at(0, RESUME):
-        doors.append((0, RESUME))
-    return [written(at.turn, step, slot, FAILURE, stored) for step, slot in doors]
+        blocking.append((0, RESUME))
+    return [written(at.turn, step, slot, FAILURE, stored) for step, slot in blocking]

@@ -1,4 +1,4 @@
-"""How a turn and each of its steps begin: what is heard, files that are fetched, and the first events."""
+"""The beginning of a turn and of each step: deliveries are consumed, files are fetched, first events are emitted."""
 
 import asyncio
 import base64
@@ -17,26 +17,26 @@ from perdure.store.base import Store
 from perdure.store.values import DeliveryRow, NewRecord, SessionChange
 
 from .events import EventFactory
-from .journal import DELIVERY, HeardDelivery, TurnJournal, written
+from .journal import DELIVERY, ConsumedDelivery, TurnJournal, written
 from .prompt import bare_type, is_linked, largest_of
 
-#: Seconds for all files of one delivery.
+#: Seconds to fetch all files of one delivery.
 _PATIENCE = 20.0
 _REDIRECTS = 3
 
 
-class Files:
-    """Fetches what a delivery names. What cannot be had is replaced by the reason, once and for all."""
+class FileFetcher:
+    """Fetches the files that a delivery links to. A file that cannot be fetched is recorded with the reason."""
 
     def __init__(self, settings: Settings) -> None:
         self._local = settings.fetch_local_files
-        # Of all that one delivery names, as if it had brought it along.
+        # The limit for all linked files of one delivery; the same as for attached ones.
         self._most = settings.max_file_bytes
 
-    async def fetched(self, heard: HeardDelivery) -> HeardDelivery:
-        message = heard.message
+    async def fetched(self, delivery: ConsumedDelivery) -> ConsumedDelivery:
+        message = delivery.message
         if message is None or isinstance(message, str) or not any(is_linked(part) for part in message):
-            return heard
+            return delivery
         until = asyncio.get_running_loop().time() + _PATIENCE
         left = self._most
         parts: list[TextPart | FilePart] = []
@@ -46,7 +46,7 @@ class Files:
                 part, size = await self._fetched(part, min(left, largest), until)
                 left -= size
             parts.append(part)
-        return heard.model_copy(update={"message": tuple(parts)})
+        return delivery.model_copy(update={"message": tuple(parts)})
 
     async def _fetched(self, part: FilePart, most: int, until: float) -> tuple[FilePart, int]:
         try:
@@ -65,7 +65,7 @@ class Files:
         except httpx2.HTTPError:
             return _missing(part, "the server could not be reached, or sent too much")
         except Exception:
-            # An address that is none, or none that may be asked.
+            # Not an address, or one that is not allowed.
             return _missing(part, "its address is not allowed, or it is too large")
         kind = bare_type(answer.headers.get("content-type", ""))
         if kind.partition("/")[0] != bare_type(part.media_type).partition("/")[0] or largest_of(kind) is None:
@@ -80,88 +80,104 @@ def _missing(part: FilePart, why: str) -> tuple[FilePart, int]:
 
 @dataclass(frozen=True)
 class Opening:
-    """What the first commit of a step writes. Writing it twice is writing it once."""
+    """The first commit of a step. It is idempotent."""
 
     records: tuple[NewRecord, ...]
     events: tuple[NewEvent, ...]
-    #: Deliveries that this turn takes now.
+    #: The deliveries that this commit consumes.
     consume: tuple[str, ...]
     change: SessionChange
 
 
-async def hear(
-    store: Store, at: Coordinates, delivery_ids: Sequence[str], turn: TurnJournal, files: Files | None = None
-) -> tuple[tuple[HeardDelivery, ...], TurnJournal]:
-    """What this turn hears: what it has heard already, or else what is still there to be heard.
+async def read_deliveries(
+    store: Store, at: Coordinates, delivery_ids: Sequence[str], turn: TurnJournal, files: FileFetcher | None = None
+) -> tuple[tuple[ConsumedDelivery, ...], TurnJournal]:
+    """The deliveries of this turn: those that it has consumed already, else those that can still be consumed.
 
-    With `files`, what it names by URL is fetched before it is kept.
+    With `files`, linked files are fetched, so that the journal holds their content.
     """
-    if heard := turn.heard():
-        return heard, turn
+    if deliveries := turn.deliveries():
+        return deliveries, turn
     rows = await store.deliveries(at.session_id, list(dict.fromkeys(delivery_ids)))
     if any(row.turn == at.turn for row in rows):
-        # An older attempt has begun since the records were read; what it heard stands there now.
+        # An older attempt has consumed them since the records were read.
         turn = TurnJournal(await store.records(at.session_id, from_turn=at.turn, to_turn=at.turn))
-        return turn.heard(), turn
+        return turn.deliveries(), turn
     await _report_lost(store, at.session_id, set(delivery_ids) - {row.delivery_id for row in rows})
     left = [row for row in rows if row.body is not None and row.refused is None and row.turn is None]
-    heard = tuple(_heard(row) for row in left)
+    deliveries = tuple(_delivery_of(row) for row in left)
     if files:
-        # All at the same time: each delivery may take its time, and the activity that waits here has little more.
-        heard = tuple(await asyncio.gather(*(files.fetched(each) for each in heard)))
-    return heard, turn
+        # Concurrently: each delivery may use its whole time, and the time-out of the activity is hardly longer.
+        deliveries = tuple(await asyncio.gather(*(files.fetched(each) for each in deliveries)))
+    return deliveries, turn
 
 
 async def _report_lost(store: Store, session_id: str, delivery_ids: set[str]) -> None:
-    """What was accepted is never deleted: a delivery that is not there was lost with an older copy of the store."""
+    """Refuse deliveries that are missing. They are never deleted, so the store was restored from an older copy."""
     for each in sorted(delivery_ids):
         message = "The store holds this delivery no longer; it may have been restored from a copy."
         await store.refuse(session_id, each, "delivery_lost", delivery_refused(each, "delivery_lost", message))
 
 
-def _heard(row: DeliveryRow) -> HeardDelivery:
-    return HeardDelivery(**DeliveryBody.model_validate(row.body).model_dump(), delivery_id=row.delivery_id)
+def _delivery_of(row: DeliveryRow) -> ConsumedDelivery:
+    return ConsumedDelivery(**DeliveryBody.model_validate(row.body).model_dump(), delivery_id=row.delivery_id)
 
 
 def open_step(
-    at: Coordinates, attempt: int | None, heard: Sequence[HeardDelivery], turn: TurnJournal, agent: str, model: str
+    at: Coordinates,
+    attempt: int | None,
+    deliveries: Sequence[ConsumedDelivery],
+    turn: TurnJournal,
+    agent: str,
+    model: str,
 ) -> Opening:
-    facts = EventFactory(at, attempt)
+    factory = EventFactory(at, attempt)
     if at.step > 0:
         change = SessionChange(status="running", turns=at.turn + 1)
-        return Opening((), (*previous_step(at, attempt, turn), facts.step_started()), (), change)
-    begun = begin_turn(at, attempt, heard, turn, agent, model)
-    return replace(begun, events=(*begun.events, facts.step_started()))
+        return Opening((), (*complete_previous_step(at, attempt, turn), factory.step_started()), (), change)
+    begun = begin_turn(at, attempt, deliveries, turn, agent, model)
+    return replace(begun, events=(*begun.events, factory.step_started()))
 
 
 def begin_turn(
-    at: Coordinates, attempt: int | None, heard: Sequence[HeardDelivery], turn: TurnJournal, agent: str, model: str
+    at: Coordinates,
+    attempt: int | None,
+    deliveries: Sequence[ConsumedDelivery],
+    turn: TurnJournal,
+    agent: str,
+    model: str,
 ) -> Opening:
-    """What a turn begins with, whether it then asks the model or looks at answers first."""
-    fresh = not turn.heard()
+    """The beginning of a turn, whether its first work is a model call or the processing of answers."""
+    fresh = not turn.deliveries()
     return Opening(
-        records=_records(at, heard) if fresh else (),
-        events=preamble(EventFactory(at, attempt), heard, agent, model),
-        consume=tuple(each.delivery_id for each in heard) if fresh else (),
+        records=_records(at, deliveries) if fresh else (),
+        events=first_events(EventFactory(at, attempt), deliveries, agent, model),
+        consume=tuple(each.delivery_id for each in deliveries) if fresh else (),
         change=SessionChange(status="running", turns=at.turn + 1),
     )
 
 
-def preamble(facts: EventFactory, heard: Sequence[HeardDelivery], agent: str, model: str) -> tuple[NewEvent, ...]:
-    """What every turn begins with; the keys see to it that a session starts once."""
-    received = [facts.message_received(index, each) for index, each in enumerate(heard) if each.message is not None]
-    ids = tuple(each.delivery_id for each in heard)
-    return (facts.session_started(agent, model), facts.turn_started(ids), *received)
+def first_events(
+    factory: EventFactory, deliveries: Sequence[ConsumedDelivery], agent: str, model: str
+) -> tuple[NewEvent, ...]:
+    """The first events of a turn. The key of `session.started` makes it unique in its session."""
+    received = [
+        factory.message_received(index, each) for index, each in enumerate(deliveries) if each.message is not None
+    ]
+    ids = tuple(each.delivery_id for each in deliveries)
+    return (factory.session_started(agent, model), factory.turn_started(ids), *received)
 
 
-def _records(at: Coordinates, heard: Sequence[HeardDelivery]) -> tuple[NewRecord, ...]:
-    return tuple(written(at.turn, 0, names.delivery_slot(index), DELIVERY, each) for index, each in enumerate(heard))
+def _records(at: Coordinates, deliveries: Sequence[ConsumedDelivery]) -> tuple[NewRecord, ...]:
+    return tuple(
+        written(at.turn, 0, names.delivery_slot(index), DELIVERY, each) for index, each in enumerate(deliveries)
+    )
 
 
-def previous_step(at: Coordinates, attempt: int | None, turn: TurnJournal) -> tuple[NewEvent, ...]:
-    """The step before is complete now that its calls are."""
+def complete_previous_step(at: Coordinates, attempt: int | None, turn: TurnJournal) -> tuple[NewEvent, ...]:
+    """The `step.completed` event of the previous step: its calls have ended by now."""
     before = turn.reply(at.step - 1)
     if before is None:
         return ()
-    facts = EventFactory(at.model_copy(update={"step": at.step - 1}), attempt)
-    return (facts.step_completed("tool-calls", before.usage),)
+    factory = EventFactory(at.model_copy(update={"step": at.step - 1}), attempt)
+    return (factory.step_completed("tool-calls", before.usage),)

@@ -172,7 +172,7 @@ class Signals:
         for ref in waiting:
             # What a newer build has accepted is left to a driver that can read it: signals bring all that waits.
             if (delivery := read_delivery(ref)) is not None:
-                state = state.hears(delivery)
+                state = state.with_delivery(delivery)
         return state
 
     async def _start(self, state: SessionState, title: str | None) -> None:

@@ -1,1 +1,4 @@
-"""What a session is and what it does next: pure, no clock, no I/O."""
+"""The state of a session and the decisions about it. Pure: no clock, no I/O, no Temporal.
+
+Read `state` first, then `decisions` (the driver) and `turn` (one turn); `inputs` holds the rules for answers.
+"""

@@ -1,4 +1,4 @@
-"""What happens next. Pure and total: no clock, no I/O, no logging."""
+"""What a driver does next. Pure and total: no clock, no I/O, no logging."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -15,10 +15,10 @@ Boundary: TypeAlias = Literal["waiting", "completed", "failed"]
 
 
 def boundary(mode: Mode, failure: Failure | None) -> Boundary:
-    """How a session stands when a turn has ended."""
+    """The status of a session after a turn has ended."""
     if failure is None:
         return "waiting" if mode == "conversation" else "completed"
-    # A conversation outlives what the next message may mend; a task has no next message.
+    # A conversation survives a failure that the next message may fix. A task has no next message.
     return "failed" if failure.structural or mode == "task" else "waiting"
 
 
@@ -34,7 +34,7 @@ def after_turn(mode: Mode, failure: Failure | None) -> Action:
 
 
 def after_conclusion(mode: Mode, failure: Failure | None, concluded: Concluded | None) -> Action:
-    """As after a turn, when somebody else has ended it: how the session stands now decides, if that is known."""
+    """Like `after_turn`, but the session's status decides, if it is known: another process may have ended the turn."""
     if concluded is None or concluded.over is None:
         return after_turn(mode, failure)
     return Done(is_error=failure is not None) if concluded.over else Park()
@@ -52,26 +52,26 @@ class Restore:
 
 @dataclass(frozen=True)
 class Withdraw:
-    """The parked turn is cancelled: nobody needs to answer any more."""
+    """Cancel the parked turn and withdraw its open requests."""
 
 
 @dataclass(frozen=True)
 class Refuse:
-    """Answer a delivery that came with a token which is no longer the session's."""
+    """Refuse a delivery whose continuation token is no longer the session's."""
 
     delivery: DeliveryRef
 
 
 @dataclass(frozen=True)
 class Remind:
-    """Tell readers that a request still waits."""
+    """Emit an event that a request is still open."""
 
     request: OpenInput
 
 
 @dataclass(frozen=True)
 class RunTurn:
-    """Run a turn over these deliveries; one that could not go on is started again as it is."""
+    """Run a turn over these deliveries, or start a held turn again."""
 
     deliveries: tuple[DeliveryRef, ...] = ()
     expired: tuple[str, ...] = ()
@@ -80,7 +80,7 @@ class RunTurn:
 
 @dataclass(frozen=True)
 class ForgetCancel:
-    """What was to be cancelled is not there any more."""
+    """Drop the cancel request: the turn that it meant no longer exists."""
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Renew:
 
 @dataclass(frozen=True)
 class Wait:
-    """Nothing can be done before there is news, or before this time."""
+    """Wait for work, or until this time."""
 
     until: float | None = None
 
@@ -99,7 +99,7 @@ Move: TypeAlias = Restore | Withdraw | Refuse | Remind | RunTurn | ForgetCancel 
 
 
 def next_move(session: SessionState, now: float, *, renew: bool = False) -> Move:
-    """All that a driver can do, in the order of precedence."""
+    """The next move of a driver, in the order of precedence."""
     if session.rebuild is not None:
         return Restore(session.rebuild)
     if session.cancel == "this" and session.open and session.held is None:
@@ -112,23 +112,23 @@ def next_move(session: SessionState, now: float, *, renew: bool = False) -> Move
         return Renew()
     if session.held is not None:
         return _held_move(session, session.held, now)
-    late, batch = expired(session, now), next_batch(session)
-    if batch or late:
-        return RunTurn(batch, late)
+    overdue, batch = expired(session, now), next_batch(session)
+    if batch or overdue:
+        return RunTurn(batch, overdue)
     if session.cancel is not None:
         return ForgetCancel()
-    return Wait(next_look(session))
+    return Wait(next_deadline(session))
 
 
 def _held_move(session: SessionState, held: JsonObject, now: float) -> Move:
     if session.cancel == "this" or session.retry_at is None or session.retry_at <= now:
         return RunTurn(held=held)
-    look = next((each.remind_at[0] for each in session.open if each.remind_at), session.retry_at)
-    return Wait(min(look, session.retry_at))
+    retry_at = next((each.remind_at[0] for each in session.open if each.remind_at), session.retry_at)
+    return Wait(min(retry_at, session.retry_at))
 
 
 def turn_request(session: SessionState, move: RunTurn) -> TurnRequest:
-    """What the turn is started with."""
+    """The input of the turn workflow."""
     if move.held is not None:
         return TurnRequest.model_validate(move.held)
     return TurnRequest(
@@ -149,19 +149,19 @@ def turn_request(session: SessionState, move: RunTurn) -> TurnRequest:
 
 
 def _is_stale(session: SessionState, delivery: DeliveryRef) -> bool:
-    # An answer's right to be heard is the responder's, and was checked when it was given; it needs no token.
+    # An answer needs no token: whether its responder may answer was checked when the answer was accepted.
     return delivery.kind == "message" and delivery.token_hash not in (session.token_hash, *session.retired)
 
 
 def resumes(request: TurnRequest) -> bool:
-    """Whether the turn first has to look at what people decided."""
+    """Whether the turn first has to process answers or expired requests."""
     return request.step == 0 and (bool(request.expired) or any(each.kind == "answer" for each in request.deliveries))
 
 
 def next_batch(session: SessionState) -> tuple[DeliveryRef, ...]:
-    """What the next turn reads: one delivery, and all that follow it while they ask to be folded in.
+    """The deliveries of the next turn: the first one and, if it coalesces, those directly after it that do so too.
 
-    While people are asked, only their answers are read; everything else waits behind the park, in order.
+    While requests are open, only answers are read. All other deliveries wait in order until the session resumes.
     """
     if session.open:
         answer = next((delivery for delivery in session.inbox if delivery.kind == "answer"), None)
@@ -176,34 +176,34 @@ def next_batch(session: SessionState) -> tuple[DeliveryRef, ...]:
     return session.inbox[:size]
 
 
-def is_over(session: SessionState, turn: int | None) -> bool:
-    """Whether this turn has ended. While people are asked, also while some answers are carried out, it has not."""
-    current = session.next_told - 1 if session.open else session.next_told
+def has_ended(session: SessionState, turn: int | None) -> bool:
+    """Whether this turn has ended. A parked turn has not, even while some of its answers are processed."""
+    current = session.next_reader_turn - 1 if session.open else session.next_reader_turn
     return turn is not None and turn < current
 
 
-def is_to_come(session: SessionState, turn: int | None) -> bool:
-    """Whether readers know already that the turn that runs is over, and mean the one after it."""
+def is_next_turn(session: SessionState, turn: int | None) -> bool:
+    """Whether this is the turn after the one that runs: readers may see the end of a turn before the driver does."""
     return turn is not None and turn > session.turn
 
 
-def comes_after_park(session: SessionState, turn: int | None) -> bool:
-    """Whether people are still asked, and this turn begins only after they have answered."""
+def starts_after_park(session: SessionState, turn: int | None) -> bool:
+    """Whether requests are open, and this turn can begin only after they are answered."""
     waits = bool(session.open) and session.held is None
-    return waits and turn is not None and turn >= session.next_told
+    return waits and turn is not None and turn >= session.next_reader_turn
 
 
 def expired(session: SessionState, now: float) -> tuple[str, ...]:
-    """The requests that have waited too long."""
+    """The requests whose time to answer has ended."""
     return tuple(each.request_id for each in session.open if each.expires_at is not None and each.expires_at <= now)
 
 
 def reminders(session: SessionState, now: float) -> tuple[OpenInput, ...]:
-    """The requests that somebody should be reminded of."""
+    """The requests with a reminder that is due."""
     return tuple(each for each in session.open if each.remind_at and each.remind_at[0] <= now)
 
 
-def next_look(session: SessionState) -> float | None:
-    """When an open request wants attention, if nobody answers before."""
+def next_deadline(session: SessionState) -> float | None:
+    """When the next open request expires or is due for a reminder."""
     times = [time for each in session.open for time in (each.expires_at, *each.remind_at[:1]) if time is not None]
     return min(times, default=None)

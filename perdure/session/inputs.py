@@ -1,4 +1,4 @@
-"""What answers come to. Pure."""
+"""The rules for answers to input requests. Pure."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -12,7 +12,7 @@ from perdure.protocol.principals import Principal
 
 
 def verdict(request: InputRequest, votes: Sequence[InputAnswer]) -> InputAnswer | None:
-    """The answer that counts, or None while more people must agree. One denial is enough to deny."""
+    """The answer that closes the request, or None while the quorum is not reached. One denial is enough to deny."""
     for vote in votes:
         if request.kind == "approval" and not vote.approves:
             return vote
@@ -21,17 +21,17 @@ def verdict(request: InputRequest, votes: Sequence[InputAnswer]) -> InputAnswer 
 
 
 def _largest_agreement(votes: Sequence[InputAnswer]) -> Sequence[InputAnswer]:
-    """The votes that say the same, of the saying that most principals share. Each principal has one vote."""
-    camps: list[list[InputAnswer]] = []
+    """The largest group of equal votes. Each principal has one vote."""
+    groups: list[list[InputAnswer]] = []
     for index, vote in enumerate(votes):
         if any(vote.same_principal(earlier) for earlier in votes[:index]):
             continue
-        camp = next((camp for camp in camps if camp[0].same(vote)), None)
-        if camp is None:
-            camps.append([vote])
+        group = next((group for group in groups if group[0].same(vote)), None)
+        if group is None:
+            groups.append([vote])
         else:
-            camp.append(vote)
-    return max(camps, key=len) if camps else ()
+            group.append(vote)
+    return max(groups, key=len) if groups else ()
 
 
 def may_answer(responders: Responders, principal: Principal, requester: Principal) -> bool:
@@ -42,7 +42,7 @@ def may_answer(responders: Responders, principal: Principal, requester: Principa
         case "anyone":
             return True
         case "principals":
-            # Values without an authenticator were declared to an older build, which asked under that rule.
+            # Older builds compared the principal's id alone: values without an authenticator keep that rule.
             return any(
                 value == (principal.address if ":" in value else principal.principal_id) for value in responders.values
             )
@@ -53,14 +53,14 @@ def may_answer(responders: Responders, principal: Principal, requester: Principa
 
 
 def at_expiry(request: InputRequest) -> InputAnswer:
-    """What silence means."""
+    """The answer that an expired request gets."""
     option = "approve" if request.on_expiry == "approve" else DENY
     return InputAnswer(option_id=option if request.kind == "approval" else None, reason="expired")
 
 
 def resolved(request: InputRequest, status: InputStatus, answer: InputAnswer | None) -> NewEvent:
-    """What readers are told when a request is closed, whoever closes it. A request is closed once."""
-    told = {
+    """The event of a closed request. The key is the same for each way to close it: a request is closed once."""
+    data = {
         "requestId": request.request_id,
         "callId": request.call_id,
         "toolName": request.tool,
@@ -71,7 +71,7 @@ def resolved(request: InputRequest, status: InputStatus, answer: InputAnswer | N
     return NewEvent(
         type=EventType.INPUT_RESOLVED,
         key=names.session_key(f"input/{request.request_id}/resolved"),
-        data={**told, **step_coordinates(request.turn, request.step)},
+        data={**data, **step_coordinates(request.turn, request.step)},
         turn=request.turn,
         step=request.step,
     )
@@ -82,7 +82,7 @@ CONTINUED = "The user continued without responding."
 
 
 def read(request: InputRequest, response: InputResponse, principal: Principal, at: str) -> InputAnswer:
-    """The answer that this response gives to this request; `Invalid` when it gives none."""
+    """The response as an answer to this request; raises `Invalid` if it does not fit."""
     return (
         _approval(request, response, principal, at)
         if request.kind == "approval"
@@ -91,11 +91,11 @@ def read(request: InputRequest, response: InputResponse, principal: Principal, a
 
 
 def read_message(request: InputRequest, message: Message) -> InputResponse | None:
-    """The response that a plain message stands for: it names one option, or says what was asked for in words."""
-    text = _words(message)
+    """The response that a plain message gives: it names one option, or it is the text that was asked for."""
+    text = _plain_text(message)
     if text is None:
         return None
-    option = named(request.options, text)
+    option = option_named(request.options, text)
     if option is not None:
         return InputResponse(request_id=request.request_id, option_id=option.id)
     if request.kind == "question" and (request.allow_freeform or not request.options):
@@ -104,14 +104,14 @@ def read_message(request: InputRequest, message: Message) -> InputResponse | Non
 
 
 def continued(request: InputRequest, principal: Principal, at: str) -> InputAnswer:
-    """What it means to say something else instead of an answer."""
+    """The answer that a request gets when the user sends a message that does not answer it."""
     option = DENY if request.kind == "approval" else None
     return InputAnswer(
         option_id=option, reason=CONTINUED, principal_id=principal.principal_id, owner=principal.owner, at=at
     )
 
 
-def named(options: Sequence[Option], text: str) -> Option | None:
+def option_named(options: Sequence[Option], text: str) -> Option | None:
     """The one option that the text names: by id, else by label, else by its number from 1."""
     wanted = text.strip().casefold()
     by_id = [option for option in options if option.id.strip().casefold() == wanted]
@@ -122,7 +122,7 @@ def named(options: Sequence[Option], text: str) -> Option | None:
 
 
 def is_late(request: InputRequest, now: datetime) -> bool:
-    """Whether the time to answer is over, also when nobody has noticed yet."""
+    """Whether the request has expired, even if its driver has not closed it yet."""
     return request.expires_at is not None and datetime.fromisoformat(request.expires_at) <= now
 
 
@@ -130,7 +130,7 @@ def _approval(request: InputRequest, response: InputResponse, principal: Princip
     approves = response.option_id == APPROVE
     if response.arguments is not None and not approves:
         raise Invalid("Expected 'arguments' with an approval only.")
-    # What is approved is what is run: arguments that were not changed are bound like those that were.
+    # An approval is bound to the digest of the arguments, changed or not: only what was approved may run.
     approved = request.digest if response.arguments is None else digest(response.arguments)
     changed = response.arguments if approved != request.digest else None
     return InputAnswer(
@@ -152,7 +152,7 @@ def _reply(request: InputRequest, response: InputResponse, principal: Principal,
         raise Invalid(f"Request {request.request_id} has no such option; it has {_listed(request.options)}.")
     if option_id is None and text is None:
         raise Invalid(f"Expected an 'optionId' or a 'text' for request {request.request_id}.")
-    option = None if option_id is not None or text is None else named(request.options, text)
+    option = None if option_id is not None or text is None else option_named(request.options, text)
     if option is not None:
         option_id, text = option.id, None
     return InputAnswer(
@@ -165,8 +165,8 @@ def _reply(request: InputRequest, response: InputResponse, principal: Principal,
     )
 
 
-def _words(message: Message) -> str | None:
-    """The message as text, if it is nothing else."""
+def _plain_text(message: Message) -> str | None:
+    """The message as text; None if it has other parts."""
     if isinstance(message, str):
         return message
     texts = [part.text for part in message if not isinstance(part, FilePart)]

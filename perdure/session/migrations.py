@@ -1,7 +1,7 @@
-"""Lifts what older code wrote, one version at a time.
+"""Lifts values that older code wrote, one version at a time.
 
 A shipped migrator is never edited; write the next one. A value that is newer than this code is refused:
-starting afresh would lose the session without a word.
+to start with an empty state would lose the session silently.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""The small state of a session, as the driver and as the turn see it."""
+"""The state of a session that travels through Temporal: the driver's, and the turn's snapshot."""
 
 import json
 from typing import Any, Literal, TypeAlias, cast
@@ -14,32 +14,32 @@ from perdure.protocol.wire import DEEPEST, JsonObject, Wire, deeper_than
 
 from . import migrations
 
-#: Deliveries that the driver remembers to have seen. The store remembers all of them; this is the last line.
+#: Ids of deliveries that the driver keeps to drop duplicates. The store knows all ids; this is the last check.
 REMEMBERED_DELIVERIES = 512
 
 Cancel: TypeAlias = Literal["this", "next"]
 Repair: TypeAlias = Literal["retry", "rebuild", "fail"]
 
-#: Of each text in a delivery's reference; and of the reference, as JSON.
+#: Limits in characters: of each text in a delivery's reference, and of the whole reference as JSON.
 _LONGEST = 255
 _LARGEST = 2_048
 
-#: A session changes its token in its first turn, once per call that does so.
+#: Replaced tokens that are kept.
 _RETIRED = 16
 
-#: Seconds until a turn that could not go on is tried again: at first, and at most.
+#: Seconds until a held turn is started again: the first pause, and the longest.
 _FIRST_PAUSE = 5.0
 _LONGEST_PAUSE = 600.0
 
 
 class Rebuild(Wire):
-    """Why the state has to be derived from the store, and what the session ends with afterwards, if it does."""
+    """Why the state has to be derived from the store, and the failure that ends the session afterwards, if any."""
 
     reason: str
     ends: Failure | None = None
 
 
-#: What a session ends with when an operator has ended it, or its workflow.
+#: The failures with which a session ends when an operator has ended it, or its workflow.
 OPERATOR_FAILED = Failure(code="SESSION_FAILED", message="The session was ended by an operator.", structural=True)
 OPERATOR_TERMINATED = Failure(
     code="SESSION_TERMINATED", message="The session's workflow was terminated by an operator.", structural=True
@@ -50,48 +50,48 @@ OPERATOR_CANCELLED = Failure(
 
 
 class SessionState(Wire):
-    """What the driver carries from turn to turn and from run to run. A few kilobytes, whatever the session's age."""
+    """What the driver keeps between turns and runs. Its size does not grow with the age of the session."""
 
     version: int = migrations.SESSION.version
     session_id: str
     agent: str
-    # The model that answered last; a label for people, no decision rests on it.
+    # The model of the last reply. A label for people; no decision depends on it.
     model: str | None = None
     mode: Mode = "conversation"
     capabilities: Capabilities = Capabilities()
     token_hash: str
-    # Tokens that were the session's before: what was accepted with one of them may still be on its way.
+    # Replaced tokens: deliveries that were accepted with one of them may still arrive.
     retired: tuple[str, ...] = ()
     # The number of the next turn.
     turn: int = 0
-    # The same as readers count: turns that told them nothing do not count. A driver of old knew none of those.
+    # The same as readers count it: a turn without events does not count. Older drivers do not set it.
     told: int | None = None
     inbox: tuple[DeliveryRef, ...] = ()
     seen: tuple[str, ...] = ()
     snapshot: Snapshot = Snapshot()
-    # What waits for people.
+    # The open input requests.
     open: tuple[OpenInput, ...] = ()
-    # Whether the turn that runs, waits or comes next is to be stopped, or the one after it.
+    # The cancel request: "this" is the turn that runs, waits or begins next; "next" is the one after it.
     cancel: Cancel | None = None
-    # A turn that could not go on, how often it was tried, and when it is tried again (seconds since the epoch).
+    # The held turn, how often it was tried, and when it is started again (seconds since the epoch).
     held: JsonObject | None = None
     tries: int = 0
     retry_at: float | None = None
     # How many events the session had when its last turn ended.
     head: int | None = None
-    # Set in a driver that must derive all of this from the store first.
+    # Set if the state must be derived from the store first.
     rebuild: Rebuild | None = None
 
     @property
-    def next_told(self) -> int:
+    def next_reader_turn(self) -> int:
         return self.turn if self.told is None else self.told
 
-    def hears(self, delivery: DeliveryRef, *, in_order: bool = True) -> "SessionState":
-        """Queue a delivery, once: behind those that were accepted before it."""
+    def with_delivery(self, delivery: DeliveryRef, *, in_order: bool = True) -> "SessionState":
+        """Queue a delivery once, after those that were accepted before it."""
         if delivery.id in self.seen or any(each.id == delivery.id for each in self.inbox):
             return self
         place = len(self.inbox)
-        while in_order and place > 0 and _overtakes(self.inbox[place - 1], delivery):
+        while in_order and place > 0 and _accepted_after(self.inbox[place - 1], delivery):
             place -= 1
         return self.model_copy(
             update={
@@ -100,21 +100,21 @@ class SessionState(Wire):
             }
         )
 
-    def is_overtaken(self, delivery: DeliveryRef) -> bool:
-        """Whether a delivery that was accepted later is in the inbox already."""
-        return any(_overtakes(each, delivery) for each in self.inbox)
+    def is_out_of_order(self, delivery: DeliveryRef) -> bool:
+        """Whether the inbox already holds a delivery that was accepted later."""
+        return any(_accepted_after(each, delivery) for each in self.inbox)
 
     def without(self, *deliveries: DeliveryRef) -> "SessionState":
         taken = {delivery.id for delivery in deliveries}
         return self.model_copy(update={"inbox": tuple(each for each in self.inbox if each.id not in taken)})
 
     def reminded(self, request: OpenInput) -> "SessionState":
-        """The next reminder of this request is the one after."""
+        """The state without the request's first reminder, which was sent."""
         later = request.model_copy(update={"remind_at": request.remind_at[1:]})
         return self.model_copy(update={"open": tuple(later if each is request else each for each in self.open)})
 
     def withdrawn(self) -> "SessionState":
-        """Nobody is asked any more."""
+        """The state without open requests."""
         return self.model_copy(update={"open": (), "cancel": None})
 
     def cancelled(self, cancel: Cancel | None) -> "SessionState":
@@ -123,39 +123,39 @@ class SessionState(Wire):
     def holding(
         self, request: JsonObject, token_hash: str | None, now: float, retired: tuple[str, ...] = ()
     ) -> "SessionState":
-        """The turn could not go on: it is tried again later, and less and less often."""
+        """Hold a turn that no worker could serve. The pause doubles with each try."""
         pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(self.tries, 16))
         held = {"held": request, "tries": self.tries + 1, "retry_at": now + pause}
-        return self.model_copy(update=held)._rekeyed(token_hash, retired)
+        return self.model_copy(update=held)._with_token(token_hash, retired)
 
     def due(self) -> "SessionState":
-        """There is news: a turn that could not go on is tried again at once."""
+        """Start a held turn again at once."""
         return self if self.held is None else self.model_copy(update={"retry_at": 0.0})
 
     def after_turn(self, result: TurnResult, *, counts_silent: bool = False) -> "SessionState":
-        """Take over what the turn left: its snapshot, and the session's new token if it changed.
+        """Take over the result of a turn: its snapshot, its open requests and the session's new token, if any.
 
-        A turn that told nothing leaves its number to the next one, so that drivers and readers count alike. Runs that
-        began before this rule did count it (`counts_silent`).
+        The number of a turn without events is used again, so that drivers and readers count alike. Runs that began
+        before this rule counted such turns (`counts_silent`).
         """
-        told = self.next_told if result.silent else self.turn + 1
-        # A turn that was just parking when it was cancelled has not noticed: what it asked is withdrawn.
+        told = self.next_reader_turn if result.silent else self.turn + 1
+        # The cancel request may arrive while the turn parks, and the turn misses it: the driver withdraws its requests.
         cancel = "this" if self.cancel == "next" or (self.cancel == "this" and result.open) else None
         turn = self.turn if result.silent and not counts_silent else self.turn + 1
         done = {"turn": turn, "told": told, "snapshot": result.snapshot, "open": result.open, "cancel": cancel}
-        # Only a rebuild takes it back: a store that has fewer events is older than the session.
+        # Only a rebuild lowers it: a store with fewer events was restored from an older copy.
         head = max((known for known in (self.head, result.head) if known is not None), default=None)
         state = self.model_copy(update={**done, "head": head, "held": None, "tries": 0, "retry_at": None})
-        return state._rekeyed(result.token_hash, result.retired)
+        return state._with_token(result.token_hash, result.retired)
 
     def rebuilt(self, found: "SessionState") -> "SessionState":
-        """The state as the store has it, with what has arrived since it was read."""
+        """The state that was read from the store, with the deliveries that have arrived since."""
         for delivery in self.inbox:
-            found = found.hears(delivery)
+            found = found.with_delivery(delivery)
         return found
 
-    def _rekeyed(self, token_hash: str | None, retired: tuple[str, ...]) -> "SessionState":
-        """The session owns this token now; the one before, and those in between, were its own for some time."""
+    def _with_token(self, token_hash: str | None, retired: tuple[str, ...]) -> "SessionState":
+        """Set the session's token. The previous one and those in between become replaced tokens."""
         if token_hash is None:
             return self
         before = dict.fromkeys((*self.retired, self.token_hash, *retired))
@@ -167,23 +167,23 @@ def _remembered(*ids: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(ids))[-REMEMBERED_DELIVERIES:]
 
 
-def _overtakes(one: DeliveryRef, other: DeliveryRef) -> bool:
+def _accepted_after(one: DeliveryRef, other: DeliveryRef) -> bool:
     return one.at is not None and other.at is not None and one.at > other.at
 
 
 def read_delivery(data: Any) -> DeliveryRef | None:
-    """A signal's payload, if it is a delivery."""
+    """The payload of a signal as a delivery; None if it is none."""
     try:
         delivery = DeliveryRef.model_validate(data)
     except ValidationError:
         return None
-    # No API writes another one. The refusal of an id that no store can look up would be tried for ever.
+    # No API sends anything else. A refusal of an id that no store can look up would be retried for ever.
     texts = (delivery.id, delivery.token_hash, delivery.traceparent or "", delivery.at or "")
     return delivery if delivery.id and all(len(text) <= _LONGEST and text.isprintable() for text in texts) else None
 
 
 def can_be_kept(data: Any) -> bool:
-    """Whether a signal's payload can be kept for a newer build, which may have accepted it: as JSON, in an input."""
+    """Whether the payload is small enough to be carried over to a newer build, which may be able to read it."""
     try:
         return not deeper_than(data, DEEPEST) and len(json.dumps(data)) <= _LARGEST
     except (TypeError, ValueError):
@@ -195,7 +195,7 @@ class _OfTurn(Wire):
 
 
 def read_turn(data: Any) -> int | None:
-    """The turn that a signal is about, if it names one."""
+    """The number of the turn that a signal names, if any."""
     try:
         return int(_OfTurn.model_validate(data).turn_id.removeprefix("turn_"))
     except ValidationError:
@@ -203,14 +203,14 @@ def read_turn(data: Any) -> int | None:
 
 
 class RepairOrder(Wire):
-    """What is to be done about a session, and for a rebuild, why."""
+    """The payload of the repair signal; `reason` is used by a rebuild."""
 
     how: Repair
     reason: str = "OPERATOR"
 
 
 def read_repair(data: Any) -> RepairOrder | None:
-    """What is to be done, if it is something that can be done."""
+    """The payload as a repair order; None if this build does not know it."""
     try:
         return RepairOrder.model_validate(data)
     except ValidationError:
@@ -218,31 +218,31 @@ def read_repair(data: Any) -> RepairOrder | None:
 
 
 def load_session(data: JsonObject) -> SessionState:
-    """Read the driver's state, whichever version wrote it."""
+    """Read the driver's state, in whatever version it was written."""
     try:
         state = SessionState.model_validate(_with_deliveries(migrations.SESSION.lift(data.get("version", 1), data)))
     except ValidationError as invalid:
         raise UnreadableState("The session state cannot be read.", problems=invalid.error_count()) from None
-    # What came in while nobody could read the state was put there as it came, perhaps more than once.
+    # While the state was unreadable, signals were added to the inbox unchecked, so it may hold duplicates.
     first = {delivery.id: delivery for delivery in reversed(state.inbox)}
     inbox = tuple(delivery for delivery in state.inbox if first[delivery.id] is delivery)
     return state.model_copy(update={"inbox": inbox, "seen": _remembered(*state.seen, *first)})
 
 
 def _with_deliveries(data: JsonObject) -> JsonObject:
-    """Without what came in as a signal, and is no delivery after all. What is one waits in the store as well."""
+    """Drop the signals in the inbox that are no deliveries. Real deliveries are in the store as well."""
     if not isinstance(inbox := data.get("inbox"), list):
         return data
     return {**data, "inbox": [each for each in cast("list[Any]", inbox) if read_delivery(each)]}
 
 
 class TurnState(Wire):
-    """What turns remember of one another. Opaque to the driver, which may be older than the turn."""
+    """The snapshot that one turn leaves for the next. Opaque to the driver, which may be older than the turn."""
 
     usage: Usage = Usage()
     steps: int = 0
     failed_turns: int = 0
-    # Kept so that a newer turn's field survives an older turn's pass.
+    # Fields of newer builds: kept, so that an older turn in between does not lose them.
     extra: dict[str, Any] = Field(default_factory=dict[str, Any])
 
     def after_step(self, usage: Usage) -> "TurnState":

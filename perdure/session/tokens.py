@@ -5,7 +5,7 @@ import hmac
 
 
 def derive(secret: bytes, session_id: str) -> str:
-    """The default token of a session: unguessable without the secret, the same for a repeated receipt."""
+    """The default token of a session. It cannot be guessed without the secret; a repeated request gets the same one."""
     digest = hmac.new(secret, b"continuation-token/" + session_id.encode(), hashlib.sha256).hexdigest()
     return f"eve:{digest[:8]}-{digest[8:12]}-{digest[12:16]}-{digest[16:20]}-{digest[20:48]}"
 

@@ -1,7 +1,6 @@
-"""One turn: the deliveries it hears and all the steps that they trigger.
+"""One turn: the deliveries it consumes and all the steps that they trigger.
 
-`run_turn` is plain code over a `Steps` port. The turn workflow drives it with activities; a test, or a host that
-prefers throughput to rolling turn code forward, drives it directly.
+`run_turn` is plain code over the `Steps` protocol: the turn workflow implements it with activities, a test directly.
 """
 
 import asyncio
@@ -39,12 +38,12 @@ from .state import TurnState, dump_turn, load_turn
 
 
 class StepFailed(PerdureError):
-    """A step could not be done, and nobody has told the readers yet.
+    """A step has failed for good, and no event of that was emitted yet.
 
-    `held`: no worker could serve the session. The turn can go on as it is once one can.
+    `held`: no worker could serve the session. The turn can continue unchanged once one can.
     """
 
-    # Its failure came through Temporal.
+    # The failure was already reduced to codes and ids when it passed through Temporal.
     plain = True
 
     def __init__(self, failure: Failure, *, held: bool = False) -> None:
@@ -56,12 +55,12 @@ class StepFailed(PerdureError):
 class Steps(Protocol):
     """The work of a turn.
 
-    Each method raises `StepFailed` when all its attempts are spent, and `asyncio.CancelledError` when it was stopped,
-    or found that somebody wants the turn stopped.
+    Each method raises `StepFailed` when all attempts have failed, and `asyncio.CancelledError` when it was cancelled or
+    found a cancel request for the turn.
     """
 
     async def call_model(self, call: ModelCall, *, label: str | None) -> ModelOutcome:
-        """`label` names the model for people who watch; the call itself does not depend on it."""
+        """`label` names the model in Temporal's UI; the call does not depend on it."""
         ...
 
     async def call_tool(self, call: ToolCall) -> ToolOutcome: ...
@@ -73,23 +72,23 @@ class Steps(Protocol):
     async def conclude(self, conclusion: Conclusion) -> Concluded | None: ...
 
     def parallel(self, limit: int | None, calls: int) -> int:
-        """How many of these calls run at the same time; `limit` is what their step says, if it says anything."""
+        """How many of these calls run at the same time; `limit` is that of their step, if it has one."""
         ...
 
     def should_continue_as_new(self) -> bool:
-        """Whether the turn should go on in a fresh run before it takes the next step."""
+        """Whether the turn should continue as new before its next step."""
         ...
 
     def cancelled(self, *, early: bool = False) -> bool:
-        """Whether somebody has asked to stop: work that was just ending may have ended well all the same.
+        """Whether the turn is to be cancelled. Work may still have succeeded at the same moment.
 
-        `early`: before the calls of a step begin.
+        `early`: the calls of the step have not begun yet.
         """
         ...
 
 
 class ContinueAsNew(Wire):
-    """The turn goes on in a fresh run, with this request."""
+    """The turn continues as new with this request."""
 
     request: TurnRequest
 
@@ -103,7 +102,7 @@ async def run_turn(request: TurnRequest, steps: Steps) -> TurnResult | ContinueA
 
 
 async def _unreadable(request: TurnRequest, steps: Steps, unreadable: UnreadableState) -> TurnResult:
-    """What cannot be read is handed back untouched: other code may still read it."""
+    """Fail or hold the turn, and return its snapshot unchanged: another build may be able to read it."""
     failure = Failure(code=unreadable.code, message=unreadable.message)
     result = TurnResult(
         snapshot=request.snapshot,
@@ -133,7 +132,7 @@ class _Turn:
         self._state = state
         self._step = request.step
         self._token_hash = request.token_hash
-        # When that was recorded, as far as calls have said, and the tokens that it has replaced.
+        # How many events the session had when the token was set; and the tokens that it has replaced.
         self._token_head = 0
         self._retired = request.retired
         self._model = request.model
@@ -145,31 +144,31 @@ class _Turn:
             try:
                 if decisions.resumes(self._request) and (parked := await self._resume()):
                     return parked
-                return await self._go_on()
+                return await self._run_steps()
             except StepFailed as failed:
                 if failed.held and self._request.holds:
                     raise
                 await self._conclude(conclusion(self._request, self._step, failed.failure))
                 return self._result(failed.failure)
             except asyncio.CancelledError:
-                # Everything that ran has stopped by now; only then is it said.
+                # All activities of the turn have ended by now, so the cancellation may be recorded.
                 await self._conclude(_cancellation(self._request, self._step))
                 return self._result(CANCELLED, cancelled=True)
         except StepFailed as failed:
             if not (failed.held and self._request.holds):
                 raise
-            return self._held(failed.failure)
+            return self._held_result(failed.failure)
 
     async def _conclude(self, conclusion: Conclusion) -> None:
         concluded = await self._steps.conclude(conclusion)
         if concluded is not None:
-            # A tool may have changed the token although the turn never heard of it.
-            self._own(concluded.token_hash or self._token_hash)
+            # A tool may have set a new token although its result has never reached the turn.
+            self._set_token(concluded.token_hash or self._token_hash)
             self._head = max(concluded.head or 0, self._head or 0)
             self._concluded = concluded
 
     async def _resume(self) -> TurnResult | None:
-        """Carry out what people decided. A result means that the turn ends here."""
+        """Process the answers. Returns a result if the turn ends or parks here."""
         request = self._request
         resumed = await self._steps.resume(
             ResumeTurn(
@@ -185,10 +184,12 @@ class _Turn:
         )
         if resumed.failure:
             return self._result(resumed.failure)
-        await self._call([self._tool_call(approved.at, approved.call) for approved in resumed.calls], resumed.parallel)
+        await self._run_calls(
+            [self._tool_call(approved.at, approved.call) for approved in resumed.calls], resumed.parallel
+        )
         return await self._park(resumed.open, silent=resumed.silent) if resumed.open else None
 
-    async def _go_on(self) -> TurnResult | ContinueAsNew:
+    async def _run_steps(self) -> TurnResult | ContinueAsNew:
         while True:
             outcome = await self._steps.call_model(self._model_call(), label=self._model)
             if isinstance(outcome, Unheard):
@@ -202,12 +203,12 @@ class _Turn:
                 case Parked(open=open):
                     return self._result(None, open=open)
                 case Calls(calls=calls, parallel=parallel, open=open):
-                    await self._call([self._tool_call(self._at, call) for call in calls], parallel)
+                    await self._run_calls([self._tool_call(self._at, call) for call in calls], parallel)
                     if open:
                         return await self._park(open)
             self._step += 1
             if self._steps.should_continue_as_new():
-                return ContinueAsNew(request=self._rest())
+                return ContinueAsNew(request=self._remaining_request())
 
     @property
     def _at(self) -> Coordinates:
@@ -227,46 +228,46 @@ class _Turn:
     def _tool_call(self, at: Coordinates, call: CallRef) -> ToolCall:
         return ToolCall(at=at, told_at=self._at if at != self._at else None, agent=self._request.agent, call=call)
 
-    async def _call(self, calls: Sequence[ToolCall], limit: int | None) -> None:
-        """Run calls side by side, some at a time; all that begin end, and every outcome is read, before it goes on.
+    async def _run_calls(self, calls: Sequence[ToolCall], limit: int | None) -> None:
+        """Run the calls concurrently, up to the limit, and wait for all that have begun.
 
-        None begins after another one has failed for good, or after a cancellation.
+        No call begins after another one has failed for good, or after a cancellation.
         """
         if self._steps.cancelled(early=True):
             raise asyncio.CancelledError
         waiting = deque(calls)
         failures: list[BaseException] = []
 
-        async def run_some() -> None:
+        async def run_next_calls() -> None:
             while waiting:
                 try:
                     outcome = await self._steps.call_tool(waiting.popleft())
                 except (Exception, asyncio.CancelledError) as failure:
                     failures.append(failure)
                 else:
-                    self._rekey(outcome)
+                    self._take_token(outcome)
                 if failures or self._steps.cancelled():
                     return
 
         parallel = min(len(calls), self._steps.parallel(limit, len(calls)))
-        await asyncio.gather(*(run_some() for _ in range(parallel)))
+        await asyncio.gather(*(run_next_calls() for _ in range(parallel)))
         if failures:
             raise failures[0]
         if self._steps.cancelled():
             raise asyncio.CancelledError
 
-    def _rekey(self, outcome: ToolOutcome) -> None:
-        """Take over the session's new token, unless another call has set a later one. Older workers do not say when."""
+    def _take_token(self, outcome: ToolOutcome) -> None:
+        """Take over the session's new token, unless another call has set a later one. Older workers send no `head`."""
         if outcome.token_hash is None:
             return
         if outcome.head is not None and outcome.head < self._token_head:
             self._retired = (*self._retired, outcome.token_hash)
             return
-        self._own(outcome.token_hash)
+        self._set_token(outcome.token_hash)
         self._token_head = outcome.head or 0
 
-    def _own(self, token_hash: str | None) -> None:
-        """The session owns this token now. What was accepted with the one before may still be on its way."""
+    def _set_token(self, token_hash: str | None) -> None:
+        """Set the session's token. Deliveries that were accepted with the previous one may still arrive."""
         if self._token_hash is not None and self._token_hash != token_hash:
             self._retired = (*self._retired, self._token_hash)
         self._token_hash = token_hash
@@ -276,26 +277,28 @@ class _Turn:
         await self._steps.park(ParkTurn(at=self._at, agent=request.agent, mode=request.mode, open=open))
         return self._result(None, open=open, silent=silent)
 
-    def _held(self, failure: Failure) -> TurnResult:
-        """The turn cannot go on now; it goes on from here once some worker can serve it."""
-        # Before the first step has ended, the people's answers may still have to be looked at.
-        rest = self._rest() if self._step > 0 else self._request.model_copy(update=self._kept())
+    def _held_result(self, failure: Failure) -> TurnResult:
+        """The result of a turn that no worker can serve now: it carries the request to continue from here."""
+        # Before the end of the first step, answers may still have to be processed: they stay in the request.
+        remaining = (
+            self._remaining_request() if self._step > 0 else self._request.model_copy(update=self._carried_fields())
+        )
         return TurnResult(
-            snapshot=rest.snapshot,
+            snapshot=remaining.snapshot,
             action=Park(),
             token_hash=self._token_hash,
             retired=self._retired,
             failure=failure,
             model=self._model,
-            held=rest.model_copy(update={"head": self._head}).model_dump(mode="json"),
+            held=remaining.model_copy(update={"head": self._head}).model_dump(mode="json"),
             head=self._head,
         )
 
-    def _rest(self) -> TurnRequest:
+    def _remaining_request(self) -> TurnRequest:
         done: dict[str, object] = {"expired": (), "open": (), "step": self._step}
-        return self._request.model_copy(update={**done, **self._kept()})
+        return self._request.model_copy(update={**done, **self._carried_fields()})
 
-    def _kept(self) -> dict[str, object]:
+    def _carried_fields(self) -> dict[str, object]:
         tokens = {"token_hash": self._token_hash, "retired": self._retired}
         return {"snapshot": dump_turn(self._state), "model": self._model, **tokens}
 
@@ -309,7 +312,7 @@ class _Turn:
     ) -> TurnResult:
         state = self._state.after_failure() if failure and not cancelled else self._state
         open = open or self._concluded.open
-        # A turn that told nothing has ended nothing: a task neither.
+        # A turn without events does not end its session, not even a task.
         waits = open or silent
         return TurnResult(
             snapshot=dump_turn(state),
@@ -331,7 +334,7 @@ CANCELLED = Failure(code="TURN_CANCELLED", message="The turn was cancelled.")
 def conclusion(
     request: TurnRequest, step: int, failure: Failure, kind: Literal["failed", "cancelled"] = "failed"
 ) -> Conclusion:
-    """The end of a turn that no step could tell, as it is to be told."""
+    """The input of `conclude_turn`: the end of a turn that no step could record."""
     return Conclusion(
         kind=kind,
         at=Coordinates(session_id=request.session_id, turn=request.turn, step=step),

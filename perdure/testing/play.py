@@ -7,7 +7,7 @@ from typing import Any, TypeVar, cast
 from perdure.agents.agent import Agent
 from perdure.agents.registry import AgentRegistry
 from perdure.agents.state import State
-from perdure.harness.journal import REPLY, AskedCall, StoredReply, read
+from perdure.harness.journal import REPLY, RequestedCall, StoredReply, read
 from perdure.models.base import Model
 from perdure.models.demo import DemoModel
 from perdure.protocol.deliveries import Message, Mode
@@ -68,7 +68,7 @@ class _Play:
             await self._store.close()
         return Played(events, pending, {name: slot.value for name, slot in slots.items()}, calls, self)
 
-    async def _calls(self) -> tuple[AskedCall, ...]:
+    async def _calls(self) -> tuple[RequestedCall, ...]:
         """All calls, in the order in which the model asked for them."""
         records = await self._store.records(SESSION)
         replies = [read(record, REPLY, StoredReply) for record in records if record.format == REPLY]
@@ -83,7 +83,7 @@ class Played:
     #: What people are asked, oldest first.
     pending: tuple[InputRequest, ...]
     _slots: dict[str, JsonObject] = field(repr=False)
-    _calls: tuple[AskedCall, ...] = field(repr=False)
+    _calls: tuple[RequestedCall, ...] = field(repr=False)
     _play: _Play = field(repr=False)
 
     async def answer(

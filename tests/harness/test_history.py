@@ -1,7 +1,7 @@
 from collections.abc import Sequence
 from typing import cast
 
-from perdure.harness.prompt import Histories
+from perdure.harness.prompt import HistoryCache
 from perdure.store.base import Store
 from perdure.store.values import Record
 from perdure.testing import ScriptedModel
@@ -25,7 +25,7 @@ class CountingStore:
 async def test_a_finished_turn_is_read_once() -> None:
     async with lab(["reply"] * 6) as it:
         counting = CountingStore(it.store)
-        histories = Histories(cast(Store, counting))
+        histories = HistoryCache(cast(Store, counting))
         for turn in range(6):
             await histories.load(SESSION, turn)
             await it.model(await it.deliver(f"message {turn}"), turn=turn)
@@ -49,7 +49,7 @@ async def test_turns_that_another_worker_handled_are_not_missed() -> None:
 async def test_a_small_cache_forgets_and_stays_right() -> None:
     model = ScriptedModel(["zero", "one", "two"])
     async with lab(model) as it:
-        it.harness = it.worker(histories=Histories(it.store, capacity=1))
+        it.harness = it.worker(histories=HistoryCache(it.store, capacity=1))
         for turn in range(3):
             await it.model(await it.deliver(f"m{turn}"), turn=turn)
 
@@ -59,7 +59,7 @@ async def test_a_small_cache_forgets_and_stays_right() -> None:
 
 async def test_an_attempt_at_an_older_turn_does_not_see_later_ones() -> None:
     async with lab(["zero", "one", "two"]) as it:
-        histories = Histories(it.store)
+        histories = HistoryCache(it.store)
         for turn in range(3):
             await it.model(await it.deliver(f"m{turn}"), turn=turn)
         await histories.load(SESSION, 3)
@@ -68,7 +68,7 @@ async def test_an_attempt_at_an_older_turn_does_not_see_later_ones() -> None:
 
         assert past.until == 1
         assert len(past.messages) == 2
-        assert [heard.message for heard in turn.heard()] == ["m1"]
+        assert [heard.message for heard in turn.deliveries()] == ["m1"]
         assert (await histories.load(SESSION, 3))[0].until == 3
 
 
@@ -78,7 +78,7 @@ async def test_a_session_that_is_too_large_to_keep_drives_no_other_out() -> None
         await it.model(await it.deliver("hello"))
         await large.model(await large.deliver("x" * 20_000))
         counting = CountingStore(it.store)
-        histories = Histories(cast(Store, counting), capacity=10_000)
+        histories = HistoryCache(cast(Store, counting), capacity=10_000)
 
         for session in (SESSION, "large", SESSION):
             await histories.load(session, 1)

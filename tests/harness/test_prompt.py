@@ -17,10 +17,10 @@ from perdure.harness.journal import (
     INTENT,
     OUTCOME,
     REPLY,
-    AskedCall,
-    HeardDelivery,
+    ConsumedDelivery,
     Intent,
     Outcome,
+    RequestedCall,
     StoredReply,
     TurnJournal,
     dump_response,
@@ -36,13 +36,13 @@ from perdure.store.values import NewRecord
 
 
 def heard(message: Message | None, *context: str) -> NewRecord:
-    delivery = HeardDelivery(delivery_id="d", message=message, client_context=context)
+    delivery = ConsumedDelivery(delivery_id="d", message=message, client_context=context)
     return written(0, 0, names.delivery_slot(0), DELIVERY, delivery)
 
 
 def replied(*call_ids: str, step: int = 0) -> NewRecord:
     parts = [ToolCallPart("act", {}, tool_call_id=call_id) for call_id in call_ids] or [TextPart("Hello")]
-    calls = tuple(AskedCall(call_id=call_id, tool="act", input={}) for call_id in call_ids)
+    calls = tuple(RequestedCall(call_id=call_id, tool="act", input={}) for call_id in call_ids)
     stored = StoredReply(
         response=dump_response(ModelResponse(parts=parts)), finish_reason="stop", usage=Usage(), calls=calls
     )

@@ -200,6 +200,11 @@ def test_a_cancellation_after_its_turn(before: str | None, open: tuple[OpenInput
 def test_what_arrived_while_the_state_was_rebuilt_is_kept() -> None:
     found = a_session(inbox=(MESSAGE,), seen=(MESSAGE.id,))
 
-    session = SessionState(session_id="ses_1", agent="", token_hash="").hears(MESSAGE).hears(ANSWER).rebuilt(found)
+    session = (
+        SessionState(session_id="ses_1", agent="", token_hash="")
+        .with_delivery(MESSAGE)
+        .with_delivery(ANSWER)
+        .rebuilt(found)
+    )
 
     assert session.inbox == (MESSAGE, ANSWER)

@@ -29,29 +29,29 @@ def ids(deliveries: tuple[DeliveryRef, ...]) -> list[str]:
 
 
 def test_a_delivery_is_heard_once() -> None:
-    session = a_session().hears(a_delivery(1)).hears(a_delivery(1))
+    session = a_session().with_delivery(a_delivery(1)).with_delivery(a_delivery(1))
 
     assert ids(session.inbox) == ["dlv_1"]
 
 
 def test_a_delivery_that_a_turn_took_is_not_heard_again() -> None:
-    session = a_session().hears(a_delivery(1)).without(a_delivery(1))
+    session = a_session().with_delivery(a_delivery(1)).without(a_delivery(1))
 
-    assert session.hears(a_delivery(1)).inbox == ()
+    assert session.with_delivery(a_delivery(1)).inbox == ()
 
 
 def test_the_memory_of_deliveries_is_bounded() -> None:
     session = a_session()
 
     for number in range(REMEMBERED_DELIVERIES + 10):
-        session = session.hears(a_delivery(number))
+        session = session.with_delivery(a_delivery(number))
 
     assert len(session.seen) == REMEMBERED_DELIVERIES
     assert session.seen[-1] == f"dlv_{REMEMBERED_DELIVERIES + 9}"
 
 
 def test_each_delivery_gets_a_turn_of_its_own() -> None:
-    session = a_session().hears(a_delivery(1)).hears(a_delivery(2))
+    session = a_session().with_delivery(a_delivery(1)).with_delivery(a_delivery(2))
 
     first = decisions.next_batch(session)
     second = decisions.next_batch(session.without(*first))
@@ -63,8 +63,8 @@ def test_each_delivery_gets_a_turn_of_its_own() -> None:
 def test_deliveries_that_coalesce_are_folded_and_none_is_lost() -> None:
     session = a_session()
     for number in (1, 2, 3):
-        session = session.hears(a_delivery(number, coalesce=True))
-    session = session.hears(a_delivery(4))
+        session = session.with_delivery(a_delivery(number, coalesce=True))
+    session = session.with_delivery(a_delivery(4))
 
     batch = decisions.next_batch(session)
 
@@ -73,7 +73,7 @@ def test_deliveries_that_coalesce_are_folded_and_none_is_lost() -> None:
 
 
 def test_a_coalescing_delivery_does_not_join_one_that_wants_its_own_turn() -> None:
-    batch = decisions.next_batch(a_session().hears(a_delivery(1)).hears(a_delivery(2, coalesce=True)))
+    batch = decisions.next_batch(a_session().with_delivery(a_delivery(1)).with_delivery(a_delivery(2, coalesce=True)))
 
     assert ids(batch) == ["dlv_1"]
 
@@ -83,13 +83,13 @@ def test_an_empty_inbox_gives_no_batch() -> None:
 
 
 def test_a_delivery_with_another_token_is_stale() -> None:
-    session = a_session().hears(a_delivery(1)).hears(a_delivery(2, token="old"))
+    session = a_session().with_delivery(a_delivery(1)).with_delivery(a_delivery(2, token="old"))
 
     assert decisions.next_move(session, 0) == Refuse(a_delivery(2, token="old"))
 
 
 def test_what_was_accepted_before_a_new_token_stays_accepted() -> None:
-    session = a_session().hears(a_delivery(1)).hears(a_delivery(2, token="next"))
+    session = a_session().with_delivery(a_delivery(1)).with_delivery(a_delivery(2, token="next"))
 
     session = session.after_turn(TurnResult(snapshot=Snapshot(), action=Park(), token_hash="next"))
 
@@ -98,7 +98,7 @@ def test_what_was_accepted_before_a_new_token_stays_accepted() -> None:
 
 
 def test_the_state_survives_its_trip_through_json() -> None:
-    session = a_session(turn=7).hears(a_delivery(1))
+    session = a_session(turn=7).with_delivery(a_delivery(1))
 
     assert load_session(session.model_dump(mode="json")) == session
 
@@ -172,13 +172,13 @@ JSON = st.recursive(
 def test_whatever_a_signal_holds_it_is_understood_or_nothing(signal: object) -> None:
     delivery = state.read_delivery(signal)
 
-    assert delivery is None or a_session().hears(delivery).model_dump_json()
+    assert delivery is None or a_session().with_delivery(delivery).model_dump_json()
     assert isinstance(state.read_turn(signal), int | None)
     assert state.read_repair(signal) in ("retry", "rebuild", "fail", None)
 
 
 def test_what_is_no_delivery_does_not_make_a_state_unreadable() -> None:
-    kept = a_session().hears(a_delivery(1)).model_dump(mode="json")
+    kept = a_session().with_delivery(a_delivery(1)).model_dump(mode="json")
 
     session = load_session({**kept, "inbox": [{"id": "dlv_0"}, "text", *kept["inbox"]]})
 
@@ -210,7 +210,12 @@ def an_answer(number: int) -> DeliveryRef:
 
 
 def test_while_people_are_asked_messages_wait_and_answers_are_heard() -> None:
-    session = a_session(open=(an_open(),)).hears(a_delivery(1)).hears(an_answer(1)).hears(a_delivery(2))
+    session = (
+        a_session(open=(an_open(),))
+        .with_delivery(a_delivery(1))
+        .with_delivery(an_answer(1))
+        .with_delivery(a_delivery(2))
+    )
 
     batch = decisions.next_batch(session)
     rest = session.without(*batch)
@@ -222,7 +227,7 @@ def test_while_people_are_asked_messages_wait_and_answers_are_heard() -> None:
 
 
 def test_what_waited_behind_a_park_is_heard_in_order_after_it() -> None:
-    session = a_session(open=(an_open(),)).hears(a_delivery(1)).hears(a_delivery(2))
+    session = a_session(open=(an_open(),)).with_delivery(a_delivery(1)).with_delivery(a_delivery(2))
 
     session = session.after_turn(TurnResult(snapshot=Snapshot(), action=Park()))
 
@@ -240,8 +245,8 @@ def test_a_request_expires_at_its_time_and_not_before() -> None:
 def test_the_next_look_is_the_nearest_of_reminders_and_expiries() -> None:
     session = a_session(open=(an_open("a", expires_at=30, remind_at=(15, 25)), an_open("b", expires_at=20)))
 
-    assert decisions.next_look(session) == 15
-    assert decisions.next_look(a_session(open=(an_open(),))) is None
+    assert decisions.next_deadline(session) == 15
+    assert decisions.next_deadline(a_session(open=(an_open(),))) is None
 
 
 def test_each_reminder_is_due_once() -> None:
@@ -251,7 +256,7 @@ def test_each_reminder_is_due_once() -> None:
     session = session.reminded(due)
 
     assert decisions.reminders(session, 7) == ()
-    assert decisions.next_look(session) == 15
+    assert decisions.next_deadline(session) == 15
 
 
 @pytest.mark.parametrize(
@@ -265,11 +270,11 @@ def test_a_signal_may_name_a_turn(signal: object, turn: int | None) -> None:
 def test_a_parked_turn_is_not_over() -> None:
     parked = a_session(turn=4, open=(an_open(),))
 
-    assert not decisions.is_over(parked, 3)
-    assert decisions.is_over(parked, 2)
-    assert not decisions.is_over(a_session(turn=4), 4)
-    assert decisions.is_over(a_session(turn=4), 3)
-    assert not decisions.is_over(a_session(turn=4), None)
+    assert not decisions.has_ended(parked, 3)
+    assert decisions.has_ended(parked, 2)
+    assert not decisions.has_ended(a_session(turn=4), 4)
+    assert decisions.has_ended(a_session(turn=4), 3)
+    assert not decisions.has_ended(a_session(turn=4), None)
 
 
 SILENT = TurnResult(snapshot=Snapshot(), action=Park(), open=(an_open(),), silent=True)
@@ -278,56 +283,56 @@ SILENT = TurnResult(snapshot=Snapshot(), action=Park(), open=(an_open(),), silen
 def test_a_turn_that_readers_know_nothing_of_leaves_its_number_to_the_next_one() -> None:
     parked = a_session(turn=2, open=(an_open(),)).after_turn(SILENT)
 
-    assert (parked.turn, parked.next_told) == (2, 2)
-    assert not decisions.is_over(parked, 1)
+    assert (parked.turn, parked.next_reader_turn) == (2, 2)
+    assert not decisions.has_ended(parked, 1)
 
 
 def test_runs_of_old_count_turns_that_readers_know_nothing_of() -> None:
     parked = a_session(turn=2, open=(an_open(),)).after_turn(SILENT, counts_silent=True)
 
-    assert (parked.turn, parked.next_told) == (3, 2)
-    assert not decisions.is_over(parked, 1)
-    assert decisions.is_over(parked, 0)
+    assert (parked.turn, parked.next_reader_turn) == (3, 2)
+    assert not decisions.has_ended(parked, 1)
+    assert decisions.has_ended(parked, 0)
 
 
 def test_a_turn_that_readers_expect_is_to_come() -> None:
-    assert decisions.is_to_come(a_session(turn=4), 5)
-    assert not decisions.is_to_come(a_session(turn=4), 4)
-    assert not decisions.is_to_come(a_session(turn=4), None)
+    assert decisions.is_next_turn(a_session(turn=4), 5)
+    assert not decisions.is_next_turn(a_session(turn=4), 4)
+    assert not decisions.is_next_turn(a_session(turn=4), None)
 
 
 def test_the_turn_that_reads_an_answer_comes_after_the_parked_one() -> None:
     parked = a_session(turn=4, open=(an_open(),))
 
-    assert decisions.comes_after_park(parked, 4)
-    assert not decisions.comes_after_park(parked, 3)
-    assert not decisions.comes_after_park(parked, None)
-    assert not decisions.comes_after_park(a_session(turn=4), 4)
-    assert not decisions.comes_after_park(parked.holding({}, None, 0.0), 4)
+    assert decisions.starts_after_park(parked, 4)
+    assert not decisions.starts_after_park(parked, 3)
+    assert not decisions.starts_after_park(parked, None)
+    assert not decisions.starts_after_park(a_session(turn=4), 4)
+    assert not decisions.starts_after_park(parked.holding({}, None, 0.0), 4)
 
 
 def test_a_delivery_that_was_overtaken_is_heard_before_those_that_were_accepted_later() -> None:
     early, middle, late = (
         DeliveryRef(id=f"dlv_{number}", token_hash="now", at=f"2026-01-01T00:00:0{number}.000Z") for number in (1, 2, 3)
     )
-    session = a_session().hears(early).hears(late)
+    session = a_session().with_delivery(early).with_delivery(late)
 
-    assert session.is_overtaken(middle)
-    assert ids(session.hears(middle).inbox) == ["dlv_1", "dlv_2", "dlv_3"]
-    assert ids(session.hears(middle, in_order=False).inbox) == ["dlv_1", "dlv_3", "dlv_2"]
+    assert session.is_out_of_order(middle)
+    assert ids(session.with_delivery(middle).inbox) == ["dlv_1", "dlv_2", "dlv_3"]
+    assert ids(session.with_delivery(middle, in_order=False).inbox) == ["dlv_1", "dlv_3", "dlv_2"]
 
 
 def test_deliveries_of_which_nobody_knows_when_they_were_accepted_keep_their_order() -> None:
-    session = a_session().hears(DeliveryRef(id="dlv_9", token_hash="now", at="2026-01-01T00:00:09.000Z"))
+    session = a_session().with_delivery(DeliveryRef(id="dlv_9", token_hash="now", at="2026-01-01T00:00:09.000Z"))
 
-    assert not session.is_overtaken(a_delivery(1))
-    assert ids(session.hears(a_delivery(1)).inbox) == ["dlv_9", "dlv_1"]
+    assert not session.is_out_of_order(a_delivery(1))
+    assert ids(session.with_delivery(a_delivery(1)).inbox) == ["dlv_9", "dlv_1"]
 
 
 def test_what_was_accepted_with_a_token_in_between_is_heard_as_well() -> None:
     rekeyed = TurnResult(snapshot=Snapshot(), action=Park(), token_hash="last", retired=("now", "between"))
 
-    session = a_session().after_turn(rekeyed).hears(a_delivery(1, token="between"))
+    session = a_session().after_turn(rekeyed).with_delivery(a_delivery(1, token="between"))
 
     assert decisions.next_move(session, 0) == RunTurn((a_delivery(1, token="between"),))
     assert session.retired == ("now", "between")
@@ -345,7 +350,7 @@ def test_a_token_that_is_the_sessions_again_is_not_one_of_before() -> None:
 def test_what_was_accepted_with_a_token_of_before_is_heard_however_late_it_comes() -> None:
     rekeyed = TurnResult(snapshot=Snapshot(), action=Park(), token_hash="next")
 
-    session = a_session().after_turn(rekeyed).hears(a_delivery(1)).hears(a_delivery(2, token="never"))
+    session = a_session().after_turn(rekeyed).with_delivery(a_delivery(1)).with_delivery(a_delivery(2, token="never"))
 
     assert decisions.next_move(session, 0) == Refuse(a_delivery(2, token="never"))
     assert decisions.next_move(session.without(a_delivery(2)), 0) == RunTurn((a_delivery(1),))

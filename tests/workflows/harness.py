@@ -223,10 +223,10 @@ class Bench:
 
     def _workers(self, outside: Outside) -> list[Worker]:
         return [
-            composition.deciding(self.client, self.settings, names.SESSIONS_QUEUE, [SessionWorkflow]),
-            composition.deciding(self.client, self.settings, names.TURNS_QUEUE, [TurnWorkflow]),
-            composition.acting(self.client, self.settings, names.MODELS_QUEUE, outside.model_activities),
-            composition.acting(self.client, self.settings, names.TOOLS_QUEUE, [outside.call_tool]),
+            composition.workflow_worker(self.client, self.settings, names.SESSIONS_QUEUE, [SessionWorkflow]),
+            composition.workflow_worker(self.client, self.settings, names.TURNS_QUEUE, [TurnWorkflow]),
+            composition.activity_worker(self.client, self.settings, names.MODELS_QUEUE, outside.model_activities),
+            composition.activity_worker(self.client, self.settings, names.TOOLS_QUEUE, [outside.call_tool]),
         ]
 
     async def start(self, outside: Outside, data: Any = None, **state: Any) -> Driven:

@@ -58,10 +58,10 @@ class Fleet:
         client = await connect(Settings(temporal_address=self._bench.client.service_client.config.target_host))
         settings = Settings(task_queue=self._bench.settings.task_queue, deployment=self._deployment, build_id=build)
         async with (
-            composition.acting(client, settings, names.MODELS_QUEUE, outside.model_activities),
-            composition.acting(client, settings, names.TOOLS_QUEUE, [outside.call_tool]),
-            composition.deciding(client, settings, names.TURNS_QUEUE, [turn]),
-            composition.deciding(client, settings, names.SESSIONS_QUEUE, [SessionWorkflow]),
+            composition.activity_worker(client, settings, names.MODELS_QUEUE, outside.model_activities),
+            composition.activity_worker(client, settings, names.TOOLS_QUEUE, [outside.call_tool]),
+            composition.workflow_worker(client, settings, names.TURNS_QUEUE, [turn]),
+            composition.workflow_worker(client, settings, names.SESSIONS_QUEUE, [SessionWorkflow]),
         ):
             yield
 

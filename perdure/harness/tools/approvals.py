@@ -1,6 +1,6 @@
-"""Whether a call runs, waits for people, or is refused; and what their answers make of it.
+"""Whether a call runs, waits for people or is refused; and how their answers are applied.
 
-What cannot be decided is refused.
+A call is refused if this cannot be decided.
 """
 
 import hashlib
@@ -27,7 +27,7 @@ from .builtin import Question
 
 Clock: TypeAlias = Callable[[], float]
 
-#: What was approved for the rest of the session. No author's state can have this name.
+#: The slot of approvals that are valid for the rest of the session. No author's state can have this name.
 REMEMBERED_APPROVALS = "perdure.approvals"
 
 _OPTIONS = (Option(id=APPROVE, label="Yes"), Option(id=DENY, label="No"))
@@ -36,7 +36,7 @@ _UNAVAILABLE = "This call needs an approval, and nobody can be asked in this ses
 
 @dataclass(frozen=True)
 class Approvals:
-    """Decides about the calls of one step."""
+    """Decides which calls of one step need an approval."""
 
     at: Coordinates
     view: SessionView
@@ -46,30 +46,30 @@ class Approvals:
     clock: Clock = time.time
 
     async def approval(self, call: Call, arguments: Arguments, gate: ApprovalPolicy) -> Ask | Outcome | None:
-        """What the call waits for, or why it is refused; None: it runs.
+        """The input request of the call, or the outcome of a refused one; None: it runs.
 
-        The author's functions see the arguments that will run, as values; people see the same as JSON.
+        The author's functions get the arguments as Python values, as the tool will; people see them as JSON.
         """
         try:
             typed = replace(call, arguments=arguments.values())
             key = await remembered_key(call.tool, gate, typed.arguments)
-            decision = await self._decided(typed, gate.approval, key)
-            # Also when it cannot be written down: the request is made of what the author's functions say.
+            decision = await self._decide(typed, gate.approval, key)
+            # Inside `try`: the request is built from values of the author's functions, which may be invalid.
             asks = decision.kind == "ask"
-            asked = await self._asked(call, gate, decision, typed.arguments, key) if asks else None
+            request = await self._approval_request(call, gate, decision, typed.arguments, key) if asks else None
         except Exception as error:
             log_of(self.at, call.tool, call.id).exception("whether this call needs an approval could not be decided")
             problem = f"Whether this call needs an approval could not be decided ({described(error)})"
             return outcomes.failed(f"{problem}; it was not executed.", outcomes.REJECTED, "rejected")
-        if asked is None:
+        if request is None:
             return outcomes.denied(decision.reason) if decision.kind == "deny" else None
-        return asked if self.can_ask else outcomes.failed(_UNAVAILABLE, outcomes.REJECTED, "rejected")
+        return request if self.can_ask else outcomes.failed(_UNAVAILABLE, outcomes.REJECTED, "rejected")
 
-    async def _asked(
+    async def _approval_request(
         self, call: Call, gate: ApprovalPolicy, decision: Decision, values: JsonObject, key: str | None
     ) -> Ask:
         summary = await result_of(gate.summary, values) if gate.summary else None
-        # Clients that know the contract alone show the prompt and nothing else.
+        # Clients that know only the contract show nothing but the prompt.
         prompt = decision.prompt or summary or f"Approve tool call: {call.tool}"
         shown = {"prompt": prompt, "summary": summary, "display": "confirmation", "options": _OPTIONS}
         return self._ask(call, gate, "approval", {**shown, "remember": key})
@@ -77,16 +77,16 @@ class Approvals:
     def question(self, call: Call, question: Question) -> Ask:
         return self._ask(call, OPEN, "question", question.shown)
 
-    async def _decided(self, call: Call, approval: Approval, key: str | None) -> Decision:
+    async def _decide(self, call: Call, approval: Approval, key: str | None) -> Decision:
         if not callable(approval):
             asks = approval == "always" or (approval == "once" and key not in self.remembered)
             return Decision("ask" if asks else "allow")
-        said: Any = await result_of(approval, call, self.view)
-        if isinstance(said, bool):
-            return Decision("ask" if said else "allow")
-        if not isinstance(said, Decision) or said.kind not in ("allow", "ask", "deny"):
-            raise TypeError(f"the approval function returned {said!r}, neither a bool nor a Decision")
-        return said
+        result: Any = await result_of(approval, call, self.view)
+        if isinstance(result, bool):
+            return Decision("ask" if result else "allow")
+        if not isinstance(result, Decision) or result.kind not in ("allow", "ask", "deny"):
+            raise TypeError(f"the approval function returned {result!r}, neither a bool nor a Decision")
+        return result
 
     def _ask(self, call: Call, gate: ApprovalPolicy, kind: str, shown: Mapping[str, Any]) -> Ask:
         now = self.clock()
@@ -112,19 +112,19 @@ class Approvals:
 
 
 def request_id(at: Coordinates, call_id: str) -> str:
-    """The same for every attempt at one step, so that asking twice is asking once."""
+    """An id that is the same for every attempt at one step, so that a request is opened once."""
     place = f"{at.session_id}/{at.turn}/{at.step}/{call_id}"
     return "inp_" + hashlib.sha256(b"perdure/input/" + place.encode()).hexdigest()[:32]
 
 
 async def remembered(store: Store, session_id: str) -> tuple[frozenset[str], int]:
-    """What was approved for the rest of the session, and the version of that."""
+    """The keys of remembered approvals, and the version of their slot."""
     slot = (await store.slots(session_id, [REMEMBERED_APPROVALS])).get(REMEMBERED_APPROVALS)
     return (frozenset(slot.value["keys"]), slot.version) if slot else (frozenset(), 0)
 
 
-async def remembering(store: Store, session_id: str, keys: Sequence[str]) -> tuple[SlotWrite, ...]:
-    """The write by which these keys are remembered beside the others."""
+async def remember_keys(store: Store, session_id: str, keys: Sequence[str]) -> tuple[SlotWrite, ...]:
+    """The write that adds these keys to the remembered approvals."""
     if not keys:
         return ()
     known, version = await remembered(store, session_id)
@@ -133,13 +133,13 @@ async def remembering(store: Store, session_id: str, keys: Sequence[str]) -> tup
 
 
 async def remembered_key(tool: str, gate: ApprovalPolicy, arguments: JsonObject) -> str | None:
-    """What an approval of a call with these arguments (as values) is remembered under."""
+    """The key under which an approval of a call with these arguments (as values) is remembered."""
     if gate.approval != "once":
         return None
     if gate.key is None:
         return tool
     key: Any = await result_of(gate.key, arguments)
-    # As text, many objects are their address in memory: another one there later would count as approved.
+    # The text of many objects is their address in memory. A later object at the same address would count as approved.
     if not isinstance(key, str):
         raise TypeError(f"the approval_key returned an object of the type {type(key).__name__}, not text")
     return f"{tool}/{key}"
@@ -159,12 +159,12 @@ _CHANGED = "These are not the arguments that were approved; the call was not exe
 _UNASKED = "Nobody has approved this call; it was not executed."
 
 
-def without_run(row: InputRow) -> Outcome | None:
-    """What a closed request comes to when its call is not run; None: it may run."""
+def outcome_without_run(row: InputRow) -> Outcome | None:
+    """The outcome of a closed request whose call does not run; None: the call may run."""
     if row.request.kind == "question":
         answer = row.answer
-        says = row.status == "answered" and answer and (answer.option_id is not None or answer.text is not None)
-        return builtin.answered(answer) if answer and says else builtin.ignored()
+        is_answered = row.status == "answered" and answer and (answer.option_id is not None or answer.text is not None)
+        return builtin.answered(answer) if answer and is_answered else builtin.ignored()
     if row.status == "withdrawn" or row.answer is None:
         return outcomes.failed(WITHDRAWN, outcomes.DENIED, "rejected")
     if not row.answer.approves:
@@ -176,20 +176,20 @@ def without_run(row: InputRow) -> Outcome | None:
     return _mismatch(row.request, row.answer, arguments_of(row.request, row.answer))
 
 
-def guarded(row: InputRow | None, arguments: JsonObject) -> Outcome | None:
-    """Why a call that had to be approved must not run with these arguments; None: it may."""
+def approval_problem(row: InputRow | None, arguments: JsonObject) -> Outcome | None:
+    """The outcome if a call that needed an approval must not run with these arguments; None: it may run."""
     if row is None or row.answer is None or row.status not in ("answered", "expired") or not row.answer.approves:
         return outcomes.failed(_UNASKED, outcomes.DENIED, "rejected")
     return _mismatch(row.request, row.answer, arguments)
 
 
 def arguments_of(request: InputRequest, answer: InputAnswer | None) -> JsonObject:
-    """The arguments that were approved: the model's, or what the approver made of them."""
+    """The approved arguments: those of the model, or those that the approver has changed."""
     return request.input if answer is None or answer.arguments is None else answer.arguments
 
 
-def failing(row: InputRow) -> Failure | None:
-    """What the turn fails with because nobody has answered, if that was declared."""
+def expiry_failure(row: InputRow) -> Failure | None:
+    """The failure of the turn, if the request has expired and its tool declares that the turn then fails."""
     if row.status != "expired" or row.request.on_expiry != "fail":
         return None
     return Failure(

@@ -1,4 +1,4 @@
-"""The tools that Perdure brings along: `ask_question` and `final_output`; and all tools that one step offers."""
+"""The built-in tools `ask_question` and `final_output`, and the offer of all tools in one step."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ from perdure.protocol.inputs import InputAnswer, Option
 from perdure.protocol.requests import Failure
 from perdure.protocol.wire import JsonObject
 
-from .toolbox import InvalidArguments, Usable, misfit, open_toolbox
+from .toolbox import InvalidArguments, Usable, invalid_arguments, open_toolbox
 
 ASK_QUESTION = "ask_question"
 
@@ -36,7 +36,7 @@ class _Choice(BaseModel):
 
 
 class Question(BaseModel):
-    """What the model may say when it asks."""
+    """The arguments of `ask_question`."""
 
     model_config = ConfigDict(extra="forbid", alias_generator=to_camel)
 
@@ -66,7 +66,7 @@ def read_question(arguments: JsonObject) -> Question:
     try:
         question = Question.model_validate(arguments)
     except ValidationError as invalid:
-        raise misfit(ASK_QUESTION, invalid) from None
+        raise invalid_arguments(ASK_QUESTION, invalid) from None
     ids = [option.id for option in question.shown["options"]]
     if len(ids) != len(set(ids)) or "" in ids:
         raise InvalidArguments(f"Invalid arguments for {ASK_QUESTION}: options: each needs an id of its own")
@@ -74,15 +74,15 @@ def read_question(arguments: JsonObject) -> Question:
 
 
 def answered(answer: InputAnswer) -> Outcome:
-    said: dict[str, Any] = {"optionId": answer.option_id, "text": answer.text, "status": "answered"}
-    return Outcome(status="completed", output={key: value for key, value in said.items() if value is not None})
+    output: dict[str, Any] = {"optionId": answer.option_id, "text": answer.text, "status": "answered"}
+    return Outcome(status="completed", output={key: value for key, value in output.items() if value is not None})
 
 
 def ignored() -> Outcome:
     return Outcome(status="completed", output={"status": "ignored"})
 
 
-#: How often the model may get it wrong, in a turn and in a reply.
+#: Results that the model may try in a turn, and in one reply.
 TRIES = 3
 
 NOT_FULFILLED = Failure(
@@ -100,15 +100,15 @@ NOT_COMPARED = (
 
 _INVALID = "OUTPUT_SCHEMA_INVALID"
 
-#: Seconds that one comparison may take where the processor is busy with others; its own work is bounded by itself.
-_PATIENCE = 30.0
-#: Comparisons of one worker at a time.
-_AT_ONCE = max(1, (os.cpu_count() or 2) // 2)
-_places: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+#: Seconds for one validation on a busy machine. The process limits its own CPU time and memory.
+_TIMEOUT = 30.0
+#: Concurrent validations in one worker.
+_MAX_CONCURRENT = max(1, (os.cpu_count() or 2) // 2)
+_semaphores: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 
 class SchemaFailed(Exception):
-    """No result can be compared with the schema; another try would not change that."""
+    """The schema cannot be used to validate results; another try would not change that."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(problem)
@@ -116,7 +116,7 @@ class SchemaFailed(Exception):
 
 
 class FinalOutput:
-    """The tool that a schema makes. Providers take objects only, so anything else travels as `{value: …}`."""
+    """The tool for a structured result. Providers accept only objects: other values are wrapped as `{value: …}`."""
 
     def __init__(self, schema: JsonObject) -> None:
         self._schema = schema
@@ -124,7 +124,7 @@ class FinalOutput:
 
     @property
     def problem(self) -> Failure | None:
-        """What is wrong with the schema itself."""
+        """The failure if the schema itself is invalid."""
         found = output_schema.problem(self._schema)
         return SchemaFailed(found).failure if found else None
 
@@ -137,7 +137,7 @@ class FinalOutput:
         )
 
     async def read(self, arguments: JsonObject) -> Result:
-        """The result, checked; `InvalidArguments` says what does not fit."""
+        """The validated result; raises `InvalidArguments` with the problems if it does not fit the schema."""
         if self._wrapped and "value" not in arguments:
             raise InvalidArguments(f"Invalid arguments for {FINAL_OUTPUT}: value: is missing")
         value = arguments["value"] if self._wrapped else arguments
@@ -150,15 +150,15 @@ class FinalOutput:
         if not self._wrapped:
             return self._schema
         inner = {key: value for key, value in self._schema.items() if key not in ("$defs", "definitions", "$schema")}
-        # References count from the root, so what they refer to stays there.
+        # References are relative to the root, so the definitions stay there.
         shared = {key: self._schema[key] for key in ("$defs", "definitions") if key in self._schema}
         return {"type": "object", "properties": {"value": inner}, "required": ["value"], **shared}
 
 
 async def _errors(schema: JsonObject, value: Any) -> list[str]:
-    """What of the value does not fit, found in a process of its own: what it may take is bounded by nothing else."""
-    said = await _compared(json.dumps([schema, value]).encode())
-    answers: list[Any] = [json.loads(line) for line in said.splitlines(keepends=True) if line.endswith(b"\n")]
+    """The problems of the value. A process of its own validates it, because only that limits time and memory."""
+    lines = await _run_comparison(json.dumps([schema, value]).encode())
+    answers: list[Any] = [json.loads(line) for line in lines.splitlines(keepends=True) if line.endswith(b"\n")]
     match answers:
         case [{"fits": True}]:
             return []
@@ -172,25 +172,25 @@ async def _errors(schema: JsonObject, value: Any) -> list[str]:
             raise SchemaFailed("a result could not be compared with it within the bounds of time and memory")
 
 
-async def _compared(question: bytes) -> bytes:
-    """What the process says before it ends, or is ended."""
-    places = _places.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(_AT_ONCE))
-    async with places:
+async def _run_comparison(request: bytes) -> bytes:
+    """The output of the process until it ends or is killed."""
+    semaphore = _semaphores.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(_MAX_CONCURRENT))
+    async with semaphore:
         try:
             process = await asyncio.create_subprocess_exec(
-                # No module of Perdure may stand in the place of one of Python's own.
+                # -P: modules in Perdure's directory must not hide those of the standard library.
                 *(sys.executable, "-P", output_schema.__file__),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,
-                # Ctrl-C is for the worker alone: what is said until it ends must be true.
+                # In a session of its own, so that Ctrl-C does not kill it: that would look like a failed validation.
                 start_new_session=True,
             )
         except OSError:
             return b""
         try:
-            async with asyncio.timeout(_PATIENCE):
-                return (await process.communicate(question))[0]
+            async with asyncio.timeout(_TIMEOUT):
+                return (await process.communicate(request))[0]
         except TimeoutError:
             return b""
         finally:
@@ -199,22 +199,22 @@ async def _compared(question: bytes) -> bytes:
 
 
 def without_final(response: ModelResponse) -> ModelResponse:
-    """The reply without the calls by which a result was handed over."""
+    """The reply without its calls of `final_output`."""
     parts = [part for part in response.parts if not (isinstance(part, ToolCallPart) and part.tool_name == FINAL_OUTPUT)]
     return replace(response, parts=parts)
 
 
 def as_answer(response: ModelResponse, result: Result) -> ModelResponse:
-    """The reply as history keeps it: the result is what the assistant said. Later turns do not know the tool."""
-    said = TextPart(json.dumps(result.value, ensure_ascii=False))
-    # OpenAI refuses a thought without the very item that followed it, and an item without its thought: no later
-    # request of the session would be answered. What has no id belongs to no thought.
+    """The reply as the history keeps it: the result becomes text, because later turns may not have the tool."""
+    text = TextPart(json.dumps(result.value, ensure_ascii=False))
+    # OpenAI rejects a reasoning item without the item that followed it, and the reverse: all later requests of the
+    # session would fail. A part without an id belongs to no reasoning item.
     kept = [
         replace(part, id=None) if isinstance(part, TextPart) else part
         for part in without_final(response).parts
         if not isinstance(part, ThinkingPart)
     ]
-    return replace(response, parts=[*kept, said], finish_reason="stop")
+    return replace(response, parts=[*kept, text], finish_reason="stop")
 
 
 @dataclass(frozen=True)
@@ -235,7 +235,7 @@ class Offer:
 
     @property
     def hidden(self) -> frozenset[str]:
-        """Tools whose calls are no actions to readers."""
+        """Tools whose calls readers do not see as actions."""
         return frozenset({*((ASK_QUESTION,) if self.asks else ()), *((FINAL_OUTPUT,) if self.output else ())})
 
 
@@ -244,8 +244,8 @@ async def open_offer(agent: Agent, *, can_ask: bool, output: FinalOutput | None)
     return Offer(tools, asks=can_ask and agent.asks_questions and ASK_QUESTION not in tools, output=output)
 
 
-def wanted_output(agent: Agent, mode: Mode, turn: TurnJournal) -> FinalOutput | None:
-    """What this turn's result must look like: as the deliveries say, or else, in a task, as the agent does."""
+def required_output(agent: Agent, mode: Mode, turn: TurnJournal) -> FinalOutput | None:
+    """The result that the turn requires: by its deliveries' schema or, in a task, by the agent's."""
     declared: JsonObject | None = agent.output_schema if mode == "task" else None
     schema = turn.output_schema if turn.output_schema is not None else declared
     return None if schema is None else FinalOutput(schema)

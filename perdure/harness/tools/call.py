@@ -1,4 +1,4 @@
-"""One tool call: an intent before its effect, an outcome after it."""
+"""One tool call: the intent is recorded before the effect, the outcome after it."""
 
 import asyncio
 import contextlib
@@ -17,9 +17,9 @@ from perdure.harness.journal import (
     INTENT,
     OUTCOME,
     REPLY,
-    AskedCall,
     Intent,
     Outcome,
+    RequestedCall,
     StoredReply,
     TurnJournal,
     read,
@@ -52,7 +52,7 @@ from perdure.telemetry import spans
 from perdure.text import described
 
 from . import outcomes
-from .approvals import arguments_of, guarded, log_of
+from .approvals import approval_problem, arguments_of, log_of
 from .toolbox import InvalidArguments, Usable, open_toolbox
 
 
@@ -62,13 +62,13 @@ class _Work:
 
     call: ToolCall
     attempt: Attempt
-    asked: AskedCall
-    #: What people made of it, if they had to be asked.
+    requested: RequestedCall
+    #: The input request of the call, if it needed one.
     request: InputRow | None
-    #: None: the agent has lost the tool since the model asked for it.
+    #: None: the agent no longer has the tool.
     tool: Usable | None
     view: SessionView
-    #: Whether an older attempt was about to run it.
+    #: Whether an older attempt has recorded its intent.
     begun: bool
 
     @property
@@ -81,9 +81,9 @@ class _Work:
 
     @property
     def arguments(self) -> JsonObject:
-        """As the model sent them, or as they were approved."""
+        """The arguments of the model, or those that were approved."""
         row = self.request
-        return arguments_of(row.request, row.answer) if row else self.asked.input
+        return arguments_of(row.request, row.answer) if row else self.requested.input
 
     @property
     def call_id(self) -> str:
@@ -98,7 +98,7 @@ class _Work:
 
 
 class ToolCaller:
-    """Runs the calls of a step; each has one outcome, whatever happens to the process that runs it."""
+    """Runs tool calls. Each call gets exactly one outcome, even if the process that runs it dies."""
 
     def __init__(self, store: Store, agents: AgentRegistry, settings: Settings) -> None:
         self._store = store
@@ -106,18 +106,18 @@ class ToolCaller:
         self._settings = settings
 
     async def run(
-        self, call: ToolCall, attempt: Attempt, cancelled: Signal, leaving: Callable[[], bool] = lambda: False
+        self, call: ToolCall, attempt: Attempt, cancelled: Signal, stopping: Callable[[], bool] = lambda: False
     ) -> ToolOutcome:
-        """`leaving` says whether this process ends, and must not wait for a tool that cannot be stopped."""
+        """`stopping` says whether this process shuts down: then it does not wait for a tool that cannot be stopped."""
         work = await self._prepare(call, attempt)
         reach("tool_before_intent")
-        settled = await self._intend(work)
+        settled = await self._record_intent(work)
         reach("tool_after_intent")
         if settled is not None:
             return settled
         context = self._context(work, cancelled)
         with spans.tool_call(work.at, call.agent, call.call, attempt.number) as spanned:
-            done = await self._outcome(work, context, leaving)
+            done = await self._outcome(work, context, stopping)
             if done.is_error:
                 spanned.fail(done.status)
         outcome = await self._settle(work, done, context)
@@ -125,7 +125,7 @@ class ToolCaller:
         return outcome
 
     async def _prepare(self, call: ToolCall, attempt: Attempt) -> _Work:
-        """Read all that is needed, so that nothing stands between the intent and the effect."""
+        """Read all that the call needs, so that nothing can fail between the intent and the effect."""
         at, call_id = call.at, call.call.call_id
         agent = find_agent(self._agents, call.agent)
         row, reply, intent = await asyncio.gather(
@@ -133,28 +133,28 @@ class ToolCaller:
             self._store.record(at.session_id, at.turn, at.step, names.REPLY),
             self._store.record(at.session_id, at.turn, at.step, names.intent_slot(call_id)),
         )
-        stored = read(_there(reply), REPLY, StoredReply)
-        asked = stored.call(call_id)
+        stored = read(_require_reply(reply), REPLY, StoredReply)
+        requested = stored.call(call_id)
         return _Work(
             call=call,
             attempt=attempt,
-            asked=asked,
-            request=await self._store.input(asked.ask.request.request_id) if asked.ask else None,
+            requested=requested,
+            request=await self._store.input(requested.ask.request.request_id) if requested.ask else None,
             tool=(await open_toolbox(agent)).get(call.call.tool),
             view=view_of(row, at, await self._speaker(at, stored)),
-            begun=_of_another(intent, attempt),
+            begun=_is_from_other_attempt(intent, attempt),
         )
 
     async def _speaker(self, at: Coordinates, reply: StoredReply) -> Principal | None:
-        """Whom the reply has listened to. Its deliveries say it too, and may be as large as files are."""
+        """The principal for whom the reply acts. Reading it from the deliveries is slow: they may hold files."""
         if "speaker" in reply.model_fields_set:
             return reply.speaker
         return TurnJournal(await self._store.records(at.session_id, from_turn=at.turn, to_turn=at.turn)).principal
 
     # --- before the effect ---
 
-    async def _intend(self, work: _Work) -> ToolOutcome | None:
-        """Take the call over and say that it will be run; the outcome, if it must not be."""
+    async def _record_intent(self, work: _Work) -> ToolOutcome | None:
+        """Raise the fence and record the intent; returns the outcome if the call must not run."""
         refusal = _refusal(work)
         commit = Commit(
             work.at.session_id,
@@ -166,17 +166,18 @@ class ToolCaller:
         try:
             done = await self._store.commit(commit)
         except Unavailable:
-            # It may have gone through; the next one then finds our own fence, and not whose it was before.
+            # The commit may have succeeded. Then a repeated one finds our own fence and cannot report an older
+            # attempt, so the intent is read to find out.
             done = await commit_steadfastly(self._store, commit)
             intent = await self._store.record(
                 work.at.session_id, work.at.turn, work.at.step, names.intent_slot(work.call_id)
             )
-            work = replace(work, begun=_of_another(intent, work.attempt))
+            work = replace(work, begun=_is_from_other_attempt(intent, work.attempt))
         if done.existing:
             return await self._recorded(work, done.existing)
         if refusal:
             return await self._settle(work, refusal, None)
-        # An older attempt may also have begun after the records were read; then the fence was its.
+        # An older attempt may have begun after the records were read; then it held the fence.
         if work.tool and work.tool.effects == "at_most_once" and (work.begun or done.superseded):
             unknown = outcomes.failed(INTERRUPTED, outcomes.UNKNOWN, "unknown")
             return await self._settle(work, unknown, None)
@@ -205,24 +206,24 @@ class ToolCaller:
 
     # --- the effect ---
 
-    async def _outcome(self, work: _Work, context: ToolContext, leaving: Callable[[], bool]) -> Outcome:
+    async def _outcome(self, work: _Work, context: ToolContext, stopping: Callable[[], bool]) -> Outcome:
         assert work.tool is not None
         try:
             result = await self._call(work.tool, work.arguments, context)
         except InvalidArguments as refused:
             return outcomes.failed(str(refused))
-        except _TimeUp as late:
+        except _TimeLimitExceeded as late:
             self._log(work).warning("%s", late)
             return outcomes.failed(str(late))
         except asyncio.CancelledError:
             context.cancelled.set()
             task = asyncio.current_task()
             if task is None or task.cancelling():
-                await _thread_over(context, work.tool.timeout, leaving)
+                await _wait_for_thread(context, work.tool.timeout, stopping)
                 raise
             return outcomes.failed("CancelledError: the tool cancelled itself.")
         except (Exception, SystemExit, KeyboardInterrupt) as error:
-            return self._raised(work, error)
+            return self._handle_error(work, error)
         reach("tool_after_effect")
         try:
             return outcomes.completed(result, self._settings.max_tool_output_bytes)
@@ -241,29 +242,29 @@ class ToolCaller:
         except TimeoutError:
             if not limit.expired():
                 raise
-            # A tool in a thread cannot be stopped, only told.
+            # A tool in a thread cannot be stopped; it can only check this flag.
             context.cancelled.set()
-            raise _TimeUp(f"The tool did not finish within {tool.timeout:g} seconds.") from None
+            raise _TimeLimitExceeded(f"The tool did not finish within {tool.timeout:g} seconds.") from None
 
-    def _raised(self, work: _Work, error: BaseException) -> Outcome:
+    def _handle_error(self, work: _Work, error: BaseException) -> Outcome:
         assert work.tool is not None
-        # Here and nowhere else: the traceback is for the tool's author, and may hold content.
+        # The traceback may hold content: it is for the tool's author, and only in this log.
         self._log(work).error("the tool raised, in attempt %d", work.attempt.number, exc_info=error)
         message = outcomes.cut(described(error), self._settings.max_tool_output_bytes)
         again = work.tool.effects != "at_most_once" and work.attempt.number <= work.tool.retries
         if again and work.attempt.number < work.call.call.attempts:
-            # The engine keeps what it is told of failures, and shows it.
+            # Temporal stores and shows the texts of failures, so this one has only the type.
             raise ToolFailed(f"The tool raised {type(error).__name__}.", attempt=work.attempt.number) from None
         return outcomes.failed(message)
 
     # --- after the effect ---
 
     async def _settle(self, work: _Work, outcome: Outcome, context: ToolContext | None) -> ToolOutcome:
-        """Record the outcome with everything that the tool has written; all in one commit."""
-        # What a failed tool has staged is dropped with it.
+        """Record the outcome and the tool's writes in one commit."""
+        # The staged writes of a failed tool are dropped.
         kept = context if outcome.status == "completed" else None
-        wished = kept.session.wished_token if kept else None
-        outcome = outcome.model_copy(update={"token_hash": hashed(wished) if wished else None})
+        token = kept.session.wished_token if kept else None
+        outcome = outcome.model_copy(update={"token_hash": hashed(token) if token else None})
         while True:
             reach("tool_before_settle")
             try:
@@ -279,8 +280,8 @@ class ToolCaller:
             except Exception as error:
                 if outcome.status == "unknown" or (isinstance(error, PerdureError) and not isinstance(error, Invalid)):
                     raise
-                # The effect has happened, and must not happen again because nobody can write down what came of it.
-                self._log(work).error("what the tool returned could not be recorded", exc_info=error)
+                # The effect has happened: the call must not be retried because its outcome cannot be recorded.
+                self._log(work).error("the result of the tool could not be recorded", exc_info=error)
                 message = _UNWRITABLE.format(type(error).__name__)
                 outcome, kept = outcomes.failed(message, outcomes.UNKNOWN, "unknown"), None
                 continue
@@ -291,12 +292,12 @@ class ToolCaller:
             return ToolOutcome(call_id=work.call_id, status=outcome.status, token_hash=outcome.token_hash, head=head)
 
     async def _recorded(self, work: _Work, record: Record) -> ToolOutcome:
-        """An outcome that stood already, and when it was told: a token that came with it may have been replaced."""
+        """The outcome of an earlier attempt, with its position: its token may have been replaced since."""
         outcome = tool_outcome(work.call_id, record)
         if outcome.token_hash is None:
             return outcome
-        told = await self._store.index_of(work.at.session_id, action_key(work.at, work.call_id))
-        return outcome.model_copy(update={"head": None if told is None else told + 1})
+        index = await self._store.index_of(work.at.session_id, action_key(work.at, work.call_id))
+        return outcome.model_copy(update={"head": None if index is None else index + 1})
 
     def _settlement(self, work: _Work, outcome: Outcome, context: ToolContext | None) -> Commit:
         at = work.at
@@ -306,56 +307,56 @@ class ToolCaller:
             unless=work.outcome_key,
             fence=work.fence(Hold.RELEASE),
             records=(written(*work.outcome_key, OUTCOME, outcome),),
-            events=(self._told(work, outcome),),
+            events=(self._result_event(work, outcome),),
             slots=tuple(SlotWrite(write.name, write.value, write.expected) for write in writes),
             route=outcome.token_hash,
             change=SessionChange(tool_calls=1),
         )
 
-    def _told(self, work: _Work, outcome: Outcome) -> NewEvent:
-        facts = EventFactory(work.told_at, work.attempt.number)
-        return facts.action_result(work.call_id, work.call.call.tool, outcome, work.at)
+    def _result_event(self, work: _Work, outcome: Outcome) -> NewEvent:
+        factory = EventFactory(work.told_at, work.attempt.number)
+        return factory.action_result(work.call_id, work.call.call.tool, outcome, work.at)
 
 
-async def _thread_over(context: ToolContext, limit: float, leaving: Callable[[], bool]) -> None:
-    """Wait for a tool in a thread, which can only be told to stop: before it has, nobody may say so."""
+async def _wait_for_thread(context: ToolContext, limit: float, stopping: Callable[[], bool]) -> None:
+    """Wait for a tool in a thread: the call may not be reported as cancelled while the thread still runs."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(limit):
-            while not context.thread_ended.is_set() and not leaving():
+            while not context.thread_ended.is_set() and not stopping():
                 await asyncio.sleep(0.02)
 
 
 _UNWRITABLE = "The tool has returned, but what it returned or wrote could not be recorded ({})."
 
 
-class _TimeUp(Exception):
-    """The tool's own time limit, as opposed to a TimeoutError of something it called."""
+class _TimeLimitExceeded(Exception):
+    """The tool's own time limit has passed; a `TimeoutError` that the tool raised is another error."""
 
 
-def _of_another(intent: Record | None, attempt: Attempt) -> bool:
-    """Whether another attempt was about to run the call."""
+def _is_from_other_attempt(intent: Record | None, attempt: Attempt) -> bool:
+    """Whether the intent is that of another attempt."""
     return intent is not None and read(intent, INTENT, Intent).generation != attempt.generation
 
 
-def _there(reply: Record | None) -> Record:
+def _require_reply(reply: Record | None) -> Record:
     if reply is None:
         raise UnreadableState("There is no record of the reply that asks for this call.")
     return reply
 
 
 def _refusal(work: _Work) -> Outcome | None:
-    """Why the call is not run at all. What somebody had to approve runs as approved, or not."""
-    if work.asked.ask:
-        if refused := guarded(work.request, work.arguments):
+    """The outcome if the call must not run. A call that needed an approval runs only as approved."""
+    if work.requested.ask:
+        if refused := approval_problem(work.request, work.arguments):
             return refused
     elif work.tool and work.tool.gate.approval == "always":
-        # Declared since the model asked for it.
+        # The approval was declared after the model had requested the call.
         message = "This tool needs an approval by now, and nobody was asked; it was not executed."
         return outcomes.failed(message, outcomes.REJECTED, "rejected")
     return None if work.tool else outcomes.failed(f"The tool {work.call.call.tool!r} no longer exists.")
 
 
 def idempotency_key(at: Coordinates, call_id: str) -> str:
-    """The same for every attempt at one call, and for no other call."""
+    """A key that is the same for every attempt at one call, and different for every other call."""
     place = f"{at.session_id}/{at.turn}/{at.step}/{call_id}"
     return hashlib.sha256(b"perdure/call/" + place.encode()).hexdigest()[:32]

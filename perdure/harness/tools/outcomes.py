@@ -1,4 +1,4 @@
-"""From what a tool returned to what is recorded, told and shown to the model."""
+"""Outcomes of tool calls, as they are recorded and shown to readers and to the model."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ TOO_MANY = "TOOL_CALL_LIMIT_REACHED"
 def completed(result: Any, largest: int) -> Outcome:
     """The outcome of a tool that returned."""
     try:
-        # Nobody else is served meanwhile, so what is not kept anyway is written once and never read again.
+        # This blocks the event loop, so a result that is too large is encoded once and not decoded.
         text = type(result) is str
         encoded = result.encode() if text else to_json(result, inf_nan_mode="strings", bytes_mode="base64")
         if len(encoded) > largest:
@@ -31,12 +31,12 @@ def completed(result: Any, largest: int) -> Outcome:
         raise Invalid(f"The tool returned a {type(result).__name__} that cannot be sent as JSON: {problem}") from None
     if deeper_than(output, DEEPEST):
         raise Invalid(f"The tool returned a {type(result).__name__} that is nested deeper than {DEEPEST} levels.")
-    # What it returned is data, whatever it looks like: how the call went stands beside it.
+    # The result is data, even if it looks like an error: the status is a field of its own.
     return Outcome(status="completed", output=output)
 
 
 def failed(message: str, code: str = FAILED, status: str = "failed") -> Outcome:
-    """The outcome of a tool that did not."""
+    """The outcome of a call that failed or was not executed."""
     text = whole(message)
     return Outcome.model_validate(
         {"status": status, "output": text, "is_error": True, "error": {"code": code, "message": text}}
@@ -44,28 +44,28 @@ def failed(message: str, code: str = FAILED, status: str = "failed") -> Outcome:
 
 
 def too_many(most: int) -> Outcome:
-    """The outcome of a call beyond those that one step may make."""
+    """The outcome of a call beyond the limit of its step."""
     message = f"This call was not executed: one step may make at most {most} calls. Make it in a later step."
     return failed(message, TOO_MANY)
 
 
 def denied(reason: str | None = None) -> Outcome:
-    """The outcome of a call that somebody has said no to."""
+    """The outcome of a call that was denied."""
     return _denied(f"Tool execution was denied. Reason: {reason}" if reason else "Tool execution was denied.")
 
 
 def ignored() -> Outcome:
-    """The outcome of a call that nobody has answered, because they said something else."""
+    """The outcome of a call whose request was closed by a message that did not answer it."""
     return _denied("Ignored because the user continued without responding.")
 
 
 def _denied(message: str) -> Outcome:
-    told = {"code": DENIED, "message": message}
-    return Outcome(status="rejected", output=told, is_error=True, error=told)
+    error = {"code": DENIED, "message": message}
+    return Outcome(status="rejected", output=error, is_error=True, error=error)
 
 
 def cut(text: str, largest: int) -> str:
-    """At most so many bytes of it, and an honest note when that is not all."""
+    """The text cut to this many bytes, with a note if something is missing."""
     encoded = text.encode()
     return text if len(encoded) <= largest else _cut(encoded, largest)
 

@@ -1,4 +1,4 @@
-"""An agent's tools as a step uses them: its own, and those that pydantic-ai brings."""
+"""An agent's tools as a step uses them: those declared with `@tool`, and those of pydantic-ai toolsets."""
 
 import asyncio
 import contextvars
@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from pydantic_ai.exceptions import UserError
 from pydantic_ai.models.test import TestModel
 from pydantic_ai.tools import RunContext, ToolDefinition
-from pydantic_ai.tools import Tool as ForeignTool
+from pydantic_ai.tools import Tool as PydanticTool
 from pydantic_ai.toolsets import AbstractToolset, FunctionToolset, ToolsetTool
 from pydantic_ai.usage import RunUsage
 from pydantic_core import to_json
@@ -28,14 +28,14 @@ from perdure.protocol.wire import DEEPEST, JsonObject
 
 log = logging.getLogger("perdure.tools")
 
-#: Seconds that a toolset has to list its tools when a worker starts.
-_PATIENCE = 20.0
-#: Far more than what is kept of an output.
+#: Seconds in which a toolset must list its tools when a worker starts.
+_TIMEOUT = 20.0
+#: The most values that are collected from the iterators of a result.
 _MOST_COLLECTED = 100_000
 
 
 class InvalidArguments(Exception):
-    """The model's arguments do not fit the tool; the text tells the model why."""
+    """The model's arguments do not fit the tool; the text is shown to the model."""
 
 
 class Usable(Protocol):
@@ -53,7 +53,7 @@ class Usable(Protocol):
     def retries(self) -> int: ...
 
     def read(self, arguments: JsonObject) -> Arguments:
-        """What a call with these arguments runs with; `InvalidArguments` when it cannot run."""
+        """The validated arguments of a call; raises `InvalidArguments`."""
         ...
 
     async def call(self, arguments: JsonObject, context: ToolContext) -> Any: ...
@@ -66,7 +66,7 @@ async def open_toolbox(agent: Agent) -> Mapping[str, Usable]:
         if isinstance(declared, Tool):
             found: list[Usable] = [OwnTool(cast("Tool[..., Any]", declared))]
         else:
-            found = await _foreign(declared)
+            found = await _pydantic_tools(declared)
         for usable in found:
             name = usable.definition.name
             if box.setdefault(name, usable) is not usable:
@@ -77,20 +77,20 @@ async def open_toolbox(agent: Agent) -> Mapping[str, Usable]:
 
 
 async def check_tools(agents: Iterable[Agent]) -> None:
-    """Open the toolboxes once; `InvalidDeclaration` when one can never be opened."""
+    """Open all toolboxes once; raises `InvalidDeclaration` if one can never be opened."""
     await asyncio.gather(*(_check(agent) for agent in agents))
 
 
 async def _check(agent: Agent) -> None:
     try:
-        async with asyncio.timeout(_PATIENCE):
+        async with asyncio.timeout(_TIMEOUT):
             await open_toolbox(agent)
     except InvalidDeclaration:
         raise
     except UserError as wrong:
         raise InvalidDeclaration(f"Agent {agent.name!r}: {wrong}") from None
     except Exception as error:
-        # A server that is away now may be there when somebody asks, and the other agents can work without it.
+        # A server that is unavailable now may be back when it is needed, and other agents do not need it.
         log.warning("Agent %r: its tools cannot be listed now (%s).", agent.name, type(error).__name__)
 
 
@@ -111,7 +111,7 @@ class OwnTool:
         try:
             return self._tool.signature.read(arguments)
         except ValidationError as invalid:
-            raise misfit(self._tool.name, invalid) from None
+            raise invalid_arguments(self._tool.name, invalid) from None
 
     async def call(self, arguments: JsonObject, context: ToolContext) -> Any:
         args, kwargs = self._tool.signature.bind(self._validated(arguments), context)
@@ -121,9 +121,9 @@ class OwnTool:
             result = await self._in_thread(lambda: _collected(self._tool.function(*args, **kwargs)), context)
             if not inspect.iscoroutine(result):
                 return result
-            # A plain function may still hand back something to wait for.
+            # A plain function may return a coroutine.
             result = await result
-        # Making it is the tool's work: it may take long, or have no end, and the event loop is everybody's.
+        # In a thread, because iterators run the tool's code, which may take long or never end.
         return await self._in_thread(lambda: _collected(result), context) if _may_be_lazy(result) else result
 
     async def _in_thread(self, work: Callable[[], Any], context: ToolContext) -> Any:
@@ -133,7 +133,7 @@ class OwnTool:
         try:
             return self._tool.signature.model.model_validate_json(to_json(arguments))
         except ValidationError as invalid:
-            raise misfit(self._tool.name, invalid) from None
+            raise invalid_arguments(self._tool.name, invalid) from None
 
 
 def _may_be_lazy(result: object) -> bool:
@@ -141,12 +141,12 @@ def _may_be_lazy(result: object) -> bool:
 
 
 def _collected(result: Any) -> Any:
-    """The result, with all that generators and other iterators in it still have to give."""
+    """The result with its generators and other iterators replaced by lists of their values."""
     return _Collecting().made(result) if _is_lazy(result) else result
 
 
 def _is_lazy(result: Any) -> bool:
-    """Whether an iterator is in it, at any depth of what JSON has."""
+    """Whether the result contains an iterator at any depth."""
     seen: set[int] = set()
     level: list[Any] = [result]
     while level:
@@ -163,7 +163,7 @@ def _is_lazy(result: Any) -> bool:
 
 
 class _Collecting:
-    """Takes a result apart, and what is in it; all of its iterators together have a limit."""
+    """Replaces the iterators in a result by lists; all of them together have a limit."""
 
     def __init__(self) -> None:
         self._left = _MOST_COLLECTED
@@ -191,8 +191,8 @@ class _Collecting:
 
 
 @dataclass(frozen=True)
-class _Foreign:
-    """A tool of a pydantic-ai toolset. What it does when run twice is unknown, so it is run at most once."""
+class _PydanticTool:
+    """A tool of a pydantic-ai toolset. Its effects are unknown, so it runs at most once."""
 
     toolset: AbstractToolset[Any]
     tool: ToolsetTool[Any]
@@ -213,16 +213,16 @@ class _Foreign:
 
     def read(self, arguments: JsonObject) -> Arguments:
         validated = self._validated(arguments)
-        # Which of these values can be written as JSON and read back, only the toolset knows.
+        # The original JSON is kept: only the toolset knows whether its values can be written as JSON and read back.
         return Arguments(arguments, lambda: validated)
 
     async def call(self, arguments: JsonObject, context: ToolContext) -> Any:
-        # The tool's own context carries ours: `ctx.deps` is the ToolContext.
+        # A toolset's tool finds our ToolContext in `ctx.deps`.
         run = replace(
             _run(context),
             tool_name=self.definition.name,
             tool_call_id=context.call_id,
-            # A gated call comes here only once it is approved.
+            # A call that needs an approval runs only after it was approved.
             tool_call_approved=self.gate is CLOSED,
         )
         async with self.toolset:
@@ -232,12 +232,12 @@ class _Foreign:
         try:
             return self.tool.args_validator.validate_json(to_json(arguments))
         except ValidationError as invalid:
-            raise misfit(self.definition.name, invalid) from None
+            raise invalid_arguments(self.definition.name, invalid) from None
 
 
-async def _foreign(declared: object) -> list[Usable]:
-    if isinstance(declared, ForeignTool):
-        declared = FunctionToolset([cast("ForeignTool[Any]", declared)])
+async def _pydantic_tools(declared: object) -> list[Usable]:
+    if isinstance(declared, PydanticTool):
+        declared = FunctionToolset([cast("PydanticTool[Any]", declared)])
     if not isinstance(declared, AbstractToolset):
         raise InvalidDeclaration(f"{declared!r} is neither a pydantic-ai tool nor a toolset.")
     toolset = cast("AbstractToolset[Any]", declared)
@@ -245,7 +245,7 @@ async def _foreign(declared: object) -> list[Usable]:
         tools = await toolset.get_tools(_run(None))
     for tool in tools.values():
         _timeout(tool.tool_def)
-    return [_Foreign(toolset, tool) for tool in tools.values()]
+    return [_PydanticTool(toolset, tool) for tool in tools.values()]
 
 
 def _timeout(definition: ToolDefinition) -> float:
@@ -253,19 +253,19 @@ def _timeout(definition: ToolDefinition) -> float:
 
 
 def _run(context: ToolContext | None) -> RunContext[Any]:
-    # There is no run of pydantic-ai's own; its tools are shown the least that they can work with.
+    # There is no agent run of pydantic-ai: its tools get a minimal context.
     return RunContext(deps=context, model=TestModel(), usage=RunUsage())
 
 
-def misfit(tool: str, invalid: ValidationError) -> InvalidArguments:
+def invalid_arguments(tool: str, invalid: ValidationError) -> InvalidArguments:
     return InvalidArguments(f"Invalid arguments for {tool}: {problems(invalid)}")
 
 
 async def in_thread(work: Callable[[], Any], name: str, *, ended: threading.Event) -> Any:
-    """Run in a thread of its own; `ended` is set when it is over, also if nobody waits for it any more.
+    """Run in a new thread; `ended` is set when the thread has ended, even if the caller was cancelled before.
 
-    A pool would do until some tools hang: then every other tool waits for them. The thread is a daemon, so a hung
-    tool does not keep a worker from stopping either.
+    No pool: tools that hang would block all others. The thread is a daemon, so that a tool that hangs does not keep
+    the worker from stopping.
     """
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
@@ -284,7 +284,7 @@ async def in_thread(work: Callable[[], Any], name: str, *, ended: threading.Even
         try:
             result = context.run(work)
         except (SystemExit, KeyboardInterrupt, StopIteration, GeneratorExit) as error:
-            # A future refuses the one, and the loop dies of the others.
+            # A future does not accept StopIteration, and the others would end the event loop.
             failure = RuntimeError(f"{type(error).__name__}: {error}")
         except BaseException as error:
             failure = error
