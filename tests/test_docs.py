@@ -1,12 +1,18 @@
 """The docs say what is there."""
 
+import asyncio
 import re
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import perdure
 from perdure.settings import Settings
+from perdure.testing import ScriptedModel, call, play
+from tests.support.processes import PATIENCE
+from tests.support.stack import Stack
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -39,12 +45,63 @@ def blocks(page: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
 
 
-async def test_the_agents_of_the_authors_guide_work() -> None:
-    declared, asking, _, _, tested, asked = blocks("authoring.md")
+def definitions(page: str) -> dict[str, Any]:
+    """What all the Python of a page defines, run in order."""
     names: dict[str, Any] = {}
-
-    for block in (declared, asking, tested, asked):
+    for block in blocks(page):
         exec(block, names)
+    return names
 
-    await names["test_the_shop_adds_tea"]()
-    await names["test_a_large_refund_is_asked_for"]()
+
+async def test_the_agents_of_the_authors_guide_work() -> None:
+    guide = definitions("authoring.md")
+
+    await guide["test_the_shop_adds_tea"]()
+    await guide["test_a_large_refund_is_asked_for"]()
+
+    advised = await play(
+        guide["advisor"],
+        "What do you recommend?",
+        mode="task",
+        model=ScriptedModel([call("final_output", sku="tea", reason="It is raining.")]),
+    )
+    assert advised.result == {"sku": "tea", "reason": "It is raining."}
+
+
+@pytest.fixture
+def guide_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Stack]:
+    """A worker that serves the agents of the authors' guide, and its environment here, too."""
+    code = "\n".join(blocks("authoring.md")).replace("anthropic:claude-sonnet-4-5", "demo")
+    (tmp_path / "authors_guide.py").write_text(code)
+    agents = "authors_guide:agent,authors_guide:refunds"
+    with Stack(tmp_path, apis=0, agents=agents, environment={"PYTHONPATH": str(tmp_path)}) as stack:
+        for name, value in stack.environment.items():
+            if name.startswith("PERDURE_"):
+                monkeypatch.setenv(name, value)
+        # This process is a program without the agents' code.
+        monkeypatch.delenv("PERDURE_AGENTS")
+        yield stack
+
+
+async def test_the_programs_of_the_authors_guide_work(guide_stack: Stack) -> None:
+    guide = definitions("authoring.md")
+
+    async with asyncio.timeout(2 * PATIENCE):
+        assert await guide["ask"]("hello") == "You said: hello"
+
+        async with perdure.connect() as sessions:
+            for message in ("one", "two"):
+                await guide["say"](sessions, "7", message)
+            assert len((await sessions.list()).sessions) == 2
+
+            receipt = await sessions.start("refunds", 'use refund {"order": "7", "amount": 50}')
+            async for event in sessions.events(receipt.session_id):
+                if event.type == "session.waiting":
+                    await guide["approve_all"](sessions, receipt.session_id)
+                if event.type == "action.result":
+                    assert (event.data or {})["result"]["output"] == "Refunded 50.00."
+                    break
+
+        stop = asyncio.Event()
+        stop.set()
+        await guide["look_after"](stop)
