@@ -7,7 +7,6 @@ import pytest
 from examples import approvals, shop, toolset
 from perdure.testing import ScriptedModel, call, play
 
-
 PUBLIC = {"perdure", "perdure.errors", "perdure.testing"}
 
 
