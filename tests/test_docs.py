@@ -4,16 +4,20 @@ import asyncio
 import re
 from collections.abc import Generator
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
 
 import perdure
+import perdure.testing
 from perdure.settings import Settings
 from perdure.testing import ScriptedModel, call, play
 from tests.support.processes import PATIENCE
 from tests.support.stack import Stack
 
+#: Members that need a docstring.
+DESCRIBED = (FunctionType, property, classmethod, staticmethod)
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
@@ -38,6 +42,32 @@ def test_links_lead_somewhere(page: Path) -> None:
     local = [link for link in links if "://" not in link and not link.startswith("mailto:")]
 
     assert [link for link in local if not (page.parent / link).exists()] == []
+
+
+def importable() -> list[tuple[ModuleType, str]]:
+    """What authors import, by module and name."""
+    return [(module, name) for module in (perdure, perdure.testing) for name in module.__all__]
+
+
+def test_the_reference_lists_what_authors_import() -> None:
+    listed = re.findall(r"^::: ([\w.]+)$", (ROOT / "docs" / "reference.md").read_text(), re.MULTILINE)
+
+    assert {name for _, name in importable()} <= {path.rpartition(".")[2] for path in listed}
+
+
+@pytest.mark.parametrize(("module", "name"), importable(), ids=lambda each: getattr(each, "__name__", each))
+def test_what_authors_import_has_a_docstring(module: ModuleType, name: str) -> None:
+    exported = getattr(module, name)
+    if not isinstance(exported, type):
+        # An alias of types cannot hold one when the program runs.
+        assert exported.__doc__
+        return
+    members = {each: value for each, value in vars(exported).items() if not each.startswith("_")}
+    described = {each: value.__doc__ for each, value in members.items() if isinstance(value, DESCRIBED)}
+
+    # A dataclass without a docstring is given its signature for one.
+    assert not (exported.__doc__ or f"{name}(").startswith(f"{name}(")
+    assert [each for each, docstring in described.items() if not docstring] == []
 
 
 def blocks(page: str) -> list[str]:
