@@ -45,8 +45,8 @@ format: $(STAMP)  ## Put the code in its form
 	$(BIN)/ruff check --fix .
 
 docs: $(STAMP)  ## Build the docs with the reference of what authors import, into site/
-	@# The variable turns off an announcement of the theme's makers.
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@# Not with --quiet, which hides warnings from --strict, too. The variable turns off an advertisement of the theme.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: $(STAMP)  ## Measure
 	$(BIN)/python -m bench $(BENCH_ARGS)
