@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help dev test coverage chaos check lint format bench build lock clean
+.PHONY: help dev test coverage chaos check lint format docs bench build lock clean
 
 help:  ## Show what there is to make
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -38,15 +38,20 @@ chaos: $(STAMP)  ## Run the tests that take minutes each, then break things at r
 
 check: lint test  ## Everything that must hold before a commit
 
-lint: $(STAMP)  ## Format, rules, types, architecture
+lint: $(STAMP) docs  ## Format, rules, types, architecture, and links of the docs
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.rooms
 
 format: $(STAMP)  ## Put the code in its form
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+docs: $(STAMP)  ## Build the docs with the reference of what authors import, into site/
+	@# Not with --quiet, which hides warnings from --strict, too. The variable turns off an advertisement of the theme.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 bench: $(STAMP)  ## Measure
 	$(BIN)/python -m bench $(BENCH_ARGS)
@@ -59,7 +64,7 @@ lock: $(STAMP)  ## Write down the versions that are installed, for CI
 	$(BIN)/python -m pip freeze --exclude-editable | grep -E '^[A-Za-z0-9._-]+==' > constraints.txt
 
 clean:  ## Remove what was built; sessions under .perdure stay
-	rm -rf $(VENV) dist build .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) dist build site .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 
 # Made anew whenever the dependencies may have changed.
 $(STAMP): pyproject.toml

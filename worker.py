@@ -28,7 +28,7 @@ from perdure.protocol import names
 from perdure.runtime.connect import connect
 from perdure.settings import Settings
 from perdure.store.base import Store
-from perdure.store.open import open_store
+from perdure.store.open import checked_store
 from perdure.telemetry import setup
 from workflows import failures, policies, steps
 from workflows.session import SessionWorkflow
@@ -156,9 +156,7 @@ async def serving(settings: Settings) -> AsyncGenerator[None]:
         await check_tools(agents)
         if (settings.deployment is None) != (settings.build_id is None):
             raise Misconfigured("PERDURE_DEPLOYMENT and PERDURE_BUILD_ID belong together: set both, or neither.")
-        store = await open_store(settings.database, create=False)
-        stack.push_async_callback(store.close)
-        await store.check()
+        store = await stack.enter_async_context(checked_store(settings.database))
         telemetry = setup.set_up("perdure-worker")
         stack.callback(telemetry.close)
         client = await connect(settings, plugins=telemetry.plugins)

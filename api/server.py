@@ -13,10 +13,9 @@ from starlette.types import ASGIApp
 
 from perdure.agents.registry import load_agents
 from perdure.errors import Misconfigured
-from perdure.runtime.connect import connect, secret
-from perdure.runtime.sessions import Sessions
+from perdure.runtime.open import open_sessions
 from perdure.settings import Settings
-from perdure.store.open import open_store
+from perdure.store.open import checked_store
 from perdure.telemetry import setup
 
 from .app import create_app
@@ -111,21 +110,10 @@ async def serve(settings: Settings, stop: asyncio.Event, ready: asyncio.Event | 
         authenticators = build_authenticators(settings)
         sock = stack.enter_context(listen(settings.host, settings.port))
         agents = load_agents(settings.agents, settings.model)
-        store = await open_store(settings.database, create=False)
-        stack.push_async_callback(store.close)
-        await store.check()
+        store = await stack.enter_async_context(checked_store(settings.database))
         tracing = setup.set_up("perdure-api")
         stack.callback(tracing.close)
-        sessions = Sessions(
-            store,
-            await connect(settings, plugins=tracing.plugins, lazy=True),
-            secret=secret(settings),
-            task_queue=settings.task_queue,
-            ui_url=settings.temporal_ui_url,
-            ui_detail=settings.ui_detail == "on",
-            agents=agents,
-            inbox_limit=settings.max_inbox,
-        )
+        sessions = await open_sessions(settings, store, agents=agents, plugins=tracing.plugins)
         await stack.enter_async_context(sessions.sweeper.running())
         await stack.enter_async_context(sessions.reconciler.running())
         feeds = Broadcasts(store)

@@ -3,13 +3,14 @@
 PERDURE_AGENTS=examples.approvals:agent PERDURE_MODEL=anthropic:claude-sonnet-4-5 make dev
 """
 
+from collections.abc import Mapping
 from datetime import timedelta
+from typing import Any
 
 from perdure import Agent, Call, Decision, SessionView, ToolContext, responders, tool
-from perdure.protocol.wire import JsonObject
 
 
-def in_words(arguments: JsonObject) -> str:
+def in_words(arguments: Mapping[str, Any]) -> str:
     return f"Refund {arguments['amount']:.2f} for order {arguments['order']}"
 
 

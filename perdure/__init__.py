@@ -20,22 +20,35 @@ if TYPE_CHECKING:
         tool,
     )
     from perdure.errors import InvalidDeclaration, PerdureError
+    from perdure.protocol.deliveries import Capabilities, FilePart, Receipt, TextPart
+    from perdure.protocol.events import Event
     from perdure.protocol.principals import Principal
+    from perdure.runtime.open import connect
+    from perdure.runtime.sessions import Sessions
+    from perdure.store.values import SessionQuery
 
 __all__ = [
     "Agent",
     "AgentRegistry",
     "Call",
+    "Capabilities",
     "Decision",
+    "Event",
+    "FilePart",
     "InvalidDeclaration",
     "Limits",
     "PerdureError",
     "Principal",
+    "Receipt",
     "Responders",
+    "SessionQuery",
     "SessionView",
+    "Sessions",
     "State",
+    "TextPart",
     "Tool",
     "ToolContext",
+    "connect",
     "load_agents",
     "responders",
     "tool",
@@ -43,9 +56,17 @@ __all__ = [
 
 # Looked up on first use: workflow code imports `perdure.protocol` and must not drag in what agents need.
 _HOME = {
+    "Capabilities": "perdure.protocol.deliveries",
+    "Event": "perdure.protocol.events",
+    "FilePart": "perdure.protocol.deliveries",
     "InvalidDeclaration": "perdure.errors",
     "PerdureError": "perdure.errors",
     "Principal": "perdure.protocol.principals",
+    "Receipt": "perdure.protocol.deliveries",
+    "SessionQuery": "perdure.store.values",
+    "Sessions": "perdure.runtime.sessions",
+    "TextPart": "perdure.protocol.deliveries",
+    "connect": "perdure.runtime.open",
 }
 
 

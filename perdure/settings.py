@@ -3,10 +3,12 @@
 import difflib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from perdure.errors import Invalid
 
 _PREFIX = "PERDURE_"
 #: Read elsewhere: by commands, by `perdure dev`, by tests, and by the compose file.
@@ -89,6 +91,16 @@ class Settings(BaseSettings):
         if self.database_url is not None:
             return self.database_url.get_secret_value()
         return f"sqlite:///{self.data_dir / 'perdure.db'}"
+
+
+def read_settings(**given: Any) -> Settings:
+    """The environment, with what is given laid over it; None means: as the environment says."""
+    try:
+        return Settings(**{name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = "_".join(str(part) for part in first["loc"]).upper()
+        raise Invalid(f"{_PREFIX}{name}: {first['msg']}.") from None
 
 
 def misspelt(environment: Iterable[str]) -> list[str]:

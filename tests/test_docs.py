@@ -1,13 +1,23 @@
 """The docs say what is there."""
 
+import asyncio
 import re
+from collections.abc import Generator
 from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
 
+import perdure
+import perdure.testing
 from perdure.settings import Settings
+from perdure.testing import ScriptedModel, call, play
+from tests.support.processes import PATIENCE
+from tests.support.stack import Stack
 
+#: Members that need a docstring.
+DESCRIBED = (FunctionType, property, classmethod, staticmethod)
 ROOT = Path(__file__).parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
@@ -34,17 +44,94 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert [link for link in local if not (page.parent / link).exists()] == []
 
 
+def importable() -> list[tuple[ModuleType, str]]:
+    """What authors import, by module and name."""
+    return [(module, name) for module in (perdure, perdure.testing) for name in module.__all__]
+
+
+def test_the_reference_lists_what_authors_import() -> None:
+    listed = re.findall(r"^::: ([\w.]+)$", (ROOT / "docs" / "reference.md").read_text(), re.MULTILINE)
+
+    assert {name for _, name in importable()} <= {path.rpartition(".")[2] for path in listed}
+
+
+@pytest.mark.parametrize(("module", "name"), importable(), ids=lambda each: getattr(each, "__name__", each))
+def test_what_authors_import_has_a_docstring(module: ModuleType, name: str) -> None:
+    exported = getattr(module, name)
+    if not isinstance(exported, type):
+        # An alias of types cannot hold one when the program runs.
+        assert exported.__doc__
+        return
+    members = {each: value for each, value in vars(exported).items() if not each.startswith("_")}
+    described = {each: value.__doc__ for each, value in members.items() if isinstance(value, DESCRIBED)}
+
+    # A dataclass without a docstring is given its signature for one.
+    assert not (exported.__doc__ or f"{name}(").startswith(f"{name}(")
+    assert [each for each, docstring in described.items() if not docstring] == []
+
+
 def blocks(page: str) -> list[str]:
     """The Python of a page, in order."""
     return re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
 
 
-async def test_the_agents_of_the_authors_guide_work() -> None:
-    declared, asking, _, _, tested, asked = blocks("authoring.md")
+def definitions(page: str) -> dict[str, Any]:
+    """What all the Python of a page defines, run in order."""
     names: dict[str, Any] = {}
-
-    for block in (declared, asking, tested, asked):
+    for block in blocks(page):
         exec(block, names)
+    return names
 
-    await names["test_the_shop_adds_tea"]()
-    await names["test_a_large_refund_is_asked_for"]()
+
+async def test_the_agents_of_the_authors_guide_work() -> None:
+    guide = definitions("authoring.md")
+
+    await guide["test_the_shop_adds_tea"]()
+    await guide["test_a_large_refund_is_asked_for"]()
+
+    advised = await play(
+        guide["advisor"],
+        "What do you recommend?",
+        mode="task",
+        model=ScriptedModel([call("final_output", sku="tea", reason="It is raining.")]),
+    )
+    assert advised.result == {"sku": "tea", "reason": "It is raining."}
+
+
+@pytest.fixture
+def guide_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Stack]:
+    """A worker that serves the agents of the authors' guide, and its environment here, too."""
+    code = "\n".join(blocks("authoring.md")).replace("anthropic:claude-sonnet-4-5", "demo")
+    (tmp_path / "authors_guide.py").write_text(code)
+    agents = "authors_guide:agent,authors_guide:refunds"
+    with Stack(tmp_path, apis=0, agents=agents, environment={"PYTHONPATH": str(tmp_path)}) as stack:
+        for name, value in stack.environment.items():
+            if name.startswith("PERDURE_"):
+                monkeypatch.setenv(name, value)
+        # This process is a program without the agents' code.
+        monkeypatch.delenv("PERDURE_AGENTS")
+        yield stack
+
+
+async def test_the_programs_of_the_authors_guide_work(guide_stack: Stack) -> None:
+    guide = definitions("authoring.md")
+
+    async with asyncio.timeout(2 * PATIENCE):
+        assert await guide["ask"]("hello") == "You said: hello"
+
+        async with perdure.connect() as sessions:
+            for message in ("one", "two"):
+                await guide["say"](sessions, "7", message)
+            assert len((await sessions.list()).sessions) == 2
+
+            receipt = await sessions.start("refunds", 'use refund {"order": "7", "amount": 50}')
+            async for event in sessions.events(receipt.session_id):
+                if event.type == "session.waiting":
+                    await guide["approve_all"](sessions, receipt.session_id)
+                if event.type == "action.result":
+                    assert (event.data or {})["result"]["output"] == "Refunded 50.00."
+                    break
+
+        stop = asyncio.Event()
+        stop.set()
+        await guide["look_after"](stop)

@@ -38,14 +38,17 @@ class Decision:
 
     @classmethod
     def allow(cls) -> "Decision":
+        """Run the call without asking, as False does."""
         return cls("allow")
 
     @classmethod
     def ask(cls, prompt: str | None = None) -> "Decision":
+        """Ask somebody, as True does; `prompt` is what they read instead of the summary."""
         return cls("ask", prompt=prompt)
 
     @classmethod
     def deny(cls, reason: str) -> "Decision":
+        """Refuse the call; the model is told why."""
         return cls("deny", reason=reason)
 
 

@@ -27,13 +27,16 @@ class AgentRegistry:
 
     @property
     def default(self) -> Agent:
+        """The agent of requests that name none."""
         return next(iter(self._agents.values()))
 
     @property
     def names(self) -> tuple[str, ...]:
+        """The names of all of them, in order."""
         return tuple(self._agents)
 
     def get(self, name: str) -> Agent | None:
+        """The agent of this name, or None."""
         return self._agents.get(name)
 
     def __getitem__(self, name: str) -> Agent:

@@ -59,6 +59,7 @@ class Tool(Generic[P, R]):
 
     @property
     def is_async(self) -> bool:
+        """Whether the function is a coroutine function; others run in a thread."""
         return inspect.iscoroutinefunction(self.function)
 
 

@@ -234,17 +234,9 @@ def version() -> None:
 
 def _settings(**given: Any) -> "Settings":
     """The environment, with the options that were given laid over it."""
-    from pydantic import ValidationError
+    from perdure.settings import read_settings
 
-    from perdure.errors import Invalid
-    from perdure.settings import Settings
-
-    try:
-        return Settings(**{name: value for name, value in given.items() if value is not None})
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = "_".join(str(part) for part in first["loc"]).upper()
-        raise Invalid(f"PERDURE_{name}: {first['msg']}.") from None
+    return read_settings(**given)
 
 
 def _operating(data_dir: Path | None) -> "Settings":

@@ -7,15 +7,14 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from perdure.errors import Invalid, NoDriver, NoWorker, SessionNotFound, Unavailable
-from perdure.protocol.events import TERMINAL, Event
 from perdure.session.state import OPERATOR_FAILED, Rebuild, Repair
 from perdure.settings import Settings
-from perdure.store.base import Store
+from perdure.store.base import Store, events_of
+from perdure.store.open import checked_store, open_store
 from perdure.store.values import SessionQuery, SessionRow, ShownStatus
 
 if TYPE_CHECKING:
@@ -31,8 +30,11 @@ def migrate(settings: Settings) -> None:
     """Create or upgrade the schema."""
 
     async def work() -> None:
-        async with _opened(settings, create=True) as store:
+        store = await open_store(settings.database)
+        try:
             await store.migrate()
+        finally:
+            await store.close()
 
     _run(work())
 
@@ -44,8 +46,7 @@ def sessions(settings: Settings, limit: int, status: str | None = None) -> Seque
         raise Invalid(f"A session's status is one of {', '.join(get_args(ShownStatus))}.")
 
     async def work() -> Sequence[SessionRow]:
-        async with _opened(settings) as store:
-            await store.check()
+        async with checked_store(settings.database) as store:
             return (await store.sessions(SessionQuery(limit=limit, status=wanted))).sessions
 
     return [_line(row) for row in _run(work())]
@@ -55,9 +56,8 @@ def tail(settings: Settings, session_id: str, start: int, say: Callable[[str], N
     """Say each event of the session from `start` on; with `follow`, until the session is over."""
 
     async def work() -> None:
-        async with _opened(settings) as store:
-            await store.check()
-            async for event in _events(store, session_id, start, follow=follow):
+        async with checked_store(settings.database) as store:
+            async for event in events_of(store, session_id, start, follow=follow):
                 say(json.dumps(event.model_dump(mode="json", exclude_none=True), ensure_ascii=False))
 
     _run(work())
@@ -72,8 +72,7 @@ def cancel(settings: Settings, session_id: str, turn_id: str | None) -> str:
         from perdure.runtime.sessions import CancelRequests
         from perdure.runtime.signals import Signals
 
-        async with _opened(settings) as store:
-            await store.check()
+        async with checked_store(settings.database) as store:
             row = await _known(store, session_id)
             driver = Driver(await connect(settings, lazy=True), settings.task_queue)
             return _CANCELLED[(await CancelRequests(store, Signals(store, driver)).cancel(row, turn_id)).status]
@@ -94,8 +93,7 @@ def repair(settings: Settings, session_id: str, how: Repair, *, sure: bool = Fal
         from perdure.runtime.driver import Driver
         from perdure.runtime.signals import restore
 
-        async with _opened(settings) as store:
-            await store.check()
+        async with checked_store(settings.database) as store:
             row = await _known(store, session_id)
             if row.over:
                 return "The session is over; there is nothing to repair."
@@ -141,8 +139,7 @@ def reconcile(settings: Settings, *, end_orphans: bool, sure: bool = False) -> S
         from perdure.runtime.driver import Driver
         from perdure.runtime.reconciler import Reconciler
 
-        async with _opened(settings) as store:
-            await store.check()
+        async with checked_store(settings.database) as store:
             driver = Driver(await _connected(settings), settings.task_queue)
             reconciler = Reconciler(store, driver)
             found = await reconciler.reconcile()
@@ -174,21 +171,6 @@ def new_api_key(name: str, attributes: Sequence[str] = ()) -> tuple[str, str]:
     return key, "+".join((f"{name}={hashlib.sha256(key.encode()).hexdigest()}", *attributes))
 
 
-async def _events(store: Store, session_id: str, start: int, *, follow: bool) -> AsyncIterator[Event]:
-    await _known(store, session_id)
-    async with store.watch(session_id) as watch:
-        while True:
-            while page := await store.events(session_id, start):
-                for event in page:
-                    yield event
-                    if event.type in TERMINAL:
-                        return
-                start = page[-1].index + 1
-            if not follow:
-                return
-            await watch.changed()
-
-
 async def _known(store: Store, session_id: str) -> SessionRow:
     row = await store.session(session_id)
     if row is None:
@@ -198,17 +180,6 @@ async def _known(store: Store, session_id: str) -> SessionRow:
 
 def _line(row: SessionRow) -> str:
     return f"{row.session_id}  {row.shown_status:<15}  {row.updated_at}  {row.agent}  {row.title or ''}".rstrip()
-
-
-@asynccontextmanager
-async def _opened(settings: Settings, *, create: bool = False) -> AsyncGenerator[Store]:
-    from perdure.store.open import open_store
-
-    store = await open_store(settings.database, create=create)
-    try:
-        yield store
-    finally:
-        await store.close()
 
 
 def _run(work: Coroutine[Any, Any, T]) -> T:

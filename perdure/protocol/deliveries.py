@@ -29,11 +29,15 @@ class InputResponse(Wire):
 
 
 class TextPart(Wire):
+    """A piece of a message that is text."""
+
     type: Literal["text"] = "text"
     text: str
 
 
 class FilePart(Wire):
+    """A file in a message: `data` is base64, a data URL, or an http(s) URL."""
+
     type: Literal["file"] = "file"
     media_type: str
     data: str

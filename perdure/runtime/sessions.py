@@ -1,6 +1,6 @@
 """Sessions from the outside: start one, deliver to one, look at them.
 
-This is what the HTTP API stands on, and what trusted code uses directly:
+This is what the HTTP API stands on, and what `perdure.connect` gives to trusted code:
 
     try:
         await sessions.deliver(token, "hello")
@@ -12,22 +12,36 @@ or `deliver_or_start`, which does the same without a race.
 
 from __future__ import annotations
 
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Literal, TypedDict
+from typing import Literal, TypedDict, get_args
 
+from pydantic import ValidationError
 from temporalio.client import Client
 
 from perdure.agents.registry import AgentRegistry
-from perdure.errors import NoActiveSession, SessionGone, SessionNotFound, TokenConflict, Unavailable
+from perdure.errors import Invalid, NoActiveSession, SessionGone, SessionNotFound, TokenConflict, Unavailable
 from perdure.protocol import names
-from perdure.protocol.deliveries import Capabilities, DeliveryBody, Message, Mode, Receipt, summary
-from perdure.protocol.events import EventType, NewEvent
+from perdure.protocol.deliveries import (
+    Capabilities,
+    DeliveryBody,
+    FilePart,
+    InputResponse,
+    Message,
+    Mode,
+    Receipt,
+    TextPart,
+    summary,
+)
+from perdure.protocol.events import Event, EventType, NewEvent
+from perdure.protocol.inputs import APPROVE, DENY
 from perdure.protocol.principals import LOCAL, Principal
+from perdure.protocol.wire import JsonObject
 from perdure.session import tokens
-from perdure.store.base import Store
-from perdure.store.values import Accepted, DeliveryRow, NewSession, SessionPage, SessionQuery, SessionRow
-from perdure.text import shortened
+from perdure.store.base import Store, events_of
+from perdure.store.values import Accepted, DeliveryRow, NewSession, SessionPage, SessionQuery, SessionRow, ShownStatus
+from perdure.text import shortened, whole
 
 from . import deliveries
 from .connect import ABSENT, in_time
@@ -51,6 +65,8 @@ class Description:
     ui_url: str
 
 
+_NEWEST = SessionQuery()
+
 #: How often a token may find and lose its session while one request is served.
 _ROUNDS = 5
 
@@ -63,7 +79,7 @@ class _Once(TypedDict):
 
 
 class Sessions:
-    """The way in. One instance serves any number of callers."""
+    """Starts sessions, delivers to them, answers, cancels and shows them. One serves any number of callers."""
 
     def __init__(
         self,
@@ -110,7 +126,11 @@ class Sessions:
 
         Two requests with one key are the same if their bodies are, and `same_as`: by default, what is asked for.
         """
-        body = body or DeliveryBody(message=message, principal=principal)
+        body = body or _said(message, principal)
+        if not agent or not agent.isprintable():
+            raise Invalid("A session is started for an agent, by its name.")
+        if mode not in get_args(Mode):
+            raise Invalid(f"A session's mode is one of {', '.join(get_args(Mode))}.")
         session_id = deliveries.session_id()
         session = NewSession(
             session_id=session_id,
@@ -148,7 +168,7 @@ class Sessions:
         With `session_id` the token must belong to that session. A repeated request gets its first receipt, whoever owns
         the token by now.
         """
-        body = body or DeliveryBody(message=message, principal=principal)
+        body = body or _said(message, principal)
         token_hash = tokens.hashed(token)
         about = same_as or ("deliver", token_hash, str(coalesce))
         owner = await self._owner(token_hash, session_id)
@@ -177,7 +197,7 @@ class Sessions:
         idempotency_key: str | None = None,
     ) -> Receipt:
         """Deliver to the owner of `token`, or start a session that owns it. Many callers at once: one session."""
-        body = body or DeliveryBody(message=message, principal=principal)
+        body = body or _said(message, principal)
         # Whether the first try started or delivered must not decide what a repeated one is told.
         once: _Once = {
             "body": body,
@@ -204,6 +224,32 @@ class Sessions:
         """Stop the turn that runs, or withdraw what it waits for; `no_active_turn` when there is nothing to stop."""
         return await self._cancellation.cancel(await self.get(session_id, principal), turn_id)
 
+    async def answer(
+        self,
+        request_id: str,
+        answer: str,
+        *,
+        arguments: JsonObject | None = None,
+        reason: str | None = None,
+        principal: Principal = LOCAL,
+        idempotency_key: str | None = None,
+    ) -> Receipt:
+        """Answer one request: `approve` or `deny`, an option of a question, or text.
+
+        `arguments` changes what is approved; `inputs.waiting` lists what a session asks. `ForbiddenResponder` when the
+        request is for somebody else, `InputClosed` or `InputExpired` when it has another outcome.
+        """
+        row = await self.inputs.get(request_id, principal)
+        answer, reason = whole(answer), None if reason is None else whole(reason)
+        if row.request.kind == "approval":
+            # A denial cannot be taken back: a slip must not be one.
+            if answer not in (APPROVE, DENY):
+                raise Invalid(f"Request {request_id} is an approval: answer '{APPROVE}' or '{DENY}'.")
+            said = InputResponse(request_id=request_id, option_id=answer, arguments=arguments, reason=reason)
+        else:
+            said = InputResponse(request_id=request_id, text=answer, arguments=arguments, reason=reason)
+        return await self.inputs.answer(said, principal, idempotency_key=idempotency_key)
+
     # --- look -----------------------------------------------------------------------------------------------
 
     async def get(self, session_id: str, principal: Principal | None = None) -> SessionRow:
@@ -213,14 +259,33 @@ class Sessions:
             raise SessionNotFound
         return row
 
-    async def list(self, query: SessionQuery) -> SessionPage:
+    async def list(self, query: SessionQuery = _NEWEST) -> SessionPage:
+        """One page of the sessions that the query asks for, newest first."""
+        if query.limit < 1:
+            raise Invalid("A page has at least one session.")
+        if query.status is not None and query.status not in get_args(ShownStatus):
+            raise Invalid(f"A session's status is one of {', '.join(get_args(ShownStatus))}.")
         return await self._store.sessions(query)
+
+    async def events(
+        self, session_id: str, start: int = 0, *, follow: bool = True, principal: Principal | None = None
+    ) -> AsyncGenerator[Event]:
+        """The session's events from index `start` on. With `follow` it waits for more until the session is over.
+
+        A conversation waits for its next message without an end: leave the loop at `session.waiting`.
+        """
+        if start < 0:
+            raise Invalid("The index of the first event is 0 or more.")
+        await self.get(session_id, principal)
+        async for event in events_of(self._store, session_id, start, follow=follow):
+            yield event
 
     async def queued(self, session_id: str) -> int:
         """How many deliveries wait for a turn to read them."""
         return await self._store.count_unheard(session_id)
 
     async def describe(self, session_id: str, principal: Principal | None = None) -> Description:
+        """The session, and what Temporal says of its workflow; `SessionNotFound` when there is none."""
         row = await self.get(session_id, principal)
         run_id, status = await self._workflow(session_id)
         url = f"{self._ui_url}/namespaces/{self._client.namespace}/workflows/{session_id}"
@@ -284,6 +349,23 @@ class Sessions:
             continuation_token=token or tokens.derive(self._secret, first.session_id),
             delayed=delayed,
         )
+
+
+def _said(message: Message | None, principal: Principal) -> DeliveryBody:
+    """The body of a plain message, with text that everybody can take."""
+    if not message:
+        raise Invalid("A delivery needs a message.")
+    try:
+        body = DeliveryBody(message=message, principal=principal)
+    except ValidationError:
+        raise Invalid("A message is text, or a sequence of text and file parts.") from None
+    said = body.message
+    parts = whole(said) if isinstance(said, str) else tuple(_whole(part) for part in said or ())
+    return body.model_copy(update={"message": parts})
+
+
+def _whole(part: TextPart | FilePart) -> TextPart | FilePart:
+    return part.model_copy(update={name: whole(value) for name, value in part if isinstance(value, str)})
 
 
 def _title(body: DeliveryBody) -> str | None:

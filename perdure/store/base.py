@@ -5,13 +5,14 @@ and updates the read model together. Writing the same commit twice is writing it
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
-from perdure.errors import Unavailable
+from perdure.errors import SessionNotFound, Unavailable
 from perdure.protocol.events import Event, NewEvent
 from perdure.protocol.requests import Attention
+from perdure.text import quoted
 
 from .values import (
     Accepted,
@@ -170,6 +171,23 @@ async def read_all(store: Store, session_id: str, start: int = 0) -> AsyncIterat
         for event in page:
             yield event
         start = page[-1].index + 1
+
+
+async def events_of(store: Store, session_id: str, start: int = 0, *, follow: bool = True) -> AsyncGenerator[Event]:
+    """The session's events from `start` on. With `follow` it waits for more until the session is over."""
+    async with store.watch(session_id) as watch:
+        while True:
+            # Read before its events, so that those of a session that is over are all there.
+            row = await store.session(session_id)
+            if row is None:
+                raise SessionNotFound(f"The store knows no session {quoted(session_id)}.")
+            while page := await store.events(session_id, start):
+                for event in page:
+                    yield event
+                start = page[-1].index + 1
+            if row.over or not follow:
+                return
+            await watch.changed()
 
 
 #: Half a minute in all: longer than a failover, shorter than anybody's patience.

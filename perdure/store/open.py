@@ -1,5 +1,7 @@
 """From the address of a database to a store."""
 
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -28,6 +30,17 @@ async def open_store(url: str, *, create: bool = True) -> Store:
     # Only the scheme: the rest may hold a password.
     scheme = urlsplit(url).scheme or "an address without a scheme"
     raise Misconfigured(f"No store is known for {scheme}: write sqlite:///path, or postgresql://user@host/database.")
+
+
+@asynccontextmanager
+async def checked_store(url: str) -> AsyncGenerator[Store]:
+    """The store that is there already, with a schema that this code can work with; it is closed in the end."""
+    store = await open_store(url, create=False)
+    try:
+        await store.check()
+        yield store
+    finally:
+        await store.close()
 
 
 def _open_sqlite(path: str, create: bool) -> Store:

@@ -127,6 +127,8 @@ class Watchers:
         if following is not None:
             await asyncio.wait([following])
         await self._feed.close()
+        # Nothing wakes them any more: a reader that goes on waiting would wait for ever.
+        self._fail(RuntimeError("the store was closed"))
 
     def _leave(self, session_id: str, subscription: Subscription) -> None:
         remaining = self._subscriptions[session_id]
@@ -158,6 +160,9 @@ class Watchers:
             self._following = None
         if following.cancelled() or (failure := following.exception()) is None:
             return
+        self._fail(failure)
+
+    def _fail(self, failure: BaseException) -> None:
         for subscriptions in self._subscriptions.values():
             for subscription in subscriptions:
                 subscription.fail(failure)

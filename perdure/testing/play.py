@@ -138,6 +138,7 @@ class Played:
 
     @property
     def texts(self) -> tuple[str, ...]:
+        """What the agent said, in order."""
         return tuple(event.data["message"] for event in self._of(EventType.MESSAGE_COMPLETED) if event.data)
 
     @property
@@ -147,6 +148,7 @@ class Played:
 
     @property
     def types(self) -> tuple[str, ...]:
+        """The types of all events, in order."""
         return tuple(event.type for event in self.events)
 
     @property

@@ -14,6 +14,8 @@ from perdure.protocol.wire import JsonObject
 
 @dataclass(frozen=True)
 class ScriptedCall:
+    """A tool call in a script; `call` makes one."""
+
     tool: str
     arguments: JsonObject
     call_id: str | None = None
@@ -25,6 +27,7 @@ def call(tool: str, /, **arguments: Any) -> ScriptedCall:
 
 
 Line: TypeAlias = str | ScriptedCall | Sequence[str | ScriptedCall] | ModelResponse | Exception
+"""One reply of a script: text, a call, several of both, a whole response, or an exception to raise."""
 
 
 class ScriptedModel:
@@ -36,6 +39,7 @@ class ScriptedModel:
         self.prompts: list[Prompt] = []
 
     async def stream(self, prompt: Prompt) -> AsyncGenerator[Delta | Reply, None]:
+        """Give the next reply."""
         number = len(self.prompts)
         self.prompts.append(prompt)
         if number >= len(self._lines):
@@ -76,4 +80,5 @@ class OneModel:
         self._model = model
 
     def model(self, name: str) -> Model:
+        """The one model, whatever is asked for."""
         return self._model

@@ -1,5 +1,22 @@
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
 from examples import approvals, shop, toolset
 from perdure.testing import ScriptedModel, call, play
+
+PUBLIC = {"perdure", "perdure.errors", "perdure.testing"}
+
+
+@pytest.mark.parametrize("example", [approvals, shop, toolset], ids=lambda module: module.__name__)
+def test_an_example_imports_only_what_authors_may_import(example: ModuleType) -> None:
+    code = Path(str(example.__file__)).read_text()
+
+    ours = set(re.findall(r"^\s*(?:from|import) (perdure[\w.]*)", code, re.MULTILINE))
+
+    assert ours <= PUBLIC
 
 
 async def test_the_shop_keeps_a_cart_and_empties_it_with_the_order() -> None:

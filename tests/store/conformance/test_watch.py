@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from perdure.errors import Unavailable
 from perdure.store.base import Store, Watch
 from perdure.store.values import Commit
 from tests.store import given
@@ -37,6 +38,16 @@ async def test_without_news_a_watcher_waits_in_vain(store: Store) -> None:
         await begun(watch)
 
         assert not await watch.changed(0.1)
+
+
+async def test_a_watcher_learns_that_its_store_was_closed(store: Store) -> None:
+    async with store.watch("s") as watch:
+        await begun(watch)
+
+        await store.close()
+
+        with pytest.raises(Unavailable):
+            await watch.changed(SOON)
 
 
 async def test_a_commit_wakes_the_watchers_of_its_session_only(store: Store) -> None:
