@@ -97,7 +97,7 @@ def repair(settings: Settings, session_id: str, how: Repair, *, sure: bool = Fal
         async with _opened(settings) as store:
             await store.check()
             row = await _known(store, session_id)
-            if row.over:
+            if row.ended:
                 return "The session is over; there is nothing to repair."
             driver = Driver(await _connected(settings), settings.task_queue)
             try:

@@ -15,7 +15,7 @@ from perdure.protocol.principals import Principal
 from perdure.protocol.requests import ApprovedCall, CallRef, Coordinates, Failure, Resumed, ResumeTurn
 from perdure.protocol.wire import JsonObject
 from perdure.session.inputs import at_expiry, resolved
-from perdure.store.base import Store, commit_steadfastly
+from perdure.store.base import Store, commit_with_retries
 from perdure.store.values import (
     Attempt,
     Commit,
@@ -247,11 +247,11 @@ class TurnResumer:
         told = {
             row.request.request_id: resolved(row.request, "expired", answers[row.request.request_id]) for row in ctx.due
         }
-        await commit_steadfastly(
+        await commit_with_retries(
             self._store,
             Commit(
                 ctx.at.session_id,
-                heeds=ctx.at.turn,
+                unless_cancelled=ctx.at.turn,
                 unless=ctx.key,
                 expires=answers,
                 resolved=told,
@@ -279,10 +279,10 @@ class TurnResumer:
         if told := carried.withdrawn:
             # Before the boundary: what follows it belongs to the next turn.
             withdrawal = Commit(
-                ctx.at.session_id, heeds=ctx.at.turn, unless=ctx.key, withdraws=tuple(told), resolved=told
+                ctx.at.session_id, unless_cancelled=ctx.at.turn, unless=ctx.key, withdraws=tuple(told), resolved=told
             )
-            await commit_steadfastly(self._store, withdrawal)
-        done = await commit_steadfastly(self._store, await self._commit(ctx, carried, stored))
+            await commit_with_retries(self._store, withdrawal)
+        done = await commit_with_retries(self._store, await self._commit(ctx, carried, stored))
         if done.existing:
             return _resumed(done.existing)
         if carried.ending:
@@ -295,7 +295,7 @@ class TurnResumer:
         return Commit(
             ctx.at.session_id,
             head=ctx.resumption.head,
-            heeds=ctx.at.turn,
+            unless_cancelled=ctx.at.turn,
             unless=ctx.key,
             records=(*opening.records, written(*ctx.key, RESUMPTION, stored), *carried.records),
             events=(*opening.events, *carried.events, *(ending.events if ending else ())),
