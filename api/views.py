@@ -129,7 +129,7 @@ def waiting_for(row: SessionRow, waiting: Sequence[InputRow] = (), queued: int =
     match row.status:
         case "waiting" if waiting:
             return _people(waiting)
-        case "starting" | "waiting" if queued and row.untold:
+        case "starting" | "waiting" if queued and row.unsignalled:
             return f"Temporal, which could not be reached: {_deliveries(queued)} accepted and told to it later."
         case "starting":
             return "A worker that takes up its first turn."

@@ -93,7 +93,7 @@ def detail(description: Description, pending: Pending) -> JsonObject:
     asked = [row.request.request_id for row in pending.inputs]
     shown = {**summary(description.row, pending), "openInputs": asked}
     ended = description.workflow_status not in (None, "running", "continued_as_new")
-    if ended and not description.row.over and description.row.attention is None:
+    if ended and not description.row.ended and description.row.attention is None:
         shown["waitingFor"] = (
             f"A workflow: its own is {description.workflow_status}, and is looked after within a minute."
         )

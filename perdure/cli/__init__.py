@@ -1,6 +1,6 @@
 """The command line.
 
-`commands` reads words and options, `serve` runs a worker or an API, `operator` looks after sessions.
+`commands` parses the arguments, `serve` runs a worker or an API, `operator` has the operations on stores and sessions.
 
-Each command imports what it needs when it runs, so that `perdure --help` is quick.
+Each command imports its modules when it runs, so that `perdure --help` is fast.
 """

@@ -1,4 +1,4 @@
-"""The command line. What a command needs is imported inside it, so that each starts quickly."""
+"""The commands. Each imports its modules when it runs, so that it starts fast."""
 
 import sys
 import traceback
@@ -31,14 +31,14 @@ LogLevel = Annotated[str, typer.Option(envvar="PERDURE_LOG_LEVEL", help="debug, 
 # The settings read PERDURE_DATA_DIR when the option is not given.
 DataDir = Annotated[Path | None, typer.Option(help="Where sessions and logs are kept. [default: .perdure]")]
 ReadyFile = Annotated[
-    Path | None, typer.Option(envvar="PERDURE_READY_FILE", help="Holds our process id while we are ready to work.")
+    Path | None, typer.Option(envvar="PERDURE_READY_FILE", help="A file that has our process id while we are ready.")
 ]
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    """Run the command that these words name, or the one that we were called with.
+    """Run the command in `words`, or in the arguments of the process.
 
-    An error is one sentence and exit code 1.
+    An error prints one sentence and exits with code 1.
     """
     from perdure.errors import PerdureError
 
@@ -53,7 +53,7 @@ def main(words: Sequence[str] | None = None) -> None:
         if _debugging():
             raise
         place = _place(error)
-        _refuse(f"{_told(error)} ({f'{place}; ' if place else ''}PERDURE_LOG_LEVEL=debug shows where)")
+        _refuse(f"{_one_line(error)} ({f'{place}; ' if place else ''}PERDURE_LOG_LEVEL=debug shows where)")
 
 
 @app.command()
@@ -66,7 +66,7 @@ def dev(
     data_dir: DataDir = None,
     log_level: LogLevel = "info",
     kill: Annotated[
-        str | None, typer.Option(help="Start nothing: kill -9 the `worker` or the `api` of the one that runs.")
+        str | None, typer.Option(help="Start nothing; kill -9 the `worker` or the `api` of the running `perdure dev`.")
     ] = None,
 ) -> None:
     """Start everything on this machine: Temporal's dev server, a worker and the API."""
@@ -133,11 +133,13 @@ def migrate(data_dir: DataDir = None) -> None:
 def sessions(
     context: typer.Context,
     limit: Annotated[int, typer.Option(help="How many, newest first.")] = 20,
-    status: Annotated[str | None, typer.Option(help="Only those, `needs_attention` for one.")] = None,
+    status: Annotated[
+        str | None, typer.Option(help="Only sessions with this status, for example `needs_attention`.")
+    ] = None,
     data_dir: DataDir = None,
 ) -> None:
     """List the newest sessions of the store, or do something with one."""
-    # `perdure sessions --data-dir X cancel …` means the same as the option at its end.
+    # `perdure sessions --data-dir X cancel …` is the same as the option after `cancel`.
     context.obj = data_dir
     if context.invoked_subcommand is not None:
         return
@@ -164,13 +166,13 @@ def cancel(
 def repair(
     context: typer.Context,
     session: Annotated[str, typer.Argument(help="The id of the session.")],
-    retry: Annotated[bool, typer.Option("--retry", help="Try again now what it could not do.")] = False,
-    rebuild: Annotated[bool, typer.Option("--rebuild", help="Go on with what the store holds.")] = False,
-    fail: Annotated[bool, typer.Option("--fail", help="End it.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Also when no worker would take it up now.")] = False,
+    retry: Annotated[bool, typer.Option("--retry", help="Retry now what failed.")] = False,
+    rebuild: Annotated[bool, typer.Option("--rebuild", help="Continue from the content of the store.")] = False,
+    fail: Annotated[bool, typer.Option("--fail", help="End the session as failed.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Also when no worker would run it now.")] = False,
     data_dir: DataDir = None,
 ) -> None:
-    """Look after a session that needs attention."""
+    """Repair a session that needs attention."""
     from . import operator
 
     chosen = [how for how, is_chosen in (("retry", retry), ("rebuild", rebuild), ("fail", fail)) if is_chosen]
@@ -188,7 +190,7 @@ def reconcile(
     yes: Annotated[bool, typer.Option("--yes", help="Also when no running workflow belongs to this store.")] = False,
     data_dir: DataDir = None,
 ) -> None:
-    """Compare the store and Temporal, start what has no workflow, and say what was found."""
+    """Compare the store and Temporal, start sessions without a workflow, and print the differences."""
     from . import operator
 
     for line in operator.reconcile(_operating(data_dir or context.obj), end_orphans=end_orphans, sure=yes):
@@ -199,7 +201,7 @@ def reconcile(
 def tail(
     session: Annotated[str, typer.Argument(help="The id of the session.")],
     start: Annotated[int, typer.Option(help="The index of the first event.")] = 0,
-    follow: Annotated[bool, typer.Option(help="Wait for more until the session is over.")] = True,
+    follow: Annotated[bool, typer.Option(help="Wait for more events until the session ends.")] = True,
     data_dir: DataDir = None,
 ) -> None:
     """Show the events of a session as they happen, one JSON object per line."""
@@ -210,8 +212,8 @@ def tail(
 
 @app.command(name="api-key")
 def api_key(
-    name: Annotated[str, typer.Argument(help="Who will use the key.")],
-    role: Annotated[list[str] | None, typer.Option(help="A role of whoever uses it; may be repeated.")] = None,
+    name: Annotated[str, typer.Argument(help="The name of the key's user.")],
+    role: Annotated[list[str] | None, typer.Option(help="A role of the key's user; may be repeated.")] = None,
     attribute: Annotated[
         list[str] | None, typer.Option(help="NAME=VALUE, as `responders.attribute` asks for it; may be repeated.")
     ] = None,
@@ -226,7 +228,7 @@ def api_key(
 
 @app.command()
 def version() -> None:
-    """Say which version this is."""
+    """Print the version."""
     from importlib.metadata import version
 
     typer.echo(f"perdure {version('perdure')}")
@@ -240,37 +242,37 @@ def _settings(**given: Any) -> "Settings":
 
 
 def _operating(data_dir: Path | None) -> "Settings":
-    """The settings for what needs Temporal: a store belongs to one, and another one would start its sessions twice."""
-    from perdure.dev.machine import temporal_of
+    """The settings with the Temporal of this store. Another Temporal would start its sessions a second time."""
+    from perdure.dev.machine import read_temporal_address
 
     settings = _settings(data_dir=data_dir)
     if "temporal_address" in settings.model_fields_set:
         return settings
-    known = temporal_of(settings)
+    known = read_temporal_address(settings)
     if known is None:
         return settings
-    # Whatever cloud the environment speaks of: this server has one namespace, and asks for no key.
+    # The dev server has one namespace and needs no key, whatever the environment says about a cloud.
     plain = {"temporal_namespace": "default", "temporal_tls": False, "temporal_api_key": None}
     return settings.model_copy(update={"temporal_address": known, **plain})
 
 
 def _debugging() -> bool:
-    """Whether whoever runs this wants to see tracebacks."""
+    """Whether the user wants tracebacks."""
     import logging
     import os
 
-    asked = os.environ.get("PERDURE_LOG_LEVEL", "").lower() == "debug"
-    return asked or logging.getLogger().isEnabledFor(logging.DEBUG)
+    requested = os.environ.get("PERDURE_LOG_LEVEL", "").lower() == "debug"
+    return requested or logging.getLogger().isEnabledFor(logging.DEBUG)
 
 
-def _told(error: Exception) -> str:
+def _one_line(error: Exception) -> str:
     """An exception as one line."""
     first, _, _ = str(error).partition("\n")
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
 def _place(error: Exception) -> str | None:
-    """The line of the author's modules that raised it, if it was raised while they were loaded."""
+    """The line of the author's module that raised the error, if it was raised while agents were loaded."""
     from perdure.agents import registry
 
     frames = traceback.extract_tb(error.__traceback__)

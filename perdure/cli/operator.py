@@ -1,4 +1,4 @@
-"""What an operator does from the command line."""
+"""The operator's commands on stores and sessions."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def migrate(settings: Settings) -> None:
 
 
 def sessions(settings: Settings, limit: int, status: str | None = None) -> Sequence[str]:
-    """The newest sessions, a line for each; with `status`, those that stand so."""
+    """The newest sessions, one line each; with `status`, only those with this status."""
     wanted: ShownStatus | None = next((each for each in get_args(ShownStatus) if each == status), None)
     if status is not None and wanted is None:
         raise Invalid(f"A session's status is one of {', '.join(get_args(ShownStatus))}.")
@@ -53,7 +53,7 @@ def sessions(settings: Settings, limit: int, status: str | None = None) -> Seque
 
 
 def tail(settings: Settings, session_id: str, start: int, say: Callable[[str], None], *, follow: bool) -> None:
-    """Say each event of the session from `start` on; with `follow`, until the session is over."""
+    """Print each event of the session from `start` on; with `follow`, until the session ends."""
 
     async def work() -> None:
         async with checked_store(settings.database) as store:
@@ -64,7 +64,7 @@ def tail(settings: Settings, session_id: str, start: int, say: Callable[[str], N
 
 
 def cancel(settings: Settings, session_id: str, turn_id: str | None) -> str:
-    """Ask the session to stop what it does; what came of it, in a sentence."""
+    """Request that the session's turn stops. The result is a sentence for the operator."""
 
     async def work() -> str:
         from perdure.runtime.connect import connect
@@ -87,7 +87,7 @@ _CANCELLED = {
 
 
 def repair(settings: Settings, session_id: str, how: Repair, *, sure: bool = False) -> str:
-    """Look after a session that cannot go on by itself; `sure`: also when no worker would take it up now."""
+    """Repair a session that cannot continue without help; `sure`: also when no worker would run it now."""
 
     async def work() -> str:
         from perdure.runtime.driver import Driver
@@ -95,7 +95,7 @@ def repair(settings: Settings, session_id: str, how: Repair, *, sure: bool = Fal
 
         async with checked_store(settings.database) as store:
             row = await _known(store, session_id)
-            if row.over:
+            if row.ended:
                 return "The session is over; there is nothing to repair."
             driver = Driver(await _connected(settings), settings.task_queue)
             try:
@@ -103,7 +103,7 @@ def repair(settings: Settings, session_id: str, how: Repair, *, sure: bool = Fal
             except NoDriver:
                 if how == "retry":
                     return f"{session_id}: {await restore(store, driver, row, unattended=sure)}."
-                # What a new driver does first.
+                # The first action of the new driver.
                 rebuild = Rebuild(reason="OPERATOR", ends=OPERATOR_FAILED if how == "fail" else None)
                 await driver.rebuild(session_id, rebuild, unattended=sure)
             return _REPAIRED[how]
@@ -133,7 +133,7 @@ async def _connected(settings: Settings) -> Client:
 
 
 def reconcile(settings: Settings, *, end_orphans: bool, sure: bool = False) -> Sequence[str]:
-    """Compare the store and Temporal once; a line for each thing that they disagree about."""
+    """Compare the store and Temporal once; one line for each difference."""
 
     async def work() -> Sequence[str]:
         from perdure.runtime.driver import Driver
@@ -160,7 +160,7 @@ def reconcile(settings: Settings, *, end_orphans: bool, sure: bool = False) -> S
 
 
 def new_api_key(name: str, attributes: Sequence[str] = ()) -> tuple[str, str]:
-    """A fresh key, and the entry of PERDURE_API_KEYS that admits it. An attribute is written NAME=VALUE."""
+    """A new key and its entry for PERDURE_API_KEYS. An attribute is written NAME=VALUE."""
     if not _NAME.fullmatch(name):
         raise Invalid("A key's name is made of letters, digits, dots, dashes and underscores.")
     if not all(_ATTRIBUTE.fullmatch(each) for each in attributes):

@@ -1,6 +1,6 @@
-"""Finding and running the shells: the worker and the API.
+"""Finds and runs the worker and the API.
 
-In a wheel they lie inside the package; in a checkout at its top. The core imports neither: it looks for them.
+In a wheel they are inside the package, in a checkout at its top. The core does not import them; it finds them by name.
 """
 
 import asyncio
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-#: Runs until `stop` is set; sets `ready` once it does its work.
+#: Runs until `stop` is set; sets `ready` when it is ready.
 Serve: TypeAlias = Callable[[Settings, asyncio.Event, asyncio.Event], Awaitable[None]]
 
 _SHIPPED = "perdure.shells"
 _CHECKOUT = Path(__file__).resolve().parents[2]
 _TOP = ("worker", "api", "activities", "workflows")
-# How often Temporal is asked again, and how often we say so.
+# Seconds between two tries to reach Temporal, and after how many tries the warning is repeated.
 _RETRY = 1.0
 _REMINDER = 15
-#: A namespace is often created beside the first processes that use it.
+#: Seconds to wait for a missing namespace: it is often created while the first processes start.
 NAMESPACE_PATIENCE = 30.0
-# An API starts without Temporal; this is how long it waits for a first answer.
-_GLANCE = 2.0
+# An API can start without Temporal. It waits so many seconds for a first answer.
+_FIRST_ANSWER_SECONDS = 2.0
 
 
 def shell(name: str) -> ModuleType:
-    """The shell's module of this name: as it was shipped, or from the checkout."""
+    """The module of this name outside the core: of the wheel or of the checkout."""
     if find_spec(_SHIPPED) is not None:
         return importlib.import_module(f"{_SHIPPED}.{name}")
     for top in _TOP:
@@ -49,7 +49,7 @@ def shell(name: str) -> ModuleType:
 
 
 def _refuse_hidden(top: str) -> None:
-    """In a checkout the shells have common names, and modules of the folder that we were started in come first."""
+    """Refuse a module of the working folder that hides one of ours: in a checkout their names are common."""
     spec = find_spec(top)
     places = [spec.origin, *(spec.submodule_search_locations or ())] if spec else []
     found = next(filter(None, places), None)
@@ -61,7 +61,7 @@ def _refuse_hidden(top: str) -> None:
 
 
 def run(part: Literal["worker", "api"], settings: Settings, ready_file: Path | None = None) -> None:
-    """Run one part alone until SIGINT or SIGTERM."""
+    """Run the worker or the API until SIGINT or SIGTERM."""
     for sentence in misspelt(os.environ):
         logger.warning("%s", sentence)
     if part == "worker":
@@ -88,7 +88,7 @@ async def _api(settings: Settings, ready_file: Path | None) -> None:
 
 async def _serve(serve: Serve, settings: Settings, stop: asyncio.Event, ready_file: Path | None) -> None:
     if ready_file is not None:
-        # Whoever left it there was killed, and may have had our process id: in a container that is always the same.
+        # A killed process leaves its file, and in a container it may have had the same process id.
         ready_file.unlink(missing_ok=True)
     ready = asyncio.Event()
     announcing = asyncio.create_task(_announce(ready, ready_file))
@@ -101,7 +101,7 @@ async def _serve(serve: Serve, settings: Settings, stop: asyncio.Event, ready_fi
 
 
 async def _announce(ready: asyncio.Event, ready_file: Path | None) -> None:
-    """Say that we are ready, for whoever started us: our process id in a file."""
+    """When ready, log it and write our process id to the ready file."""
     await ready.wait()
     logger.info("ready")
     if ready_file is not None:
@@ -110,28 +110,28 @@ async def _announce(ready: asyncio.Event, ready_file: Path | None) -> None:
 
 
 async def answered(settings: Settings, stop: asyncio.Event, *, patience: float = NAMESPACE_PATIENCE) -> bool:
-    """Wait for Temporal to answer in our namespace, and say what we wait for; False when stopped before it did."""
+    """Wait until Temporal answers in our namespace, and log the reason; False when stopped before."""
     from perdure.runtime.connect import ABSENT, connect, namespace_exists
 
-    asked = 0
+    tries = 0
     while not stop.is_set():
         try:
             client = await connect(settings)
             return await namespace_exists(client) or await _namespace_created(client, settings, stop, patience)
         except ABSENT as error:
-            if asked % _REMINDER == 0:
+            if tries % _REMINDER == 0:
                 logger.warning("waiting for Temporal at %s: %s", settings.temporal_address, _first_line(error))
-        asked += 1
+        tries += 1
         await _elapsed(stop, _RETRY)
     return False
 
 
 async def ready_or_absent(settings: Settings, stop: asyncio.Event, *, patience: float = NAMESPACE_PATIENCE) -> bool:
-    """Do not wait for Temporal; but when it answers now, wait for our namespace as `answered` does."""
+    """Do not wait for Temporal. If it answers now, wait for our namespace like `answered`."""
     from perdure.runtime.connect import ABSENT, connect, namespace_exists
 
     try:
-        async with asyncio.timeout(_GLANCE):
+        async with asyncio.timeout(_FIRST_ANSWER_SECONDS):
             client = await connect(settings)
             found = await namespace_exists(client)
     except ABSENT:
@@ -140,7 +140,7 @@ async def ready_or_absent(settings: Settings, stop: asyncio.Event, *, patience: 
 
 
 async def _namespace_created(client: "Client", settings: Settings, stop: asyncio.Event, patience: float) -> bool:
-    """Wait for a namespace that is missing; `Misconfigured` when nobody creates it in time."""
+    """Wait for a missing namespace; `Misconfigured` when it is not created in time."""
     from perdure.runtime.connect import ABSENT, namespace_exists
 
     missing = f"Temporal at {settings.temporal_address} has no namespace {settings.temporal_namespace!r}"
@@ -148,7 +148,7 @@ async def _namespace_created(client: "Client", settings: Settings, stop: asyncio
     deadline = time.monotonic() + patience
     while not stop.is_set():
         await _elapsed(stop, min(_RETRY, patience))
-        # While Temporal is away, nobody can say.
+        # While Temporal is not reachable, it is not known.
         with contextlib.suppress(*ABSENT):
             if await namespace_exists(client):
                 return True

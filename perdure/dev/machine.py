@@ -1,4 +1,4 @@
-"""`perdure dev`: Temporal's dev server, the worker and the API, as one thing that starts and ends together."""
+"""`perdure dev`: Temporal's dev server, the worker and the API, started and stopped together."""
 
 import asyncio
 import contextlib
@@ -23,24 +23,24 @@ from .processes import command
 from .supervisor import Part, Supervisor
 from .temporal_server import DevServer
 
-# How long a port may stay busy: after a `kill -9` of the one before us its children take a moment to die.
+# How long a port may stay busy: after a `kill -9` of an earlier `perdure dev`, its children take a moment to exit.
 _PORT_PATIENCE = 2.0
 _KILLABLE = ("worker", "api")
 _ADDRESS = "temporal.ready"
-#: What the data directory holds, and its folder of logs.
+#: Our files in the data directory and in its folder of logs.
 _FILES = ("perdure.db*", "temporal.db*", "secret", "secret.[0-9]*", "dev.lock", "*.ready", "logs")
 _LOGS = ("temporal*.log", "migration*.log", "worker*.log", "api*.log")
 
 
 class Occupied(Conflict):
-    """Somebody else uses what we need."""
+    """Another process uses the data directory or a port."""
 
     code = "occupied"
 
 
 @dataclass(frozen=True)
 class DevOptions:
-    """What one `perdure dev` serves, and where."""
+    """The options of one `perdure dev`."""
 
     data_dir: Path
     agents: str | None
@@ -62,21 +62,21 @@ class DevOptions:
 
 def run(options: DevOptions, say: Callable[[str], None]) -> None:
     """Run everything until SIGINT or SIGTERM; `PerdureError` when it cannot start."""
-    # What is declared wrongly is said before anything is started.
+    # Report wrong declarations before any process starts.
     check_level(options.log_level)
     settings = Settings()
     agents = load_agents(options.agents or settings.agents, settings.model)
-    # As the API decides: see `is_development` there.
+    # The same condition as `is_development` of the API.
     keyed = bool(settings.api_keys or settings.jwt_issuer) and not settings.trust_loopback
     asyncio.run(Dev(options, say, agents, keyed=keyed).run())
 
 
 def kill(data_dir: Path, part: str) -> str:
-    """`kill -9` a part of the `perdure dev` that runs on this folder, and no other process; say which one it was."""
+    """`kill -9` the worker or the API of the `perdure dev` that uses this folder. The result names the process."""
     if part not in _KILLABLE:
         raise Invalid(f"Choose one of {' and '.join(_KILLABLE)} to kill.")
     content = _content(data_dir / f"{part}.ready")
-    if content is None or not _is_owned(data_dir):
+    if content is None or not _is_locked(data_dir):
         raise Occupied(f"No `perdure dev` runs on {data_dir.absolute()}, or its {part} is not ready; see --data-dir.")
     try:
         os.kill(int(content), signal.SIGKILL)
@@ -85,27 +85,27 @@ def kill(data_dir: Path, part: str) -> str:
     return f"Killed the {part}, process {content}."
 
 
-def temporal_of(settings: Settings) -> str | None:
-    """Where the Temporal of the `perdure dev` listens that runs on this folder with this store, if one does."""
-    if not _is_owned(settings.data_dir):
+def read_temporal_address(settings: Settings) -> str | None:
+    """The address of Temporal of a running `perdure dev` with this folder and this store; None without one."""
+    if not _is_locked(settings.data_dir):
         return None
     address, _, store = (_content(settings.data_dir / _ADDRESS) or "").partition("\n")
     return address if address and store == _store_of(settings) else None
 
 
-def keep_temporal(settings: Settings, address: str) -> None:
-    """Write down where the Temporal of this folder and this store listens."""
+def write_temporal_address(settings: Settings, address: str) -> None:
+    """Write the address of Temporal for this folder and this store to a file."""
     (settings.data_dir / _ADDRESS).write_text(f"{address}\n{_store_of(settings)}")
 
 
 def _store_of(settings: Settings) -> str:
-    """Which store it is, without the password that its address may hold."""
+    """A hash that identifies the store: its URL may contain a password."""
     url = settings.database_url.get_secret_value() if settings.database_url else ""
     return hashlib.sha256(url.encode()).hexdigest()
 
 
-def _is_owned(data_dir: Path) -> bool:
-    """Whether another process owns the data directory."""
+def _is_locked(data_dir: Path) -> bool:
+    """Whether another process has locked the data directory."""
     try:
         descriptor = os.open(data_dir / "dev.lock", os.O_RDWR)
     except FileNotFoundError:
@@ -126,7 +126,7 @@ class Dev:
         self, options: DevOptions, say: Callable[[str], None], agents: Iterable[Agent] = (), *, keyed: bool = False
     ) -> None:
         self._options = options
-        # What callers have to add, where the API asks for a key.
+        # The header for the examples of `curl` when the API requires a key.
         self._key = " -H 'authorization: Bearer YOUR_KEY'" if keyed else ""
         self._say = say
         self._agents = tuple(agents)
@@ -134,7 +134,7 @@ class Dev:
         self._supervisor = Supervisor(self._data / "logs", say)
 
     async def run(self) -> None:
-        with owned(self._data):
+        with locked(self._data):
             work = asyncio.create_task(self._work())
             self._on_signals(work)
             try:
@@ -145,11 +145,11 @@ class Dev:
                 await self._supervisor.stop()
 
     async def _work(self) -> None:
-        # Of an earlier run, perhaps on another port.
+        # The file may be of an earlier run on another port.
         (self._data / _ADDRESS).unlink(missing_ok=True)
         await self._free_ports()
         await self._supervisor.start(self._temporal(), Part("migration", command("migrate"), None, self._environment()))
-        keep_temporal(Settings(data_dir=self._data), self._server().address)
+        write_temporal_address(Settings(data_dir=self._data), self._server().address)
         await self._supervisor.start(self._part("worker"), self._part("api"))
         self._say(self._welcome())
         await self._supervisor.keep()
@@ -163,7 +163,9 @@ class Dev:
 
     def _part(self, name: str) -> Part:
         flag = self._data / f"{name}.ready"
-        return Part(name, command(name, "--ready-file", str(flag)), lambda pid: _told(flag, pid), self._environment())
+        return Part(
+            name, command(name, "--ready-file", str(flag)), lambda pid: _pid_written(flag, pid), self._environment()
+        )
 
     def _environment(self) -> dict[str, str | None]:
         options = self._options
@@ -171,7 +173,7 @@ class Dev:
             "PERDURE_DATA_DIR": str(self._data),
             "PERDURE_TEMPORAL_ADDRESS": self._server().address,
             "PERDURE_TEMPORAL_UI_URL": options.ui_url,
-            # Whatever cloud the environment speaks of: this is our own server.
+            # The dev server has one namespace and needs no key, whatever the environment says about a cloud.
             "PERDURE_TEMPORAL_NAMESPACE": "default",
             "PERDURE_TEMPORAL_TLS": None,
             "PERDURE_TEMPORAL_API_KEY": None,
@@ -190,7 +192,7 @@ class Dev:
 
     def _on_signals(self, work: "asyncio.Task[None]") -> None:
         def interrupt() -> None:
-            # Whoever asks twice is in a hurry.
+            # A second signal kills the processes.
             if not work.cancel():
                 self._supervisor.kill()
 
@@ -219,13 +221,13 @@ Ctrl-C ends everything; the sessions are here again at the next start.
 
 
 def described(agent: Agent) -> str:
-    """The agent in a line, for whoever starts it."""
+    """The line about an agent in the welcome text."""
     tools = [name for tool in agent.tools for name in _names(tool)]
     return f"\n  agent        {agent.name}: {agent.model or DEMO}, {', '.join(tools) or 'no tools'}"
 
 
 def _names(tool: object) -> list[str]:
-    """The tools of a toolset where it knows them by itself; others are servers that would have to be asked."""
+    """The names of a toolset's tools if it has them locally, else its own name: a server would need a request."""
     known: object = getattr(tool, "tools", None)
     if isinstance(known, Mapping):
         return [str(name) for name in cast("Mapping[object, object]", known)]
@@ -233,8 +235,8 @@ def _names(tool: object) -> list[str]:
 
 
 @contextlib.contextmanager
-def owned(data_dir: Path) -> Generator[None]:
-    """Own the data directory; the lock dies with the process, however that dies."""
+def locked(data_dir: Path) -> Generator[None]:
+    """Lock the data directory. The kernel releases the lock when the process ends."""
     data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(data_dir / "dev.lock", os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -251,14 +253,14 @@ def owned(data_dir: Path) -> Generator[None]:
 
 
 def _close(data_dir: Path) -> None:
-    """Close to everybody else what an older build has left open to them."""
+    """Remove other users' access to files that an older build left open."""
     if (logs := data_dir / "logs").is_dir():
         close_folder(logs, _LOGS)
     close_folder(data_dir, _FILES)
 
 
 async def _free(host: str, port: int, option: str) -> None:
-    """Wait a moment for the port to be free."""
+    """Wait a short time until the port is free; `Occupied` when it is not."""
     for _ in range(int(_PORT_PATIENCE / 0.05)):
         if _bindable(host, port):
             return
@@ -269,7 +271,7 @@ async def _free(host: str, port: int, option: str) -> None:
 def _bindable(host: str, port: int) -> bool:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:
-        # As the servers do; otherwise connections that were closed a minute ago keep the port busy.
+        # The servers set this too. Without it, recently closed connections keep the port busy.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
@@ -278,8 +280,8 @@ def _bindable(host: str, port: int) -> bool:
         return True
 
 
-async def _told(flag: Path, pid: int) -> None:
-    """Wait until the process with this id has written its id there."""
+async def _pid_written(flag: Path, pid: int) -> None:
+    """Wait until the process has written its id to its ready file."""
     while _content(flag) != str(pid):
         await asyncio.sleep(0.02)
 

@@ -1,4 +1,4 @@
-"""Processes that never outlive the one that started them."""
+"""Child processes that end with their parent."""
 
 import asyncio
 import contextlib
@@ -10,38 +10,38 @@ from collections.abc import Callable
 
 _PR_SET_PDEATHSIG = 1
 _ANY_PROGRAM = ("PATH", "HOME", "USER", "LANG", "LC_ALL", "TZ", "TMPDIR", "SYSTEMROOT")
-# Looked up before any fork: between fork and exec as little as possible may happen.
+# Loaded before any fork, because little is safe between fork and exec.
 _LIBC: ctypes.CDLL | None = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
-def leash() -> Callable[[], None]:
-    """What a child runs before its program: the kernel kills it when we die, however we die (Linux only)."""
+def die_with_parent() -> Callable[[], None]:
+    """A `preexec_fn` that makes the kernel kill the child when this process ends (Linux only)."""
     parent = os.getpid()
 
-    def tie() -> None:
+    def set_signal() -> None:
         if _LIBC is None:
             return
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
-            # We died before the kernel knew of the leash.
+            # The parent ended before the call above.
             os._exit(1)
 
-    return tie
+    return set_signal
 
 
 def kill_group(pid: int) -> None:
-    """Kill whatever is left of the process group that `pid` led, such as the children of a dead worker's tools."""
+    """Kill the rest of the process group of `pid`, such as processes that a dead worker's tools started."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, signal.SIGKILL)
 
 
 def bare_environment() -> dict[str, str]:
-    """What any program needs of our environment. It holds keys, which are not for programs that are not ours."""
+    """A minimal environment for foreign programs: ours contains keys."""
     return {name: os.environ[name] for name in _ANY_PROGRAM if name in os.environ}
 
 
 async def stop(process: asyncio.subprocess.Process, patience: float) -> None:
-    """Ask the process to end, insist when it does not, and leave nothing of its group."""
+    """Send SIGTERM, wait up to `patience` seconds, then kill the process and its group."""
     try:
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
@@ -54,7 +54,7 @@ async def stop(process: asyncio.subprocess.Process, patience: float) -> None:
 
 
 def command(part: str, *options: str) -> list[str]:
-    """The command line of one of our own parts, run by this very Python."""
+    """The command line of one of our own parts, with this Python interpreter."""
     return [sys.executable, "-m", "perdure", part, *options]
 
 

@@ -1,4 +1,4 @@
-"""Keeps the processes of one machine alive, and takes them down together."""
+"""Starts the processes of one machine, restarts those that crash, and stops them together."""
 
 import asyncio
 import contextlib
@@ -10,11 +10,11 @@ from pathlib import Path
 from perdure.errors import PerdureError
 from perdure.telemetry.logs import BoundedLog, Notices
 
-from .processes import bare_environment, ended, kill_group, leash, stop
+from .processes import bare_environment, die_with_parent, ended, kill_group, stop
 
-#: Pauses before a crashed part starts again: the first time at once.
+#: Pauses before the restarts of a crashed part; the first restart is immediate.
 _PAUSES = (0.0, 0.25, 0.5, 1.0, 2.0, 5.0)
-# Who has lived this long starts at once again.
+# After so many seconds without a crash the pauses start again from the first.
 _STEADY = 30.0
 
 
@@ -26,25 +26,25 @@ class PartFailed(PerdureError):
 
 @dataclass(frozen=True)
 class Part:
-    """A program to keep alive. `ready` returns when the process with this id does its work.
+    """A program to keep running. `ready` returns when the process with this id is ready.
 
-    Without `ready` the program is not kept: it runs once, and has done its work when it ends well.
+    Without `ready` the program runs once and is not restarted; it must exit with code 0.
     """
 
     name: str
     command: Sequence[str]
     ready: Callable[[int], Awaitable[None]] | None
-    # Laid over ours; None takes a name away.
+    # Added to our environment; None removes a variable.
     environment: Mapping[str, str | None] = field(default_factory=dict[str, str | None])
-    # Whether its warnings and errors are shown; all of its output is in its log.
+    # Whether its warnings and errors are shown. Its log file has all output.
     shown: bool = True
-    # A program that is not ours: it is given none of our keys, and nobody else may read its files.
+    # A foreign program: it gets none of our keys, and its files are not readable for other users.
     private: bool = False
     patience: float = 10.0
 
 
 class Supervisor:
-    """Starts parts stage by stage; when it ends, the stages end in reverse."""
+    """Starts parts in stages and stops the stages in reverse order."""
 
     def __init__(self, logs: Path, say: Callable[[str], None]) -> None:
         self._logs = logs
@@ -52,7 +52,7 @@ class Supervisor:
         self._stages: list[list[Keeper]] = []
 
     async def start(self, *parts: Part) -> None:
-        """Start these parts together and wait until all are ready; `PartFailed` when one is not."""
+        """Start these parts together and wait until all are ready; `PartFailed` when one fails."""
         keepers = [Keeper(part, self._logs, self._say) for part in parts]
         self._stages.append(keepers)
         try:
@@ -63,19 +63,19 @@ class Supervisor:
             raise failures.exceptions[0] from None
 
     async def keep(self) -> None:
-        """Restart whatever crashes, until cancelled."""
+        """Restart parts that crash, until cancelled."""
         async with asyncio.TaskGroup() as group:
             for keeper in self._keepers():
                 group.create_task(keeper.keep())
 
     async def stop(self) -> None:
-        """End all parts, the last stage first: none has to miss what it stands on."""
+        """Stop all parts, the last stage first, because a stage depends on the earlier ones."""
         for stage in reversed(self._stages):
             await asyncio.gather(*(keeper.stop() for keeper in stage))
         self._stages.clear()
 
     def kill(self) -> None:
-        """End all parts at once."""
+        """Kill all parts at once."""
         for keeper in self._keepers():
             keeper.kill()
 
@@ -84,7 +84,7 @@ class Supervisor:
 
 
 class Keeper:
-    """One part: its process of the moment, and its log."""
+    """One part: its current process and its log."""
 
     def __init__(self, part: Part, logs: Path, say: Callable[[str], None]) -> None:
         self._part = part
@@ -114,7 +114,7 @@ class Keeper:
             gone.cancel()
 
     async def keep(self) -> None:
-        """Start the part again whenever it ends."""
+        """Restart the part whenever it ends."""
         crashes = 0
         while self._part.ready is not None:
             assert self._process is not None, "a part is started before it is kept"
@@ -134,7 +134,7 @@ class Keeper:
             self._say(f"The {self._part.name} is back.")
 
     async def stop(self) -> None:
-        """End the process, and keep what it still says."""
+        """Stop the process and write the rest of its output."""
         if self._process is not None:
             await stop(self._process, self._part.patience)
         await self._drained()
@@ -145,7 +145,7 @@ class Keeper:
             kill_group(self._process.pid)
 
     async def _spawn(self) -> asyncio.subprocess.Process:
-        # Our own pipe: with one of asyncio's, a dead process counts as alive while a child of it holds the pipe.
+        # Not asyncio's pipe: with it, `wait` does not return while a child of the dead process holds the pipe.
         source, sink = os.pipe()
         try:
             process = self._process = await asyncio.create_subprocess_exec(
@@ -155,9 +155,9 @@ class Keeper:
                 stderr=sink,
                 env=_environment(self._part),
                 umask=0o077 if self._part.private else -1,
-                # Ctrl-C is for the supervisor only, which then ends its parts in order.
+                # Only the supervisor gets Ctrl-C; it stops the parts in order.
                 start_new_session=True,
-                preexec_fn=leash(),
+                preexec_fn=die_with_parent(),
             )
         finally:
             os.close(sink)
@@ -165,7 +165,7 @@ class Keeper:
         return process
 
     async def _read(self, pipe: int) -> None:
-        """Drain the output: a process whose pipe is full stands still."""
+        """Read the output: a process blocks when its pipe is full."""
         self._notices = Notices()
         output = asyncio.StreamReader()
         loop = asyncio.get_running_loop()
@@ -181,7 +181,7 @@ class Keeper:
                     self._say(f"{self._part.name} | {line}")
 
     async def _drained(self) -> None:
-        """Wait for the end of the output; somebody who left the process group may keep the pipe open for ever."""
+        """Wait a short time for the end of the output: a process that left the group may keep the pipe open."""
         if self._drain is not None:
             await asyncio.wait({self._drain}, timeout=1.0)
             self._drain.cancel()

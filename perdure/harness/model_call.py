@@ -17,7 +17,7 @@ from perdure.protocol.events import NewEvent, Usage
 from perdure.protocol.names import MODEL_SCOPE, REPLY
 from perdure.protocol.requests import Failure, Finished, ModelCall, ModelOutcome, Unheard
 from perdure.settings import Settings
-from perdure.store.base import Store, commit_steadfastly
+from perdure.store.base import Store, commit_with_retries
 from perdure.store.values import Attempt, Commit, Committed, DeliveryTaken, Fence, Hold, SessionRow
 from perdure.telemetry import spans
 
@@ -161,7 +161,7 @@ class ModelCaller:
             Commit(
                 at.session_id,
                 head=ctx.call.head,
-                heeds=at.turn,
+                unless_cancelled=at.turn,
                 unless=(at.turn, at.step, REPLY),
                 fence=self._fence(ctx, Hold.RAISE),
                 superseding=ctx.factory.superseded(ctx.attempt.generation),
@@ -205,11 +205,11 @@ class ModelCaller:
         at, number = ctx.call.at, ctx.attempt.number
         before = EventFactory(at.model_copy(update={"step": at.step - 1}), number)
         settlement = settle_result(before, ctx.call.mode, result)
-        done = await commit_steadfastly(
+        done = await commit_with_retries(
             self._store,
             Commit(
                 at.session_id,
-                heeds=at.turn,
+                unless_cancelled=at.turn,
                 unless=(at.turn, at.step, REPLY),
                 records=settlement.records,
                 events=(*complete_previous_step(at, number, ctx.turn), *settlement.events),
@@ -331,12 +331,12 @@ class ModelCaller:
 
     async def _commit(self, ctx: _ModelContext, settlement: Settlement, unwritten: tuple[NewEvent, ...]) -> Committed:
         at = ctx.call.at
-        return await commit_steadfastly(
+        return await commit_with_retries(
             self._store,
             Commit(
                 at.session_id,
                 # A reply with calls is committed despite a cancel request: each call checks for one itself.
-                heeds=at.turn if settlement.ended not in (None, "cancelled") else None,
+                unless_cancelled=at.turn if settlement.ended not in (None, "cancelled") else None,
                 unless=(at.turn, at.step, REPLY),
                 fence=self._fence(ctx, Hold.RELEASE),
                 records=settlement.records,

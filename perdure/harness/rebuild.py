@@ -33,7 +33,7 @@ class SessionRebuilder:
         meanwhile, this raises `Unavailable` and is retried.
         """
         row = await find_session(self._store, order.session_id)
-        if row.over:
+        if row.ended:
             return None
         snapshot = dump_turn(TurnState(usage=row.usage, steps=row.steps))
         token_hash = await self._store.token_of(row.session_id) or ""
@@ -56,7 +56,7 @@ class SessionRebuilder:
             held=None if held is None else held.model_dump(mode="json"),
             retry_at=0.0,
         )
-        for delivery in await self._store.unheard(row.session_id):
+        for delivery in await self._store.unread(row.session_id):
             # A delivery of a newer build stays in the store, and is signalled to a driver that can read it.
             if (waits := _reference(delivery, token_hash)) is not None:
                 state = state.with_delivery(waits)

@@ -15,7 +15,7 @@ from perdure.protocol.principals import Principal
 from perdure.protocol.requests import ApprovedCall, CallRef, Coordinates, Failure, Resumed, ResumeTurn
 from perdure.protocol.wire import JsonObject
 from perdure.session.inputs import at_expiry, resolved
-from perdure.store.base import Store, commit_steadfastly
+from perdure.store.base import Store, commit_with_retries
 from perdure.store.values import (
     Attempt,
     Commit,
@@ -248,11 +248,11 @@ class TurnResumer:
         requests = [row.request for row in ctx.expiring]
         answers = {each.request_id: at_expiry(each) for each in requests}
         expired_events = {each.request_id: resolved(each, "expired", answers[each.request_id]) for each in requests}
-        await commit_steadfastly(
+        await commit_with_retries(
             self._store,
             Commit(
                 ctx.at.session_id,
-                heeds=ctx.at.turn,
+                unless_cancelled=ctx.at.turn,
                 unless=ctx.key,
                 expires=answers,
                 resolved=expired_events,
@@ -281,13 +281,13 @@ class TurnResumer:
             # In a commit before the boundary: events after the boundary belong to the next turn.
             withdrawal = Commit(
                 ctx.at.session_id,
-                heeds=ctx.at.turn,
+                unless_cancelled=ctx.at.turn,
                 unless=ctx.key,
                 withdraws=tuple(withdrawn_events),
                 resolved=withdrawn_events,
             )
-            await commit_steadfastly(self._store, withdrawal)
-        done = await commit_steadfastly(self._store, await self._commit(ctx, plan, stored))
+            await commit_with_retries(self._store, withdrawal)
+        done = await commit_with_retries(self._store, await self._commit(ctx, plan, stored))
         if done.existing:
             return _resumed(done.existing)
         if plan.ending:
@@ -300,7 +300,7 @@ class TurnResumer:
         return Commit(
             ctx.at.session_id,
             head=ctx.resumption.head,
-            heeds=ctx.at.turn,
+            unless_cancelled=ctx.at.turn,
             unless=ctx.key,
             records=(*opening.records, written(*ctx.key, RESUMPTION, stored), *plan.records),
             events=(*opening.events, *plan.events, *(ending.events if ending else ())),

@@ -27,7 +27,7 @@ from perdure.protocol.requests import (
 )
 from perdure.session.inputs import resolved
 from perdure.session.turn import CANCELLED as CANCELLATION
-from perdure.store.base import Store, commit_steadfastly
+from perdure.store.base import Store, commit_with_retries
 from perdure.store.values import Begun, Commit, DeliveryTaken, InputQuery, NewRecord, Record, SessionChange, SessionRow
 from perdure.telemetry import spans
 
@@ -151,7 +151,7 @@ class TurnParker:
             await find_session(self._store, at.session_id)
             return
         reach("park_before_commit")
-        done = await commit_steadfastly(self._store, await self._commit(park, turn))
+        done = await commit_with_retries(self._store, await self._commit(park, turn))
         reach("park_after_commit")
         if done.existing is None:
             spans.turn_ended(park.agent, "parked")
@@ -178,7 +178,7 @@ class TurnParker:
         after = at.model_copy(update={"step": at.step + 1})
         return Commit(
             at.session_id,
-            heeds=at.turn,
+            unless_cancelled=at.turn,
             unless=(at.turn, at.step, END),
             records=(written(at.turn, at.step, END, PARK, StoredPark(open=park.open)),),
             events=(*complete_previous_step(after, None, turn), factory.inputs_requested(waiting), *ending.events),
@@ -221,15 +221,15 @@ class TurnEnder:
         """End a turn that failed or was cancelled, unless it has ended already."""
         session_id = conclusion.at.session_id
         row = await find_session(self._store, session_id)
-        while not row.over and await self._try_conclude(_with_cancel_request(conclusion, row), row):
+        while not row.ended and await self._try_conclude(_with_cancel_request(conclusion, row), row):
             row = await find_session(self._store, session_id)
         row = await find_session(self._store, session_id)
         return Concluded(
             token_hash=await self._store.token_of(session_id),
             head=row.events,
             silent=row.turns <= conclusion.at.turn,
-            over=row.over,
-            open=() if row.over else await self._open_requests(conclusion.at),
+            over=row.ended,
+            open=() if row.ended else await self._open_requests(conclusion.at),
         )
 
     async def withdraw(self, withdrawal: Withdrawal) -> None:
@@ -247,7 +247,7 @@ class TurnEnder:
     async def close(self, close: CloseSession) -> None:
         """End the session on an operator's order. A running or parked turn is cancelled first."""
         row = await find_session(self._store, close.session_id)
-        if row.over:
+        if row.ended:
             return
         try:
             await self._stop(row)
@@ -358,7 +358,7 @@ class TurnEnder:
         call_records, call_events = close_unfinished(factory, conclusion, unfinished)
         return Commit(
             row.session_id,
-            heeds=at.turn if conclusion.kind == "failed" else None,
+            unless_cancelled=at.turn if conclusion.kind == "failed" else None,
             unless=(blocking[0].turn, blocking[0].step, blocking[0].slot),
             # Their outcome says that they were not executed: an intent since then must make this commit fail.
             without=[each.intent_key for each in unfinished if not each.begun],

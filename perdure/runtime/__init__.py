@@ -1,5 +1,5 @@
-"""What a trusted process holds: sessions are started, delivered to, answered, cancelled and looked at here.
+"""The operations on sessions from outside: start, deliver, answer, cancel and read.
 
-The only package of the core that knows a Temporal client. Every write goes to the store first, and Temporal is told
+The only package of the core that uses a Temporal client. Every write goes to the store first; the workflow is signalled
 after that. Read `open`, `sessions`, `inputs`, `signals`, `driver`, then what repairs: `sweeper` and `reconciler`.
 """

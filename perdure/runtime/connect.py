@@ -1,4 +1,4 @@
-"""Connecting to Temporal and to the store, as the settings say."""
+"""Connections to Temporal, and the secret of continuation tokens, from the settings."""
 
 import asyncio
 import contextlib
@@ -23,24 +23,24 @@ from temporalio.service import RPCError, RPCStatusCode
 from perdure.errors import Invalid, PerdureError
 from perdure.settings import Settings
 
-#: What a client raises while Temporal does not answer. One that cannot connect says so with a plain RuntimeError.
+#: Errors of a client while Temporal does not answer. A failed connection raises a plain RuntimeError.
 ABSENT = (RPCError, RuntimeError, OSError)
 
-#: What Temporal answers to a key that may work with a namespace or a queue, and may not look at it.
+#: Temporal's errors for an API key that may use a namespace or a task queue, but not describe it.
 NOT_FOR_US = (RPCStatusCode.PERMISSION_DENIED, RPCStatusCode.UNIMPLEMENTED)
 
 _NAMESPACE_NOT_FOUND = re.compile(r"Namespace .+ is not found")
 
 T = TypeVar("T")
 
-#: How long a caller waits for Temporal before it is taken for unreachable.
+#: How long a caller waits for Temporal before it counts as unreachable.
 RPC_PATIENCE = timedelta(seconds=5)
 
 
 class BareFailures(DefaultFailureConverter):
-    """Failures as they leave for Temporal: what kind of error it is, and no text that may be content.
+    """Sends failures to Temporal with the type of the error only: its text, or that of a cause, may contain content.
 
-    An error's text can be anything that somebody said, and so can that of its causes. The log has it.
+    The log has the text.
     """
 
     def to_failure(self, exception: BaseException, payload_converter: PayloadConverter, failure: Failure) -> None:
@@ -61,10 +61,10 @@ DATA_CONVERTER = replace(pydantic_data_converter, failure_converter_class=BareFa
 
 
 async def in_time(call: Awaitable[T], patience: timedelta = RPC_PATIENCE) -> T:
-    """What Temporal answers, or `TimeoutError`.
+    """Await a call to Temporal; `TimeoutError` when it does not answer in time.
 
-    A call's own `rpc_timeout` does not do that: it starts when the client is connected, and a lazy client connects at
-    its first call. A server that accepts connections and says nothing would hold that call for minutes.
+    A call's own `rpc_timeout` is not enough: it starts after the connection, and a lazy client connects with its first
+    call. A server that accepts connections without answering would block that call for minutes.
     """
     try:
         async with asyncio.timeout(patience.total_seconds()):
@@ -74,14 +74,14 @@ async def in_time(call: Awaitable[T], patience: timedelta = RPC_PATIENCE) -> T:
 
 
 async def connect(settings: Settings, *, plugins: Sequence[Plugin] = (), lazy: bool = False) -> Client:
-    """A Temporal client. With `lazy` it connects at its first call, so that an API can boot before its server."""
+    """A Temporal client. With `lazy` it connects with its first call, so that an API can start before Temporal."""
     connecting = Client.connect(
         settings.temporal_address,
         namespace=settings.temporal_namespace,
         api_key=settings.temporal_api_key.get_secret_value() if settings.temporal_api_key else None,
         tls=settings.temporal_tls or settings.temporal_api_key is not None,
         data_converter=DATA_CONVERTER,
-        # Payloads are small by design; packing them costs more than it saves.
+        # Payloads are small; compression costs more than it saves.
         grpc_compression=GrpcCompression.NONE,
         plugins=plugins,
         lazy=lazy,
@@ -90,7 +90,7 @@ async def connect(settings: Settings, *, plugins: Sequence[Plugin] = (), lazy: b
 
 
 async def namespace_exists(client: Client) -> bool:
-    """Whether Temporal knows the client's namespace; one of `ABSENT` when it does not say."""
+    """Whether the client's namespace exists; raises one of `ABSENT` when Temporal does not answer."""
     request = DescribeNamespaceRequest(namespace=client.namespace)
     try:
         await client.workflow_service.describe_namespace(request, timeout=timedelta(seconds=2))
@@ -103,17 +103,17 @@ async def namespace_exists(client: Client) -> bool:
 
 
 def namespace_missing(error: RPCError) -> bool:
-    """Whether a call failed because its namespace does not exist. For any other thing the status is NOT_FOUND too."""
+    """Whether a call failed because its namespace does not exist. The status NOT_FOUND has other causes too."""
     if error.status != RPCStatusCode.NOT_FOUND:
         return False
     if details := error.grpc_status.details:
         return any(detail.Is(NamespaceNotFoundFailure.DESCRIPTOR) for detail in details)
-    # A proxy may drop the details.
+    # A proxy may have dropped the details.
     return _NAMESPACE_NOT_FOUND.match(error.message) is not None
 
 
 def secret(settings: Settings) -> bytes:
-    """What default continuation tokens are derived from; with the embedded store it lies beside the data."""
+    """The secret for default continuation tokens. With SQLite it is a file beside the data."""
     if settings.secret is not None:
         return settings.secret.get_secret_value().encode()
     if not settings.database.startswith("sqlite:"):
@@ -127,7 +127,7 @@ def _kept(path: Path) -> bytes:
         draft = path.with_name(f"{path.name}.{os.getpid()}")
         draft.touch(mode=0o600)
         draft.write_text(secrets.token_hex(32))
-        # A link is made whole or not at all, so that two processes that start together agree on one secret.
+        # A hard link is atomic, so two processes that start together use the same secret.
         with contextlib.suppress(FileExistsError):
             os.link(draft, path)
         draft.unlink()

@@ -1,4 +1,4 @@
-"""What a caller asks of a session, the delivery that it becomes, and new ids."""
+"""A caller's request, the delivery that is made of it, and new ids."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ from perdure.store.values import DeliveryRow, NewDelivery
 
 @dataclass(frozen=True)
 class CallerRequest:
-    """One request of one caller, before it is known whether it is a message or an answer."""
+    """One request of a caller. It becomes a message or an answer."""
 
     session_id: str
     body: DeliveryBody
     principal: Principal
-    # With the body, what makes two requests under one key the same.
+    # With the body, it identifies the request: under one key, requests that are equal in both are the same.
     about: tuple[str, ...]
     idempotency_key: str | None = None
-    # An answer that comes without a token is heard by the right of its responder.
+    # Empty for an answer without a token: its responder was authorised instead.
     token_hash: str = ""
     coalesce: bool = False
     # How many deliveries may wait in the session.
     limit: int | None = None
 
     def delivery(self, body: DeliveryBody | None = None) -> NewDelivery:
-        """As it is written; `body` is what became of the request, and does not change which request it was."""
+        """The delivery to write. `body` replaces the content; the digest is that of the request in any case."""
         content = body or self.body
         ref = DeliveryRef(
             id=delivery_id(),
@@ -48,7 +48,7 @@ class CallerRequest:
             body=content.model_dump(mode="json", exclude_none=True),
             owner=self.principal.owner,
             idempotency_key=self.idempotency_key,
-            # It is compared under a key only, and that of a large file takes a while.
+            # The digest is only compared under a key, and hashing a large file takes time.
             digest=None if self.idempotency_key is None else self._digest(),
             ref=ref.model_dump(mode="json"),
             limit=self.limit,
@@ -56,17 +56,17 @@ class CallerRequest:
 
     def _digest(self) -> str:
         content = self.body.model_dump(mode="json", exclude_none=True)
-        # Whose request it is, the key's owner says; what else is known of them may change between two tries.
+        # The key has its owner. Other facts about the principal may change between two tries.
         body = {key: value for key, value in content.items() if key != "principal"}
         return hashlib.sha256(json.dumps({"about": self.about, "body": body}, sort_keys=True).encode()).hexdigest()
 
 
 def reference(row: DeliveryRow, token_hash: str = "") -> JsonObject:
-    """An accepted delivery, as Temporal is told of it; `token_hash` is the session's, for rows that do not hold it.
+    """The signal's payload for an accepted delivery; `token_hash` is the session's, for old rows without a reference.
 
-    As JSON: a newer build may have accepted it, and all that this one does not know is told as well.
+    It stays JSON, so that fields of a newer build are passed on unchanged.
     """
-    # A build that did not keep the reference kept the kind.
+    # Rows of older builds have a kind and no reference.
     known = row.ref or {"id": row.delivery_id, "kind": row.kind, "tokenHash": token_hash}
     return {**known, "at": row.accepted_at}
 

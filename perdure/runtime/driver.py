@@ -1,4 +1,4 @@
-"""The workflows that drive sessions, as seen through a Temporal client."""
+"""The workflows that drive sessions, through a Temporal client."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from .connect import ABSENT, NOT_FOR_US, RPC_PATIENCE, in_time, namespace_missin
 T = TypeVar("T")
 
 #: How long a list of all running drivers may take, in seconds.
-_LISTING = 60.0
+_LIST_SECONDS = 60.0
 
-#: How long a task queue that has a worker is taken to have one, in seconds.
-_WORKED = 10.0
+#: For how many seconds a task queue that had a worker is assumed to have one.
+_WORKER_SEEN = 10.0
 
-#: What says that Temporal cannot be reached, or not by us; all else is about one session.
+#: Errors that mean that Temporal cannot be reached by this process. All others concern one session.
 _UNREACHABLE = (
     RPCStatusCode.UNAVAILABLE,
     RPCStatusCode.DEADLINE_EXCEEDED,
@@ -42,22 +42,22 @@ _UNREACHABLE = (
     RPCStatusCode.PERMISSION_DENIED,
 )
 
-#: What a query comes to while no worker answers it.
+#: Errors of a query that no worker answers.
 _UNANSWERED = (RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.FAILED_PRECONDITION, RPCStatusCode.CANCELLED)
 
 
-class _Named(Wire):
+class _Ref(Wire):
     id: str
 
 
 class _Held(Wire):
-    deliveries: tuple[_Named, ...] = ()
+    deliveries: tuple[_Ref, ...] = ()
 
 
 class DriverView(Wire):
-    """What is read of a driver's own account. It may be of another build: what it does not name is not known."""
+    """A driver's answer to the query `describe`. Another build may leave out fields, which then have defaults."""
 
-    inbox: tuple[_Named, ...] = ()
+    inbox: tuple[_Ref, ...] = ()
     seen: tuple[str, ...] = ()
     held: _Held | None = None
     in_turn: tuple[str, ...] = ()
@@ -68,17 +68,17 @@ class DriverView(Wire):
 
     @property
     def holds(self) -> frozenset[str]:
-        """The ids of the deliveries that it still has something to do with."""
+        """The ids of the deliveries that the driver has not finished."""
         refs = [*self.inbox, *(self.held.deliveries if self.held else ())]
         return frozenset([*self.in_turn, *(ref.id for ref in refs)])
 
     @property
     def dropped(self) -> frozenset[str]:
-        """The ids of those that it has done with. While it works, nothing is known of what it works on."""
+        """The ids of the deliveries that the driver takes for done. Unknown, so empty, while it runs a turn."""
         return frozenset(self.seen) - self.holds if self.is_idle else frozenset()
 
     def is_behind(self, turns: int) -> bool:
-        """Whether the session has begun more turns than the driver knows of."""
+        """Whether the session has begun more turns than the driver knows."""
         return self.is_idle and turns > (self.turn if self.told is None else self.told)
 
     @property
@@ -87,22 +87,22 @@ class DriverView(Wire):
 
 
 class Driver:
-    """The drivers of all sessions. One that is not there is `NoDriver`; without Temporal, all are `Unavailable`."""
+    """The drivers of all sessions. Raises `NoDriver` when there is none, `Unavailable` without Temporal."""
 
     def __init__(self, client: Client, task_queue: str) -> None:
         self._client = client
         self._queue = names.queue(task_queue, names.SESSIONS_QUEUE)
-        self._worked_until = 0.0
+        self._worker_until = 0.0
 
     async def start(self, state: SessionState, *, summary: str | None = None) -> None:
-        """Start the session's driver; starting twice is starting once."""
+        """Start the session's driver. Idempotent."""
         await self._start(state, WorkflowIDReusePolicy.REJECT_DUPLICATE, summary)
 
     async def rebuild(self, session_id: str, rebuild: Rebuild, *, unattended: bool = False) -> None:
-        """Start a driver that derives its state from the store; nothing happens while one runs.
+        """Start a driver that derives its state from the store; does nothing while one runs.
 
-        `NoWorker` when nobody would take it up, unless it is to be started `unattended`: this process may know another
-        task queue than the session's workers, and from there nothing would ever bring the session back.
+        Without `unattended`, raises `NoWorker` when no worker polls the task queue: this process may be configured with
+        another task queue than the session's workers, and a driver there would never run.
         """
         if not (unattended or await self._has_worker()):
             raise NoWorker(f"No worker takes sessions from the task queue {self._queue}.")
@@ -113,17 +113,17 @@ class Driver:
         await self._signal(session_id, names.DELIVER, ref)
 
     async def describe(self, session_id: str) -> DriverView | None:
-        """What the driver says of itself; None when it cannot say now: that takes a worker."""
+        """Query the driver's state; None when it does not answer, because a query needs a worker."""
         handle = self._client.get_workflow_handle(session_id)
-        asking = handle.query(names.DESCRIBE, reject_condition=QueryRejectCondition.NOT_OPEN, rpc_timeout=RPC_PATIENCE)
+        query = handle.query(names.DESCRIBE, reject_condition=QueryRejectCondition.NOT_OPEN, rpc_timeout=RPC_PATIENCE)
         try:
-            return read_view(await in_time(asking))
+            return read_view(await in_time(query))
         except WorkflowQueryRejectedError:
             raise NoDriver from None
         except (WorkflowQueryFailedError, TimeoutError):
             return None
         except ABSENT as error:
-            # Without a worker too the answer is late, or refused.
+            # Without a worker the query times out or is rejected.
             if isinstance(error, RPCError) and error.status in _UNANSWERED:
                 return None
             raise _translated(error) from error
@@ -132,24 +132,24 @@ class Driver:
         await self._signal(session_id, names.CANCEL, {"turnId": turn_id})
 
     async def repair(self, session_id: str, how: Repair, reason: str = "OPERATOR") -> None:
-        """Have the driver that runs try again, derive its state from the store, or end its session."""
+        """Signal the running driver to retry, to derive its state from the store, or to end its session."""
         await self._signal(session_id, names.REPAIR, RepairOrder(how=how, reason=reason).model_dump(mode="json"))
 
     async def status(self, session_id: str) -> WorkflowExecutionStatus | None:
-        """How the newest run of the session's workflow stands; None when Temporal knows no such workflow."""
+        """The status of the newest run of the session's workflow; None when Temporal knows no such workflow."""
         try:
             handle = self._client.get_workflow_handle(session_id)
-            return (await _answer(handle.describe(rpc_timeout=RPC_PATIENCE))).status
+            return (await _call(handle.describe(rpc_timeout=RPC_PATIENCE))).status
         except NoDriver:
             return None
 
     async def running(self) -> AsyncIterator[str]:
-        """The ids of all sessions that have a driver. Temporal's lists may be some seconds old."""
+        """The ids of all sessions with a running driver. Temporal's list may be some seconds old."""
         query = (
             f"WorkflowType = '{names.SESSION_WORKFLOW}' AND TaskQueue = '{self._queue}' AND ExecutionStatus = 'Running'"
         )
         try:
-            async with asyncio.timeout(_LISTING):
+            async with asyncio.timeout(_LIST_SECONDS):
                 async for each in self._client.list_workflows(query, page_size=1000):
                     yield each.id
         except ABSENT as error:
@@ -157,7 +157,7 @@ class Driver:
 
     async def terminate(self, session_id: str, reason: str) -> None:
         handle = self._client.get_workflow_handle(session_id)
-        await _answer(handle.terminate(reason=reason, rpc_timeout=RPC_PATIENCE))
+        await _call(handle.terminate(reason=reason, rpc_timeout=RPC_PATIENCE))
 
     async def _start(self, state: SessionState, reuse: WorkflowIDReusePolicy, summary: str | None) -> None:
         starting = self._client.start_workflow(
@@ -173,15 +173,15 @@ class Driver:
             rpc_timeout=RPC_PATIENCE,
         )
         with contextlib.suppress(WorkflowAlreadyStartedError):
-            await _answer(starting)
+            await _call(starting)
 
     async def _signal(self, session_id: str, name: str, payload: JsonObject) -> None:
         handle = self._client.get_workflow_handle(session_id)
-        await _answer(handle.signal(name, payload, rpc_timeout=RPC_PATIENCE))
+        await _call(handle.signal(name, payload, rpc_timeout=RPC_PATIENCE))
 
     async def _has_worker(self) -> bool:
-        """Whether a worker has asked for work on our queue within the last minutes, as far as we may know."""
-        if monotonic() < self._worked_until:
+        """Whether a worker has polled our task queue within the last minutes; True if we are not allowed to know."""
+        if monotonic() < self._worker_until:
             return True
         request = DescribeTaskQueueRequest(
             namespace=self._client.namespace,
@@ -196,11 +196,11 @@ class Driver:
                 return True
             raise _translated(error) from error
         if found.pollers:
-            self._worked_until = monotonic() + _WORKED
+            self._worker_until = monotonic() + _WORKER_SEEN
         return bool(found.pollers)
 
 
-async def _answer(call: Awaitable[T]) -> T:
+async def _call(call: Awaitable[T]) -> T:
     try:
         return await in_time(call)
     except ABSENT as error:
@@ -219,6 +219,6 @@ def _translated(error: RPCError | RuntimeError | OSError) -> PerdureError:
         if error.status == RPCStatusCode.NOT_FOUND:
             return NoDriver()
         if error.status not in _UNREACHABLE:
-            # It is about this session: too much has been sent to it, say. Others may well be reached.
+            # The error concerns this session only, for example a limit of its signals.
             return DriverRefused(f"Temporal does not take this: {error.status.name}.")
     return Unavailable("Temporal cannot be reached; try again.")

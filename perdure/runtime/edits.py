@@ -1,4 +1,4 @@
-"""The arguments that an approval changes, as they will run."""
+"""Validation of the arguments that an approval changes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 async def read_edit(agents: AgentRegistry | None, request: InputRequest, arguments: JsonObject) -> JsonObject:
-    """The arguments as the tool runs with them; `Invalid`, which says why, when it does not take them."""
+    """The arguments as the tool will get them; `Invalid` with the reason when it does not accept them."""
     agent = agents.get(request.agent) if agents else None
     if agent is None:
         raise Invalid(f"The arguments of {request.tool} cannot be checked here, so they cannot be changed here.")
@@ -31,7 +31,7 @@ async def read_edit(agents: AgentRegistry | None, request: InputRequest, argumen
 
 
 async def _read_foreign(agent: Agent, tool: str, arguments: JsonObject) -> JsonObject:
-    # Brings pydantic-ai along, which few processes that only take answers ever need.
+    # Imported here because it imports pydantic-ai, which a process that only accepts answers rarely needs.
     from perdure.harness.tools.toolbox import InvalidArguments, open_toolbox
 
     usable = (await open_toolbox(agent)).get(tool)

@@ -1,4 +1,4 @@
-"""Answers of people on their way in, and the requests that they answer."""
+"""Answers to input requests, and the requests themselves."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("perdure.sessions")
 
-#: How many requests one look at a session finds; it has a handful.
+#: How many requests of a session are read at once. A session usually has a few.
 _PAGE = 200
 
 
 @dataclass(frozen=True)
-class _Given:
-    """One response, and the request that it is meant for, if the session has such a request."""
+class _Response:
+    """One response and its request, if the session has such a request."""
 
     response: InputResponse
     row: InputRow | None
     answer: InputAnswer | None
-    # As it is now; the store may not have noticed yet that the time is over.
+    # The current status. The store may still have a request as open whose time has passed.
     status: InputStatus | None
-    # The session goes on without the request.
+    # The answer closes the request regardless of other votes.
     ends: bool = False
 
     @property
@@ -60,8 +60,8 @@ class _Given:
 
     @property
     def repeats(self) -> bool:
-        """Whether the request is closed with just this answer."""
-        return _agrees(self.row, self.answer)
+        """Whether the request is closed with the same answer."""
+        return _is_closed_with(self.row, self.answer)
 
     def outcome(self, now: InputRow | None) -> InputOutcome:
         if now is None:
@@ -72,44 +72,44 @@ class _Given:
 
 
 class Answers:
-    """Gives people's answers to sessions."""
+    """Records answers to input requests and signals their sessions."""
 
     def __init__(self, store: Store, signals: Signals, agents: AgentRegistry | None) -> None:
         self._store = store
         self._signals = signals
         self._agents = agents
 
-    async def take(self, asked: CallerRequest) -> Receipt | None:
-        """Answer what the request answers; None when it is an ordinary message."""
-        if asked.body.input_responses:
-            return await self._respond(asked, asked.body, asked.body.input_responses)
-        if asked.body.message is None:
+    async def take(self, request: CallerRequest) -> Receipt | None:
+        """Record the request as an answer; None when it is an ordinary message."""
+        if request.body.input_responses:
+            return await self._respond(request, request.body, request.body.input_responses)
+        if request.body.message is None:
             return None
-        waiting = await self.waiting(asked.session_id)
-        return await self._instead(asked, asked.body.message, waiting) if waiting else None
+        waiting = await self.waiting(request.session_id)
+        return await self._handle_message(request, request.body.message, waiting) if waiting else None
 
-    async def answer(self, request_id: str, response: InputResponse, asked: CallerRequest) -> Receipt:
-        """Answer one request, from outside its session; `InputClosed` when it has another outcome."""
+    async def answer(self, request_id: str, response: InputResponse, request: CallerRequest) -> Receipt:
+        """Answer one input request by its id; `InputClosed` when it has another outcome."""
         row = await self._store.input(request_id)
-        if row is None or row.request.session_id != asked.session_id:
+        if row is None or row.request.session_id != request.session_id:
             raise InputNotFound
-        given = await self._given(asked, response)
-        # As it stands now: somebody may have answered since it was found.
+        given = await self._read(request, response)
+        # The newer row: the request may have been answered meanwhile.
         row = given.row or row
         if given.status == "expired":
             raise InputExpired(status="expired", option_id=_option(row))
         if not given.counts and not given.repeats:
-            raise _closed(row)
-        body = asked.body.model_copy(update={"kind": "answer", "answers": (request_id,)})
-        answered = await self._count(asked, body, [given])
-        receipt = await self._receipt(asked, [given], answered)
+            raise _closed_error(row)
+        body = request.body.model_copy(update={"kind": "answer", "answers": (request_id,)})
+        answered = await self._count_votes(request, body, [given])
+        receipt = await self._receipt(request, [given], answered)
         now = answered.rows[0]
-        if now.status != "open" and not _agrees(now, given.answer):
-            raise _closed(now)
+        if now.status != "open" and not _is_closed_with(now, given.answer):
+            raise _closed_error(now)
         return receipt
 
     async def waiting(self, session_id: str) -> Sequence[InputRow]:
-        """What the session waits for people for, oldest first."""
+        """The open input requests of the session, oldest first."""
         page = await self._store.inputs(InputQuery(session_id=session_id, limit=_PAGE))
         found = list(page.rows)
         while page.next_cursor is not None:
@@ -118,7 +118,7 @@ class Answers:
         return found
 
     async def closed_by(self, session_id: str, delivery_id: str) -> tuple[InputOutcome, ...]:
-        """What a delivery answered, for a receipt that is asked for again."""
+        """The requests that a delivery closed, for the receipt of a repeated request."""
         found: list[InputOutcome] = []
         cursor: str | None = None
         while True:
@@ -128,32 +128,34 @@ class Answers:
             if (cursor := page.next_cursor) is None:
                 return tuple(found)
 
-    async def outcomes(self, asked: CallerRequest, delivery_id: str) -> tuple[InputOutcome, ...]:
-        """How what was asked for came out."""
-        if not asked.body.input_responses:
-            return await self.closed_by(asked.session_id, delivery_id)
-        given = [await self._given(asked, response) for response in asked.body.input_responses]
+    async def outcomes(self, request: CallerRequest, delivery_id: str) -> tuple[InputOutcome, ...]:
+        """The outcomes of the requests that the delivery answered."""
+        if not request.body.input_responses:
+            return await self.closed_by(request.session_id, delivery_id)
+        given = [await self._read(request, response) for response in request.body.input_responses]
         return tuple(each.outcome(each.row) for each in given)
 
     # --- plain messages -------------------------------------------------------------------------------------
 
-    async def _instead(self, asked: CallerRequest, message: Message, waiting: Sequence[InputRow]) -> Receipt | None:
-        """What a plain message means while requests are open; None when it waits behind them."""
+    async def _handle_message(
+        self, request: CallerRequest, message: Message, waiting: Sequence[InputRow]
+    ) -> Receipt | None:
+        """Handle a plain message while input requests are open; None when it has to wait for them."""
         now = _now()
         queues = self._queues(waiting[0].request.agent)
         only = waiting[0] if len(waiting) == 1 else None
-        if only and _status(only, now) == "open" and _may(asked.principal, only):
+        if only and _status(only, now) == "open" and _may_answer(request.principal, only):
             response = inputs.read_message(only.request, message)
-            # Whoever has voted cannot vote otherwise; to say something else is to go on without it.
-            if response is not None and (queues or _may_say(only, response, asked.principal, now)):
-                return await self._respond(asked, asked.body.model_copy(update={"message": None}), [response])
+            # A principal's first vote counts. A different message of the same principal closes the request instead.
+            if response is not None and (queues or _may_vote(only, response, request.principal, now)):
+                return await self._respond(request, request.body.model_copy(update={"message": None}), [response])
         if queues:
             return None
-        denied = [_continued(row, asked.principal, now) for row in waiting if _status(row, now) == "open"]
+        denied = [_continued(row, request.principal, now) for row in waiting if _status(row, now) == "open"]
         if not denied:
             return None
-        body = asked.body.model_copy(update={"kind": "answer", "answers": tuple(_ids(denied))})
-        return await self._receipt(asked, denied, await self._count(asked, body, denied, always=True))
+        body = request.body.model_copy(update={"kind": "answer", "answers": tuple(_ids(denied))})
+        return await self._receipt(request, denied, await self._count_votes(request, body, denied, always=True))
 
     def _queues(self, agent: str) -> bool:
         known = self._agents.get(agent) if self._agents else None
@@ -161,137 +163,139 @@ class Answers:
 
     # --- responses ------------------------------------------------------------------------------------------
 
-    async def _respond(self, asked: CallerRequest, body: DeliveryBody, responses: Sequence[InputResponse]) -> Receipt:
+    async def _respond(self, request: CallerRequest, body: DeliveryBody, responses: Sequence[InputResponse]) -> Receipt:
         if len({response.request_id for response in responses}) < len(responses):
             raise Invalid("Expected each request to be answered once.")
-        given = [await self._given(asked, response) for response in responses]
+        given = [await self._read(request, response) for response in responses]
         more = body.message is not None
         if not more and all(each.status == "expired" for each in given):
             raise InputExpired(status="expired", option_id=_option(given[0].row))
-        # An answer to what is not open authorises nothing; the session is told of it all the same. It may also come too
-        # late between now and when it is counted: a repeated request has to find what became of this one.
-        told = [each for each in given if each.counts or not each.repeats]
-        always = more or any(not each.counts for each in told)
-        kind = "answer" if told else "message"
-        body = body.model_copy(update={"kind": kind, "answers": tuple(_ids(told))})
-        return await self._receipt(asked, given, await self._count(asked, body, given, always=always, late=True))
+        # An answer to a closed request has no effect, but the session gets it. A request may also close between this
+        # check and the count. The delivery is written then too, so that a repeated request finds the first one.
+        delivered = [each for each in given if each.counts or not each.repeats]
+        always = more or any(not each.counts for each in delivered)
+        kind = "answer" if delivered else "message"
+        body = body.model_copy(update={"kind": kind, "answers": tuple(_ids(delivered))})
+        return await self._receipt(
+            request, given, await self._count_votes(request, body, given, always=always, late=True)
+        )
 
-    async def _given(self, asked: CallerRequest, response: InputResponse) -> _Given:
+    async def _read(self, request: CallerRequest, response: InputResponse) -> _Response:
         row = await self._store.input(response.request_id)
-        if row is None or row.request.session_id != asked.session_id:
-            return _Given(response, None, None, None)
-        if not _may(asked.principal, row):
+        if row is None or row.request.session_id != request.session_id:
+            return _Response(response, None, None, None)
+        if not _may_answer(request.principal, row):
             raise ForbiddenResponder(request_id=response.request_id)
         now = _now()
         status = _status(row, now)
-        answer = inputs.read(row.request, response, asked.principal, _stamp(now))
+        answer = inputs.read(row.request, response, request.principal, _stamp(now))
         if answer.arguments is not None:
             response = await self._edited(row, response, status)
-            answer = inputs.read(row.request, response, asked.principal, _stamp(now))
-        return _Given(response, row, answer, status)
+            answer = inputs.read(row.request, response, request.principal, _stamp(now))
+        return _Response(response, row, answer, status)
 
     async def _edited(self, row: InputRow, response: InputResponse, status: InputStatus) -> InputResponse:
-        """The response with the arguments that its approval lets run."""
+        """The response with its changed arguments, validated by the tool."""
         try:
             arguments = await read_edit(self._agents, row.request, response.arguments or {})
         except Invalid:
             if status == "open":
                 raise
-            # It changes nothing any more. The tool may have changed since it counted, if it did.
+            # The response has no effect now. The tool may have changed since the response counted.
             return response
         return response.model_copy(update={"arguments": arguments})
 
-    async def _count(
+    async def _count_votes(
         self,
-        asked: CallerRequest,
+        request: CallerRequest,
         body: DeliveryBody,
-        given: Sequence[_Given],
+        given: Sequence[_Response],
         *,
         always: bool = False,
         late: bool = False,
     ) -> Answered:
-        """Count the answers, and write what the session has to hear. From then on they are accepted."""
+        """Count the answers and write the delivery for the session. They are accepted from then on."""
         votes = [
             Vote(each.response.request_id, each.answer, each.ends)
             for each in given
-            # Those whose time is over count no more, even while the store still has them as open.
+            # An expired request takes no vote, even while the store still has it as open.
             if each.row is not None and each.answer is not None and (each.status != "expired" or not _is_open(each.row))
         ]
-        answering = Answering(asked.session_id, votes, asked.delivery(body), always=always, late=late)
+        answering = Answering(request.session_id, votes, request.delivery(body), always=always, late=late)
         try:
-            answered = await self._store.answer(answering, _told)
+            answered = await self._store.answer(answering, _resolved_event)
         except SessionGone:
             raise NoActiveSession from None
         return answered
 
-    async def _receipt(self, asked: CallerRequest, given: Sequence[_Given], answered: Answered) -> Receipt:
-        """How everything stands now; the session is told first. Nothing that fails here undoes what was counted."""
-        told = await self._wake(asked, answered)
-        receipt = await self._standing(asked, given, answered)
-        return receipt.model_copy(update={"delayed": not told})
+    async def _receipt(self, request: CallerRequest, given: Sequence[_Response], answered: Answered) -> Receipt:
+        """Signal the session, then return the outcomes. A failure here does not undo the votes."""
+        signalled = await self._signal(request, answered)
+        receipt = await self._outcomes(request, given, answered)
+        return receipt.model_copy(update={"delayed": not signalled})
 
-    async def _standing(self, asked: CallerRequest, given: Sequence[_Given], answered: Answered) -> Receipt:
+    async def _outcomes(self, request: CallerRequest, given: Sequence[_Response], answered: Answered) -> Receipt:
         delivery = answered.delivery
         repeated = delivery is not None and not answered.fresh
-        if delivery is not None and repeated and not asked.body.input_responses:
-            # A plain message: what it answered the first time, only the store knows.
-            before = await self.closed_by(asked.session_id, delivery.delivery_id)
-            return _receipt(asked, delivery.delivery_id, before, deduplicated=True)
+        if delivery is not None and repeated and not request.body.input_responses:
+            # A repeated plain message: only the store knows which requests it closed the first time.
+            before = await self.closed_by(request.session_id, delivery.delivery_id)
+            return _receipt(request, delivery.delivery_id, before, deduplicated=True)
         now = {row.request.request_id: row for row in answered.rows}
         inputs = tuple(each.outcome(now.get(each.response.request_id, each.row)) for each in given)
         if delivery is not None:
-            return _receipt(asked, delivery.delivery_id, inputs, deduplicated=repeated)
+            return _receipt(request, delivery.delivery_id, inputs, deduplicated=repeated)
         first = next((row.delivery_id for row in answered.rows if row.delivery_id is not None), None)
-        return _receipt(asked, first, inputs, deduplicated=all(each.repeats for each in given))
+        return _receipt(request, first, inputs, deduplicated=all(each.repeats for each in given))
 
-    async def _wake(self, asked: CallerRequest, answered: Answered) -> bool:
-        """Signal what was delivered; else, for whoever answered first and may have died since, their delivery.
+    async def _signal(self, request: CallerRequest, answered: Answered) -> bool:
+        """Signal the delivery. Without one, signal the delivery that answered first: its process may have died.
 
-        False when that has to wait: it is counted and written, so it was accepted.
+        False when the signal has to be sent later. The votes are accepted in any case.
         """
         mine = answered.delivery
         try:
-            rows = [mine] if mine else await self._winning(asked.session_id, answered)
+            rows = [mine] if mine else await self._winning_deliveries(request.session_id, answered)
         except Exception as error:
-            # The sweep finds it: whatever it is, it was accepted before.
-            log.warning("what answered session %s first is told later: %s", asked.session_id, error)
+            # The sweeper finds it: it was accepted earlier.
+            log.warning("the first answer to session %s is signalled later: %s", request.session_id, error)
             return False
-        told = [await self._signals.deliver(row, untold=answered.untold) for row in rows if row.unheard]
-        return all(told)
+        signalled = [await self._signals.deliver(row, unsignalled=answered.unsignalled) for row in rows if row.unread]
+        return all(signalled)
 
-    async def _winning(self, session_id: str, answered: Answered) -> Sequence[DeliveryRow]:
-        """The deliveries of those who answered first."""
+    async def _winning_deliveries(self, session_id: str, answered: Answered) -> Sequence[DeliveryRow]:
+        """The deliveries that closed the requests."""
         winners = sorted({row.delivery_id for row in answered.rows if row.delivery_id is not None})
         return await self._store.deliveries(session_id, winners) if winners else ()
 
 
-def _may_say(row: InputRow, response: InputResponse, principal: Principal, now: datetime) -> bool:
-    """Whether this principal has not answered the request yet, or has said the same."""
+def _may_vote(row: InputRow, response: InputResponse, principal: Principal, now: datetime) -> bool:
+    """Whether this principal has not answered the request yet, or has given the same answer."""
     answer = inputs.read(row.request, response, principal, _stamp(now))
     own = [vote for vote in row.votes if vote.same_principal(answer)]
     return not own or own[0].same(answer)
 
 
-def _continued(row: InputRow, principal: Principal, now: datetime) -> _Given:
+def _continued(row: InputRow, principal: Principal, now: datetime) -> _Response:
     answer = inputs.continued(row.request, principal, _stamp(now))
-    return _Given(InputResponse(request_id=row.request.request_id), row, answer, "open", ends=True)
+    return _Response(InputResponse(request_id=row.request.request_id), row, answer, "open", ends=True)
 
 
 def _receipt(
-    asked: CallerRequest, delivery_id: str | None, inputs: tuple[InputOutcome, ...], *, deduplicated: bool = False
+    request: CallerRequest, delivery_id: str | None, inputs: tuple[InputOutcome, ...], *, deduplicated: bool = False
 ) -> Receipt:
-    return Receipt(session_id=asked.session_id, delivery_id=delivery_id, inputs=inputs, deduplicated=deduplicated)
+    return Receipt(session_id=request.session_id, delivery_id=delivery_id, inputs=inputs, deduplicated=deduplicated)
 
 
 def outcome(row: InputRow) -> InputOutcome:
     return InputOutcome(request_id=row.request.request_id, status=row.status, option_id=_option(row))
 
 
-def _told(row: InputRow) -> NewEvent:
+def _resolved_event(row: InputRow) -> NewEvent:
     return resolved(row.request, row.status, row.answer)
 
 
-def _closed(row: InputRow) -> InputClosed | InputExpired:
+def _closed_error(row: InputRow) -> InputClosed | InputExpired:
     error = InputExpired if row.status == "expired" else InputClosed
     return error(status=row.status, option_id=_option(row))
 
@@ -300,14 +304,14 @@ def _option(row: InputRow | None) -> str | None:
     return row.answer.option_id if row is not None and row.answer is not None else None
 
 
-def _agrees(row: InputRow | None, answer: InputAnswer | None) -> bool:
+def _is_closed_with(row: InputRow | None, answer: InputAnswer | None) -> bool:
     """Whether the request is closed with this answer."""
     if row is None or answer is None or row.answer is None or row.status != "answered":
         return False
     return row.answer.same(answer)
 
 
-def _may(principal: Principal, row: InputRow) -> bool:
+def _may_answer(principal: Principal, row: InputRow) -> bool:
     return may_answer(row.request.responders, principal, row.requester)
 
 
@@ -319,7 +323,7 @@ def _is_open(row: InputRow) -> bool:
     return row.status == "open"
 
 
-def _ids(given: Sequence[_Given]) -> list[str]:
+def _ids(given: Sequence[_Response]) -> list[str]:
     return [each.response.request_id for each in given]
 
 
@@ -331,14 +335,14 @@ def _stamp(moment: datetime) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-#: How many requests one look reads, and how many looks one page takes: a caller who may answer few of very many gets
-#: short pages, and a cursor to go on with.
-_LOOK = 200
-_LOOKS = 10
+#: How many rows one read returns, and how many reads one page takes at most. A caller who may see few of very many
+#: requests gets short pages with a cursor.
+_READ_ROWS = 200
+_READS = 10
 
 
 class Inputs:
-    """The open requests of all sessions. Who may not answer one does not see it, unless the session is theirs."""
+    """The input requests of all sessions. A caller sees those that they may answer and those of their own sessions."""
 
     def __init__(self, store: Store, answers: Answers, *, inbox_limit: int | None = None) -> None:
         self._store = store
@@ -346,11 +350,11 @@ class Inputs:
         self._answers = answers
 
     async def list(self, query: InputQuery, principal: Principal) -> InputPage:
-        """One page of those that the caller sees, oldest first."""
+        """One page of the requests that the caller sees, oldest first."""
         seen: list[InputRow] = []
         place = query.cursor
-        for _ in range(_LOOKS):
-            page = await self._store.inputs(replace(query, limit=_LOOK, cursor=place))
+        for _ in range(_READS):
+            page = await self._store.inputs(replace(query, limit=_READ_ROWS, cursor=place))
             seen.extend(row for row in page.rows if visible(row, principal))
             place = page.next_cursor
             if len(seen) > query.limit:
@@ -367,21 +371,24 @@ class Inputs:
         return row
 
     async def waiting(self, session_id: str) -> Sequence[InputRow]:
-        """What this session waits for people for, oldest first."""
+        """The open requests of this session, oldest first."""
         return await self._answers.waiting(session_id)
 
     async def answer(
         self, response: InputResponse, principal: Principal, *, idempotency_key: str | None = None
     ) -> Receipt:
-        """Answer one request; its session hears of it once enough people agree.
+        """Answer one request. Its session is signalled when the votes close it.
 
-        `ForbiddenResponder` when it is for somebody else, `InputClosed` or `InputExpired` when it has another outcome.
+        `ForbiddenResponder` when the caller may not answer it, `InputClosed` or `InputExpired` when it has another
+        outcome.
         """
         row = await self.get(response.request_id, principal)
         body = DeliveryBody(input_responses=(response,), principal=principal)
         about = ("answer", response.request_id)
-        asked = CallerRequest(row.request.session_id, body, principal, about, idempotency_key, limit=self._inbox_limit)
-        return await self._answers.answer(response.request_id, response, asked)
+        request = CallerRequest(
+            row.request.session_id, body, principal, about, idempotency_key, limit=self._inbox_limit
+        )
+        return await self._answers.answer(response.request_id, response, request)
 
 
 def visible(row: InputRow, principal: Principal) -> bool:

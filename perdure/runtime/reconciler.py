@@ -1,4 +1,4 @@
-"""Finds what the store and Temporal disagree about, says so, and mends what can be mended."""
+"""Compares the open sessions of the store with the running workflows, reports differences and repairs them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .sweeper import repeating
 log = logging.getLogger("perdure.sessions")
 
 _PAGE = 1000
-#: How many sessions may fail one after another before Temporal is taken to be away.
+#: After how many failed sessions in a row Temporal counts as unreachable.
 _FAILED_SESSIONS = 20
 
 
@@ -30,23 +30,23 @@ class Disagreement:
     orphans: Sequence[str]
     # How many of the running workflows belong to a session of this store.
     driven: int = 0
-    # What became of those without a workflow.
+    # The result for each session without a workflow.
     mended: Mapping[str, str] = field(default_factory=dict[str, str])
 
 
 class Reconciler:
-    """Compares all open sessions with all running drivers. Any number may run at once."""
+    """Compares all open sessions with all running drivers. Several may run at once."""
 
     def __init__(self, store: Store, driver: Driver, *, every: float = 30.0) -> None:
         self._store = store
         self._driver = driver
         self._every = every
         self._reported: frozenset[str] = frozenset()
-        # Whether it was said that no worker takes up what is started.
-        self._said_unattended = False
+        # Whether the log has the warning that there is no worker.
+        self._warned_unattended = False
 
     def running(self) -> AbstractAsyncContextManager[None]:
-        """Look now and then, for as long as this is open."""
+        """Compare repeatedly while this context is open."""
         return repeating(
             self.reconcile,
             (self._every * 0.5, self._every),
@@ -55,10 +55,10 @@ class Reconciler:
         )
 
     async def find(self) -> Disagreement:
-        """Temporal's lists lag a little behind: what is found here has to be looked at once more."""
+        """Compare once. Temporal's lists are some seconds old, so each difference has to be checked again."""
         known: set[str] = set()
         after = ""
-        # The store comes first: a session that begins in between is in Temporal's list only, and is looked up.
+        # The store is read first: a session that starts in between is in Temporal's list only, and is looked up below.
         while page := await self._store.open_sessions(after, _PAGE):
             after = page[-1]
             known.update(page)
@@ -67,7 +67,7 @@ class Reconciler:
         return Disagreement(undriven=sorted(known - driven), orphans=orphans, driven=len(driven & known))
 
     async def reconcile(self) -> Disagreement:
-        """Look once, start what has no driver from the store, and report what belongs to no session."""
+        """Compare once, start sessions without a driver from the store, and report workflows without a session."""
         found = await self.find()
         mended = await self._restore(found.undriven)
         if fresh := frozenset(found.orphans) - self._reported:
@@ -82,44 +82,44 @@ class Reconciler:
 
     async def end_orphans(self, orphans: Sequence[str]) -> None:
         for session_id in orphans:
-            # One that has ended by itself since needs no more.
+            # It may have ended meanwhile.
             with contextlib.suppress(NoDriver):
                 await self._driver.terminate(session_id, "The store holds no such session.")
 
     async def _is_known(self, session_id: str) -> bool:
-        """Whether the store holds the session, also when it cannot be read here."""
+        """Whether the store has the session, also one that this build cannot read."""
         return await self._store.token_of(session_id) is not None or bool(await self._store.events(session_id, 0, 1))
 
     async def _restore(self, undriven: Sequence[str]) -> Mapping[str, str]:
-        """Start sessions from the store; what became of each that was looked at."""
+        """Start sessions from the store. The result for each session that was checked."""
         mended: dict[str, str] = {}
         failed, unattended = 0, False
         for session_id in undriven:
             try:
-                said = await self._restored(session_id)
+                result = await self._restored(session_id)
             except NoWorker as none:
-                # One whose workflow has ended by itself needs no worker, so the others are looked at all the same.
-                said, unattended = f"it waits for a worker: {none.message}", True
-                if not self._said_unattended:
+                # Go on with the others: a session whose workflow has completed needs no worker.
+                result, unattended = f"it waits for a worker: {none.message}", True
+                if not self._warned_unattended:
                     log.warning(
                         "%s Sessions without a workflow are started from the store once one does.", none.message
                     )
-                    self._said_unattended = True
-            if said is not None:
-                mended[session_id] = said
-            failed = failed + 1 if said is None else 0
+                    self._warned_unattended = True
+            if result is not None:
+                mended[session_id] = result
+            failed = failed + 1 if result is None else 0
             if failed >= _FAILED_SESSIONS:
                 log.warning("Temporal cannot be reached; the store and Temporal are compared later")
                 return mended
-        self._said_unattended = unattended
+        self._warned_unattended = unattended
         return mended
 
     async def _restored(self, session_id: str) -> str | None:
-        """Start one session from the store; None when Temporal, or the store, could not be reached."""
+        """Start one session from the store; None when Temporal or the store could not be reached."""
         try:
             row = await self._store.session(session_id)
-            # One that has not begun is started by the sweeper.
-            if row is None or row.over or row.status == "starting":
+            # The sweeper starts a session that has not begun.
+            if row is None or row.ended or row.status == "starting":
                 return "it needs no workflow now"
             return await restore(self._store, self._driver, row)
         except NoWorker:

@@ -1,4 +1,4 @@
-"""Sessions from the outside: start one, deliver to one, look at them.
+"""Sessions from outside: start one, deliver to one, read them.
 
 This is what the HTTP API stands on, and what `perdure.connect` gives to trusted code:
 
@@ -59,7 +59,7 @@ class Description:
 
     row: SessionRow
     workflow_id: str
-    # None when Temporal cannot say right now.
+    # None when Temporal does not answer.
     run_id: str | None
     workflow_status: str | None
     ui_url: str
@@ -68,10 +68,12 @@ class Description:
 _NEWEST = SessionQuery()
 
 #: How often a token may find and lose its session while one request is served.
-_ROUNDS = 5
+_TRIES = 5
 
 
-class _Once(TypedDict):
+class _Arguments(TypedDict):
+    """The arguments that `start` and `deliver` have in common."""
+
     body: DeliveryBody
     principal: Principal
     idempotency_key: str | None
@@ -93,7 +95,7 @@ class Sessions:
         inbox_limit: int = 100,
         agents: AgentRegistry | None = None,
     ) -> None:
-        """`agents`: those whose approvals may be changed, and who say what a message does while they wait."""
+        """`agents`: needed to validate changed arguments of approvals, and for `while_waiting` of an agent."""
         self._store = store
         self._client = client
         self._secret = secret
@@ -107,7 +109,7 @@ class Sessions:
         self.sweeper = Sweeper(store, self._signals)
         self.reconciler = Reconciler(store, driver)
 
-    # --- in -------------------------------------------------------------------------------------------------
+    # --- write ----------------------------------------------------------------------------------------------
 
     async def start(
         self,
@@ -124,7 +126,8 @@ class Sessions:
     ) -> Receipt:
         """Start a session with its first delivery. `TokenConflict` when a live session owns `token`.
 
-        Two requests with one key are the same if their bodies are, and `same_as`: by default, what is asked for.
+        Two requests with one idempotency key are the same if their bodies and `same_as` are equal. The default of
+        `same_as` is made of the other arguments.
         """
         body = body or _said(message, principal)
         if not agent or not agent.isprintable():
@@ -142,14 +145,14 @@ class Sessions:
             title=_title(body),
         )
         about = same_as or ("start", agent, mode, token or "")
-        asked = CallerRequest(session_id, body, principal, about, idempotency_key, session.token_hash)
-        accepted = await self._store.create_session(session, asked.delivery())
+        request = CallerRequest(session_id, body, principal, about, idempotency_key, session.token_hash)
+        accepted = await self._store.create_session(session, request.delivery())
         assert accepted is not None
         first = accepted.delivery
         if not accepted.fresh:
-            return await self._started_before(first, token)
-        told = await self._signals.start(session, reference(first))
-        return self._start_receipt(first, token, delayed=not told)
+            return await self._repeated_start(first, token)
+        signalled = await self._signals.start(session, reference(first))
+        return self._start_receipt(first, token, delayed=not signalled)
 
     async def deliver(
         self,
@@ -165,14 +168,14 @@ class Sessions:
     ) -> Receipt:
         """Deliver to the session that owns `token`; `NoActiveSession` when there is none.
 
-        With `session_id` the token must belong to that session. A repeated request gets its first receipt, whoever owns
-        the token by now.
+        With `session_id` the token must belong to that session. A repeated request gets its first receipt, also when
+        the token has another owner now.
         """
         body = body or _said(message, principal)
         token_hash = tokens.hashed(token)
         about = same_as or ("deliver", token_hash, str(coalesce))
         owner = await self._owner(token_hash, session_id)
-        asked = CallerRequest(
+        request = CallerRequest(
             owner or session_id or "",
             body,
             principal,
@@ -183,8 +186,8 @@ class Sessions:
             limit=self._inbox_limit,
         )
         if owner is None:
-            return await self._delivered_before(asked)
-        return await self._answers.take(asked) or await self._deliver(asked)
+            return await self._repeated_delivery(request)
+        return await self._answers.take(request) or await self._deliver(request)
 
     async def deliver_or_start(
         self,
@@ -199,29 +202,29 @@ class Sessions:
         """Deliver to the owner of `token`, or start a session that owns it. Many callers at once: one session."""
         body = body or _said(message, principal)
         # Whether the first try started or delivered must not decide what a repeated one is told.
-        once: _Once = {
+        arguments: _Arguments = {
             "body": body,
             "principal": principal,
             "idempotency_key": idempotency_key,
             "same_as": (token, agent),
         }
-        for _ in range(_ROUNDS):
+        for _ in range(_TRIES):
             if await self._owner(tokens.hashed(token)) is not None:
                 try:
-                    return await self.deliver(token, **once)
+                    return await self.deliver(token, **arguments)
                 except NoActiveSession:
                     pass
             try:
-                return await self.start(agent, token=token, **once)
+                return await self.start(agent, token=token, **arguments)
             except TokenConflict:
-                # Somebody was faster: the token has an owner now, and the next delivery finds it.
+                # Another caller was faster: the token has an owner now, and the next try delivers to it.
                 continue
         raise Unavailable("Sessions that own this token come and go too quickly; try again.")
 
     async def cancel(
         self, session_id: str, *, turn_id: str | None = None, principal: Principal | None = None
     ) -> Cancelled:
-        """Stop the turn that runs, or withdraw what it waits for; `no_active_turn` when there is nothing to stop."""
+        """Stop the turn that runs, or withdraw its input requests; `no_active_turn` when there is nothing to stop."""
         return await self._cancellation.cancel(await self.get(session_id, principal), turn_id)
 
     async def answer(
@@ -253,7 +256,7 @@ class Sessions:
     # --- look -----------------------------------------------------------------------------------------------
 
     async def get(self, session_id: str, principal: Principal | None = None) -> SessionRow:
-        """The session, if it is the caller's; anybody else's does not exist for them."""
+        """The session, if the caller owns it; else `SessionNotFound`, as for an unknown one."""
         row = await self._store.session(session_id)
         if row is None or (principal is not None and row.principal.owner != principal.owner):
             raise SessionNotFound
@@ -281,8 +284,8 @@ class Sessions:
             yield event
 
     async def queued(self, session_id: str) -> int:
-        """How many deliveries wait for a turn to read them."""
-        return await self._store.count_unheard(session_id)
+        """How many deliveries wait to be read by a turn."""
+        return await self._store.count_unread(session_id)
 
     async def describe(self, session_id: str, principal: Principal | None = None) -> Description:
         """The session, and what Temporal says of its workflow; `SessionNotFound` when there is none."""
@@ -302,25 +305,25 @@ class Sessions:
     # --- deliveries -----------------------------------------------------------------------------------------
 
     async def _owner(self, token_hash: str, session_id: str | None = None) -> str | None:
-        """The session that owns the token, if it is the one that is meant."""
+        """The session that owns the token; None when it is not `session_id`."""
         owner = await self._store.route(token_hash)
         return owner if session_id in (None, owner) else None
 
-    async def _deliver(self, asked: CallerRequest) -> Receipt:
+    async def _deliver(self, request: CallerRequest) -> Receipt:
         try:
-            accepted = await self._store.accept(asked.delivery())
+            accepted = await self._store.accept(request.delivery())
         except SessionGone:
             raise NoActiveSession from None
-        # From here on it is accepted, whatever becomes of us and of Temporal. An old one is told again: whoever
-        # accepted it may have died before the signal, and the driver reads an id once.
+        # It is accepted from here on, even if this process or Temporal fails. An earlier one is signalled again: the
+        # process that accepted it may have died before the signal, and the driver ignores an id that it knows.
         row = accepted.delivery
-        told = not row.unheard or await self._signals.deliver(row, untold=accepted.untold)
-        return await self._receipt(asked, accepted, delayed=not told)
+        signalled = not row.unread or await self._signals.deliver(row, unsignalled=accepted.unsignalled)
+        return await self._receipt(request, accepted, delayed=not signalled)
 
-    async def _receipt(self, asked: CallerRequest, accepted: Accepted, *, delayed: bool = False) -> Receipt:
+    async def _receipt(self, request: CallerRequest, accepted: Accepted, *, delayed: bool = False) -> Receipt:
         row = accepted.delivery
-        # The first time it may have been an answer: then the receipt said what it answered.
-        inputs = () if accepted.fresh else await self._answers.outcomes(asked, row.delivery_id)
+        # The first request may have been an answer; then its receipt had the outcomes.
+        inputs = () if accepted.fresh else await self._answers.outcomes(request, row.delivery_id)
         return Receipt(
             session_id=row.session_id,
             delivery_id=row.delivery_id,
@@ -329,17 +332,17 @@ class Sessions:
             delayed=delayed,
         )
 
-    async def _delivered_before(self, asked: CallerRequest) -> Receipt:
-        """The first receipt of a repeated request whose token has lost its session since."""
-        first = await self._store.first(asked.delivery()) if asked.idempotency_key is not None else None
+    async def _repeated_delivery(self, request: CallerRequest) -> Receipt:
+        """The first receipt of a repeated request whose token has no session any more."""
+        first = await self._store.first(request.delivery()) if request.idempotency_key is not None else None
         if first is None:
             raise NoActiveSession
-        return await self._receipt(asked, first)
+        return await self._receipt(request, first)
 
-    async def _started_before(self, first: DeliveryRow, token: str | None) -> Receipt:
-        """Whoever wrote the row may have died before Temporal heard of it. Starting twice is starting once."""
-        told = not first.unheard or await self._signals.deliver(first, untold=True)
-        receipt = self._start_receipt(first, token, delayed=not told)
+    async def _repeated_start(self, first: DeliveryRow, token: str | None) -> Receipt:
+        """Signal again: the first process may have died before it started the workflow. Starting is idempotent."""
+        signalled = not first.unread or await self._signals.deliver(first, unsignalled=True)
+        receipt = self._start_receipt(first, token, delayed=not signalled)
         return receipt.model_copy(update={"deduplicated": True})
 
     def _start_receipt(self, first: DeliveryRow, token: str | None, *, delayed: bool) -> Receipt:
@@ -369,7 +372,7 @@ def _whole(part: TextPart | FilePart) -> TextPart | FilePart:
 
 
 def _title(body: DeliveryBody) -> str | None:
-    """The first words, for lists and for the Temporal UI."""
+    """The first words of the message, for lists and for the Temporal UI."""
     if body.message is None:
         return None
     return shortened(" ".join(summary(body.message)[:400].split()), 80)
@@ -378,26 +381,26 @@ def _title(body: DeliveryBody) -> str | None:
 @dataclass(frozen=True)
 class Cancelled:
     status: Literal["accepted", "no_active_turn"]
-    # Temporal could not be told yet; every step looks at the store all the same.
+    # The signal has failed for now. The turn stops all the same: every step checks the store.
     delayed: bool = False
 
 
 class CancelRequests:
-    """Accepts that a turn is to be stopped, then tells the driver, so that it happens at once."""
+    """Records cancel requests, then signals the driver, so that a turn stops at once."""
 
     def __init__(self, store: Store, signals: Signals) -> None:
         self._store = store
         self._signals = signals
 
     async def cancel(self, row: SessionRow, turn_id: str | None = None) -> Cancelled:
-        """Stop the session's turn, if it has one; with `turn_id`, only that one. Asking twice is asking once."""
-        request = await self._store.cancel(row.session_id, turn_id, _requested)
+        """Stop the session's turn, if it has one; with `turn_id`, only that turn. Idempotent."""
+        request = await self._store.cancel(row.session_id, turn_id, _cancel_event)
         if request is None:
             return Cancelled("no_active_turn")
         return Cancelled("accepted", delayed=not await self._signals.cancel(request))
 
 
-def _requested(turn: int) -> NewEvent:
+def _cancel_event(turn: int) -> NewEvent:
     return NewEvent(
         type=EventType.CANCEL_REQUESTED,
         key=names.turn_key(turn, "cancel-requested"),

@@ -1,4 +1,4 @@
-"""What the store has accepted, told to the workflows. What cannot be told now is told later, by whoever sweeps."""
+"""Signals to the workflows what the store has accepted. The sweeper repeats signals that failed."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from .driver import Driver, DriverView
 
 log = logging.getLogger("perdure.sessions")
 
-#: After so many seconds without an answer of Temporal, what follows may overtake what it was told.
-_HANGS = 0.5
+#: A signal without an answer after so many seconds may be overtaken by the next one.
+_SLOW_SECONDS = 0.5
 
 
 class Signals:
-    """Tells drivers what was accepted. Telling twice is telling once: a driver reads each delivery once."""
+    """Signals drivers. Repeating a signal is safe: a driver ignores a delivery that it knows."""
 
     def __init__(
         self, store: Store, driver: Driver, agents: AgentRegistry | None = None, *, ui_detail: bool = True
@@ -39,41 +39,41 @@ class Signals:
         self._driver = driver
         self._agents = agents
         self._ui_detail = ui_detail
-        # Since when Temporal has been told something of a session and has not answered.
-        self._telling: dict[str, list[float]] = {}
+        # When the signals began, by session, that Temporal has not answered yet.
+        self._in_flight: dict[str, list[float]] = {}
 
-    async def deliver(self, row: DeliveryRow, *, untold: bool) -> bool:
-        """Tell the driver of one delivery; False when that has to wait.
+    async def deliver(self, row: DeliveryRow, *, unsignalled: bool) -> bool:
+        """Signal one delivery to the driver; False when it has to be signalled later.
 
-        `untold`: Temporal may not know of earlier ones either. They come first, and so do those that it has been told
-        of for some time without an answer.
+        `unsignalled`: the driver may not have received earlier deliveries. To keep the order, all waiting deliveries
+        are signalled then, and also while an earlier signal has no answer for some time.
         """
-        if untold or row.ref is None or self._hangs(row.session_id):
-            return await self._caught_up(row.session_id)
-        return await self._told(row.session_id, self._deliver(row))
+        if unsignalled or row.ref is None or self._is_slow(row.session_id):
+            return await self._send_all_in_time(row.session_id)
+        return await self._send(row.session_id, self._deliver(row))
 
     async def start(self, session: NewSession, ref: JsonObject) -> bool:
-        """Start the driver of a new session; False when that has to wait."""
+        """Start the driver of a new session; False when it has to be started later."""
         state = self._first_state(session, session.token_hash, [ref])
-        return await self._told(session.session_id, self._start(state, session.title))
+        return await self._send(session.session_id, self._start(state, session.title))
 
     async def cancel(self, request: CancelRequest) -> bool:
-        """Tell the driver that a turn is to be stopped; False when that has to wait. The store knows already."""
+        """Signal a cancel request, which the store has already; False when it has to be signalled later."""
         turn_id = names.turn_id(request.turn)
-        return await self._told(request.session_id, self._driver.cancel(request.session_id, turn_id))
+        return await self._send(request.session_id, self._driver.cancel(request.session_id, turn_id))
 
     async def describe(self, session_id: str) -> DriverView | None:
-        """What the session's driver says of itself, compared with the store; None when it cannot say now.
+        """Query the session's driver and compare it with the store; None when the driver does not answer.
 
-        Either may have been restored from a copy. Then one of them is older than the other, and deliveries would be
-        signalled without end to a driver that takes them for done.
+        When the store or Temporal was restored from a backup, one of them is older. A driver that takes unread
+        deliveries for done would then be signalled again and again.
         """
         before = await self._store.session(session_id)
         view = await self._driver.describe(session_id)
         if before is None or view is None:
             return view
         now = await self._store.session(session_id)
-        if now is None or now.over:
+        if now is None or now.ended:
             return view
         if view.head is not None and now.events < view.head:
             message = f"The store has {now.events} events of this session, which has had {view.head}."
@@ -84,77 +84,77 @@ class Signals:
         return view
 
     async def _is_dropped(self, session_id: str, view: DriverView) -> bool:
-        """Whether the driver has done with a delivery that no turn has read."""
+        """Whether the driver takes a delivery for done that no turn has read."""
         dropped = view.dropped
-        return bool(dropped) and any(each.delivery_id in dropped for each in await self._store.unheard(session_id))
+        return bool(dropped) and any(each.delivery_id in dropped for each in await self._store.unread(session_id))
 
-    async def catch_up(self, session_id: str, told: set[str] | None = None) -> None:
-        """Tell the session's driver everything that it may not know, in order; start it if it never was.
+    async def signal_all(self, session_id: str, signalled: set[str] | None = None) -> None:
+        """Signal everything that the session's driver may not know, in order; start the driver if it never ran.
 
-        `told`: the ids of the deliveries that it was told of. They are not told again, and what is told now is added.
+        `signalled`: the ids of deliveries to skip. The ids of those that are signalled now are added.
         """
         row = await self._store.session(session_id)
         if row is None:
             return
-        if not row.over:
+        if not row.ended:
             try:
-                await self._tell_all(row, set() if told is None else told)
+                await self._send_all(row, set() if signalled is None else signalled)
             except NoDriver:
                 await restore(self._store, self._driver, row)
-        if row.untold:
-            # Only now: what is accepted meanwhile must not overtake it. A mark that was added meanwhile stays.
-            await self._store.clear_untold(session_id, row.untold)
+        if row.unsignalled:
+            # After the signals, so that later deliveries cannot overtake them. A mark added meanwhile stays.
+            await self._store.clear_unsignalled(session_id, row.unsignalled)
 
-    async def _told(self, session_id: str, telling: Awaitable[None]) -> bool:
+    async def _send(self, session_id: str, sending: Awaitable[None]) -> bool:
         began = monotonic()
-        under_way = self._telling.setdefault(session_id, [])
-        under_way.append(began)
+        in_flight = self._in_flight.setdefault(session_id, [])
+        in_flight.append(began)
         try:
-            await telling
+            await sending
         except NoDriver:
-            return await self._caught_up(session_id)
+            return await self._send_all_in_time(session_id)
         except Exception as error:
             await self._mark(session_id, error)
             return False
         finally:
-            under_way.remove(began)
-            if not under_way:
-                self._telling.pop(session_id, None)
+            in_flight.remove(began)
+            if not in_flight:
+                self._in_flight.pop(session_id, None)
         return True
 
-    def _hangs(self, session_id: str) -> bool:
-        under_way = self._telling.get(session_id)
-        return bool(under_way) and monotonic() - under_way[0] > _HANGS
+    def _is_slow(self, session_id: str) -> bool:
+        in_flight = self._in_flight.get(session_id)
+        return bool(in_flight) and monotonic() - in_flight[0] > _SLOW_SECONDS
 
-    async def _caught_up(self, session_id: str) -> bool:
+    async def _send_all_in_time(self, session_id: str) -> bool:
         try:
-            # However much there is to tell, a caller waits no longer than for one answer.
-            await in_time(self.catch_up(session_id))
+            # The time limit is that of one call, however many signals there are.
+            await in_time(self.signal_all(session_id))
         except Exception as error:
             await self._mark(session_id, error)
             return False
         return True
 
     async def _mark(self, session_id: str, error: Exception) -> None:
-        """What was accepted stays accepted, whatever kept us from telling it."""
+        """Mark the session as not fully signalled. It never raises: the delivery stays accepted."""
         fault = None if isinstance(error, Unavailable | TimeoutError) else error
-        log.warning("what was sent to session %s is told later", session_id, exc_info=fault)
+        log.warning("deliveries to session %s are signalled later", session_id, exc_info=fault)
         try:
-            await self._store.mark_untold(session_id)
+            await self._store.mark_unsignalled(session_id)
         except Exception:
-            # The sweeper finds what was accepted all the same; only the order may be another one then.
+            # The sweeper finds the deliveries also without the mark; only their order may differ then.
             log.warning("session %s could not be marked", session_id, exc_info=True)
 
-    async def _tell_all(self, row: SessionRow, told: set[str]) -> None:
+    async def _send_all(self, row: SessionRow, signalled: set[str]) -> None:
         token_hash = await self._store.token_of(row.session_id) or ""
-        waiting = await self._store.unheard(row.session_id)
+        waiting = await self._store.unread(row.session_id)
         if row.status == "starting":
             refs = [reference(each, token_hash) for each in waiting]
             await self._start(self._first_state(row, token_hash, refs), row.title)
         for each in waiting:
-            if each.delivery_id not in told:
+            if each.delivery_id not in signalled:
                 await self._driver.deliver(row.session_id, reference(each, token_hash))
-                told.add(each.delivery_id)
+                signalled.add(each.delivery_id)
         if row.cancel_turn is not None:
             await self._driver.cancel(row.session_id, names.turn_id(row.cancel_turn))
 
@@ -170,7 +170,7 @@ class Signals:
             token_hash=token_hash,
         )
         for ref in waiting:
-            # What a newer build has accepted is left to a driver that can read it: signals bring all that waits.
+            # A delivery of a newer build may be unreadable here. It is signalled as well, to a driver that can read it.
             if (delivery := read_delivery(ref)) is not None:
                 state = state.with_delivery(delivery)
         return state
@@ -183,27 +183,27 @@ class Signals:
         await self._driver.deliver(row.session_id, reference(row))
 
     def _model(self, name: str) -> str | None:
-        """What the Temporal UI shows until a model has answered."""
+        """The model that the Temporal UI shows until the first model call."""
         agent = self._agents.get(name) if self._agents else None
         return (agent.model or DEMO) if agent else None
 
 
 async def restore(store: Store, driver: Driver, row: SessionRow, *, unattended: bool = False) -> str:
-    """The store holds the session as open and no workflow drives it: find out why, and mend it. What was found.
+    """Repair a session that is open in the store but has no running workflow. The result says what was found.
 
-    `unattended`: also when no worker takes up what is started; else that is `NoWorker`.
+    `unattended`: start a workflow also when no worker would run it; else that raises `NoWorker`.
     """
     session_id = row.session_id
     status = await driver.status(session_id)
     behind = row.attention is not None and row.attention["code"] == StoreBehind.code
     if status is None and behind:
-        # It ended in its time, and Temporal has forgotten that since: what to do is an operator's decision still.
+        # Its workflow had ended, and Temporal has deleted it since. An operator still has to decide.
         return "the store is older than the session; an operator has to decide"
     match status:
         case WorkflowExecutionStatus.RUNNING | WorkflowExecutionStatus.CONTINUED_AS_NEW:
             return "its workflow runs"
         case WorkflowExecutionStatus.COMPLETED:
-            # It told the store so in its time: this store is older than that.
+            # A workflow ends only after the store has recorded it, so this store was restored from an older backup.
             message = "The session's workflow has ended, and this store does not know of it."
             await attend(store, session_id, Attention(code=StoreBehind.code, message=message))
             return "the store is older than the session; an operator has to decide"
@@ -221,7 +221,7 @@ async def restore(store: Store, driver: Driver, row: SessionRow, *, unattended: 
 
 
 async def attend(store: Store, session_id: str, attention: Attention) -> None:
-    """Say that the session cannot go on by itself."""
+    """Mark the session as in need of attention, in the store, the log and the metrics."""
     if await store.attend(session_id, attention):
         log.warning("session %s needs attention: %s", session_id, attention.code)
         spans.needs_attention(attention.code)

@@ -1,4 +1,4 @@
-"""Tells sessions what nobody has told them: whoever accepted it died, or found Temporal away."""
+"""Signals what was accepted and not signalled, because a process died or Temporal was not reachable."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from time import monotonic
 
 from perdure.errors import NoDriver, NoWorker, Unavailable
 from perdure.store.base import Store
-from perdure.store.values import Untold
+from perdure.store.values import Unsignalled
 
 from .signals import Signals
 
 log = logging.getLogger("perdure.sessions")
 
 _LONGEST = 3600.0
-#: A wish to stop a turn is looked after more often: a driver may have come to read its state since, and lost the wish.
-_LONGEST_WISH = 30.0
+#: A cancel request is signalled more often: a driver that was rebuilt meanwhile has lost it.
+_LONGEST_CANCEL = 30.0
 _PAGE = 200
-#: How many sessions are told at once, and how many such groups may fail in a row before Temporal is taken to be away.
+#: How many sessions are signalled at once, and after how many failed groups in a row Temporal counts as unreachable.
 _AT_ONCE = 8
 _FAILED_GROUPS = 3
 
 
 @dataclass(frozen=True)
 class _Pause:
-    """When a session is told the same again, and how long to wait after that. News of it ends the pause."""
+    """When a session is signalled again, and the pause after that. A change of `about` ends the pause."""
 
-    about: Untold
+    about: Unsignalled
     until: float
     length: float
 
 
 class Sweeper:
-    """Tells sessions again. Any number may run at once: a driver reads an id once."""
+    """Signals sessions again. Several may run at once: a driver ignores an id that it knows."""
 
     def __init__(
         self,
@@ -55,107 +55,108 @@ class Sweeper:
         self._older_than = older_than
         self._clock = clock
         self._pauses: dict[str, _Pause] = {}
-        # What each session's driver holds, as far as we know: what it was told, or has named when it was asked. Each
-        # signal stays in the session's history, and a run takes 10,000, so nothing is told twice without need.
-        self._told: dict[str, set[str]] = {}
-        # How many drivers did not answer in this sweep: each question to one of them takes seconds.
-        self._silent = 0
+        # The deliveries that each session's driver has, as far as known: signalled by us or named in its answer. A run
+        # accepts at most 10,000 signals, so none is sent twice without need.
+        self._signalled: dict[str, set[str]] = {}
+        # How many drivers did not answer a query in this sweep. Each such query takes seconds.
+        self._unanswered = 0
         # Where the next sweep begins.
         self._after = ""
 
     def running(self) -> AbstractAsyncContextManager[None]:
-        """Sweep now and then, for as long as this is open."""
+        """Sweep repeatedly while this context is open."""
         return repeating(
             self.sweep,
             (self._every * 0.8, self._every * 1.2),
-            away="the store cannot be searched for what was not told",
+            away="the store cannot be searched for sessions to signal",
             failed="the sweep failed",
         )
 
     async def sweep(self) -> None:
-        """Tell every session once that may not know everything. One that fails stops none of the others."""
+        """Signal once every session that may lack something. A failure of one does not stop the others."""
         seen: set[str] = set()
-        self._silent = 0
-        # Behind those that failed the last time, because they may be the only ones that do; then from the beginning.
+        self._unanswered = 0
+        # Start after the sessions that failed the last time, in case only these fail; then from the beginning.
         for begin in dict.fromkeys((self._after, "")):
             if not await self._sweep_from(begin, seen):
                 return
         self._after = ""
         self._pauses = {each: pause for each, pause in self._pauses.items() if each in seen}
-        self._told = {each: told for each, told in self._told.items() if each in seen}
+        self._signalled = {each: signalled for each, signalled in self._signalled.items() if each in seen}
 
     async def _sweep_from(self, after: str, seen: set[str]) -> bool:
-        """Tell what was not seen yet, page by page; False when it looks as if Temporal were away."""
-        while page := await self._store.untold(older_than=self._older_than, after=after, limit=_PAGE):
+        """Signal the sessions that were not seen in this sweep, by page; False when Temporal seems unreachable."""
+        while page := await self._store.unsignalled(older_than=self._older_than, after=after, limit=_PAGE):
             after = page[-1].session_id
             new = [each for each in page if each.session_id not in seen]
             if not new:
                 return True
             seen.update(each.session_id for each in new)
-            if not await self._tell([each for each in new if self._due(each)]):
+            if not await self._signal([each for each in new if self._due(each)]):
                 return False
         return True
 
-    async def _tell(self, sessions: Sequence[Untold]) -> bool:
-        """Tell some sessions at a time; False when it looks as if Temporal were away."""
+    async def _signal(self, sessions: Sequence[Unsignalled]) -> bool:
+        """Signal sessions in groups; False when Temporal seems unreachable."""
         failed = 0
         for start in range(0, len(sessions), _AT_ONCE):
             some = sessions[start : start + _AT_ONCE]
-            told = await asyncio.gather(*(self._tell_one(each) for each in some))
-            failed = 0 if any(told) else failed + 1
+            reached = await asyncio.gather(*(self._signal_one(each) for each in some))
+            failed = 0 if any(reached) else failed + 1
             if failed >= _FAILED_GROUPS:
                 for each in sessions[start + _AT_ONCE :]:
                     self._pauses.pop(each.session_id, None)
                 self._after = some[-1].session_id
-                log.warning("Temporal cannot be reached; what was accepted is told later")
+                log.warning("Temporal cannot be reached; waiting deliveries are signalled later")
                 return False
         return True
 
-    async def _tell_one(self, untold: Untold) -> bool:
-        session_id = untold.session_id
-        told = self._told.setdefault(session_id, set())
+    async def _signal_one(self, session: Unsignalled) -> bool:
+        """Signal one session; False when Temporal could not be reached."""
+        session_id = session.session_id
+        signalled = self._signalled.setdefault(session_id, set())
         try:
-            # Whom Temporal could not be told of before is not asked first: it waits long enough.
-            if not untold.failed:
-                await self._ask(session_id, told)
-            await self._signals.catch_up(session_id, told)
+            # A session whose signal has failed has waited long enough: it is signalled without a query.
+            if not session.failed:
+                await self._query_driver(session_id, signalled)
+            await self._signals.signal_all(session_id, signalled)
         except NoWorker:
-            # It waits for one; Temporal is there, and other sessions have drivers.
+            # Temporal is reachable, and other sessions may have workers.
             self._pauses.pop(session_id, None)
         except Unavailable:
-            # As soon as it can be reached again.
+            # Try again in the next sweep, without a pause.
             self._pauses.pop(session_id, None)
             return False
         except Exception:
             log.exception("session %s could not be told what it was sent", session_id)
         return True
 
-    async def _ask(self, session_id: str, told: set[str]) -> None:
-        """Find out what the driver holds. While it does not say, what it was told counts as that."""
-        if self._silent >= _AT_ONCE:
-            # Whoever was not told by us is told now, once, and waits for nobody.
+    async def _query_driver(self, session_id: str, signalled: set[str]) -> None:
+        """Query which deliveries the driver has. Without an answer, those that were signalled count."""
+        if self._unanswered >= _AT_ONCE:
+            # Too many drivers do not answer: skip the query and signal what this process has not signalled.
             return
         try:
             view = await self._signals.describe(session_id)
         except NoDriver:
-            # Whoever follows it knows nothing of what it was told.
-            told.clear()
+            # A driver that is started next has none of the signals.
+            signalled.clear()
             return
         if view is None:
-            self._silent += 1
+            self._unanswered += 1
             return
-        told.clear()
-        told.update(view.holds)
+        signalled.clear()
+        signalled.update(view.holds)
 
-    def _due(self, untold: Untold) -> bool:
+    def _due(self, session: Unsignalled) -> bool:
         now = self._clock()
-        known = self._pauses.get(untold.session_id)
-        if known is None or known.about != untold:
-            known = _Pause(untold, now, self._every)
-        if now < known.until and not untold.failed:
+        known = self._pauses.get(session.session_id)
+        if known is None or known.about != session:
+            known = _Pause(session, now, self._every)
+        if now < known.until and not session.failed:
             return False
-        longest = _LONGEST if untold.cancel_turn is None else _LONGEST_WISH
-        self._pauses[untold.session_id] = _Pause(untold, now + known.length, min(longest, known.length * 2))
+        longest = _LONGEST if session.cancel_turn is None else _LONGEST_CANCEL
+        self._pauses[session.session_id] = _Pause(session, now + known.length, min(longest, known.length * 2))
         return True
 
 
@@ -163,9 +164,9 @@ class Sweeper:
 async def repeating(
     work: Callable[[], Awaitable[object]], between: tuple[float, float], *, away: str, failed: str
 ) -> AsyncGenerator[None]:
-    """Do the work now and then while this is open: after a pause between these two, so that not all do it at once.
+    """Repeat the work while this context is open, after random pauses, so that processes do not all work at once.
 
-    `away` and `failed`: what the log says when the store or Temporal cannot be reached, and when the fault is ours.
+    `away` and `failed`: the log lines when the store or Temporal is not reachable, and for any other failure.
     """
     task = asyncio.create_task(_repeat(work, between, away, failed))
     try:
@@ -183,5 +184,5 @@ async def _repeat(work: Callable[[], Awaitable[object]], between: tuple[float, f
         except Unavailable as error:
             log.warning("%s: %s", away, error.message)
         except Exception:
-            # A fault of ours must not end the work for good.
+            # A bug must not end the loop.
             log.exception("%s; it will be tried again", failed)

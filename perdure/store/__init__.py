@@ -1,6 +1,6 @@
-"""What was said and done: sessions, deliveries, records, events, votes and authors' state.
+"""The database: sessions, deliveries, records, events, votes and authors' state.
 
-`base` has the `Store` Protocol that everybody else uses, `values` what goes in and comes out, `open` makes a store from
-an address. `engine` is the one logic, `sqlite` and `postgres` are what differs between the databases; SQL is in `.sql`
+`base` has the `Store` Protocol that other packages use, `values` its arguments and results, `open` makes a store from
+an address. `engine` implements the Protocol once, over the databases of `sqlite` and `postgres`. SQL is in `.sql`
 files. Nothing here knows Temporal, HTTP or a model. Read `values`, `base`, `engine.commit`, then the rest.
 """

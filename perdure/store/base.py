@@ -1,7 +1,7 @@
-"""The store as the rest of Perdure sees it: one Protocol, two adapters, one conformance suite.
+"""The interface of the store: one Protocol, two adapters, one conformance suite.
 
-Everything a session says and does is written through `commit`: one transaction that fences, records, tells,
-and updates the read model together. Writing the same commit twice is writing it once.
+A turn writes through `commit`: one transaction that checks the fence, inserts records, appends events and updates the
+read model. It is idempotent.
 """
 
 import asyncio
@@ -32,35 +32,35 @@ from .values import (
     SessionQuery,
     SessionRow,
     Slot,
-    Untold,
+    Unsignalled,
 )
 
 
 class Watch(Protocol):
-    """A subscription to one session. Wakes at least once after each commit that appended events."""
+    """A subscription to one session. It wakes at least once after each commit that appended events."""
 
     async def changed(self, within: float | None = None) -> bool:
-        """Wait for news since the last call; False when `within` seconds passed without any."""
+        """Wait for a change since the last call; False when there was none within `within` seconds."""
         ...
 
 
 class Store(Protocol):
-    """What every store does. Errors of the database that may pass are raised as `Unavailable`."""
+    """Operations of every store. Transient errors of the database are raised as `Unavailable`."""
 
     async def migrate(self) -> None:
-        """Create or upgrade the schema. One that is not ours, or needs newer code, is refused before any write."""
+        """Create or upgrade the schema. A foreign schema, or one that needs newer code, is refused before any write."""
 
     async def check(self) -> None:
-        """Refuse to go on with a schema that this code cannot work with: an older one, or one that needs newer code."""
+        """Refuse a schema that this code cannot work with: an older one, or one that needs newer code."""
 
     async def close(self) -> None: ...
 
     # sessions
     async def create_session(self, session: NewSession, delivery: NewDelivery | None = None) -> Accepted | None:
-        """Write row (status `starting`), route and first delivery together.
+        """Write the row (status `starting`), the route and the first delivery in one transaction.
 
-        With an idempotency key that is known: nothing is written, and the first delivery is returned (`fresh` is
-        False); `IdempotencyConflict` when its digest differs. `TokenConflict` when a live session owns the token.
+        When the idempotency key is known, nothing is written and the first delivery is returned (`fresh` is False);
+        `IdempotencyConflict` when its digest differs. `TokenConflict` when a live session owns the token.
         """
         ...
 
@@ -69,18 +69,24 @@ class Store(Protocol):
     async def sessions(self, query: SessionQuery) -> SessionPage: ...
 
     async def open_sessions(self, after: str, limit: int) -> Sequence[str]:
-        """The ids of sessions that are not over, in order, behind `after`."""
+        """The ids of sessions that have not ended, in order, starting after `after`."""
         ...
 
     async def cancel(
-        self, session_id: str, turn_id: str | None, tell: Callable[[int], NewEvent]
+        self, session_id: str, turn_id: str | None, to_event: Callable[[int], NewEvent]
     ) -> CancelRequest | None:
-        """Accept that the turn which runs, waits or is about to begin is to be stopped; None when there is none, or
-        another one than `turn_id`. From then on no commit that heeds that turn goes through."""
+        """Record a cancel request for the turn that runs, waits for input or is about to begin.
+
+        None when there is no such turn, or it is not `turn_id`. `to_event` makes the event from the turn's number. From
+        then on, a commit with `unless_cancelled` of that turn raises `TurnCancelled`.
+        """
         ...
 
     async def attend(self, session_id: str, attention: Attention, turn: int | None = None) -> bool:
-        """Mark the session as in need of attention, and tell readers. False: it is so already, over, or past `turn`."""
+        """Mark the session as in need of attention and emit an event.
+
+        False when it is marked with the same code, has ended, or `turn` has ended meanwhile.
+        """
         ...
 
     async def route(self, token_hash: str) -> str | None: ...
@@ -93,7 +99,7 @@ class Store(Protocol):
     async def accept(self, delivery: NewDelivery) -> Accepted:
         """Write the delivery, or find the first one under its idempotency key (`IdempotencyConflict` as above).
 
-        `SessionGone` when the session is unknown or over; `InboxFull` when `delivery.limit` others wait.
+        `SessionGone` when the session is unknown or has ended; `InboxFull` when `delivery.limit` deliveries wait.
         """
         ...
 
@@ -102,39 +108,45 @@ class Store(Protocol):
         ...
 
     async def refuse(self, session_id: str, delivery_id: str, code: str, event: NewEvent) -> bool:
-        """Mark a delivery as refused and say so, in one transaction; False when a turn has heard it. Of one that is not
-        there readers are told only. When nothing is left to begin a turn, a wish to stop that turn is settled."""
+        """Mark a delivery as refused and append the event, in one transaction; False when a turn has read it.
+
+        For an unknown delivery only the event is appended. When no delivery is left to begin a turn, a cancel request
+        for that turn is settled.
+        """
         ...
 
     async def deliveries(self, session_id: str, delivery_ids: Sequence[str]) -> Sequence[DeliveryRow]:
-        """Those that exist, in the order asked for."""
+        """The deliveries that exist, in the order of the given ids."""
         ...
 
-    async def unheard(self, session_id: str) -> Sequence[DeliveryRow]:
-        """The session's deliveries that no turn has read and nobody has refused, in order, without their bodies."""
+    async def unread(self, session_id: str) -> Sequence[DeliveryRow]:
+        """The session's deliveries that were neither read nor refused, in order, without their bodies."""
         ...
 
-    async def count_unheard(self, session_id: str) -> int: ...
+    async def count_unread(self, session_id: str) -> int: ...
 
-    async def untold(self, *, older_than: float, after: str, limit: int) -> Sequence[Untold]:
-        """Sessions, in the order of their ids, behind `after`, of which Temporal may not know everything: a delivery
-        that is older than so many seconds waits, a turn is to be stopped, or the session has not begun."""
+    async def unsignalled(self, *, older_than: float, after: str, limit: int) -> Sequence[Unsignalled]:
+        """Sessions whose workflow may not have received everything, in the order of their ids, starting after `after`.
+
+        A delivery older than `older_than` seconds waits, a cancel request is open, the session has not begun for so
+        long, or a signal has failed.
+        """
         ...
 
-    async def mark_untold(self, session_id: str) -> None:
-        """Note, once more, that Temporal could not be told of something."""
+    async def mark_unsignalled(self, session_id: str) -> None:
+        """Count one more signal that failed."""
 
-    async def clear_untold(self, session_id: str, marks: int) -> None:
-        """Note that Temporal was told of everything, unless the session has more or fewer than these marks by now."""
+    async def clear_unsignalled(self, session_id: str, marks: int) -> None:
+        """Note that the workflow has received everything, unless the session has another number of marks by now."""
 
     # inputs
-    async def answer(self, answering: Answering, tell: Callable[[InputRow], NewEvent]) -> Answered:
-        """Count the votes, each against the request as it stands: the first verdict wins.
+    async def answer(self, answering: Answering, to_event: Callable[[InputRow], NewEvent]) -> Answered:
+        """Count the votes against the current state of the requests. The first verdict wins.
 
-        A vote on an open request is added to its votes (one per principal: the first) and, when
-        `session.inputs.verdict` says so, closes it as `answered` with that answer and this delivery's id; then
-        `tell(row)` is appended. A vote on a closed request changes nothing. An unknown request, or one of another
-        session, raises `NotFound` before anything is written. Idempotency keys as for `accept`.
+        A vote on an open request is added to its votes (only the first one of each principal). When
+        `session.inputs.verdict` returns an answer, the request is closed as `answered` with that answer and this
+        delivery's id, and the event `to_event(row)` is appended. A vote on a closed request changes nothing. An unknown
+        request, or one of another session, raises `NotFound` before any write. Idempotency keys as for `accept`.
         """
         ...
 
@@ -146,7 +158,7 @@ class Store(Protocol):
     async def commit(self, commit: Commit) -> Committed: ...
 
     async def records(self, session_id: str, *, from_turn: int = 0, to_turn: int | None = None) -> Sequence[Record]:
-        """Records of turns from_turn..to_turn (inclusive), ordered by turn, step, slot."""
+        """Records of the turns from_turn to to_turn (inclusive), ordered by turn, step and slot."""
         ...
 
     async def record(self, session_id: str, turn: int, step: int, slot: str) -> Record | None: ...
@@ -166,7 +178,7 @@ class Store(Protocol):
 
 
 async def read_all(store: Store, session_id: str, start: int = 0) -> AsyncIterator[Event]:
-    """Every event that is there now."""
+    """All events that exist now."""
     while page := await store.events(session_id, start):
         for event in page:
             yield event
@@ -185,7 +197,7 @@ async def events_of(store: Store, session_id: str, start: int = 0, *, follow: bo
                 for event in page:
                     yield event
                 start = page[-1].index + 1
-            if row.over or not follow:
+            if row.ended or not follow:
                 return
             await watch.changed()
 
@@ -194,8 +206,8 @@ async def events_of(store: Store, session_id: str, start: int = 0, *, follow: bo
 _PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0)
 
 
-async def commit_steadfastly(store: Store, commit: Commit) -> Committed:
-    """Commit what is paid for or has happened already: to lose it would be to pay or to do it twice."""
+async def commit_with_retries(store: Store, commit: Commit) -> Committed:
+    """Commit the result of work that is done already, with retries: if it were lost, the work would be repeated."""
     for pause in _PAUSES:
         try:
             return await store.commit(commit)

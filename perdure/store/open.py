@@ -15,19 +15,19 @@ _SQLITE = "sqlite:///"
 
 
 class NoStore(Misconfigured):
-    """There is no store where one should be."""
+    """There is no store at this address."""
 
 
 async def open_store(url: str, *, create: bool = True) -> Store:
-    """Open the store behind `sqlite:///path`, `sqlite:///:memory:` or `postgresql://…`; it must be closed in the end.
+    """Open the store at `sqlite:///path`, `sqlite:///:memory:` or `postgresql://…`. The caller closes it.
 
-    The schema is not looked at: call `migrate()` or `check()` next. Without `create` a file must be there already.
+    The schema is not checked: call `migrate()` or `check()` next. Without `create`, an SQLite file must exist.
     """
     if url.startswith(_SQLITE):
         return _open_sqlite(url.removeprefix(_SQLITE), create)
     if url.startswith(("postgresql://", "postgres://")):
         return await _open_postgres(url)
-    # Only the scheme: the rest may hold a password.
+    # Quote only the scheme: the rest may contain a password.
     scheme = urlsplit(url).scheme or "an address without a scheme"
     raise Misconfigured(f"No store is known for {scheme}: write sqlite:///path, or postgresql://user@host/database.")
 
@@ -45,10 +45,10 @@ async def checked_store(url: str) -> AsyncGenerator[Store]:
 
 def _open_sqlite(path: str, create: bool) -> Store:
     from .sqlite.database import SqliteDatabase
-    from .sqlite.feed import Alone, ChangePoll
+    from .sqlite.feed import ChangePoll, NoFeed
 
     if path == ":memory:":
-        return SqlStore(SqliteDatabase(None), Alone())
+        return SqlStore(SqliteDatabase(None), NoFeed())
     if not path:
         raise Misconfigured("An SQLite address names a file: sqlite:///path, or sqlite:////absolute/path.")
     file = Path(path)

@@ -1,4 +1,4 @@
-"""What goes into a store and what comes out of it: rows, queries and commits. Frozen values, no I/O."""
+"""The arguments and results of the store: rows, queries and commits. Frozen values, no I/O."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from perdure.protocol.wire import JsonObject
 
 SessionStatus: TypeAlias = Literal["starting", "running", "waiting", "completed", "failed"]
 
-#: As people see it: a session that cannot go on by itself is that first of all.
+#: The status that callers see. `needs_attention` takes precedence over every other status.
 ShownStatus: TypeAlias = Literal["starting", "running", "waiting", "completed", "failed", "needs_attention"]
 
 
@@ -22,7 +22,7 @@ ShownStatus: TypeAlias = Literal["starting", "running", "waiting", "completed", 
 
 @dataclass(frozen=True)
 class NewSession:
-    """A session that is about to start: its row and its route are written in one transaction."""
+    """A session to create. Its row and its route are written in one transaction."""
 
     session_id: str
     agent: str
@@ -36,7 +36,7 @@ class NewSession:
 
 @dataclass(frozen=True)
 class SessionRow:
-    """The read model of a session, kept current by the same transactions that make it so."""
+    """The read model of a session. Every transaction that changes the session updates it too."""
 
     session_id: str
     agent: str
@@ -46,38 +46,38 @@ class SessionRow:
     capabilities: Capabilities
     created_at: str
     updated_at: str
-    # Turns begun, steps and tool calls settled.
+    # Turns that began; steps and tool calls that finished.
     turns: int = 0
     steps: int = 0
     tool_calls: int = 0
     usage: Usage = field(default_factory=Usage)
-    # The index that the next event will get.
+    # The number of events, which is the index of the next one.
     events: int = 0
     error: JsonObject | None = None
     parent: JsonObject | None = None
     title: str | None = None
-    # The turn that somebody wants stopped; None again once it has ended.
+    # The turn that a cancel request wants stopped; None again after it has ended.
     cancel_turn: int | None = None
-    # `{code, message, since}` while the session cannot go on by itself.
+    # `{code, message, since}` while the session cannot continue without help.
     attention: JsonObject | None = None
-    # How often Temporal could not be told of something, since it was last told everything.
-    untold: int = 0
+    # How many signals have failed since the workflow last received everything.
+    unsignalled: int = 0
 
     @property
     def shown_status(self) -> ShownStatus:
         return self.status if self.attention is None else "needs_attention"
 
     @property
-    def over(self) -> bool:
+    def ended(self) -> bool:
         return self.status in ("completed", "failed")
 
 
 @dataclass(frozen=True)
 class SessionChange:
-    """What a commit changes in the read model; counts and usage are added."""
+    """What a commit changes in the read model. Counts and usage are added to the current ones."""
 
     status: SessionStatus | None = None
-    # The number of turns begun; never lowered, so that a repeated commit counts once.
+    # The number of turns that began. It never decreases, so a repeated commit counts once.
     turns: int | None = None
     steps: int = 0
     tool_calls: int = 0
@@ -94,7 +94,7 @@ class SessionQuery:
     status: ShownStatus | None = None
     mode: Mode | None = None
     limit: int = 50
-    # Opaque; comes from the page before.
+    # Opaque; returned with the previous page.
     cursor: str | None = None
 
 
@@ -109,19 +109,19 @@ class SessionPage:
 
 @dataclass(frozen=True)
 class NewDelivery:
-    """A delivery that is about to be accepted. `body` is `DeliveryBody` as JSON."""
+    """A delivery to accept. `body` is `DeliveryBody` as JSON."""
 
     session_id: str
     delivery_id: str
     body: JsonObject
-    # Owner of the idempotency key; keys of two owners never meet.
+    # The owner of the idempotency key. Each owner has its own keys.
     owner: str
     idempotency_key: str | None = None
-    # Of the whole request; decides whether a repeated key is a repeated request.
+    # The digest of the whole request. It decides whether a request with a known key is a repetition.
     digest: str | None = None
-    # What Temporal is told of it (`DeliveryRef` as JSON), so that anybody can tell it again.
+    # The signal's payload (`DeliveryRef` as JSON), kept so that any process can signal it again.
     ref: JsonObject | None = None
-    # How many deliveries may wait in the session; with as many, this one is not accepted.
+    # How many deliveries may wait in the session. When so many wait already, this one is not accepted.
     limit: int | None = None
 
 
@@ -129,47 +129,49 @@ class NewDelivery:
 class DeliveryRow:
     session_id: str
     delivery_id: str
-    # None once a turn has heard it: then it stands in the journal.
+    # None after a turn has read the delivery: the journal has its content then.
     body: JsonObject | None
-    # The turn that heard it.
+    # The turn that read it.
     turn: int | None
-    # Why no turn will hear it.
+    # The code of the reason why no turn will read it.
     refused: str | None
     accepted_at: str
     kind: str = "message"
     ref: JsonObject | None = None
 
     @property
-    def unheard(self) -> bool:
+    def unread(self) -> bool:
         """Whether a turn may still read it."""
         return self.turn is None and self.refused is None
 
 
 @dataclass(frozen=True)
 class Accepted:
-    """The delivery as the store knows it: the new one, or the first one under the same idempotency key."""
+    """An accepted delivery: the new one, or the first one under the same idempotency key."""
 
     delivery: DeliveryRow
+    # Whether this call wrote it.
     fresh: bool
-    # Temporal may not know of what was accepted before it.
-    untold: bool = False
+    # The workflow may not have received earlier deliveries.
+    unsignalled: bool = False
 
 
 @dataclass(frozen=True)
-class Untold:
-    """A session of which Temporal may not know everything."""
+class Unsignalled:
+    """A session whose workflow may not have received everything that was accepted."""
 
     session_id: str
-    # When its newest delivery was accepted, of those that wait; and the turn that is to be stopped.
+    # When the newest of the waiting deliveries was accepted.
     newest: str | None = None
+    # The turn that is to be stopped.
     cancel_turn: int | None = None
-    # Somebody has tried to tell Temporal, and could not.
+    # A process has tried to signal the workflow and failed.
     failed: bool = False
 
 
 @dataclass(frozen=True)
 class CancelRequest:
-    """An accepted wish to stop a turn."""
+    """An accepted request to stop a turn."""
 
     session_id: str
     turn: int
@@ -179,14 +181,14 @@ class CancelRequest:
 
 
 class Begun(Exception):
-    """Something that had not begun when it was looked at has begun since."""
+    """A record of `Commit.without` exists: the work that the caller saw as not begun has begun meanwhile."""
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One try at an activity. Later tries have a greater `generation`, whichever process makes them.
+    """One attempt at an activity. A later attempt has a greater `generation`, in whichever process it runs.
 
-    Numbers begin with 1; with 0, a scope is closed to all that were made before.
+    Numbers begin with 1. Number 0 fences off all earlier attempts without being one.
     """
 
     number: int
@@ -197,16 +199,16 @@ class Hold(Enum):
     """What a commit does with the fence of its scope."""
 
     RAISE = "raise"
-    """Take the scope over from any older attempt."""
+    """Take over the scope from any older attempt."""
     KEEP = "keep"
-    """Write only while no newer attempt has taken over."""
+    """Write only if no newer attempt has taken over."""
     RELEASE = "release"
-    """As KEEP, and close the scope: nobody writes to it any more."""
+    """As KEEP, and close the scope: no later write to it is allowed."""
 
 
 @dataclass(frozen=True)
 class Fence:
-    """A scope (`model`, `call/<id>`) of one step, and the attempt that wants to write to it."""
+    """A scope (`model`, `call/<id>`) of one step, and the attempt that writes to it."""
 
     turn: int
     step: int
@@ -220,7 +222,7 @@ class Fence:
 
 @dataclass(frozen=True)
 class NewRecord:
-    """An entry of the journal; `format` says who can read `body`."""
+    """An entry of the journal. `format` names the schema of `body`."""
 
     turn: int
     step: int
@@ -237,7 +239,7 @@ class Record(NewRecord):
 
 @dataclass(frozen=True)
 class SlotWrite:
-    """An author's state slot. `expected` is the version that was read; None means: whatever it is now."""
+    """A write to an author's state slot. `expected` is the version that was read; None skips the check."""
 
     name: str
     value: JsonObject
@@ -253,39 +255,41 @@ class Slot:
 
 @dataclass(frozen=True)
 class Commit:
-    """One transaction on one session. The order of the fields is the order of the work.
+    """One transaction on one session. Any exception rolls back all of it. It works in this order:
 
-    1. The session's row is locked. Missing: `SessionGone`. `head`: a session that has fewer events than this is older
-       than the caller: `StoreBehind`. `current`: one that has more has changed since: `Unavailable`; read it again.
-    2. If a record in `unless` exists already, nothing is written and that record is returned
-       (`Committed.existing`): somebody else has won. In a closed session `close` changes nothing, and what adds to it
-       raises `Superseded`. `heeds`: when this turn, or one before it, is to be stopped, `TurnCancelled` is raised.
-       `without`: when one of these records exists, `Begun` is raised.
-    3. The fence: RAISE replaces an older generation (then `superseding` is appended, before `events`) and raises
-       `Superseded` when a newer one stands; KEEP and RELEASE raise `Superseded` unless the fence stands with exactly
-       this generation; RELEASE deletes it.
-    4. `records` are inserted; one whose key exists stays as it was.
-    5. `events` get the next indexes; one whose key exists is skipped.
-    6. `consume`: these deliveries are marked as heard by `turn`, and their bodies dropped. One that another turn
-       has heard, or that is gone or refused, raises `DeliveryTaken`, and nothing is written.
-    7. `slots` are written; one with another version than expected raises `SlotConflict`, and nothing is written.
-    8. `route`: the session's routes are replaced by this token hash (`TokenConflict` when another live session
-       owns it, and nothing is written). `close`: all its routes and fences are deleted, and the session is over;
-       deliveries that no turn has read are refused, and readers are told so before the last event.
-    9. `close_turn`: all fences of that turn are deleted: its late attempts may not write any more.
-    10. `opens`: these requests are opened; one whose id exists stays as it was. Those of `expires` that are still open
-       become `expired`, with the answer that silence means; those of `withdraws`, `withdrawn`. `resolved`: those that
-       were closed by this commit get their event from here, after `events`, but before one that ends the session.
-    11. `change` is applied to the row. A commit that ends a turn settles a cancellation of that turn
-       (`settles_cancel` does it without ending one, if no turn is expected any more; `close` settles that of any
-       turn). One that raises a fence, ends a turn or closes the session, or `recovers`, shows that the session goes
-       on: an attention is taken back, and readers are told. Readers are woken once the transaction is through.
+    1. Lock the session's row; `SessionGone` when there is none. `head`: raise `StoreBehind` when the session has fewer
+       events than this, because the store is older than the caller. `current`: raise `Unavailable` when the number of
+       events is not exactly `head`; the caller reads the session again.
+    2. `unless`: when this record exists, another attempt has won. Write nothing and return the record
+       (`Committed.existing`). In a closed session, `close` changes nothing, and a commit that adds something raises
+       `Superseded`. `unless_cancelled`: raise `TurnCancelled` when this turn, or an earlier one, is to be stopped.
+       `without`: raise `Begun` when one of these records exists.
+    3. `fence`: RAISE replaces an older generation (then `superseding` is appended before `events`), and raises
+       `Superseded` when the generation in the store is newer. KEEP and RELEASE raise `Superseded` unless the store has
+       exactly this generation. RELEASE deletes the fence.
+    4. `records`: insert them. A record whose key exists is not changed.
+    5. `events`: append them at the next indexes. An event whose key exists is skipped.
+    6. `consume`: mark these deliveries as read by `consume_turn` and drop their bodies. Raise `DeliveryTaken` when one
+       is unknown, refused, or read by another turn.
+    7. `slots`: write them. Raise `SlotConflict` when a slot has another version than expected.
+    8. `route`: replace the session's routes by this token hash; `TokenConflict` when another live session owns it.
+       `close`: end the session, delete its routes and fences, and refuse the deliveries that no turn has read. The
+       events of the refusals come before the last event.
+    9. `close_turn`: delete all fences of that turn, so that its late attempts cannot write.
+    10. `opens`: open these requests; a request whose id exists is not changed. `expires`: close those that are still
+       open as `expired`, with this default answer. `withdraws`: close those that are still open as `withdrawn`.
+       `resolved`: the events of the requests that this commit closed, appended after `events`, but before an event
+       that ends the session.
+    11. `change`: apply it to the row. A commit that ends a turn settles a cancel request for that turn; `close` settles
+       one for any turn; `settles_cancel` settles one without ending a turn, if no turn is expected. A commit that
+       raises a fence, ends a turn, closes the session or `recovers` shows progress, so it clears the session's
+       attention and emits an event. Readers wake after the transaction has committed.
     """
 
     session_id: str
     head: int | None = None
     current: bool = False
-    heeds: int | None = None
+    unless_cancelled: int | None = None
     unless: tuple[int, int, str] | None = None
     without: Sequence[tuple[int, int, str]] = ()
     fence: Fence | None = None
@@ -310,9 +314,9 @@ class Commit:
 @dataclass(frozen=True)
 class Committed:
     session: SessionRow
-    # The record that was there already; then nothing was written.
+    # The record of `Commit.unless` that existed already; nothing was written then.
     existing: Record | None = None
-    # Whether the fence was taken from an older attempt.
+    # Whether this commit took the fence from an older attempt.
     superseded: bool = False
 
 
@@ -321,7 +325,7 @@ class SlotConflict(Exception):
 
 
 class DeliveryTaken(Exception):
-    """A delivery was heard by another turn, refused or withdrawn."""
+    """A delivery was read by another turn, or was refused."""
 
 
 # --- inputs -------------------------------------------------------------------------------------------------
@@ -329,54 +333,56 @@ class DeliveryTaken(Exception):
 
 @dataclass(frozen=True)
 class InputRow:
-    """What a session asks of people, and how that stands."""
+    """An input request of a session and its current state."""
 
     request: InputRequest
     status: InputStatus
     opened_at: str
-    # The principal that owns the session.
+    # The owner of the session.
     requester: Principal
-    # Everything that was said, in order; the one that counts is `answer`.
+    # All votes in order; `answer` is the one that closed the request.
     votes: Sequence[InputAnswer] = ()
     answer: InputAnswer | None = None
     closed_at: str | None = None
-    # The delivery that tells the session of the answer; whoever gives the same answer again signals it again.
+    # The delivery that carries the answer to the session. When the same answer is repeated, it is signalled again.
     delivery_id: str | None = None
 
 
 @dataclass(frozen=True)
 class Vote:
-    """One principal's answer to one request. Whether it may answer at all was checked before."""
+    """One principal's answer to one request. The caller has checked that the principal may answer."""
 
     request_id: str
     answer: InputAnswer
-    # It closes the request whatever was voted before, also by the same principal.
+    # It closes the request regardless of earlier votes, also of the same principal.
     ends: bool = False
 
 
 @dataclass(frozen=True)
 class Answering:
-    """What one caller says, in one transaction: all its votes, and the delivery that tells the session."""
+    """The votes of one caller, written in one transaction with the delivery that carries them to the session."""
 
     session_id: str
     votes: Sequence[Vote]
-    # Written when a vote closed a request; when one came too late for its request, with `late`; else with `always`.
+    # Written when a vote closed a request, and in the cases below.
     delivery: NewDelivery
+    # Write the delivery in any case.
     always: bool = False
+    # Write the delivery also when a vote came too late for its request.
     late: bool = False
 
 
 @dataclass(frozen=True)
 class Answered:
-    """The requests as they stand now, in the order of the votes, and which of them this caller's votes closed."""
+    """The current rows of the requests, in the order of the votes, and the ids of those that these votes closed."""
 
     rows: Sequence[InputRow]
     closed: frozenset[str]
     # The new delivery, or the first one under the same idempotency key.
     delivery: DeliveryRow | None
     fresh: bool
-    # Temporal may not know of what was accepted before it.
-    untold: bool = False
+    # The workflow may not have received earlier deliveries.
+    unsignalled: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""Who waits for which session in this process, and how they learn that there is news.
+"""The subscriptions to sessions in this process, and how new events wake them.
 
-What is written here wakes them in memory. What other processes write comes through a `Feed`, which runs only while
-somebody waits, once for all of them.
+Writes of this process wake them in memory. Writes of other processes arrive through one `Feed`, which runs only while
+there are subscriptions.
 """
 
 import asyncio
@@ -13,46 +13,46 @@ from perdure.errors import Unavailable
 
 from .base import Watch
 
-#: Readers come and go; the feed outlives a short gap between two of them.
+#: How many seconds the feed keeps running without subscriptions, because the next reader often comes soon.
 LINGER = 1.0
 
 
-class Audience(Protocol):
-    """The watchers as a feed sees them."""
+class FeedListener(Protocol):
+    """The receiver of a feed: the watchers of this process."""
 
     def sessions(self) -> Sequence[str]:
-        """The sessions that somebody watches."""
+        """The ids of the watched sessions."""
         ...
 
-    def told(self, session_id: str, head: int) -> None:
-        """The events of this session go up to `head` now."""
+    def advanced(self, session_id: str, head: int) -> None:
+        """This session has `head` events now."""
         ...
 
     def compare(self, heads: Mapping[str, int]) -> None:
-        """So far the events of these sessions go."""
+        """These sessions have so many events now."""
         ...
 
-    def stir(self, session_id: str | None = None) -> None:
-        """There may be news, of one session or of any."""
+    def wake(self, session_id: str | None = None) -> None:
+        """Wake the watchers of one session, or of all: there may be new events."""
         ...
 
 
 class Feed(Protocol):
-    """News of other processes, and news for them."""
+    """Notices of new events between processes."""
 
-    async def follow(self, audience: Audience) -> None:
-        """Pass on what other processes write, beginning with whatever they wrote before the first look."""
+    async def follow(self, listener: FeedListener) -> None:
+        """Report what other processes write, including what they wrote before the first check."""
         ...
 
     def announce(self, session_id: str, head: int) -> None:
-        """Let other processes know."""
+        """Notify other processes that this session has `head` events."""
         ...
 
     async def close(self) -> None: ...
 
 
 class Subscription:
-    """One watcher's view: whether there was news since it last asked."""
+    """One watcher: whether there was a change since its last call."""
 
     def __init__(self) -> None:
         self._news = asyncio.Event()
@@ -65,7 +65,7 @@ class Subscription:
         except TimeoutError:
             return False
         if self._failure is not None:
-            raise Unavailable("The store stopped telling news.") from self._failure
+            raise Unavailable("The store no longer reports new events.") from self._failure
         self._news.clear()
         return True
 
@@ -82,7 +82,7 @@ class Watchers:
         self._feed = feed
         self._linger = linger
         self._subscriptions: dict[str, set[Subscription]] = {}
-        # How far each watched session had come when its watchers were last woken.
+        # The head of each watched session when its watchers were last woken.
         self._heads: dict[str, int] = {}
         self._following: asyncio.Task[None] | None = None
         self._stopping: asyncio.TimerHandle | None = None
@@ -105,17 +105,17 @@ class Watchers:
     def sessions(self) -> Sequence[str]:
         return list(self._subscriptions)
 
-    def told(self, session_id: str, head: int) -> None:
-        # Whoever subscribed since the last wake reads from the database afterwards, and so sees at least that head.
+    def advanced(self, session_id: str, head: int) -> None:
+        # A watcher that subscribed after the last wake reads the database afterwards, so it has seen that head.
         if session_id in self._subscriptions and head > self._heads.get(session_id, -1):
             self._heads[session_id] = head
-            self.stir(session_id)
+            self.wake(session_id)
 
     def compare(self, heads: Mapping[str, int]) -> None:
         for session_id, head in heads.items():
-            self.told(session_id, head)
+            self.advanced(session_id, head)
 
-    def stir(self, session_id: str | None = None) -> None:
+    def wake(self, session_id: str | None = None) -> None:
         watched = self.sessions() if session_id is None else (session_id,)
         for each in watched:
             for subscription in self._subscriptions.get(each, ()):

@@ -1,4 +1,5 @@
-"""What Perdure says of its work: `spans` has the names of all spans, counters and attributes in one place.
+"""Spans, metrics and logs. `spans` has the names of all spans, counters and attributes.
 
-`setup` switches OpenTelemetry on by its environment variables, `logs` configures logging. No content goes through here.
+`setup` configures OpenTelemetry from its environment variables, `logs` configures logging. Neither sees content of
+sessions.
 """

@@ -1,4 +1,4 @@
-"""The output of child processes: kept in bounded files, and what matters shown on the terminal."""
+"""Logging, and the output of child processes: kept in bounded files, its warnings shown on the terminal."""
 
 import logging
 import os
@@ -8,20 +8,20 @@ from pathlib import Path
 
 from perdure.errors import Misconfigured
 
-#: How log lines of our processes begin; `configure` writes what `Notices` reads.
+#: The format of our log lines: `configure` writes it and `Notices` parses it.
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 _LEVEL = re.compile(rb"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ([A-Z]+) ")
 _SHOWN = frozenset({b"WARNING", b"ERROR", b"CRITICAL"})
-# One log line can hold a whole workflow history.
+# A log line can contain a whole workflow history.
 _LONGEST_LINE = 2_000
 
 
-#: What a line is about: each is a name in its `extra`.
+#: The ids of a log line, by their names in `extra`.
 IDS = ("session_id", "turn", "step", "call_id")
 
 
-#: Libraries that log what they send and get: addresses, headers and bodies, which are content and keys.
+#: Libraries that log addresses, headers and bodies, which contain content and keys.
 TALKATIVE = (
     "anthropic",
     "botocore",
@@ -38,7 +38,7 @@ TALKATIVE = (
 
 
 class LineFormatter(logging.Formatter):
-    """Lines that end with the ids of what they are about, if it has any."""
+    """Appends the ids of a log record to its line."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         ids = " ".join(f"{name}={value}" for name in IDS if (value := getattr(record, name, None)) is not None)
@@ -47,7 +47,7 @@ class LineFormatter(logging.Formatter):
 
 
 def configure(level: str) -> None:
-    """Log to standard error."""
+    """Configure logging to standard error."""
     check_level(level)
     handler = logging.StreamHandler()
     handler.setFormatter(LineFormatter(FORMAT))
@@ -62,7 +62,7 @@ def check_level(level: str) -> None:
 
 
 class BoundedLog:
-    """A file that moves aside when it has grown, so that it never takes more than twice its limit."""
+    """A file that is rotated at its limit, so both files together take at most twice the limit."""
 
     def __init__(self, path: Path, limit: int = 8 * 1024 * 1024) -> None:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -82,16 +82,16 @@ class BoundedLog:
 
 
 def _private(path: Path) -> FileIO:
-    """The file, to append to; nobody but its owner may read it."""
+    """Open the file to append; only its owner may read it."""
     file = FileIO(os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab")
     os.fchmod(file.fileno(), 0o600)
     return file
 
 
 class Notices:
-    """Picks the warnings and errors out of a stream of log lines, with the lines that belong to them.
+    """Selects the warnings and errors of a stream of log lines, with their continuation lines.
 
-    A line of no known form belongs to the one before it. `last` is the last line of all, shown or not.
+    A line in another format continues the one before it. `last` is the last line, selected or not.
     """
 
     def __init__(self) -> None:
@@ -100,9 +100,9 @@ class Notices:
         self.last = ""
 
     def feed(self, chunk: bytes) -> list[str]:
-        """The lines to show."""
+        """The selected lines."""
         *lines, self._rest = (self._rest + chunk).split(b"\n")
-        # What no line may hold is dropped; without this a line without end would fill the memory.
+        # Cut an unfinished line, because it could grow without limit.
         self._rest = self._rest[:_LONGEST_LINE]
         return [_text(line) for line in lines if self._wants(line)]
 

@@ -1,7 +1,7 @@
-"""OpenTelemetry, switched on by its own environment variables.
+"""OpenTelemetry, configured by its own environment variables.
 
-`OTEL_EXPORTER_OTLP_ENDPOINT` (or the one for traces or metrics alone) turns it on; without it nothing is built and
-nothing is exported, nor is OpenTelemetry's SDK imported.
+`OTEL_EXPORTER_OTLP_ENDPOINT` (or the one for traces or metrics alone) enables it. Without it, nothing is exported and
+the SDK is not imported.
 """
 
 import os
@@ -20,7 +20,7 @@ _ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 
 
 class Telemetry:
-    """What was switched on, and how to flush it at the end."""
+    """The configured exporters. `close` flushes them."""
 
     def __init__(self, plugins: Sequence[Plugin], closers: Sequence[Callable[[], Any]]) -> None:
         self.plugins = plugins
@@ -32,8 +32,8 @@ class Telemetry:
 
 
 def set_up(service: str) -> Telemetry:
-    """Build what the environment asks for. The plugins go to the Temporal client."""
-    traces, meters = _asked("TRACES"), _asked("METRICS")
+    """Configure exporters from the environment. The plugins are for the Temporal client."""
+    traces, meters = _enabled("TRACES"), _enabled("METRICS")
     if os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or not (traces or meters):
         return Telemetry((), ())
     from opentelemetry.sdk.resources import Resource
@@ -52,7 +52,7 @@ def _export_spans(resource: "Resource", closers: list[Callable[[], Any]]) -> Plu
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
     from temporalio.contrib.opentelemetry import OpenTelemetryPlugin, create_tracer_provider
 
-    # Replay-safe: a workflow that is replayed does not export its spans again.
+    # This provider does not export the spans of a replayed workflow again.
     provider = create_tracer_provider(resource=resource)
     provider.add_span_processor(BatchSpanProcessor(_span_exporter()))
     trace.set_tracer_provider(provider)
@@ -69,7 +69,7 @@ def _export_metrics(resource: "Resource", closers: list[Callable[[], Any]]) -> N
     closers.append(provider.shutdown)
 
 
-def _asked(signal: str) -> bool:
+def _enabled(signal: str) -> bool:
     return bool(os.environ.get(_ENDPOINT) or os.environ.get(f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT"))
 
 

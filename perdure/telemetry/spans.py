@@ -1,7 +1,7 @@
 """Names of spans, attributes and metrics, in one place.
 
-The `gen_ai.*` conventions are still in development and will change: they are spelled here and nowhere else.
-Content never goes into a span; ids, names, counts and durations do. Without an SDK all of this costs next to nothing.
+The `gen_ai.*` conventions are still in development and will change, so their names are in this module only.
+A span has ids, names, counts and durations, and never content. Without an SDK all of this costs next to nothing.
 """
 
 from collections.abc import Generator, Mapping
@@ -49,7 +49,7 @@ _streams = _meter.create_up_down_counter("perdure.streams.open", description="Ev
 
 
 class Spanned:
-    """What a piece of work says about itself while it runs."""
+    """A running span and the attributes for its metrics."""
 
     def __init__(self, span: Span, attributes: dict[str, AttributeValue]) -> None:
         self._span = span
@@ -60,14 +60,14 @@ class Spanned:
         self._span.set_attributes(more)
 
     def fail(self, code: str) -> None:
-        """An expected failure: the error's code, never its text."""
+        """Mark the span as failed with the error's code, never with its text."""
         self.mark({ERROR: code})
         self._span.set_status(Status(StatusCode.ERROR))
 
 
 @contextmanager
 def turn(request: TurnRequest) -> Generator[None]:
-    """One turn, in the trace of the delivery that woke it. Safe in a workflow: it reads no clock."""
+    """The span of a turn, in the trace of the delivery that began it. Safe in a workflow: it reads no clock."""
     carrier = {"traceparent": request.traceparent} if request.traceparent else {}
     attributes: dict[str, AttributeValue] = {
         OPERATION: "invoke_agent",
@@ -81,7 +81,7 @@ def turn(request: TurnRequest) -> Generator[None]:
     try:
         yield
     except GeneratorExit:
-        # The workflow left this worker's cache, and its context with it; its span is ended by whoever ends the turn.
+        # The workflow was evicted from this worker's cache. The worker that ends the turn ends the span.
         raise
     except BaseException as error:
         span.set_attribute(ERROR, type(error).__name__)
@@ -97,7 +97,7 @@ def _end(span: Span, token: Token[Context]) -> None:
 
 @contextmanager
 def model_call(at: Coordinates, agent: str, model: str, attempt: int) -> Generator[Spanned]:
-    """One call of a model provider."""
+    """The span of a model call."""
     provider, _, name = model.rpartition(":")
     base: dict[str, AttributeValue] = {OPERATION: "chat", PROVIDER: provider or name, REQUEST_MODEL: name}
     where = _where(at, agent, attempt)
@@ -121,7 +121,7 @@ def model_replied(spanned: Spanned, usage: Usage, finish_reason: str) -> None:
 
 @contextmanager
 def tool_call(at: Coordinates, agent: str, call: CallRef, attempt: int) -> Generator[Spanned]:
-    """One run of a tool."""
+    """The span of a tool call."""
     base: dict[str, AttributeValue] = {OPERATION: "execute_tool", TOOL: call.tool}
     where = {**_where(at, agent, attempt), CALL_ID: call.call_id}
     with _timed(f"execute_tool {call.tool}", SpanKind.INTERNAL, {**base, **where}, _tool_seconds, keep=base) as spanned:
@@ -142,7 +142,7 @@ def needs_attention(reason: str) -> None:
 
 @contextmanager
 def http_request(method: str, route: str, headers: Mapping[str, str]) -> Generator[Spanned]:
-    """One HTTP request, named by its route and never by its path; it joins the caller's trace."""
+    """The span of an HTTP request in the caller's trace. It has the name of the route: a path contains ids."""
     base: dict[str, AttributeValue] = {"http.request.method": method, "http.route": route}
     parent = propagate.extract(headers)
     with _timed(f"{method} {route}", SpanKind.SERVER, base, _request_seconds, keep=base, parent=parent) as spanned:
@@ -170,7 +170,7 @@ def _timed(
 ) -> Generator[Spanned]:
     tracer = trace.get_tracer(SCOPE)
     began = perf_counter()
-    # An exception's text may hold content, so the span gets its type and nothing else.
+    # The text of an exception may be content, so the span gets only its type.
     with tracer.start_as_current_span(
         name,
         context=parent,

@@ -156,7 +156,7 @@ async def test_what_is_committed_is_accepted_while_temporal_is_away(api: Api) ->
     for answer, status in ((started, 202), (delivered, 200)):
         assert (answer.status_code, answer.headers["x-perdure-delayed"]) == (status, "true")
         [row] = await api.store.deliveries(answer.json()["sessionId"], [answer.json()["deliveryId"]])
-        assert row.unheard
+        assert row.unread
     rows = (await api.http.get("/v1/sessions")).json()["sessions"]
     assert {row["sessionId"] for row in rows} == {created["sessionId"], started.json()["sessionId"]}
 
@@ -180,7 +180,7 @@ async def test_a_session_lets_only_so_many_deliveries_wait(api: Api) -> None:
 
     assert [answer.status_code for answer in answers] == [200] * 99 + [429] * 2
     assert (answers[-1].json()["code"], answers[-1].headers["retry-after"]) == ("inbox_full", "1")
-    assert len(await api.store.unheard(created["sessionId"])) == 100
+    assert len(await api.store.unread(created["sessionId"])) == 100
 
 
 async def test_what_the_database_says_is_for_the_log(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from perdure.dev.processes import leash
+from perdure.dev.processes import die_with_parent
 
 from .scripts import say
 from .world import Voice, World, rss, undisturbed
@@ -50,7 +50,7 @@ def watching(voice: Voice, reading: int, deaf: int) -> Generator[Watchers]:
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        preexec_fn=leash(),
+        preexec_fn=die_with_parent(),
     )
     try:
         yield Watchers(process)

@@ -43,7 +43,7 @@ async def test_an_answer_of_the_last_moment_is_carried_out_when_the_driver_is_lo
         answer = await it.answer((open[0], YES))
         # The turn that was to close the request found it open, and answered when it closed what is due.
         begun = SessionChange(status="running", turns=2)
-        await it.store.commit(Commit(SESSION, heeds=1, change=begun))
+        await it.store.commit(Commit(SESSION, unless_cancelled=1, change=begun))
 
         state = await SessionRebuilder(it.store).rebuild(LOST, NOW)
 
@@ -66,9 +66,9 @@ class Interrupted:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
-    async def unheard(self, session_id: str) -> Sequence[DeliveryRow]:
+    async def unread(self, session_id: str) -> Sequence[DeliveryRow]:
         await self._go_on()
-        return await self._store.unheard(session_id)
+        return await self._store.unread(session_id)
 
 
 async def test_a_driver_is_not_derived_from_two_moments_of_a_session() -> None:
@@ -137,4 +137,4 @@ async def test_what_a_newer_build_has_accepted_keeps_no_session_from_being_rebui
         assert state is not None
         assert [each.id for each in state.inbox] == ["plain"]
         # It is told to a driver that can read it.
-        assert [row.delivery_id for row in await it.store.unheard(SESSION)] == ["later", "plain"]
+        assert [row.delivery_id for row in await it.store.unread(SESSION)] == ["later", "plain"]

@@ -14,7 +14,7 @@ from pydantic import SecretStr
 from pydantic_ai.toolsets import FunctionToolset
 
 from perdure import Agent
-from perdure.dev.machine import Occupied, described, keep_temporal, kill, owned, temporal_of
+from perdure.dev.machine import Occupied, described, kill, locked, read_temporal_address, write_temporal_address
 from perdure.dev.processes import command
 from perdure.dev.temporal_server import binary, listens
 from perdure.settings import Settings
@@ -163,7 +163,7 @@ def old(tmp_path: Path) -> Path:
 
 
 def test_what_an_older_build_let_everybody_read_is_closed_to_them(old: Path) -> None:
-    with owned(old):
+    with locked(old):
         assert modes(old) == {
             "data": 0o700,
             "data/dev.lock": 0o600,
@@ -179,7 +179,7 @@ def test_a_folder_that_holds_other_things_keeps_its_rights(old: Path) -> None:
         (old / stray).touch()
         (old / stray).chmod(0o644)
 
-    with owned(old):
+    with locked(old):
         after = modes(old)
 
     assert {name for name, mode in after.items() if mode & 0o007} == {
@@ -194,7 +194,7 @@ def test_a_group_keeps_the_rights_that_it_was_given(old: Path) -> None:
     old.chmod(0o770)
     (old / "temporal.db").chmod(0o660)
 
-    with owned(old):
+    with locked(old):
         after = modes(old)
 
     assert (after["data"], after["data/temporal.db"]) == (0o770, 0o660)
@@ -219,13 +219,13 @@ def test_whoever_looks_after_another_store_is_not_led_to_it(tmp_path: Path) -> N
     folder = Settings(data_dir=tmp_path)
     elsewhere = Settings(data_dir=tmp_path, database_url=SecretStr("postgresql://somewhere/else"))
 
-    with owned(tmp_path):
-        keep_temporal(folder, "127.0.0.1:1")
-        assert (temporal_of(folder), temporal_of(elsewhere)) == ("127.0.0.1:1", None)
-        keep_temporal(elsewhere, "127.0.0.1:2")
-        assert (temporal_of(folder), temporal_of(elsewhere)) == (None, "127.0.0.1:2")
+    with locked(tmp_path):
+        write_temporal_address(folder, "127.0.0.1:1")
+        assert (read_temporal_address(folder), read_temporal_address(elsewhere)) == ("127.0.0.1:1", None)
+        write_temporal_address(elsewhere, "127.0.0.1:2")
+        assert (read_temporal_address(folder), read_temporal_address(elsewhere)) == (None, "127.0.0.1:2")
 
-    assert temporal_of(elsewhere) is None
+    assert read_temporal_address(elsewhere) is None
 
 
 def test_temporal_is_given_none_of_our_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,7 +86,7 @@ async def test_a_namespace_that_nobody_creates_ends_the_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # A server that is slow to answer here is not absent.
-    monkeypatch.setattr(serve, "_GLANCE", 60.0)
+    monkeypatch.setattr(serve, "_FIRST_ANSWER_SECONDS", 60.0)
 
     with pytest.raises(Misconfigured, match=rf"{nowhere.temporal_namespace}.*PERDURE_TEMPORAL_NAMESPACE"):
         await wait(nowhere, asyncio.Event(), patience=0.2)

@@ -22,7 +22,7 @@ async def accepted(store: Store, *delivery_ids: str) -> list[DeliveryRow]:
 
 
 async def untold(store: Store, session_id: str = "s") -> bool:
-    return (await given.read_session(store, session_id)).untold > 0
+    return (await given.read_session(store, session_id)).unsignalled > 0
 
 
 # --- deliver ------------------------------------------------------------------------------------------------
@@ -31,16 +31,16 @@ async def untold(store: Store, session_id: str = "s") -> bool:
 async def test_a_delivery_is_told_as_it_was_accepted(store: Store, driver: FakeDriver, signals: Signals) -> None:
     (row,) = await accepted(store, "d")
 
-    assert await signals.deliver(row, untold=False)
+    assert await signals.deliver(row, unsignalled=False)
 
     assert driver.told() == ["deliver d"]
 
 
 async def test_what_temporal_does_not_know_of_comes_first(store: Store, driver: FakeDriver, signals: Signals) -> None:
     *_, last = await accepted(store, "c", "b", "a")
-    await store.mark_untold("s")
+    await store.mark_unsignalled("s")
 
-    assert await signals.deliver(last, untold=True)
+    assert await signals.deliver(last, unsignalled=True)
 
     assert driver.told() == ["deliver c", "deliver b", "deliver a"]
     assert not await untold(store)
@@ -52,11 +52,11 @@ async def test_a_delivery_that_cannot_be_told_waits_and_the_session_is_marked(
     (row,) = await accepted(store, "d")
     driver.away = True
 
-    assert not await signals.deliver(row, untold=False)
-    assert not await signals.deliver(row, untold=True)
+    assert not await signals.deliver(row, unsignalled=False)
+    assert not await signals.deliver(row, unsignalled=True)
 
     assert await untold(store)
-    assert [each.delivery_id for each in await store.unheard("s")] == [row.delivery_id]
+    assert [each.delivery_id for each in await store.unread("s")] == [row.delivery_id]
 
 
 async def test_after_an_absence_all_is_told_in_the_order_it_was_accepted(
@@ -65,11 +65,11 @@ async def test_after_an_absence_all_is_told_in_the_order_it_was_accepted(
     driver.away = True
     for name in ("z", "y"):
         accepting = await store.accept(given.delivery(name))
-        assert not await signals.deliver(accepting.delivery, untold=accepting.untold)
+        assert not await signals.deliver(accepting.delivery, unsignalled=accepting.unsignalled)
     driver.away = False
 
     accepting = await store.accept(given.delivery("x"))
-    assert await signals.deliver(accepting.delivery, untold=accepting.untold)
+    assert await signals.deliver(accepting.delivery, unsignalled=accepting.unsignalled)
 
     assert driver.told() == ["deliver z", "deliver y", "deliver x"]
 
@@ -80,11 +80,11 @@ async def test_a_request_that_is_repeated_after_an_absence_overtakes_nothing(
     driver.away = True
     for name in ("z", "y"):
         accepting = await store.accept(given.delivery(name, key=name))
-        await signals.deliver(accepting.delivery, untold=accepting.untold)
+        await signals.deliver(accepting.delivery, unsignalled=accepting.unsignalled)
     driver.away = False
 
     again = await store.accept(given.delivery("x", key="y"))
-    await signals.deliver(again.delivery, untold=again.untold)
+    await signals.deliver(again.delivery, unsignalled=again.unsignalled)
 
     assert driver.told() == ["deliver z", "deliver y"]
 
@@ -97,9 +97,9 @@ async def test_a_store_that_cannot_be_marked_is_no_failure_of_the_delivery(
 
     (row,) = await accepted(store, "d")
     driver.away = True
-    monkeypatch.setattr(store, "mark_untold", away)
+    monkeypatch.setattr(store, "mark_unsignalled", away)
 
-    assert not await signals.deliver(row, untold=False)
+    assert not await signals.deliver(row, unsignalled=False)
 
 
 async def test_what_a_session_that_is_over_was_sent_is_told_to_nobody(
@@ -109,7 +109,7 @@ async def test_what_a_session_that_is_over_was_sent_is_told_to_nobody(
     await store.commit(given.closing())
     driver.workflows["s"] = WorkflowExecutionStatus.COMPLETED
 
-    assert await signals.deliver(row, untold=False)
+    assert await signals.deliver(row, unsignalled=False)
 
     assert driver.told() == []
     assert driver.rebuilt == {}
@@ -120,7 +120,7 @@ async def test_a_delivery_without_a_driver_starts_one_from_the_store(store: Stor
     driver = FakeDriver()
     signals = Signals(store, driver)
 
-    assert await signals.deliver(row, untold=False)
+    assert await signals.deliver(row, unsignalled=False)
 
     # It reads what waits from the store by itself.
     assert driver.told() == ["rebuild WORKFLOW_LOST"]
@@ -174,8 +174,8 @@ async def test_what_a_newer_build_has_accepted_is_told_as_it_is(store: Store, dr
     signals = Signals(store, driver)
     row = (await store.accept(given.delivery(ref=ref))).delivery
 
-    assert await signals.deliver(row, untold=False)
-    assert await signals.deliver(row, untold=True)
+    assert await signals.deliver(row, unsignalled=False)
+    assert await signals.deliver(row, unsignalled=True)
 
     assert driver.refs == [{**ref, "at": row.accepted_at}] * 2
 
@@ -186,7 +186,7 @@ async def test_a_session_starts_also_when_a_newer_build_has_accepted_what_waits(
     await store.accept(given.delivery("b", session_id="t", ref=ref))
     driver = FakeDriver()
 
-    await Signals(store, driver).catch_up("t")
+    await Signals(store, driver).signal_all("t")
 
     assert [each.id for each in driver.started["t"].inbox] == ["a"]
     assert driver.told("t") == ["start", "deliver a", "deliver b"]
@@ -210,7 +210,7 @@ async def test_a_wish_that_cannot_be_told_waits(store: Store, driver: FakeDriver
     assert await untold(store)
     driver.away = False
 
-    await signals.catch_up("s")
+    await signals.signal_all("s")
 
     assert driver.told() == ["cancel turn_1"]
 
@@ -233,9 +233,9 @@ async def test_a_wish_without_a_driver_starts_one_from_the_store(store: Store) -
 async def test_deliveries_come_before_the_wish_to_stop(store: Store, driver: FakeDriver, signals: Signals) -> None:
     await accepted(store, "b", "a")
     await given.cancel(store)
-    await store.mark_untold("s")
+    await store.mark_unsignalled("s")
 
-    await signals.catch_up("s")
+    await signals.signal_all("s")
 
     assert driver.told() == ["deliver b", "deliver a", "cancel turn_1"]
     assert not await untold(store)
@@ -245,10 +245,10 @@ async def test_a_session_that_was_never_started_is_started_with_all_that_waits(s
     ref: JsonObject = {"id": "b", "kind": "message", "tokenHash": "token of t", "traceparent": "00-1-2-3"}
     await store.create_session(replace(given.session("t"), title="Hello"), given.delivery("b", session_id="t", ref=ref))
     await store.accept(given.delivery("a", session_id="t"))
-    await store.mark_untold("t")
+    await store.mark_unsignalled("t")
     driver = FakeDriver()
 
-    await Signals(store, driver).catch_up("t")
+    await Signals(store, driver).signal_all("t")
 
     state = driver.started["t"]
     assert [each.id for each in state.inbox] == ["b", "a"]
@@ -264,7 +264,7 @@ async def test_a_new_session_that_is_to_be_stopped_is_told_so_once_it_is_started
     await given.cancel(store, "t")
     driver = FakeDriver()
 
-    await Signals(store, driver).catch_up("t")
+    await Signals(store, driver).signal_all("t")
 
     assert driver.told("t") == ["start", "deliver d", "cancel turn_0"]
 
@@ -273,7 +273,7 @@ async def test_a_new_session_that_runs_already_is_not_started_twice(store: Store
     await store.create_session(given.session("t"), given.delivery(session_id="t"))
     driver = FakeDriver("t")
 
-    await Signals(store, driver).catch_up("t")
+    await Signals(store, driver).signal_all("t")
 
     assert driver.told("t") == ["deliver d"]
 
@@ -285,12 +285,12 @@ async def test_an_absence_in_the_middle_leaves_the_session_marked(store: Store, 
             self.away = True
 
     await accepted(store, "b", "a")
-    await store.mark_untold("s")
+    await store.mark_unsignalled("s")
     driver = Leaving("s")
     signals = Signals(store, driver)
 
     with pytest.raises(Unavailable):
-        await signals.catch_up("s")
+        await signals.signal_all("s")
 
     assert await untold(store)
     assert driver.told() == ["deliver b"]
@@ -305,15 +305,15 @@ async def test_a_mark_that_was_set_again_since_stays(store: Store) -> None:
             if ref["id"] == "z":
                 self.away = True
                 accepted = await store.accept(given.delivery("y"))
-                assert not await signals.deliver(accepted.delivery, untold=accepted.untold)
+                assert not await signals.deliver(accepted.delivery, unsignalled=accepted.unsignalled)
                 self.away = False
 
     driver = Meeting("s")
     signals = Signals(store, driver)
     await accepted(store, "z")
-    await store.mark_untold("s")
+    await store.mark_unsignalled("s")
 
-    await signals.catch_up("s")
+    await signals.signal_all("s")
 
     # Else the next one overtakes the one that nobody was told of.
     assert await untold(store)
@@ -330,15 +330,15 @@ async def test_nothing_overtakes_what_is_being_told(store: Store) -> None:
                 self.met = True
                 its = {"id": "y", "kind": "message", "tokenHash": "token of s"}
                 accepted = await store.accept(given.delivery("y", ref=its))
-                assert await signals.deliver(accepted.delivery, untold=accepted.untold)
+                assert await signals.deliver(accepted.delivery, unsignalled=accepted.unsignalled)
             await super().deliver(session_id, ref)
 
     driver = Meeting("s")
     signals = Signals(store, driver)
     await accepted(store, "z")
-    await store.mark_untold("s")
+    await store.mark_unsignalled("s")
 
-    await signals.catch_up("s")
+    await signals.signal_all("s")
 
     assert driver.told()[:2] == ["deliver z", "deliver y"]
     assert not await untold(store)
@@ -358,14 +358,14 @@ async def test_nothing_overtakes_what_temporal_takes_long_to_answer(
                 await asyncio.Event().wait()
             await super().deliver(session_id, ref)
 
-    monkeypatch.setattr("perdure.runtime.signals._HANGS", 0.0)
+    monkeypatch.setattr("perdure.runtime.signals._SLOW_SECONDS", 0.0)
     driver = Stalling("s")
     signals = Signals(store, driver)
     first, second = await accepted(store, "z", "y")
-    stalling = asyncio.create_task(signals.deliver(first, untold=False))
+    stalling = asyncio.create_task(signals.deliver(first, unsignalled=False))
     await driver.stalled.wait()
 
-    assert await signals.deliver(second, untold=False)
+    assert await signals.deliver(second, unsignalled=False)
 
     assert driver.told() == ["deliver z", "deliver y"]
     stalling.cancel()
@@ -374,11 +374,11 @@ async def test_nothing_overtakes_what_temporal_takes_long_to_answer(
 async def test_a_session_that_is_over_does_not_stay_marked(store: Store, signals: Signals) -> None:
     """Its start was not answered in time, but went through, and then it ended before whoever waited could mark it."""
     await store.commit(given.closing())
-    await store.mark_untold("s")
+    await store.mark_unsignalled("s")
 
-    await signals.catch_up("s")
+    await signals.signal_all("s")
 
-    assert await store.untold(older_than=-60, after="", limit=10) == []
+    assert await store.unsignalled(older_than=-60, after="", limit=10) == []
 
 
 @pytest.mark.parametrize("session_id", ["unknown", "over"])
@@ -388,7 +388,7 @@ async def test_of_a_session_that_is_over_or_unknown_nobody_is_told(
     await store.create_session(given.session("over"), given.delivery(session_id="over"))
     await store.commit(given.closing("over"))
 
-    await signals.catch_up(session_id)
+    await signals.signal_all(session_id)
 
     assert driver.tried == []
 
@@ -399,8 +399,8 @@ async def test_a_lost_session_that_no_worker_would_take_up_stays_marked(store: S
     driver.no_workers = True
     signals = Signals(store, driver)
 
-    assert not await signals.deliver(row, untold=False)
-    assert not await signals.deliver(row, untold=True)
+    assert not await signals.deliver(row, unsignalled=False)
+    assert not await signals.deliver(row, unsignalled=True)
 
     assert driver.rebuilt == {}
     assert await untold(store)

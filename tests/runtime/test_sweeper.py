@@ -293,7 +293,7 @@ async def test_what_got_through_before_a_failure_is_not_told_again(store: Store)
             await super().deliver(session_id, ref)
 
     await stranded(store, "s", names=("c", "b", "a"))
-    await store.mark_untold("s")
+    await store.mark_unsignalled("s")
     driver, clock = Full("s"), Clock()
 
     await sweep_for(sweeper(store, driver, clock), clock, 60)
@@ -462,7 +462,7 @@ async def test_a_sweep_that_fails_is_not_the_last_one(
     await stranded(store, "s")
     driver = FakeDriver("s")
     sweeping = Sweeper(store, Signals(store, driver), every=0.01, older_than=-60)
-    monkeypatch.setattr(store, "untold", fails)
+    monkeypatch.setattr(store, "unsignalled", fails)
 
     async with sweeping.running():
         with caplog.at_level(level):

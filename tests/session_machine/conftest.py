@@ -11,7 +11,7 @@ from perdure.store.base import Store
 from perdure.store.engine.store import SqlStore
 from perdure.store.postgres.database import PostgresDatabase
 from perdure.store.sqlite.database import SqliteDatabase
-from perdure.store.sqlite.feed import Alone
+from perdure.store.sqlite.feed import NoFeed
 
 from .machine import Machine
 from .processes import Died
@@ -37,7 +37,7 @@ def on_sqlite(runner: asyncio.Runner) -> Generator[type[Machine]]:
 
     async def open_empty(now: Callable[[], str]) -> Store:
         await close()
-        store = SqlStore(SqliteDatabase(None), Alone(), now)
+        store = SqlStore(SqliteDatabase(None), NoFeed(), now)
         await store.migrate()
         opened.append(store)
         return store
@@ -56,12 +56,12 @@ def on_postgres(runner: asyncio.Runner, postgres_url: str) -> Generator[type[Mac
 
     async def prepare() -> None:
         await database.open()
-        await SqlStore(database, Alone()).migrate()
+        await SqlStore(database, NoFeed()).migrate()
 
     async def open_empty(now: Callable[[], str]) -> Store:
         async with await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as connection:
             await connection.execute(_EMPTY)
-        return SqlStore(database, Alone(), now)
+        return SqlStore(database, NoFeed(), now)
 
     runner.run(prepare())
     yield _machine(runner, open_empty)

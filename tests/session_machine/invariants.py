@@ -142,7 +142,7 @@ async def _check_deliveries(world: World, log: Log) -> None:
     """Each accepted delivery was read by one turn, or refused once, and never both."""
     rows = await world.store.deliveries(world.session_id, sorted(world.notes.accepted))
     assert {row.delivery_id for row in rows} == set(world.notes.accepted)
-    over = (await world.row()).over
+    over = (await world.row()).ended
     token = hashed(await world.token(old=False))
     for row in rows:
         seen = (log.heard[row.delivery_id], log.refused[row.delivery_id])
@@ -181,9 +181,9 @@ async def _check_session(world: World, log: Log) -> None:
     assert (row.cancel_turn, row.attention, row.events) == (None, None, len(log.events)), row
     asked = {each.request.request_id for each in await world.inputs() if each.status == "open"}
     state = world.state
-    knows = {each.request_id for each in state.open} if state is not None and not row.over else set[str]()
+    knows = {each.request_id for each in state.open} if state is not None and not row.ended else set[str]()
     assert asked == knows, f"open are {asked}, and the driver waits for {knows}"
-    assert row.over == (log.events[-1].type in TERMINAL), row
+    assert row.ended == (log.events[-1].type in TERMINAL), row
 
 
 async def _check_usage(world: World, log: Log) -> None:

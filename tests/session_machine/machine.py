@@ -204,7 +204,7 @@ class Machine(RuleBasedStateMachine):
         world = self.it
         await world.finish(answers=self.answers)
         await check_at_rest(world, self.log)
-        if not (await world.row()).over:
+        if not (await world.row()).ended:
             # It hears the next message, and the model is asked with a prompt that is whole.
             await world.say(self._plan(""), coalesce=False, old=False, fate="lives", pace="end")
             await world.finish(answers=True)

@@ -27,7 +27,17 @@ _STOPS: dict[Pace, frozenset[Gate]] = {
 }
 
 _WRITES = frozenset(
-    {"create_session", "cancel", "attend", "accept", "refuse", "mark_untold", "clear_untold", "answer", "commit"}
+    {
+        "create_session",
+        "cancel",
+        "attend",
+        "accept",
+        "refuse",
+        "mark_unsignalled",
+        "clear_unsignalled",
+        "answer",
+        "commit",
+    }
 )
 
 #: How often the loop must turn without any news before everybody is taken to wait.

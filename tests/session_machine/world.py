@@ -287,7 +287,7 @@ class World:
                 if result is not None and all(wish.turn != result.turn for wish in self.notes.wishes):
                     row = await self.row()
                     waits = row.turns == result.turn
-                    met = frozenset(each.delivery_id for each in await self.store.unheard(self.session_id))
+                    met = frozenset(each.delivery_id for each in await self.store.unread(self.session_id))
                     at = next(self.processes.order)
                     self.notes.wishes.append(Wish(at, result.turn, met if waits else None))
             case _:
@@ -454,7 +454,7 @@ class World:
             await self.sweep()
             await self.run_all()
             row = await self.row()
-            if row.over:
+            if row.ended:
                 return
             state = self.state
             assert state is not None, "an open session has no driver"
@@ -462,7 +462,7 @@ class World:
             if not isinstance(move, Wait):
                 continue
             waiting = [index for index, each in enumerate(await self.inputs()) if each.status == "open"]
-            if not waiting and await self.store.unheard(self.session_id):
+            if not waiting and await self.store.unread(self.session_id):
                 continue
             if waiting and (answers or move.until is None):
                 await self.answer(waiting[0], "approve", "lives", "end", by_token=False)

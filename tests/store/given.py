@@ -83,13 +83,13 @@ def keeping(generation: int, *, turn: int = 0, step: int = 0) -> Commit:
 
 def running(turn: int = 0, session_id: str = "s") -> Commit:
     """The turn begins."""
-    return Commit(session_id, heeds=turn, change=SessionChange(status="running", turns=turn + 1))
+    return Commit(session_id, unless_cancelled=turn, change=SessionChange(status="running", turns=turn + 1))
 
 
 def ending(turn: int = 0, session_id: str = "s") -> Commit:
     """The turn ends, and the session waits for the next delivery."""
     change = SessionChange(status="waiting", turns=turn + 1)
-    return Commit(session_id, heeds=turn, events=[event(f"t{turn}/end")], change=change)
+    return Commit(session_id, unless_cancelled=turn, events=[event(f"t{turn}/end")], change=change)
 
 
 def parking(*request_ids: str, turn: int = 0, session_id: str = "s") -> Commit:

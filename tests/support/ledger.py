@@ -25,7 +25,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from perdure.dev.processes import leash
+from perdure.dev.processes import die_with_parent
 
 # How long a caller may wait at a gate before the ledger takes it for forgotten.
 _GATE_PATIENCE = 120.0
@@ -177,7 +177,7 @@ class Ledger:
 @contextlib.contextmanager
 def running_ledger(directory: Path) -> Generator[Ledger]:
     """A ledger in a process of its own, which ends with this block, or with us."""
-    tie: Callable[[], None] = leash()
+    tie: Callable[[], None] = die_with_parent()
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.support.ledger", "--file", str(directory / "ledger.jsonl")],
         stdout=subprocess.PIPE,

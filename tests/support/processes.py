@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from perdure.dev.processes import kill_group, leash
+from perdure.dev.processes import die_with_parent, kill_group
 
 _TAIL = 6_000
 
@@ -27,7 +27,7 @@ _dice = random.SystemRandom()
 
 
 class Process:
-    """A child in a process group of its own. Start it on the main thread: the leash is tied to the thread."""
+    """A child in a process group of its own. Start it on the main thread: the kernel kills it when that thread ends."""
 
     def __init__(self, name: str, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
         self.name = name
@@ -41,7 +41,7 @@ class Process:
                 stderr=subprocess.STDOUT,
                 env=dict(environment),
                 start_new_session=True,
-                preexec_fn=leash(),
+                preexec_fn=die_with_parent(),
             )
 
     @property

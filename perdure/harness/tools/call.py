@@ -35,7 +35,7 @@ from perdure.protocol.requests import Coordinates, ToolCall, ToolOutcome
 from perdure.protocol.wire import JsonObject
 from perdure.session.tokens import hashed
 from perdure.settings import Settings
-from perdure.store.base import Store, commit_steadfastly
+from perdure.store.base import Store, commit_with_retries
 from perdure.store.values import (
     Attempt,
     Commit,
@@ -158,7 +158,7 @@ class ToolCaller:
         refusal = _refusal(work)
         commit = Commit(
             work.at.session_id,
-            heeds=work.told_at.turn,
+            unless_cancelled=work.told_at.turn,
             unless=work.outcome_key,
             fence=work.fence(Hold.RAISE),
             records=() if refusal else (self._intent(work),),
@@ -168,7 +168,7 @@ class ToolCaller:
         except Unavailable:
             # The commit may have succeeded. Then a repeated one finds our own fence and cannot report an older
             # attempt, so the intent is read to find out.
-            done = await commit_steadfastly(self._store, commit)
+            done = await commit_with_retries(self._store, commit)
             intent = await self._store.record(
                 work.at.session_id, work.at.turn, work.at.step, names.intent_slot(work.call_id)
             )
@@ -268,7 +268,7 @@ class ToolCaller:
         while True:
             reach("tool_before_settle")
             try:
-                done = await commit_steadfastly(self._store, self._settlement(work, outcome, kept))
+                done = await commit_with_retries(self._store, self._settlement(work, outcome, kept))
             except SlotConflict:
                 assert kept is not None
                 try:

@@ -1,4 +1,4 @@
-"""What a store promises, over any SQL database. Each function gets a transaction and decides nothing about connections.
+"""The store's operations over any SQL database. Each function gets an open transaction; connections are elsewhere.
 
 Read `store` (which method runs which transaction), `commit`, `deliveries`, `votes`.
 """

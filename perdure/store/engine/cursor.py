@@ -1,4 +1,4 @@
-"""Where a page of a list ends. Opaque to callers; a place and no count, so it holds while entries come and go."""
+"""Where a page of a list ends. Opaque to callers. It is no offset, so inserts and deletes do not shift it."""
 
 import base64
 import binascii
@@ -17,12 +17,12 @@ class Place:
     id: str
 
 
-#: A place is a time and an id; longer texts are not parsed at all.
+#: The length of a cursor; a longer text is refused without parsing.
 _LONGEST = 1_000
 
-#: Before the newest entry: no timestamp sorts after it.
+#: Before the newest entry: it sorts after every time stamp.
 NEWEST = Place("~", "")
-#: Before the oldest one.
+#: Before the oldest entry.
 OLDEST = Place("", "")
 
 

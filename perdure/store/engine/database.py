@@ -1,4 +1,4 @@
-"""What the engine needs of a database, and where its queries and migrations lie: one .sql file each."""
+"""The interface of a database for the engine, and its queries and migrations: one .sql file each."""
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,20 +12,20 @@ Value: TypeAlias = str | int | Sequence[str] | None
 
 
 class Row(Protocol):
-    """A row as a query returned it."""
+    """A row of a query's result."""
 
     def __getitem__(self, column: str, /) -> Any: ...
 
 
 class Transaction(Protocol):
-    """One open transaction. Queries go by the names of their .sql files."""
+    """One open transaction. A query is named by its .sql file."""
 
     async def rows(self, query: str, **values: Value) -> Sequence[Row]: ...
 
     async def row(self, query: str, **values: Value) -> Row | None: ...
 
     async def run(self, query: str, **values: Value) -> None:
-        """Run a query whose result nobody needs; a failure may show itself only later in the transaction."""
+        """Run a query without its result. Its failure may be raised later in the transaction."""
         ...
 
     async def define(self, statement: str) -> None:
@@ -37,14 +37,14 @@ Work: TypeAlias = Callable[[Transaction], Coroutine[Any, Any, T]]
 
 
 class Database(Protocol):
-    """Runs units of work. Work awaits nothing but its transaction: an adapter may run it in a thread of its own."""
+    """Runs units of work. Work may await only its transaction, because an adapter may run it in another thread."""
 
     async def write(self, work: Work[T]) -> T:
-        """Run the work in one transaction: all of it happens, or none."""
+        """Run the work in one transaction."""
         ...
 
     async def read(self, work: Work[T]) -> T:
-        """Run work that only reads; each of its queries sees what is committed when it starts."""
+        """Run work that only reads. Each query sees what was committed when the query started."""
         ...
 
     @property
@@ -53,22 +53,22 @@ class Database(Protocol):
         ...
 
     async def prepare(self) -> None:
-        """Do what a transaction cannot before the first migration, once the database is known to be ours."""
+        """Before the first migration, do what cannot be done in a transaction. The database was checked to be ours."""
         ...
 
     async def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
-class Told(Generic[T]):
-    """What a transaction came to, and where the session's events end now when it appended some."""
+class Written(Generic[T]):
+    """The result of a transaction. `head`: the session's new number of events, if it appended some."""
 
     value: T
     head: int | None = None
 
 
 def queries(dialect: str) -> Mapping[str, str]:
-    """The text of every query by name: those that all stores share, then those of one dialect."""
+    """The text of every query by name: the shared ones and those of one dialect."""
     root = files("perdure.store")
     return {**_texts(root / "sql"), **_texts(root / dialect / "sql")}
 

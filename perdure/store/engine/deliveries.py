@@ -1,6 +1,7 @@
-"""Deliveries are accepted once, then read by a turn or refused; turns are asked to stop; sessions need attention.
+"""Deliveries (accepted once, then read by a turn or refused), cancel requests and the attention of sessions.
 
-All of it are rows that outlive every process. What was accepted is never deleted."""
+An accepted delivery is never deleted.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from perdure.protocol.requests import Attention
 from perdure.store.values import Accepted, CancelRequest, NewDelivery, NewSession
 
 from . import log, rows
-from .database import Row, Told, Transaction
+from .database import Row, Transaction, Written
 from .log import LockedSession
 from .rows import after, encode
 
@@ -20,7 +21,7 @@ from .rows import after, encode
 async def create_session(
     tx: Transaction, session: NewSession, delivery: NewDelivery | None, now: str
 ) -> Accepted | None:
-    # The delivery comes first: of two requests under one key, the later one waits here, and has written nothing.
+    # The delivery comes first: of two concurrent requests with one key, the later one waits here before any write.
     accepted = None if delivery is None else await insert(tx, delivery, now)
     if accepted is not None and not accepted.fresh:
         return accepted
@@ -33,8 +34,8 @@ async def create_session(
 
 async def accept(tx: Transaction, delivery: NewDelivery, now: str) -> Accepted:
     session = await log.find(tx, delivery.session_id)
-    # Under the lock: of two requests under one key, the later one finds what the first one wrote. A repeated request
-    # gets its receipt even when the session is over by now, or has no room any more.
+    # Under the lock, so the later of two requests with one key finds the first one. A repeated request gets its
+    # receipt even when the session has ended meanwhile or its inbox is full.
     if (first := await find_first(tx, delivery)) is not None:
         return first
     return await enqueue(tx, session, delivery, now)
@@ -43,44 +44,44 @@ async def accept(tx: Transaction, delivery: NewDelivery, now: str) -> Accepted:
 async def enqueue(
     tx: Transaction, session: LockedSession | None, delivery: NewDelivery, now: str, *, limited: bool = True
 ) -> Accepted:
-    """Put the delivery behind those that wait in the session; `InboxFull` when as many wait as may."""
-    if session is None or session.over:
+    """Append the delivery to the session's inbox; with `limited`, `InboxFull` when `delivery.limit` is reached."""
+    if session is None or session.ended:
         raise SessionGone("The session is over.", session_id=delivery.session_id)
     waiting = await _waiting(tx, delivery.session_id)
     if limited and delivery.limit is not None and waiting.count >= delivery.limit:
         raise InboxFull(session_id=delivery.session_id)
-    # A millisecond holds many deliveries, and the clocks of two processes differ: the order is that of the lock.
+    # Many deliveries arrive in one millisecond, and clocks of processes differ. The order is that of the lock.
     if waiting.newest is not None and waiting.newest >= now:
         now = after(waiting.newest)
     accepted = await insert(tx, delivery, now)
-    return replace(accepted, untold=session.row.untold > 0) if accepted.fresh else accepted
+    return replace(accepted, unsignalled=session.row.unsignalled > 0) if accepted.fresh else accepted
 
 
 async def refuse(
     tx: Transaction, session_id: str, delivery_id: str, code: str, event: NewEvent, now: str
-) -> Told[bool]:
+) -> Written[bool]:
     session = await log.lock(tx, session_id)
     found = await tx.row("delivery", session_id=session_id, delivery_id=delivery_id)
     if found is not None and (found["turn"] is not None or found["refused"] is not None):
-        return Told(found["turn"] is None)
+        return Written(found["turn"] is None)
     if found is not None:
         await tx.run("refuse_delivery", session_id=session_id, delivery_id=delivery_id, code=code)
     if session.row.status != "running" and not await expects_turn(tx, session_id):
-        # Whoever wanted the next turn stopped meant this delivery: there is nothing left to stop.
+        # A cancel request for the next turn meant this delivery: without it there is no turn to stop.
         await tx.run("set_cancel", session_id=session_id, turn=None)
-    # Nothing follows the end of a session in its log.
-    return Told(True, None if session.over else await log.tell(tx, session.row, (event,), now))
+    # No event may follow the one that ends the session.
+    return Written(True, None if session.ended else await log.emit(tx, session.row, (event,), now))
 
 
-async def refuse_unheard(tx: Transaction, session_id: str) -> Sequence[NewEvent]:
-    """The session ends: refuse all that no turn has read, and return what readers are told of it."""
+async def refuse_unread(tx: Transaction, session_id: str) -> Sequence[NewEvent]:
+    """At the end of a session: refuse the deliveries that no turn has read, and return the events of the refusals."""
     code, message = NoActiveSession.wire_code, "The session ended before this delivery was read."
     refused = await tx.rows("refuse_unheard", session_id=session_id, code=code)
     return [delivery_refused(row["delivery_id"], code, message) for row in refused]
 
 
 async def expects_turn(tx: Transaction, session_id: str) -> bool:
-    """Whether a turn runs or will: people are asked, or a delivery waits."""
+    """Whether another turn will run: an input request is open or a delivery waits."""
     if await tx.row("has_open_input", session_id=session_id) is not None:
         return True
     return (await _waiting(tx, session_id)).count > 0
@@ -88,7 +89,7 @@ async def expects_turn(tx: Transaction, session_id: str) -> bool:
 
 @dataclass(frozen=True)
 class _Waiting:
-    """The deliveries that a turn may still read: how many there are, and when the newest one was accepted."""
+    """The unread deliveries: how many there are, and when the newest one was accepted."""
 
     count: int
     newest: str | None
@@ -100,7 +101,7 @@ async def _waiting(tx: Transaction, session_id: str) -> _Waiting:
 
 
 async def insert(tx: Transaction, delivery: NewDelivery, now: str) -> Accepted:
-    """Write the delivery, unless another one under its key came first."""
+    """Write the delivery, or return the earlier one under its key."""
     written = await tx.row("insert_delivery", **rows.new_delivery(delivery, now))
     if written is not None:
         return Accepted(rows.delivery(written), fresh=True)
@@ -111,15 +112,15 @@ async def insert(tx: Transaction, delivery: NewDelivery, now: str) -> Accepted:
 
 
 async def find_first(tx: Transaction, delivery: NewDelivery) -> Accepted | None:
-    """The delivery that was accepted under this key, or under this id, before."""
+    """The delivery that was accepted earlier under this key or this id."""
     found = await _first(tx, delivery)
     if found is None:
         return None
     if found["digest"] != delivery.digest:
         raise IdempotencyConflict
-    # Of its own session, which a key may have in common with another one.
+    # The first delivery may belong to another session: a key is unique for its owner.
     session = await tx.row("session", session_id=found["session_id"])
-    return Accepted(rows.delivery(found), fresh=False, untold=session is not None and bool(session["untold"]))
+    return Accepted(rows.delivery(found), fresh=False, unsignalled=session is not None and bool(session["untold"]))
 
 
 async def _first(tx: Transaction, delivery: NewDelivery) -> Row | None:
@@ -131,23 +132,23 @@ async def _first(tx: Transaction, delivery: NewDelivery) -> Row | None:
 
 
 async def cancel(
-    tx: Transaction, session_id: str, turn_id: str | None, tell: Callable[[int], NewEvent], now: str
-) -> Told[CancelRequest | None]:
-    """Accept that the session's turn is to be stopped. Decided under the lock: no turn can end in between."""
+    tx: Transaction, session_id: str, turn_id: str | None, to_event: Callable[[int], NewEvent], now: str
+) -> Written[CancelRequest | None]:
+    """Record a cancel request for the session's turn. The lock keeps the turn from ending meanwhile."""
     session = await log.find(tx, session_id)
     turn = None if session is None else await _turn(tx, session)
     if session is None or turn is None or turn_id not in (None, names.turn_id(turn)):
-        return Told(None)
+        return Written(None)
     if session.row.cancel_turn == turn:
-        return Told(CancelRequest(session_id, turn))
+        return Written(CancelRequest(session_id, turn))
     await tx.run("set_cancel", session_id=session_id, turn=turn)
-    return Told(CancelRequest(session_id, turn), await log.tell(tx, session.row, (tell(turn),), now))
+    return Written(CancelRequest(session_id, turn), await log.emit(tx, session.row, (to_event(turn),), now))
 
 
 async def _turn(tx: Transaction, session: LockedSession) -> int | None:
-    """The turn that runs, waits for people, or is about to begin."""
+    """The turn that runs, waits for input, or is about to begin."""
     row = session.row
-    if session.over:
+    if session.ended:
         return None
     match row.status:
         case "running":
@@ -157,29 +158,29 @@ async def _turn(tx: Transaction, session: LockedSession) -> int | None:
         case "waiting" if await tx.row("has_open_input", session_id=row.session_id) is not None:
             return max(0, row.turns - 1)
         case "waiting" if await expects_turn(tx, row.session_id):
-            # No worker has taken it up yet.
+            # A delivery waits, and no worker has begun its turn.
             return row.turns
         case _:
             return None
 
 
-async def attend(tx: Transaction, session_id: str, attention: Attention, turn: int | None, now: str) -> Told[bool]:
-    """Mark the session as one that cannot go on by itself. Saying the same again changes nothing.
+async def attend(tx: Transaction, session_id: str, attention: Attention, turn: int | None, now: str) -> Written[bool]:
+    """Mark the session as one that cannot continue without help. Repeating the same code changes nothing.
 
-    When `turn`, which could not go on, has ended since, this comes too late.
+    False also when `turn`, which could not continue, has ended meanwhile.
     """
     session = await log.find(tx, session_id)
-    if session is None or session.over:
-        return Told(False)
+    if session is None or session.ended:
+        return Written(False)
     if turn is not None and session.row.turns > turn and session.row.status != "running":
-        return Told(False)
+        return Written(False)
     known = session.row.attention
     if known is not None and known["code"] == attention.code:
-        return Told(False)
-    # The index is new with each event, and so this is another key each time.
+        return Written(False)
+    # The event's index makes its key unique.
     number = session.row.events
-    told = {"code": attention.code, "message": attention.message}
-    stored = {**told, "since": now, "number": number}
+    data = {"code": attention.code, "message": attention.message}
+    stored = {**data, "since": now, "number": number}
     await tx.run("set_attention", session_id=session_id, attention=encode(stored))
-    event = NewEvent(type=EventType.SESSION_ATTENTION, key=names.session_key(f"attention/{number}"), data=told)
-    return Told(True, await log.tell(tx, session.row, (event,), now))
+    event = NewEvent(type=EventType.SESSION_ATTENTION, key=names.session_key(f"attention/{number}"), data=data)
+    return Written(True, await log.emit(tx, session.row, (event,), now))

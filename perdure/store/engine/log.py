@@ -1,6 +1,7 @@
-"""A session whose row is locked, and its event log: dense from 0, and each key once.
+"""The lock of a session's row, and its event log: dense indexes from 0, each key once.
 
-While the row is locked, nobody else writes to the session."""
+All writes to a session need the lock.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from .database import Transaction
 
 
 async def append(tx: Transaction, session_id: str, head: int, events: Sequence[NewEvent], now: str) -> int:
-    """Append the events that are not there yet, from index `head` on; the session's row must be locked."""
+    """Append the events whose keys are new, from index `head` on. The session's row must be locked."""
     if not events:
         return head
     known = {row["key"] for row in await tx.rows("known_keys", session_id=session_id, keys=[e.key for e in events])}
@@ -27,8 +28,8 @@ async def append(tx: Transaction, session_id: str, head: int, events: Sequence[N
     return head
 
 
-async def tell(tx: Transaction, session: SessionRow, events: Sequence[NewEvent], now: str) -> int | None:
-    """Append the events and keep the session's row in step; where they end, when some were new."""
+async def emit(tx: Transaction, session: SessionRow, events: Sequence[NewEvent], now: str) -> int | None:
+    """Append the events and update the session's row. The new head, or None when no event was new."""
     head = await append(tx, session.session_id, session.events, events, now)
     if head == session.events:
         return None
@@ -38,14 +39,14 @@ async def tell(tx: Transaction, session: SessionRow, events: Sequence[NewEvent],
 
 @dataclass(frozen=True)
 class LockedSession:
-    """A session whose row is ours until the transaction ends."""
+    """A session whose row this transaction has locked."""
 
     row: SessionRow
     closed_at: str | None
 
     @property
-    def over(self) -> bool:
-        return self.closed_at is not None or self.row.over
+    def ended(self) -> bool:
+        return self.closed_at is not None or self.row.ended
 
 
 async def find(tx: Transaction, session_id: str) -> LockedSession | None:

@@ -1,4 +1,4 @@
-"""Rows as the database keeps them, and values as the rest of Perdure knows them."""
+"""Conversion between database rows and the values of `perdure.store.values`."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -48,12 +48,12 @@ def session(row: Row) -> SessionRow:
         title=row["title"],
         cancel_turn=row["cancel_turn"],
         attention=decode_some(row["attention"]),
-        untold=row["untold"],
+        unsignalled=row["untold"],
     )
 
 
 def _status(row: Row) -> SessionStatus:
-    """How the session stands. Builds of old let an attempt that woke after its end say that it goes on."""
+    """The session's status. Old builds let a late attempt overwrite the status of a closed session."""
     if row["closed_at"] is None or row["status"] in ("completed", "failed"):
         return row["status"]
     return "completed" if row["error"] is None else "failed"
@@ -74,7 +74,7 @@ def new_session(session: NewSession, now: str) -> dict[str, Value]:
 
 
 def read_model(session: SessionRow) -> dict[str, Value]:
-    """The part of a session's row that its commits change."""
+    """The columns of a session's row that commits change."""
     return {
         "session_id": session.session_id,
         "status": session.status,
@@ -172,7 +172,7 @@ def new_event(session_id: str, event: NewEvent, index: int, now: str) -> dict[st
         "step": event.step,
         "attempt": event.attempt,
         "data": encode_some(event.data),
-        # Few events name deliveries: NULL is shorter than an empty list.
+        # Few events name deliveries; NULL takes less space than an empty list.
         "delivery_ids": encode_some(event.delivery_ids or None),
         "now": now,
     }
@@ -209,7 +209,7 @@ def new_input(request: InputRequest, requester: Principal, now: str) -> dict[str
 
 
 def input_state(row: InputRow) -> dict[str, Value]:
-    """The part of a request's row that answers change."""
+    """The columns of a request's row that answers change."""
     return {
         "request_id": row.request.request_id,
         "status": row.status,
@@ -246,7 +246,7 @@ def decode_some(text: str | None) -> Any:
 
 
 def printable(text: str | None) -> str | None:
-    """Text for people, with what no database can hold replaced."""
+    """The text with the characters replaced that a database cannot store."""
     if text is None:
         return None
     return text.replace("\0", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
@@ -267,12 +267,12 @@ def utc_now() -> str:
 
 
 def before(now: str, seconds: float) -> str:
-    """The time that many seconds before `now`."""
+    """The time `seconds` before `now`."""
     return _stamp(datetime.fromisoformat(now) - timedelta(seconds=seconds))
 
 
 def after(moment: str) -> str:
-    """The next time that can be told from this one."""
+    """The next distinct time stamp."""
     return _stamp(datetime.fromisoformat(moment) + timedelta(milliseconds=1))
 
 

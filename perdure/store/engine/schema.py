@@ -1,7 +1,7 @@
-"""Creates and upgrades the schema, one numbered migration after another; refuses what it does not know.
+"""Creates and upgrades the schema with numbered migrations; refuses an unknown schema.
 
-A shipped migration is never edited; write the next one. Code that is older than the schema goes on working while
-`compatible` says so: a migration that takes something away from it raises `compatible` to its own number.
+A shipped migration is never edited; write the next one. Older code works with a newer schema while its version is at
+least `compatible`. A migration that breaks older code sets `compatible` to its own number.
 """
 
 import logging
@@ -17,9 +17,9 @@ logger = logging.getLogger(__name__)
 
 
 async def migrate(database: Database) -> None:
-    """Bring the schema to the newest version that this code knows; two processes may do it at once."""
+    """Upgrade the schema to the newest version that this code knows. Safe in several processes at once."""
     latest = len(database.migrations)
-    # Looked at before anything is written, and once more under the lock.
+    # Checked before any write, and again under the lock.
     version = await database.read(lambda tx: _version(tx, latest))
     if version > latest:
         logger.warning("%s Nothing was changed.", _newer(version, latest))
@@ -53,7 +53,7 @@ async def _upgrade(tx: Transaction, migrations: Sequence[str]) -> None:
 
 
 async def _version(tx: Transaction, latest: int) -> int:
-    """The schema's version; 0 in an empty database. It may be newer than this code only if both can work together."""
+    """The schema's version; 0 in an empty database. A newer one that this code cannot work with is refused."""
     tables = {row["name"] for row in await tx.rows("tables")}
     if not tables:
         return 0
@@ -69,7 +69,7 @@ async def _version(tx: Transaction, latest: int) -> int:
 
 
 async def _refuse_incompatible(tx: Transaction, version: int, latest: int) -> None:
-    # Only asked of a newer schema: the oldest ones have no such column.
+    # Only for a newer schema: the oldest schemas have no such column.
     found = await tx.row("schema_compatible")
     needed = version if found is None else found["compatible"]
     if needed > latest:

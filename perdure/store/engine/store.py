@@ -1,4 +1,4 @@
-"""The store over any SQL database: what `Store` promises, said once."""
+"""The implementation of `Store` over any SQL database."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -27,29 +27,29 @@ from perdure.store.values import (
     SessionQuery,
     SessionRow,
     Slot,
-    Untold,
+    Unsignalled,
 )
 from perdure.store.watchers import Feed, Watchers
 
 from . import cursor, deliveries, rows, schema
 from .commit import apply, record_at
-from .database import Database, Row, T, Told, Value, Work
+from .database import Database, Row, T, Value, Work, Written
 from .rows import before, utc_now
 from .votes import answer
 
-#: Beyond any turn.
+#: Greater than the number of any turn.
 _LAST_TURN = 2**53
 
-#: For how many seconds a database is asked again that has not said whether it has committed, and how often.
-_SURELY = 5.0
-_PAUSE = 0.1
+#: After a commit with an unknown outcome: for how many seconds it is retried, and the pause between two tries.
+_RETRY_SECONDS = 5.0
+_RETRY_PAUSE = 0.1
 
-#: How many unheard deliveries are read at a time.
-_UNHEARD = 1000
+#: How many unread deliveries one query returns.
+_PAGE = 1000
 
 
 class SqlStore:
-    """`Store`, over one `Database` and the `Feed` that goes with it. Belongs to one event loop."""
+    """`Store` over one `Database` and its `Feed`. An instance belongs to one event loop."""
 
     def __init__(self, database: Database, feed: Feed, clock: Callable[[], str] = utc_now) -> None:
         self._database = database
@@ -68,7 +68,7 @@ class SqlStore:
         await self._database.close()
 
     async def create_session(self, session: NewSession, delivery: NewDelivery | None = None) -> Accepted | None:
-        return await self._surely(lambda tx: deliveries.create_session(tx, session, delivery, self._now()))
+        return await self._write_once(lambda tx: deliveries.create_session(tx, session, delivery, self._now()))
 
     async def session(self, session_id: str) -> SessionRow | None:
         found = await self._row("session", session_id=session_id)
@@ -84,7 +84,7 @@ class SqlStore:
             mode=query.mode,
             created_at=place.at,
             session_id=place.id,
-            # One more than asked for tells whether there is another page.
+            # One more row shows whether there is another page.
             limit=query.limit + 1,
         )
         page = [rows.session(row) for row in found[: query.limit]]
@@ -100,25 +100,29 @@ class SqlStore:
         return [row["session_id"] for row in await self._rows("open_sessions", after=after, limit=limit)]
 
     async def cancel(
-        self, session_id: str, turn_id: str | None, tell: Callable[[int], NewEvent]
+        self, session_id: str, turn_id: str | None, to_event: Callable[[int], NewEvent]
     ) -> CancelRequest | None:
-        return await self._tell(session_id, lambda tx: deliveries.cancel(tx, session_id, turn_id, tell, self._now()))
+        return await self._write_and_notify(
+            session_id, lambda tx: deliveries.cancel(tx, session_id, turn_id, to_event, self._now())
+        )
 
     async def attend(self, session_id: str, attention: Attention, turn: int | None = None) -> bool:
-        return await self._tell(session_id, lambda tx: deliveries.attend(tx, session_id, attention, turn, self._now()))
+        return await self._write_and_notify(
+            session_id, lambda tx: deliveries.attend(tx, session_id, attention, turn, self._now())
+        )
 
     async def token_of(self, session_id: str) -> str | None:
         found = await self._row("route_of", session_id=session_id)
         return None if found is None else found["token_hash"]
 
     async def accept(self, delivery: NewDelivery) -> Accepted:
-        return await self._surely(lambda tx: deliveries.accept(tx, delivery, self._now()))
+        return await self._write_once(lambda tx: deliveries.accept(tx, delivery, self._now()))
 
     async def first(self, delivery: NewDelivery) -> Accepted | None:
         return await self._database.read(lambda tx: deliveries.find_first(tx, delivery))
 
     async def refuse(self, session_id: str, delivery_id: str, code: str, event: NewEvent) -> bool:
-        return await self._tell(
+        return await self._write_and_notify(
             session_id, lambda tx: deliveries.refuse(tx, session_id, delivery_id, code, event, self._now())
         )
 
@@ -127,34 +131,34 @@ class SqlStore:
         by_id = {row["delivery_id"]: row for row in found}
         return [rows.delivery(by_id[each]) for each in delivery_ids if each in by_id]
 
-    async def unheard(self, session_id: str) -> Sequence[DeliveryRow]:
+    async def unread(self, session_id: str) -> Sequence[DeliveryRow]:
         found: list[DeliveryRow] = []
         while True:
             last = cursor.Place(found[-1].accepted_at, found[-1].delivery_id) if found else cursor.OLDEST
-            page = await self._rows(
-                "unheard", session_id=session_id, after_at=last.at, after_id=last.id, limit=_UNHEARD
-            )
+            page = await self._rows("unheard", session_id=session_id, after_at=last.at, after_id=last.id, limit=_PAGE)
             found.extend(rows.delivery(row) for row in page)
-            if len(page) < _UNHEARD:
+            if len(page) < _PAGE:
                 return found
 
-    async def count_unheard(self, session_id: str) -> int:
+    async def count_unread(self, session_id: str) -> int:
         found = await self._row("waiting", session_id=session_id)
         return 0 if found is None else found["waiting"]
 
-    async def untold(self, *, older_than: float, after: str, limit: int) -> Sequence[Untold]:
+    async def unsignalled(self, *, older_than: float, after: str, limit: int) -> Sequence[Unsignalled]:
         then = before(self._now(), older_than)
         found = await self._rows("untold", before=then, after=after, limit=limit)
-        return [Untold(row["session_id"], row["newest"], row["cancel_turn"], bool(row["untold"])) for row in found]
+        return [Unsignalled(row["session_id"], row["newest"], row["cancel_turn"], bool(row["untold"])) for row in found]
 
-    async def mark_untold(self, session_id: str) -> None:
+    async def mark_unsignalled(self, session_id: str) -> None:
         await self._database.write(lambda tx: tx.run("mark_untold", session_id=session_id))
 
-    async def clear_untold(self, session_id: str, marks: int) -> None:
+    async def clear_unsignalled(self, session_id: str, marks: int) -> None:
         await self._database.write(lambda tx: tx.run("clear_untold", session_id=session_id, marks=marks))
 
-    async def answer(self, answering: Answering, tell: Callable[[InputRow], NewEvent]) -> Answered:
-        return await self._tell(answering.session_id, lambda tx: answer(tx, answering, tell, self._now()))
+    async def answer(self, answering: Answering, to_event: Callable[[InputRow], NewEvent]) -> Answered:
+        return await self._write_and_notify(
+            answering.session_id, lambda tx: answer(tx, answering, to_event, self._now())
+        )
 
     async def input(self, request_id: str) -> InputRow | None:
         found = await self._row("input", request_id=request_id)
@@ -178,7 +182,7 @@ class SqlStore:
         return InputPage(page, cursor.write(cursor.Place(page[-1].opened_at, page[-1].request.request_id)))
 
     async def commit(self, commit: Commit) -> Committed:
-        return await self._tell(commit.session_id, lambda tx: apply(tx, commit, self._now()))
+        return await self._write_and_notify(commit.session_id, lambda tx: apply(tx, commit, self._now()))
 
     async def records(self, session_id: str, *, from_turn: int = 0, to_turn: int | None = None) -> Sequence[Record]:
         last = _LAST_TURN if to_turn is None else to_turn
@@ -209,40 +213,40 @@ class SqlStore:
     async def _rows(self, query: str, **values: Value) -> Sequence[Row]:
         return await self._database.read(lambda tx: tx.rows(query, **values))
 
-    async def _surely(self, work: Work[T]) -> T:
-        """Write, and find out what became of it: all that is written here is written once, however often it is tried.
+    async def _write_once(self, work: Work[T]) -> T:
+        """Write; when the outcome of the commit is unknown, retry until it is known. All work here is idempotent.
 
-        A database that dies in the middle of a commit leaves the caller without an answer. It is asked again for a few
-        seconds, because whoever is told "nothing was accepted" does something else, and it would be done twice.
+        A database that fails during a commit leaves its outcome open. If callers took that for a failure, they would
+        send the request in another way, and its work would be done twice.
         """
         try:
             return await self._database.write(work)
         except OutcomeUnknown:
-            until = monotonic() + _SURELY
+            until = monotonic() + _RETRY_SECONDS
         while True:
-            await asyncio.sleep(_PAUSE)
+            await asyncio.sleep(_RETRY_PAUSE)
             try:
                 return await self._database.write(work)
             except Unavailable as error:
                 if monotonic() > until:
                     raise OutcomeUnknown from error
 
-    async def _tell(self, session_id: str, work: Work[Told[T]]) -> T:
-        """Write, then wake the readers of the session when there is something to read."""
+    async def _write_and_notify(self, session_id: str, work: Work[Written[T]]) -> T:
+        """Write, then wake the readers of the session if events were appended."""
         try:
-            told = await self._surely(work)
+            written = await self._write_once(work)
         except (asyncio.CancelledError, Unavailable):
-            # It may have gone through all the same; a needless wake costs one read.
-            self._watchers.stir(session_id)
+            # The transaction may have committed all the same. A needless wake costs one read.
+            self._watchers.wake(session_id)
             raise
-        if told.head is not None:
-            self._watchers.told(session_id, told.head)
-            self._feed.announce(session_id, told.head)
-        return told.value
+        if written.head is not None:
+            self._watchers.advanced(session_id, written.head)
+            self._feed.announce(session_id, written.head)
+        return written.value
 
 
 def _sessions(query: SessionQuery) -> tuple[str, dict[str, Value]]:
-    """The query that an index serves from its first row on, and the values that only it takes."""
+    """The query that has an index for this filter and order, and the values that only this query takes."""
     match query.owner, query.status:
         case None, None:
             return "sessions", {}
@@ -259,7 +263,7 @@ def _sessions(query: SessionQuery) -> tuple[str, dict[str, Value]]:
 
 
 def _inputs(query: InputQuery) -> tuple[str, dict[str, Value]]:
-    """The query that an index serves best, and the values that only it takes."""
+    """The query with the best index for this filter, and the values that only this query takes."""
     if query.session_id is not None:
         return "inputs_of_session", {"session_id": query.session_id, "status": query.status}
     if query.status == "open":

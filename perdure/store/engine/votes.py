@@ -1,4 +1,4 @@
-"""Answers on their way in: counted against the requests as they stand, first verdict first."""
+"""Votes on input requests, counted under the session's lock. The first verdict closes a request."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -10,12 +10,12 @@ from perdure.session.inputs import verdict
 from perdure.store.values import Accepted, Answered, Answering, InputRow, Vote
 
 from . import deliveries, log, rows
-from .database import Told, Transaction
+from .database import Transaction, Written
 
 
 @dataclass(frozen=True)
 class _Count:
-    """What the votes make of the requests."""
+    """The requests before and after the votes."""
 
     before: dict[str, InputRow]
     after: dict[str, InputRow]
@@ -29,36 +29,36 @@ class _Count:
         return [row for row in self.changed if row.status == "answered"]
 
     def is_late(self, votes: Sequence[Vote]) -> bool:
-        """Whether one of the votes wanted something else than what its request was closed with before."""
+        """Whether a vote differs from the answer with which its request was closed before."""
         return any(_is_late(self.before[vote.request_id], vote.answer) for vote in votes)
 
 
 async def answer(
-    tx: Transaction, answering: Answering, tell: Callable[[InputRow], NewEvent], now: str
-) -> Told[Answered]:
+    tx: Transaction, answering: Answering, to_event: Callable[[InputRow], NewEvent], now: str
+) -> Written[Answered]:
     session = await log.find(tx, answering.session_id)
-    # Under the lock: of two requests under one key, the later one finds what the first one wrote.
+    # Under the lock, so the later of two requests with one key finds the first one.
     if (first := await deliveries.find_first(tx, answering.delivery)) is not None:
-        return Told(await _repeated(tx, answering, first))
-    count = _counted(await _asked(tx, answering), answering, now)
+        return Written(await _repeated(tx, answering, first))
+    count = _counted(await _requests(tx, answering), answering, now)
     delivered = None
     if count.closed or answering.always or (answering.late and count.is_late(answering.votes)):
-        # An answer that closes a request always has room: nothing else would ever empty the inbox.
+        # An answer that closes a request ignores the limit: only it lets the session continue and empty its inbox.
         delivered = await deliveries.enqueue(tx, session, answering.delivery, now, limited=not count.closed)
-        # The same key, in another session: it came in between.
+        # A concurrent request in another session has used the same key.
         if not delivered.fresh:
-            return Told(await _repeated(tx, answering, delivered))
+            return Written(await _repeated(tx, answering, delivered))
     for row in count.changed:
         await tx.run("update_input", **rows.input_state(row))
-    head = None if session is None else await log.tell(tx, session.row, [tell(row) for row in count.closed], now)
-    # Whoever delivered nothing signals what answered first, and that has to wait for what came before it as well.
-    untold = session is not None and session.row.untold > 0
-    return Told(replace(_answered(answering, count.after, delivered), untold=untold), head)
+    head = None if session is None else await log.emit(tx, session.row, [to_event(row) for row in count.closed], now)
+    # Also without a new delivery: the caller then signals the first answer again, and earlier deliveries precede it.
+    unsignalled = session is not None and session.row.unsignalled > 0
+    return Written(replace(_answered(answering, count.after, delivered), unsignalled=unsignalled), head)
 
 
 async def _repeated(tx: Transaction, answering: Answering, first: Accepted) -> Answered:
-    """The receipt of the first request under this key, again."""
-    return _answered(answering, await _asked(tx, answering), first)
+    """The result of the first request under this key."""
+    return _answered(answering, await _requests(tx, answering), first)
 
 
 def _answered(answering: Answering, by_id: dict[str, InputRow], accepted: Accepted | None) -> Answered:
@@ -71,12 +71,12 @@ def _answered(answering: Answering, by_id: dict[str, InputRow], accepted: Accept
         ),
         delivery=delivery,
         fresh=accepted is None or accepted.fresh,
-        untold=accepted is not None and accepted.untold,
+        unsignalled=accepted is not None and accepted.unsignalled,
     )
 
 
-async def _asked(tx: Transaction, answering: Answering) -> dict[str, InputRow]:
-    """The requests that are voted on, each once, in the order of the votes."""
+async def _requests(tx: Transaction, answering: Answering) -> dict[str, InputRow]:
+    """The voted requests, each once, in the order of the votes."""
     wanted = list(dict.fromkeys(vote.request_id for vote in answering.votes))
     found = [rows.input_row(row) for row in await tx.rows("inputs_by_id", request_ids=wanted)] if wanted else []
     ours = {row.request.request_id: row for row in found if row.request.session_id == answering.session_id}
@@ -85,11 +85,11 @@ async def _asked(tx: Transaction, answering: Answering) -> dict[str, InputRow]:
     return {each: ours[each] for each in wanted}
 
 
-def _counted(asked: dict[str, InputRow], answering: Answering, now: str) -> _Count:
-    after = dict(asked)
+def _counted(before: dict[str, InputRow], answering: Answering, now: str) -> _Count:
+    after = dict(before)
     for vote in answering.votes:
         after[vote.request_id] = _voted(after[vote.request_id], vote, answering.delivery.delivery_id, now)
-    return _Count(asked, after)
+    return _Count(before, after)
 
 
 def _is_late(row: InputRow, answer: InputAnswer) -> bool:
@@ -99,13 +99,13 @@ def _is_late(row: InputRow, answer: InputAnswer) -> bool:
 
 
 def _voted(row: InputRow, vote: Vote, delivery_id: str, now: str) -> InputRow:
-    """The request after one more vote. It counts while the request is open, and each principal's first one only.
+    """The request after one more vote. Only the first vote of each principal on an open request counts.
 
-    What ends the request is more than a vote: its session goes on without it.
+    A vote with `ends` always closes an open request.
     """
     if row.status != "open":
         return row
-    if not vote.ends and any(vote.answer.same_principal(said) for said in row.votes):
+    if not vote.ends and any(vote.answer.same_principal(earlier) for earlier in row.votes):
         return row
     row = replace(row, votes=(*row.votes, vote.answer))
     decided = vote.answer if vote.ends else verdict(row.request, row.votes)

@@ -1,1 +1,1 @@
-"""The store for more than one machine."""
+"""The PostgreSQL store, for more than one machine."""

@@ -1,4 +1,4 @@
-"""PostgreSQL behind the store's port: a pool of connections, each transaction one pipeline."""
+"""`Database` over PostgreSQL: a pool of connections; each transaction is one pipeline."""
 
 import re
 from collections.abc import AsyncGenerator, Generator, Sequence
@@ -15,11 +15,11 @@ from perdure.store.engine.database import Row, T, Value, Work
 
 Connection: TypeAlias = psycopg.AsyncConnection[DictRow]
 
-#: Connections of one process, and the seconds a caller waits for one of them.
+#: Connections of one process, and the seconds that a caller waits for one.
 SIZE = 10
 PATIENCE = 5.0
 
-#: A dead peer is noticed within half a minute, not within two hours.
+#: A dead peer is detected within half a minute. The default of the system is two hours.
 KEEPALIVE: dict[str, Any] = {
     "keepalives_idle": 10,
     "keepalives_interval": 5,
@@ -31,7 +31,7 @@ _PLACEHOLDER = re.compile(r"(?<!:):([a-z_]+)")
 
 
 class PostgresTransaction:
-    """Sends what nobody waits for along with the next query that somebody does."""
+    """`run` does not wait for an answer: the pipeline sends its query together with the next one that does."""
 
     def __init__(self, connection: Connection, queries: dict[str, bytes]) -> None:
         self._connection = connection
@@ -74,18 +74,18 @@ class PostgresDatabase:
         return self._migrations
 
     async def open(self) -> None:
-        """Begin to connect; whether it works shows with the first query."""
+        """Begin to connect. A failure is raised by the first query."""
         await self._pool.open()
 
     async def write(self, work: Work[T]) -> T:
         async with self._connection() as connection:
             try:
-                # Leaving the pipeline waits for the answer to COMMIT: a caller that gets its result knows it is kept.
+                # Leaving the pipeline waits for the answer to COMMIT, so a returned result is durable.
                 async with connection.pipeline(), connection.transaction():
                     return await work(PostgresTransaction(connection, self._queries))
             except (psycopg.OperationalError, psycopg.InterfaceError) as error:
                 if connection.broken:
-                    # COMMIT may have been on its way.
+                    # COMMIT may have reached the server.
                     raise OutcomeUnknown from error
                 raise
 
@@ -94,7 +94,7 @@ class PostgresDatabase:
             return await work(PostgresTransaction(connection, self._queries))
 
     async def prepare(self) -> None:
-        """Nothing is needed: PostgreSQL does all of it in transactions."""
+        """Nothing to do: PostgreSQL migrates in transactions."""
 
     async def close(self) -> None:
         await self._pool.close()
@@ -107,19 +107,19 @@ class PostgresDatabase:
 
 
 async def _configure(connection: Connection) -> None:
-    # A process that hangs in the middle of a transaction must not hold a session's row for ever.
+    # A process that hangs in a transaction must not keep the lock of a session's row.
     await connection.execute("SET idle_in_transaction_session_timeout = '30s'")
     await connection.execute("SET lock_timeout = '10s'")
 
 
 def _translated_query(text: str) -> bytes:
-    """`:name` is how all queries name their values; psycopg spells it `%(name)s`."""
+    """Replace `:name`, the placeholder of all queries, by the `%(name)s` of psycopg."""
     return _PLACEHOLDER.sub(r"%(\1)s", text).encode()
 
 
 @contextmanager
 def translated() -> Generator[None, None, None]:
-    """Say what PostgreSQL says in the words of the store."""
+    """Translate errors of psycopg into errors of the store."""
     try:
         yield
     except UnicodeEncodeError as unpaired:

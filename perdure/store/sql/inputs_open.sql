@@ -1,4 +1,4 @@
--- Spelled out, so that the index of open requests serves it.
+-- The status is a literal, so that the partial index of open requests can be used.
 SELECT request_id, session_id, status, requester, request, votes, answer, delivery_id, opened_at, closed_at
 FROM inputs
 WHERE status = 'open'

@@ -1,4 +1,4 @@
--- Without the bodies: whoever tells Temporal of deliveries needs references only, and bodies may be large.
+-- Without the bodies, which may be large: a signal carries only the reference of a delivery.
 SELECT session_id, delivery_id, kind, digest, NULL AS body, turn, refused, accepted_at, ref
 FROM deliveries
 WHERE session_id = :session_id

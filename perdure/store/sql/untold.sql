@@ -1,5 +1,5 @@
--- Sessions of which Temporal may not know all that was accepted: each part of it has an index of its own. Every part
--- begins behind :after and is no longer than a page, so that a page costs the same however many sessions wait.
+-- Sessions whose workflow may not have received everything that was accepted. Each part has its own index, starts after
+-- :after and returns at most a page, so that the cost of a page does not grow with the number of waiting sessions.
 SELECT session_id, MAX(newest) AS newest, MAX(cancel_turn) AS cancel_turn, MAX(untold) AS untold
 FROM (
     SELECT session_id, newest, NULL AS cancel_turn, 0 AS untold

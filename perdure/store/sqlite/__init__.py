@@ -1,1 +1,1 @@
-"""The embedded store: one file, any number of processes on one machine."""
+"""The SQLite store: one file, any number of processes on one machine."""

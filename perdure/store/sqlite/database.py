@@ -1,4 +1,4 @@
-"""SQLite behind the store's port: one thread writes, a few read, each with its own connection (WAL)."""
+"""`Database` over SQLite: one thread writes, a few threads read, each with its own connection (WAL)."""
 
 import asyncio
 import sqlite3
@@ -21,7 +21,7 @@ READERS = 4
 
 _OLDEST = (3, 35, 0)
 
-# Primary result codes of conditions that may pass.
+# Primary result codes of transient errors.
 _PASSING = frozenset(
     {
         sqlite3.SQLITE_BUSY,
@@ -38,7 +38,7 @@ _PASSING = frozenset(
 
 
 class SqliteTransaction:
-    """Answers at once: its coroutines never wait, so a thread can run them to their end."""
+    """Its coroutines never suspend, so a thread can run them without an event loop."""
 
     def __init__(self, connection: sqlite3.Connection, queries: dict[str, str]) -> None:
         self._connection = connection
@@ -48,7 +48,7 @@ class SqliteTransaction:
         return self._execute(query, values).fetchall()
 
     async def row(self, query: str, **values: Value) -> Row | None:
-        # All of them: a statement that is not read to its end keeps its lock.
+        # Fetch all rows: a statement that is not read to its end keeps its lock.
         found = self._execute(query, values).fetchall()
         return found[0] if found else None
 
@@ -73,7 +73,7 @@ class SqliteDatabase:
         self._queries = dict(database.queries("sqlite"))
         self._migrations = database.migrations("sqlite")
         self._writer = Threads("perdure-sqlite-writer", 1, self._connect)
-        # A database in memory belongs to its one connection.
+        # A database in memory exists in its one connection only.
         self._readers = Threads("perdure-sqlite-reader", readers, self._connect_reader) if file else self._writer
 
     @property
@@ -84,15 +84,15 @@ class SqliteDatabase:
         return await self._writer.run(lambda connection: self._transact(connection, work))
 
     async def read(self, work: Work[T]) -> T:
-        return await self._readers.run(lambda connection: self._look(connection, work))
+        return await self._readers.run(lambda connection: self._read(connection, work))
 
     async def prepare(self) -> None:
         if self._file is not None:
             await self._writer.run(self._use_wal)
 
     async def data_version(self) -> int:
-        """A number that changes when another process, and nobody in this one, has committed."""
-        # Asked of the writer's own connection: its own commits do not count.
+        """A number that changes when another process commits."""
+        # On the writer's connection, because its own commits do not change its number.
         return await self._writer.run(_data_version)
 
     async def close(self) -> None:
@@ -105,7 +105,7 @@ class SqliteDatabase:
                 self._file or ":memory:", timeout=self._patience, isolation_level=None, check_same_thread=False
             )
             connection.row_factory = sqlite3.Row
-            # WAL keeps a commit whole without a sync of its own; only the power cut may take the last ones.
+            # WAL keeps commits atomic without a sync for each; only a power failure may lose the last ones.
             connection.execute("PRAGMA synchronous = NORMAL")
             return connection
 
@@ -115,7 +115,7 @@ class SqliteDatabase:
         return connection
 
     def _use_wal(self, connection: sqlite3.Connection) -> None:
-        # The change of the journal does not wait for other connections by itself.
+        # SQLite does not wait for other connections when the journal mode changes.
         deadline = time.monotonic() + self._patience
         while True:
             try:
@@ -138,13 +138,13 @@ class SqliteDatabase:
                     connection.execute("ROLLBACK")
             return result
 
-    def _look(self, connection: sqlite3.Connection, work: Work[T]) -> T:
+    def _read(self, connection: sqlite3.Connection, work: Work[T]) -> T:
         with _translated():
             return _finish(work(SqliteTransaction(connection, self._queries)))
 
 
 def _finish(coroutine: Coroutine[Any, Any, T]) -> T:
-    """Run a coroutine that never waits."""
+    """Run a coroutine that never suspends."""
     try:
         coroutine.send(None)
     except StopIteration as done:
@@ -184,7 +184,7 @@ def _translated() -> Generator[None, None, None]:
 
 
 class Threads:
-    """Runs jobs in up to `size` threads; a thread opens its connection when it gets its first job."""
+    """Runs jobs in up to `size` threads. A thread opens its connection with its first job."""
 
     def __init__(self, name: str, size: int, connect: Callable[[], sqlite3.Connection]) -> None:
         self._pool = ThreadPoolExecutor(size, thread_name_prefix=name)
@@ -196,10 +196,10 @@ class Threads:
     async def run(self, job: Callable[[sqlite3.Connection], T]) -> T:
         if self._closed:
             raise Unavailable("The store is closed.")
-        return await _settled(self._pool.submit(self._do, job))
+        return await _result(self._pool.submit(self._do, job))
 
     async def close(self) -> None:
-        """Let the jobs that have begun or wait end, then close the connections."""
+        """Wait for running and queued jobs, then close the connections."""
         self._closed = True
         await asyncio.to_thread(self._pool.shutdown)
         for connection in self._connections:
@@ -214,8 +214,8 @@ class Threads:
         return job(connection)
 
 
-async def _settled(job: Future[T]) -> T:
-    """The job's result. A cancelled caller leaves only once the job has ended, or will never begin."""
+async def _result(job: Future[T]) -> T:
+    """The job's result. A cancelled caller returns only after the job has ended, or was removed before it began."""
     waiting = asyncio.wrap_future(job)
     try:
         return await asyncio.shield(waiting)

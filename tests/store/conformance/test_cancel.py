@@ -138,7 +138,7 @@ async def test_no_commit_that_heeds_the_turn_goes_through(store: Store, setup: S
         await store.commit(
             Commit(
                 "s",
-                heeds=turn + later,
+                unless_cancelled=turn + later,
                 fence=given.raising(1).fence,
                 records=[given.record(turn=turn)],
                 events=[given.event("on")],
@@ -151,7 +151,7 @@ async def test_no_commit_that_heeds_the_turn_goes_through(store: Store, setup: S
 
     assert await given.read_session(store) == before
     assert await store.records("s") == []
-    assert (await store.deliveries("s", ["unread"]))[0].unheard
+    assert (await store.deliveries("s", ["unread"]))[0].unread
     assert await store.token_of("s") == "token of s"
 
 
@@ -160,7 +160,7 @@ async def test_whoever_heeds_no_turn_or_an_earlier_one_goes_on(store: Store) -> 
     await cancel(store)
 
     await store.commit(Commit("s", events=[given.event("a")]))
-    await store.commit(Commit("s", heeds=1, events=[given.event("b")]))
+    await store.commit(Commit("s", unless_cancelled=1, events=[given.event("b")]))
 
     assert (await given.keys(store))[-2:] == ["a", "b"]
     assert await stopped_turn(store) == 2
@@ -181,7 +181,7 @@ async def test_a_stopped_turn_is_found_before_the_fence_is_touched(store: Store)
     await cancel(store)
 
     with pytest.raises(TurnCancelled):
-        await store.commit(replace(given.raising(2), heeds=0))
+        await store.commit(replace(given.raising(2), unless_cancelled=0))
 
     await store.commit(replace(given.keeping(1), events=[given.event("still mine")]))
 
@@ -226,7 +226,7 @@ async def test_the_end_of_a_turn_settles_no_wish_for_the_next(store: Store) -> N
     assert await stopped_turn(store) == 3
     with pytest.raises(TurnCancelled):
         await store.commit(running(3))
-    await store.commit(replace(ending(3), heeds=None))
+    await store.commit(replace(ending(3), unless_cancelled=None))
     assert await stopped_turn(store) is None
 
 
@@ -234,7 +234,7 @@ async def test_a_stopped_session_can_be_stopped_again(store: Store) -> None:
     for turn in range(3):
         await store.commit(running(turn))
         assert await cancel(store) == CancelRequest("s", turn)
-        await store.commit(replace(ending(turn), heeds=None))
+        await store.commit(replace(ending(turn), unless_cancelled=None))
 
     told = [key for key in await given.keys(store) if key.endswith("cancel")]
     assert told == ["t0/cancel", "t1/cancel", "t2/cancel"]
@@ -261,7 +261,7 @@ async def test_the_end_of_the_session_settles_every_wish(store: Store, setup: Se
     await store.commit(given.closing())
 
     assert await stopped_turn(store) is None
-    assert await store.untold(older_than=-60, after="", limit=10) == []
+    assert await store.unsignalled(older_than=-60, after="", limit=10) == []
 
 
 async def test_the_refusal_of_the_last_delivery_that_waits_settles_the_wish(store: Store) -> None:
@@ -376,7 +376,7 @@ async def test_a_wish_and_the_begin_of_the_turn_at_once_stop_the_same_turn(store
 
     for name, (asked, begun) in zip(names, raced, strict=True):
         assert asked == CancelRequest(name, 3)
-        assert (await store.deliveries(name, ["d"]))[0].unheard != begun
+        assert (await store.deliveries(name, ["d"]))[0].unread != begun
         with pytest.raises(TurnCancelled):
             await store.commit(ending(3, session_id=name))
 

@@ -126,7 +126,7 @@ async def test_other_sessions_keep_what_they_have(store: Store) -> None:
 
     await store.commit(closing())
 
-    assert len(await store.unheard("t")) == 1
+    assert len(await store.unread("t")) == 1
 
 
 async def test_a_closing_commit_that_fails_refuses_nothing(store: Store) -> None:
@@ -136,7 +136,7 @@ async def test_a_closing_commit_that_fails_refuses_nothing(store: Store) -> None
     with pytest.raises(Exception, match="newer attempt"):
         await store.commit(replace(closing(), fence=given.keeping(1).fence))
 
-    assert len(await store.unheard("s")) == 1
+    assert len(await store.unread("s")) == 1
     assert await given.keys(store) == []
 
 
@@ -170,7 +170,7 @@ async def test_whatever_is_accepted_while_the_session_closes_has_a_fate(store: S
         rows = await store.deliveries(session_id, [f"d{m}" for m in range(8)])
         assert sorted(accepted) == [row.delivery_id for row in rows]
         assert {row.refused for row in rows} <= {"session_not_active"}
-        assert await store.unheard(session_id) == []
+        assert await store.unread(session_id) == []
         *told, end = await given.keys(store, session_id)
         assert sorted(told) == [f"session/refused/{each}" for each in sorted(accepted)]
         assert end == "session/completed"
@@ -195,7 +195,7 @@ async def test_an_answer_that_races_the_end_is_refused_or_comes_too_late(store: 
         else:
             assert keys == ["t0/end", "withdrawn", "session/completed"]
             assert (answered.delivery, answered.rows[0].status) == (None, "withdrawn")
-        assert await store.unheard(session_id) == []
+        assert await store.unread(session_id) == []
         assert await given.dense(store, session_id)
 
 

@@ -141,7 +141,9 @@ async def test_a_session_that_has_lost_events_is_older_than_its_writer(store: St
 
     with pytest.raises(StoreBehind) as behind:
         # Even a record that is there already proves nothing: it may come from before the copy was made.
-        await store.commit(Commit("s", head=2, unless=(0, 0, "reply"), heeds=0, events=[given.event("b")], close=True))
+        await store.commit(
+            Commit("s", head=2, unless=(0, 0, "reply"), unless_cancelled=0, events=[given.event("b")], close=True)
+        )
 
     assert behind.value.details == {"events": 1, "expected": 2}
     assert await given.keys(store) == ["a"]

@@ -33,7 +33,7 @@ async def test_of_a_hundred_callers_at_once_ten_are_accepted(store: Store, other
 
     assert sum(isinstance(each, Accepted) for each in accepted) == 10
     assert sum(isinstance(each, InboxFull) for each in accepted) == 90
-    assert len(await store.unheard("s")) == 10
+    assert len(await store.unread("s")) == 10
 
 
 async def test_whoever_names_no_limit_has_none(store: Store) -> None:
@@ -83,7 +83,7 @@ async def test_an_answer_that_closes_a_request_always_has_room(store: Store) -> 
     answered = await answer(store, answering(("r", says("approve")), limit=2))
 
     assert answered.closed == {"r"}
-    assert len(await store.unheard("s")) == 3
+    assert len(await store.unread("s")) == 3
 
 
 async def test_what_comes_with_an_answer_that_closes_nothing_has_no_room_in_a_full_inbox(store: Store) -> None:

@@ -268,7 +268,7 @@ class LifeMachine(RuleBasedStateMachine):
         life = self._life
         turn = life.turns
         reading = Commit(self._id, consume=[*life.waiting], consume_turn=turn, withdraws=[self._request])
-        begin = replace(reading, heeds=turn, fence=given.raising(1).fence, change=given.running(turn).change)
+        begin = replace(reading, unless_cancelled=turn, fence=given.raising(1).fence, change=given.running(turn).change)
         stopped = self._stopped(begin, turn)
         if stopped:
             end = given.ending(turn)
@@ -292,7 +292,7 @@ class LifeMachine(RuleBasedStateMachine):
         asks = given.parking(self._request, turn=turn, session_id=self._id)
         if self._stopped(asks if parks else end, turn):
             parks = False
-            self._commit(replace(end, heeds=None))
+            self._commit(replace(end, unless_cancelled=None))
         life.recover()
         life.tell(f"t{turn}/end")
         life.status, life.asked = "waiting", parks
@@ -303,7 +303,7 @@ class LifeMachine(RuleBasedStateMachine):
     def end_again(self) -> None:
         """The last turn ends once more, as a retried activity writes it."""
         life = self._life
-        self._commit(replace(given.ending(life.turns - 1, self._id), heeds=None))
+        self._commit(replace(given.ending(life.turns - 1, self._id), unless_cancelled=None))
         life.recover()
         life.ended()
 
@@ -354,7 +354,7 @@ class LifeMachine(RuleBasedStateMachine):
 
     @invariant()
     def the_deliveries_are_alike(self) -> None:
-        assert [row.delivery_id for row in self._run(self._store.unheard(self._id))] == self._life.waiting
+        assert [row.delivery_id for row in self._run(self._store.unread(self._id))] == self._life.waiting
         fates = self._run(self._store.deliveries(self._id, list(self._life.fates)))
         assert {row.delivery_id: row.refused if row.turn is None else row.turn for row in fates} == self._life.fates
 

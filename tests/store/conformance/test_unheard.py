@@ -11,12 +11,12 @@ AN_HOUR = 3600.0
 
 
 async def unheard(store: Store, session_id: str = "s") -> list[str]:
-    return [row.delivery_id for row in await store.unheard(session_id)]
+    return [row.delivery_id for row in await store.unread(session_id)]
 
 
 async def untold(store: Store, older_than: float = -60, after: str = "", limit: int = 100) -> list[str]:
     """Less than nothing: what was accepted in this very moment is found too."""
-    return [found.session_id for found in await store.untold(older_than=older_than, after=after, limit=limit)]
+    return [found.session_id for found in await store.unsignalled(older_than=older_than, after=after, limit=limit)]
 
 
 async def begun(store: Store, *session_ids: str) -> None:
@@ -33,7 +33,7 @@ async def test_messages_and_answers_wait_in_the_order_they_were_accepted(store: 
     await answer(store, answering(("r", says("approve"))))
     await store.accept(given.delivery("b"))
 
-    rows = await store.unheard("s")
+    rows = await store.unread("s")
 
     assert [row.delivery_id for row in rows] == ["z", "a", "b"]
     # Without their bodies, which may be large.
@@ -65,7 +65,7 @@ async def test_what_was_heard_or_refused_does_not_wait(store: Store) -> None:
     await given.refuse(store, "refused")
 
     assert await unheard(store) == ["waiting"]
-    assert await store.count_unheard("s") == 1
+    assert await store.count_unread("s") == 1
 
 
 async def test_a_session_that_was_closed_waits_for_nothing(store: Store) -> None:
@@ -127,15 +127,15 @@ async def test_of_each_session_all_is_found_whatever_else_is_on_its_page(store: 
     for name in ("a", "b", "c"):
         await store.accept(given.delivery(name, session_id=name))
     await given.cancel(store, "b")
-    await store.mark_untold("b")
-    await store.mark_untold("c")
+    await store.mark_unsignalled("b")
+    await store.mark_unsignalled("c")
     # More than a page of what comes later, by each reason for itself.
     for name in ("x", "y", "z"):
         await store.create_session(given.session(name))
-        await store.mark_untold(name)
+        await store.mark_unsignalled(name)
 
-    first, second = await store.untold(older_than=-60, after="", limit=2)
-    third, fourth = await store.untold(older_than=-60, after="b", limit=2)
+    first, second = await store.unsignalled(older_than=-60, after="", limit=2)
+    third, fourth = await store.unsignalled(older_than=-60, after="b", limit=2)
 
     assert (first.session_id, first.cancel_turn, first.failed) == ("a", None, False)
     assert (second.session_id, second.cancel_turn, second.failed) == ("b", 1, True)
@@ -146,64 +146,64 @@ async def test_of_each_session_all_is_found_whatever_else_is_on_its_page(store: 
 
 async def test_whoever_accepts_learns_whether_temporal_knows_of_all_before_it(store: Store) -> None:
     await store.commit(opening("r", "q"))
-    assert not (await store.accept(given.delivery("d0"))).untold
-    assert not (await answer(store, answering(("q", says("approve")), delivery_id="a0"))).untold
-    await store.mark_untold("s")
+    assert not (await store.accept(given.delivery("d0"))).unsignalled
+    assert not (await answer(store, answering(("q", says("approve")), delivery_id="a0"))).unsignalled
+    await store.mark_unsignalled("s")
 
     accepted = await store.accept(given.delivery("d1"))
     answered = await answer(store, answering(("r", says("approve")), delivery_id="a1"))
 
-    assert (accepted.untold, answered.untold) == (True, True)
-    assert (await given.read_session(store)).untold
-    await store.clear_untold("s", 1)
-    assert not (await store.accept(given.delivery("d2"))).untold
-    assert not (await given.read_session(store)).untold
+    assert (accepted.unsignalled, answered.unsignalled) == (True, True)
+    assert (await given.read_session(store)).unsignalled
+    await store.clear_unsignalled("s", 1)
+    assert not (await store.accept(given.delivery("d2"))).unsignalled
+    assert not (await given.read_session(store)).unsignalled
 
 
 async def test_whoever_repeats_a_request_learns_it_too(store: Store) -> None:
     await store.commit(opening("r"))
     await store.accept(given.delivery("d", key="k"))
     await answer(store, answering(("r", says("approve")), key="l"))
-    await store.mark_untold("s")
+    await store.mark_unsignalled("s")
 
     accepted = await store.accept(given.delivery("e", key="k"))
     answered = await answer(store, answering(("r", says("approve")), delivery_id="b", key="l"))
 
-    assert (accepted.fresh, accepted.untold) == (False, True)
-    assert (answered.fresh, answered.untold) == (False, True)
+    assert (accepted.fresh, accepted.unsignalled) == (False, True)
+    assert (answered.fresh, answered.unsignalled) == (False, True)
 
 
 async def test_whoever_repeats_the_request_of_another_session_learns_it_of_that_one(store: Store) -> None:
     await store.create_session(given.session("t"))
     await store.accept(given.delivery("d", key="k"))
-    await store.mark_untold("t")
+    await store.mark_unsignalled("t")
 
     again = await store.accept(given.delivery("e", session_id="t", key="k"))
 
-    assert (again.delivery.session_id, again.untold) == ("s", False)
+    assert (again.delivery.session_id, again.unsignalled) == ("s", False)
 
 
 async def test_a_commit_does_not_forget_what_temporal_was_not_told(store: Store) -> None:
-    await store.mark_untold("s")
+    await store.mark_unsignalled("s")
 
     await store.commit(given.running())
 
-    assert (await given.read_session(store)).untold
+    assert (await given.read_session(store)).unsignalled
 
 
 async def test_a_mark_that_was_added_since_stays(store: Store, other: Store) -> None:
-    await store.mark_untold("s")
-    seen = (await given.read_session(store)).untold
-    await other.mark_untold("s")
+    await store.mark_unsignalled("s")
+    seen = (await given.read_session(store)).unsignalled
+    await other.mark_unsignalled("s")
 
-    await store.clear_untold("s", seen)
-    assert (await given.read_session(store)).untold
+    await store.clear_unsignalled("s", seen)
+    assert (await given.read_session(store)).unsignalled
 
-    await store.clear_untold("s", (await given.read_session(store)).untold)
-    assert not (await given.read_session(store)).untold
+    await store.clear_unsignalled("s", (await given.read_session(store)).unsignalled)
+    assert not (await given.read_session(store)).unsignalled
 
 
 async def test_to_mark_an_unknown_session_is_nothing(store: Store) -> None:
-    await store.mark_untold("unknown")
+    await store.mark_unsignalled("unknown")
 
     assert await store.session("unknown") is None

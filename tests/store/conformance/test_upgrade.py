@@ -182,7 +182,7 @@ async def test_a_live_session_reads_as_it_did(upgraded: Store) -> None:
     heard, refused, waiting = await upgraded.deliveries("s", ["heard", "refused", "waiting"])
 
     assert (row.status, row.principal, row.turns, row.events, row.title) == ("waiting", given.ADA, 2, 2, "Hi")
-    assert (row.cancel_turn, row.attention, row.untold) == (None, None, False)
+    assert (row.cancel_turn, row.attention, row.unsignalled) == (None, None, False)
     assert await upgraded.route("token of s") == "s"
     assert record.body == {"text": "hello"}
     assert [(event.key, event.data) for event in events] == [("a", {"n": 1}), ("b", None)]
@@ -210,16 +210,16 @@ async def test_a_live_session_goes_on(upgraded: Store) -> None:
 
 
 async def test_what_waited_still_waits_and_is_told_again(upgraded: Store, version: int) -> None:
-    waiting = await upgraded.unheard("s")
+    waiting = await upgraded.unread("s")
 
     # Together they came, and so the ids decide.
     assert [row.delivery_id for row in waiting] == (["waiting"] if version == 1 else ["answer", "waiting"])
     assert [row.ref for row in waiting] == [None] * version
-    assert [found.session_id for found in await upgraded.untold(older_than=60, after="", limit=10)] == ["s"]
+    assert [found.session_id for found in await upgraded.unsignalled(older_than=60, after="", limit=10)] == ["s"]
 
 
 async def test_what_nobody_kept_for_temporal_is_derived(upgraded: Store, version: int) -> None:
-    told = {row.delivery_id: reference(row, "now") for row in await upgraded.unheard("s")}
+    told = {row.delivery_id: reference(row, "now") for row in await upgraded.unread("s")}
 
     assert told["waiting"] == {"id": "waiting", "kind": "message", "tokenHash": "now", "at": AT}
     if version == 2:
@@ -232,7 +232,7 @@ async def test_what_nobody_read_in_a_session_that_is_over_is_refused(upgraded: S
     assert (unheard.refused, unheard.body, unheard.turn) == ("session_not_active", None, None)
     assert (heard.turn, heard.refused) == (0, None)
     assert refused.refused == "STALE_TOKEN"
-    assert await upgraded.unheard("over") == []
+    assert await upgraded.unread("over") == []
     # The log of a session that is over ends with its end.
     assert await given.keys(upgraded, "over") == ["session/completed"]
     again = await upgraded.accept(replace(given.delivery("new", session_id="over", key="l"), owner="o"))

@@ -145,7 +145,7 @@ async def test_what_was_committed_is_accepted_though_the_answer_was_lost(postgre
     await store.accept(given.delivery("second", session_id="new"))
     wish = await store.cancel("new", None, lambda turn: given.event(f"stop {turn}"))
 
-    assert [each.delivery_id for each in await store.unheard("new")] == ["first", "second"]
+    assert [each.delivery_id for each in await store.unread("new")] == ["first", "second"]
     assert wish is not None
     assert [event.key for event in await store.events("new")] == ["stop 0"]
     await store.close()
@@ -167,7 +167,7 @@ async def test_a_list_of_sessions_is_found_by_an_index_and_nothing_is_sorted(
 @pytest.mark.usefixtures("store")
 @pytest.mark.parametrize("plans", ["force_generic_plan", "force_custom_plan"])
 async def test_a_page_of_sessions_that_were_not_told_costs_a_page(postgres_url: str, plans: str) -> None:
-    asked = await ran(postgres_url, lambda store: store.untold(older_than=5, after="crowd-1", limit=10))
+    asked = await ran(postgres_url, lambda store: store.unsignalled(older_than=5, after="crowd-1", limit=10))
 
     plan = explained(postgres_url, asked, plans)
 

@@ -1,2 +1,2 @@
--- The number is 'perdure' in ASCII; held until the transaction ends.
+-- The number is 'perdure' in ASCII. The lock is held until the transaction ends.
 SELECT pg_advisory_xact_lock(31636739377689189)

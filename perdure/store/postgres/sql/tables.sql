@@ -1,4 +1,4 @@
--- What an extension brought along belongs to nobody.
+-- Tables of extensions do not count.
 SELECT class.relname AS name
 FROM pg_class AS class
 JOIN pg_namespace AS namespace ON namespace.oid = class.relnamespace

@@ -1,2 +1,2 @@
--- BEGIN IMMEDIATE holds the only write lock there is.
+-- BEGIN IMMEDIATE already holds the only write lock of the database.
 SELECT 1

@@ -1,4 +1,4 @@
--- BEGIN IMMEDIATE holds the only write lock there is.
+-- BEGIN IMMEDIATE already holds the only write lock of the database.
 SELECT
     session_id, agent, mode, status, principal, capabilities, parent, title, turns, steps, tool_calls, input_tokens,
     output_tokens, cache_read_tokens, cache_write_tokens, next_index, error, cancel_turn, attention, untold,
