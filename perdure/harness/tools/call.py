@@ -262,7 +262,7 @@ class ToolCaller:
         """Record the outcome with everything that the tool has written; all in one commit."""
         # What a failed tool has staged is dropped with it.
         kept = context if outcome.status == "completed" else None
-        wished = kept.session.wished_token if kept else None
+        wished = kept.session.requested_token if kept else None
         outcome = outcome.model_copy(update={"token_hash": hashed(wished) if wished else None})
         while True:
             reach("tool_before_settle")
