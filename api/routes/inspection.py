@@ -1,4 +1,4 @@
-"""Looking at sessions: which there are, what they did, what they wait for."""
+"""Listing sessions, and describing one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from perdure.store.values import InputRow, SessionQuery, SessionRow, ShownStatus
 
 @dataclass(frozen=True)
 class Pending:
-    """What a session waits for: requests to people, and how many deliveries no turn has read."""
+    """What a session waits for: open input requests, or deliveries that no turn has read."""
 
     inputs: Sequence[InputRow] = ()
     queued: int = 0
@@ -42,7 +42,7 @@ class InspectionRoutes:
         return reply(listed)
 
     async def session(self, request: Request) -> Response:
-        """One session, with what Temporal knows of it."""
+        """One session, with the status of its workflow."""
         principal = await self._gate.admit(request)
         session_id = known_id(request.path_params["session_id"])
         description = await self._sessions.describe(session_id, principal)
@@ -52,7 +52,7 @@ class InspectionRoutes:
         if row.status not in ("starting", "waiting"):
             return Pending()
         asked = await self._sessions.inputs.waiting(row.session_id) if row.status == "waiting" else ()
-        # Behind a request everything waits, so that is what the session waits for.
+        # Deliveries wait until open requests are closed, so the session waits for the requests.
         return Pending(asked, 0 if asked else await self._sessions.queued(row.session_id))
 
 
