@@ -1,4 +1,4 @@
-"""A model that says what the test wants."""
+"""A model with the replies of a test."""
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class ScriptedModel:
 
     def __init__(self, lines: Sequence[Line]) -> None:
         self._lines = list(lines)
-        #: What it was asked, in order.
+        #: The prompts that it got, in order.
         self.prompts: list[Prompt] = []
 
     async def stream(self, prompt: Prompt) -> AsyncGenerator[Delta | Reply, None]:
