@@ -1,4 +1,4 @@
-"""The application: given parts, put together."""
+"""The application: composes the routes from given parts."""
 
 import functools
 from collections.abc import Awaitable, Callable, Sequence
@@ -45,14 +45,14 @@ def create_app(
     authenticators: Sequence[Authenticator],
     feeds: Broadcasts | None = None,
 ) -> FastAPI:
-    """The HTTP API over these parts. Whoever owns `feeds` can end all open streams."""
+    """The HTTP API over these parts. The owner of `feeds` can end all open streams."""
     development = is_development(settings)
     app = FastAPI(
         title="Perdure",
-        # Ours names what it needs in perdure/telemetry/spans.py. FastAPI's would report each request a second time, and
+        # perdure/telemetry/spans.py traces requests. FastAPI's telemetry would report each request a second time, and
         # log the messages of exceptions.
         telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
-        # The description of the API names no secret, but what is not needed outside is not shown outside.
+        # The description has no secrets, but only developers need it.
         openapi_url="/openapi.json" if development else None,
         redirect_slashes=False,
         middleware=[Middleware(Shield)],
@@ -85,12 +85,12 @@ def create_app(
 def _route(app: FastAPI, bodies: BodyReader, method: str, path: str, handler: Handler) -> None:
     @functools.wraps(handler)
     async def observed(request: Request) -> Response:
-        # The caller's trace, if it has one, goes on in the turn that the request causes.
+        # The caller's trace, if it has one, continues in the turn that the request causes.
         with spans.http_request(method, path, request.headers) as span, bodies.accounted(request):
             response = await handler(request)
             span.mark({"http.response.status_code": response.status_code})
             return response
 
-    # FastAPI resolves annotations where the handler was written; ours are plain.
+    # FastAPI would resolve annotations in the handler's module; ours need no resolution.
     del observed.__wrapped__
     app.add_api_route(path, observed, methods=[method], response_model=None)

@@ -16,12 +16,12 @@ from .body_reader import Fields
 from .callbacks import check_callback
 
 _ABSENT: Any = object()
-#: A session asks for a handful of things at once.
+#: A session has only a few open requests.
 _MOST_RESPONSES = 200
-#: Of a message, or of a context. Each becomes a value in every request to the model, however short it is.
+#: Of a message, or of a context. Each part becomes a value in every request to the model, however short it is.
 _MOST_PARTS = 1_000
-#: Of the arguments that an approval changes, all levels together. To find out that they do not fit can take a
-#: hundred microseconds for each, in which nobody else is served.
+#: The values of changed arguments, all levels together. Validating them can take a hundred microseconds for each, and
+#: blocks the event loop.
 _MOST_ARGUMENTS = 20_000
 _RESPONSE = {"requestId", "optionId", "text"}
 # Beyond the contract: an approval may change the arguments, and any answer may say why.
@@ -31,7 +31,7 @@ _INTERNAL_SCHEMES = ("eve-url:", "eve-sandbox:", "eve-attachment:")
 
 @dataclass(frozen=True)
 class Content:
-    """What a delivery says, whichever route it takes."""
+    """The content of a delivery, for all routes."""
 
     message: Message | None
     client_context: tuple[str, ...]
@@ -52,7 +52,7 @@ class ContinueBody:
     coalesce: bool
 
 
-# The order of the checks is the contract's: a body with several faults is refused for the same one as ever.
+# The contract fixes the order of the checks: a body with several faults must be refused for the first one.
 
 
 def parse_create(fields: Fields) -> CreateBody:
@@ -106,7 +106,7 @@ def _part(value: Any) -> TextPart | FilePart:
         case "file":
             return _file_part(part)
         case other:
-            raise Invalid(f"Unsupported message part type \"{_spelled(other)}\". Use 'text' or 'file'.")
+            raise Invalid(f"Unsupported message part type \"{_as_javascript(other)}\". Use 'text' or 'file'.")
 
 
 def _text_part(part: Fields) -> TextPart:
@@ -143,8 +143,8 @@ def _file_part(part: Fields) -> FilePart:
     return FilePart(media_type=media_type, data=data, filename=named)
 
 
-def _spelled(value: Any) -> str:
-    """As JavaScript would spell it in a message."""
+def _as_javascript(value: Any) -> str:
+    """The value as JavaScript writes it in a message."""
     if value is _ABSENT:
         return "undefined"
     if isinstance(value, str):
@@ -212,11 +212,11 @@ def _input_response(value: Any) -> InputResponse:
 
 
 def parse_answer(request_id: str, fields: Fields) -> InputResponse:
-    """One answer, sent to its request's own address: where nothing is said, nothing is meant."""
-    # A denial cannot be taken back, and any answer that is not `approve` is one.
+    """The body of an answer to one request. An empty answer is refused, because it would be a denial."""
+    # Any answer except `approve` is a denial, which cannot be undone. So a misspelled field must not be ignored.
     if unknown := sorted(fields.keys() - _RESPONSE - _RESPONSE_EXTENSIONS):
         known = "'optionId', 'text', 'arguments' and 'reason'"
-        raise Invalid(f"Unknown field {_spelled(unknown[0])!r}; an answer has {known}.")
+        raise Invalid(f"Unknown field {_as_javascript(unknown[0])!r}; an answer has {known}.")
     if fields.get("optionId") is None and fields.get("text") is None:
         raise Invalid("Expected an 'optionId' ('approve' or 'deny' for an approval) or a 'text'.")
     for name in ("optionId", "text", "reason"):
@@ -244,7 +244,7 @@ def _arguments(value: Any) -> JsonObject:
 
 
 def parse_cancel(fields: Fields) -> str | None:
-    """The turn to stop; None means whichever runs."""
+    """The turn to stop; None means the current one."""
     turn_id = fields.get("turnId")
     if turn_id is not None and not (isinstance(turn_id, str) and turn_id):
         raise Invalid("Expected 'turnId' to be a non-empty string.")

@@ -1,4 +1,4 @@
-"""Reads request bodies: within limits, and so that a large one holds nobody else up."""
+"""Reads request bodies within limits. Large bodies do not block other requests."""
 
 import asyncio
 from collections.abc import Callable, Generator
@@ -14,11 +14,11 @@ from perdure.errors import Invalid, TooLarge, Unavailable
 Fields: TypeAlias = dict[str, Any]
 T = TypeVar("T")
 
-#: Larger bodies are parsed in a thread, and share the room that all large bodies have.
+#: Larger bodies are parsed in a thread, and count against the shared limit of all large bodies.
 LARGE = 262_144
-#: How many values a body may hold. The parser lets nobody else run, and a value costs it 50 to 1000 times its bytes.
+#: The most values in a body. The parser holds the GIL, and a value costs 50 to 1000 times its bytes.
 MOST_VALUES = 100_000
-#: How many bodies of the greatest size may be held at once, by all requests together.
+#: How many bodies of the greatest size all requests together may hold at once.
 _AT_ONCE = 2
 _THREADS = 2
 
@@ -27,16 +27,16 @@ class BodyReader:
     """Reads the bodies of one API as JSON objects."""
 
     def __init__(self, limit: int, *, room: int | None = None) -> None:
-        """`limit` is the most bytes of one body, `room` that of all large ones that are worked on at once."""
+        """`limit` is in bytes for one body, `room` for all large bodies that are in use at once."""
         self._limit = limit
         self._room = room if room is not None else _AT_ONCE * limit
         self._held = 0
-        # Threads of their own: what else runs in threads must not wait behind bodies.
+        # A pool of its own, so that other threaded work does not wait for bodies.
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="perdure-body")
 
     @contextmanager
     def accounted(self, request: Request) -> Generator[None]:
-        """Give back the room of the request's body when the request is done."""
+        """Release the room of the request's body when the request ends."""
         request.state.body_bytes = 0
         try:
             yield
@@ -44,7 +44,7 @@ class BodyReader:
             self._held -= request.state.body_bytes
 
     async def read(self, request: Request, parse: Callable[[Fields], T], *, optional: bool = False) -> T:
-        """The body, as `parse` understands it. `TooLarge` before more than the limit is kept."""
+        """The parsed body. Raises `TooLarge` before more than the limit is stored."""
         raw = await self._bytes(request)
         if optional and not raw.strip():
             return parse({})
@@ -68,7 +68,7 @@ class BodyReader:
         return bytes(body)
 
     def _take(self, request: Request, size: int) -> None:
-        """Hold `size` bytes of the room for this request."""
+        """Reserve `size` bytes of the room for this request."""
         more = size - request.state.body_bytes
         if self._held + more > self._room:
             raise Unavailable(f"Large bodies hold {self._held} bytes already.")
@@ -77,7 +77,7 @@ class BodyReader:
 
 
 class ValueCount:
-    """Counts what a JSON text holds, piece by piece and without parsing it; never less than there is."""
+    """Counts the values of a JSON text, piece by piece and without parsing: an upper bound."""
 
     def __init__(self) -> None:
         self.count = 1
@@ -86,7 +86,7 @@ class ValueCount:
 
     def add(self, piece: bytes) -> None:
         piece = self._rest + piece
-        # An escape is looked at whole.
+        # An escape must not be split between two pieces.
         backslashes = len(piece) - len(piece.rstrip(b"\\"))
         self._rest = b"\\" if backslashes % 2 else b""
         piece = piece[: len(piece) - len(self._rest)]
@@ -102,7 +102,7 @@ def _fields(raw: bytes) -> Fields:
     except orjson.JSONDecodeError:
         raise Invalid("Invalid JSON body.") from None
     if isinstance(value, list):
-        # The contract lets an array pass as an object that has no fields.
+        # The contract accepts an array as an object without fields.
         return {}
     if not isinstance(value, dict):
         raise Invalid("Expected a JSON object.")

@@ -29,7 +29,7 @@ _RESERVED = tuple(
 
 
 def check_callback(value: Any) -> None:
-    """Raise `Invalid` with every fault at once, unless this is a callback."""
+    """Raise `Invalid` with all faults, unless this is a valid callback."""
     if not isinstance(value, dict):
         raise _refused([f"callback: Invalid input: expected object, received {_kind(value)}"])
     callback = cast("dict[str, Any]", value)
@@ -100,7 +100,7 @@ def _is_reserved(host: str) -> bool:
 
 
 def _legacy_address(host: str) -> ipaddress.IPv4Address | None:
-    """`0x0a000001` and `10.1` are addresses too, to those who follow the URL standard."""
+    """`0x0a000001` and `10.1` are addresses too, according to the URL standard."""
     try:
         return ipaddress.IPv4Address(socket.inet_aton(host))
     except (OSError, UnicodeError):

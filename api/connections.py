@@ -1,4 +1,4 @@
-"""Connections: how many there may be, and how long each may take for what it sends and for what it is sent."""
+"""Limits of connections: their number, and the time for requests and responses."""
 
 import asyncio
 import logging
@@ -13,47 +13,47 @@ from .stream.response import TRANSPORT
 
 log = logging.getLogger("perdure.api.connections")
 
-#: Descriptors that are kept for the store, Temporal, logs and whatever else a process opens.
+#: Descriptors that are reserved for the store, Temporal, logs and other files of the process.
 _RESERVE = 64
-#: Without a limit of the system there is still one of ours.
+#: The limit when the system has none.
 _MOST = 8192
 
 
 @dataclass(frozen=True)
 class ConnectionLimits:
-    """What a connection may take. Times are in seconds."""
+    """The limits of a connection. Times are in seconds."""
 
     connections: int
-    # The request line and all headers; and what surrounds a body, between two pieces of it or after the last one.
+    # The request line and all headers. Also the bytes between two pieces of a body, or after the last one.
     head_bytes: int = 32_768
     head_time: float = 10.0
     # A body has this time, and more as long as this many bytes a second arrive.
     body_time: float = 30.0
     body_pace: int = 32_768
-    # What is left of a body whose request is answered already.
+    # The rest of a body whose request has its response already.
     rest_time: float = 5.0
-    # An answer that a client does not take.
+    # A response that the client does not read.
     stall_time: float = 60.0
 
 
 def most_connections(wanted: int | None = None) -> int:
-    """As many as the process has descriptors for, less a reserve; fewer if the settings want fewer."""
+    """The number of descriptors of the process, less a reserve; fewer if the settings say so."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     available = _MOST if limit == resource.RLIM_INFINITY else max(limit // 2, limit - _RESERVE)
     return max(1, min(available, _MOST if wanted is None else wanted))
 
 
 class Connections:
-    """All connections of one server. When there are too many, the one that has asked for nothing longest goes."""
+    """All connections of one server. When there are too many, the one that has been idle longest is closed."""
 
     def __init__(self, terms: ConnectionLimits) -> None:
         self.terms = terms
-        # Those that have sent no whole head since they came, or since their last answer; the oldest stands first.
+        # Connections without a complete request head since they opened, or since their last response; oldest first.
         self._waiting: dict[Connection, None] = {}
         self._open: set[Connection] = set()
 
     def connection(self, **given: Any) -> "Connection":
-        """Made by the server for each connection that it accepts."""
+        """The protocol factory: the server calls it for each accepted connection."""
         return Connection(self, **given)
 
     def add(self, connection: "Connection") -> None:
@@ -69,11 +69,11 @@ class Connections:
         else:
             oldest.transport.abort()
 
-    def asked(self, connection: "Connection") -> None:
-        """It has sent a whole head: it is not closed for others until it is answered."""
+    def head_received(self, connection: "Connection") -> None:
+        """A complete head has arrived: the connection is not closed for others until the response is sent."""
         self._waiting.pop(connection, None)
 
-    def answered(self, connection: "Connection") -> None:
+    def response_sent(self, connection: "Connection") -> None:
         if connection in self._open:
             self._waiting[connection] = None
 
@@ -83,13 +83,13 @@ class Connections:
 
 
 class Connection(HttpToolsProtocol):
-    """One connection, with a limit for each thing that a client can be slow or large at."""
+    """One connection, with limits on the time and the size of everything that the client sends or reads."""
 
     def __init__(self, all_connections: Connections, **given: Any) -> None:
         super().__init__(**given)
         self._all = all_connections
         self._terms = all_connections.terms
-        # Whether a head is being read, and how much of it has come.
+        # Whether a head is being read, and its bytes so far.
         self._in_head = True
         self._head_size = 0
         self._body_since = 0.0
@@ -99,11 +99,11 @@ class Connection(HttpToolsProtocol):
         self._receiving: asyncio.TimerHandle | None = None
         self._stalled: asyncio.TimerHandle | None = None
 
-    # --- what the transport says ----------------------------------------------------------------------------
+    # --- transport callbacks --------------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         super().connection_made(transport)
-        # A connection on which nothing is asked for is one that waits for its head.
+        # An idle connection waits for the head of its next request.
         self._expect(self._terms.head_time, self._head_late)
         self._all.add(self)
 
@@ -134,8 +134,8 @@ class Connection(HttpToolsProtocol):
         self._around_body += len(data)
         super().data_received(data)
         if not self._in_head and self._around_body > self._terms.head_bytes:
-            # They are no part of the body, so the limit of bodies does not end them.
-            log.info("%d bytes of chunk extensions or trailers are too many", self._around_body)
+            # They are not part of the body, so the body limit does not apply to them.
+            log.info("connection cut: %d bytes of chunk extensions or trailers are too many", self._around_body)
             self.transport.abort()
 
     def pause_writing(self) -> None:
@@ -146,7 +146,7 @@ class Connection(HttpToolsProtocol):
         super().resume_writing()
         self._watch(False)
 
-    # --- what the parser says -------------------------------------------------------------------------------
+    # --- parser callbacks -----------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -154,13 +154,13 @@ class Connection(HttpToolsProtocol):
         scope["extensions"] = {TRANSPORT: self.transport}
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        # Trailers come here too, while the request is worked on already. They are no headers, and nobody reads them.
+        # Trailers arrive here too, while the request is already being handled. They are ignored.
         if self._in_head:
             super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._in_head, self._head_size, self._around_body = False, 0, 0
-        self._all.asked(self)
+        self._all.head_received(self)
         self._body_since, self._body_size = self.loop.time(), 0
         self._expect(self._terms.body_time, self._body_late)
         super().on_headers_complete()
@@ -174,7 +174,7 @@ class Connection(HttpToolsProtocol):
         self._expect(None)
         super().on_message_complete()
         if self.cycle.response_complete:
-            # It was answered before all of its body had come: only now it waits for the next request.
+            # The response was complete before the body: only now the connection waits for the next request.
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
@@ -182,26 +182,26 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self.transport.is_closing():
-            # Closing waits until the answer is taken.
+            # Closing waits until the client has read the response.
             self._watch(True)
             return
         if not self.pipeline:
-            self._all.answered(self)
+            self._all.response_sent(self)
         if not self._in_head:
-            # What still comes of the body is thrown away; it must not come for ever.
+            # The rest of the body is dropped, but it must not arrive for ever.
             self._unset_keepalive_if_required()
             self._expect(self._terms.rest_time, self.transport.abort)
 
     def timeout_keep_alive_handler(self) -> None:
-        # There may be an answer that was never taken; closing would wait for that.
+        # Closing would wait for a response that the client never read.
         self.transport.abort()
 
     # --- deadlines ------------------------------------------------------------------------------------------
 
     def refuse(self, status: int, why: str, headers: tuple[str, ...] = ()) -> None:
-        """Answer before there is a request, and close."""
+        """Send a response before there is a request, and close."""
         if self.cycle is not None and not self.cycle.response_complete:  # pyright: ignore[reportUnnecessaryComparison]
-            # An answer to the request before is on its way; nothing may come in its middle.
+            # The response to the previous request is being sent; nothing may be written into it.
             self.transport.abort()
             return
         lines = [*headers, "content-type: text/plain; charset=utf-8", f"content-length: {len(why)}"]
@@ -222,11 +222,11 @@ class Connection(HttpToolsProtocol):
         if left > 0:
             self._expect(left, self._body_late)
         else:
-            log.info("a body of which %d bytes came took too long", self._body_size)
+            log.info("connection cut: a body took too long; %d bytes had arrived", self._body_size)
             self.transport.abort()
 
     def _expect(self, seconds: float | None, otherwise: Callable[[], None] | None = None) -> None:
-        """Wait this long for what the client has to send next."""
+        """Set the deadline for the next data from the client."""
         if self._receiving is not None:
             self._receiving.cancel()
         self._receiving = None
@@ -234,7 +234,7 @@ class Connection(HttpToolsProtocol):
             self._receiving = self.loop.call_later(seconds, otherwise)
 
     def _watch(self, stalled: bool) -> None:
-        """Wait for the client to take what it is sent."""
+        """Start or stop the deadline for a client that does not read."""
         if self._stalled is not None:
             self._stalled.cancel()
         self._stalled = self.loop.call_later(self._terms.stall_time, self.transport.abort) if stalled else None

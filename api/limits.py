@@ -1,4 +1,4 @@
-"""How much, and which files, a delivery may carry."""
+"""The size limits and the allowed file types of a delivery."""
 
 import re
 from collections.abc import Iterator
@@ -14,8 +14,8 @@ from perdure.text import quoted
 from .bodies import Content
 from .responses import dumps
 
-_QUOTED = re.compile("%[0-9A-Fa-f]{2}")
-#: A message may have a thousand files, each with a name of its own.
+_PERCENT_ENCODED = re.compile("%[0-9A-Fa-f]{2}")
+#: A message can have a thousand files, each with its own name in the error.
 _MOST_VIOLATIONS = 5
 
 
@@ -36,7 +36,7 @@ class RequestLimits:
         )
 
     def check(self, content: Content) -> None:
-        """Raise `TooLarge` or `UnsupportedMedia`, with the first few violations and in the words of the first."""
+        """Raise `TooLarge` or `UnsupportedMedia`, with the first few violations and the text of the first one."""
         found = chain((violation for part in _files(content) for violation in self._file(part)), self._text(content))
         violations = list(islice(found, _MOST_VIOLATIONS))
         if not violations:
@@ -71,7 +71,7 @@ class RequestLimits:
 
 
 def known_size(data: str) -> int | None:
-    """The bytes that base64 text or a data URL stands for; None for a URL, whose size nobody knows yet."""
+    """The decoded size of base64 text or of a data URL; None for a URL, whose size is not known yet."""
     if data.startswith(("http://", "https://")):
         return None
     if not data.startswith("data:"):
@@ -79,16 +79,16 @@ def known_size(data: str) -> int | None:
     head, comma, payload = data.partition(",")
     if not comma:
         return None
-    return _base64_size(payload) if head.endswith(";base64") else _unquoted_size(payload)
+    return _base64_size(payload) if head.endswith(";base64") else _percent_decoded_size(payload)
 
 
-def _unquoted_size(text: str) -> int:
-    """The bytes that percent-encoded text stands for. Nothing is unquoted for it: that takes a second per 10 MB."""
-    return len(text.encode(errors="surrogatepass")) - 2 * sum(1 for _ in _QUOTED.finditer(text))
+def _percent_decoded_size(text: str) -> int:
+    """The decoded size of percent-encoded text. It is not decoded for this, because that takes a second per 10 MB."""
+    return len(text.encode(errors="surrogatepass")) - 2 * sum(1 for _ in _PERCENT_ENCODED.finditer(text))
 
 
 def _base64_size(text: str) -> int:
-    # What is no base64 at the end of it is kept all the same, so it counts.
+    # Invalid characters at the end are stored too, so they count.
     end = text[-8:].rstrip()
     padding = 2 if end.endswith("==") else 1 if end.endswith("=") else 0
     return max(0, len(text) * 3 // 4 - padding)
@@ -101,11 +101,11 @@ def _files(content: Content) -> list[FilePart]:
 
 
 def _texts(content: Content) -> list[str]:
-    """All that is kept of a delivery, but for the bytes of its files."""
+    """Everything that is stored of a delivery, except the bytes of its files."""
     texts = list(content.client_context)
     if content.output_schema is not None:
         texts.append(dumps(content.output_schema).decode())
-    texts.extend(text for part in _files(content) for text in _around(part))
+    texts.extend(text for part in _files(content) for text in _file_texts(part))
     texts.extend(text for response in content.input_responses for text in _response_texts(response))
     match content.message:
         case None:
@@ -117,8 +117,8 @@ def _texts(content: Content) -> list[str]:
     return texts
 
 
-def _around(part: FilePart) -> list[str]:
-    """What a file is called, and where it lies, if it is not here."""
+def _file_texts(part: FilePart) -> list[str]:
+    """The texts of a file: its type, its name, and its URL."""
     named = [part.media_type, part.filename or ""]
     if known_size(part.data) is None:
         return [*named, part.data]
@@ -127,8 +127,8 @@ def _around(part: FilePart) -> list[str]:
 
 
 def _response_texts(response: InputResponse) -> list[str]:
-    said = (response.request_id, response.option_id, response.text, response.reason)
-    texts = [text for text in said if text is not None]
+    values = (response.request_id, response.option_id, response.text, response.reason)
+    texts = [text for text in values if text is not None]
     return texts if response.arguments is None else [*texts, dumps(response.arguments).decode()]
 
 

@@ -1,4 +1,4 @@
-"""What a request's path and query name: whose session or request it is, and the parameters of lists."""
+"""The path and query of a request: the agent, the session, and the parameters of lists."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,19 +16,19 @@ _KEY_LIMIT = 255
 
 
 class Scopes:
-    """Reads what the path names. The bare prefix serves the default agent's new sessions and every known session."""
+    """Resolves the path. The bare prefix starts sessions of the default agent, and serves sessions of all agents."""
 
     def __init__(self, agents: AgentRegistry, sessions: Sessions) -> None:
         self._agents = agents
         self._sessions = sessions
 
     def agent(self, request: Request) -> Agent:
-        """The agent of the prefix; `AgentNotFound` when nobody of this name is served."""
+        """The agent of the prefix; `AgentNotFound` when no agent of this name is served."""
         name = _path(request).get("agent")
         return self._agents.default if name is None else self._agents[name]
 
     async def session(self, request: Request, principal: Principal) -> SessionRow:
-        """The session of the path, if it is the caller's and lives under the prefix it was asked for."""
+        """The session of the path, if it belongs to the caller and to the agent of the prefix."""
         params = _path(request)
         row = await self._sessions.get(known_id(params["session_id"]), principal)
         if params.get("agent") not in (None, row.agent):
@@ -37,14 +37,14 @@ class Scopes:
 
 
 def known_id(text: str) -> str:
-    """The id, unless it is one that no store could hold; such a session does not exist either."""
+    """The id; `SessionNotFound` for a text that cannot be a session id."""
     if not (text.isascii() and text.isprintable()):
         raise SessionNotFound
     return text
 
 
 def known_input(text: str) -> str:
-    """As `known_id`, for requests."""
+    """As `known_id`, for input requests."""
     if not (text.isascii() and text.isprintable()):
         raise InputNotFound
     return text

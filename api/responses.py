@@ -1,4 +1,4 @@
-"""Answers as JSON, and the answers to errors."""
+"""JSON responses, and the responses to errors."""
 
 import json
 import logging
@@ -32,14 +32,14 @@ def dumps(value: Any) -> bytes:
     try:
         return orjson.dumps(value)
     except orjson.JSONEncodeError:
-        # An unpaired surrogate, or a number of more than 64 bits: a tool may well return one, and then the stream of
-        # its session must not break on it for ever.
+        # An unpaired surrogate, or a number of more than 64 bits: a tool can return one, and the stream of its session
+        # must still be readable.
         return json.dumps(value, separators=(",", ":")).encode()
 
 
 log = logging.getLogger("perdure.api")
 
-#: Of an error's text, in characters: whoever raised it may have quoted more of a request than a caller should be sent.
+#: The longest error text, in characters: it may quote more of the request than a caller should get.
 _LONGEST = 1_200
 _LONGEST_TARGET = 500
 
@@ -47,20 +47,20 @@ NO_STORE = {"cache-control": "no-store"}
 
 
 def reply(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """A JSON answer; nothing here may be kept by caches."""
+    """A JSON response that caches must not store."""
     return Response(
         dumps(content), status, {**NO_STORE, **(headers or {})}, media_type="application/json; charset=utf-8"
     )
 
 
 def flags(*, deduplicated: bool = False, delayed: bool = False) -> dict[str, str]:
-    """What is said of a receipt in headers, because the body of a repeated request is the first one, byte for byte."""
+    """The flags of a receipt as headers: the body of a repeated request must be the first one, byte for byte."""
     named = {"idempotency-replayed": deduplicated, "x-perdure-delayed": delayed}
     return {name: "true" for name, holds in named.items() if holds}
 
 
 def problem(error: PerdureError) -> Response:
-    """The answer to an error that its caller should know of."""
+    """The response to an error that the caller may see."""
     response = reply(_body(error), error.status)
     match error:
         case Unauthenticated():
@@ -81,9 +81,9 @@ def _body(error: PerdureError) -> dict[str, Any]:
         case TooLarge() | UnsupportedMedia():
             return {"error": message, "ok": False, "violations": error.details.get("violations", [])}
         case Unavailable():
-            # What the database or the network said is for the log.
-            told = OutcomeUnknown() if isinstance(error, OutcomeUnknown) else Unavailable()
-            return {"code": told.code, "error": told.message, "ok": False}
+            # The text of the database or the network is only for the log.
+            shown = OutcomeUnknown() if isinstance(error, OutcomeUnknown) else Unavailable()
+            return {"code": shown.code, "error": shown.message, "ok": False}
         case InputClosed() | InputExpired():
             outcome = {"status": error.details.get("status"), "optionId": error.details.get("option_id")}
             known = {name: value for name, value in outcome.items() if value is not None}
@@ -93,7 +93,7 @@ def _body(error: PerdureError) -> dict[str, Any]:
 
 
 async def on_error(_: Request, error: Exception) -> Response:
-    """Answer an expected error; a condition of ours, such as a store that cannot be read, may pass: 503."""
+    """The response to an expected error; a server-side condition, such as a store that cannot be read, is a 503."""
     if not isinstance(error, PerdureError):
         return hidden(error)
     if error.status < 500:
@@ -103,7 +103,7 @@ async def on_error(_: Request, error: Exception) -> Response:
 
 
 async def on_http_error(request: Request, error: Exception) -> Response:
-    """No such route, or no such method on it: the same answer, as nobody should probe for routes."""
+    """The same response for an unknown route and an unknown method, so that routes cannot be probed."""
     if isinstance(error, HTTPException) and error.status_code not in (404, 405):
         return reply({"error": error.detail, "ok": False}, error.status_code)
     target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
@@ -112,14 +112,14 @@ async def on_http_error(request: Request, error: Exception) -> Response:
 
 
 def hidden(error: BaseException) -> Response:
-    """Say that something broke and where to look for it, and nothing else."""
+    """A 500 with an error id; the details are only in the log."""
     error_id = str(uuid.uuid4())
     log.error("request failed, error id %s", error_id, exc_info=error)
     return reply({"error": "Channel handler failed.", "errorId": error_id, "ok": False}, 500)
 
 
 class Shield:
-    """The outermost layer: no exception leaves the application, and none tells the caller what it was."""
+    """The outermost middleware: no exception leaves the application, and no caller sees its text."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -138,7 +138,7 @@ class Shield:
         try:
             await self._app(scope, receive, watched)
         except ClientDisconnect:
-            # Whoever asked is gone; there is nobody to answer.
+            # The client has disconnected; there is no one to respond to.
             return
         except Exception as error:
             response = hidden(error)

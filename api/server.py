@@ -1,4 +1,4 @@
-"""The API as a process: uvicorn with its own limits, and what it serves, built in order and taken down in reverse."""
+"""The API process: uvicorn with Perdure's limits. Parts are created in order, and closed in reverse order."""
 
 import asyncio
 import contextlib
@@ -23,9 +23,9 @@ from .auth.build import build_authenticators
 from .connections import ConnectionLimits, Connections, most_connections
 from .stream.broadcast import Broadcasts
 
-#: What the kernel may hold for a client that takes nothing, and doubles; without it that grows to megabytes.
+#: The kernel's send buffer per connection (it doubles the value). Without it the buffer grows to megabytes.
 _SEND_BUFFER = 262_144
-#: How long open requests may take to end; open streams end at once.
+#: Seconds for open requests to end; open streams end at once.
 GRACE = 3
 
 
@@ -36,7 +36,7 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None]:
-        """Signals belong to whoever runs the process; they set `stop`."""
+        """No signal handlers here: the handlers of the process set `stop`."""
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -46,7 +46,7 @@ class _Server(uvicorn.Server):
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Take the address, or say clearly who else has it."""
+    """Bind the address, with a clear error when it is in use."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         sock = socket.create_server((host, port), family=family, backlog=2048)
@@ -54,7 +54,7 @@ def listen(host: str, port: int) -> socket.socket:
         if error.errno == errno.EADDRINUSE:
             raise Misconfigured(f"Port {port} on {host} is taken by another process; set PERDURE_PORT.") from error
         raise Misconfigured(f"Cannot listen on {host} port {port}: {error.strerror or error}.") from error
-    # Connections inherit it. Without it a small answer waits 40 ms for the acknowledgement of its own headers.
+    # Connections inherit it. Without it a small response waits 40 ms for the acknowledgement of its headers.
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
     return sock
@@ -86,14 +86,14 @@ async def run(
 def _config(app: ASGIApp, connections: Connections) -> uvicorn.Config:
     return uvicorn.Config(
         app,
-        # It is only called, and what it returns is a protocol.
+        # uvicorn only calls it, and it returns a protocol.
         http=cast("Any", connections.connection),
         ws="none",
         lifespan="off",
         access_log=False,
         log_config=None,
         server_header=False,
-        # Who the peer is decides about development access; nobody may claim another address.
+        # Development access depends on the peer's address, so headers must not replace it.
         proxy_headers=False,
         timeout_keep_alive=65,
         timeout_graceful_shutdown=GRACE,
@@ -104,9 +104,9 @@ log = logging.getLogger("perdure.api")
 
 
 async def serve(settings: Settings, stop: asyncio.Event, ready: asyncio.Event | None = None) -> None:
-    """Serve until `stop` is set; `ready` is set when requests are answered."""
+    """Serve until `stop` is set; `ready` is set when requests are accepted."""
     async with contextlib.AsyncExitStack() as stack:
-        # Before anything is opened: a process that may not or cannot serve leaves no trace.
+        # First, before anything is opened: a process that cannot serve must not create files or connections.
         authenticators = build_authenticators(settings)
         sock = stack.enter_context(listen(settings.host, settings.port))
         agents = load_agents(settings.agents, settings.model)

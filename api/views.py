@@ -1,4 +1,4 @@
-"""Sessions, requests and agents as callers see them."""
+"""The JSON of sessions, input requests and agents."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +10,7 @@ from perdure.protocol.wire import JsonObject
 from perdure.store.values import InputRow, SessionRow
 from perdure.text import shortened
 
-#: What answers while neither the agent nor the deployment names a model.
+#: The model while neither the agent nor the deployment names one.
 _DEMO_MODEL = "demo"
 
 
@@ -61,7 +61,7 @@ _ROUTES = (
 
 
 def _agent(agent: Agent) -> JsonObject:
-    # Roots are names here: where the code lies on the server is nobody's business.
+    # Roots are names here: callers must not see paths of the server.
     about: JsonObject = {
         "agentRoot": f"agents/{agent.name}",
         "appRoot": ".",
@@ -120,7 +120,7 @@ _SHOWN = 80
 
 
 def waiting_for(row: SessionRow, waiting: Sequence[InputRow] = (), queued: int = 0) -> str | None:
-    """Why the session does nothing right now; None when it does something, or never will again.
+    """What the session waits for; None while it runs, and when it has ended.
 
     `queued`: how many deliveries no turn has read yet.
     """
@@ -128,7 +128,7 @@ def waiting_for(row: SessionRow, waiting: Sequence[InputRow] = (), queued: int =
         return f"A worker or an operator that can help: {row.attention['message']}"
     match row.status:
         case "waiting" if waiting:
-            return _people(waiting)
+            return _open_requests(waiting)
         case "starting" | "waiting" if queued and row.unsignalled:
             return f"Temporal, which could not be reached: {_deliveries(queued)} accepted and told to it later."
         case "starting":
@@ -145,23 +145,23 @@ def _deliveries(count: int) -> str:
     return "1 delivery is" if count == 1 else f"{count} deliveries are"
 
 
-def _people(waiting: Sequence[InputRow]) -> str:
+def _open_requests(waiting: Sequence[InputRow]) -> str:
     """The oldest request in full; of the others, how many there are."""
     first, *others = waiting
     request = first.request
     until = f", until {request.expires_at} (then: {request.on_expiry})" if request.expires_at else ""
     more = f" And {len(others)} more." if others else ""
-    return f"{_what(request)} by {_whom(request.responders)}, since {first.opened_at}{until}.{more}"
+    return f"{_subject(request)} by {_responders(request.responders)}, since {first.opened_at}{until}.{more}"
 
 
-def _what(request: InputRequest) -> str:
+def _subject(request: InputRequest) -> str:
     if request.kind == "approval":
         return f"Approval of `{request.tool}` ({request.request_id})"
     question = shortened(" ".join(request.prompt.split()), _SHOWN)
     return f"An answer to “{question}” ({request.request_id})"
 
 
-def _whom(responders: Responders) -> str:
+def _responders(responders: Responders) -> str:
     named = " or ".join(responders.values)
     match responders.kind:
         case "requester":
@@ -171,5 +171,5 @@ def _whom(responders: Responders) -> str:
         case "principals":
             who = named
         case "attribute":
-            who = f"whoever has {responders.attribute} {named}"
+            who = f"principals whose {responders.attribute} is {named}"
     return who if responders.quorum == 1 else f"{responders.quorum} of: {who}"

@@ -1,41 +1,41 @@
 """The errors of Perdure, in one tree.
 
 PerdureError
-├── Invalid                 400  the request does not mean anything
+├── Invalid                 400  the request is not valid
 ├── Unauthenticated         401
 ├── Forbidden               403
-│   └── ForbiddenResponder       somebody else has to answer this request
+│   └── ForbiddenResponder       the caller may not answer this request
 ├── NotFound                404
 │   ├── SessionNotFound
 │   ├── AgentNotFound
 │   └── InputNotFound
 ├── Conflict                409
-│   ├── NoActiveSession          nobody waits on this token
-│   ├── TokenConflict            two live sessions may not own one token
+│   ├── NoActiveSession          no session waits on this token
+│   ├── TokenConflict            two live sessions cannot own one token
 │   ├── IdempotencyConflict      one key, two different requests
-│   ├── InputClosed              somebody has answered, or nobody needs to any more
-│   └── InputExpired             nobody has answered in time
+│   ├── InputClosed              answered already, or withdrawn
+│   └── InputExpired             not answered in time
 ├── TooLarge                413
 ├── UnsupportedMedia        415
 ├── InboxFull               429  too many deliveries wait in this session: nothing was accepted
 ├── Unavailable             503  try again: nothing was accepted
-│   ├── OutcomeUnknown           the database died in the middle of a commit: try again, with the same key
-│   ├── NoDriver                 no workflow drives this session now; what it was sent before stays accepted
-│   └── NoWorker                 no worker would take up the session if it were started
-├── DriverRefused                Temporal does not take what this session is to be told
+│   ├── OutcomeUnknown           the database died during a commit: try again, with the same key
+│   ├── NoDriver                 the session has no running workflow; earlier deliveries stay accepted
+│   └── NoWorker                 no worker polls the task queue of the session
+├── DriverRefused                Temporal refuses a signal to this session
 ├── Superseded                   an attempt that is no longer the newest one
-├── TurnCancelled                somebody wants this turn stopped, and that was accepted
+├── TurnCancelled                a cancel of this turn was accepted
 ├── ModelFailed                  the provider refused or failed
-├── ToolFailed                   a tool raised, and its declaration allows another try
+├── ToolFailed                   a tool raised, and its declaration allows a retry
 ├── InvalidDeclaration           an agent or a tool is not declared in a way that can work
 ├── Misconfigured                a setting cannot work, or needs something that is not installed
-├── SchemaUnknown                the database is newer than this code, or not ours at all
+├── SchemaUnknown                the database is newer than this code, or not of Perdure
 ├── SchemaOutdated               the database must be migrated first
-└── NeedsAttention               this worker cannot go on with the session; another one, or an operator, may
+└── NeedsAttention               this worker cannot continue the session; another worker or an operator may
     ├── SessionGone
     ├── AgentGone
     ├── UnreadableState
-    └── StoreBehind              the store is older than what the session remembers
+    └── StoreBehind              the store is older than the session
 """
 
 from typing import Any, ClassVar
@@ -49,17 +49,17 @@ class PerdureError(Exception):
     status: ClassVar[int] = 500
     code: ClassVar[str] = "internal_error"
     retryable: ClassVar[bool] = False
-    #: Whether message and details are made of our own words, ids and numbers alone, whoever raises it.
+    #: Whether message and details contain only Perdure's own words, ids and numbers, wherever it is raised.
     plain: ClassVar[bool] = False
 
     def __init__(self, message: str | None = None, **details: Any) -> None:
-        # It may quote what a tool or a provider said; it goes to the engine and to readers.
+        # It may quote the text of a tool or a provider; it goes to Temporal and to readers.
         self.message = whole(message or self._sentence())
         self.details = details
         super().__init__(self.message)
 
     def bare(self) -> tuple[str, dict[str, Any]]:
-        """Message and details for places where no content may go."""
+        """Message and details for places where content is not allowed."""
         if self.plain:
             return self.message, self.details
         return self._sentence(), {name: self.details[name] for name in ("errorId",) if name in self.details}
@@ -121,7 +121,7 @@ class InputNotFound(NotFound):
 
 
 class Conflict(PerdureError):
-    """The request conflicts with what already is."""
+    """The request conflicts with the current state."""
 
     status = 409
     code = "conflict"
@@ -202,7 +202,7 @@ class NoWorker(Unavailable):
 
 
 class DriverRefused(PerdureError):
-    """Temporal does not take what this session is to be told."""
+    """Temporal refuses a signal to this session."""
 
     code = "driver_refused"
 
@@ -211,8 +211,8 @@ class Superseded(PerdureError):
     """A newer attempt has taken over; this one may no longer write."""
 
     code = "superseded"
-    # The engine ignores what an older attempt reports. The newest one may be refused too, when the clock of the server
-    # that scheduled it is behind; it is tried again until the clock has caught up.
+    # Temporal ignores the result of an older attempt. The newest one may be refused too, when the clock of the server
+    # that scheduled it is behind; it is retried until the clock has caught up.
     retryable = True
 
 
@@ -223,7 +223,7 @@ class TurnCancelled(PerdureError):
 
 
 class ModelFailed(PerdureError):
-    """The model could not be asked, or did not answer."""
+    """The model could not be called, or did not answer."""
 
     code = "MODEL_CALL_FAILED"
 
@@ -236,7 +236,7 @@ class ModelFailed(PerdureError):
         reason: str | None = None,
         **details: Any,
     ) -> None:
-        """`transient`: asking again can help. `reason`: what the provider said, for the log and for nobody else."""
+        """`transient`: a retry can help. `reason`: the provider's text, only for the log."""
         super().__init__(message, **details)
         self.transient = transient
         self.retry_after = retry_after
@@ -275,16 +275,16 @@ class SchemaOutdated(PerdureError):
 
 
 class NeedsAttention(PerdureError):
-    """The session cannot go on here."""
+    """The session cannot continue here."""
 
     code = "NEEDS_ATTENTION"
     plain = True
-    # Another worker may have what this one lacks.
+    # Another worker may be able to serve the session.
     retryable = True
 
 
 class SessionGone(NeedsAttention):
-    """The store knows no such session."""
+    """The store does not contain this session."""
 
     code = "SESSION_GONE"
 
@@ -302,6 +302,6 @@ class UnreadableState(NeedsAttention):
 
 
 class StoreBehind(NeedsAttention):
-    """The store is older than what this session remembers; it may have been restored from a copy."""
+    """The store is older than this session; it may have been restored from a copy."""
 
     code = "STORE_BEHIND"

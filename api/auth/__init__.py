@@ -1,4 +1,4 @@
-"""Who is asking? An ordered list of authenticators; the first that recognises the caller decides."""
+"""Authentication: an ordered list of authenticators; the first that recognises the caller decides."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ _CLAIMS = ("x-api-key", "authorization")
 
 @dataclass(frozen=True)
 class Credentials:
-    """What a request says about its sender."""
+    """The credentials and the origin of a request."""
 
     headers: Headers
     # The address of the peer of the connection; None when there is none (a Unix socket).
@@ -33,11 +33,11 @@ class Credentials:
 
     @property
     def presented(self) -> bool:
-        """Whether the caller claims to be somebody; a wrong claim is refused and never overlooked."""
+        """Whether the request has credentials; wrong ones are refused and never ignored."""
         return any(name in _CLAIMS and value.strip() for name, value in self.headers.items())
 
     def claims(self) -> Sequence["Credentials"]:
-        """Each credential as if it were the only one, API keys first. A caller that claims nothing is one entry."""
+        """Each credential as if it were the only one, API keys first. A request without credentials is one entry."""
         if not self.presented:
             return (self,)
         others = [(name, value) for name, value in self.headers.raw if name.decode("latin-1").lower() not in _CLAIMS]
@@ -53,18 +53,18 @@ class Authenticator(Protocol):
     """One way to recognise a caller."""
 
     async def __call__(self, credentials: Credentials) -> Principal | None:
-        """The caller; None when this is not for me; `Unauthenticated` or `Forbidden` when it is, and wrong."""
+        """The caller; None for a credential of another kind; `Unauthenticated` or `Forbidden` when it is wrong."""
         ...
 
 
 class Gate:
-    """Lets callers in."""
+    """Authenticates requests."""
 
     def __init__(self, authenticators: Sequence[Authenticator]) -> None:
         self._authenticators = tuple(authenticators)
 
     async def admit(self, request: HTTPConnection) -> Principal:
-        """The caller. Everything that it presents must be valid; of several principals the first one counts."""
+        """The caller. Every credential must be valid; of several principals the first one counts."""
         peer = request.client.host if request.client else None
         credentials = Credentials(request.headers, peer, request.scope.get("http_version", "1.1"))
         recognised = [await self._recognise(claim) for claim in credentials.claims()]

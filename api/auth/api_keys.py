@@ -1,4 +1,4 @@
-"""API keys: services that hold a secret of which we know the hash."""
+"""API keys of services. The settings have only their hashes."""
 
 import hashlib
 import hmac
@@ -13,7 +13,7 @@ from . import Credentials
 
 @dataclass(frozen=True)
 class Key:
-    """What is known of a key: its SHA-256, and the attributes of its holder."""
+    """A configured key: its SHA-256, and the attributes of its holder."""
 
     digest: bytes
     attributes: Mapping[str, list[str]]
@@ -42,7 +42,7 @@ class ApiKeys:
     def _holder(self, presented: str) -> str | None:
         digest = hashlib.sha256(presented.encode()).digest()
         holder: str | None = None
-        # All of them, always: the time it takes tells nothing.
+        # All keys are compared, so that the time reveals nothing.
         for name, key in self._keys.items():
             if hmac.compare_digest(digest, key.digest):
                 holder = name

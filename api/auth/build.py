@@ -1,4 +1,4 @@
-"""The authenticators that the settings ask for."""
+"""The authenticators of the settings."""
 
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def build_authenticators(settings: Settings) -> list[Authenticator]:
-    """Keys first, then tokens. Development only while there is neither, unless the settings ask for it by name.
+    """API keys first, then tokens. Loopback access only without both, unless `trust_loopback` is set.
 
     Raises `Misconfigured` rather than leave a public address open.
     """
@@ -33,14 +33,14 @@ def build_authenticators(settings: Settings) -> list[Authenticator]:
         authenticators.append(Loopback())
     if not authenticators:
         raise Misconfigured(
-            f"PERDURE_HOST is {settings.host}, which others can reach, and nobody could sign in: set PERDURE_API_KEYS, "
+            f"PERDURE_HOST is {settings.host}, which others can reach, and there is no way to sign in: set PERDURE_API_KEYS, "
             "or PERDURE_JWT_ISSUER, PERDURE_JWT_AUDIENCE and PERDURE_JWT_JWKS_URL, or bind to 127.0.0.1."
         )
     return authenticators
 
 
 def is_development(settings: Settings) -> bool:
-    """Whether callers on this machine are let in without a key."""
+    """Whether callers on this machine need no key."""
     configured = bool(parse_keys(settings.api_keys) or settings.jwt_issuer)
     return is_loopback(settings.host) and (settings.trust_loopback or not configured)
 
@@ -50,11 +50,11 @@ def _jwt(settings: Settings) -> "Jwt | None":
     if not (issuer or audience or url):
         return None
     if not (issuer and audience and url):
-        # Without an audience, a token made out to any other service would open this one.
+        # Without an audience, a token for any other service would be accepted here.
         raise Misconfigured(
             "PERDURE_JWT_ISSUER, PERDURE_JWT_AUDIENCE and PERDURE_JWT_JWKS_URL belong together: set all."
         )
-    # All of cryptography comes along, which an API without tokens does not need.
+    # Imported late: it imports all of `cryptography`, which an API without tokens does not need.
     from .jwt import JwksKeys, Jwt
 
     roles = [claim.strip() for claim in settings.jwt_role_claims.split(",") if claim.strip()]

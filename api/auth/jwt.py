@@ -22,17 +22,17 @@ log = logging.getLogger("perdure.api.auth")
 ALGORITHMS = ("RS256", "ES256", "EdDSA", "Ed25519")
 LEEWAY = 30
 _KEY_TYPES = {"RS256": "RSA", "ES256": "EC", "EdDSA": "OKP", "Ed25519": "OKP"}
-#: Claims of a token that authors may see; the rest stays outside.
+#: Claims of a token that authors may see; all others are dropped.
 _ATTRIBUTES = ("email", "name", "preferred_username", "scope", "groups", "roles", "org_id", "tenant")
 #: Claims whose values are roles, unless the settings name others.
 ROLE_CLAIMS = ("role", "roles", "scope")
-#: Seconds for all of a fetch, and for how much of it those wait whose key was known before.
+#: Seconds for a whole fetch, and how long a request waits for it when its key is known already.
 _LONGEST_FETCH = 5.0
 _PATIENCE = 1.0
 
 
 class Keys(Protocol):
-    """Where the provider's public keys come from."""
+    """The source of the provider's public keys."""
 
     async def named(self, kid: str | None) -> KeySet:
         """The keys, with `kid` among them if the provider has it."""
@@ -40,7 +40,7 @@ class Keys(Protocol):
 
 
 class JwksKeys:
-    """The published key set: kept for a while, and asked for again when a token names a key that is not in it."""
+    """The published key set: cached, and fetched again when a token names an unknown key."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class JwksKeys:
         self._keys: KeySet | None = None
         self._fetched = -float("inf")
         self._asked = -float("inf")
-        # The fetch that is under way, and until when those wait for it who could do without.
+        # The running fetch, and until when requests with a known key wait for it.
         self._fetching: asyncio.Task[None] | None = None
         self._patience = 0.0
 
@@ -65,18 +65,18 @@ class JwksKeys:
         if not self._fits(kid):
             await self._refreshed(kid)
         if self._keys is None:
-            raise Unavailable("The keys of the identity provider cannot be had right now.")
+            raise Unavailable("The keys of the identity provider cannot be fetched right now.")
         return self._keys
 
     async def _refreshed(self, kid: str | None) -> None:
-        """Wait for the keys to be fetched, if it is time for that."""
+        """Fetch the keys if the pause is over, and wait for the running fetch."""
         now = asyncio.get_running_loop().time()
-        # Strangers choose the kid of their tokens; they do not choose how often we ask the provider.
+        # Unauthenticated callers choose the kid of their tokens; they must not control how often keys are fetched.
         if self._fetching is None and self._clock() - self._asked >= self._pause:
             self._patience = now + _PATIENCE
             self._fetching = asyncio.create_task(self._fetch())
         if self._fetching is not None:
-            # A provider that does not answer must not hold up everybody whose key is known.
+            # A provider that does not respond must not delay callers whose key is known.
             limit = max(0.0, self._patience - now) if self._knows(kid) else None
             await asyncio.wait({self._fetching}, timeout=limit)
 
@@ -95,7 +95,7 @@ class JwksKeys:
                 self._keys = KeySet.import_key_set(answer.json())
                 self._fetched = self._clock()
         except Exception as error:
-            # Old keys are better than none: an outage of the provider should not lock everybody out.
+            # Old keys are better than none: an outage of the provider should not refuse all callers.
             log.warning("the keys at %s cannot be read: %s", self._url, str(error) or type(error).__name__)
         finally:
             self._fetching = None
@@ -105,7 +105,7 @@ class Jwt:
     """Recognises a user by a bearer token that the issuer signed for this audience."""
 
     def __init__(self, keys: Keys, *, issuer: str, audience: str, role_claims: Sequence[str] = ROLE_CLAIMS) -> None:
-        """`role_claims` name the claims that hold roles; `realm_access.roles` is the one inside the other."""
+        """`role_claims` name the claims that contain roles; `realm_access.roles` is a claim inside a claim."""
         self._keys = keys
         self._issuer = issuer
         self._role_claims = tuple(role_claims)
@@ -126,14 +126,14 @@ class Jwt:
         except PerdureError:
             raise
         except Exception as error:
-            # Whatever a token does to its reader, it cannot be read. The error's code helps an operator, and its text
-            # may quote the token. Whoever forged it should not be helped.
+            # Every other exception means that the token is invalid. The log gets the error's code, because its text may
+            # quote the token. The caller gets no reason, because a forger could use it.
             log.info("a bearer token was refused: %s", getattr(error, "error", type(error).__name__))
             raise _invalid() from None
         subject = claims["sub"]
         if not isinstance(subject, str) or not subject or "\0" in subject or whole(subject) != subject:
-            # It becomes part of keys in the store, which takes no NUL and no half of a character. All else is a name,
-            # also what is not printed (a joiner, a wide space): sessions may belong to it.
+            # It becomes part of keys in the store, which accepts no NUL and no unpaired surrogate. Other unprintable
+            # characters (a joiner, a wide space) are allowed: sessions may belong to such a name.
             raise _invalid()
         return Principal(
             principal_id=subject,
@@ -150,7 +150,7 @@ class Jwt:
         if algorithm not in ALGORITHMS or not isinstance(kid, str | None):
             raise ValueError(f"algorithm {algorithm!r} is not accepted")
         published = await self._keys.named(kid)
-        # A key signs with the algorithm of its own type, and a key that is published for encryption signs nothing.
+        # A key must have the type of the algorithm, and a key that is published for encryption must not sign.
         fitting = [
             key
             for key in published
@@ -182,7 +182,7 @@ def _attributes(claims: dict[str, Any], role_claims: Sequence[str]) -> dict[str,
 
 
 def _claim(claims: dict[str, Any], name: str) -> Any:
-    """The claim of this name, or the one that the dots in its name lead to. Claims named by URLs have dots too."""
+    """The claim of this name, or of the path with dots. The whole name is tried first, because URLs have dots."""
     if name in claims:
         return claims[name]
     value: Any = claims
@@ -194,7 +194,7 @@ def _claim(claims: dict[str, Any], name: str) -> Any:
 
 
 def _words(value: Any) -> list[str]:
-    """A list of names as it is; a text of names, as `scope` is one, split at its spaces."""
+    """A list of names unchanged; a text such as `scope` is split at its spaces."""
     if isinstance(value, str):
         return value.split()
     return value if _is_words(value) else []

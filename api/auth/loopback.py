@@ -1,4 +1,4 @@
-"""Development: whoever sits at this machine."""
+"""Development access: callers on this machine."""
 
 import ipaddress
 from urllib.parse import urlsplit
@@ -7,7 +7,7 @@ from perdure.protocol.principals import LOCAL, Principal
 
 from . import Credentials
 
-#: A request that came through a proxy came from elsewhere, whatever its peer address says. Names, and their beginnings.
+#: Headers of proxies, and prefixes of such headers. A proxied request may come from another machine.
 _FORWARDED = frozenset(
     {
         "cdn-loop",
@@ -54,10 +54,10 @@ _FORWARDED_AS = (
 
 
 class Loopback:
-    """Accepts callers on this machine that claim to be nobody else.
+    """Accepts callers on this machine without credentials.
 
-    The address of the peer is not enough: a page of any website can make the browser on this machine call us. So the
-    name it called us by must be a loopback name (a rebound DNS name is not), and so must the page's origin.
+    The address of the peer is not enough: a page of any website can make the browser on this machine send requests. So
+    the `Host` must be a loopback name (a rebound DNS name is not), and so must the page's origin.
     """
 
     async def __call__(self, credentials: Credentials) -> Principal | None:
@@ -76,7 +76,7 @@ class Loopback:
 
 
 def _came_through_a_proxy(credentials: Credentials) -> bool:
-    # Some proxies add no header at all unless they are told to. Those of them that speak HTTP/1.0 give themselves away.
+    # Some proxies add no header by default. Those among them that use HTTP/1.0 are recognised by it.
     if credentials.http_version == "1.0":
         return True
     return any(name in _FORWARDED or name.startswith(_FORWARDED_AS) for name in credentials.headers)

@@ -1,1 +1,1 @@
-"""The routes, by what they are about. Each is a class whose collaborators arrive by constructor."""
+"""The routes, by subject. Each module has one class; its collaborators arrive by constructor."""

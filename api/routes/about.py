@@ -1,4 +1,4 @@
-"""What runs here: health, and the agent as a client may see it."""
+"""Health, and the description of an agent."""
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,7 +17,7 @@ class AboutRoutes:
         self._development = development
 
     async def health(self, request: Request) -> Response:
-        """Whether this process answers; open to everybody."""
+        """Whether this process responds; needs no credentials."""
         self._scopes.agent(request)
         return reply({"ok": True, "status": "ready", "workflowId": SESSION_WORKFLOW})
 

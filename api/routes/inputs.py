@@ -1,4 +1,4 @@
-"""What sessions ask of people: which requests the caller may answer, and answering one."""
+"""Input requests: listing those that the caller may answer, and answering one."""
 
 from typing import get_args
 
@@ -36,12 +36,12 @@ class InputRoutes:
         return reply(listed)
 
     async def show(self, request: Request) -> Response:
-        """One request, and how it stands."""
+        """One request with its status."""
         principal = await self._gate.admit(request)
         return reply(shown(await self._inputs.get(known_input(request.path_params["request_id"]), principal)))
 
     async def answer(self, request: Request) -> Response:
-        """Answer one request. Whoever may answer need not own the session."""
+        """Answer one request. A responder need not own the session."""
         principal = await self._gate.admit(request)
         key = idempotency_key(request)
         request_id = known_input(request.path_params["request_id"])
@@ -71,7 +71,7 @@ def input_query(params: QueryParams) -> InputQuery:
 
 def shown(row: InputRow) -> JsonObject:
     request = row.request
-    told: JsonObject = {
+    fields: JsonObject = {
         "requestId": request.request_id,
         "sessionId": request.session_id,
         "agent": request.agent,
@@ -93,5 +93,5 @@ def shown(row: InputRow) -> JsonObject:
         "closedAt": row.closed_at,
     }
     if row.answer is not None:
-        told["answer"] = row.answer.shown()
-    return told
+        fields["answer"] = row.answer.shown()
+    return fields

@@ -1,4 +1,4 @@
-"""Looking at sessions: which there are, what they did, what they wait for."""
+"""Listing sessions, and describing one."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from perdure.store.values import InputRow, SessionQuery, SessionRow, ShownStatus
 
 @dataclass(frozen=True)
 class Pending:
-    """What a session waits for: requests to people, and how many deliveries no turn has read."""
+    """What a session waits for: open input requests, or deliveries that no turn has read."""
 
     inputs: Sequence[InputRow] = ()
     queued: int = 0
@@ -42,7 +42,7 @@ class InspectionRoutes:
         return reply(listed)
 
     async def session(self, request: Request) -> Response:
-        """One session, with what Temporal knows of it."""
+        """One session, with the status of its workflow."""
         principal = await self._gate.admit(request)
         session_id = known_id(request.path_params["session_id"])
         description = await self._sessions.describe(session_id, principal)
@@ -51,9 +51,9 @@ class InspectionRoutes:
     async def _pending(self, row: SessionRow) -> Pending:
         if row.status not in ("starting", "waiting"):
             return Pending()
-        asked = await self._sessions.inputs.waiting(row.session_id) if row.status == "waiting" else ()
-        # Behind a request everything waits, so that is what the session waits for.
-        return Pending(asked, 0 if asked else await self._sessions.queued(row.session_id))
+        inputs = await self._sessions.inputs.waiting(row.session_id) if row.status == "waiting" else ()
+        # Deliveries wait until open requests are closed, so the session waits for the requests.
+        return Pending(inputs, 0 if inputs else await self._sessions.queued(row.session_id))
 
 
 def session_query(params: QueryParams, principal: Principal) -> SessionQuery:
@@ -90,12 +90,12 @@ def summary(row: SessionRow, pending: Pending) -> JsonObject:
 
 
 def detail(description: Description, pending: Pending) -> JsonObject:
-    asked = [row.request.request_id for row in pending.inputs]
-    shown = {**summary(description.row, pending), "openInputs": asked}
+    request_ids = [row.request.request_id for row in pending.inputs]
+    shown = {**summary(description.row, pending), "openInputs": request_ids}
     ended = description.workflow_status not in (None, "running", "continued_as_new")
     if ended and not description.row.ended and description.row.attention is None:
         shown["waitingFor"] = (
-            f"A workflow: its own is {description.workflow_status}, and is looked after within a minute."
+            f"A workflow: the status of its own is {description.workflow_status}; the reconciler handles it within a minute."
         )
     shown["temporal"] = {
         "workflowId": description.workflow_id,

@@ -1,4 +1,4 @@
-"""Starting sessions and delivering to them."""
+"""Starting sessions, delivering to them, and cancelling turns."""
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -95,5 +95,5 @@ def _accepted(receipt: Receipt, status: int) -> Response:
         body["inputs"] = [each.model_dump(mode="json", exclude_none=True) for each in receipt.inputs]
     if receipt.continuation_token is not None:
         body["continuationToken"] = receipt.continuation_token
-    said = flags(deduplicated=receipt.deduplicated, delayed=receipt.delayed)
-    return reply(body, status, {"x-eve-session-id": receipt.session_id, **said})
+    headers = flags(deduplicated=receipt.deduplicated, delayed=receipt.delayed)
+    return reply(body, status, {"x-eve-session-id": receipt.session_id, **headers})

@@ -22,7 +22,7 @@ class StreamRoutes:
         self._feeds = feeds
 
     async def events(self, request: Request) -> Response:
-        """Every event from `startIndex` on as a line of JSON, then those to come, until the session is over."""
+        """Every event from `startIndex` on as a line of JSON, then live ones, until the session ends."""
         self._scopes.agent(request)
         principal = await self._gate.admit(request)
         start = start_index(request.query_params.getlist("startIndex"))
@@ -30,7 +30,7 @@ class StreamRoutes:
 
 
 def start_index(given: list[str]) -> int:
-    """The first one given counts, and of it the leading integer: `3.7` is 3 and `2x` is 2."""
+    """The leading integer of the first value: `3.7` is 3 and `2x` is 2."""
     if not given:
         return 0
     found = _INTEGER_PREFIX.match(given[0])

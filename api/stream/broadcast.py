@@ -1,8 +1,8 @@
-"""Live events for many readers: one follower of the store per watched session, however many watch it.
+"""Live events for many readers: one follower of the store per watched session, for any number of readers.
 
-The follower encodes each event once and keeps the latest lines. A reader is an index: it takes lines from the
-feed while it keeps up, and pages from the store when it is behind what the feed still holds. So a reader that
-never reads costs its own connection and nobody else anything.
+The follower encodes each event once and keeps the latest lines. A reader is an index: it takes lines from the feed
+while it keeps up, and pages from the store when the feed no longer has its next line. So a reader that never reads
+costs only its own connection.
 """
 
 import asyncio
@@ -22,44 +22,44 @@ from .ndjson import NdjsonLines
 
 log = logging.getLogger("perdure.api.stream")
 
-# How many events a reader that is behind is given first; more if they are small.
+# The first page size of a reader that is behind; it grows when the events are small.
 _FIRST_PAGE = 16
-# How many of its last events are read at a time to find where a finished session ended.
+# The page size when the terminal event of an ended session is searched from the tail.
 _TAIL = 32
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How feeds behave over time and how much they hold."""
+    """The timing and the limits of feeds. Times are in seconds."""
 
-    # An idle stream says something this often, so that proxies and people know it lives.
+    # An idle stream sends a blank line this often, so that proxies keep the connection.
     heartbeat: float = 10.0
-    # A connection that takes nothing for this long is dropped.
+    # A connection that reads nothing for this long is dropped.
     stall: float = 60.0
-    # The store wakes us; this is how long a lost wake-up could cost.
+    # The store wakes the follower; this limits the delay after a lost wake-up.
     recheck: float = 5.0
     retry: float = 0.5
     ring_lines: int = 1024
     ring_bytes: int = 4_194_304
     page: int = 256
     chunk_bytes: int = 65_536
-    # What all connections together may hold for clients that do not take it.
+    # The most bytes that all connections together may buffer for clients that do not read.
     unsent_bytes: int = 67_108_864
-    # How many readers that are behind are given lines at the same time: not all that a crowd may ever want is there at
-    # once, and a crowd that comes back has caught up soon. With 4, posts took three times as long meanwhile.
+    # How many readers that are behind get a page at the same time. It bounds the memory when many reconnect at once.
+    # With 4, posts took three times as long meanwhile.
     replays: int = 64
-    # Readers are woken in groups of this size; between two groups others get their turn.
+    # Readers are woken in groups of this size; other tasks run between two groups.
     wake: int = 8
-    # Telling many costs; then events are told in groups. So long does each reader delay the next group.
+    # Waking many readers is costly, so events are published in groups: each reader delays the next group by this.
     rest: float = 0.0001
 
 
-class FeedBroke(Exception):
-    """The feed cannot go on; its readers should come again."""
+class FeedFailed(Exception):
+    """The feed has failed; its readers should reconnect."""
 
 
 class Broadcast:
-    """The recent lines of one session, and those who wait for the next one."""
+    """The recent lines of one session, and the readers that wait for the next one."""
 
     def __init__(self, store: Store, session: SessionRow, pace: Pace, replays: asyncio.Semaphore) -> None:
         self._store = store
@@ -68,22 +68,22 @@ class Broadcast:
         self._replays = replays
         self._ring: deque[bytes] = deque()
         self._size = 0
-        # The index of the first line in the ring, and of the line that will come next.
+        # The index of the first line in the ring, and of the next line.
         self._base = self._next = session.events
-        self._over = session.status in ("completed", "failed")
-        # The row of a session that is over counts what was written after its end; no reader is given that.
-        self._end_known = not self._over
-        self._broken = False
+        self._ended = session.status in ("completed", "failed")
+        # The row of an ended session also counts events after the terminal one; readers do not get those.
+        self._end_known = not self._ended
+        self._failed = False
         self._closed = False
-        # In the order in which they came.
+        # In the order of their arrival.
         self._waiting: dict[asyncio.Future[None], None] = {}
         self._lines = NdjsonLines(store, session.session_id)
-        self._joined: tuple[int, int, bytes] = (0, 0, b"")
+        self._shared: tuple[int, int, bytes] = (0, 0, b"")
         self._follower: asyncio.Task[None] | None = None
         self.readers = 0
 
     def start(self) -> None:
-        if not self._over:
+        if not self._ended:
             self._follower = asyncio.create_task(self._follow(), name=f"feed {self._session_id}")
 
     def stop(self) -> None:
@@ -92,16 +92,16 @@ class Broadcast:
 
     @property
     def usable(self) -> bool:
-        return not self._broken
+        return not self._failed
 
     async def close(self) -> None:
-        """Let every reader end, cleanly."""
+        """End the streams of all readers cleanly."""
         self._closed = True
         self.stop()
         await self._wake()
 
     async def chunks(self, start: int) -> AsyncGenerator[bytes]:
-        """Lines from `start` on, some at a time, and a blank one now and then; ends at the terminal event."""
+        """Lines from `start` on in chunks, and a blank line while idle; ends at the terminal event."""
         if not self._end_known:
             await self._find_end()
         index = start
@@ -113,11 +113,11 @@ class Broadcast:
             elif index < self._next:
                 chunk, index = self._recent(index)
                 yield chunk
-            elif self._over:
+            elif self._ended:
                 return
-            elif self._broken:
-                raise FeedBroke
-            elif not await self._news():
+            elif self._failed:
+                raise FeedFailed
+            elif not await self._wait_for_line():
                 yield b"\n"
 
     # --- readers --------------------------------------------------------------------------------------------
@@ -130,15 +130,15 @@ class Broadcast:
                 chunk, taken, read = await self._page(lines, index, min(wanted, self._base - index))
             index += taken
             wanted = min(self._pace.page, 2 * wanted) if taken == read else taken
-            # Nothing but this is kept for a client that may never take it.
+            # Only this chunk is kept for a client that may never read it.
             yield chunk, index
 
     async def _page(self, lines: NdjsonLines, index: int, wanted: int) -> tuple[bytes, int, int]:
-        """A chunk of lines, of how many events it is, and how many were read for it."""
+        """A chunk of lines, the number of events in it, and the number of events read for it."""
         page = await self._store.events(self._session_id, index, min(wanted, self._pace.page))
         if not page:
-            # The row counts an event that the log does not hold: never wait for it in a circle.
-            raise FeedBroke
+            # The row counts an event that the log does not contain: waiting for it would loop for ever.
+            raise FeedFailed
         chunk, taken = bytearray(), 0
         for event in page:
             chunk += await lines.line(event)
@@ -148,7 +148,7 @@ class Broadcast:
         return bytes(chunk), taken, len(page)
 
     async def _find_end(self) -> None:
-        """Leave out what the log holds after the terminal event: read it from its tail, which is short."""
+        """Find the terminal event, to omit later events. Few events follow it, so the search starts at the tail."""
         end = self._next
         while end > 0:
             start = max(0, end - _TAIL)
@@ -161,8 +161,8 @@ class Broadcast:
         self._end_known = True
 
     def _recent(self, index: int) -> tuple[bytes, int]:
-        """Lines of the ring. Readers that keep up ask for the same ones: they share one piece of memory."""
-        start, end, chunk = self._joined
+        """Lines of the ring. Readers that keep up need the same lines, so they share one chunk."""
+        start, end, chunk = self._shared
         if start == index and end > index and (end == self._next or len(chunk) >= self._pace.chunk_bytes):
             return chunk, end
         taken: list[bytes] = []
@@ -172,60 +172,60 @@ class Broadcast:
             size += len(taken[-1])
             at += 1
         chunk = taken[0] if len(taken) == 1 else b"".join(taken)
-        self._joined = (index, index + len(taken), chunk)
+        self._shared = (index, index + len(taken), chunk)
         return chunk, index + len(taken)
 
-    async def _news(self) -> bool:
-        news: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting[news] = None
+    async def _wait_for_line(self) -> bool:
+        woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[woken] = None
         try:
             async with asyncio.timeout(self._pace.heartbeat):
-                await news
+                await woken
         except TimeoutError:
             return False
         finally:
-            self._waiting.pop(news, None)
+            self._waiting.pop(woken, None)
         return True
 
     # --- follower -------------------------------------------------------------------------------------------
 
     async def _follow(self) -> None:
         try:
-            while not self._over:
+            while not self._ended:
                 try:
                     async with self._store.watch(self._session_id) as watch:
                         await self._read(watch)
                 except Unavailable as error:
-                    # Readers wait on; the store comes back or they get tired first.
+                    # Readers keep waiting: the store recovers, or they disconnect.
                     log.warning("the feed of %s waits for the store: %s", self._session_id, error)
                     await asyncio.sleep(self._pace.retry)
         except Exception:
-            log.exception("the feed of %s broke", self._session_id)
-            self._broken = True
+            log.exception("the feed of %s failed", self._session_id)
+            self._failed = True
         await self._wake()
 
     async def _read(self, watch: Watch) -> None:
-        while not self._over:
+        while not self._ended:
             page = await self._store.events(self._session_id, self._next, self._pace.page)
-            await self._tell(page)
+            await self._publish(page)
             if not page:
                 await watch.changed(self._pace.recheck)
 
-    async def _tell(self, events: Sequence[Event]) -> None:
-        untold = 0
+    async def _publish(self, events: Sequence[Event]) -> None:
+        unpublished = 0
         for event in events:
             line = await self._lines.line(event)
             self._add(line)
-            untold += len(line)
+            unpublished += len(line)
             if event.type in TERMINAL:
-                # Whatever follows it in the log, the stream ends here.
-                self._over = True
+                # The stream ends here; the log may contain later events.
+                self._ended = True
                 break
-            if untold > self._pace.ring_bytes // 4:
-                # Before the ring forgets what nobody has seen.
+            if unpublished > self._pace.ring_bytes // 4:
+                # Wake the readers before the ring drops lines that they have not read.
                 await self._wake()
-                untold = 0
-        if untold:
+                unpublished = 0
+        if unpublished:
             await self._wake()
             await asyncio.sleep(self.readers * self._pace.rest)
 
@@ -239,18 +239,18 @@ class Broadcast:
 
     async def _wake(self) -> None:
         for count in range(1, len(self._waiting) + 1):
-            news = next(iter(self._waiting), None)
-            if news is None:
+            woken = next(iter(self._waiting), None)
+            if woken is None:
                 return
-            del self._waiting[news]
-            if not news.done():
-                news.set_result(None)
+            del self._waiting[woken]
+            if not woken.done():
+                woken.set_result(None)
             if count % self._pace.wake == 0:
                 await asyncio.sleep(0)
 
 
 class Broadcasts:
-    """The feeds of this process; each lives while somebody reads it."""
+    """The feeds of this process; each exists while it has readers."""
 
     def __init__(self, store: Store, pace: Pace | None = None) -> None:
         self._store = store
@@ -285,6 +285,6 @@ class Broadcasts:
                     del self._feeds[session.session_id]
 
     async def close(self) -> None:
-        """End all streams, so that the process may end."""
+        """End all streams, so that the process can stop."""
         for feed in list(self._feeds.values()):
             await feed.close()

@@ -1,4 +1,4 @@
-"""What the streams of this process hold for clients that have not taken it yet: bounded for all of them together."""
+"""Bounds the bytes that all streams of this process together buffer for slow clients."""
 
 import asyncio
 import logging
@@ -11,36 +11,36 @@ log = logging.getLogger("perdure.api.stream")
 
 @dataclass(eq=False)
 class Outflow:
-    """One stream: what its connection holds, and the piece that waits to be taken by it."""
+    """One stream: the write buffer of its connection, and the chunk that waits for room there."""
 
     name: str
-    # None under a server that is not ours, which does not hand it out.
+    # None under another ASGI server, which does not expose the transport.
     transport: asyncio.WriteTransport | None
     waiting: int = 0
-    over: bool = False
+    ended: bool = False
 
     @property
     def held(self) -> int:
-        if self.over or self.transport is None:
+        if self.ended or self.transport is None:
             return 0
         return self.transport.get_write_buffer_size() + self.waiting
 
     def cut(self) -> None:
-        """End the connection at once. Closing it would wait for what is unsent."""
+        """Abort the connection. Closing it would wait for unsent data."""
         if self.transport is None:
             raise ConnectionError("this server cannot cut a connection")
-        self.over = True
+        self.ended = True
         self.transport.abort()
 
 
 class Unsent:
-    """Cuts the streams that have taken nothing for longest when all of them hold too much. Their clients come again."""
+    """Aborts the streams that have read nothing for the longest time when the total is too large. Clients reconnect."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        # The one that has taken something last stands last.
+        # Ordered by the last read: the most recent one is last.
         self._outflows: dict[Outflow, None] = {}
-        # Never less than is held; what is held is asked for only when this passes the limit.
+        # An upper bound of the total. The exact total is computed only when this exceeds the limit.
         self._estimate = 0
 
     @contextmanager
@@ -54,18 +54,18 @@ class Unsent:
 
     @contextmanager
     def sending(self, outflow: Outflow, size: int) -> Generator[None]:
-        """Count a piece until the connection takes it."""
+        """Count a chunk until the connection accepts it."""
         outflow.waiting = size
         self._estimate += size
         if self._estimate > self._limit:
-            self._settle()
+            self._cut_slowest()
         yield
         outflow.waiting = 0
         if outflow in self._outflows:
             del self._outflows[outflow]
             self._outflows[outflow] = None
 
-    def _settle(self) -> None:
+    def _cut_slowest(self) -> None:
         self._estimate = sum(each.held for each in self._outflows)
         for each in list(self._outflows):
             if self._estimate <= self._limit:

@@ -1,4 +1,4 @@
-"""Events as lines: one JSON object and a newline each, with the text so far put back into every delta."""
+"""Events as lines: one JSON object and a newline each. Every delta gets the text so far."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -14,7 +14,7 @@ VERSION = "16"
 
 
 class NdjsonLines:
-    """Encodes the events of one session in order, from wherever the first one stands."""
+    """Encodes the events of one session in order, starting at any event."""
 
     def __init__(self, store: Store, session_id: str) -> None:
         self._store = store
@@ -23,7 +23,7 @@ class NdjsonLines:
 
     async def line(self, event: Event) -> bytes:
         if event.type in DELTAS and not self._so_far.covers(event):
-            # We came in the middle of a message: what was said before it is read once.
+            # The first event is in the middle of a message: the earlier deltas are read once.
             so_far = _SoFar(event)
             async for earlier in self._earlier(event):
                 so_far.take(earlier)
@@ -41,7 +41,7 @@ class NdjsonLines:
 
 
 class _SoFar:
-    """What one attempt at one step has said so far."""
+    """The texts that one attempt at one step has emitted so far."""
 
     def __init__(self, event: Event | None = None) -> None:
         self._step = _step(event) if event else None
@@ -58,7 +58,7 @@ class _SoFar:
         if event.type not in DELTAS or not self.covers(event):
             return
         if event.attempt != self._attempt:
-            # A new attempt says everything again.
+            # A new attempt emits everything again.
             self._attempt, self._texts = event.attempt, {}
         delta, _ = DELTAS[event.type]
         self._texts[event.type] = self._texts.get(event.type, "") + (event.data or {}).get(delta, "")

@@ -1,4 +1,4 @@
-"""The response that never ends by itself: lines of a feed, sent as fast as the client takes them."""
+"""The streaming response: lines of a feed, sent as fast as the client reads them."""
 
 import asyncio
 import contextlib
@@ -16,16 +16,16 @@ from .ndjson import CONTENT_TYPE, FORMAT, VERSION
 
 log = logging.getLogger("perdure.api.stream")
 
-#: Where our server puts the connection's transport. ASGI has no way to cut one, and closing waits for what is unsent.
+#: Where our server puts the connection's transport. ASGI cannot abort a connection, and closing waits for unsent data.
 TRANSPORT = "perdure.transport"
 
 
 class EventStream(Response):
-    """A session's events from `start` on, then live ones. A slow client slows nobody but itself."""
+    """A session's events from `start` on, then live ones. A slow client delays only itself."""
 
     def __init__(self, feeds: Broadcasts, session: SessionRow, start: int) -> None:
         super().__init__(headers=_headers(session.session_id))
-        # A length is what a stream does not have.
+        # A stream has no length.
         del self.headers["content-length"]
         self._feeds = feeds
         self._session = session
@@ -33,26 +33,26 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         outflow = Outflow(self._session.session_id, scope.get("extensions", {}).get(TRANSPORT))
-        gone = asyncio.create_task(_disconnected(receive))
+        disconnected = asyncio.create_task(_wait_for_disconnect(receive))
         pump = asyncio.create_task(self._pump(send, outflow))
         try:
-            await asyncio.wait((gone, pump), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((disconnected, pump), return_when=asyncio.FIRST_COMPLETED)
             if pump.done() and (error := pump.exception()) is not None:
                 log.warning(
                     "the stream of %s was cut: %s", self._session.session_id, str(error) or type(error).__name__
                 )
-                # Not a clean end: the client must know that there is more, and come again.
+                # Not a clean end: the client must know that there are more events, and reconnect.
                 outflow.cut()
-                await gone
+                await disconnected
         finally:
-            for task in (gone, pump):
+            for task in (disconnected, pump):
                 task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await asyncio.gather(gone, pump, return_exceptions=True)
+                await asyncio.gather(disconnected, pump, return_exceptions=True)
 
     async def _pump(self, send: Send, outflow: Outflow) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        # Intermediaries pass the headers on with the first byte; clients skip blank lines.
+        # Proxies forward the headers with the first byte; clients skip blank lines.
         await self._send(send, b"\n", outflow)
         with spans.open_stream(), self._feeds.unsent.of(outflow):
             async with (
@@ -83,6 +83,6 @@ def _headers(session_id: str) -> dict[str, str]:
     }
 
 
-async def _disconnected(receive: Receive) -> None:
+async def _wait_for_disconnect(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass

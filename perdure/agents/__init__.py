@@ -1,4 +1,7 @@
-"""What authors write with: frozen declarations, light to import."""
+"""Declarations that authors write: frozen, and fast to import. They know nothing of the harness, the store or Temporal.
+
+Read `agent`, `tool`, `approval`, `context`, `state`.
+"""
 
 from perdure.protocol.inputs import Responders
 

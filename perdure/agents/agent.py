@@ -1,4 +1,4 @@
-"""An agent as its author declares it."""
+"""The declaration of an agent."""
 
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -16,16 +16,16 @@ from .tool import Tool, tool
 
 Instructions: TypeAlias = str | Callable[[SessionView], str | Awaitable[str]]
 
-#: What a plain message does while a request waits: it is heard after the answer, or it denies and goes on.
+#: What a plain message does while a request is open: it waits for the answer, or it denies the request.
 WhileWaiting: TypeAlias = Literal["queue", "deny"]
 
-#: The name of the built-in model that needs no key; agents that name none are answered by it.
+#: The name of the built-in model that needs no key; the default for agents without a model.
 DEMO = "demo"
 
-#: The tool with which the model hands over a structured result; it cannot be another one.
+#: The tool with which the model gives a structured result; an agent cannot declare a tool of this name.
 FINAL_OUTPUT = "final_output"
 
-#: What one worker runs at the same time, and a quarter of what Temporal lets one turn have open.
+#: The number of calls that one worker runs at the same time. Temporal allows four times as many open in one turn.
 _MOST_PARALLEL = 500
 
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9_-]{0,62}[a-z0-9])?")
@@ -33,10 +33,10 @@ _NAME = re.compile(r"[a-z0-9](?:[a-z0-9_-]{0,62}[a-z0-9])?")
 
 @dataclass(frozen=True)
 class Limits:
-    """What a session may do. The token limits count the whole session; None means no limit."""
+    """The limits of a session. The token limits count the whole session; None means no limit."""
 
     steps_per_turn: int = 50
-    #: Calls that one reply of the model may make; each further one is answered with an error instead.
+    #: Calls that one reply of the model may make; each further one gets an error instead.
     calls_per_step: int = 128
     #: How many calls of a step run at the same time.
     parallel_calls: int = 16
@@ -84,17 +84,17 @@ class Agent:
                 f"The agent name {self.name!r} will not do: use lowercase letters, digits, '-' and '_', at most 64, "
                 "the first and the last one a letter or a digit."
             )
-        if misused := _misused(self):
-            raise InvalidDeclaration(f"Agent {self.name!r}: {misused}.")
+        if wrong := _wrong_type(self):
+            raise InvalidDeclaration(f"Agent {self.name!r}: {wrong}.")
         tools = tuple(_declared(self.name, declaration) for declaration in self.tools)
         object.__setattr__(self, "tools", tools)
-        _refuse_doubles(self.name, [name for name in map(_name, tools) if name is not None])
+        _refuse_duplicates(self.name, [name for name in map(_name, tools) if name is not None])
         if self.output_schema is not None and (found := problem(self.output_schema)):
             raise InvalidDeclaration(f"Agent {self.name!r}: the output schema cannot be used: {found}.")
 
     @property
     def own_tools(self) -> tuple[Tool[..., Any], ...]:
-        """The tools declared with `@tool`; those of foreign toolsets are known only when they are asked."""
+        """The tools declared with `@tool`. Foreign toolsets list their tools only at run time."""
         return tuple(cast("Tool[..., Any]", known) for known in self.tools if isinstance(known, Tool))
 
 
@@ -102,15 +102,15 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
-def _misused(agent: Agent) -> str | None:
-    """What is not of the right kind: authors without a type checker hear of it here, and not when somebody calls."""
+def _wrong_type(agent: Agent) -> str | None:
+    """A field of the wrong type. Authors without a type checker get the error here, not at the first call."""
     fields: Mapping[str, object] = vars(agent)
-    said, tools, schema = fields["instructions"], fields["tools"], fields["output_schema"]
+    instructions, tools, schema = fields["instructions"], fields["tools"], fields["output_schema"]
     if fields["while_waiting"] not in ("queue", "deny"):
         return "while_waiting is 'queue' or 'deny'"
     if fields["model"] is not None and not _is_text(fields["model"]):
         return f"model is a name, `anthropic:claude-sonnet-4-5` for one, not {fields['model']!r}"
-    if not (_is_text(said) or (callable(said) and takes(said, None))):
+    if not (_is_text(instructions) or (callable(instructions) and takes(instructions, None))):
         return "instructions are text, or a function that takes the session: `def instructions(session) -> str`"
     if _is_text(tools) or not isinstance(tools, Iterable):
         return "tools is a list: `tools=[look_up, order]`"
@@ -138,7 +138,7 @@ def _declared(agent: str, declaration: object) -> object:
 
 def _is_foreign(declaration: object) -> bool:
     """Whether it is a tool or a toolset of pydantic-ai."""
-    # Only what comes from there brings it along: importing it always would make every `import perdure` slow.
+    # Checked by module name first: importing pydantic-ai always would make every `import perdure` slow.
     if not any(base.__module__.partition(".")[0] == "pydantic_ai" for base in type(declaration).__mro__):
         return False
     from pydantic_ai.tools import Tool as ForeignTool
@@ -148,7 +148,7 @@ def _is_foreign(declaration: object) -> bool:
 
 
 def _name(declared: object) -> str | None:
-    """Under which name it is offered. None: only a step can say that, for a toolset or a tool that prepares itself."""
+    """The name of the tool. None for toolsets and tools with a `prepare` function: their names are known in a step."""
     if isinstance(declared, Tool):
         return cast("Tool[..., Any]", declared).name
     from pydantic_ai.tools import Tool as ForeignTool
@@ -159,9 +159,9 @@ def _name(declared: object) -> str | None:
     return foreign.name if foreign.prepare is None else None
 
 
-def _refuse_doubles(agent: str, names: Sequence[str]) -> None:
-    doubles = sorted({name for name in names if names.count(name) > 1})
-    if doubles:
-        raise InvalidDeclaration(f"Agent {agent!r} has more than one tool named {', '.join(doubles)}.")
+def _refuse_duplicates(agent: str, names: Sequence[str]) -> None:
+    duplicates = sorted({name for name in names if names.count(name) > 1})
+    if duplicates:
+        raise InvalidDeclaration(f"Agent {agent!r} has more than one tool named {', '.join(duplicates)}.")
     if FINAL_OUTPUT in names:
         raise InvalidDeclaration(f"Agent {agent!r}: the name {FINAL_OUTPUT!r} is taken by the structured result.")

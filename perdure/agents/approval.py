@@ -1,4 +1,4 @@
-"""When somebody has to agree before a tool runs, who that is, and what silence means."""
+"""Approval policies: when a call needs approval, who may approve it, and what happens when the request expires."""
 
 import asyncio
 import inspect
@@ -18,22 +18,22 @@ from .responders import checked
 
 @dataclass(frozen=True)
 class Call:
-    """A call that the model asks for: what an approval decides about."""
+    """A call that the model requested: the input of an approval function."""
 
     id: str
     tool: str
-    #: Those that will run: validated, of the types that the tool declares, with the defaults of what was left out.
+    #: The arguments that will run: validated, of the types that the tool declares, with defaults for omitted ones.
     arguments: JsonObject
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What an approval function may answer beside True (ask) and False (run)."""
+    """What an approval function may return beside True (ask) and False (run)."""
 
     kind: Literal["allow", "ask", "deny"]
-    #: Shown to whoever is asked.
+    #: Shown to the responders.
     prompt: str | None = None
-    #: Told to the model.
+    #: Given to the model.
     reason: str | None = None
 
     @classmethod
@@ -53,29 +53,29 @@ class Decision:
 
 
 Verdict: TypeAlias = bool | Decision
-#: When somebody has to agree before the tool runs.
+#: When a call of the tool needs approval.
 Approval: TypeAlias = Literal["never", "once", "always"] | Callable[[Call, SessionView], Verdict | Awaitable[Verdict]]
 Describe: TypeAlias = Callable[[JsonObject], str | Awaitable[str]]
 Seconds: TypeAlias = float | timedelta
 
-#: Seconds. What Temporal counts in nanoseconds ends after three centuries, and a workflow cannot refuse it any more.
+#: Seconds. Temporal counts nanoseconds in 64 bits, which end after three centuries. A workflow could not refuse more.
 _LONGEST = 36_525 * 86_400
 
 
 @dataclass(frozen=True)
 class ApprovalPolicy:
-    """What stands between a call and its run."""
+    """When and how people approve the calls of a tool."""
 
     approval: Approval = "never"
-    #: For `once`: an approval is remembered for this key; without it, for the tool.
+    #: For `once`: an approval is stored under this key; without it, under the tool.
     key: Describe | None = None
-    #: What the call would do, in words for whoever is asked.
+    #: What the call would do, in words for the responders.
     summary: Describe | None = None
     responders: Responders = field(default_factory=Responders)
-    #: Seconds until silence means `on_expiry`.
+    #: Seconds until the request expires, with the consequence `on_expiry`.
     expires: float | None = None
     on_expiry: Consequence = "deny"
-    #: Seconds after which somebody should be reminded.
+    #: Seconds after which reminders are emitted.
     remind: tuple[float, ...] = ()
 
 
@@ -85,7 +85,7 @@ OPEN = ApprovalPolicy()
 CLOSED = ApprovalPolicy("always")
 
 
-def gate(
+def approval_policy(
     tool: str,
     approval: Approval,
     approval_key: Describe | None,
@@ -95,31 +95,31 @@ def gate(
     on_expiry: Consequence,
     remind: Sequence[Seconds],
 ) -> ApprovalPolicy:
-    """The gate as declared, if it can work."""
-    asked = Responders() if responders is None else responders
-    if problem := _misused(approval, approval_key, summary, asked, remind):
+    """The policy as declared; `InvalidDeclaration` when it cannot work."""
+    who = Responders() if responders is None else responders
+    if problem := _wrong_type(approval, approval_key, summary, who, remind):
         raise InvalidDeclaration(f"Tool {tool!r}: {problem}.")
-    made = ApprovalPolicy(
+    policy = ApprovalPolicy(
         approval=approval,
         key=approval_key,
         summary=summary,
-        responders=asked,
+        responders=who,
         expires=None if expires is None else seconds(f"Tool {tool!r}: expires", expires),
         on_expiry=on_expiry,
         remind=tuple(sorted(seconds(f"Tool {tool!r}: each of remind", each) for each in remind)),
     )
-    problem = _problem(made, declared=made != ApprovalPolicy(approval))
+    problem = _problem(policy, declared=policy != ApprovalPolicy(approval))
     if problem:
         raise InvalidDeclaration(f"Tool {tool!r}: {problem}.")
     try:
-        checked(made.responders)
-    except InvalidDeclaration as unanswerable:
-        raise InvalidDeclaration(f"Tool {tool!r}: {unanswerable.message}") from None
-    return made
+        checked(policy.responders)
+    except InvalidDeclaration as error:
+        raise InvalidDeclaration(f"Tool {tool!r}: {error.message}") from None
+    return policy
 
 
 def seconds(what: str, time: object) -> float:
-    """A time as an author says it; `what` it is for is named when it is none."""
+    """A duration in seconds; the error names `what` it is for."""
     given = time.total_seconds() if isinstance(time, timedelta) else time
     if isinstance(given, bool) or not isinstance(given, int | float) or not abs(given) <= _LONGEST:
         raise InvalidDeclaration(f"{what} is a number of seconds or a timedelta, at most 100 years; not {time!r}.")
@@ -127,22 +127,22 @@ def seconds(what: str, time: object) -> float:
 
 
 def takes(function: Callable[..., object], *arguments: object) -> bool:
-    """Whether a function of the author's can be called like this."""
+    """Whether an author's function can be called with these arguments."""
     try:
         inspect.signature(function).bind(*arguments)
     except TypeError:
         return False
     except ValueError:
-        # Some functions written in C do not tell.
+        # Some functions written in C have no signature.
         return True
     return True
 
 
 async def result_of(function: Callable[..., Any], *arguments: object) -> Any:
-    """What a function of the author's returns, sync or async; whatever it raises is an `Exception`.
+    """The result of an author's function, sync or async; everything that it raises becomes an `Exception`.
 
-    It runs where all sessions of a worker are served: an exit of its own would end the worker, and a cancellation of
-    its own would look like one of the activity.
+    It runs in the event loop of the worker. An exit in it would end the worker, and a cancellation in it would look
+    like a cancellation of the activity.
     """
     try:
         returned = function(*arguments)
@@ -156,8 +156,8 @@ async def result_of(function: Callable[..., Any], *arguments: object) -> Any:
         raise RuntimeError("CancelledError: the function cancelled itself") from error
 
 
-def _misused(approval: object, key: object, summary: object, responders: object, remind: object) -> str | None:
-    """What is not even of the right kind: authors without a type checker hear of it here."""
+def _wrong_type(approval: object, key: object, summary: object, responders: object, remind: object) -> str | None:
+    """A field of the wrong type. Authors without a type checker get the error here."""
     if callable(approval) and not takes(approval, None, None):
         return "an approval function is called with the call and the session: `def approval(call, session)`"
     if not callable(approval) and approval not in ("never", "once", "always"):
@@ -172,21 +172,21 @@ def _misused(approval: object, key: object, summary: object, responders: object,
     return None
 
 
-def _problem(gate: ApprovalPolicy, declared: bool) -> str | None:
-    if gate.approval == "never" and declared:
+def _problem(policy: ApprovalPolicy, declared: bool) -> str | None:
+    if policy.approval == "never" and declared:
         return "it asks nobody, so nothing about the asking can be said; declare an approval"
-    if gate.key and gate.approval != "once":
+    if policy.key and policy.approval != "once":
         return "an approval_key is what approval='once' remembers; nothing else does"
-    return _untimely(gate)
+    return _timing_problem(policy)
 
 
-def _untimely(gate: ApprovalPolicy) -> str | None:
-    if gate.on_expiry not in ("deny", "approve", "fail"):
+def _timing_problem(policy: ApprovalPolicy) -> str | None:
+    if policy.on_expiry not in ("deny", "approve", "fail"):
         return "on_expiry is 'deny', 'approve' or 'fail'"
-    if gate.expires is None and gate.on_expiry != "deny":
+    if policy.expires is None and policy.on_expiry != "deny":
         return "on_expiry says what happens when `expires` has passed; say when that is"
-    if gate.expires is not None and gate.expires <= 0:
+    if policy.expires is not None and policy.expires <= 0:
         return "expires must be more than 0 seconds"
-    if any(each <= 0 or (gate.expires is not None and each >= gate.expires) for each in gate.remind):
+    if any(each <= 0 or (policy.expires is not None and each >= policy.expires) for each in policy.remind):
         return "reminders come after more than 0 seconds, and before the request expires"
     return None

@@ -1,4 +1,4 @@
-"""What a running tool, and an agent's instructions, can see of their session."""
+"""The views of a session that tools and instructions get."""
 
 import asyncio
 import logging
@@ -20,7 +20,7 @@ Log: TypeAlias = "logging.LoggerAdapter[logging.Logger]"
 
 
 class Signal(Protocol):
-    """Something that happens at most once; `threading.Event` and `asyncio.Event` are such."""
+    """A flag that is set at most once, such as `threading.Event` and `asyncio.Event`."""
 
     def is_set(self) -> bool: ...
 
@@ -28,7 +28,7 @@ class Signal(Protocol):
 
 
 class Cancellation:
-    """Whether a call should stop: its activity was cancelled, or its time is up. Safe to ask from any thread."""
+    """Whether a call should stop: its activity was cancelled, or it timed out. Thread-safe."""
 
     def __init__(self, outer: Signal) -> None:
         self._outer = outer
@@ -86,12 +86,12 @@ class ToolSession:
         return self._view.parent
 
     @property
-    def wished_token(self) -> str | None:
-        """The continuation token that this call has asked for."""
+    def requested_token(self) -> str | None:
+        """The continuation token that this call requested."""
         return self._token
 
     async def set_continuation_token(self, token: str) -> None:
-        """Ask for another continuation token; it is claimed in the transaction that settles this call."""
+        """Request another continuation token; the transaction that records the outcome of this call claims it."""
         if self._view.turn != 0:
             raise Invalid("A continuation token can only be chosen in the first turn of a session.")
         if not token:
@@ -100,13 +100,13 @@ class ToolSession:
 
 
 def tool_log(tool: str, *, session_id: str, turn: int, step: int, call_id: str) -> Log:
-    """The log of one call: its lines carry these ids."""
+    """The log of one call: its lines have these ids."""
     ids = {"session_id": session_id, "turn": turn, "step": step, "call_id": call_id, "tool": tool}
     return logging.LoggerAdapter(logging.getLogger(f"perdure.tools.{tool}"), ids)
 
 
 class ToolContext:
-    """What a tool may ask for: declare a parameter of this type, and it is filled in."""
+    """The context of a call: a tool that declares a parameter of this type gets it."""
 
     def __init__(
         self,
@@ -125,14 +125,14 @@ class ToolContext:
         self.idempotency_key = idempotency_key
         self.cancelled = cancelled
         self.staging = staging
-        # Clear while the tool runs in a thread: nothing but the tool itself can end that.
+        # Not set while the tool runs in a thread: only the tool itself can end the thread.
         self.thread_ended = Event()
         self.thread_ended.set()
         self._loop = loop
 
     @property
     def log(self) -> Log:
-        """A logger whose lines carry the session, the turn, the step and the call."""
+        """A logger whose lines have the ids of the session, the turn, the step and the call."""
         at = self.session
         return tool_log(self.tool, session_id=at.id, turn=at.turn, step=at.step, call_id=self.call_id)
 

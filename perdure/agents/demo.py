@@ -1,4 +1,4 @@
-"""The agent that `make dev` serves until you bring your own."""
+"""The agent that `make dev` serves by default."""
 
 import asyncio
 import random

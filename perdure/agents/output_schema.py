@@ -1,8 +1,8 @@
-"""Schemas of results: what one may be, and whether a result fits it.
+"""Output schemas: which ones are accepted, and the validation of results.
 
-A schema comes from a caller, a result from a model, and together they can keep a processor busy for ever. So a schema
-is bounded before it is accepted (`problem`), and a result is compared with it in a process that can be killed: this
-file, run as a script. It imports nothing of Perdure, so that the process starts quickly.
+A caller supplies the schema and a model the result; together they can use a processor without end. So a schema is
+checked against limits before it is accepted (`problem`), and a result is validated in a process that can be killed:
+this file, run as a script. It imports nothing of Perdure, so that the process starts quickly.
 """
 
 import contextlib
@@ -21,24 +21,24 @@ _MOST_VALUES = 5_000
 _DEEPEST = 100
 _MOST_PATTERNS = 50
 _LONGEST_PATTERN = 1_000
-#: What a pattern may take as a program, in bytes, and all of a schema together: a repetition of a repetition grows
-#: quickly, and while patterns are compiled nobody else is served.
+#: The size of one compiled pattern, and of all patterns of a schema together, in bytes. Nested repetitions grow
+#: quickly, and compiling blocks the event loop.
 _LARGEST_PATTERN = 1_000_000
 _ALL_PATTERNS = 10_000_000
 #: A pattern counts as the smallest of these that it fits into.
 _SIZES = (50_000, 200_000, 400_000, _LARGEST_PATTERN)
-#: Schemas that speak of one and the same value: alternatives, combinations, and what they refer to.
-_MOST_AT_ONCE = 2_000
+#: Schemas that apply to one value: alternatives, combinations, and the targets of their references.
+_MOST_PER_VALUE = 2_000
 _MOST_REFERENCES = 50
-#: Values where each reference is replaced with what it refers to: some providers are sent it like this, and until then
-#: nobody else is served.
-_MOST_WRITTEN_OUT = 100_000
-#: Definitions on the way from one to the next.
-_LONGEST_WAY = 200
+#: Values after each reference is replaced by its target. Some providers get this form, and making it blocks the event
+#: loop.
+_MOST_EXPANDED = 100_000
+#: References that lead from one to the next.
+_LONGEST_CHAIN = 200
 
-_HERE = ("allOf", "anyOf", "oneOf")
-_HERE_TOO = ("not", "if", "then", "else")
-_HERE_BY_NAME = ("dependentSchemas", "dependencies")
+_SAME_VALUE_LISTS = ("allOf", "anyOf", "oneOf")
+_SAME_VALUE = ("not", "if", "then", "else")
+_SAME_VALUE_BY_NAME = ("dependentSchemas", "dependencies")
 _INSIDE = (
     "items",
     "prefixItems",
@@ -51,21 +51,21 @@ _INSIDE = (
 )
 _INSIDE_BY_NAME = ("properties", "patternProperties")
 _DEFINED = ("$defs", "definitions")
-#: They let a reference mean another schema than the one that it names.
-_MOVED = ("$anchor", "$dynamicRef", "$dynamicAnchor", "$recursiveRef", "$recursiveAnchor")
+#: These let a reference resolve to another schema than the one that it names.
+_UNSUPPORTED = ("$anchor", "$dynamicRef", "$dynamicAnchor", "$recursiveRef", "$recursiveAnchor")
 
-#: Processor time, in seconds, and memory, in bytes, that one comparison may take.
+#: The limits of one validation: processor time in seconds, and memory in bytes.
 _SECONDS = 2
 _BYTES = 1 << 30
 
 
-class _Unfit(Exception):
-    """The schema cannot be used; the text says why."""
+class _Unusable(Exception):
+    """The schema cannot be used; the message has the reason."""
 
 
 def problem(schema: Schema) -> str | None:
     """Why this cannot be the schema of a result; None when it can."""
-    if _deeper(schema):
+    if _too_deep(schema):
         return f"it is nested deeper than {_DEEPEST} levels"
     try:
         text = json.dumps(schema, ensure_ascii=False, allow_nan=False)
@@ -79,32 +79,32 @@ def problem(schema: Schema) -> str | None:
 def _problem(text: str) -> str | None:
     schema = json.loads(text)
     try:
-        patterns = _Bounds(schema).check()
+        patterns = _Limits(schema).check()
         try:
             validator(schema, min(_LARGEST_PATTERN, _ALL_PATTERNS // max(1, len(patterns))))
         except ValueError:
-            # Few may be larger than their share, beside others that are small.
+            # A few patterns may be larger than their share when the others are small.
             _check_size(patterns)
             validator(schema)
-    except _Unfit as unfit:
-        return str(unfit)
+    except _Unusable as unusable:
+        return str(unusable)
     except ValueError as error:
-        # A ValidationError of the library is one, and says where.
-        message = _shown(getattr(error, "message", None) or str(error))
+        # The library's ValidationError is a ValueError, and has the path.
+        message = _one_line(getattr(error, "message", None) or str(error))
         path: list[str | int] = getattr(error, "instance_path", [])
-        return f"{message} (at {_shown(_place(path))})" if path else message
+        return f"{message} (at {_one_line(_path(path))})" if path else message
     return None
 
 
 def _check_size(patterns: set[str]) -> None:
-    """Refuse patterns that are too large together. It stops at the first too many."""
+    """Refuse patterns that are too large together. It stops as soon as the limit is exceeded."""
     left = _ALL_PATTERNS
     for pattern in patterns:
-        # One that fits nowhere is too large alone, or is none: the validator says which, and where.
+        # A pattern that fits no size is too large or not valid: the validator reports which, with the path.
         size = next((size for size in _SIZES if _fits(pattern, size)), 0)
         left -= size
         if left < 0:
-            raise _Unfit("its patterns are too large together")
+            raise _Unusable("its patterns are too large together")
 
 
 def _fits(pattern: str, size: int) -> bool:
@@ -117,7 +117,7 @@ def _fits(pattern: str, size: int) -> bool:
 
 def validator(schema: Schema, largest_pattern: int = _LARGEST_PATTERN) -> Any:
     """Raises ValueError when the schema is not valid. Patterns take linear time, and nothing is ever fetched."""
-    import jsonschema_rs  # as late as this: most processes never see a schema
+    import jsonschema_rs  # imported late: most processes never use a schema
 
     patterns = jsonschema_rs.RegexOptions(size_limit=largest_pattern, dfa_size_limit=_LARGEST_PATTERN)
     return jsonschema_rs.validator_for(
@@ -125,31 +125,31 @@ def validator(schema: Schema, largest_pattern: int = _LARGEST_PATTERN) -> Any:
     )
 
 
-class _Bounds:
-    """What can be seen of a schema without a result."""
+class _Limits:
+    """The limits of a schema that can be checked without a result."""
 
     def __init__(self, root: Schema) -> None:
         self._root = root
         self._counted: dict[int, int] = {}
         self._following: set[int] = set()
-        self._written: dict[int, int] = {}
-        self._writing: set[int] = set()
+        self._expanded: dict[int, int] = {}
+        self._expanding: set[int] = set()
         self._recursive: set[int] = set()
 
     def check(self) -> set[str]:
-        """The patterns that it has."""
+        """Raise `_Unusable` when a limit is exceeded; return the patterns."""
         if sum(1 for _ in _values(self._root)) > _MOST_VALUES:
-            raise _Unfit(f"it has more than {_MOST_VALUES} values")
+            raise _Unusable(f"it has more than {_MOST_VALUES} values")
         schemas = list(self._schemas())
         patterns = self._patterns(schemas)
         for schema in schemas:
-            if any(isinstance(schema.get(name), str | bool) for name in _MOVED):
-                raise _Unfit(f"{', '.join(_MOVED)} are not supported")
+            if any(isinstance(schema.get(name), str | bool) for name in _UNSUPPORTED):
+                raise _Unusable(f"{', '.join(_UNSUPPORTED)} are not supported")
             if "$id" in schema and schema is not self._root:
-                raise _Unfit("only the whole schema may have an $id")
-            if self._at_once(schema, 0) > _MOST_AT_ONCE:
-                raise _Unfit(f"more than {_MOST_AT_ONCE} of its parts apply to one value")
-        self._written_out(self._root, 0)
+                raise _Unusable("only the whole schema may have an $id")
+            if self._schemas_per_value(schema, 0) > _MOST_PER_VALUE:
+                raise _Unusable(f"more than {_MOST_PER_VALUE} of its parts apply to one value")
+        self._expanded_size(self._root, 0)
         return patterns
 
     def _patterns(self, schemas: list[Schema]) -> set[str]:
@@ -157,9 +157,9 @@ class _Bounds:
         for schema in schemas:
             patterns.update(_mapping(schema.get("patternProperties")))
         if len(patterns) > _MOST_PATTERNS:
-            raise _Unfit(f"it has more than {_MOST_PATTERNS} patterns")
+            raise _Unusable(f"it has more than {_MOST_PATTERNS} patterns")
         if any(len(pattern) > _LONGEST_PATTERN for pattern in patterns):
-            raise _Unfit(f"a pattern is longer than {_LONGEST_PATTERN} characters")
+            raise _Unusable(f"a pattern is longer than {_LONGEST_PATTERN} characters")
         return patterns
 
     def _schemas(self) -> Iterator[Schema]:
@@ -171,17 +171,17 @@ class _Bounds:
             if id(schema) not in seen:
                 seen.add(id(schema))
                 yield schema
-                left += _schemas((*self._here(schema), *_inside(schema), *_named(schema, _DEFINED)))
+                left += _schemas((*self._same_value(schema), *_inside(schema), *_named(schema, _DEFINED)))
 
-    def _here(self, schema: Schema) -> Iterator[Any]:
+    def _same_value(self, schema: Schema) -> Iterator[Any]:
         """The schemas that apply to the same value as this one."""
         if "$ref" in schema:
-            yield self._referred(schema["$ref"])
+            yield self._target(schema["$ref"])
         yield from _combined(schema)
 
-    def _referred(self, reference: object) -> Any:
+    def _target(self, reference: object) -> Any:
         if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
-            raise _Unfit(f"the reference {_shown(str(reference))} leads out of it")
+            raise _Unusable(f"the reference {_one_line(str(reference))} leads out of it")
         found: Any = self._root
         for step in unquote(reference).split("/")[1:]:
             name = step.replace("~1", "/").replace("~0", "~")
@@ -191,59 +191,59 @@ class _Bounds:
             elif name.isdecimal() and int(name[:9]) < len(listed):
                 found = listed[int(name[:9])]
             else:
-                raise _Unfit(f"what {_shown(reference)} refers to does not exist")
+                raise _Unusable(f"what {_one_line(reference)} refers to does not exist")
         return found
 
-    def _at_once(self, schema: Schema, references: int) -> int:
+    def _schemas_per_value(self, schema: Schema, references: int) -> int:
         known = self._counted.get(id(schema))
         if known is not None:
             return known
         if id(schema) in self._following:
-            raise _Unfit("it refers to itself without end")
+            raise _Unusable("it refers to itself without end")
         if references > _MOST_REFERENCES:
-            raise _Unfit(f"more than {_MOST_REFERENCES} of its parts lead from one to the next")
+            raise _Unusable(f"more than {_MOST_REFERENCES} of its parts lead from one to the next")
         self._following.add(id(schema))
-        count = 1 + sum(self._at_once(part, references + 1) for part in _schemas(self._here(schema)))
+        count = 1 + sum(self._schemas_per_value(part, references + 1) for part in _schemas(self._same_value(schema)))
         self._following.remove(id(schema))
         self._counted[id(schema)] = count
         return count
 
-    def _written_out(self, schema: Schema, way: int) -> int:
-        """How many values it has with its references written out; one that leads back to itself stays a reference."""
-        known = self._written.get(id(schema))
+    def _expanded_size(self, schema: Schema, chain: int) -> int:
+        """How many values it has with each reference replaced by its target; recursive references are not replaced."""
+        known = self._expanded.get(id(schema))
         if known is not None:
             return known
-        if way > _LONGEST_WAY:
-            raise _Unfit(f"more than {_LONGEST_WAY} of its references lead from one to the next")
-        self._writing.add(id(schema))
+        if chain > _LONGEST_CHAIN:
+            raise _Unusable(f"more than {_LONGEST_CHAIN} of its references lead from one to the next")
+        self._expanding.add(id(schema))
         count = sum(1 for _ in _values(schema))
-        for referred in self._references(schema):
-            if id(referred) in self._writing:
-                self._recursive.add(id(referred))
-            if id(referred) not in self._recursive:
-                count += self._written_out(referred, way + 1)
-            if count > _MOST_WRITTEN_OUT:
-                raise _Unfit(f"it has more than {_MOST_WRITTEN_OUT} values with its references written out")
-        self._writing.remove(id(schema))
-        self._written[id(schema)] = count
+        for target in self._references(schema):
+            if id(target) in self._expanding:
+                self._recursive.add(id(target))
+            if id(target) not in self._recursive:
+                count += self._expanded_size(target, chain + 1)
+            if count > _MOST_EXPANDED:
+                raise _Unusable(f"it has more than {_MOST_EXPANDED} values with its references written out")
+        self._expanding.remove(id(schema))
+        self._expanded[id(schema)] = count
         return count
 
     def _references(self, schema: Schema) -> Iterator[Schema]:
-        """What all parts of it refer to, without its definitions."""
+        """The targets of all references in it, without its definitions."""
         left = [schema]
         while left:
             part = left.pop()
             if "$ref" in part:
-                yield from _schemas([self._referred(part["$ref"])])
+                yield from _schemas([self._target(part["$ref"])])
             left += _schemas((*_combined(part), *_inside(part)))
 
 
 def _combined(schema: Schema) -> Iterator[Any]:
     """The schemas in it that apply to the same value."""
-    for name in _HERE:
+    for name in _SAME_VALUE_LISTS:
         yield from _list(schema.get(name))
-    yield from (schema[name] for name in _HERE_TOO if name in schema)
-    yield from _named(schema, _HERE_BY_NAME)
+    yield from (schema[name] for name in _SAME_VALUE if name in schema)
+    yield from _named(schema, _SAME_VALUE_BY_NAME)
 
 
 def _inside(schema: Schema) -> Iterator[Any]:
@@ -260,7 +260,7 @@ def _named(schema: Schema, groups: Iterable[str]) -> Iterator[Any]:
 
 
 def _schemas(values: Iterable[Any]) -> Iterator[Schema]:
-    """Those that are; `true` and `false` say nothing more."""
+    """The values that are objects; the schemas `true` and `false` have no parts."""
     return (cast(Schema, value) for value in values if isinstance(value, Mapping))
 
 
@@ -272,12 +272,12 @@ def _values(root: Any) -> Iterator[Any]:
         left += _children(value)
 
 
-def _deeper(value: Any) -> bool:
+def _too_deep(value: Any) -> bool:
     level = [value]
     for _ in range(_DEEPEST):
         level = [child for parent in level for child in _children(parent)]
         if len(level) > _MOST_BYTES:
-            # So many do not fit anyway, and an author's schema may hold itself.
+            # A schema with so many values exceeds the size limit anyway; an author's schema can contain itself.
             return False
         if not level:
             return False
@@ -296,7 +296,7 @@ def _list(value: Any) -> list[Any]:
     return cast("list[Any]", value) if isinstance(value, list) else []
 
 
-def _shown(text: str) -> str:
+def _one_line(text: str) -> str:
     line = " ".join(text.split())
     return line if len(line) <= 300 else line[:299] + "…"
 
@@ -305,38 +305,38 @@ def _shown(text: str) -> str:
 
 
 def main() -> None:
-    """Read `[schema, value]`; write whether the value fits, then, on a line of its own, what does not."""
+    """Read `[schema, value]`; write whether the value fits, and on a second line the first errors."""
     schema, value = json.load(sys.stdin)
-    _be_bounded()
+    _limit_resources()
     try:
         checked = validator(schema)
         fits = checked.is_valid(value)
     except (ValueError, RecursionError) as error:
-        _say({"broken": _shown(str(error))})
+        _write_line({"broken": _one_line(str(error))})
         return
-    _say({"fits": fits})
+    _write_line({"fits": fits})
     if not fits:
-        # The list of all that is wrong can be without end though the answer was quick.
-        _say([_told(error) for error, _ in zip(checked.iter_errors(value), range(5), strict=False)])
+        # Finding all errors can take very long although the first answer was quick.
+        _write_line([_error_line(error) for error, _ in zip(checked.iter_errors(value), range(5), strict=False)])
 
 
-def _told(error: Any) -> str:
-    return f"{_place(error.instance_path)}: {_shown(error.message)}"
+def _error_line(error: Any) -> str:
+    return f"{_path(error.instance_path)}: {_one_line(error.message)}"
 
 
-def _place(path: list[str | int]) -> str:
+def _path(path: list[str | int]) -> str:
     return "$" + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path)
 
 
-def _say(answer: object) -> None:
+def _write_line(answer: object) -> None:
     sys.stdout.write(json.dumps(answer) + "\n")
     sys.stdout.flush()
 
 
-def _be_bounded() -> None:
-    """The system ends this process when it has taken too much, also when its worker is gone by then."""
+def _limit_resources() -> None:
+    """The kernel ends this process at its limits, also when its worker has died."""
     with contextlib.suppress(ImportError, OSError, ValueError):
-        import resource  # not everywhere
+        import resource  # missing on some platforms
 
         spent = int(sum(resource.getrusage(resource.RUSAGE_SELF)[:2])) + 1
         for what, limit in (

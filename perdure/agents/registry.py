@@ -58,9 +58,9 @@ class AgentRegistry:
 def load_agents(spec: str, model: str | None = None) -> AgentRegistry:
     """Load `module:attribute[,module:attribute…]`; an attribute is an agent or a list of agents.
 
-    `model` is for the agents that name none.
+    `model` is the default for agents without a model.
     """
-    # Console scripts do not put the project's folder on the path, `python -m` does; authors expect both to work.
+    # Console scripts do not put the current folder on the path, `python -m` does. Authors expect both to work.
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.insert(0, os.getcwd())
     agents: list[Agent] = []
@@ -82,7 +82,7 @@ def _load(reference: str) -> list[Agent]:
     try:
         module = import_module(module_name)
     except ModuleNotFoundError as missing:
-        # Only what the reference itself names: a missing import inside the author's module shows its own traceback.
+        # Only for the module of the reference: a missing import inside the author's module keeps its own traceback.
         if missing.name and (module_name == missing.name or module_name.startswith(missing.name + ".")):
             raise InvalidDeclaration(
                 f"There is no module {module_name!r} (from {reference!r}), neither in {os.getcwd()} nor installed; "
@@ -106,7 +106,7 @@ def _load(reference: str) -> list[Agent]:
 
 
 def _agents_in(module: ModuleType) -> Sequence[str]:
-    """The names under which the module has agents, as a reference takes them."""
+    """The names of the module's agents, as used in a reference."""
     return [repr(name) for name, value in vars(module).items() if isinstance(value, Agent) and not name.startswith("_")]
 
 

@@ -1,11 +1,11 @@
-"""Who may answer, as authors say it: `responders=responders.role("finance", quorum=2)`."""
+"""Constructors of `Responders` for authors: `responders=responders.role("finance", quorum=2)`."""
 
 from perdure.errors import InvalidDeclaration
 from perdure.protocol.inputs import Responders
 
 
 def requester() -> Responders:
-    """Whoever owns the session; the default."""
+    """The owner of the session; the default."""
     return Responders(kind="requester")
 
 
@@ -15,17 +15,17 @@ def anyone(*, quorum: int = 1) -> Responders:
 
 
 def role(*roles: str, quorum: int = 1) -> Responders:
-    """Principals whose attribute `role` is, or holds, one of these."""
+    """Principals whose attribute `role` is, or contains, one of these."""
     return attribute("role", *roles, quorum=quorum)
 
 
 def attribute(name: str, *values: str, quorum: int = 1) -> Responders:
-    """Principals whose attribute of this name is, or holds, one of these values."""
+    """Principals whose attribute of this name is, or contains, one of these values."""
     return checked(Responders(kind="attribute", attribute=name, values=values, quorum=quorum))
 
 
 def principals(*ids: str, quorum: int = 1) -> Responders:
-    """The principals with these names, each after what recognises it: `jwt:ada`, `api-key:billing`.
+    """The principals with these addresses, each with its authenticator: `jwt:ada`, `api-key:billing`.
 
     A bare name is refused: a service and a user may have the same one.
     """
@@ -37,7 +37,7 @@ def principals(*ids: str, quorum: int = 1) -> Responders:
 
 
 def checked(responders: Responders) -> Responders:
-    """Refuse what nobody could ever answer."""
+    """Refuse responders that can never answer."""
     kind, values, quorum = responders.kind, responders.values, responders.quorum
     if quorum < 1:
         raise InvalidDeclaration("A quorum must be at least 1.")

@@ -1,4 +1,4 @@
-"""From a function's signature to the arguments that a model may send."""
+"""The arguments of a tool: the schema from a function's signature, and the way from JSON to a call."""
 
 import contextlib
 import inspect
@@ -19,58 +19,58 @@ from .context import ToolContext
 
 _Parameter = inspect.Parameter
 
-#: Of what is wrong with arguments, the first is told: all of it can be a thousand times as long as they are.
+#: Only the first problems are reported: the full list can be a thousand times as long as the arguments.
 _MOST_PROBLEMS = 15
 _LONGEST_PROBLEM = 300
-#: The list is made as a whole, and takes longer than the validation.
+#: Above this number the problems are only counted: making the list is slower than the validation.
 _LONGEST_LIST = 20_000
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """The arguments of a call as it will run: they fit the tool, and what was left out has its default."""
+    """The validated arguments of a call, with the defaults of omitted ones."""
 
-    #: What readers see, what is approved, and what the call is run with.
+    #: Shown to readers, approved by people, and used for the run.
     json: JsonObject
-    #: Makes the same of the types that the tool declares, with models as dicts: for the author's functions.
+    #: The same in the types that the tool declares, with models as dicts: for the author's functions.
     values: Callable[[], JsonObject]
 
 
 @dataclass(frozen=True)
 class Signature:
-    """What a tool takes: the schema that the model sees, and the way from JSON to a call."""
+    """The parameters of a tool: the schema for the model, and the way from JSON to a call."""
 
     schema: JsonObject
     model: type[BaseModel]
-    #: Field of the model → parameter of the function, in the function's order; None stands for the context.
+    #: Key → parameter of the function, in the function's order. The context has a key, but no field in the model.
     fields: Mapping[str, str]
     positional: frozenset[str]
     context: str | None
 
     def read(self, arguments: JsonObject) -> Arguments:
-        """What a call with these arguments runs with; pydantic's `ValidationError` when it cannot run."""
+        """The validated arguments; raises pydantic's `ValidationError` when they do not fit."""
         validated = self.model.model_validate_json(to_json(arguments))
-        # A default need not fit its own annotation.
+        # Without warnings: a default need not fit its own annotation.
         return Arguments(
-            self._written(validated, arguments), lambda: validated.model_dump(by_alias=True, warnings=False)
+            self._round_trip_json(validated, arguments), lambda: validated.model_dump(by_alias=True, warnings=False)
         )
 
-    def _written(self, validated: BaseModel, sent: JsonObject) -> JsonObject:
-        """The validated arguments as JSON that reads back as the same; what has no such form stays as it was sent."""
+    def _round_trip_json(self, validated: BaseModel, sent: JsonObject) -> JsonObject:
+        """The validated arguments as JSON that parses to the same values. An argument without such JSON stays."""
         keys = frozenset(self.model.model_fields)
         written: JsonObject = {}
         try:
-            written = self._faithful(validated, sent, keys)
+            written = self._unchanged(validated, sent, keys)
         except Exception:
-            # One that cannot be written or read back, whatever its type raises, must not hide the others.
+            # One argument that cannot be dumped or parsed, with any exception of its type, must not affect the others.
             for key in keys:
                 with contextlib.suppress(Exception):
-                    written = {**written, **self._faithful(validated, sent, frozenset({key}))}
+                    written = {**written, **self._unchanged(validated, sent, frozenset({key}))}
         shown = {**sent, **written}
         return {name: shown[name] for name in self.fields.values() if name in shown}
 
-    def _faithful(self, validated: BaseModel, sent: JsonObject, keys: frozenset[str]) -> JsonObject:
-        """Of these fields, the JSON of those that read back as the same beside what was sent."""
+    def _unchanged(self, validated: BaseModel, sent: JsonObject, keys: frozenset[str]) -> JsonObject:
+        """The JSON of those fields that parse to the same value, together with the sent arguments."""
         written = validated.model_dump(mode="json", by_alias=True, include=set(keys), warnings=False)
         again = self.model.model_validate_json(to_json({**sent, **written}))
         names = {key: self.fields[key] for key in keys if getattr(again, key) == getattr(validated, key)}
@@ -90,16 +90,16 @@ class Signature:
 
 
 def problems(invalid: ValidationError) -> str:
-    """What is wrong with arguments, in words for whoever sent them."""
+    """The problems of arguments, as a text for their sender."""
     count = invalid.error_count()
     if count > _LONGEST_LIST:
         return f"{count} problems"
     found = invalid.errors(include_url=False, include_context=False, include_input=False)
-    told = [
+    lines = [
         shortened(f"{'.'.join(str(part) for part in error['loc']) or 'arguments'}: {error['msg']}", _LONGEST_PROBLEM)
         for error in found[:_MOST_PROBLEMS]
     ]
-    return "; ".join(told if count <= _MOST_PROBLEMS else [*told, f"{count - _MOST_PROBLEMS} more problems"])
+    return "; ".join(lines if count <= _MOST_PROBLEMS else [*lines, f"{count - _MOST_PROBLEMS} more problems"])
 
 
 def read_signature(
@@ -143,7 +143,7 @@ def _hints(name: str, function: Callable[..., Any], local: Mapping[str, Any]) ->
 def _hint(name: str, parameter: inspect.Parameter, hints: Mapping[str, Any]) -> Any:
     if parameter.kind in (_Parameter.VAR_POSITIONAL, _Parameter.VAR_KEYWORD):
         raise InvalidDeclaration(
-            f"Tool {name!r} takes *{parameter.name}: a model cannot be told what to send; name each parameter."
+            f"Tool {name!r} takes *{parameter.name}: the schema for the model needs the name of each parameter."
         )
     if parameter.name not in hints:
         raise InvalidDeclaration(f"Tool {name!r}: the parameter {parameter.name!r} needs a type annotation.")
@@ -155,13 +155,13 @@ def _is_context(hint: Any) -> bool:
 
 
 def _field(parameter: inspect.Parameter, hint: Any, description: str | None) -> Any:
-    # An alias carries the name, because names such as `schema` or `model_id` mean something to a pydantic model.
+    # The name is an alias, because names such as `schema` or `model_id` have a meaning in a pydantic model.
     default = ... if parameter.default is _Parameter.empty else parameter.default
     described = next((meta for meta in get_args(hint) if isinstance(meta, FieldInfo)), None)
-    told = described.description if described and described.description else description
+    text = described.description if described and described.description else description
     if isinstance(default, FieldInfo):
         raise InvalidDeclaration(f"{parameter.name!r}: put Field(…) into Annotated[…], not into the default.")
-    return Field(default, alias=parameter.name, description=told)
+    return Field(default, alias=parameter.name, description=text)
 
 
 def _model(name: str, definitions: dict[str, Any]) -> type[BaseModel]:

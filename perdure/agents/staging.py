@@ -1,4 +1,4 @@
-"""State writes of one tool call, kept back until the call has an outcome."""
+"""State writes of one tool call, staged until the call has an outcome."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -25,7 +25,7 @@ class _Staged:
     base: JsonObject | None
     version: int
     current: JsonObject | None = None
-    #: Whether the first thing done was to replace the value, whatever it was.
+    #: The value of `replace`; the stored value does not matter then.
     replaced: JsonObject | None = None
     changes: list[Change] = field(default_factory=list[Change])
 
@@ -37,7 +37,7 @@ class _Staged:
 
 
 class Staging:
-    """Reads see own writes; `updates` are functions, so that they can be applied again to a newer value."""
+    """Reads see own writes. Changes are functions, so that they can be applied again to a newer value."""
 
     def __init__(self, read: ReadSlot) -> None:
         self._read = read
@@ -47,7 +47,7 @@ class Staging:
         return (await self._slot(name)).current
 
     async def replace(self, name: str, value: JsonObject) -> None:
-        # Not read first: the last writer wins, whatever stands there.
+        # Not read first: the last writer wins, whatever the stored value is.
         staged = self._slots.setdefault(name, _Staged(base=None, version=0))
         staged.replaced = staged.current = value
         staged.changes.clear()
@@ -67,7 +67,7 @@ class Staging:
         )
 
     async def rebase(self) -> None:
-        """Somebody else has written: read again, and apply the updates to what stands there now."""
+        """Another writer was first: read again, and apply the changes to the stored values."""
         for name, staged in self._slots.items():
             if staged.replaced is None:
                 staged.base, staged.version = await self._read(name)
@@ -76,6 +76,6 @@ class Staging:
     async def _slot(self, name: str) -> _Staged:
         if name not in self._slots:
             base, version = await self._read(name)
-            # Another coroutine of the same tool may have come first while this one read.
+            # Another coroutine of the same tool may have staged the slot while this one read.
             self._slots.setdefault(name, _Staged(base=base, version=version, current=base))
         return self._slots[name]

@@ -17,8 +17,8 @@ class State(Generic[T]):
     """A named slot of session state.
 
     `CART = State("cart", Cart)`, then in a tool `await CART.update(ctx, lambda cart: cart.with_item(item))`.
-    What a tool writes becomes real together with the tool's outcome, or not at all. An `update` that met a
-    newer value is applied again to that value; of two `set`s the last one wins.
+    A tool's writes are committed together with its outcome, or not at all. An `update` that finds a newer value is
+    applied again to that value; of two `set`s the last one wins.
     """
 
     @overload
@@ -45,17 +45,17 @@ class State(Generic[T]):
         await ctx.staging.replace(self.name, self._stored(value))
 
     async def update(self, ctx: ToolContext, change: Callable[[T], T]) -> T:
-        """Replace the value by what `change` makes of it. `change` may run more than once."""
+        """Replace the value by the result of `change`. `change` may run more than once."""
         return self.read(await ctx.staging.change(self.name, lambda stored: self._stored(change(self.read(stored)))))
 
     def read(self, stored: JsonObject | None) -> T:
-        """The value from its stored form; a new default each time when nothing was stored."""
+        """The value from its stored form; a new default each time when there is none."""
         return self._default() if stored is None else self._adapter.validate_python(stored["value"])
 
     def _stored(self, value: T) -> JsonObject:
         try:
             dumped = self._adapter.dump_python(value, mode="json", warnings="error")
-            # An in-place change that returns None must not pass for a value.
+            # A change in place returns None, which must not be stored as the value.
             self._adapter.validate_python(dumped)
         except (ValidationError, ValueError, TypeError) as wrong:
             raise TypeError(f"State {self.name!r} cannot hold {value!r}: {wrong}") from None

@@ -1,4 +1,4 @@
-"""A tool as its author declares it."""
+"""The declaration of a tool."""
 
 import inspect
 import re
@@ -13,17 +13,17 @@ from perdure.errors import InvalidDeclaration
 from perdure.protocol.inputs import Consequence, Responders
 from perdure.protocol.wire import JsonObject
 
-from .approval import OPEN, Approval, ApprovalPolicy, Describe, Seconds, gate, seconds
+from .approval import OPEN, Approval, ApprovalPolicy, Describe, Seconds, approval_policy, seconds
 from .signature import Signature, read_signature
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-#: What running a tool twice does: nothing, the same as once, or harm.
+#: The effect of running a tool twice: none, the same as once, or harm.
 Effects: TypeAlias = Literal["pure", "idempotent", "at_most_once"]
 
 
-#: Temporal counts attempts in 32 bits, and a workflow that asks for more cannot go on.
+#: Temporal counts attempts in 32 bits, and a workflow that schedules more cannot continue.
 _MOST_RETRIES = 1_000
 
 _NAME = re.compile(r"(?=.*[A-Za-z0-9])[A-Za-z0-9_-]{1,64}")
@@ -54,7 +54,7 @@ class Tool(Generic[P, R]):
 
     @property
     def approval(self) -> Approval:
-        """When somebody has to agree before it runs."""
+        """When a call of it needs approval."""
         return self.gate.approval
 
     @property
@@ -105,15 +105,15 @@ def tool(
     """Declare a function as a tool.
 
     `effects` decides what happens to a call that was interrupted: `pure` and `idempotent` tools run again,
-    `at_most_once` (the default) never does; the model is told that the outcome is unknown. `retries` are extra
+    `at_most_once` (the default) never does; the model gets an unknown outcome. `retries` are extra
     tries after an exception, for tools that may run again. `timeout` is in seconds.
 
-    `approval` decides who runs first: `never` and nobody is asked, `always`, `once` in a session (for each
-    `approval_key(arguments)`, when that is given), or a function of the call and the session that answers True (ask),
-    False (run) or a `Decision`. Whoever is asked (`responders`) sees `summary(arguments)`. A request that nobody has
-    answered after `expires` is denied, approved, or fails the turn (`on_expiry`); `remind` says when to remind.
+    `approval` says when a call needs approval: `never`, `always`, `once` in a session (for each
+    `approval_key(arguments)`, when that is given), or a function of the call and the session that returns True (ask),
+    False (run) or a `Decision`. The `responders` see `summary(arguments)`. A request without an answer after `expires`
+    is denied, approved, or fails the turn (`on_expiry`); `remind` says when to remind.
     """
-    # For annotations that name something local to the caller, as in a tool declared inside a function.
+    # For annotations with local names of the caller, as in a tool declared inside a function.
     local = dict(sys._getframe(1).f_locals)  # pyright: ignore[reportPrivateUsage]
 
     def declare(function: Callable[..., Any]) -> Tool[..., Any]:
@@ -123,9 +123,9 @@ def tool(
             raise InvalidDeclaration(f"{function!r} cannot be a tool: it is not a function. {_WRAP}")
         called = name or function.__name__
         _check_kind(called, function)
-        asks = gate(called, approval, approval_key, summary, responders, expires, on_expiry, remind)
+        policy = approval_policy(called, approval, approval_key, summary, responders, expires, on_expiry, remind)
         limit = seconds(f"Tool {called!r}: the timeout", timeout)
-        return _declare(function, called, description, effects, asks, limit, retries, local)
+        return _declare(function, called, description, effects, policy, limit, retries, local)
 
     return declare if function is None else declare(function)
 
@@ -152,7 +152,7 @@ def _declare(
         timeout=timeout,
         retries=retries,
     )
-    # Past the frozen fields: so that help(), inspect and doctest see the function.
+    # The dataclass is frozen; help(), inspect and doctest need these attributes of the function.
     for attribute in WRAPPER_ASSIGNMENTS:
         object.__setattr__(declared, attribute, getattr(function, attribute))
     object.__setattr__(declared, "__wrapped__", function)
@@ -185,11 +185,11 @@ def _check(name: object, effects: str, timeout: float, retries: object) -> None:
 
 
 def _documented(function: object) -> tuple[str, dict[str, str]]:
-    """What the docstring says of the function and of its parameters, in Google, NumPy or Sphinx style."""
+    """The description and the parameters from the docstring, in Google, NumPy or Sphinx style."""
     text = inspect.getdoc(function)
     if not text:
         return "", {}
-    # It takes longer to import than all of Perdure that authors import.
+    # Imported late: it takes longer to import than everything else that authors import of Perdure.
     from griffe import Docstring, DocstringSectionParameters, DocstringSectionText, parse_auto
 
     quiet = {"warnings": False}

@@ -1,1 +1,1 @@
-"""Model providers behind one small Protocol."""
+"""Model providers behind one small Protocol. They know nothing of sessions. Read `base`, `models`, `provider`."""

@@ -1,4 +1,4 @@
-"""A model as the harness sees it: a prompt goes in, deltas come out, and a reply at the end."""
+"""The interface between harness and models: a prompt in, deltas out, and one reply at the end."""
 
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from perdure.protocol.events import FinishReason, Usage
 
 @dataclass(frozen=True)
 class Prompt:
-    """All that a model is asked with. The instructions stand in the last request, as pydantic-ai wants them."""
+    """The input of one model call. The instructions are in the last request, as pydantic-ai requires."""
 
     messages: Sequence[ModelMessage]
     tools: Sequence[ToolDefinition] = ()
@@ -39,7 +39,7 @@ class ToolInputDelta:
 
 @dataclass(frozen=True)
 class Reply:
-    """The whole answer; comes last, once."""
+    """The complete reply: the last item of the stream, exactly once."""
 
     response: ModelResponse
     finish_reason: FinishReason
@@ -50,7 +50,7 @@ Delta: TypeAlias = TextDelta | ReasoningDelta | ToolInputDelta
 
 
 class Model(Protocol):
-    """Answers prompts. Failures are `ModelFailed`, with their transience told."""
+    """Replies to prompts. Failures are `ModelFailed`, with `transient` set."""
 
     def stream(self, prompt: Prompt) -> AsyncGenerator[Delta | Reply, None]:
         """Deltas, then one reply. Closing the generator stops the provider."""
@@ -58,14 +58,14 @@ class Model(Protocol):
 
 
 class ModelSource(Protocol):
-    """Where a step gets its model from."""
+    """Gives a step its model."""
 
     def model(self, name: str) -> Model:
         """`ModelFailed`, not transient, when there is no such model or no key for it."""
         ...
 
 
-#: In the details of a `ModelFailed`: the request could not even be written, because of what is in it.
+#: A key in the details of `ModelFailed`: the request could not be encoded, because of its content.
 UNSENT = "unsent"
 
 _MOST_TOKENS = 10**12
@@ -80,7 +80,7 @@ _FINISH: dict[ProviderFinishReason, FinishReason] = {
 
 
 def finish_reason(response: ModelResponse) -> FinishReason:
-    """The reason as the wire spells it; a reply with calls always ends for them."""
+    """The reason as written on the wire; for a reply with calls it is always `tool-calls`."""
     if response.tool_calls:
         return "tool-calls"
     return _FINISH[response.finish_reason] if response.finish_reason else "other"
@@ -97,5 +97,5 @@ def usage_of(response: ModelResponse) -> Usage:
 
 
 def _counted(tokens: int) -> int:
-    """As the provider says, as far as it can be true: sums of it must fit into a column."""
+    """The provider's number within plausible limits: sums of it must fit into a column."""
     return min(max(tokens, 0), _MOST_TOKENS)

@@ -1,4 +1,4 @@
-"""From a provider's exception to `ModelFailed`: its message is ours, and what the provider said is its reason."""
+"""From a provider's exception to `ModelFailed`: the message is Perdure's, the reason has the provider's text."""
 
 import re
 from collections.abc import Mapping
@@ -40,9 +40,10 @@ _REJECTIONS = frozenset(
 
 
 def failure(model: str, error: Exception, *, asked: bool = False, answered: bool = False) -> ModelFailed:
-    """What went wrong, and whether asking again can help; an answer that has begun is paid for.
+    """The failure, and whether a retry can help.
 
-    `asked`: it happened with a request. What no provider and no connection has raised is then about what is in it.
+    `asked`: the error occurred during a model call. `answered`: the reply had begun, so it is paid for. During a call
+    and before a reply, the content of the request causes every error that neither provider nor connection raised.
     """
     unsent: dict[str, Any] = {UNSENT: True} if asked and not answered else {}
     match error:
@@ -56,19 +57,19 @@ def failure(model: str, error: Exception, *, asked: bool = False, answered: bool
         case ModelAPIError() if isinstance(error.__cause__, ValueError):
             return _unreadable(model)
         case ModelAPIError():
-            # What a provider says about credentials tends to quote them.
+            # A provider's text about credentials often quotes them.
             private = isinstance(error, ModelAuthenticationError)
-            told = None if private else error.body or (error.message if error.provider_error_code else None)
+            text = None if private else error.body or (error.message if error.provider_error_code else None)
             return ModelFailed(
                 f"The model {model} reported an error.",
                 transient=not _rejected(error),
                 retry_after=error.retry_after,
-                reason=_said(told),
+                reason=_provider_text(text),
             )
         case UnexpectedModelBehavior():
             return _unreadable(model)
         case UserError():
-            # Its text comes from pydantic-ai and names the missing variable or the unknown model.
+            # The text is from pydantic-ai: it names the missing variable or the unknown model.
             return ModelFailed(f"The model {model} cannot be used.", reason=public(str(error)), **unsent)
         case OSError() | TimeoutError():
             return ModelFailed(f"The model {model} could not be reached.", transient=True)
@@ -77,7 +78,7 @@ def failure(model: str, error: Exception, *, asked: bool = False, answered: bool
 
 
 def _rejected(error: ModelAPIError) -> bool:
-    """Whether the provider means the request, and not its own state."""
+    """Whether the provider refuses this request, so that a retry cannot help."""
     if isinstance(error, ModelRequestRejectedError | ModelQuotaExceededError):
         return True
     # Codes of OpenAI's Responses API for which pydantic-ai has no category.
@@ -90,28 +91,28 @@ def truncated(model: str) -> ModelFailed:
 
 
 def _unreadable(model: str) -> ModelFailed:
-    # It came whole: a connection that breaks has errors of its own. So it may be paid for, and asking again would be
-    # to pay again.
+    # The answer was complete, because a broken connection raises other errors. It may be paid for, so a retry would pay
+    # again.
     return ModelFailed(f"The model {model} sent an answer that makes no sense.")
 
 
 def _http(model: str, error: ModelHTTPError) -> ModelFailed:
     status = error.status_code
     transient = (status in (408, 409, 429) or status >= 500) and not isinstance(error, ModelQuotaExceededError)
-    # The SDKs follow this header when they retry; we took that over from them.
+    # The SDKs honour this header in their retries; Perdure retries instead of them, so it does too.
     if error.provider_retry_hint is not None and not isinstance(error, ModelRateLimitError):
         transient = error.provider_retry_hint
     return ModelFailed(
         f"The model {model} answered {status}.",
         transient=transient,
         retry_after=error.retry_after,
-        reason=None if status in (401, 403) else _said(error.body),
+        reason=None if status in (401, 403) else _provider_text(error.body),
         statusCode=status,
     )
 
 
-def _said(body: object) -> str | None:
-    """The provider's own sentence, if it can be found."""
+def _provider_text(body: object) -> str | None:
+    """The error text in the provider's response, if there is one."""
     for _ in range(2):
         if isinstance(body, Mapping):
             known = cast("Mapping[str, Any]", body)
@@ -120,7 +121,7 @@ def _said(body: object) -> str | None:
 
 
 def public(text: str) -> str:
-    """Free of what looks like a credential, short, and on one line."""
+    """The text on one line, shortened, without anything that looks like a credential."""
     return shortened(_BLOB.sub("[…]", _SECRET.sub("[redacted]", " ".join(text.split()))), _LONGEST)
 
 

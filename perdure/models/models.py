@@ -16,14 +16,14 @@ _VARIABLE = re.compile(r"`([A-Z][A-Z0-9_]+)` environment variable")
 
 
 class Models:
-    """Models by name, each made once: its client keeps connections open."""
+    """Models by name. Each is created once, because its client keeps connections open."""
 
     def __init__(self, *, silence: float = 120.0, demo_delay: float = 0.02) -> None:
         self._silence = silence
         self._models: dict[str, Model] = {DEMO: DemoModel(delay=demo_delay)}
 
     def check(self, agents: Iterable[Agent]) -> None:
-        """Raise `Misconfigured` unless every agent has a model that can be asked: a known provider, and its key."""
+        """Raise `Misconfigured` unless every agent has a usable model: a known provider, and its key."""
         for agent in agents:
             try:
                 self.model(agent.model or DEMO)
@@ -32,7 +32,7 @@ class Models:
 
     def model(self, name: str) -> Model:
         if name not in self._models:
-            # The SDKs of providers come along, which take a third of a second: the demo needs none of them.
+            # Imported late: it imports the SDKs of providers, which takes a third of a second. The demo needs none.
             from .provider import ProviderModel
 
             try:
@@ -43,7 +43,7 @@ class Models:
 
 
 def _advice(failed: ModelFailed) -> str:
-    """What to do about it. pydantic-ai also advises what is done in Python code, which is not how it is done here."""
+    """How to fix it. pydantic-ai's own advice includes Python code that does not apply here."""
     reason = failed.reason or ""
     missing = _VARIABLE.search(reason)
     return f"Set {missing[1]}, or let `{DEMO}` answer, which needs no key." if missing else reason

@@ -1,4 +1,4 @@
-"""Real models, through pydantic-ai: `openai:…`, `openai-chat:…`, `anthropic:…` and whatever else it knows."""
+"""Real models, through pydantic-ai: `openai:…`, `openai-chat:…`, `anthropic:…` and its other providers."""
 
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any, cast
@@ -24,21 +24,21 @@ from perdure.errors import ModelFailed
 
 from .base import Delta, Prompt, ReasoningDelta, Reply, TextDelta, ToolInputDelta, finish_reason, usage_of
 from .failures import failure, truncated
-from .lean import made_lean
+from .lean import make_lean
 
-#: No provider over HTTP; these never say why they finished.
+#: Models without a provider: they never have a finish reason.
 _OFFLINE = frozenset({"test", "function"})
 
 
 class ProviderModel:
-    """One model of one provider; `silence` is how long it may send nothing, in seconds."""
+    """One model of one provider; `silence` is how many seconds it may send nothing."""
 
     def __init__(self, name: str, model: ForeignModel, *, silence: float) -> None:
         self._name = name
         self._model = model
         self._silence = silence
-        # Retries belong to the engine: it waits without a worker, and readers are told of each attempt.
-        self._max_retries = None if made_lean(model) else 0
+        # Temporal does the retries: it waits without a worker, and each attempt emits events.
+        self._max_retries = None if make_lean(model) else 0
 
     async def stream(self, prompt: Prompt) -> AsyncGenerator[Delta | Reply, None]:
         answered = False
@@ -70,12 +70,12 @@ class ProviderModel:
         yield Reply(response=response, finish_reason=finish_reason(response), usage=usage_of(response))
 
     def _broken_off(self, response: ModelResponse) -> bool:
-        """Whether the stream ended before the answer did: what is half a thought must not become history."""
+        """Whether the stream ended before the reply did: a partial reply must not be recorded."""
         if response.state == "incomplete":
             return True
         if response.finish_reason is None:
             return self._model.system not in _OFFLINE
-        # pydantic-ai makes up a reason when this API gave none.
+        # pydantic-ai invents a reason when this API gave none.
         guessed = response.provider_name == "openai" and "finish_reason" not in (response.provider_details or {})
         return guessed and response.finish_reason != "content_filter"
 
@@ -129,5 +129,5 @@ def _deltas(event: PartStartEvent | PartDeltaEvent, calls: _Calls) -> Iterator[D
 
 
 def _text(value: object) -> str:
-    """What is declared as text: the SDKs do not look at what has come in its place."""
+    """A value that is declared as text: the SDKs do not check its type."""
     return value if isinstance(value, str) else to_json(value).decode()

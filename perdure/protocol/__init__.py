@@ -1,1 +1,4 @@
-"""What crosses a process boundary: frozen values, camelCase on the wire."""
+"""Values that cross a process boundary: frozen, camelCase on the wire.
+
+It imports nothing else of Perdure. Read `wire`, `deliveries`, `events`, `inputs`, `requests`.
+"""

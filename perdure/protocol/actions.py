@@ -1,4 +1,4 @@
-"""What a turn tells its driver. A closed set: a pinned driver must know every kind that it can be sent."""
+"""What a turn returns to its driver. A closed set: a pinned driver must know every kind that it can receive."""
 
 from typing import Annotated, Any, Literal, TypeAlias
 
@@ -8,7 +8,7 @@ from .wire import Wire
 
 
 class Done(Wire):
-    """The session is over."""
+    """The session has ended."""
 
     kind: Literal["done"] = "done"
     output: Any = None
@@ -30,7 +30,7 @@ class DispatchRuntimeActions(Wire):
 
 
 class DispatchCodeModeRuntimeActions(Wire):
-    """As above, for a program that the model wrote."""
+    """As `DispatchRuntimeActions`, for a program that the model wrote."""
 
     kind: Literal["dispatch-code-mode-runtime-actions"] = "dispatch-code-mode-runtime-actions"
     pending_action_keys: tuple[str, ...] = ()

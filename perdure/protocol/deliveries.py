@@ -1,4 +1,4 @@
-"""Whatever wakes a session."""
+"""Deliveries: the input that a session accepts, and its receipt."""
 
 from typing import Literal, TypeAlias
 
@@ -42,7 +42,7 @@ class FilePart(Wire):
     media_type: str
     data: str
     filename: str | None = None
-    # Why the file behind a URL could not be had.
+    # Why the file behind a URL could not be fetched.
     missing: str | None = None
 
 
@@ -52,7 +52,7 @@ Message: TypeAlias = str | tuple[TextPart | FilePart, ...]
 class DeliveryBody(Versioned):
     """The content of a delivery. It lives in the store and never in Temporal."""
 
-    # An answer changed what is open before it was delivered; the delivery tells the session to look.
+    # An answer is counted in the store before it is delivered: the delivery makes the session read the requests again.
     kind: Literal["message", "answer"] = "message"
     message: Message | None = None
     client_context: tuple[str, ...] = ()
@@ -71,12 +71,12 @@ class DeliveryRef(Versioned):
     token_hash: str
     coalesce: bool = False
     traceparent: str | None = None
-    # When the store accepted it; later for each delivery of a session. Signals may overtake one another.
+    # When the store accepted it. It increases within a session; signals can arrive in another order.
     at: str | None = None
 
 
 class InputOutcome(Wire):
-    """How a request stands, as whoever answered it is told."""
+    """The status of a request, as shown to the caller that answered it."""
 
     request_id: str
     status: InputStatus | Literal["unknown"]
@@ -84,21 +84,21 @@ class InputOutcome(Wire):
 
 
 class Receipt(Wire):
-    """What the deliverer is told. The same key and body are answered with the same receipt."""
+    """The response to an accepted delivery. The same key and body get the same receipt."""
 
     session_id: str
-    # None when it was a vote, and more people have to agree before the session hears of it.
+    # None for a vote while the quorum is not reached: the session gets no delivery yet.
     delivery_id: str | None
     continuation_token: str | None = None
-    # The requests that it answered, or tried to.
+    # The requests that it answered, or came too late for.
     inputs: tuple[InputOutcome, ...] = ()
     deduplicated: bool = Field(default=False, exclude=True)
-    # It is accepted, but Temporal could not be told yet.
+    # It is accepted, but the signal to Temporal has not succeeded yet.
     delayed: bool = Field(default=False, exclude=True)
 
 
 def summary(message: Message) -> str:
-    """The text that stands for a message in the event stream."""
+    """The text that represents a message in the event stream."""
     if isinstance(message, str):
         return message
     return "\n".join(

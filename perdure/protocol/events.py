@@ -1,4 +1,4 @@
-"""Facts told to the readers of a session's stream."""
+"""Events: the facts on a session's stream."""
 
 from typing import Any, Literal, TypeAlias
 
@@ -45,16 +45,16 @@ class EventType:
     SESSION_REBUILT = "session.rebuilt"
 
 
-#: Deltas are stored without the text so far; readers put it back (`messageSoFar`, `reasoningSoFar`).
+#: Deltas are stored without the text so far; the API adds it when it serves them (`messageSoFar`, `reasoningSoFar`).
 DELTAS = {
     EventType.MESSAGE_APPENDED: ("messageDelta", "messageSoFar"),
     EventType.REASONING_APPENDED: ("reasoningDelta", "reasoningSoFar"),
 }
 
-#: After one of these the session accepts the next delivery, or never will again.
+#: After one of these the session accepts the next delivery, or has ended.
 BOUNDARIES = frozenset({EventType.SESSION_WAITING, EventType.SESSION_COMPLETED, EventType.SESSION_FAILED})
 
-#: After one of these nothing follows: the stream of the session ends.
+#: One of these is the last event of a session's stream.
 TERMINAL = frozenset({EventType.SESSION_COMPLETED, EventType.SESSION_FAILED})
 
 
@@ -93,7 +93,7 @@ class Usage(Wire):
 
 
 def delivery_refused(delivery_id: str, code: str, message: str) -> NewEvent:
-    """Tells readers that no turn will read a delivery, and why."""
+    """The event for a delivery that no turn will read, with the reason."""
     return NewEvent(
         type=EventType.DELIVERY_REFUSED,
         key=session_key(f"refused/{delivery_id}"),
@@ -103,10 +103,10 @@ def delivery_refused(delivery_id: str, code: str, message: str) -> NewEvent:
 
 
 def turn_coordinates(turn: int) -> dict[str, Any]:
-    """What every event of a turn carries."""
+    """The fields that every event of a turn has."""
     return {"sequence": turn, "turnId": turn_id(turn)}
 
 
 def step_coordinates(turn: int, step: int) -> dict[str, Any]:
-    """What every event of a step carries."""
+    """The fields that every event of a step has."""
     return {"sequence": turn, "stepIndex": step, "turnId": turn_id(turn)}

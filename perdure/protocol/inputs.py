@@ -1,4 +1,4 @@
-"""What a session asks of people: approvals and questions."""
+"""Input requests and their answers: approvals and questions."""
 
 import hashlib
 import json
@@ -14,12 +14,12 @@ InputStatus: TypeAlias = Literal["open", "answered", "expired", "withdrawn"]
 APPROVE = "approve"
 DENY = "deny"
 
-#: The fields of a request in the contract. Its schema is closed.
+#: The fields that the contract allows in a request; clients refuse any other.
 _CONTRACT = frozenset({"requestId", "prompt", "action", "display", "allowFreeform", "options"})
 
 
 def digest(arguments: JsonObject) -> str:
-    """A fingerprint of a call's arguments, the same however they are written down."""
+    """A hash of a call's arguments that does not depend on how their JSON is written."""
     canonical = json.dumps(arguments, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(canonical.encode(errors="surrogatepass")).hexdigest()
 
@@ -34,15 +34,15 @@ class Responders(Wire):
     """Who may answer. The requester is the principal that owns the session."""
 
     kind: Literal["requester", "anyone", "attribute", "principals"] = "requester"
-    # `attribute`: this attribute of the principal must hold one of the values. `principals`: its address must be one.
+    # `attribute`: this attribute of the principal must contain one of the values. `principals`: its address must.
     attribute: str | None = None
     values: tuple[str, ...] = ()
-    # How many distinct principals must agree before it counts.
+    # How many distinct principals must give the same answer before it counts.
     quorum: int = 1
 
 
 class InputRequest(Versioned):
-    """One open question to people. Its id comes from session, turn and call, so asking twice is asking once."""
+    """One approval or question. Its id is derived from session, turn and call, so a retry creates no second request."""
 
     request_id: str
     session_id: str
@@ -53,23 +53,23 @@ class InputRequest(Versioned):
     tool: str
     kind: InputKind
     prompt: str
-    # A readable account of what the call would do, when the tool supplies one.
+    # What the call would do, in words, when the tool supplies them.
     summary: str | None = None
     input: JsonObject
-    # Of the arguments: what is approved is what is run.
+    # Of the arguments: only the approved arguments may run.
     digest: str
     display: Literal["confirmation", "select", "text"]
     allow_freeform: bool = False
     options: tuple[Option, ...] = ()
     responders: Responders = Responders()
-    # `once`: an approval is remembered under this key for the rest of the session.
+    # `once`: the key under which an approval is stored for the rest of the session.
     remember: str | None = None
     # ISO-8601, UTC.
     expires_at: str | None = None
     on_expiry: Consequence = "deny"
 
     def wire(self) -> JsonObject:
-        """As `input.requested` shows it: exactly the fields of the contract, whose clients refuse any other."""
+        """The request in `input.requested`: exactly the fields of the contract. Its clients refuse any other."""
         shown: JsonObject = {
             "requestId": self.request_id,
             "prompt": self.prompt,
@@ -81,41 +81,41 @@ class InputRequest(Versioned):
             shown["options"] = [option.model_dump(mode="json", exclude_none=True) for option in self.options]
         return shown
 
-    def more(self) -> JsonObject:
-        """What the contract has no field for."""
-        told: JsonObject = {
+    def details(self) -> JsonObject:
+        """Perdure's own fields of the request."""
+        fields: JsonObject = {
             "kind": self.kind,
             "responders": self.responders.model_dump(mode="json", exclude_none=True),
         }
         if self.summary is not None:
-            told["summary"] = self.summary
+            fields["summary"] = self.summary
         if self.expires_at is not None:
-            told |= {"expiresAt": self.expires_at, "onExpiry": self.on_expiry}
-        return told
+            fields |= {"expiresAt": self.expires_at, "onExpiry": self.on_expiry}
+        return fields
 
 
 def requested(requests: Sequence[InputRequest]) -> JsonObject:
-    """The data of `input.requested`: the requests as the contract has them, and beside them what is ours."""
+    """The data of `input.requested`: the requests of the contract, and Perdure's own fields in `details`."""
     return {
         "requests": [each.wire() for each in requests],
-        "details": {each.request_id: each.more() for each in requests},
+        "details": {each.request_id: each.details() for each in requests},
     }
 
 
 def as_requested(data: JsonObject) -> JsonObject:
-    """The same of an event that any build has written: older ones wrote our fields into the requests."""
+    """The data of a stored event in the same form: older builds wrote Perdure's own fields into the requests."""
     requests: list[JsonObject] = data.get("requests", [])
     if all(each.keys() <= _CONTRACT for each in requests):
         return data
     strict = [{name: value for name, value in each.items() if name in _CONTRACT} for each in requests]
-    ours = {
+    details = {
         each["requestId"]: {name: value for name, value in each.items() if name not in _CONTRACT} for each in requests
     }
-    return {**data, "requests": strict, "details": {**ours, **data.get("details", {})}}
+    return {**data, "requests": strict, "details": {**details, **data.get("details", {})}}
 
 
 class InputAnswer(Versioned):
-    """What was answered, by whom."""
+    """One answer to an input request, with its principal."""
 
     # `approve`, `deny`, or the option of a question that was chosen.
     option_id: str | None = None
@@ -125,7 +125,7 @@ class InputAnswer(Versioned):
     digest: str | None = None
     reason: str | None = None
     principal_id: str | None = None
-    # Whose answer it is: a service and a user may have one name. Votes of older builds do not say it.
+    # The principal's owner key: a service and a user may have the same name. Votes of older builds do not have it.
     owner: str | None = None
     at: str | None = None
 
@@ -134,30 +134,30 @@ class InputAnswer(Versioned):
         return self.option_id == APPROVE
 
     def same_principal(self, other: "InputAnswer") -> bool:
-        """Whether one and the same has given both, as far as is known."""
+        """Whether one principal gave both answers, as far as is known."""
         if self.owner is None or other.owner is None:
             return self.principal_id == other.principal_id
         return self.owner == other.owner
 
     def same(self, other: "InputAnswer") -> bool:
-        """Whether both say the same, whoever said it."""
+        """Whether both answers have the same content. The principals may differ."""
         return (self.option_id, self.text) == (other.option_id, other.text) and self._arguments == other._arguments
 
     @property
     def _arguments(self) -> str | None:
-        # As they are written: to Python 1, 1.0 and true are equal, to a tool they are not.
+        # Compared as JSON text: for Python 1, 1.0 and true are equal, for a tool they are not.
         return None if self.arguments is None else digest(self.arguments)
 
     def wire(self) -> dict[str, Any]:
         return {name: value for name, value in self.shown().items() if name != "arguments"}
 
     def shown(self) -> dict[str, Any]:
-        """As whoever may see the request sees it."""
+        """The answer as every caller that may see the request sees it."""
         return self.model_dump(mode="json", exclude_none=True, exclude={"version", "owner"})
 
 
 class OpenInput(Wire):
-    """An open request as Temporal carries it: an id, and when to look at it again. Seconds since the epoch."""
+    """An open request as Temporal carries it: an id and its timers, in seconds since the epoch."""
 
     request_id: str
     expires_at: float | None = None

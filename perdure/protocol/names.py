@@ -1,4 +1,4 @@
-"""Every name that more than one process must spell alike."""
+"""Names that several processes must write in the same way."""
 
 SESSION_WORKFLOW = "Session"
 TURN_WORKFLOW = "Turn"
@@ -32,7 +32,7 @@ def queue(prefix: str, kind: str) -> str:
 
 
 def sibling(task_queue: str, kind: str) -> str:
-    """The queue of another kind beside this one, so that a workflow needs no configuration to find it."""
+    """The queue of another kind with the same prefix: a workflow needs no configuration to find it."""
     return queue(task_queue.rpartition("-")[0], kind)
 
 
@@ -44,7 +44,7 @@ def turn_id(turn: int) -> str:
     return f"turn_{turn}"
 
 
-# Slots of a step's records.
+# Keys of a step's records.
 REPLY = "reply"
 MARK = "mark"
 
@@ -61,7 +61,7 @@ def outcome_slot(call_id: str) -> str:
     return f"call/{call_id}"
 
 
-# Scopes: what one attempt may write to.
+# Scopes of the fence: each has one newest attempt.
 MODEL_SCOPE = "model"
 
 
@@ -82,8 +82,8 @@ def step_key(turn: int, step: int, what: str) -> str:
     return f"t{turn}/s{step}/{what}"
 
 
-#: How long a worker may take over one decision before another one is asked: what a session waits for a worker that died
-#: while it decided. A decision takes milliseconds, unless the history must be replayed for it. A driver's is long, and
-#: a worker that has just started replays many.
+#: Workflow task timeouts: how long a session waits for a worker that died during a workflow task. A task takes
+#: milliseconds, unless the worker must replay the history first. A driver's history is long, and a worker that has just
+#: started replays many.
 DRIVER_DECISION_SECONDS = 5
 TURN_DECISION_SECONDS = 2

@@ -1,4 +1,4 @@
-"""Who speaks."""
+"""Principals: authenticated callers."""
 
 from pydantic import Field
 
@@ -6,7 +6,7 @@ from .wire import Wire
 
 
 class Principal(Wire):
-    """Whoever an authenticator recognised."""
+    """A caller that an authenticator recognised."""
 
     principal_id: str
     principal_type: str
@@ -17,12 +17,12 @@ class Principal(Wire):
 
     @property
     def address(self) -> str:
-        """How authors name this caller: whoever recognised it, and the name under which."""
+        """How authors name this caller: the authenticator, and the caller's name there."""
         return f"{self.authenticator}:{self.subject or self.principal_id}"
 
     @property
     def owner(self) -> str:
-        """What a session is owned by: two principals with the same owner are the same caller."""
+        """The owner of the caller's sessions: two principals with the same owner are the same caller."""
         return "|".join((self.authenticator, self.issuer or "", self.principal_id))
 
 

@@ -1,4 +1,4 @@
-"""What Temporal carries between workflows and activities: references and small values, never content."""
+"""Values between workflows and activities, through Temporal: references and small values, never content."""
 
 from typing import Annotated, Literal, TypeAlias
 
@@ -10,12 +10,12 @@ from .events import Usage
 from .inputs import OpenInput
 from .wire import JsonObject, Versioned, Wire
 
-#: What stands for a failure's message where content must not go.
+#: Replaces a failure's message where content is not allowed.
 TOLD = "The session's events say what has happened."
 
 
 class Snapshot(Versioned):
-    """The turn's own state as it travels. The driver passes it on without reading it."""
+    """The turn's own state. The driver passes it on without reading it."""
 
     data: JsonObject = Field(default_factory=dict)
 
@@ -37,7 +37,7 @@ class Failure(Wire):
     structural: bool = False
 
     def bare(self) -> "Failure":
-        """As Temporal carries it, once readers have been told the rest."""
+        """The failure without content, for Temporal. An event has the full text already."""
         known = self.details or {}
         details = {"errorId": known["errorId"]} if "errorId" in known else None
         return Failure(code=self.code, message=TOLD, details=details, structural=self.structural)
@@ -50,14 +50,14 @@ class ModelCall(Versioned):
     agent: str
     mode: Mode = "conversation"
     capabilities: Capabilities = Capabilities()
-    # Only the first step of a turn hears deliveries.
+    # Only the first step of a turn reads deliveries.
     deliveries: tuple[DeliveryRef, ...] = ()
-    # How many events the session had when this was asked for; a store that has fewer is older than the session.
+    # How many events the session had when this was requested; a store with fewer is older than the session.
     head: int | None = None
 
 
 class CallRef(Wire):
-    """A tool call that the model asked for; its arguments stay in the store."""
+    """A tool call that the model requested; its arguments stay in the store."""
 
     call_id: str
     tool: str
@@ -69,45 +69,45 @@ class CallRef(Wire):
 
 
 class Calls(Wire):
-    """The model asks for tools."""
+    """The model requested tool calls."""
 
     kind: Literal["calls"] = "calls"
     calls: tuple[CallRef, ...]
     # How many of them run at the same time. None: the step was recorded before there was a limit.
     parallel: int | None = None
-    # Calls that wait for people; the turn parks on them when the others have ended.
+    # Input requests of gated calls; the turn parks on them when the other calls have ended.
     open: tuple[OpenInput, ...] = ()
     usage: Usage = Usage()
-    # Who answered, for the Temporal UI.
+    # The model that replied, for the Temporal UI.
     model: str | None = None
     # How many events the session has now, as far as this step knows.
     head: int | None = None
 
 
 class Parked(Wire):
-    """All that the model asks for waits for people, and the readers have been told."""
+    """Every requested call waits for an answer; the events are emitted."""
 
     kind: Literal["parked"] = "parked"
     open: tuple[OpenInput, ...]
     usage: Usage = Usage()
-    # Who answered, for the Temporal UI.
+    # The model that replied, for the Temporal UI.
     model: str | None = None
     head: int | None = None
 
 
 class Finished(Wire):
-    """The turn ended with this step, well or with a failure that is already told to readers."""
+    """The turn ended with this step, completed or failed; the events are emitted."""
 
     kind: Literal["finished"] = "finished"
     usage: Usage = Usage()
-    # Who answered, for the Temporal UI.
+    # The model that replied, for the Temporal UI.
     model: str | None = None
     failure: Failure | None = None
     head: int | None = None
 
 
 class Unheard(Wire):
-    """None of the deliveries was left to hear; nothing was written."""
+    """No delivery was left to read; nothing was written."""
 
     kind: Literal["unheard"] = "unheard"
 
@@ -116,43 +116,43 @@ ModelOutcome: TypeAlias = Annotated[Calls | Parked | Finished | Unheard, Field(d
 
 
 class ResumeTurn(Versioned):
-    """Input of `resume_turn`: what people said, or that they said nothing in time."""
+    """Input of `resume_turn`: deliveries with answers, and requests that expired."""
 
     at: Coordinates
     agent: str
     mode: Mode = "conversation"
     capabilities: Capabilities = Capabilities()
     deliveries: tuple[DeliveryRef, ...] = ()
-    # Requests whose time was up when the turn was started.
+    # Requests that had expired when the turn was started.
     expired: tuple[str, ...] = ()
-    # All that was open when the turn was started.
+    # All requests that were open when the turn was started.
     open: tuple[OpenInput, ...] = ()
     head: int | None = None
 
 
 class ApprovedCall(Wire):
-    """A call that may run now. It belongs to the step that asked for it."""
+    """A call that may run now. It belongs to the step that requested it."""
 
     at: Coordinates
     call: CallRef
 
 
 class Resumed(Wire):
-    """What the answers came to."""
+    """The effect of the answers."""
 
     calls: tuple[ApprovedCall, ...] = ()
     # As for `Calls`.
     parallel: int | None = None
-    # What still waits for people; the model is not asked before nothing does.
+    # Requests that are still open; the model is called only when there are none.
     open: tuple[OpenInput, ...] = ()
-    # The turn has ended with this, and the readers have been told.
+    # Set when the turn has ended with this failure; the events are emitted.
     failure: Failure | None = None
-    # An earlier turn has heard it all: readers are told nothing of this one.
+    # An earlier turn has read all deliveries: this one emits no events.
     silent: bool = False
 
 
 class ParkTurn(Versioned):
-    """Input of `park_turn`: the turn ends here and waits for people."""
+    """Input of `park_turn`: the turn ends here and waits for answers."""
 
     at: Coordinates
     agent: str
@@ -172,27 +172,27 @@ class Reminder(Versioned):
 class ToolCall(Versioned):
     """Input of `call_tool`."""
 
-    # The step that asked for it: there its records stand.
+    # The step that requested it: its records have the coordinates of that step.
     at: Coordinates
-    # The turn that runs it, when that is a later one: there its result is told.
+    # The turn that runs it, if it is a later one: the event of its result belongs to that turn.
     told_at: Coordinates | None = None
     agent: str
     call: CallRef
 
 
 class ToolOutcome(Wire):
-    """The call has an outcome in the store; this is its label."""
+    """The call has an outcome in the store; this is its status."""
 
     call_id: str
     status: Literal["completed", "failed", "rejected", "unknown"]
     # Set when the tool gave the session another continuation token.
     token_hash: str | None = None
-    # How many events the session had once that was recorded: outcomes come in any order, and the last token counts.
+    # How many events the session had then. Outcomes arrive in any order, and the token with the greatest head counts.
     head: int | None = None
 
 
 class Conclusion(Versioned):
-    """Input of `conclude_turn`: an end that no step could tell by itself."""
+    """Input of `conclude_turn`: an end of the turn that no step could write."""
 
     kind: Literal["failed", "cancelled"] = "failed"
     at: Coordinates
@@ -202,33 +202,33 @@ class Conclusion(Versioned):
 
 
 class Concluded(Wire):
-    """What a conclusion found and left."""
+    """The state of the session after a conclusion."""
 
     # The session's token as the store has it; None when the session owns none any more.
     token_hash: str | None = None
     head: int | None = None
-    # Readers were told nothing of this turn.
+    # The turn emitted no events.
     silent: bool = False
-    # Whether the session is over now. None: whoever concluded does not report it.
+    # Whether the session has ended. None: the worker that concluded does not report it.
     over: bool | None = None
-    # The turn had parked before it was concluded: what still waits for people.
+    # The requests that are still open, when the turn had parked before it was concluded.
     open: tuple[OpenInput, ...] = ()
 
 
 class Attention(Wire):
-    """Why a session cannot go on by itself."""
+    """Why a session cannot continue by itself."""
 
     code: str
     message: str
 
 
 class AttendSession(Versioned):
-    """Input of `attend_session`: readers and operators are told that the session needs attention."""
+    """Input of `attend_session`: record and emit that the session needs attention, or has recovered."""
 
     session_id: str
-    # None: the session can go on again.
+    # None: the session can continue again.
     attention: Attention | None = None
-    # The turn that cannot go on; once it has ended, this comes too late.
+    # The turn that cannot continue. If it has ended meanwhile, nothing is written.
     turn: int | None = None
 
 
@@ -243,12 +243,12 @@ class RebuildSession(Versioned):
     """Input of `rebuild_session`: the driver's state is derived from the store again."""
 
     session_id: str
-    # Told to readers.
+    # Shown in the event.
     reason: str
 
 
 class Withdrawal(Versioned):
-    """Input of `withdraw_inputs`: a parked turn was cancelled, and nobody needs to answer any more."""
+    """Input of `withdraw_inputs`: a parked turn was cancelled, and its requests need no answer."""
 
     at: Coordinates
     mode: Mode = "conversation"
@@ -256,7 +256,7 @@ class Withdrawal(Versioned):
 
 
 class Refusal(Versioned):
-    """Input of `refuse_delivery`: an accepted delivery that no turn will hear."""
+    """Input of `refuse_delivery`: an accepted delivery that no turn will read."""
 
     session_id: str
     delivery_id: str
@@ -276,37 +276,37 @@ class TurnRequest(Versioned):
     capabilities: Capabilities = Capabilities()
     snapshot: Snapshot = Snapshot()
     deliveries: tuple[DeliveryRef, ...] = ()
-    # What waits for people, and which of it has waited too long.
+    # The open input requests, and those of them that have expired.
     open: tuple[OpenInput, ...] = ()
     expired: tuple[str, ...] = ()
-    # Where a turn that continued as new goes on.
+    # The next step, when the turn has continued as new.
     step: int = 0
     token_hash: str | None = None
     retired: tuple[str, ...] = ()
     traceparent: str | None = None
     # How many events the session had when the driver last knew.
     head: int | None = None
-    # Whether the driver starts a turn again that could not go on (`TurnResult.held`). Older ones do not.
+    # Whether the driver can start a held turn again (`TurnResult.held`). Older drivers cannot.
     holds: bool = False
 
 
 class TurnResult(Versioned):
-    """What a turn leaves to its driver."""
+    """The result of a turn workflow for its driver."""
 
     snapshot: Snapshot
     action: Action
     # The session's token as this turn left it; None when it did not change.
     token_hash: str | None = None
-    # Those that it replaced: what was accepted with one of them may still be on its way.
+    # Tokens that it replaced: a delivery that was accepted with one of them may still arrive.
     retired: tuple[str, ...] = ()
     failure: Failure | None = None
     model: str | None = None
-    # What waits for people now.
+    # The requests that are open now.
     open: tuple[OpenInput, ...] = ()
     cancelled: bool = False
-    # Readers were told nothing of this turn.
+    # The turn emitted no events.
     silent: bool = False
-    # The turn could not go on, for the reason in `failure`: the driver starts it again, with this request.
-    # As JSON, because a driver may be older than the turn, and must not lose what it does not know.
+    # Set when no worker could serve the turn, for the reason in `failure`: the driver repeats it with this request.
+    # As JSON, because a driver may be older than the turn, and must keep fields that it does not know.
     held: JsonObject | None = None
     head: int | None = None

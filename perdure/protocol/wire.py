@@ -7,7 +7,7 @@ from pydantic.alias_generators import to_camel
 
 JsonObject: TypeAlias = dict[str, Any]
 
-#: Deeper values are no use to anybody, and serialisers between here and the model give up at about 250.
+#: The deepest values that are accepted. Serialisers between here and the model fail at about 250 levels.
 DEEPEST = 100
 
 
@@ -21,13 +21,13 @@ class Wire(BaseModel):
         validate_by_alias=True,
         serialize_by_alias=True,
         extra="ignore",
-        # Their errors are logged, and what does not fit may be content.
+        # Validation errors are logged, and the invalid input may be content.
         hide_input_in_errors=True,
     )
 
 
 class Versioned(Wire):
-    """A wire value that is stored or outlives a deployment."""
+    """A wire value that is stored, or that lives longer than a deployment."""
 
     version: int = 1
 
@@ -42,7 +42,7 @@ def deeper_than(value: Any, limit: int) -> bool:
 
 
 def more_than(value: Any, limit: int) -> bool:
-    """Whether it holds more than so many values, all levels together."""
+    """Whether it contains more than `limit` values, all levels together."""
     count, level = 0, [value]
     while level:
         count += len(level)

@@ -12,7 +12,7 @@
         assert played.state(CART).items == ["tea"]
 
 `play` runs the real harness over a store in memory: one turn for each message. Without `model` the built-in demo
-model answers. It stops where people are asked, and goes on with their answers:
+model answers. It stops at input requests, and continues with their answers:
 
         played = await play(shop, "Order it", model=ScriptedModel([call("order"), "Ordered."]))
         played = await played.answer("order", "approve")

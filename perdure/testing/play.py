@@ -1,4 +1,4 @@
-"""A session played in memory, and what came of it."""
+"""`play`: runs a session in memory, and shows its results."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ from perdure.store.base import Store, read_all
 from perdure.store.open import open_store
 
 from .scripted import OneModel
-from .stage import SESSION, LocalSteps, NotingStore, Stage, StartTerms
+from .stage import SESSION, LocalSteps, RecordingStore, Stage, StartTerms
 
 T = TypeVar("T")
 
@@ -36,32 +36,34 @@ class PlayedCall:
 
 
 class _Play:
-    """A session that may go on: its store stays open as long as somebody is asked."""
+    """A session that may continue: its store stays open while input requests are open."""
 
-    def __init__(self, store: Store, noting: NotingStore, stage: Stage, denies: bool, messages: Sequence[Message]):
+    def __init__(
+        self, store: Store, recording: RecordingStore, stage: Stage, denies: bool, messages: Sequence[Message]
+    ):
         self._store = store
-        self._noting = noting
+        self._recording = recording
         self._denies = denies
         self._rest = list(messages)
         self._begun = False
         self.stage = stage
 
-    async def go_on(self) -> "Played":
-        """Say what is left to be said, as far as nobody is asked, and look at what came of it."""
+    async def advance(self) -> "Played":
+        """Deliver the remaining messages until an input request is open, and return the results so far."""
         try:
             while self._rest and (self._denies or not await self.stage.waiting()):
                 message = self._rest.pop(0)
-                await (self.stage.say(message) if self._begun else self.stage.begin(message))
+                await (self.stage.deliver(message) if self._begun else self.stage.begin(message))
                 self._begun = True
-            return await self._look()
+            return await self._results()
         except BaseException:
             await self._store.close()
             raise
 
-    async def _look(self) -> "Played":
+    async def _results(self) -> "Played":
         begun = self._begun
         events = tuple([event async for event in read_all(self._store, SESSION)]) if begun else ()
-        slots = await self._store.slots(SESSION, sorted(self._noting.names)) if begun else {}
+        slots = await self._store.slots(SESSION, sorted(self._recording.names)) if begun else {}
         calls = await self._calls() if begun else ()
         pending = tuple(row.request for row in await self.stage.waiting())
         if not pending:
@@ -77,10 +79,10 @@ class _Play:
 
 @dataclass(frozen=True)
 class Played:
-    """What came of it, so far."""
+    """The results of a played session so far."""
 
     events: tuple[Event, ...]
-    #: What people are asked, oldest first.
+    #: The open input requests, oldest first.
     pending: tuple[InputRequest, ...]
     _slots: dict[str, JsonObject] = field(repr=False)
     _calls: tuple[RequestedCall, ...] = field(repr=False)
@@ -95,10 +97,10 @@ class Played:
         reason: str | None = None,
         by: Principal | None = None,
     ) -> "Played":
-        """Answer a pending request, by its id or by the name of its tool, and play on.
+        """Answer a pending request, by its id or by the name of its tool, and continue.
 
         The answer is `approve` or `deny` (`arguments` changes what is approved), an option of a question, or text.
-        With `by` it counts only if the request's `responders` let this principal answer; `ForbiddenResponder` if not.
+        With `by` the request's `responders` are checked: other principals get `ForbiddenResponder`.
         """
         return await self.answer_all({request: answer}, arguments=arguments, reason=reason, by=by)
 
@@ -110,30 +112,30 @@ class Played:
         reason: str | None = None,
         by: Principal | None = None,
     ) -> "Played":
-        """Answer several at once."""
+        """Answer several requests at once."""
         given: dict[str, InputAnswer] = {}
         for name, answer in answers.items():
             request = self._pending(name, given)
             changed = None if arguments is None else await self._play.stage.edited(request, arguments)
             given[request.request_id] = _answer(request, answer, changed, reason)
         await self._play.stage.answer(given, by=by)
-        return await self._play.go_on()
+        return await self._play.advance()
 
     async def expire(self) -> "Played":
-        """Let the time of all pending requests run out, and play on."""
+        """Let all pending requests with a time limit expire, and continue."""
         await self._play.stage.expire()
-        return await self._play.go_on()
+        return await self._play.advance()
 
     def _pending(self, name: str, given: dict[str, InputAnswer]) -> InputRequest:
         for request in self.pending:
             if name in (request.request_id, request.tool) and request.request_id not in given:
                 return request
         waiting = ", ".join(f"{request.tool} ({request.request_id})" for request in self.pending) or "nothing"
-        raise AssertionError(f"Nobody is asked about {name!r}; pending: {waiting}.")
+        raise AssertionError(f"There is no pending request for {name!r}; pending: {waiting}.")
 
     @property
     def text(self) -> str:
-        """The last thing that the agent said."""
+        """The last message of the agent."""
         return next((text for text in reversed(self.texts)), "")
 
     @property
@@ -153,9 +155,9 @@ class Played:
 
     @property
     def tool_calls(self) -> tuple[PlayedCall, ...]:
-        """The calls that have come to a result, in the order in which the model asked for them."""
-        told = [event.data or {} for event in self._of(EventType.ACTION_RESULT)]
-        results = {data["result"]["callId"]: data for data in told}
+        """The calls that have a result, in the order in which the model requested them."""
+        events = [event.data or {} for event in self._of(EventType.ACTION_RESULT)]
+        results = {data["result"]["callId"]: data for data in events}
         return tuple(
             PlayedCall(call.tool, call.input, data["result"]["output"], data["status"])
             for call in self._calls
@@ -172,7 +174,7 @@ class Played:
 
 def _answer(request: InputRequest, answer: str, arguments: JsonObject | None, reason: str | None) -> InputAnswer:
     if request.kind == "approval":
-        # Over HTTP any other word denies, too. Here it is more likely a slip of the test.
+        # Over HTTP any other word denies too. Here it is more likely a mistake in the test.
         if answer not in (APPROVE, DENY):
             raise AssertionError(f"An approval is answered with {APPROVE!r} or {DENY!r}, not {answer!r}.")
         changed = None if arguments is None else digest(arguments)
@@ -193,14 +195,14 @@ async def play(
 ) -> Played:
     """Run a session of this agent, one turn for each message.
 
-    It stops where people are asked (`played.pending`) and goes on with `played.answer`. By default people can be
-    asked in conversations and not in tasks, as over HTTP.
+    It stops at input requests (`played.pending`) and continues with `played.answer`. By default conversations can ask
+    people and tasks cannot, as over HTTP.
     """
     store = await open_store("sqlite:///:memory:")
     await store.migrate()
-    noting = NotingStore(store)
+    recording = RecordingStore(store)
     terms = StartTerms(mode, principal, mode == "conversation" if can_ask is None else can_ask)
-    noted = cast(Store, noting)
-    steps = LocalSteps(noted, AgentRegistry([agent]), OneModel(model or DemoModel()), settings or Settings())
-    stage = Stage(noted, agent, steps, terms)
-    return await _Play(store, noting, stage, agent.while_waiting == "deny", messages).go_on()
+    recorded_store = cast(Store, recording)
+    steps = LocalSteps(recorded_store, AgentRegistry([agent]), OneModel(model or DemoModel()), settings or Settings())
+    stage = Stage(recorded_store, agent, steps, terms)
+    return await _Play(store, recording, stage, agent.while_waiting == "deny", messages).advance()

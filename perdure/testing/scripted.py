@@ -1,4 +1,4 @@
-"""A model that says what the test wants."""
+"""A model with the replies of a test."""
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class ScriptedModel:
 
     def __init__(self, lines: Sequence[Line]) -> None:
         self._lines = list(lines)
-        #: What it was asked, in order.
+        #: The prompts that it got, in order.
         self.prompts: list[Prompt] = []
 
     async def stream(self, prompt: Prompt) -> AsyncGenerator[Delta | Reply, None]:
@@ -43,7 +43,7 @@ class ScriptedModel:
         number = len(self.prompts)
         self.prompts.append(prompt)
         if number >= len(self._lines):
-            raise ModelFailed(f"The script has {len(self._lines)} replies, and one more was asked for.")
+            raise ModelFailed(f"The script has {len(self._lines)} replies, and the agent needs one more.")
         line = self._lines[number]
         if isinstance(line, Exception):
             raise line

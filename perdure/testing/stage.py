@@ -1,4 +1,4 @@
-"""The steps of a turn, done in this process: the real harness over a store in memory."""
+"""A session without Temporal: the real harness over a store in memory."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -49,8 +49,8 @@ from perdure.store.values import (
 SESSION = "session"
 
 
-class NotingStore:
-    """A store that remembers the names of the slots written through it."""
+class RecordingStore:
+    """A store that records the names of the slots written through it."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -66,7 +66,7 @@ class NotingStore:
 
 @dataclass(frozen=True)
 class StartTerms:
-    """How a session is started."""
+    """The options with which a session is started."""
 
     mode: Mode
     principal: Principal
@@ -74,7 +74,7 @@ class StartTerms:
 
 
 class LocalSteps:
-    """Each step is tried as a tool's declaration allows, and once else."""
+    """Executes steps in this process. Tool calls are retried as declared; other steps run once."""
 
     def __init__(self, store: Store, agents: AgentRegistry, models: ModelSource, settings: Settings) -> None:
         self._harness = Harness(store, agents, models, settings)
@@ -124,7 +124,7 @@ class LocalSteps:
 
 
 class Stage:
-    """One session, and what its driver does: a turn for each delivery, and nothing while people are asked."""
+    """One session in the role of its driver: a turn for each delivery, and a wait while requests are open."""
 
     def __init__(self, store: Store, agent: Agent, steps: LocalSteps, terms: StartTerms) -> None:
         self._store = store
@@ -144,12 +144,12 @@ class Stage:
         await self._store.create_session(session, delivery)
         await self._turn(self._ref(delivery, "message"))
 
-    async def say(self, message: Message) -> None:
-        """Another message. Nobody waits for people, unless the agent lets a message deny."""
+    async def deliver(self, message: Message) -> None:
+        """Deliver another message. While requests are open it denies them (`while_waiting`)."""
         if self._open:
-            asked, now = [row.request for row in await self.waiting()], utc_now()
-            ignored = {each.request_id: continued(each, self._terms.principal, now) for each in asked}
-            await self.answer(ignored, message=message, ends=True)
+            requests, now = [row.request for row in await self.waiting()], utc_now()
+            denials = {each.request_id: continued(each, self._terms.principal, now) for each in requests}
+            await self.answer(denials, message=message, ends=True)
             return
         delivery = self._delivery(DeliveryBody(message=message, principal=self._terms.principal))
         await self._store.accept(delivery)
@@ -163,7 +163,7 @@ class Stage:
         ends: bool = False,
         by: Principal | None = None,
     ) -> None:
-        """`by`: whoever answers, if that is to be looked at; `ForbiddenResponder` when it is for somebody else."""
+        """`by`: the responder to check; `ForbiddenResponder` when this principal may not answer."""
         principal = by or self._terms.principal
         if by is not None:
             self._admit(by, [row.request for row in await self.waiting() if row.request.request_id in answers])
@@ -182,11 +182,11 @@ class Stage:
                 raise ForbiddenResponder
 
     async def edited(self, request: InputRequest, arguments: JsonObject) -> JsonObject:
-        """Arguments that an approval changes, as they will run; `Invalid` when the tool does not take them."""
+        """The arguments that an approval changes, validated; `Invalid` when the tool does not accept them."""
         return await read_edit(AgentRegistry([self._agent]), request, arguments)
 
     async def expire(self) -> None:
-        """Let the time of everything that can expire run out."""
+        """Let every open request with a time limit expire."""
         expired = tuple(each.request_id for each in self._open if each.expires_at is not None)
         await self._turn(expired=expired)
 
@@ -208,7 +208,7 @@ class Stage:
             case TurnResult() as result:
                 self._open = result.open
             case ContinueAsNew():
-                raise AssertionError("a played turn has continuation enough")
+                raise AssertionError("a played turn does not continue as new")
 
     def _delivery(self, body: DeliveryBody) -> NewDelivery:
         return NewDelivery(

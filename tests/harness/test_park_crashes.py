@@ -149,7 +149,7 @@ class Session:
         await stage.answer({await self.ask_id("ask_question"): InputAnswer(text="because")})
         await stage.answer({await self.ask_id("pay"): YES})
         await stage.answer({await self.ask_id("pay"): NO}, message="Well")
-        await stage.say("More")
+        await stage.deliver("More")
         await stage.expire()
         return [event async for event in read_all(cast(Store, self.store), SESSION)]
 
