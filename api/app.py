@@ -19,7 +19,7 @@ from perdure.telemetry import spans
 
 from .auth import Authenticator, Gate
 from .auth.build import is_development
-from .body_reader import BodyReader
+from .bodies import BodyReader
 from .limits import RequestLimits
 from .path import Scopes
 from .responses import Shield, on_error, on_http_error

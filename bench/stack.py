@@ -14,8 +14,7 @@ from pathlib import Path
 from temporalio.client import Client
 
 from perdure.cli import operator
-from perdure.dev.processes import command
-from perdure.dev.supervisor import Part, Supervisor
+from perdure.dev.supervisor import Part, Supervisor, command
 from perdure.dev.temporal_server import DevServer, listens
 from perdure.runtime.connect import connect
 from perdure.settings import Settings

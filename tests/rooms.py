@@ -36,7 +36,7 @@ RETIRED = ("breath", "gatekeeper", "loose_end", "scene", "settling", "sorting", 
 NOUNS = (
     *("session", "turn", "step", "delivery", "receipt", "action", "park", "continuation token", "route"),
     *("record", "event", "boundary", "attempt", "generation", "fence", "effects", "snapshot", "store", "harness"),
-    *("input request", "answer", "vote", "responder", "quorum", "principal", "approval", "question", "withdrawal"),
+    *("input request", "answer", "vote", "responders", "quorum", "principal", "approval", "question", "withdrawal"),
     *("conclusion", "watcher", "sweeper", "reconciler", "cancel request", "attention", "held turn"),
 )
 

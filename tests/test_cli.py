@@ -16,7 +16,7 @@ from starlette.datastructures import Headers
 
 from api.auth import Credentials
 from api.auth.api_keys import ApiKeys, parse_keys
-from perdure.dev.processes import command
+from perdure.dev.supervisor import command
 from perdure.store.open import open_store
 from tests.store import given
 from tests.support import commands

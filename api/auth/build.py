@@ -33,8 +33,9 @@ def build_authenticators(settings: Settings) -> list[Authenticator]:
         authenticators.append(Loopback())
     if not authenticators:
         raise Misconfigured(
-            f"PERDURE_HOST is {settings.host}, which others can reach, and there is no way to sign in: set PERDURE_API_KEYS, "
-            "or PERDURE_JWT_ISSUER, PERDURE_JWT_AUDIENCE and PERDURE_JWT_JWKS_URL, or bind to 127.0.0.1."
+            f"PERDURE_HOST is {settings.host}, which others can reach, and there is no way to sign in: set "
+            "PERDURE_API_KEYS, or PERDURE_JWT_ISSUER, PERDURE_JWT_AUDIENCE and PERDURE_JWT_JWKS_URL, "
+            "or bind to 127.0.0.1."
         )
     return authenticators
 

@@ -7,8 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.auth import Gate
-from api.bodies import Content, parse_answer
-from api.body_reader import BodyReader, Fields
+from api.bodies import BodyReader, Content, Fields, parse_answer
 from api.limits import RequestLimits
 from api.path import idempotency_key, known_input, limit, name, one_of
 from api.responses import flags, reply

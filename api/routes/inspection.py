@@ -95,7 +95,8 @@ def detail(description: Description, pending: Pending) -> JsonObject:
     ended = description.workflow_status not in (None, "running", "continued_as_new")
     if ended and not description.row.ended and description.row.attention is None:
         shown["waitingFor"] = (
-            f"A workflow: the status of its own is {description.workflow_status}; the reconciler handles it within a minute."
+            f"A workflow: the status of its own is {description.workflow_status}; "
+            "the reconciler handles it within a minute."
         )
     shown["temporal"] = {
         "workflowId": description.workflow_id,

@@ -4,8 +4,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.auth import Gate
-from api.bodies import Content, ContinueBody, CreateBody, parse_cancel, parse_continue, parse_create
-from api.body_reader import BodyReader, Fields
+from api.bodies import BodyReader, Content, ContinueBody, CreateBody, Fields, parse_cancel, parse_continue, parse_create
 from api.limits import RequestLimits
 from api.path import Scopes, idempotency_key
 from api.responses import flags, reply

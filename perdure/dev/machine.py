@@ -19,8 +19,7 @@ from perdure.settings import Settings
 from perdure.store.private import close_folder
 from perdure.telemetry.logs import check_level
 
-from .processes import command
-from .supervisor import Part, Supervisor
+from .supervisor import Part, Supervisor, command
 from .temporal_server import DevServer
 
 # How long a port may stay busy: after a `kill -9` of an earlier `perdure dev`, its children take a moment to exit.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from perdure.errors import Invalid, Unavailable
 
-from .processes import bare_environment, die_with_parent
+from .supervisor import bare_environment, die_with_parent
 
 #: The default is one day; after that a session's turns would disappear from the UI.
 RETENTION = "90d"

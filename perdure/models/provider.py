@@ -3,6 +3,9 @@
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any, cast
 
+from openai import AsyncOpenAI, Omit, omit
+from openai.resources.chat.completions import AsyncCompletions
+from openai.resources.responses import AsyncResponses
 from pydantic_ai.direct import model_request_stream
 from pydantic_ai.messages import (
     ModelResponse,
@@ -15,8 +18,8 @@ from pydantic_ai.messages import (
     ToolCallPart,
     ToolCallPartDelta,
 )
+from pydantic_ai.models import Model, ModelRequestParameters
 from pydantic_ai.models import Model as ForeignModel
-from pydantic_ai.models import ModelRequestParameters
 from pydantic_ai.settings import ModelSettings
 from pydantic_core import to_json
 
@@ -24,7 +27,6 @@ from perdure.errors import ModelFailed
 
 from .base import Delta, Prompt, ReasoningDelta, Reply, TextDelta, ToolInputDelta, finish_reason, usage_of
 from .failures import failure, truncated
-from .lean import make_lean
 
 #: Models without a provider: they never have a finish reason.
 _OFFLINE = frozenset({"test", "function"})
@@ -131,3 +133,35 @@ def _deltas(event: PartStartEvent | PartDeltaEvent, calls: _Calls) -> Iterator[D
 def _text(value: object) -> str:
     """A value that is declared as text: the SDKs do not check its type."""
     return value if isinstance(value, str) else to_json(value).decode()
+
+
+class LeanCompletions(AsyncCompletions):
+    async def create(self, **options: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        send: Any = super().create
+        return await send(**_in_extra_body(options, "messages", "tools"), messages=())
+
+
+class LeanResponses(AsyncResponses):
+    async def create(self, **options: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        send: Any = super().create
+        return await send(**_in_extra_body(options, "input", "tools"))
+
+
+def make_lean(model: Model) -> bool:
+    """Switch off that work, and all retries, in the SDK's client; False when the model has no such client."""
+    client: object = getattr(model, "client", None)
+    if not isinstance(client, AsyncOpenAI):
+        return False
+    # Set on the client: as a setting of each request it would create a new client each time, without these changes.
+    client.max_retries = 0
+    # Both are cached properties: a value in the instance replaces them.
+    vars(client.chat)["completions"] = LeanCompletions(client)
+    vars(client)["responses"] = LeanResponses(client)
+    return True
+
+
+def _in_extra_body(options: dict[str, Any], *names: str) -> dict[str, Any]:
+    """The options, with `names` moved into `extra_body`; existing entries there win."""
+    rest = {name: value for name, value in options.items() if name not in names}
+    moved = {name: options[name] for name in names if not isinstance(options.get(name, omit), Omit)}
+    return {**rest, "extra_body": {**moved, **(options.get("extra_body") or {})}}

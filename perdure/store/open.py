@@ -44,8 +44,7 @@ async def checked_store(url: str) -> AsyncGenerator[Store]:
 
 
 def _open_sqlite(path: str, create: bool) -> Store:
-    from .sqlite.database import SqliteDatabase
-    from .sqlite.feed import ChangePoll, NoFeed
+    from .sqlite.database import ChangePoll, NoFeed, SqliteDatabase
 
     if path == ":memory:":
         return SqlStore(SqliteDatabase(None), NoFeed())

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from api.body_reader import LARGE, MOST_VALUES, ValueCount
+from api.bodies import LARGE, MOST_VALUES, ValueCount
 from tests.api.asking import Waiting
 from tests.api.process import ApiProcess, api_process
 from tests.api.served import URL, Api, serving

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from perdure.dev.processes import die_with_parent
+from perdure.dev.supervisor import die_with_parent
 
 from .scripts import say
 from .world import Voice, World, rss, undisturbed

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from perdure.dev.processes import command
+from perdure.dev.supervisor import command
 from perdure.runtime.connect import connect
 from perdure.settings import Settings
 from tests.support import commands

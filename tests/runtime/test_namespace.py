@@ -11,7 +11,7 @@ from temporalio.client import Client
 from temporalio.service import RPCError
 
 from perdure.cli import serve
-from perdure.dev.processes import command
+from perdure.dev.supervisor import command
 from perdure.dev.temporal_server import binary
 from perdure.errors import Misconfigured, NoDriver, Unavailable
 from perdure.protocol import names

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from perdure.dev.processes import command
+from perdure.dev.supervisor import command
 from perdure.protocol.deliveries import DeliveryBody
 from perdure.protocol.inputs import InputAnswer
 from perdure.session.inputs import resolved

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure.dev.processes import command
+from perdure.dev.supervisor import command
 from tests.support.processes import clean_environment, free_port
 from tests.support.stack import TemporalServer
 

@@ -10,8 +10,7 @@ import pytest
 from perdure.store.base import Store
 from perdure.store.engine.store import SqlStore
 from perdure.store.postgres.database import PostgresDatabase
-from perdure.store.sqlite.database import SqliteDatabase
-from perdure.store.sqlite.feed import NoFeed
+from perdure.store.sqlite.database import NoFeed, SqliteDatabase
 
 from .machine import Machine
 from .processes import Died

@@ -25,7 +25,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from perdure.dev.processes import die_with_parent
+from perdure.dev.supervisor import die_with_parent
 
 # How long a caller may wait at a gate before the ledger takes it for forgotten.
 _GATE_PATIENCE = 120.0

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from perdure.dev.processes import die_with_parent, kill_group
+from perdure.dev.supervisor import die_with_parent, kill_group
 
 _TAIL = 6_000
 

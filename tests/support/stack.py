@@ -8,7 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
-from perdure.dev.processes import command
+from perdure.dev.supervisor import command
 from perdure.dev.temporal_server import DevServer, listens
 from tests.support.processes import PATIENCE, Process, clean_environment, free_port, wait_until
 from tests.support.talk import Talk

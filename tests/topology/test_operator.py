@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from perdure.dev.processes import command
+from perdure.dev.supervisor import command
 from tests.support.plugin import StackFactory
 from tests.support.stack import Stack
 

@@ -1,0 +1,4 @@
+"""Tool calls: what is offered (`toolbox`, `builtin`), whether a call may run (`approvals`), and running it (`call`).
+
+`outcomes` makes what a tool returned into what is recorded and shown to the model.
+"""

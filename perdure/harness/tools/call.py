@@ -7,9 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from perdure.agents.context import Cancellation, Log, SessionView, Signal, ToolContext, ToolSession
+from perdure.agents.context import Cancellation, Log, SessionView, Signal, Staging, ToolContext, ToolSession
 from perdure.agents.registry import AgentRegistry
-from perdure.agents.staging import Staging
 from perdure.errors import Invalid, PerdureError, ToolFailed, Unavailable, UnreadableState
 from perdure.faults import reach
 from perdure.harness.events import EventFactory, action_key
@@ -263,7 +262,7 @@ class ToolCaller:
         """Record the outcome and the tool's writes in one commit."""
         # The staged writes of a failed tool are dropped.
         kept = context if outcome.status == "completed" else None
-        token = kept.session.wished_token if kept else None
+        token = kept.session.requested_token if kept else None
         outcome = outcome.model_copy(update={"token_hash": hashed(token) if token else None})
         while True:
             reach("tool_before_settle")

@@ -9,8 +9,7 @@ import pytest
 from perdure.errors import SchemaUnknown, Unavailable
 from perdure.store.engine.database import T, Work, queries
 from perdure.store.engine.store import SqlStore
-from perdure.store.sqlite.database import SqliteDatabase
-from perdure.store.sqlite.feed import ChangePoll
+from perdure.store.sqlite.database import ChangePoll, SqliteDatabase
 from perdure.store.values import Commit, SessionQuery
 from perdure.store.watchers import Watchers
 from tests.store import given
