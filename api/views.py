@@ -171,5 +171,5 @@ def _responders(responders: Responders) -> str:
         case "principals":
             who = named
         case "attribute":
-            who = f"whoever has {responders.attribute} {named}"
+            who = f"principals whose {responders.attribute} is {named}"
     return who if responders.quorum == 1 else f"{responders.quorum} of: {who}"

@@ -33,7 +33,7 @@ def build_authenticators(settings: Settings) -> list[Authenticator]:
         authenticators.append(Loopback())
     if not authenticators:
         raise Misconfigured(
-            f"PERDURE_HOST is {settings.host}, which others can reach, and nobody could sign in: set PERDURE_API_KEYS, "
+            f"PERDURE_HOST is {settings.host}, which others can reach, and no sign-in is set up: set PERDURE_API_KEYS, "
             "or PERDURE_JWT_ISSUER, PERDURE_JWT_AUDIENCE and PERDURE_JWT_JWKS_URL, or bind to 127.0.0.1."
         )
     return authenticators

@@ -51,9 +51,9 @@ class InspectionRoutes:
     async def _pending(self, row: SessionRow) -> Pending:
         if row.status not in ("starting", "waiting"):
             return Pending()
-        asked = await self._sessions.inputs.waiting(row.session_id) if row.status == "waiting" else ()
+        inputs = await self._sessions.inputs.waiting(row.session_id) if row.status == "waiting" else ()
         # Deliveries wait until open requests are closed, so the session waits for the requests.
-        return Pending(asked, 0 if asked else await self._sessions.queued(row.session_id))
+        return Pending(inputs, 0 if inputs else await self._sessions.queued(row.session_id))
 
 
 def session_query(params: QueryParams, principal: Principal) -> SessionQuery:
@@ -90,12 +90,12 @@ def summary(row: SessionRow, pending: Pending) -> JsonObject:
 
 
 def detail(description: Description, pending: Pending) -> JsonObject:
-    asked = [row.request.request_id for row in pending.inputs]
-    shown = {**summary(description.row, pending), "openInputs": asked}
+    request_ids = [row.request.request_id for row in pending.inputs]
+    shown = {**summary(description.row, pending), "openInputs": request_ids}
     ended = description.workflow_status not in (None, "running", "continued_as_new")
     if ended and not description.row.over and description.row.attention is None:
         shown["waitingFor"] = (
-            f"A workflow: its own is {description.workflow_status}, and is looked after within a minute."
+            f"A workflow: its own is {description.workflow_status}, and is reconciled within a minute."
         )
     shown["temporal"] = {
         "workflowId": description.workflow_id,

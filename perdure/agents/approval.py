@@ -93,14 +93,14 @@ def approval_policy(
     remind: Sequence[Seconds],
 ) -> ApprovalPolicy:
     """The policy as declared; `InvalidDeclaration` when it cannot work."""
-    asked = Responders() if responders is None else responders
-    if problem := _wrong_type(approval, approval_key, summary, asked, remind):
+    who = Responders() if responders is None else responders
+    if problem := _wrong_type(approval, approval_key, summary, who, remind):
         raise InvalidDeclaration(f"Tool {tool!r}: {problem}.")
     policy = ApprovalPolicy(
         approval=approval,
         key=approval_key,
         summary=summary,
-        responders=asked,
+        responders=who,
         expires=None if expires is None else seconds(f"Tool {tool!r}: expires", expires),
         on_expiry=on_expiry,
         remind=tuple(sorted(seconds(f"Tool {tool!r}: each of remind", each) for each in remind)),

@@ -143,7 +143,7 @@ def _hints(name: str, function: Callable[..., Any], local: Mapping[str, Any]) ->
 def _hint(name: str, parameter: inspect.Parameter, hints: Mapping[str, Any]) -> Any:
     if parameter.kind in (_Parameter.VAR_POSITIONAL, _Parameter.VAR_KEYWORD):
         raise InvalidDeclaration(
-            f"Tool {name!r} takes *{parameter.name}: a model cannot be told what to send; name each parameter."
+            f"Tool {name!r} takes *{parameter.name}: the schema for the model needs the name of each parameter."
         )
     if parameter.name not in hints:
         raise InvalidDeclaration(f"Tool {name!r}: the parameter {parameter.name!r} needs a type annotation.")

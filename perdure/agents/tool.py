@@ -104,7 +104,7 @@ def tool(
     """Declare a function as a tool.
 
     `effects` decides what happens to a call that was interrupted: `pure` and `idempotent` tools run again,
-    `at_most_once` (the default) never does; the model is told that the outcome is unknown. `retries` are extra
+    `at_most_once` (the default) never does; the model gets an unknown outcome. `retries` are extra
     tries after an exception, for tools that may run again. `timeout` is in seconds.
 
     `approval` says when a call needs approval: `never`, `always`, `once` in a session (for each

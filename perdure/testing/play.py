@@ -131,7 +131,7 @@ class Played:
             if name in (request.request_id, request.tool) and request.request_id not in given:
                 return request
         waiting = ", ".join(f"{request.tool} ({request.request_id})" for request in self.pending) or "nothing"
-        raise AssertionError(f"Nobody is asked about {name!r}; pending: {waiting}.")
+        raise AssertionError(f"There is no pending request for {name!r}; pending: {waiting}.")
 
     @property
     def text(self) -> str:

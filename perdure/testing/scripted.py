@@ -39,7 +39,7 @@ class ScriptedModel:
         number = len(self.prompts)
         self.prompts.append(prompt)
         if number >= len(self._lines):
-            raise ModelFailed(f"The script has {len(self._lines)} replies, and one more was asked for.")
+            raise ModelFailed(f"The script has {len(self._lines)} replies, and the agent needs one more.")
         line = self._lines[number]
         if isinstance(line, Exception):
             raise line

@@ -147,8 +147,8 @@ class Stage:
     async def deliver(self, message: Message) -> None:
         """Deliver another message. While requests are open it denies them (`while_waiting`)."""
         if self._open:
-            asked, now = [row.request for row in await self.waiting()], utc_now()
-            denials = {each.request_id: continued(each, self._terms.principal, now) for each in asked}
+            requests, now = [row.request for row in await self.waiting()], utc_now()
+            denials = {each.request_id: continued(each, self._terms.principal, now) for each in requests}
             await self.answer(denials, message=message, ends=True)
             return
         delivery = self._delivery(DeliveryBody(message=message, principal=self._terms.principal))
