@@ -23,9 +23,8 @@ from .bodies import BodyReader
 from .limits import RequestLimits
 from .path import Scopes
 from .responses import Shield, on_error, on_http_error
-from .routes.about import AboutRoutes
 from .routes.inputs import InputRoutes
-from .routes.inspection import InspectionRoutes
+from .routes.inspection import AboutRoutes, InspectionRoutes
 from .routes.sessions import SessionRoutes
 from .routes.stream import StreamRoutes
 from .stream.broadcast import Broadcasts

@@ -22,7 +22,6 @@ ALLOWED = {
     "activities/model.py": "the activities of one task queue",
     "activities/tools.py": "the activities of one task queue",
     "api/auth/api_keys.py": "one way to authenticate",
-    "api/routes/about.py": "the routes of one subject",
     "api/routes/stream.py": "the routes of one subject",
     "perdure/models/models.py": "where a model's name leads to a provider",
     "perdure/session/migrations.py": "shipped migrators are kept together, and never edited",

@@ -1,4 +1,4 @@
-"""Listing sessions, and describing one."""
+"""What callers may look at: sessions, agents, and whether the service answers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,10 +9,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.auth import Gate
-from api.path import known_id, limit, name, one_of
+from api.path import Scopes, known_id, limit, name, one_of
 from api.responses import reply
-from api.views import waiting_for
+from api.views import describe, waiting_for
 from perdure.protocol.deliveries import Mode
+from perdure.protocol.names import SESSION_WORKFLOW
 from perdure.protocol.principals import Principal
 from perdure.protocol.wire import JsonObject
 from perdure.runtime.sessions import Description, Sessions
@@ -105,3 +106,21 @@ def detail(description: Description, pending: Pending) -> JsonObject:
         "uiUrl": description.ui_url,
     }
     return shown
+
+
+class AboutRoutes:
+    def __init__(self, gate: Gate, scopes: Scopes, *, development: bool) -> None:
+        self._gate = gate
+        self._scopes = scopes
+        self._development = development
+
+    async def health(self, request: Request) -> Response:
+        """Whether this process responds; needs no credentials."""
+        self._scopes.agent(request)
+        return reply({"ok": True, "status": "ready", "workflowId": SESSION_WORKFLOW})
+
+    async def info(self, request: Request) -> Response:
+        """The agent: its model, instructions and tools."""
+        agent = self._scopes.agent(request)
+        await self._gate.admit(request)
+        return reply(describe(agent, development=self._development))

@@ -16,7 +16,7 @@ from perdure.agents.agent import DEMO, Agent
 from perdure.agents.registry import load_agents
 from perdure.errors import Conflict, Invalid
 from perdure.settings import Settings
-from perdure.store.private import close_folder
+from perdure.store.open import close_folder
 from perdure.telemetry.logs import check_level
 
 from .supervisor import Part, Supervisor, command
