@@ -9,12 +9,13 @@ import importlib
 import logging
 import os
 import signal
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, NoReturn, TypeAlias
 
 from perdure.errors import Misconfigured
 from perdure.settings import Settings, misspelt
@@ -70,6 +71,19 @@ def run(part: Literal["worker", "api"], settings: Settings, ready_file: Path | N
         import uvloop
 
         uvloop.run(_api(settings, ready_file))
+    _leave()
+
+
+def _leave() -> NoReturn:
+    """End the process, with everything written.
+
+    Temporal's client has threads of its own. One of them that returns a result to Python while the interpreter shuts
+    down aborts the process, which then looks like a crash.
+    """
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 async def _worker(settings: Settings, ready_file: Path | None) -> None:
