@@ -67,7 +67,7 @@ def product(root: Path) -> list[Module]:
 def crowded_packages(modules: list[Module]) -> Iterator[str]:
     packages: dict[str, int] = {}
     for module in modules:
-        if module.path.stem != "__init__":
+        if module.path.stem not in ("__init__", "__main__"):
             packages[str(module.path.parent)] = packages.get(str(module.path.parent), 0) + 1
     for package, count in sorted(packages.items()):
         if count > MODULES_PER_PACKAGE:

@@ -242,18 +242,10 @@ def _settings(**given: Any) -> "Settings":
 
 
 def _operating(data_dir: Path | None) -> "Settings":
-    """The settings with the Temporal of this store. Another Temporal would start its sessions a second time."""
-    from perdure.dev.machine import read_temporal_address
+    """The settings for what needs Temporal."""
+    from perdure.runtime.local import beside_dev
 
-    settings = _settings(data_dir=data_dir)
-    if "temporal_address" in settings.model_fields_set:
-        return settings
-    known = read_temporal_address(settings)
-    if known is None:
-        return settings
-    # The dev server has one namespace and needs no key, whatever the environment says about a cloud.
-    plain = {"temporal_namespace": "default", "temporal_tls": False, "temporal_api_key": None}
-    return settings.model_copy(update={"temporal_address": known, **plain})
+    return beside_dev(_settings(data_dir=data_dir))
 
 
 def _debugging() -> bool:

@@ -4,6 +4,7 @@ In a wheel they are inside the package, in a checkout at its top. The core does 
 """
 
 import asyncio
+import atexit
 import contextlib
 import importlib
 import logging
@@ -80,6 +81,8 @@ def _leave() -> NoReturn:
     Temporal's client has threads of its own. One of them that returns a result to Python while the interpreter shuts
     down aborts the process, which then looks like a crash.
     """
+    # Libraries of the author's tools may have something to write at exit.
+    atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import fcntl
-import hashlib
 import os
 import signal
 import socket
@@ -15,6 +14,7 @@ from typing import cast
 from perdure.agents.agent import DEMO, Agent
 from perdure.agents.registry import load_agents
 from perdure.errors import Conflict, Invalid
+from perdure.runtime.local import ADDRESS, LOCK, is_owned, read_flag, write_temporal_address
 from perdure.settings import Settings
 from perdure.store.open import close_folder
 from perdure.telemetry.logs import check_level
@@ -25,7 +25,6 @@ from .temporal_server import DevServer
 # How long a port may stay busy: after a `kill -9` of an earlier `perdure dev`, its children take a moment to exit.
 _PORT_PATIENCE = 2.0
 _KILLABLE = ("worker", "api")
-_ADDRESS = "temporal.ready"
 #: Our files in the data directory and in its folder of logs.
 _FILES = ("perdure.db*", "temporal.db*", "secret", "secret.[0-9]*", "dev.lock", "*.ready", "logs")
 _LOGS = ("temporal*.log", "migration*.log", "worker*.log", "api*.log")
@@ -74,48 +73,14 @@ def kill(data_dir: Path, part: str) -> str:
     """`kill -9` the worker or the API of the `perdure dev` that uses this folder. The result names the process."""
     if part not in _KILLABLE:
         raise Invalid(f"Choose one of {' and '.join(_KILLABLE)} to kill.")
-    content = _content(data_dir / f"{part}.ready")
-    if content is None or not _is_locked(data_dir):
+    content = read_flag(data_dir / f"{part}.ready")
+    if content is None or not is_owned(data_dir):
         raise Occupied(f"No `perdure dev` runs on {data_dir.absolute()}, or its {part} is not ready; see --data-dir.")
     try:
         os.kill(int(content), signal.SIGKILL)
     except ProcessLookupError:
         raise Occupied(f"The {part} is dead already, and is being started again.") from None
     return f"Killed the {part}, process {content}."
-
-
-def read_temporal_address(settings: Settings) -> str | None:
-    """The address of Temporal of a running `perdure dev` with this folder and this store; None without one."""
-    if not _is_locked(settings.data_dir):
-        return None
-    address, _, store = (_content(settings.data_dir / _ADDRESS) or "").partition("\n")
-    return address if address and store == _store_of(settings) else None
-
-
-def write_temporal_address(settings: Settings, address: str) -> None:
-    """Write the address of Temporal for this folder and this store to a file."""
-    (settings.data_dir / _ADDRESS).write_text(f"{address}\n{_store_of(settings)}")
-
-
-def _store_of(settings: Settings) -> str:
-    """A hash that identifies the store: its URL may contain a password."""
-    url = settings.database_url.get_secret_value() if settings.database_url else ""
-    return hashlib.sha256(url.encode()).hexdigest()
-
-
-def _is_locked(data_dir: Path) -> bool:
-    """Whether another process has locked the data directory."""
-    try:
-        descriptor = os.open(data_dir / "dev.lock", os.O_RDWR)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
 
 
 class Dev:
@@ -145,7 +110,7 @@ class Dev:
 
     async def _work(self) -> None:
         # The file may be of an earlier run on another port.
-        (self._data / _ADDRESS).unlink(missing_ok=True)
+        (self._data / ADDRESS).unlink(missing_ok=True)
         await self._free_ports()
         await self._supervisor.start(self._temporal(), Part("migration", command("migrate"), None, self._environment()))
         write_temporal_address(Settings(data_dir=self._data), self._server().address)
@@ -207,7 +172,7 @@ Perdure is ready.
   API          {url}
   Temporal UI  {self._options.ui_url}
   data, logs   {self._data}
-  worker       process {_content(self._data / "worker.ready")}; `perdure dev --kill worker` kills it, and it comes back
+  worker       process {read_flag(self._data / "worker.ready")}; `perdure dev --kill worker` kills it, and it comes back
 {"".join(described(agent) for agent in self._agents)}
 
 Say hello, then watch the session that answers (put its sessionId into the second line):
@@ -237,7 +202,7 @@ def _names(tool: object) -> list[str]:
 def locked(data_dir: Path) -> Generator[None]:
     """Lock the data directory. The kernel releases the lock when the process ends."""
     data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-    descriptor = os.open(data_dir / "dev.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    descriptor = os.open(data_dir / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -281,12 +246,5 @@ def _bindable(host: str, port: int) -> bool:
 
 async def _pid_written(flag: Path, pid: int) -> None:
     """Wait until the process has written its id to its ready file."""
-    while _content(flag) != str(pid):
+    while read_flag(flag) != str(pid):
         await asyncio.sleep(0.02)
-
-
-def _content(path: Path) -> str | None:
-    try:
-        return path.read_text()
-    except FileNotFoundError:
-        return None

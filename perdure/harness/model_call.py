@@ -10,7 +10,7 @@ from uuid import uuid4
 from perdure.agents.agent import DEMO, FINAL_OUTPUT, Agent
 from perdure.agents.approval import result_of
 from perdure.agents.registry import AgentRegistry
-from perdure.errors import Invalid, ModelFailed, PerdureError, TurnCancelled
+from perdure.errors import Invalid, ModelFailed, PerdureError, TurnCancelled, Unavailable
 from perdure.faults import reach
 from perdure.models.base import Delta, ModelSource, Prompt, Reply
 from perdure.protocol.events import NewEvent, Usage
@@ -284,8 +284,12 @@ class ModelCaller:
         raise ModelFailed("Empty model response", name="Empty model response")
 
     async def _is_stopped(self, ctx: _ModelContext) -> bool:
-        row = await find_session(self._store, ctx.call.at.session_id)
-        return row.cancel_turn is not None and row.cancel_turn <= ctx.call.at.turn
+        try:
+            row = await self._store.session(ctx.call.at.session_id)
+        except Unavailable:
+            # Not known. A retry of the whole step would pay for the first reply again.
+            return False
+        return row is not None and row.cancel_turn is not None and row.cancel_turn <= ctx.call.at.turn
 
     async def _prompt(self, ctx: _ModelContext, offer: Offer) -> Prompt:
         assert ctx.mark is not None

@@ -14,6 +14,7 @@ from perdure.store.open import checked_store
 
 from .connect import connect as connect_to_temporal
 from .connect import secret
+from .local import beside_dev
 from .sessions import Sessions
 
 
@@ -29,7 +30,7 @@ async def connect(
 
     The `PERDURE_…` variables of the environment say where Temporal and the store are, as for an API process.
     `address` (of Temporal), `database` (as in `PERDURE_DATABASE_URL`) and `data_dir` (of the SQLite store, where no
-    database is named) win over them.
+    database is named) win over them. Where no address is named, a `perdure dev` that runs on this store is found.
     `agents` are those that are declared in this program, by default those of `PERDURE_AGENTS` where it is set. Only
     with them may an approval change arguments, and only with them does `while_waiting="deny"` count here.
 
@@ -39,7 +40,7 @@ async def connect(
     API process runs, keep `sessions.sweeper.running()` and `sessions.reconciler.running()` open in a process that
     stays.
     """
-    settings = read_settings(temporal_address=address, database_url=database, data_dir=data_dir)
+    settings = beside_dev(read_settings(temporal_address=address, database_url=database, data_dir=data_dir))
     known = _known(settings, agents)
     async with checked_store(settings.database) as store:
         yield await open_sessions(settings, store, agents=known)

@@ -14,9 +14,10 @@ from pydantic import SecretStr
 from pydantic_ai.toolsets import FunctionToolset
 
 from perdure import Agent
-from perdure.dev.machine import Occupied, described, kill, locked, read_temporal_address, write_temporal_address
+from perdure.dev.machine import Occupied, described, kill, locked
 from perdure.dev.supervisor import command
 from perdure.dev.temporal_server import binary, listens
+from perdure.runtime.local import read_temporal_address, write_temporal_address
 from perdure.settings import Settings
 from tests.support.processes import Process, clean_environment, free_port, wait_until
 from tests.support.talk import Talk, text

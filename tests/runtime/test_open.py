@@ -13,6 +13,7 @@ import pytest
 
 import perdure
 from perdure import Event, Receipt, SessionQuery, Sessions
+from perdure.dev.machine import locked
 from perdure.errors import (
     ForbiddenResponder,
     InputClosed,
@@ -25,6 +26,8 @@ from perdure.errors import (
     SessionNotFound,
 )
 from perdure.protocol.events import BOUNDARIES
+from perdure.runtime.local import write_temporal_address
+from perdure.settings import Settings
 from perdure.store.open import NoStore
 from tests.support.processes import PATIENCE, free_port
 from tests.support.stack import Stack
@@ -273,6 +276,21 @@ async def test_without_a_store_it_says_how_to_make_one(tmp_path: Path) -> None:
             pass
 
     assert not (tmp_path / "nowhere").exists()
+
+
+async def test_the_temporal_of_perdure_dev_is_found(
+    stack: Stack, environment: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PERDURE_TEMPORAL_ADDRESS")
+    folder = stack.settings.data_dir
+
+    with locked(folder):
+        write_temporal_address(Settings(data_dir=folder), stack.temporal.address)
+        async with perdure.connect(data_dir=folder) as sessions:
+            receipt = await sessions.start("shop", "hello")
+            await until_boundary(sessions, receipt.session_id)
+
+    assert not receipt.delayed
 
 
 async def test_an_older_schema_is_refused(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from contextlib import AbstractAsyncContextManager
 from time import monotonic
 
 from perdure.errors import OutcomeUnknown, Unavailable
+from perdure.protocol import names
 from perdure.protocol.events import Event, NewEvent
 from perdure.protocol.requests import Attention
 from perdure.store.base import Watch
@@ -33,7 +34,7 @@ from perdure.store.watchers import Feed, Watchers
 
 from . import cursor, deliveries, rows, schema
 from .commit import apply, record_at
-from .database import Database, Row, T, Value, Work, Written
+from .database import Database, Row, T, Transaction, Value, Work, Written
 from .rows import before, utc_now
 from .votes import answer
 
@@ -102,9 +103,23 @@ class SqlStore:
     async def cancel(
         self, session_id: str, turn_id: str | None, to_event: Callable[[int], NewEvent]
     ) -> CancelRequest | None:
-        return await self._write_and_notify(
-            session_id, lambda tx: deliveries.cancel(tx, session_id, turn_id, to_event, self._now())
-        )
+        chosen: list[tuple[int, NewEvent]] = []
+
+        def event_of(turn: int) -> NewEvent:
+            event = to_event(turn)
+            chosen.append((turn, event))
+            return event
+
+        async def work(tx: Transaction) -> Written[CancelRequest | None]:
+            if not chosen:
+                return await deliveries.cancel(tx, session_id, turn_id, event_of, self._now())
+            # A retry is about the turn of the first try: that turn may have ended since, and the next one is not meant.
+            turn, event = chosen[0]
+            if await tx.row("index_of", session_id=session_id, key=event.key) is not None:
+                return Written(CancelRequest(session_id, turn))
+            return await deliveries.cancel(tx, session_id, names.turn_id(turn), to_event, self._now())
+
+        return await self._write_and_notify(session_id, work)
 
     async def attend(self, session_id: str, attention: Attention, turn: int | None = None) -> bool:
         return await self._write_and_notify(
@@ -182,7 +197,7 @@ class SqlStore:
         return InputPage(page, cursor.write(cursor.Place(page[-1].opened_at, page[-1].request.request_id)))
 
     async def commit(self, commit: Commit) -> Committed:
-        return await self._write_and_notify(commit.session_id, lambda tx: apply(tx, commit, self._now()))
+        return await self._write_and_notify(commit.session_id, lambda tx: apply(tx, commit, self._now()), once=False)
 
     async def records(self, session_id: str, *, from_turn: int = 0, to_turn: int | None = None) -> Sequence[Record]:
         last = _LAST_TURN if to_turn is None else to_turn
@@ -214,10 +229,11 @@ class SqlStore:
         return await self._database.read(lambda tx: tx.rows(query, **values))
 
     async def _write_once(self, work: Work[T]) -> T:
-        """Write; when the outcome of the commit is unknown, retry until it is known. All work here is idempotent.
+        """Write; when the outcome of the commit is unknown, retry until it is known. The work must be idempotent.
 
         A database that fails during a commit leaves its outcome open. If callers took that for a failure, they would
-        send the request in another way, and its work would be done twice.
+        send the request in another way, and its work would be done twice. Not for `commit`: a retry cannot report whose
+        fence was replaced, so who commits has to know that it is one.
         """
         try:
             return await self._database.write(work)
@@ -231,10 +247,10 @@ class SqlStore:
                 if monotonic() > until:
                     raise OutcomeUnknown from error
 
-    async def _write_and_notify(self, session_id: str, work: Work[Written[T]]) -> T:
+    async def _write_and_notify(self, session_id: str, work: Work[Written[T]], *, once: bool = True) -> T:
         """Write, then wake the readers of the session if events were appended."""
         try:
-            written = await self._write_once(work)
+            written = await (self._write_once(work) if once else self._database.write(work))
         except (asyncio.CancelledError, Unavailable):
             # The transaction may have committed all the same. A needless wake costs one read.
             self._watchers.wake(session_id)
@@ -242,6 +258,9 @@ class SqlStore:
         if written.head is not None:
             self._watchers.advanced(session_id, written.head)
             self._feed.announce(session_id, written.head)
+        elif once:
+            # A retry appends nothing; the try before it may have.
+            self._watchers.wake(session_id)
         return written.value
 
 

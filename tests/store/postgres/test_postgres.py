@@ -1,5 +1,6 @@
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -133,6 +134,46 @@ class Forgetful(PostgresDatabase):
         await super().write(work)
         self.away = 3
         raise OutcomeUnknown
+
+
+@pytest.mark.usefixtures("store")
+async def test_a_cancel_whose_answer_was_lost_is_about_the_turn_that_it_was_asked_for(postgres_url: str) -> None:
+    class TurnEndsMeanwhile(Forgetful):
+        """Before the retry, the turn has been stopped and the next one is about to begin."""
+
+        async def write(self, work: Work[T]) -> T:
+            if self.away == 1:
+                await ended.commit(replace(given.ending(), unless_cancelled=None, close_turn=0))
+                await ended.accept(given.delivery("next"))
+            return await super().write(work)
+
+    ended = await opened(postgres_url)
+    await ended.accept(given.delivery("first"))
+    database = TurnEndsMeanwhile(postgres_url)
+    await database.open()
+    store = SqlStore(database, Mute(postgres_url, database))
+
+    request = await store.cancel("s", None, lambda turn: given.event(f"stop {turn}"))
+
+    assert request is not None
+    assert request.turn == 0
+    assert [key for key in await given.keys(store) if key.startswith("stop")] == ["stop 0"]
+    await store.close()
+    await ended.close()
+
+
+@pytest.mark.usefixtures("store")
+async def test_the_outcome_of_a_commit_is_left_to_whoever_commits(postgres_url: str) -> None:
+    """A retry finds its own fence, and cannot say that it has taken it from an older attempt."""
+    database = Forgetful(postgres_url)
+    await database.open()
+    store = SqlStore(database, Mute(postgres_url, database))
+
+    with pytest.raises(OutcomeUnknown):
+        await store.commit(Commit("s", events=[given.event("a")]))
+
+    assert await given.keys(store) == ["a"]
+    await store.close()
 
 
 @pytest.mark.usefixtures("store")

@@ -119,6 +119,22 @@ async def rekeyed(stage: Stage) -> None:
         await session.deliver(f"dlv_{token}", token=token)
 
 
+@TURNS.add({"": (*_TURN, "patch tokens-in-between", *_TURN)})
+async def rekeyed_twice(stage: Stage) -> None:
+    """Two steps give the session another token each; a message comes with the first of them."""
+
+    async def act(call: ToolCall) -> ToolOutcome:
+        token = f"token of {call.at.step}"
+        return ToolOutcome(call_id=call.call.call_id, status="completed", token_hash=token, head=5 + call.at.step)
+
+    stage.script({(0, 0): calls(1, head=4), (0, 1): calls(1, head=6), (0, 2): Finished(head=12)})
+    stage.tools(act)
+    session = await stage.start()
+    await session.deliver("dlv_0")
+    await stage.until("turn ends")
+    await session.deliver("dlv_1", token="token of 0")
+
+
 @TURNS.add({"turn-0": (*["ask call_tool"] * 3, "call_tool ends", "ask call_tool", "ask call_model", "ends")})
 async def called_in_turns(stage: Stage) -> None:
     """Calls of different bounds, whose ends come in another order than their beginnings."""
