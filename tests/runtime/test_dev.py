@@ -86,7 +86,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Generator[Dev]:
 
 async def test_a_session_is_here_again_at_the_next_start(start_dev: DevFactory) -> None:
     dev = start_dev().ready()
-    assert "agent        demo: demo, roll_dice, remember_note, current_time" in dev.process.output
+    assert "agent        demo (model demo): roll_dice, remember_note, current_time" in dev.process.output
     async with Talk(dev.url) as talk:
         assert "hello" in await talk.say("hello")
     assert dev.process.terminate() == 0
@@ -102,7 +102,7 @@ def test_the_tools_of_a_toolset_are_listed_where_it_knows_them() -> None:
 
     agent = Agent("mixed", tools=[look, FunctionToolset([parts_of]), FunctionToolset([]).prefixed("far")])
 
-    assert described(agent).strip() == "agent        mixed: demo, look, parts_of, PrefixedToolset"
+    assert described(agent).strip() == "agent        mixed (model demo): look, parts_of, PrefixedToolset"
 
 
 def parts_of(thing: str) -> str:
