@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from perdure.agents.registry import AgentRegistry
 from perdure.errors import (
     ForbiddenResponder,
     InputClosed,
