@@ -23,7 +23,7 @@ from perdure.agents.registry import AgentRegistry, load_agents
 from perdure.errors import Misconfigured, PerdureError
 from perdure.harness.harness import Harness
 from perdure.harness.tools.toolbox import check_tools
-from perdure.models.models import Models
+from perdure.models.base import Models
 from perdure.protocol import names
 from perdure.runtime.connect import connect
 from perdure.settings import Settings

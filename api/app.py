@@ -1,35 +1,27 @@
 """The application: composes the routes from given parts."""
 
 import functools
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
-from starlette.responses import Response
 
 from perdure.agents.registry import AgentRegistry
 from perdure.errors import PerdureError
 from perdure.runtime.sessions import Sessions
 from perdure.settings import Settings
 from perdure.store.base import Store
-from perdure.telemetry import spans
 
-from .auth import Authenticator, Gate
-from .auth.build import is_development
+from .auth import Authenticator, Gate, is_development
 from .bodies import BodyReader
-from .limits import RequestLimits
-from .path import Scopes
+from .requests import Handler, RequestLimits, Scopes, traced
 from .responses import Shield, on_error, on_http_error
 from .routes.inputs import InputRoutes
 from .routes.inspection import AboutRoutes, InspectionRoutes
 from .routes.sessions import SessionRoutes
 from .routes.stream import StreamRoutes
 from .stream.broadcast import Broadcasts
-
-Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 #: Every agent under its name; the default agent without one.
 PREFIXES = ("/eve/v1", "/agents/{agent}/eve/v1")
@@ -82,14 +74,4 @@ def create_app(
 
 
 def _route(app: FastAPI, bodies: BodyReader, method: str, path: str, handler: Handler) -> None:
-    @functools.wraps(handler)
-    async def observed(request: Request) -> Response:
-        # The caller's trace, if it has one, continues in the turn that the request causes.
-        with spans.http_request(method, path, request.headers) as span, bodies.accounted(request):
-            response = await handler(request)
-            span.mark({"http.response.status_code": response.status_code})
-            return response
-
-    # FastAPI would resolve annotations in the handler's module; ours need no resolution.
-    del observed.__wrapped__
-    app.add_api_route(path, observed, methods=[method], response_model=None)
+    app.add_api_route(path, traced(bodies, method, path, handler), methods=[method], response_model=None)

@@ -12,10 +12,10 @@ import orjson
 from starlette.requests import Request
 
 from perdure.agents import output_schema
+from perdure.bounds import DEEPEST, deeper_than, more_than, quoted
 from perdure.errors import Invalid, TooLarge, Unavailable
 from perdure.protocol.deliveries import FilePart, InputResponse, Message, Mode, TextPart
-from perdure.protocol.wire import DEEPEST, JsonObject, deeper_than, more_than
-from perdure.text import quoted
+from perdure.protocol.wire import JsonObject
 
 from .callbacks import check_callback
 

@@ -5,8 +5,8 @@ import socket
 from typing import Any, cast
 from urllib.parse import unquote_to_bytes, urlsplit
 
+from perdure.bounds import quoted
 from perdure.errors import Invalid
-from perdure.text import quoted
 
 _FIELDS = ("callId", "subagentName", "token", "url")
 _ROUTE = "/eve/v1/callback/"

@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from perdure.bounds import quoted, shortened
 from perdure.errors import (
     InboxFull,
     InputClosed,
@@ -25,7 +26,6 @@ from perdure.errors import (
     Unavailable,
     UnsupportedMedia,
 )
-from perdure.text import quoted, shortened
 
 
 def dumps(value: Any) -> bytes:

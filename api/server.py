@@ -19,7 +19,7 @@ from perdure.store.open import checked_store
 from perdure.telemetry import setup
 
 from .app import create_app
-from .auth.build import build_authenticators
+from .auth import build_authenticators
 from .connections import ConnectionLimits, Connections, most_connections
 from .stream.broadcast import Broadcasts
 

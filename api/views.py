@@ -5,10 +5,10 @@ from typing import Any
 
 from perdure.agents.agent import Agent
 from perdure.agents.tool import Tool
+from perdure.bounds import shortened
 from perdure.protocol.inputs import InputRequest, Responders
 from perdure.protocol.wire import JsonObject
 from perdure.store.values import InputRow, SessionRow
-from perdure.text import shortened
 
 #: The model while neither the agent nor the deployment names one.
 _DEMO_MODEL = "demo"

@@ -20,9 +20,8 @@ if TYPE_CHECKING:
         tool,
     )
     from perdure.errors import InvalidDeclaration, PerdureError
-    from perdure.protocol.deliveries import Capabilities, FilePart, Receipt, TextPart
+    from perdure.protocol.deliveries import Capabilities, FilePart, Principal, Receipt, TextPart
     from perdure.protocol.events import Event
-    from perdure.protocol.principals import Principal
     from perdure.runtime.open import connect
     from perdure.runtime.sessions import Sessions
     from perdure.store.values import SessionQuery
@@ -61,7 +60,7 @@ _HOME = {
     "FilePart": "perdure.protocol.deliveries",
     "InvalidDeclaration": "perdure.errors",
     "PerdureError": "perdure.errors",
-    "Principal": "perdure.protocol.principals",
+    "Principal": "perdure.protocol.deliveries",
     "Receipt": "perdure.protocol.deliveries",
     "SessionQuery": "perdure.store.values",
     "Sessions": "perdure.runtime.sessions",

@@ -40,7 +40,7 @@ PerdureError
 
 from typing import Any, ClassVar
 
-from .text import whole
+from .bounds import whole
 
 
 class PerdureError(Exception):

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 from starlette.datastructures import Headers
 
-from api.auth import Credentials
-from api.auth.api_keys import ApiKeys, parse_keys
+from api.auth import ApiKeys, Credentials, parse_keys
 from perdure.dev.supervisor import command
 from perdure.store.open import open_store
 from tests.store import given

@@ -8,8 +8,7 @@ from starlette.responses import Response
 
 from api.auth import Gate
 from api.bodies import BodyReader, Content, Fields, parse_answer
-from api.limits import RequestLimits
-from api.path import idempotency_key, known_input, limit, name, one_of
+from api.requests import RequestLimits, idempotency_key, known_input, limit, name, one_of
 from api.responses import flags, reply
 from perdure.protocol.deliveries import InputResponse
 from perdure.protocol.inputs import InputKind, InputStatus

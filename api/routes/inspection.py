@@ -9,12 +9,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.auth import Gate
-from api.path import Scopes, known_id, limit, name, one_of
+from api.requests import Scopes, known_id, limit, name, one_of
 from api.responses import reply
 from api.views import describe, waiting_for
-from perdure.protocol.deliveries import Mode
+from perdure.protocol.deliveries import Mode, Principal
 from perdure.protocol.names import SESSION_WORKFLOW
-from perdure.protocol.principals import Principal
 from perdure.protocol.wire import JsonObject
 from perdure.runtime.sessions import Description, Sessions
 from perdure.store.values import InputRow, SessionQuery, SessionRow, ShownStatus

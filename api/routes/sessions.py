@@ -5,11 +5,9 @@ from starlette.responses import Response
 
 from api.auth import Gate
 from api.bodies import BodyReader, Content, ContinueBody, CreateBody, Fields, parse_cancel, parse_continue, parse_create
-from api.limits import RequestLimits
-from api.path import Scopes, idempotency_key
+from api.requests import RequestLimits, Scopes, idempotency_key
 from api.responses import flags, reply
-from perdure.protocol.deliveries import Capabilities, DeliveryBody, Receipt
-from perdure.protocol.principals import Principal
+from perdure.protocol.deliveries import Capabilities, DeliveryBody, Principal, Receipt
 from perdure.protocol.wire import JsonObject
 from perdure.runtime.sessions import Sessions
 

@@ -6,7 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.auth import Gate
-from api.path import Scopes
+from api.requests import Scopes
 from api.stream.broadcast import Broadcasts
 from api.stream.response import EventStream
 from perdure.errors import Invalid

@@ -9,8 +9,8 @@ import orjson
 from bench.plan import Plan
 from bench.stats import median, quantile
 from bench.table import Line, Target
+from perdure.protocol.deliveries import LOCAL
 from perdure.protocol.events import NewEvent
-from perdure.protocol.principals import LOCAL
 from perdure.store.base import Store
 from perdure.store.open import open_store
 from perdure.store.values import Commit, NewSession

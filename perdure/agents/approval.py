@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal, TypeAlias
 
+from perdure.bounds import described
 from perdure.errors import InvalidDeclaration
 from perdure.protocol.inputs import Consequence, Responders
 from perdure.protocol.wire import JsonObject
-from perdure.text import described
 
 from .context import SessionView
 from .responders import checked

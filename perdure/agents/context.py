@@ -8,8 +8,7 @@ from threading import Event
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from perdure.errors import Invalid
-from perdure.protocol.deliveries import Mode
-from perdure.protocol.principals import Principal
+from perdure.protocol.deliveries import Mode, Principal
 from perdure.protocol.wire import JsonObject
 
 #: Reads a slot: its stored value, or None, and its version (0: never written).

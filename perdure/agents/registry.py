@@ -8,8 +8,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, cast
 
+from perdure.bounds import quoted
 from perdure.errors import AgentNotFound, InvalidDeclaration
-from perdure.text import quoted
 
 from .agent import Agent
 

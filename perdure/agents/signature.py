@@ -11,9 +11,9 @@ from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 from pydantic.fields import FieldInfo
 from pydantic_core import to_json
 
+from perdure.bounds import shortened
 from perdure.errors import InvalidDeclaration
 from perdure.protocol.wire import JsonObject
-from perdure.text import shortened
 
 from .context import ToolContext
 

@@ -68,9 +68,8 @@ def cancel(settings: Settings, session_id: str, turn_id: str | None) -> str:
 
     async def work() -> str:
         from perdure.runtime.connect import connect
-        from perdure.runtime.driver import Driver
         from perdure.runtime.sessions import CancelRequests
-        from perdure.runtime.signals import Signals
+        from perdure.runtime.signals import Driver, Signals
 
         async with checked_store(settings.database) as store:
             row = await _known(store, session_id)
@@ -90,8 +89,7 @@ def repair(settings: Settings, session_id: str, how: Repair, *, sure: bool = Fal
     """Repair a session that cannot continue without help; `sure`: also when no worker would run it now."""
 
     async def work() -> str:
-        from perdure.runtime.driver import Driver
-        from perdure.runtime.signals import restore
+        from perdure.runtime.signals import Driver, restore
 
         async with checked_store(settings.database) as store:
             row = await _known(store, session_id)
@@ -136,8 +134,8 @@ def reconcile(settings: Settings, *, end_orphans: bool, sure: bool = False) -> S
     """Compare the store and Temporal once; one line for each difference."""
 
     async def work() -> Sequence[str]:
-        from perdure.runtime.driver import Driver
         from perdure.runtime.reconciler import Reconciler
+        from perdure.runtime.signals import Driver
 
         async with checked_store(settings.database) as store:
             driver = Driver(await _connected(settings), settings.task_queue)

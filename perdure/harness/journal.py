@@ -1,4 +1,4 @@
-"""The records of a turn: their formats, and how to read them."""
+"""The records of a session: how a step finds its session and agent, and what its turn has recorded."""
 
 from collections.abc import Sequence
 from math import isfinite
@@ -7,16 +7,29 @@ from typing import Any, Literal, TypeAlias, TypeVar, cast
 from pydantic import TypeAdapter, ValidationError
 from pydantic_ai.messages import ModelMessagesTypeAdapter, ModelResponse
 
-from perdure.errors import UnreadableState
+from perdure.agents.agent import Agent
+from perdure.agents.context import SessionView
+from perdure.agents.registry import AgentRegistry
+from perdure.bounds import DEEPEST, deeper_than, quoted, whole
+from perdure.errors import AgentGone, SessionGone, StoreBehind, UnreadableState
 from perdure.protocol import names
-from perdure.protocol.deliveries import DeliveryBody
+from perdure.protocol.deliveries import DeliveryBody, Principal
 from perdure.protocol.events import FinishReason, Usage
 from perdure.protocol.inputs import InputRequest, OpenInput
-from perdure.protocol.principals import Principal
-from perdure.protocol.requests import CallRef, Calls, Failure, Finished, ModelOutcome, Parked, Resumed, ToolOutcome
-from perdure.protocol.wire import DEEPEST, JsonObject, Wire, deeper_than
-from perdure.store.values import NewRecord
-from perdure.text import quoted, whole
+from perdure.protocol.requests import (
+    CallRef,
+    Calls,
+    Coordinates,
+    Failure,
+    Finished,
+    ModelOutcome,
+    Parked,
+    Resumed,
+    ToolOutcome,
+)
+from perdure.protocol.wire import JsonObject, Wire
+from perdure.store.base import Store
+from perdure.store.values import NewRecord, SessionRow
 
 DELIVERY = "perdure/delivery/1"
 REPLY = "pydantic-ai/2"
@@ -342,3 +355,33 @@ class TurnJournal:
 
     def with_records(self, records: Sequence[NewRecord]) -> "TurnJournal":
         return TurnJournal([*self.records, *records])
+
+
+async def find_session(store: Store, session_id: str, head: int | None = None) -> SessionRow:
+    """The session's row. `head` is the known number of events: a store with fewer is an older copy."""
+    row = await store.session(session_id)
+    if row is None:
+        raise SessionGone()
+    if head is not None and row.events < head:
+        raise StoreBehind(f"The store has {row.events} events of this session, which has had {head}.")
+    return row
+
+
+def find_agent(agents: AgentRegistry, name: str) -> Agent:
+    agent = agents.get(name)
+    if agent is None:
+        raise AgentGone(f"The agent {name!r} of this session is no longer served.", agent=name)
+    return agent
+
+
+def view_of(row: SessionRow, at: Coordinates, speaker: Principal | None) -> SessionView:
+    """The session as the author's code sees it; `speaker` is the principal for whom the turn acts, if known."""
+    return SessionView(
+        id=row.session_id,
+        agent=row.agent,
+        turn=at.turn,
+        step=at.step,
+        auth=speaker or row.principal,
+        mode=row.mode,
+        parent=row.parent,
+    )

@@ -12,6 +12,7 @@ from perdure.agents.approval import result_of
 from perdure.agents.registry import AgentRegistry
 from perdure.errors import Invalid, ModelFailed, PerdureError, TurnCancelled, Unavailable
 from perdure.faults import reach
+from perdure.harness.events import CallNames
 from perdure.models.base import Delta, ModelSource, Prompt, Reply
 from perdure.protocol.events import NewEvent, Usage
 from perdure.protocol.names import MODEL_SCOPE, REPLY
@@ -21,13 +22,10 @@ from perdure.store.base import Store, commit_with_retries
 from perdure.store.values import Attempt, Commit, Committed, DeliveryTaken, Fence, Hold, SessionRow
 from perdure.telemetry import spans
 
-from .deltas import DeltaWriter
-from .events import EventFactory
-from .journal import ConsumedDelivery, Result, TurnJournal, model_outcome, readable
-from .lookup import find_agent, find_session, view_of
+from .events import DeltaWriter, EventFactory
+from .journal import ConsumedDelivery, Result, TurnJournal, find_agent, find_session, model_outcome, readable, view_of
 from .prompt import History, HistoryCache, call_ids_of, joined, messages_of, new_mark
 from .reply import (
-    CallNames,
     ModelAnswer,
     ReplyReader,
     RequestedCalls,

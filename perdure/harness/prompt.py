@@ -18,13 +18,13 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 
-from perdure.models.base import UNSENT
+from perdure.bounds import whole
+from perdure.models.failures import UNSENT
 from perdure.protocol import names
 from perdure.protocol.deliveries import FilePart, TextPart
 from perdure.store.base import Store
 from perdure.store.engine.rows import encode
 from perdure.store.values import NewRecord, Record
-from perdure.text import whole
 
 from .journal import (
     FAILURE,

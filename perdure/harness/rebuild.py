@@ -14,8 +14,7 @@ from perdure.session.state import SessionState, TurnState, dump_turn, read_deliv
 from perdure.store.base import Store
 from perdure.store.values import Attempt, Commit, DeliveryRow, Fence, Hold, InputQuery, InputRow, SessionRow
 
-from .journal import TurnJournal, model_outcome
-from .lookup import find_session
+from .journal import TurnJournal, find_session, model_outcome
 
 _PAGE = 200
 

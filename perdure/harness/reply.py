@@ -1,9 +1,7 @@
 """From a model's reply to its records, events and calls."""
 
-import hashlib
 import json
-import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -12,17 +10,16 @@ from pydantic_core import from_json, to_json
 
 from perdure.agents.agent import FINAL_OUTPUT, Limits
 from perdure.agents.approval import Call
-from perdure.protocol.deliveries import Mode
+from perdure.bounds import DEEPEST, deeper_than, shortened
+from perdure.protocol.deliveries import Mode, Principal
 from perdure.protocol.events import EventType, FinishReason, NewEvent, Usage
 from perdure.protocol.inputs import InputRequest
 from perdure.protocol.names import REPLY, outcome_slot
-from perdure.protocol.principals import Principal
 from perdure.protocol.requests import CallRef, Coordinates, Failure
-from perdure.protocol.wire import DEEPEST, JsonObject, deeper_than
+from perdure.protocol.wire import JsonObject
 from perdure.session.turn import CANCELLED
 from perdure.settings import Settings
 from perdure.store.values import NewRecord, SessionChange
-from perdure.text import shortened
 
 from .events import Ending, EventFactory, results_in
 from .journal import (
@@ -58,51 +55,6 @@ from .turn import cancelled_before
 _SECRET = ("token", "password", "secret", "key", "credential", "authorization")
 _SHORT = 40
 _LONGEST = 160
-#: The longest id of a call: ids are part of keys.
-_LONGEST_ID = 200
-_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # Providers reject tools with other names.
-_UNNAMED = "tool_without_a_usable_name"
-
-
-class CallNames:
-    """Makes ids of calls unique in their session, as readers expect, and names of tools valid, as providers demand."""
-
-    def __init__(self, at: Coordinates, taken: frozenset[str], tools: Collection[str]) -> None:
-        self._at = at
-        self._taken = taken
-        self._tools = tools
-
-    def of(self, call_id: str) -> str:
-        usable = _usable(call_id)
-        return usable if usable not in self._taken else self._unique(usable)
-
-    def tool(self, name: str) -> str:
-        return name if name in self._tools or _NAME.fullmatch(name) else _UNNAMED
-
-    def applied(self, response: ModelResponse) -> ModelResponse:
-        """The response with a unique id for each call and valid names of tools."""
-        names: set[str] = set()
-        parts: list[Any] = []
-        for part in response.parts:
-            if isinstance(part, ToolCallPart):
-                name = self.of(part.tool_call_id)
-                unique, number = self._unique(_usable(part.tool_call_id)), len(names)
-                while name in names:
-                    name, number = f"{unique}_{number}", number + 1
-                names.add(name)
-                part = replace(part, tool_call_id=name, tool_name=self.tool(part.tool_name))
-            parts.append(part)
-        return replace(response, parts=parts)
-
-    def _unique(self, call_id: str) -> str:
-        return f"{call_id}_{self._at.turn}_{self._at.step}"
-
-
-def _usable(call_id: str) -> str:
-    """The id, or a hash of it if it cannot be part of keys."""
-    if call_id and call_id.isprintable() and len(call_id) <= _LONGEST_ID:
-        return call_id
-    return "call_" + hashlib.sha256(call_id.encode(errors="surrogatepass")).hexdigest()[:24]
 
 
 def summary(tool: str, arguments: Mapping[str, Any], schema: Mapping[str, Any] | None = None) -> str:

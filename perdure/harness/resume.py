@@ -8,10 +8,10 @@ from perdure.agents.agent import Agent
 from perdure.agents.registry import AgentRegistry
 from perdure.errors import UnreadableState
 from perdure.faults import reach
+from perdure.protocol.deliveries import Principal
 from perdure.protocol.events import NewEvent
 from perdure.protocol.inputs import InputRequest
 from perdure.protocol.names import outcome_slot
-from perdure.protocol.principals import Principal
 from perdure.protocol.requests import ApprovedCall, CallRef, Coordinates, Failure, Resumed, ResumeTurn
 from perdure.protocol.wire import JsonObject
 from perdure.session.inputs import at_expiry, resolved
@@ -40,10 +40,11 @@ from .journal import (
     StoredFailure,
     StoredResumption,
     TurnJournal,
+    find_agent,
+    find_session,
     read,
     written,
 )
-from .lookup import find_agent, find_session
 from .tools import builtin, outcomes
 from .tools.approvals import arguments_of, expiry_failure, log_of, outcome_without_run, remember_keys, remembered_key
 from .tools.toolbox import open_toolbox

@@ -45,10 +45,10 @@ from .journal import (
     StoredFailure,
     StoredPark,
     TurnJournal,
+    find_session,
     model_outcome,
     written,
 )
-from .lookup import find_session
 from .prompt import INTERRUPTED, NOT_EXECUTED
 from .tools import builtin, outcomes
 from .turn_begin import Opening, begin_turn, complete_previous_step, open_step, read_deliveries

@@ -1,1 +1,1 @@
-"""Model providers behind one small Protocol. They know nothing of sessions. Read `base`, `models`, `provider`."""
+"""Model providers behind one small Protocol. They know nothing of sessions. Read `base`, `demo`, `provider`."""

@@ -1,14 +1,20 @@
 """The interface between harness and models: a prompt in, deltas out, and one reply at the end."""
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+import re
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
 from pydantic_ai.messages import FinishReason as ProviderFinishReason
 from pydantic_ai.messages import ModelMessage, ModelResponse
+from pydantic_ai.models import infer_model
 from pydantic_ai.tools import ToolDefinition
 
+from perdure.agents.agent import DEMO, Agent
+from perdure.errors import Misconfigured, ModelFailed
 from perdure.protocol.events import FinishReason, Usage
+
+from .failures import failure
 
 
 @dataclass(frozen=True)
@@ -65,9 +71,6 @@ class ModelSource(Protocol):
         ...
 
 
-#: A key in the details of `ModelFailed`: the request could not be encoded, because of its content.
-UNSENT = "unsent"
-
 _MOST_TOKENS = 10**12
 
 _FINISH: dict[ProviderFinishReason, FinishReason] = {
@@ -99,3 +102,47 @@ def usage_of(response: ModelResponse) -> Usage:
 def _counted(tokens: int) -> int:
     """The provider's number within plausible limits: sums of it must fit into a column."""
     return min(max(tokens, 0), _MOST_TOKENS)
+
+
+_VARIABLE = re.compile(r"`([A-Z][A-Z0-9_]+)` environment variable")
+
+
+class Models:
+    """Models by name. Each is created once, because its client keeps connections open."""
+
+    def __init__(self, *, silence: float = 120.0) -> None:
+        self._silence = silence
+        self._models: dict[str, Model] = {}
+
+    def check(self, agents: Iterable[Agent]) -> None:
+        """Raise `Misconfigured` unless every agent has a usable model: a known provider, and its key."""
+        for agent in agents:
+            try:
+                self.model(agent.model or DEMO)
+            except ModelFailed as failed:
+                raise Misconfigured(f"Agent {agent.name!r}: {failed.message} {_advice(failed)}".rstrip()) from None
+
+    def model(self, name: str) -> Model:
+        if name not in self._models:
+            self._models[name] = self._open(name)
+        return self._models[name]
+
+    def _open(self, name: str) -> Model:
+        # Imported late: both use this module, and the SDKs of providers take a third of a second.
+        if name == DEMO:
+            from .demo import DemoModel
+
+            return DemoModel()
+        from .provider import ProviderModel
+
+        try:
+            return ProviderModel(name, infer_model(name), silence=self._silence)
+        except Exception as error:
+            raise failure(name, error) from error
+
+
+def _advice(failed: ModelFailed) -> str:
+    """How to fix it. pydantic-ai's own advice includes Python code that does not apply here."""
+    reason = failed.reason or ""
+    missing = _VARIABLE.search(reason)
+    return f"Set {missing[1]}, or let `{DEMO}` answer, which needs no key." if missing else reason

@@ -17,10 +17,11 @@ from pydantic_ai.exceptions import (
     UserError,
 )
 
+from perdure.bounds import shortened
 from perdure.errors import ModelFailed
-from perdure.text import shortened
 
-from .base import UNSENT
+#: A key in the details of `ModelFailed`: the request could not be encoded, because of its content.
+UNSENT = "unsent"
 
 _SECRET = re.compile(
     r"(?i)\b(?:sk|pk|rk|key|xai|gsk|ghp|aiza)[-_][\w*.-]{6,}|bearer\s+\S+|[?&](?:key|token|api_key)=\S+"

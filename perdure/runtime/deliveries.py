@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from opentelemetry import propagate
 
-from perdure.protocol.deliveries import DeliveryBody, DeliveryRef
-from perdure.protocol.principals import Principal
+from perdure.protocol.deliveries import DeliveryBody, DeliveryRef, Principal
 from perdure.protocol.wire import JsonObject
 from perdure.store.values import DeliveryRow, NewDelivery
 

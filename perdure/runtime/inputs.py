@@ -17,10 +17,9 @@ from perdure.errors import (
     NoActiveSession,
     SessionGone,
 )
-from perdure.protocol.deliveries import DeliveryBody, InputOutcome, InputResponse, Message, Receipt
+from perdure.protocol.deliveries import DeliveryBody, InputOutcome, InputResponse, Message, Principal, Receipt
 from perdure.protocol.events import NewEvent
 from perdure.protocol.inputs import InputAnswer, InputStatus
-from perdure.protocol.principals import Principal
 from perdure.session import inputs
 from perdure.session.inputs import may_answer, resolved
 from perdure.store.base import Store

@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 from perdure.errors import NoDriver, NoWorker, Unavailable
 from perdure.store.base import Store
 
-from .driver import Driver
-from .signals import restore
+from .signals import Driver, restore
 from .sweeper import repeating
 
 log = logging.getLogger("perdure.sessions")

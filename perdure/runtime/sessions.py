@@ -21,35 +21,35 @@ from pydantic import ValidationError
 from temporalio.client import Client
 
 from perdure.agents.registry import AgentRegistry
+from perdure.bounds import shortened, whole
 from perdure.errors import Invalid, NoActiveSession, SessionGone, SessionNotFound, TokenConflict, Unavailable
 from perdure.protocol import names
 from perdure.protocol.deliveries import (
+    LOCAL,
     Capabilities,
     DeliveryBody,
     FilePart,
     InputResponse,
     Message,
     Mode,
+    Principal,
     Receipt,
     TextPart,
     summary,
 )
 from perdure.protocol.events import Event, EventType, NewEvent
 from perdure.protocol.inputs import APPROVE, DENY
-from perdure.protocol.principals import LOCAL, Principal
 from perdure.protocol.wire import JsonObject
-from perdure.session import tokens
+from perdure.session.state import derive_token, hash_token
 from perdure.store.base import Store, events_of
 from perdure.store.values import Accepted, DeliveryRow, NewSession, SessionPage, SessionQuery, SessionRow, ShownStatus
-from perdure.text import shortened, whole
 
 from . import deliveries
 from .connect import ABSENT, in_time
 from .deliveries import CallerRequest, reference
-from .driver import Driver
 from .inputs import Answers, Inputs
 from .reconciler import Reconciler
-from .signals import Signals
+from .signals import Driver, Signals
 from .sweeper import Sweeper
 
 
@@ -139,7 +139,7 @@ class Sessions:
             session_id=session_id,
             agent=agent,
             mode=mode,
-            token_hash=tokens.hashed(token or tokens.derive(self._secret, session_id)),
+            token_hash=hash_token(token or derive_token(self._secret, session_id)),
             principal=principal,
             capabilities=capabilities or Capabilities(request_input=mode == "conversation"),
             title=_title(body),
@@ -172,7 +172,7 @@ class Sessions:
         the token has another owner now.
         """
         body = body or _said(message, principal)
-        token_hash = tokens.hashed(token)
+        token_hash = hash_token(token)
         about = same_as or ("deliver", token_hash, str(coalesce))
         owner = await self._owner(token_hash, session_id)
         request = CallerRequest(
@@ -209,7 +209,7 @@ class Sessions:
             "same_as": (token, agent),
         }
         for _ in range(_TRIES):
-            if await self._owner(tokens.hashed(token)) is not None:
+            if await self._owner(hash_token(token)) is not None:
                 try:
                     return await self.deliver(token, **arguments)
                 except NoActiveSession:
@@ -349,7 +349,7 @@ class Sessions:
         return Receipt(
             session_id=first.session_id,
             delivery_id=first.delivery_id,
-            continuation_token=token or tokens.derive(self._secret, first.session_id),
+            continuation_token=token or derive_token(self._secret, first.session_id),
             delayed=delayed,
         )
 

@@ -5,10 +5,9 @@ from datetime import datetime
 
 from perdure.errors import Invalid
 from perdure.protocol import names
-from perdure.protocol.deliveries import FilePart, InputResponse, Message
+from perdure.protocol.deliveries import FilePart, InputResponse, Message, Principal
 from perdure.protocol.events import EventType, NewEvent, step_coordinates
 from perdure.protocol.inputs import APPROVE, DENY, InputAnswer, InputRequest, InputStatus, Option, Responders, digest
-from perdure.protocol.principals import Principal
 
 
 def verdict(request: InputRequest, votes: Sequence[InputAnswer]) -> InputAnswer | None:

@@ -1,18 +1,52 @@
-"""The state of a session that travels through Temporal: the driver's, and the turn's snapshot."""
+"""The state of a session that travels through Temporal: the driver's, the turn's snapshot, and the tokens' hashes."""
 
+import hashlib
+import hmac
 import json
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias, cast
 
 from pydantic import Field, ValidationError
 
+from perdure.bounds import DEEPEST, deeper_than
 from perdure.errors import UnreadableState
 from perdure.protocol.deliveries import Capabilities, DeliveryRef, Mode
 from perdure.protocol.events import Usage
 from perdure.protocol.inputs import OpenInput
 from perdure.protocol.requests import Failure, Snapshot, TurnResult
-from perdure.protocol.wire import DEEPEST, JsonObject, Wire, deeper_than
+from perdure.protocol.wire import JsonObject, Wire
 
-from . import migrations
+Migrator: TypeAlias = Callable[[JsonObject], JsonObject]
+
+
+class Chain:
+    """Migrators in order; the first lifts version 1 to 2.
+
+    A shipped migrator is never edited; write the next one. A value that is newer than this code is refused: to start
+    with an empty state would lose the session silently.
+    """
+
+    def __init__(self, name: str, migrators: Sequence[Migrator] = ()) -> None:
+        self._name = name
+        self._migrators = tuple(migrators)
+
+    @property
+    def version(self) -> int:
+        return len(self._migrators) + 1
+
+    def lift(self, version: object, data: JsonObject) -> JsonObject:
+        if not isinstance(version, int) or version < 1 or version > self.version:
+            raise UnreadableState(
+                f"The {self._name} has version {version!r}; this code reads versions 1 to {self.version}.",
+                version=version,
+            )
+        for migrate in self._migrators[version - 1 :]:
+            data = migrate(data)
+        return data
+
+
+SNAPSHOT = Chain("turn snapshot")
+SESSION = Chain("session state")
 
 #: Ids of deliveries that the driver keeps to drop duplicates. The store knows all ids; this is the last check.
 REMEMBERED_DELIVERIES = 512
@@ -52,7 +86,7 @@ OPERATOR_CANCELLED = Failure(
 class SessionState(Wire):
     """What the driver keeps between turns and runs. Its size does not grow with the age of the session."""
 
-    version: int = migrations.SESSION.version
+    version: int = SESSION.version
     session_id: str
     agent: str
     # The model of the last reply. A label for people; no decision depends on it.
@@ -220,7 +254,7 @@ def read_repair(data: Any) -> RepairOrder | None:
 def load_session(data: JsonObject) -> SessionState:
     """Read the driver's state, in whatever version it was written."""
     try:
-        state = SessionState.model_validate(_with_deliveries(migrations.SESSION.lift(data.get("version", 1), data)))
+        state = SessionState.model_validate(_with_deliveries(SESSION.lift(data.get("version", 1), data)))
     except ValidationError as invalid:
         raise UnreadableState("The session state cannot be read.", problems=invalid.error_count()) from None
     # While the state was unreadable, signals were added to the inbox unchecked, so it may hold duplicates.
@@ -253,7 +287,7 @@ class TurnState(Wire):
 
 
 def load_turn(snapshot: Snapshot) -> TurnState:
-    data = migrations.SNAPSHOT.lift(snapshot.version, snapshot.data)
+    data = SNAPSHOT.lift(snapshot.version, snapshot.data)
     known = {key: value for key, value in data.items() if key in _TURN_FIELDS}
     unknown = {key: value for key, value in data.items() if key not in _TURN_FIELDS}
     try:
@@ -264,7 +298,18 @@ def load_turn(snapshot: Snapshot) -> TurnState:
 
 def dump_turn(state: TurnState) -> Snapshot:
     data = state.model_dump(mode="json", exclude={"extra"})
-    return Snapshot(version=migrations.SNAPSHOT.version, data={**state.extra, **data})
+    return Snapshot(version=SNAPSHOT.version, data={**state.extra, **data})
 
 
 _TURN_FIELDS = frozenset(field.alias or name for name, field in TurnState.model_fields.items() if name != "extra")
+
+
+def derive_token(secret: bytes, session_id: str) -> str:
+    """The default token of a session. It cannot be guessed without the secret; a repeated request gets the same one."""
+    digest = hmac.new(secret, b"continuation-token/" + session_id.encode(), hashlib.sha256).hexdigest()
+    return f"eve:{digest[:8]}-{digest[8:12]}-{digest[12:16]}-{digest[16:20]}-{digest[20:48]}"
+
+
+def hash_token(token: str) -> str:
+    """The raw token is a secret: the store and Temporal see its hash only."""
+    return hashlib.sha256(b"perdure/route/" + token.encode(errors="surrogatepass")).hexdigest()

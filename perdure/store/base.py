@@ -9,10 +9,10 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Protocol
 
+from perdure.bounds import quoted
 from perdure.errors import SessionNotFound, Unavailable
 from perdure.protocol.events import Event, NewEvent
 from perdure.protocol.requests import Attention
-from perdure.text import quoted
 
 from .values import (
     Accepted,

@@ -5,10 +5,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, TypeAlias
 
-from perdure.protocol.deliveries import Capabilities, Mode
+from perdure.protocol.deliveries import Capabilities, Mode, Principal
 from perdure.protocol.events import NewEvent, Usage
 from perdure.protocol.inputs import InputAnswer, InputKind, InputRequest, InputStatus
-from perdure.protocol.principals import Principal
 from perdure.protocol.wire import JsonObject
 
 SessionStatus: TypeAlias = Literal["starting", "running", "waiting", "completed", "failed"]

@@ -10,10 +10,9 @@ from perdure.agents.state import State
 from perdure.harness.journal import REPLY, RequestedCall, StoredReply, read
 from perdure.models.base import Model
 from perdure.models.demo import DemoModel
-from perdure.protocol.deliveries import Message, Mode
+from perdure.protocol.deliveries import LOCAL, Message, Mode, Principal
 from perdure.protocol.events import Event, EventType
 from perdure.protocol.inputs import APPROVE, DENY, InputAnswer, InputRequest, digest
-from perdure.protocol.principals import LOCAL, Principal
 from perdure.protocol.wire import JsonObject
 from perdure.settings import Settings
 from perdure.store.base import Store, read_all

@@ -10,9 +10,8 @@ from perdure.agents.registry import AgentRegistry
 from perdure.errors import ForbiddenResponder, NeedsAttention, PerdureError, TokenConflict, ToolFailed
 from perdure.harness.harness import Harness
 from perdure.models.base import ModelSource
-from perdure.protocol.deliveries import Capabilities, DeliveryBody, DeliveryRef, Message, Mode
+from perdure.protocol.deliveries import Capabilities, DeliveryBody, DeliveryRef, Message, Mode, Principal
 from perdure.protocol.inputs import InputAnswer, InputRequest, OpenInput
-from perdure.protocol.principals import Principal
 from perdure.protocol.requests import (
     Conclusion,
     Failure,
@@ -29,7 +28,7 @@ from perdure.protocol.requests import (
 from perdure.protocol.wire import JsonObject
 from perdure.runtime.edits import read_edit
 from perdure.session.inputs import continued, may_answer, resolved
-from perdure.session.tokens import hashed
+from perdure.session.state import hash_token
 from perdure.session.turn import ContinueAsNew, StepFailed, run_turn
 from perdure.settings import Settings
 from perdure.store.base import Store
@@ -131,7 +130,7 @@ class Stage:
         self._agent = agent
         self._steps = steps
         self._terms = terms
-        self._token = hashed("token")
+        self._token = hash_token("token")
         self._deliveries = count()
         self._turns = count()
         self._open: tuple[OpenInput, ...] = ()

@@ -7,9 +7,9 @@ from typing import Any
 from httpx2 import Response
 
 from api.auth import Credentials
+from perdure.protocol.deliveries import Principal
 from perdure.protocol.events import Event, EventType
 from perdure.protocol.inputs import InputKind, InputRequest, InputStatus, Option, Responders, digest
-from perdure.protocol.principals import Principal
 from perdure.session.inputs import at_expiry
 from perdure.store.values import Commit, InputRow, SessionChange
 from tests.api.served import URL, Api

@@ -12,8 +12,7 @@ import httpx2
 from temporalio.client import Client
 
 from api.app import create_app
-from api.auth import Authenticator
-from api.auth.build import build_authenticators
+from api.auth import Authenticator, build_authenticators
 from api.connections import ConnectionLimits
 from api.server import listen, run
 from api.stream.broadcast import Broadcasts, Pace

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from api.auth.build import build_authenticators
+from api.auth import build_authenticators
 from perdure.cli.operator import new_api_key
 from perdure.errors import Misconfigured
 from perdure.settings import Settings

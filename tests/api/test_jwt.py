@@ -19,11 +19,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route, Router
 
-from api.auth import Credentials
-from api.auth.jwt import JwksKeys, Jwt
-from api.auth.loopback import Loopback
+from api.auth import Credentials, Loopback
+from api.jwt import JwksKeys, Jwt
 from perdure.agents import responders
-from perdure.protocol.principals import LOCAL
+from perdure.protocol.deliveries import LOCAL
 from perdure.session.inputs import may_answer
 from tests.api.served import URL, Api, serving
 from tests.api.web import web

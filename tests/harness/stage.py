@@ -10,10 +10,9 @@ from perdure import Agent, AgentRegistry
 from perdure.harness.harness import Harness
 from perdure.models.base import Model
 from perdure.protocol import names
-from perdure.protocol.deliveries import Capabilities, DeliveryBody, DeliveryRef, Message, Mode
+from perdure.protocol.deliveries import LOCAL, Capabilities, DeliveryBody, DeliveryRef, Message, Mode
 from perdure.protocol.events import Event, EventType, NewEvent
 from perdure.protocol.inputs import APPROVE, DENY, InputAnswer, OpenInput
-from perdure.protocol.principals import LOCAL
 from perdure.protocol.requests import (
     ApprovedCall,
     AttendSession,

@@ -11,9 +11,8 @@ from temporalio.client import Client, WorkflowHandle
 
 from perdure import Agent, AgentRegistry, tool
 from perdure.protocol import names
-from perdure.protocol.deliveries import Capabilities, DeliveryBody, DeliveryRef, Mode
+from perdure.protocol.deliveries import LOCAL, Capabilities, DeliveryBody, DeliveryRef, Mode
 from perdure.protocol.inputs import InputAnswer
-from perdure.protocol.principals import LOCAL
 from perdure.runtime.connect import connect
 from perdure.session.inputs import resolved
 from perdure.session.state import SessionState

@@ -8,7 +8,7 @@ import pytest
 
 from perdure import tool
 from perdure.errors import ModelFailed
-from perdure.models.models import Models
+from perdure.models.base import Models
 from perdure.protocol.requests import Finished
 from tests.support.provider import Provider, serving
 

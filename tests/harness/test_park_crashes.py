@@ -10,9 +10,9 @@ from pydantic_ai.messages import ModelResponse
 
 from perdure import Agent, AgentRegistry, tool
 from perdure.models.base import Delta, Prompt, Reply
+from perdure.protocol.deliveries import LOCAL
 from perdure.protocol.events import Event
 from perdure.protocol.inputs import InputAnswer
-from perdure.protocol.principals import LOCAL
 from perdure.protocol.requests import (
     Conclusion,
     ModelCall,

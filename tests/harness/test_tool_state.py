@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from perdure import State, ToolContext, tool
 from perdure.errors import TokenConflict
 from perdure.protocol.requests import Conclusion, Coordinates, Failure
-from perdure.session.tokens import hashed
+from perdure.session.state import hash_token
 from perdure.store.values import NewSession
 from perdure.testing import call
 
@@ -125,8 +125,8 @@ async def test_a_new_token_is_claimed_with_the_outcome() -> None:
     async with lab([call("rekey", token="slack:42")], rekey) as it:
         outcome = await it.run_one()
 
-        assert outcome.token_hash == hashed("slack:42")
-        assert await it.store.route(hashed("slack:42")) == SESSION
+        assert outcome.token_hash == hash_token("slack:42")
+        assert await it.store.route(hash_token("slack:42")) == SESSION
         assert await it.store.route("first-token") is None
 
 
@@ -153,7 +153,7 @@ async def test_a_conclusion_says_which_token_the_session_owns() -> None:
 
         concluded = await it.harness.conclude_turn(Conclusion(at=at, failure=failure, deliveries=(delivery,)))
 
-        assert concluded.token_hash == hashed("slack:42")
+        assert concluded.token_hash == hash_token("slack:42")
 
 
 async def test_a_token_of_another_session_is_a_conflict() -> None:
@@ -161,7 +161,7 @@ async def test_a_token_of_another_session_is_a_conflict() -> None:
         (ref,) = await it.calls(await it.deliver("Go"))
         other = await it.store.session(SESSION)
         assert other is not None
-        await it.store.create_session(NewSession("s2", "tester", "task", hashed("slack:42"), other.principal))
+        await it.store.create_session(NewSession("s2", "tester", "task", hash_token("slack:42"), other.principal))
 
         with pytest.raises(TokenConflict):
             await it.tool(ref)

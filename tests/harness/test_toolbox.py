@@ -14,7 +14,8 @@ from pydantic_ai.tools import Tool as ForeignTool
 from pydantic_ai.toolsets import CombinedToolset, FunctionToolset
 
 from perdure import Agent, InvalidDeclaration, ToolContext, tool
-from perdure.harness.reply import CallNames, summary
+from perdure.harness.events import CallNames
+from perdure.harness.reply import summary
 from perdure.harness.tools.toolbox import check_tools, open_toolbox
 from perdure.protocol.requests import Coordinates
 from perdure.testing import ScriptedModel, call, play

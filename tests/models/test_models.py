@@ -4,7 +4,7 @@ import pytest
 
 from perdure import Agent
 from perdure.errors import Misconfigured
-from perdure.models.models import Models
+from perdure.models.base import Models
 
 
 def test_a_model_that_cannot_be_asked_is_said_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,7 @@ from pydantic_ai.messages import ModelRequest, ThinkingPart, ToolCallPart, ToolR
 from pydantic_ai.tools import ToolDefinition
 
 from perdure.errors import ModelFailed
-from perdure.models.base import Delta, Prompt, ReasoningDelta, Reply, TextDelta, ToolInputDelta
-from perdure.models.models import Models
+from perdure.models.base import Delta, Models, Prompt, ReasoningDelta, Reply, TextDelta, ToolInputDelta
 from tests.support.provider import Provider, serving
 
 NAMES = ["openai-chat:scripted", "openai:gpt-5-scripted", "anthropic:claude-scripted"]

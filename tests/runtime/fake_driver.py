@@ -8,7 +8,7 @@ from temporalio.client import Client, WorkflowExecutionStatus
 
 from perdure.errors import NoDriver, NoWorker, Unavailable
 from perdure.protocol.wire import JsonObject
-from perdure.runtime.driver import Driver, DriverView, read_view
+from perdure.runtime.signals import Driver, DriverView, read_view
 from perdure.session.state import Rebuild, Repair, SessionState
 
 RUNNING = WorkflowExecutionStatus.RUNNING

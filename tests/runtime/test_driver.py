@@ -11,7 +11,7 @@ from perdure.protocol import names
 from perdure.protocol.inputs import OpenInput
 from perdure.protocol.requests import Finished, ModelCall, ModelOutcome
 from perdure.runtime.connect import connect
-from perdure.runtime.driver import Driver
+from perdure.runtime.signals import Driver
 from perdure.session.state import Rebuild, SessionState
 from perdure.settings import Settings
 from tests.support.stack import TemporalServer

@@ -16,7 +16,7 @@ from perdure.dev.temporal_server import binary
 from perdure.errors import Misconfigured, NoDriver, Unavailable
 from perdure.protocol import names
 from perdure.runtime.connect import connect, namespace_missing
-from perdure.runtime.driver import Driver
+from perdure.runtime.signals import Driver
 from perdure.settings import Settings
 from tests.support import commands
 from tests.support.processes import Process, clean_environment, free_port, wait_until

@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from perdure.errors import IdempotencyConflict, NoActiveSession, TokenConflict, Unavailable
-from perdure.protocol.deliveries import Receipt
+from perdure.protocol.deliveries import LOCAL, Receipt
 from perdure.protocol.events import BOUNDARIES, Event
-from perdure.protocol.principals import LOCAL
 from perdure.runtime.connect import secret
 from perdure.runtime.sessions import Sessions
-from perdure.session.tokens import hashed
+from perdure.session.state import hash_token
 from perdure.store.base import Store
 from perdure.store.values import NewDelivery, NewSession
 from tests.support.processes import PATIENCE
@@ -105,7 +104,7 @@ async def test_resume_or_start_finds_a_session_that_was_written_and_never_starte
 ) -> None:
     token, session_id = a_token(), f"ses_{uuid.uuid4().hex}"
     first = NewDelivery(session_id, "dlv_first", {"message": "say one"}, LOCAL.owner)
-    await store.create_session(NewSession(session_id, "host", "conversation", hashed(token), LOCAL), first)
+    await store.create_session(NewSession(session_id, "host", "conversation", hash_token(token), LOCAL), first)
 
     receipt = await sessions.deliver_or_start(token, "host", "say two")
 
@@ -232,7 +231,7 @@ async def test_a_delivery_to_the_new_token_during_the_turn_that_sets_it_is_heard
     new = a_token()
     receipt = await sessions.start("host", f'call adopt {{"token": "{new}"}} then drip 30 delay 20')
     async with asyncio.timeout(PATIENCE), store.watch(receipt.session_id) as watch:
-        while await store.route(hashed(new)) is None:
+        while await store.route(hash_token(new)) is None:
             await watch.changed(1)
 
     await sessions.deliver(new, "say heard")

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from perdure.protocol.deliveries import Principal
 from perdure.protocol.inputs import InputAnswer, InputRequest, Responders
-from perdure.protocol.principals import Principal
 from perdure.session.inputs import at_expiry, may_answer, verdict
 
 

@@ -12,8 +12,7 @@ from perdure.protocol.inputs import OpenInput
 from perdure.protocol.requests import Snapshot, TurnResult
 from perdure.session import decisions, state
 from perdure.session.decisions import Refuse, RunTurn, Wait
-from perdure.session.migrations import Chain
-from perdure.session.state import REMEMBERED_DELIVERIES, SessionState, dump_turn, load_session, load_turn
+from perdure.session.state import REMEMBERED_DELIVERIES, Chain, SessionState, dump_turn, load_session, load_turn
 
 
 def a_session(**changes: object) -> SessionState:

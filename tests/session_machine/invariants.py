@@ -6,7 +6,7 @@ from typing import Any
 
 from perdure.harness.journal import FAILURE, REPLY
 from perdure.protocol.events import TERMINAL, Event, EventType
-from perdure.session.tokens import hashed
+from perdure.session.state import hash_token
 from perdure.store.base import read_all
 
 from .world import AT_MOST_ONCE, COST, Notes, Wish, World
@@ -143,7 +143,7 @@ async def _check_deliveries(world: World, log: Log) -> None:
     rows = await world.store.deliveries(world.session_id, sorted(world.notes.accepted))
     assert {row.delivery_id for row in rows} == set(world.notes.accepted)
     over = (await world.row()).ended
-    token = hashed(await world.token(old=False))
+    token = hash_token(await world.token(old=False))
     for row in rows:
         seen = (log.heard[row.delivery_id], log.refused[row.delivery_id])
         assert seen == ((1, 0) if row.turn is not None else (0, 1)), f"heard and refused {seen} times: {row}"

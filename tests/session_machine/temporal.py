@@ -31,7 +31,7 @@ from perdure.errors import NoDriver, Unavailable
 from perdure.protocol import names
 from perdure.protocol.requests import TurnRequest, TurnResult
 from perdure.protocol.wire import JsonObject, Wire
-from perdure.runtime.driver import Driver, DriverView, read_view
+from perdure.runtime.signals import Driver, DriverView, read_view
 from perdure.session.state import Rebuild, Repair, SessionState
 from workflows.session import SessionWorkflow
 from workflows.turn import TurnWorkflow

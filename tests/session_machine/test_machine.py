@@ -18,8 +18,7 @@ from hypothesis.stateful import run_state_machine_as_test
 
 from perdure.protocol import names
 from perdure.protocol.wire import JsonObject
-from perdure.session.state import load_session
-from perdure.session.tokens import derive, hashed
+from perdure.session.state import derive_token, hash_token, load_session
 
 from .machine import Machine
 from .world import SECRET
@@ -128,7 +127,7 @@ values = st.recursive(
     max_leaves=8,
 )
 deliveries = st.fixed_dictionaries(
-    {"id": ids, "tokenHash": st.just(hashed(derive(SECRET, "ses_000001"))) | texts},
+    {"id": ids, "tokenHash": st.just(hash_token(derive_token(SECRET, "ses_000001"))) | texts},
     optional={
         "kind": st.sampled_from(["message", "answer"]) | values,
         "coalesce": st.booleans() | values,

@@ -13,7 +13,7 @@ from pydantic_ai.usage import RequestUsage
 from pydantic_core import from_json, to_json
 
 import activities.attempt
-import perdure.harness.deltas
+import perdure.harness.events
 import perdure.harness.model_call
 import perdure.harness.resume
 import perdure.harness.tools.call
@@ -34,16 +34,14 @@ from perdure.errors import Conflict, Invalid, ModelFailed, Unavailable
 from perdure.harness.harness import Harness
 from perdure.models.base import Delta, Prompt, Reply, TextDelta, finish_reason, usage_of
 from perdure.protocol import names
-from perdure.protocol.deliveries import Capabilities, DeliveryBody, Mode, Receipt
-from perdure.protocol.principals import LOCAL
+from perdure.protocol.deliveries import LOCAL, Capabilities, DeliveryBody, Mode, Receipt
 from perdure.protocol.requests import ToolCall
 from perdure.runtime.reconciler import Reconciler
 from perdure.runtime.sessions import Sessions
 from perdure.runtime.sweeper import Sweeper
 from perdure.session import decisions
 from perdure.session.decisions import Wait
-from perdure.session.state import SessionState, load_session
-from perdure.session.tokens import derive, hashed
+from perdure.session.state import SessionState, derive_token, hash_token, load_session
 from perdure.settings import Settings
 from perdure.store.base import Store
 from perdure.store.values import DeliveryRow, InputQuery, InputRow, SessionRow
@@ -142,13 +140,13 @@ class World:
         for module in (
             perdure.harness.model_call,
             perdure.harness.tools.call,
-            perdure.harness.deltas,
+            perdure.harness.events,
             perdure.harness.resume,
             perdure.harness.turn,
         ):
             patch.setattr(module, "reach", self._reach)
         # No wall clock decides what happens: a step may take as long as the machine likes.
-        patch.setattr(perdure.harness.deltas, "_PAUSE", 0)
+        patch.setattr(perdure.harness.events, "_PAUSE", 0)
         patch.setattr(perdure.runtime.signals, "in_time", patiently)
         patch.setattr(activities.attempt, "HANDED_BACK", 2)
         patch.setattr(perdure.runtime.inputs, "_now", lambda: datetime.fromtimestamp(self.now, UTC))
@@ -413,8 +411,8 @@ class World:
 
     async def token(self, *, old: bool) -> str:
         current = await self.store.token_of(self.session_id)
-        first = derive(SECRET, self.session_id)
-        return OTHER_TOKEN if current == hashed(OTHER_TOKEN) and not old else first
+        first = derive_token(SECRET, self.session_id)
+        return OTHER_TOKEN if current == hash_token(OTHER_TOKEN) and not old else first
 
     async def inputs(self) -> Sequence[InputRow]:
         return (await self.store.inputs(InputQuery(session_id=self.session_id, status=None, limit=200))).rows

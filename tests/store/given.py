@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
+from perdure.protocol.deliveries import Principal
 from perdure.protocol.events import Event, EventType, NewEvent
 from perdure.protocol.inputs import InputAnswer, InputKind, InputRequest, Responders
-from perdure.protocol.principals import Principal
 from perdure.protocol.requests import Attention
 from perdure.protocol.wire import JsonObject
 from perdure.store.base import Store

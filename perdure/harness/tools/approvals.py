@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 from perdure.agents.approval import OPEN, Approval, ApprovalPolicy, Call, Decision, result_of
 from perdure.agents.context import Log, SessionView, tool_log
 from perdure.agents.signature import Arguments
+from perdure.bounds import described
 from perdure.harness.journal import Ask, Outcome
 from perdure.protocol.inputs import APPROVE, DENY, InputAnswer, InputRequest, Option, digest
 from perdure.protocol.requests import Coordinates, Failure
@@ -20,7 +21,6 @@ from perdure.protocol.wire import JsonObject
 from perdure.session.inputs import CONTINUED
 from perdure.store.base import Store
 from perdure.store.values import InputRow, SlotWrite
-from perdure.text import described
 
 from . import builtin, outcomes
 from .builtin import Question

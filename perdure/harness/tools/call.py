@@ -9,6 +9,7 @@ from typing import Any
 
 from perdure.agents.context import Cancellation, Log, SessionView, Signal, Staging, ToolContext, ToolSession
 from perdure.agents.registry import AgentRegistry
+from perdure.bounds import described
 from perdure.errors import Invalid, PerdureError, ToolFailed, Unavailable, UnreadableState
 from perdure.faults import reach
 from perdure.harness.events import EventFactory, action_key
@@ -21,18 +22,20 @@ from perdure.harness.journal import (
     RequestedCall,
     StoredReply,
     TurnJournal,
+    find_agent,
+    find_session,
     read,
     tool_outcome,
+    view_of,
     written,
 )
-from perdure.harness.lookup import find_agent, find_session, view_of
 from perdure.harness.prompt import INTERRUPTED
 from perdure.protocol import names
+from perdure.protocol.deliveries import Principal
 from perdure.protocol.events import NewEvent
-from perdure.protocol.principals import Principal
 from perdure.protocol.requests import Coordinates, ToolCall, ToolOutcome
 from perdure.protocol.wire import JsonObject
-from perdure.session.tokens import hashed
+from perdure.session.state import hash_token
 from perdure.settings import Settings
 from perdure.store.base import Store, commit_with_retries
 from perdure.store.values import (
@@ -48,7 +51,6 @@ from perdure.store.values import (
     SlotWrite,
 )
 from perdure.telemetry import spans
-from perdure.text import described
 
 from . import outcomes
 from .approvals import approval_problem, arguments_of, log_of
@@ -263,7 +265,7 @@ class ToolCaller:
         # The staged writes of a failed tool are dropped.
         kept = context if outcome.status == "completed" else None
         token = kept.session.requested_token if kept else None
-        outcome = outcome.model_copy(update={"token_hash": hashed(token) if token else None})
+        outcome = outcome.model_copy(update={"token_hash": hash_token(token) if token else None})
         while True:
             reach("tool_before_settle")
             try:

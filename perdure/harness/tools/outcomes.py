@@ -4,10 +4,9 @@ from typing import Any
 
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
+from perdure.bounds import DEEPEST, deeper_than, described, whole
 from perdure.errors import Invalid
 from perdure.harness.journal import Outcome
-from perdure.protocol.wire import DEEPEST, deeper_than
-from perdure.text import described, whole
 
 FAILED = "ACTION_RESULT_FAILED"
 UNKNOWN = "TOOL_OUTCOME_UNKNOWN"

@@ -23,8 +23,9 @@ from perdure.agents.approval import CLOSED, OPEN, ApprovalPolicy, seconds
 from perdure.agents.context import ToolContext
 from perdure.agents.signature import Arguments, problems
 from perdure.agents.tool import Effects, Tool
+from perdure.bounds import DEEPEST
 from perdure.errors import InvalidDeclaration
-from perdure.protocol.wire import DEEPEST, JsonObject
+from perdure.protocol.wire import JsonObject
 
 log = logging.getLogger("perdure.tools")
 
@@ -100,7 +101,7 @@ class OwnTool:
     def __init__(self, tool: Tool[..., Any]) -> None:
         self._tool = tool
         self.definition = ToolDefinition(
-            name=tool.name, description=tool.description or None, parameters_json_schema=tool.schema
+            name=tool.name, description=tool.description or None, parameters_json_schema=tool.signature.schema
         )
         self.effects: Effects = tool.effects
         self.gate = tool.gate

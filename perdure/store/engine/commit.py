@@ -20,11 +20,10 @@ from perdure.store.values import (
     SlotConflict,
 )
 
-from . import log, rows
+from . import rows
 from .database import Transaction, Written
 from .deliveries import expects_turn, refuse_unread
-from .log import LockedSession, lock
-from .rows import encode
+from .rows import LockedSession, encode, lock
 
 
 async def apply(tx: Transaction, commit: Commit, now: str) -> Written[Committed]:
@@ -51,7 +50,7 @@ async def apply(tx: Transaction, commit: Commit, now: str) -> Written[Committed]
 
     async def append(events: Sequence[NewEvent]) -> None:
         nonlocal log_head
-        log_head = await log.append(tx, commit.session_id, log_head, events, now)
+        log_head = await rows.append(tx, commit.session_id, log_head, events, now)
 
     await append([*_recovery_event(commit, session.row), *events])
     await _consume(tx, commit)

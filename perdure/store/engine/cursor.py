@@ -31,10 +31,7 @@ def write(place: Place) -> str:
     return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
 
 
-def read(cursor: str | None, start: Place) -> Place:
-    """The place that the cursor names; without one, `start`."""
-    if cursor is None:
-        return start
+def read(cursor: str) -> Place:
     match _parsed(cursor):
         case [str(at), str(entry)]:
             return Place(at, entry)

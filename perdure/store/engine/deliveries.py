@@ -12,10 +12,9 @@ from perdure.protocol.events import EventType, NewEvent, delivery_refused
 from perdure.protocol.requests import Attention
 from perdure.store.values import Accepted, CancelRequest, NewDelivery, NewSession
 
-from . import log, rows
+from . import rows
 from .database import Row, Transaction, Written
-from .log import LockedSession
-from .rows import after, encode
+from .rows import LockedSession, after, encode
 
 
 async def create_session(
@@ -33,7 +32,7 @@ async def create_session(
 
 
 async def accept(tx: Transaction, delivery: NewDelivery, now: str) -> Accepted:
-    session = await log.find(tx, delivery.session_id)
+    session = await rows.find(tx, delivery.session_id)
     # Under the lock, so the later of two requests with one key finds the first one. A repeated request gets its
     # receipt even when the session has ended meanwhile or its inbox is full.
     if (first := await find_first(tx, delivery)) is not None:
@@ -60,7 +59,7 @@ async def enqueue(
 async def refuse(
     tx: Transaction, session_id: str, delivery_id: str, code: str, event: NewEvent, now: str
 ) -> Written[bool]:
-    session = await log.lock(tx, session_id)
+    session = await rows.lock(tx, session_id)
     found = await tx.row("delivery", session_id=session_id, delivery_id=delivery_id)
     if found is not None and (found["turn"] is not None or found["refused"] is not None):
         return Written(found["turn"] is None)
@@ -70,7 +69,7 @@ async def refuse(
         # A cancel request for the next turn meant this delivery: without it there is no turn to stop.
         await tx.run("set_cancel", session_id=session_id, turn=None)
     # No event may follow the one that ends the session.
-    return Written(True, None if session.ended else await log.emit(tx, session.row, (event,), now))
+    return Written(True, None if session.ended else await rows.emit(tx, session.row, (event,), now))
 
 
 async def refuse_unread(tx: Transaction, session_id: str) -> Sequence[NewEvent]:
@@ -135,14 +134,14 @@ async def cancel(
     tx: Transaction, session_id: str, turn_id: str | None, to_event: Callable[[int], NewEvent], now: str
 ) -> Written[CancelRequest | None]:
     """Record a cancel request for the session's turn. The lock keeps the turn from ending meanwhile."""
-    session = await log.find(tx, session_id)
+    session = await rows.find(tx, session_id)
     turn = None if session is None else await _turn(tx, session)
     if session is None or turn is None or turn_id not in (None, names.turn_id(turn)):
         return Written(None)
     if session.row.cancel_turn == turn:
         return Written(CancelRequest(session_id, turn))
     await tx.run("set_cancel", session_id=session_id, turn=turn)
-    return Written(CancelRequest(session_id, turn), await log.emit(tx, session.row, (to_event(turn),), now))
+    return Written(CancelRequest(session_id, turn), await rows.emit(tx, session.row, (to_event(turn),), now))
 
 
 async def _turn(tx: Transaction, session: LockedSession) -> int | None:
@@ -169,7 +168,7 @@ async def attend(tx: Transaction, session_id: str, attention: Attention, turn: i
 
     False also when `turn`, which could not continue, has ended meanwhile.
     """
-    session = await log.find(tx, session_id)
+    session = await rows.find(tx, session_id)
     if session is None or session.ended:
         return Written(False)
     if turn is not None and session.row.turns > turn and session.row.status != "running":
@@ -183,4 +182,4 @@ async def attend(tx: Transaction, session_id: str, attention: Attention, turn: i
     stored = {**data, "since": now, "number": number}
     await tx.run("set_attention", session_id=session_id, attention=encode(stored))
     event = NewEvent(type=EventType.SESSION_ATTENTION, key=names.session_key(f"attention/{number}"), data=data)
-    return Written(True, await log.emit(tx, session.row, (event,), now))
+    return Written(True, await rows.emit(tx, session.row, (event,), now))

@@ -1,13 +1,15 @@
-"""Conversion between database rows and the values of `perdure.store.values`."""
+"""Rows and the values that they hold, the lock of a session's row, and its event log."""
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from perdure.protocol.deliveries import Capabilities
+from perdure.errors import SessionGone
+from perdure.protocol.deliveries import Capabilities, Principal
 from perdure.protocol.events import Event, EventType, NewEvent, Usage
 from perdure.protocol.inputs import InputAnswer, InputRequest, as_requested
-from perdure.protocol.principals import Principal
 from perdure.store.values import (
     DeliveryRow,
     InputRow,
@@ -20,7 +22,7 @@ from perdure.store.values import (
     Slot,
 )
 
-from .database import Row, Value
+from .database import Row, Transaction, Value
 
 
 def session(row: Row) -> SessionRow:
@@ -278,3 +280,50 @@ def after(moment: str) -> str:
 
 def _stamp(moment: datetime) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+async def append(tx: Transaction, session_id: str, head: int, events: Sequence[NewEvent], now: str) -> int:
+    """Append the events whose keys are new, from index `head` on. The session's row must be locked."""
+    if not events:
+        return head
+    known = {row["key"] for row in await tx.rows("known_keys", session_id=session_id, keys=[e.key for e in events])}
+    for event in events:
+        if event.key in known:
+            continue
+        await tx.run("insert_event", **new_event(session_id, event, head, now))
+        known.add(event.key)
+        head += 1
+    return head
+
+
+async def emit(tx: Transaction, session: SessionRow, events: Sequence[NewEvent], now: str) -> int | None:
+    """Append the events and update the session's row. The new head, or None when no event was new."""
+    head = await append(tx, session.session_id, session.events, events, now)
+    if head == session.events:
+        return None
+    await tx.run("advance_session", session_id=session.session_id, next_index=head, now=now)
+    return head
+
+
+@dataclass(frozen=True)
+class LockedSession:
+    """A session whose row this transaction has locked."""
+
+    row: SessionRow
+    closed_at: str | None
+
+    @property
+    def ended(self) -> bool:
+        return self.closed_at is not None or self.row.ended
+
+
+async def find(tx: Transaction, session_id: str) -> LockedSession | None:
+    found = await tx.row("lock_session", session_id=session_id)
+    return None if found is None else LockedSession(session(found), found["closed_at"])
+
+
+async def lock(tx: Transaction, session_id: str) -> LockedSession:
+    session = await find(tx, session_id)
+    if session is None:
+        raise SessionGone(session_id=session_id)
+    return session

@@ -76,7 +76,7 @@ class SqlStore:
         return None if found is None else rows.session(found)
 
     async def sessions(self, query: SessionQuery) -> SessionPage:
-        place = cursor.read(query.cursor, cursor.NEWEST)
+        place = cursor.NEWEST if query.cursor is None else cursor.read(query.cursor)
         name, values = _sessions(query)
         found = await self._rows(
             name,
@@ -180,7 +180,7 @@ class SqlStore:
         return None if found is None else rows.input_row(found)
 
     async def inputs(self, query: InputQuery) -> InputPage:
-        place = cursor.read(query.cursor, cursor.OLDEST)
+        place = cursor.OLDEST if query.cursor is None else cursor.read(query.cursor)
         name, values = _inputs(query)
         found = await self._rows(
             name,

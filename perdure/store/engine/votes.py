@@ -9,7 +9,7 @@ from perdure.protocol.inputs import InputAnswer
 from perdure.session.inputs import verdict
 from perdure.store.values import Accepted, Answered, Answering, InputRow, Vote
 
-from . import deliveries, log, rows
+from . import deliveries, rows
 from .database import Transaction, Written
 
 
@@ -36,7 +36,7 @@ class _Count:
 async def answer(
     tx: Transaction, answering: Answering, to_event: Callable[[InputRow], NewEvent], now: str
 ) -> Written[Answered]:
-    session = await log.find(tx, answering.session_id)
+    session = await rows.find(tx, answering.session_id)
     # Under the lock, so the later of two requests with one key finds the first one.
     if (first := await deliveries.find_first(tx, answering.delivery)) is not None:
         return Written(await _repeated(tx, answering, first))
@@ -50,7 +50,7 @@ async def answer(
             return Written(await _repeated(tx, answering, delivered))
     for row in count.changed:
         await tx.run("update_input", **rows.input_state(row))
-    head = None if session is None else await log.emit(tx, session.row, [to_event(row) for row in count.closed], now)
+    head = None if session is None else await rows.emit(tx, session.row, [to_event(row) for row in count.closed], now)
     # Also without a new delivery: the caller then signals the first answer again, and earlier deliveries precede it.
     unsignalled = session is not None and session.row.unsignalled > 0
     return Written(replace(_answered(answering, count.after, delivered), unsignalled=unsignalled), head)

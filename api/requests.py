@@ -1,22 +1,122 @@
-"""The size limits and the allowed file types of a delivery."""
+"""The parts of a request: the agent and session of its path, the parameters of its query, the limits of its content."""
 
+import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any
+from typing import Any, TypeAlias
 
-from perdure.errors import TooLarge, UnsupportedMedia
-from perdure.protocol.deliveries import FilePart, InputResponse
+from starlette.requests import Request
+from starlette.responses import Response
+
+from perdure.agents.agent import Agent
+from perdure.agents.registry import AgentRegistry
+from perdure.bounds import quoted
+from perdure.errors import InputNotFound, Invalid, SessionNotFound, TooLarge, UnsupportedMedia
+from perdure.protocol.deliveries import FilePart, InputResponse, Principal
+from perdure.runtime.sessions import Sessions
 from perdure.settings import Settings
-from perdure.text import quoted
+from perdure.store.values import SessionRow
+from perdure.telemetry import spans
 
-from .bodies import Content
+from .bodies import BodyReader, Content
 from .responses import dumps
+
+_KEY_LIMIT = 255
+
+#: Entries of a page: at most, and without a limit of the caller.
+_MOST = 200
+_FEW = 50
 
 _PERCENT_ENCODED = re.compile("%[0-9A-Fa-f]{2}")
 #: A message can have a thousand files, each with its own name in the error.
 _MOST_VIOLATIONS = 5
+
+
+Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
+
+
+def traced(bodies: BodyReader, method: str, path: str, handler: Handler) -> Handler:
+    """The handler in a span of its own, with the memory of the request's body accounted."""
+
+    @functools.wraps(handler)
+    async def observed(request: Request) -> Response:
+        # The caller's trace, if it has one, continues in the turn that the request causes.
+        with spans.http_request(method, path, request.headers) as span, bodies.accounted(request):
+            response = await handler(request)
+            span.mark({"http.response.status_code": response.status_code})
+            return response
+
+    # FastAPI would resolve annotations in the handler's module; ours need no resolution.
+    del observed.__wrapped__
+    return observed
+
+
+class Scopes:
+    """Resolves the path. The bare prefix starts sessions of the default agent, and serves sessions of all agents."""
+
+    def __init__(self, agents: AgentRegistry, sessions: Sessions) -> None:
+        self._agents = agents
+        self._sessions = sessions
+
+    def agent(self, request: Request) -> Agent:
+        """The agent of the prefix; `AgentNotFound` when no agent of this name is served."""
+        name = _path(request).get("agent")
+        return self._agents.default if name is None else self._agents[name]
+
+    async def session(self, request: Request, principal: Principal) -> SessionRow:
+        """The session of the path, if it belongs to the caller and to the agent of the prefix."""
+        params = _path(request)
+        row = await self._sessions.get(known_id(params["session_id"]), principal)
+        if params.get("agent") not in (None, row.agent):
+            raise SessionNotFound
+        return row
+
+
+def known_id(text: str) -> str:
+    """The id; `SessionNotFound` for a text that cannot be a session id."""
+    if not (text.isascii() and text.isprintable()):
+        raise SessionNotFound
+    return text
+
+
+def known_input(text: str) -> str:
+    """As `known_id`, for input requests."""
+    if not (text.isascii() and text.isprintable()):
+        raise InputNotFound
+    return text
+
+
+def idempotency_key(request: Request) -> str | None:
+    key = request.headers.get("idempotency-key")
+    if key is not None and not 0 < len(key) <= _KEY_LIMIT:
+        raise Invalid(f"Expected the Idempotency-Key header to have 1 to {_KEY_LIMIT} characters.")
+    return key
+
+
+def _path(request: Request) -> Mapping[str, Any]:
+    return request.path_params
+
+
+def name(field: str, given: str | None) -> str | None:
+    if given is not None and not given.isprintable():
+        raise Invalid(f"Expected '{field}' to be a name.")
+    return given
+
+
+def one_of(name: str, choices: tuple[Any, ...], given: str | None) -> Any:
+    if given is not None and given not in choices:
+        raise Invalid(f"Expected '{name}' to be one of {', '.join(choices)}.")
+    return given
+
+
+def limit(given: str | None) -> int:
+    if given is None:
+        return _FEW
+    if not (given.isascii() and given.isdecimal() and len(given) <= 3 and 1 <= int(given) <= _MOST):
+        raise Invalid(f"Expected 'limit' to be an integer from 1 to {_MOST}.")
+    return int(given)
 
 
 @dataclass(frozen=True)

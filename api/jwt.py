@@ -11,11 +11,11 @@ from joserfc import jwt
 from joserfc.jwk import KeySet
 from joserfc.jws import extract_compact
 
+from perdure.bounds import whole
 from perdure.errors import PerdureError, Unauthenticated, Unavailable
-from perdure.protocol.principals import Principal
-from perdure.text import whole
+from perdure.protocol.deliveries import Principal
 
-from . import Credentials
+from .auth import Credentials
 
 log = logging.getLogger("perdure.api.auth")
 

@@ -1,4 +1,9 @@
-"""Text that Temporal, the databases, the providers and the readers accept."""
+"""Text and values that Temporal, the databases, the providers and the readers accept."""
+
+from typing import Any, cast
+
+#: The deepest values that are accepted. Serialisers between here and the model fail at about 250 levels.
+DEEPEST = 100
 
 
 def whole(text: str) -> str:
@@ -31,3 +36,29 @@ def quoted(text: str, longest: int = 100) -> str:
     """Text of a caller or a provider for a quotation: short, with unprintable characters replaced."""
     # Cut first: the text may have megabytes.
     return "".join(character if character.isprintable() else "\ufffd" for character in shortened(text, longest))
+
+
+def deeper_than(value: Any, limit: int) -> bool:
+    level: list[Any] = [value]
+    for _ in range(limit):
+        level = [child for parent in level for child in _children(parent)]
+        if not level:
+            return False
+    return True
+
+
+def more_than(value: Any, limit: int) -> bool:
+    """Whether it contains more than `limit` values, all levels together."""
+    count, level = 0, [value]
+    while level:
+        count += len(level)
+        if count > limit:
+            return True
+        level = [child for parent in level for child in _children(parent)]
+    return False
+
+
+def _children(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return list(cast("dict[str, Any]", value).values())
+    return cast("list[Any]", value) if isinstance(value, list) else []
