@@ -36,7 +36,7 @@ def test_on_sqlite(on_sqlite: type[Machine]) -> None:
 
 @pytest.mark.postgres
 def test_on_postgres(on_postgres: type[Machine]) -> None:
-    _play(on_postgres, 30)
+    _play(on_postgres, 15)
 
 
 def test_a_cancel_overtakes_the_answer_that_begins_its_turn(state: Machine) -> None:

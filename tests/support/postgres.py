@@ -1,6 +1,6 @@
 """A private PostgreSQL for the tests: the machine's own binaries, a cluster of its own, gone at the end.
 
-`postgres_url` is the address of a fresh, empty database. With `PERDURE_TEST_POSTGRES_URL` the databases are made on
+`postgres_url` is the address of an empty database. With `PERDURE_TEST_POSTGRES_URL` the databases are made on
 that server instead; its user must be allowed to create them.
 """
 
@@ -48,9 +48,9 @@ def postgres_server() -> Generator[str, None, None]:
         cluster.stop()
 
 
-@pytest.fixture
-def postgres_url(postgres_server: str) -> Generator[str, None, None]:
-    """The address of an empty database that nobody else uses."""
+@pytest.fixture(scope="session")
+def postgres_database(postgres_server: str) -> Generator[str, None, None]:
+    """The address of one database for all tests of this process: to create one takes longer than most tests."""
     name = f"perdure_{uuid4().hex}"
     with psycopg.connect(postgres_server, autocommit=True) as connection:
         connection.execute(sql.SQL("CREATE DATABASE {} TEMPLATE template0").format(sql.Identifier(name)))
@@ -58,6 +58,20 @@ def postgres_url(postgres_server: str) -> Generator[str, None, None]:
             yield urlunsplit(urlsplit(postgres_server)._replace(path=f"/{name}"))
         finally:
             connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+@pytest.fixture
+def postgres_url(postgres_database: str) -> str:
+    """The address of an empty database that nobody else uses now."""
+    with psycopg.connect(postgres_database, autocommit=True) as connection:
+        # Processes that an earlier test has killed may still hold locks.
+        connection.execute(
+            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        connection.execute("DROP SCHEMA public CASCADE")
+        connection.execute("CREATE SCHEMA public")
+    return postgres_database
 
 
 class Cluster:
