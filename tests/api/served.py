@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -151,13 +151,6 @@ class Reading:
                 read.append(await self.event())
             except StopAsyncIteration:
                 return read
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    """Wait for something that no event tells of."""
-    async with asyncio.timeout(PATIENCE):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 def step(turn: int, number: int, what: str, kind: str, attempt: int = 1, **data: Any) -> NewEvent:

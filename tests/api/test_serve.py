@@ -13,8 +13,9 @@ from api.server import serve
 from perdure.errors import Misconfigured
 from perdure.settings import Settings
 from perdure.store.open import open_store
-from tests.api.served import URL, serving, until
+from tests.api.served import URL, serving
 from tests.support.processes import PATIENCE, free_port
+from tests.support.waiting import until
 
 
 def settings(directory: Path, port: int, host: str = "127.0.0.1") -> Settings:

@@ -13,8 +13,9 @@ import pytest
 from api.stream.broadcast import Pace
 from perdure.store.values import Commit
 from tests.api.process import ApiProcess, api_process
-from tests.api.served import URL, Api, serving, turn_events, until
+from tests.api.served import URL, Api, serving, turn_events
 from tests.support.processes import PATIENCE
+from tests.support.waiting import until
 
 #: Posts may take this many times as long beside readers. The promise is 1.2; the rest is for the clock.
 SLOWED = 1.5

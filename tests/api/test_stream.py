@@ -11,8 +11,9 @@ from api.stream.broadcast import Pace
 from perdure.errors import Unavailable
 from perdure.protocol.events import EventType, NewEvent
 from perdure.store.values import SessionChange
-from tests.api.served import URL, Api, said, serving, session_over, step, turn_events, until
+from tests.api.served import URL, Api, said, serving, session_over, step, turn_events
 from tests.support.processes import PATIENCE
+from tests.support.waiting import until
 
 OVER = SessionChange(status="completed")
 

@@ -5,10 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.ledger import running_ledger
-from tests.support.stack import Stack
-
-from .world import AGENT, World
+from .world import World, running_world
 
 
 @pytest.fixture(scope="module")
@@ -20,13 +17,8 @@ def told_to_all() -> dict[str, str]:
 @pytest.fixture(scope="module")
 def shared_world(told_to_all: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Generator[World]:
     """No worker yet: each test starts those that it wants to see die."""
-    directory = tmp_path_factory.mktemp("chaos")
-    with running_ledger(directory) as ledger:
-        environment = {"LEDGER_URL": ledger.url, **told_to_all}
-        with Stack(directory, workers=0, agents=AGENT, provider=True, environment=environment) as stack:
-            world = World(stack, ledger)
-            yield world
-            world.close()
+    with running_world(tmp_path_factory.mktemp("chaos"), told_to_all, workers=0) as world:
+        yield world
 
 
 @pytest.fixture
@@ -39,12 +31,6 @@ async def world(shared_world: World) -> AsyncGenerator[World]:
 @pytest.fixture
 async def shared_out(tmp_path: Path, postgres_url: str) -> AsyncGenerator[World]:
     """Two APIs and two workers (which the test starts) on one PostgreSQL."""
-    with running_ledger(tmp_path) as ledger:
-        environment = {"LEDGER_URL": ledger.url}
-        with Stack(
-            tmp_path, workers=0, apis=2, agents=AGENT, provider=True, database_url=postgres_url, environment=environment
-        ) as stack:
-            world = World(stack, ledger)
-            yield world
-            await world.check()
-            world.close()
+    with running_world(tmp_path, workers=0, apis=2, database_url=postgres_url) as world:
+        yield world
+        await world.check()

@@ -15,9 +15,10 @@ from tests.support.postgres import Cluster
 from tests.support.processes import Process
 from tests.support.proxy import Proxy
 from tests.support.stack import Stack, TemporalServer
+from tests.support.waiting import until
 
 from .evidence import Absence
-from .world import World, dies_at, until
+from .world import World, dies_at
 
 Deed: TypeAlias = Callable[[], Awaitable[None]]
 

@@ -11,8 +11,9 @@ from typing import TypeAlias, TypeVar
 
 from perdure.dev.temporal_server import listens
 from tests.support.processes import Process
+from tests.support.waiting import until
 
-from .world import HEARTBEAT, RECOVERY, Voice, World, undisturbed, until
+from .world import HEARTBEAT, RECOVERY, Voice, World, undisturbed
 
 _LANES = 4
 

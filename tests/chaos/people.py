@@ -6,10 +6,11 @@ from typing import Any
 import httpx2
 
 from tests.support.processes import PATIENCE
+from tests.support.waiting import until
 
 from .evidence import Json
 from .scripts import Script
-from .world import Voice, World, kept_types, until
+from .world import Voice, World, kept_types
 
 #: Two callers with keys of their own, beside whoever calls from this machine.
 KEYS = {name: f"the key of {name}" for name in ("alice", "bob")}

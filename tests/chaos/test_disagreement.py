@@ -11,13 +11,12 @@ import pytest
 
 from perdure.protocol import names
 from tests.support import commands
-from tests.support.ledger import running_ledger
-from tests.support.stack import Stack
 from tests.support.talk import text
+from tests.support.waiting import until
 
 from .people import answer, cancel, park, row_of, stopped
 from .scripts import call, say
-from .world import AGENT, Voice, World, kept_types, until
+from .world import Voice, World, kept_types, running_world
 
 pytestmark = pytest.mark.chaos
 
@@ -28,12 +27,8 @@ NOTICED = 60.0
 @pytest.fixture
 def own_world(tmp_path: Path) -> Generator[World]:
     """Most tests break everything, and have a world of their own."""
-    with running_ledger(tmp_path) as ledger:
-        environment = {"LEDGER_URL": ledger.url}
-        with Stack(tmp_path, agents=AGENT, provider=True, environment=environment) as stack:
-            world = World(stack, ledger)
-            yield world
-            world.close()
+    with running_world(tmp_path) as world:
+        yield world
 
 
 @pytest.fixture

@@ -5,9 +5,10 @@ import time
 import pytest
 
 from perdure.protocol import names
+from tests.support.waiting import until
 
 from .scripts import say
-from .world import World, undisturbed, until
+from .world import World, undisturbed
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(400)]
 

@@ -8,10 +8,11 @@ import pytest
 
 from tests.support.processes import Process
 from tests.support.talk import text
+from tests.support.waiting import until
 
 from .evidence import Json
 from .scripts import Script, call, drip, say
-from .world import Voice, World, undisturbed, unique, until
+from .world import Voice, World, undisturbed, unique
 
 pytestmark = pytest.mark.chaos
 

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.talk import text
+from tests.support.talk import text, types
+from tests.support.waiting import until
 
 from .evidence import Json
 from .lanes import Lane, side_by_side
 from .scripts import Script, call, drip, say
-from .world import World, dies_at, kept_types, reported, undisturbed, unique, until
+from .world import World, dies_at, kept_types, reported, undisturbed, unique
 
 pytestmark = pytest.mark.chaos
 
@@ -217,7 +218,3 @@ async def turn_with_a_death(lane: Lane, *, kind: str, point: str, once: Path) ->
 
 def what_the_model_was_told(world: World, script: Script) -> str:
     return next(each.results for each in world.asked() if (each.said, each.step) == (script.message, 1))
-
-
-def types(events: list[Json]) -> list[str]:
-    return [event["type"] for event in events]

@@ -10,13 +10,14 @@ import httpx2
 import pytest
 
 from tests.support.talk import text
+from tests.support.waiting import until
 
 from .consent import seconds
 from .evidence import Json
 from .lanes import Lane, side_by_side
 from .people import answer, asked, cancel, park, response, row_of, stopped
 from .scripts import Script, call, say
-from .world import Voice, World, dies_at, kept_types, reported, undisturbed, unique, until
+from .world import Voice, World, dies_at, kept_types, reported, undisturbed, unique
 
 pytestmark = pytest.mark.chaos
 

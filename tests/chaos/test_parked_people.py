@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 
-from tests.support.ledger import running_ledger
-from tests.support.stack import Stack
 from tests.support.talk import text
+from tests.support.waiting import until
 
 from .evidence import Json
 from .people import API_KEYS, KEYS, answer, answered_by, cancel, park, response, results, row_of, stopped
 from .scripts import Script, call, drip, say
-from .world import AGENT, Voice, World, kept_types, undisturbed, unique, until
+from .world import Voice, World, kept_types, running_world, undisturbed, unique
 
 pytestmark = pytest.mark.chaos
 
@@ -26,13 +25,9 @@ TURNS = 3
 @pytest.fixture(scope="module")
 def shared_world(tmp_path_factory: pytest.TempPathFactory) -> Generator[World]:
     """Two APIs, and callers with keys beside the one who calls from this machine."""
-    directory = tmp_path_factory.mktemp("people")
-    with running_ledger(directory) as ledger:
-        environment = {"LEDGER_URL": ledger.url, "PERDURE_API_KEYS": API_KEYS, "PERDURE_TRUST_LOOPBACK": "true"}
-        with Stack(directory, apis=2, agents=AGENT, provider=True, environment=environment) as stack:
-            world = World(stack, ledger)
-            yield world
-            world.close()
+    environment = {"PERDURE_API_KEYS": API_KEYS, "PERDURE_TRUST_LOOPBACK": "true"}
+    with running_world(tmp_path_factory.mktemp("people"), environment, apis=2) as world:
+        yield world
 
 
 @pytest.fixture

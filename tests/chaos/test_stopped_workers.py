@@ -7,10 +7,11 @@ import pytest
 
 from tests.support.processes import Process
 from tests.support.talk import text
+from tests.support.waiting import until
 from worker import GRACE
 
 from .scripts import call, say
-from .world import Voice, World, undisturbed, until
+from .world import Voice, World, undisturbed
 
 pytestmark = pytest.mark.chaos
 

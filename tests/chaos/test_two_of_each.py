@@ -8,11 +8,12 @@ import psycopg
 import pytest
 
 from tests.support.talk import text
+from tests.support.waiting import until
 
 from .evidence import Json
 from .scripts import Script, call, drip, say
 from .stubborn import Stubborn
-from .world import World, dies_at, reported, until
+from .world import World, dies_at, reported
 
 pytestmark = [pytest.mark.chaos, pytest.mark.postgres, pytest.mark.timeout(400)]
 

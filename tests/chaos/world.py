@@ -6,7 +6,7 @@ import os
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Generator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,11 @@ from typing import Any
 import httpx2
 
 from perdure.dev.temporal_server import listens
-from tests.support.ledger import Ledger
+from tests.support.ledger import Ledger, running_ledger
 from tests.support.processes import PATIENCE, Process, free_port, wait_until
 from tests.support.stack import Stack
 from tests.support.talk import Talk
+from tests.support.waiting import until
 
 from . import invariants
 from .evidence import Asked, Evidence, Json, Moving, read_moving, read_store
@@ -32,16 +33,6 @@ RECOVERY = 3.0
 def unique(word: str = "w") -> str:
     """A word that nobody has said before: messages and notes are recognised by it."""
     return f"{word}{uuid.uuid4().hex[:10]}"
-
-
-async def until(condition: Callable[[], Any], what: str, within: float = PATIENCE) -> None:
-    """Wait for a condition; what was waited for is the error."""
-    try:
-        async with asyncio.timeout(within):
-            while not condition():
-                await asyncio.sleep(0.02)
-    except TimeoutError:
-        raise AssertionError(f"waited {within:g} s for {what}") from None
 
 
 class Voice(Talk):
@@ -212,6 +203,17 @@ class World:
                         break
                 await stream.aclose()
         return read
+
+
+@contextlib.contextmanager
+def running_world(directory: Path, environment: Mapping[str, str] | None = None, **options: Any) -> Generator[World]:
+    """A world of its own, as `Stack` takes the options, with the agent that acts on the ledger."""
+    with running_ledger(directory) as ledger:
+        everywhere = {"LEDGER_URL": ledger.url, **(environment or {})}
+        with Stack(directory, agents=AGENT, provider=True, environment=everywhere, **options) as stack:
+            world = World(stack, ledger)
+            yield world
+            world.close()
 
 
 def dies_at(point: str, once: Path) -> dict[str, str]:

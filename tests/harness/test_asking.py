@@ -9,6 +9,7 @@ from perdure.protocol.inputs import digest
 from perdure.protocol.requests import Calls, Parked, Reminder
 from perdure.protocol.wire import JsonObject
 from perdure.testing import ScriptedModel, call, play
+from tests.support.tools import pay
 
 from .stage import SESSION, lab
 
@@ -17,12 +18,6 @@ from .stage import SESSION, lab
 def look() -> str:
     """Look."""
     return "seen"
-
-
-@tool(approval="always")
-def pay(amount: int) -> str:
-    """Pay."""
-    return f"paid {amount}"
 
 
 ASKED = [

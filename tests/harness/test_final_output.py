@@ -12,6 +12,7 @@ from perdure.errors import InvalidDeclaration
 from perdure.harness.tools.builtin import NOT_COMPARED
 from perdure.protocol.requests import Calls, Finished
 from perdure.testing import ScriptedModel, call, play
+from tests.support.tools import pay
 
 from .stage import YES, lab
 
@@ -27,11 +28,6 @@ BAD = call("final_output", city="Oslo", degrees="cold")
 @tool
 def look() -> str:
     return "3 degrees"
-
-
-@tool(approval="always")
-def pay() -> str:
-    return "paid"
 
 
 async def test_a_result_that_fits_ends_the_turn() -> None:
@@ -175,7 +171,7 @@ async def test_other_calls_of_the_step_run_first() -> None:
 
 
 async def test_a_result_beside_a_request_to_people_is_too_early() -> None:
-    model = ScriptedModel([[GOOD, call("pay")], GOOD])
+    model = ScriptedModel([[GOOD, call("pay", amount=5)], GOOD])
     async with lab(model, pay, can_ask=True) as it:
         open = await it.parked(await it.deliver("Pay", output_schema=SCHEMA))
         answer = await it.answer((open[0], YES))
@@ -186,7 +182,7 @@ async def test_a_result_beside_a_request_to_people_is_too_early() -> None:
 
         early, paid = [part.content for part in model.prompts[1].messages[-1].parts]  # type: ignore[union-attr]
         assert "This result was not accepted" in str(early)  # type: ignore
-        assert paid == "paid"
+        assert paid == "paid 5"
         assert len(await it.told("result.completed")) == 1, "the schema is still in force after the answer"
 
 

@@ -23,14 +23,10 @@ from perdure.store.values import Answering, InputQuery, InputRow, NewDelivery, N
 from perdure.testing import OneModel, ScriptedModel, call
 from tests.support.processes import PATIENCE
 from tests.support.stack import TemporalServer
+from tests.support.tools import pay
 from worker import workers
 
 from .stage import YES
-
-
-@tool(approval="always")
-def pay(amount: int) -> str:
-    return f"paid {amount}"
 
 
 @tool(name="pay", approval="always", expires=1)

@@ -30,6 +30,7 @@ from perdure.store.values import Commit, Committed
 from perdure.testing import OneModel, call
 from perdure.testing.scripted import ScriptedModel
 from perdure.testing.stage import SESSION, LocalSteps, Stage, StartTerms
+from tests.support import tools
 
 from .stage import NO, YES
 
@@ -100,9 +101,7 @@ def look() -> str:
     return "seen"
 
 
-@tool(effects="idempotent", approval="once", expires=60)
-def pay(amount: int) -> str:
-    return f"paid {amount}"
+pay = tool(effects="idempotent", approval="once", expires=60)(tools.pay.function)
 
 
 @tool(approval="always", expires=60, on_expiry="fail")

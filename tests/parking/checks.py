@@ -7,8 +7,8 @@ from httpx2 import Response
 from tests.chaos.consent import seconds
 from tests.chaos.people import cancel, response, row_of, stopped
 from tests.chaos.scripts import say
-from tests.chaos.world import until
 from tests.support.talk import text
+from tests.support.waiting import until
 
 from .states import Case, log, types
 

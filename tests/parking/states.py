@@ -7,7 +7,8 @@ from typing import TypeAlias
 from tests.chaos.evidence import Json
 from tests.chaos.people import answer, asked, cancel, kinds
 from tests.chaos.scripts import say
-from tests.chaos.world import Voice, World, unique, until
+from tests.chaos.world import Voice, World, unique
+from tests.support.waiting import until
 
 
 @dataclass

@@ -1,18 +1,14 @@
 """The cells of the table in docs/resuming.md that machines bring about: one death, one deployment, all states."""
 
 import asyncio
-import contextlib
 from collections.abc import Generator
-from pathlib import Path
 
 import pytest
 from temporalio.client import Client
 
 from perdure.protocol import names
-from tests.chaos.world import AGENT, World
+from tests.chaos.world import World, running_world
 from tests.support.fleet import build_of, make_current
-from tests.support.ledger import running_ledger
-from tests.support.stack import Stack
 
 from .going_on import AFTER_A_CRASH, AFTER_A_DEPLOY
 from .states import STATES, Case, log
@@ -20,16 +16,6 @@ from .states import STATES, Case, log
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(400)]
 
 _FLEET = "fleet"
-
-
-@contextlib.contextmanager
-def a_world(directory: Path, **environment: str) -> Generator[World]:
-    with running_ledger(directory) as ledger:
-        everywhere = {"LEDGER_URL": ledger.url, **environment}
-        with Stack(directory, workers=0, agents=AGENT, provider=True, environment=everywhere) as stack:
-            world = World(stack, ledger)
-            yield world
-            world.close()
 
 
 async def one_of_each(world: World) -> dict[str, Case]:
@@ -43,7 +29,7 @@ async def one_of_each(world: World) -> dict[str, Case]:
 @pytest.fixture(scope="module")
 def crashed(tmp_path_factory: pytest.TempPathFactory) -> Generator[tuple[World, dict[str, Case]]]:
     """The only worker is killed with a session in each state; another one comes."""
-    with a_world(tmp_path_factory.mktemp("crashed")) as world:
+    with running_world(tmp_path_factory.mktemp("crashed"), workers=0) as world:
         world.only_worker()
         cases = asyncio.run(one_of_each(world))
         world.only_worker()
@@ -53,7 +39,7 @@ def crashed(tmp_path_factory: pytest.TempPathFactory) -> Generator[tuple[World, 
 @pytest.fixture(scope="module")
 def deployed(tmp_path_factory: pytest.TempPathFactory) -> Generator[tuple[World, dict[str, Case]]]:
     """Build 1 serves a session in each state when build 2 becomes current; build 1 lives on, as it should."""
-    with a_world(tmp_path_factory.mktemp("deployed"), PERDURE_DEPLOYMENT=_FLEET) as world:
+    with running_world(tmp_path_factory.mktemp("deployed"), {"PERDURE_DEPLOYMENT": _FLEET}, workers=0) as world:
         world.stack.start_worker({"PERDURE_BUILD_ID": "1"})
         asyncio.run(switch(world, "1"))
         cases = asyncio.run(one_of_each(world))

@@ -5,9 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.world import AGENT, World
-from tests.support.ledger import running_ledger
-from tests.support.stack import Stack
+from tests.chaos.world import World, running_world
 
 from . import people, silence
 from .cells import CELLS
@@ -19,13 +17,8 @@ pytestmark = pytest.mark.chaos
 
 @pytest.fixture(scope="module")
 def shared_world(tmp_path_factory: pytest.TempPathFactory) -> Generator[World]:
-    directory = tmp_path_factory.mktemp("table")
-    with running_ledger(directory) as ledger:
-        environment = {"LEDGER_URL": ledger.url}
-        with Stack(directory, agents=AGENT, provider=True, environment=environment) as stack:
-            world = World(stack, ledger)
-            yield world
-            world.close()
+    with running_world(tmp_path_factory.mktemp("table")) as world:
+        yield world
 
 
 # Importing them fills the table.

@@ -1,6 +1,7 @@
 """Agents that a deployment serves, and one that the next deployment has dropped."""
 
 from perdure import Agent, tool
+from tests.support import tools
 
 
 @tool(effects="pure")
@@ -9,11 +10,7 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-@tool(effects="idempotent", approval="always")
-def pay(amount: int) -> str:
-    """Pay an amount."""
-    return f"paid {amount}"
-
+pay = tool(effects="idempotent", approval="always")(tools.pay.function)
 
 #: One for each way in which a provider can be spoken to.
 providers = [

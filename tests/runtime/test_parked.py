@@ -14,7 +14,7 @@ from perdure.session.inputs import resolved
 from perdure.store.base import Store
 from perdure.store.values import Answering, InputRow, NewDelivery, Vote
 from tests.support.stack import Stack
-from tests.support.talk import Talk, text
+from tests.support.talk import Talk, text, types
 
 ASK = 'call pay {"amount": 3} then say settled'
 
@@ -46,10 +46,6 @@ async def cancel(talk: Talk, body: dict[str, Any] | None = None) -> dict[str, An
     answer = await talk.http.post(f"/eve/v1/session/{talk.session_id}/cancel", json=body or {})
     assert answer.status_code == 200, answer.text
     return answer.json()
-
-
-def types(events: list[dict[str, Any]]) -> list[str]:
-    return [event["type"] for event in events]
 
 
 async def test_an_answer_to_the_request_itself_goes_on_with_the_turn(stack: Stack) -> None:

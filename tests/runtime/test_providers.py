@@ -10,7 +10,7 @@ import pytest
 from tests.support.plugin import StackFactory
 from tests.support.processes import PATIENCE
 from tests.support.stack import Stack
-from tests.support.talk import Json, Talk, text
+from tests.support.talk import Json, Talk, text, types
 
 AGENTS = ["chat", "responses", "anthropic"]
 
@@ -23,10 +23,6 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Generator[Stack]:
 
 def talking_to(stack: Stack, agent: str) -> Talk:
     return Talk(f"{stack.url}/agents/{agent}")
-
-
-def types(events: list[Json]) -> list[str]:
-    return [event["type"] for event in events]
 
 
 def told(events: list[Json], type: str) -> list[Any]:

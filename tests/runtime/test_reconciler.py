@@ -13,6 +13,7 @@ from perdure.store.base import Store
 from perdure.store.open import open_store
 from tests.runtime.fake_driver import RUNNING, FakeDriver
 from tests.store import given
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -255,9 +256,9 @@ async def test_a_fault_does_not_end_the_search(
 
     async with reconciler(store, driver, every=0.01).running():
         with caplog.at_level(logging.ERROR):
-            await given.eventually(lambda: "could not be compared" in caplog.text)
+            await until(lambda: "could not be compared" in caplog.text)
         monkeypatch.undo()
-        await given.eventually(lambda: "a" in driver.rebuilt)
+        await until(lambda: "a" in driver.rebuilt)
 
 
 async def test_a_temporal_that_comes_back_is_looked_at_again(store: Store, caplog: pytest.LogCaptureFixture) -> None:
@@ -266,6 +267,6 @@ async def test_a_temporal_that_comes_back_is_looked_at_again(store: Store, caplo
 
     async with reconciler(store, driver, every=0.01).running():
         with caplog.at_level(logging.WARNING):
-            await given.eventually(lambda: "cannot be compared now" in caplog.text)
+            await until(lambda: "cannot be compared now" in caplog.text)
         driver.away = False
-        await given.eventually(lambda: "a" in driver.rebuilt)
+        await until(lambda: "a" in driver.rebuilt)

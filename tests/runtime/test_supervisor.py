@@ -13,6 +13,7 @@ import pytest
 
 from perdure.dev.supervisor import Part, PartFailed, Supervisor
 from tests.support.processes import wait_until
+from tests.support.waiting import until
 
 BEAT = "import os, pathlib, sys, time\npathlib.Path(sys.argv[1]).write_text(str(os.getpid()))\ntime.sleep(600)"
 
@@ -115,13 +116,6 @@ async def kept(supervisor: Supervisor) -> AsyncGenerator[None]:
     yield
     keeping.cancel()
     await asyncio.wait({keeping})
-
-
-async def until(condition: object, within: float = 60.0) -> None:
-    assert callable(condition)
-    async with asyncio.timeout(within):
-        while not condition():
-            await asyncio.sleep(0.01)
 
 
 def running(pid: int) -> bool:

@@ -17,6 +17,7 @@ from perdure.store.values import Commit
 from tests.runtime.fake_driver import FakeDriver
 from tests.store import given
 from tests.store.given import answer, answering, opening, says
+from tests.support.waiting import until
 
 
 @pytest.fixture
@@ -465,6 +466,6 @@ async def test_a_sweep_that_fails_is_not_the_last_one(
 
     async with sweeping.running():
         with caplog.at_level(level):
-            await given.eventually(lambda: said in caplog.text)
+            await until(lambda: said in caplog.text)
         monkeypatch.undo()
-        await given.eventually(lambda: "deliver s/d" in driver.told())
+        await until(lambda: "deliver s/d" in driver.told())

@@ -1,7 +1,5 @@
 """Values that the store's tests begin with, and small ways to use them."""
 
-import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 from perdure.protocol.deliveries import Principal
@@ -203,13 +201,3 @@ async def dense(store: Store, session_id: str = "s") -> bool:
 
 async def keys(store: Store, session_id: str = "s") -> list[str]:
     return [event.key for event in await everything(store, session_id)]
-
-
-async def eventually(condition: Callable[[], bool | Awaitable[bool]], within: float = 60.0) -> None:
-    """Wait until the condition holds."""
-    async with asyncio.timeout(within):
-        while True:
-            held = condition()
-            if held if isinstance(held, bool) else await held:
-                return
-            await asyncio.sleep(0.005)

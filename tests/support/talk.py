@@ -95,3 +95,7 @@ def text(events: list[Json]) -> str:
     """What the model said last."""
     said = [event["data"].get("message") for event in events if event["type"] == "message.completed"]
     return said[-1] or "" if said else ""
+
+
+def types(events: list[Json]) -> list[str]:
+    return [event["type"] for event in events]

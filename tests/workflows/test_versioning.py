@@ -25,7 +25,6 @@ from perdure.session.turn import ContinueAsNew, run_turn
 from perdure.settings import Settings
 from tests.support.fleet import KINDS, build_of, make_current
 from tests.support.processes import PATIENCE
-from tests.support.stack import TemporalServer
 from workflows.session import SessionWorkflow
 from workflows.steps import ActivitySteps
 from workflows.turn import TurnWorkflow
@@ -73,11 +72,6 @@ class Fleet:
 
     async def make_current(self, build: str, kinds: Sequence[str] = KINDS) -> None:
         await make_current(self._bench.client, self._deployment, build, kinds)
-
-
-@pytest.fixture
-async def bench(temporal_server: TemporalServer) -> Bench:
-    return Bench(await connect(Settings(temporal_address=temporal_server.address)))
 
 
 @pytest.fixture

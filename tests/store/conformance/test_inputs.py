@@ -9,6 +9,7 @@ from perdure.store.base import Store
 from perdure.store.values import Commit, DeliveryTaken, InputPage, InputQuery, SessionChange
 from tests.store import given
 from tests.store.given import answer, answering, opening, says
+from tests.support.waiting import until
 
 
 def expiring(*request_ids: str) -> Commit:
@@ -207,7 +208,7 @@ async def test_the_requests_of_other_sessions_outlive_a_session(store: Store) ->
 async def test_open_requests_come_oldest_first(store: Store) -> None:
     for name in ("b", "c", "a"):
         before = [row.opened_at for row in (await store.inputs(InputQuery())).rows]
-        await given.eventually(lambda before=before: _clock_moved(store, before))
+        await until(lambda before=before: _clock_moved(store, before))
         await store.commit(opening(name))
 
     assert ids(await store.inputs(InputQuery())) == ["b", "c", "a"]

@@ -15,6 +15,7 @@ from perdure.store.postgres.feed import Notifications
 from perdure.store.values import Commit, SessionQuery
 from tests.store import given
 from tests.store.plans import CROWD, LISTINGS, THEIR_DELIVERIES, Ran, recorded
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.postgres
 
@@ -103,7 +104,7 @@ async def test_the_store_outlives_the_loss_of_all_its_connections(store: SqlStor
             return False
         return True
 
-    await given.eventually(written)
+    await until(written)
     assert await given.keys(store) == ["a"]
 
 

@@ -14,6 +14,7 @@ from perdure.store.values import Commit, SessionQuery
 from perdure.store.watchers import Watchers
 from tests.store import given
 from tests.store.plans import CROWD, LISTINGS, THEIR_DELIVERIES, Ran, recorded
+from tests.support.waiting import until
 
 
 class CountingDatabase(SqliteDatabase):
@@ -178,11 +179,11 @@ async def test_two_hundred_watchers_share_one_poll(database: CountingDatabase) -
         await entered.wait()
         loop = asyncio.get_running_loop()
         begun = loop.time()
-        await given.eventually(lambda: database.asked >= 10)
+        await until(lambda: database.asked >= 10)
         assert database.asked <= 10 + (loop.time() - begun) / 0.008
         leave.set()
 
-    await given.eventually(lambda: not watchers.following)
+    await until(lambda: not watchers.following)
     await watchers.close()
 
 
