@@ -17,8 +17,7 @@ from starlette.datastructures import Headers
 from api.auth import ApiKeys, Credentials, parse_keys
 from perdure.dev.supervisor import command
 from perdure.store.open import open_store
-from tests.store import given
-from tests.support import commands
+from tests.support import commands, given
 from tests.support.processes import Process, clean_environment, free_port, wait_until
 from tests.support.stack import Stack, TemporalServer
 

@@ -12,7 +12,7 @@ from activities.tools import ToolActivities
 from perdure import tool
 from perdure.protocol.requests import Coordinates, ToolCall
 from perdure.testing import call
-from tests.harness.stage import SESSION, lab
+from tests.support.lab import SESSION, lab
 
 
 @tool(effects="pure", retries=2)

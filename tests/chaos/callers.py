@@ -12,9 +12,9 @@ from typing import Literal, TypeAlias
 import httpx2
 import psycopg
 
-from .evidence import Cancel, Json, Post, Try
-from .scripts import Script, call, calls, drip, question, say
-from .world import World, unique
+from tests.support.chaos.evidence import Cancel, Json, Post, Try
+from tests.support.chaos.scripts import Script, call, calls, drip, question, say
+from tests.support.chaos.world import World, unique
 
 _SESSION = "/eve/v1/session"
 

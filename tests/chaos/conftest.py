@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from .world import World, running_world
+from tests.support.chaos.world import World, running_world
 
 
 @pytest.fixture(scope="module")

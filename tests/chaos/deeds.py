@@ -11,14 +11,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TypeAlias
 
+from tests.support.chaos.evidence import Absence
+from tests.support.chaos.world import World, dies_at
 from tests.support.postgres import Cluster
 from tests.support.processes import Process
 from tests.support.proxy import Proxy
 from tests.support.stack import Stack, TemporalServer
 from tests.support.waiting import until
-
-from .evidence import Absence
-from .world import World, dies_at
 
 Deed: TypeAlias = Callable[[], Awaitable[None]]
 

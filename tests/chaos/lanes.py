@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 from perdure.dev.temporal_server import listens
+from tests.support.chaos.world import HEARTBEAT, RECOVERY, Voice, World, undisturbed
 from tests.support.processes import Process
 from tests.support.waiting import until
-
-from .world import HEARTBEAT, RECOVERY, Voice, World, undisturbed
 
 _LANES = 4
 

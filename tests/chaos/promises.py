@@ -3,9 +3,9 @@
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from .consent import seconds
-from .evidence import Cancel, Evidence, Json, Post, Try
-from .invariants import Check, problems, streamed
+from tests.support.chaos.consent import seconds
+from tests.support.chaos.evidence import Cancel, Evidence, Json, Post, Try
+from tests.support.chaos.invariants import Check, problems, streamed
 
 # The API, the store and the callers are processes of their own, on one clock.
 _CLOCKS = 0.05

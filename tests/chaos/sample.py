@@ -3,7 +3,7 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from .evidence import Asked, Cancel, Evidence, Json, Post, Try
+from tests.support.chaos.evidence import Asked, Cancel, Evidence, Json, Post, Try
 
 TALK, TASK = "ses_talk", "ses_task"
 

@@ -25,17 +25,17 @@ from pathlib import Path
 
 import httpx2
 
+from tests.support.chaos.evidence import Evidence
+from tests.support.chaos.scripts import say
+from tests.support.chaos.world import AGENT, World
 from tests.support.ledger import running_ledger
 from tests.support.postgres import Cluster, find_binaries
 from tests.support.stack import Stack, TemporalServer
 
 from .callers import Callers, crowd
 from .deeds import Hand, Lines, say_aloud
-from .evidence import Evidence
 from .promises import answers, broken_promises, slowest_delivery
-from .scripts import say
 from .stubborn import Stubborn
-from .world import AGENT, World
 
 _CALLERS = 8
 #: How long nothing may change, once nothing fails any more, before what has not come to rest is said to be stuck; and

@@ -5,10 +5,9 @@ import random
 
 import httpx2
 
+from tests.support.chaos.evidence import Json
+from tests.support.chaos.world import Voice, World, unique
 from tests.support.talk import text
-
-from .evidence import Json
-from .world import Voice, World, unique
 
 # What tells a client to try again.
 _AGAIN = (502, 503, 504)

@@ -9,9 +9,8 @@ from temporalio.common import RawValue
 
 from perdure.protocol import names
 from perdure.protocol.deliveries import DeliveryRef
-
-from .scripts import say
-from .world import Voice, World, unique
+from tests.support.chaos.scripts import say
+from tests.support.chaos.world import Voice, World, unique
 
 pytestmark = pytest.mark.chaos
 

@@ -11,12 +11,11 @@ import pytest
 
 from perdure.protocol import names
 from tests.support import commands
+from tests.support.chaos.people import answer, cancel, park, row_of, stopped
+from tests.support.chaos.scripts import call, say
+from tests.support.chaos.world import Voice, World, kept_types, running_world
 from tests.support.talk import text
 from tests.support.waiting import until
-
-from .people import answer, cancel, park, row_of, stopped
-from .scripts import call, say
-from .world import Voice, World, kept_types, running_world
 
 pytestmark = pytest.mark.chaos
 

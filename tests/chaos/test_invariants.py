@@ -6,8 +6,10 @@ from typing import cast
 
 import pytest
 
-from . import consent, invariants, promises, sample
-from .evidence import Absence, Asked, Cancel, Evidence, Json, Post, Try
+from tests.support.chaos import consent, invariants
+from tests.support.chaos.evidence import Absence, Asked, Cancel, Evidence, Json, Post, Try
+
+from . import promises, sample
 from .sample import TALK, TASK, at, stamp
 
 Spoil = Callable[[Evidence], Evidence | None]

@@ -5,10 +5,9 @@ import time
 import pytest
 
 from perdure.protocol import names
+from tests.support.chaos.scripts import say
+from tests.support.chaos.world import World, undisturbed
 from tests.support.waiting import until
-
-from .scripts import say
-from .world import World, undisturbed
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(400)]
 

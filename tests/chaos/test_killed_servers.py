@@ -6,13 +6,12 @@ import time
 import httpx2
 import pytest
 
+from tests.support.chaos.evidence import Json
+from tests.support.chaos.scripts import Script, call, drip, say
+from tests.support.chaos.world import Voice, World, undisturbed, unique
 from tests.support.processes import Process
 from tests.support.talk import text
 from tests.support.waiting import until
-
-from .evidence import Json
-from .scripts import Script, call, drip, say
-from .world import Voice, World, undisturbed, unique
 
 pytestmark = pytest.mark.chaos
 

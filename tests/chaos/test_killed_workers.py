@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.chaos.evidence import Json
+from tests.support.chaos.scripts import Script, call, drip, say
+from tests.support.chaos.world import World, dies_at, kept_types, reported, undisturbed, unique
 from tests.support.talk import text, types
 from tests.support.waiting import until
 
-from .evidence import Json
 from .lanes import Lane, side_by_side
-from .scripts import Script, call, drip, say
-from .world import World, dies_at, kept_types, reported, undisturbed, unique
 
 pytestmark = pytest.mark.chaos
 

@@ -9,15 +9,15 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from tests.support.chaos.consent import seconds
+from tests.support.chaos.evidence import Json
+from tests.support.chaos.people import answer, asked, cancel, park, response, row_of, stopped
+from tests.support.chaos.scripts import Script, call, say
+from tests.support.chaos.world import Voice, World, dies_at, kept_types, reported, undisturbed, unique
 from tests.support.talk import text
 from tests.support.waiting import until
 
-from .consent import seconds
-from .evidence import Json
 from .lanes import Lane, side_by_side
-from .people import answer, asked, cancel, park, response, row_of, stopped
-from .scripts import Script, call, say
-from .world import Voice, World, dies_at, kept_types, reported, undisturbed, unique
 
 pytestmark = pytest.mark.chaos
 

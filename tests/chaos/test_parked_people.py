@@ -7,13 +7,23 @@ from typing import Any
 
 import pytest
 
+from tests.support.chaos.evidence import Json
+from tests.support.chaos.people import (
+    API_KEYS,
+    KEYS,
+    answer,
+    answered_by,
+    cancel,
+    park,
+    response,
+    results,
+    row_of,
+    stopped,
+)
+from tests.support.chaos.scripts import Script, call, drip, say
+from tests.support.chaos.world import Voice, World, kept_types, running_world, undisturbed, unique
 from tests.support.talk import text
 from tests.support.waiting import until
-
-from .evidence import Json
-from .people import API_KEYS, KEYS, answer, answered_by, cancel, park, response, results, row_of, stopped
-from .scripts import Script, call, drip, say
-from .world import Voice, World, kept_types, running_world, undisturbed, unique
 
 pytestmark = pytest.mark.chaos
 

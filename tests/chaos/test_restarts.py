@@ -15,12 +15,11 @@ from temporalio.client import Client, WorkflowHistory
 from temporalio.worker import Replayer
 
 from perdure.runtime.connect import connect
+from tests.support.chaos.world import HEARTBEAT, RECOVERY
 from tests.support.plugin import StackFactory
 from tests.support.talk import Talk
 from worker import SANDBOX
 from workflows.session import SessionWorkflow
-
-from .world import HEARTBEAT, RECOVERY
 
 pytestmark = [pytest.mark.chaos, pytest.mark.alone, pytest.mark.slow, pytest.mark.timeout(7200)]
 

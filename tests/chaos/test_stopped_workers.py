@@ -5,13 +5,12 @@ import time
 
 import pytest
 
+from tests.support.chaos.scripts import call, say
+from tests.support.chaos.world import Voice, World, undisturbed
 from tests.support.processes import Process
 from tests.support.talk import text
 from tests.support.waiting import until
 from worker import GRACE
-
-from .scripts import call, say
-from .world import Voice, World, undisturbed
 
 pytestmark = pytest.mark.chaos
 

@@ -7,13 +7,13 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from tests.support.chaos.evidence import Json
+from tests.support.chaos.scripts import Script, call, drip, say
+from tests.support.chaos.world import World, dies_at, reported
 from tests.support.talk import text
 from tests.support.waiting import until
 
-from .evidence import Json
-from .scripts import Script, call, drip, say
 from .stubborn import Stubborn
-from .world import World, dies_at, reported
 
 pytestmark = [pytest.mark.chaos, pytest.mark.postgres, pytest.mark.timeout(400)]
 

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from perdure.dev.supervisor import die_with_parent
-
-from .scripts import say
-from .world import Voice, World, rss, undisturbed
+from tests.support.chaos.scripts import say
+from tests.support.chaos.world import Voice, World, rss, undisturbed
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(400)]
 

@@ -2,12 +2,11 @@
 
 import pytest
 
+from tests.support.chaos.evidence import Evidence
+from tests.support.chaos.scripts import Script, call, drip
+from tests.support.chaos.world import Voice, World, kept_types, reported
 from tests.support.talk import text
 from tests.support.waiting import until
-
-from .evidence import Evidence
-from .scripts import Script, call, drip
-from .world import Voice, World, kept_types, reported
 
 # A frozen worker still has polls at the server, and each task that goes to one of them is lost for a heartbeat.
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(400)]

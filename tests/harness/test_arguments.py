@@ -14,8 +14,7 @@ from pydantic_ai.messages import ModelResponse, ToolCallPart
 from perdure import Agent, Call, Decision, SessionView, tool
 from perdure.protocol.inputs import digest
 from perdure.testing import Played, ScriptedModel, call, play
-
-from .stage import YES, lab
+from tests.support.lab import YES, lab
 
 
 class Ledger:

@@ -9,9 +9,8 @@ from perdure.protocol.inputs import digest
 from perdure.protocol.requests import Calls, Parked, Reminder
 from perdure.protocol.wire import JsonObject
 from perdure.testing import ScriptedModel, call, play
+from tests.support.lab import SESSION, lab
 from tests.support.tools import pay
-
-from .stage import SESSION, lab
 
 
 @tool(effects="pure")

@@ -33,8 +33,7 @@ from perdure.settings import Settings
 from perdure.store.base import Store
 from perdure.store.open import open_store
 from perdure.testing import ScriptedModel, call
-
-from .stage import Lab
+from tests.support.lab import Lab
 
 _SLOW = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large]
 _numbers = count()

@@ -13,8 +13,8 @@ from perdure.protocol.requests import Calls, Failure, Finished
 from perdure.session.turn import CANCELLED
 from perdure.store.values import InputQuery
 from perdure.testing import ScriptedModel, call
+from tests.support.lab import SESSION, YES, Lab, lab
 
-from .stage import SESSION, YES, Lab, lab
 from .till import Till, asked
 
 CRASHED = Failure(code="STEP_TIMEOUT", message="The step did not end in time.")

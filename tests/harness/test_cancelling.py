@@ -13,8 +13,7 @@ from perdure.models.base import Delta, Prompt, Reply, TextDelta
 from perdure.protocol.requests import Calls, Failure, Finished, Resumed
 from perdure.session.turn import CANCELLED
 from perdure.testing import ScriptedModel, call
-
-from .stage import NO, YES, Lab, lab
+from tests.support.lab import NO, YES, Lab, lab
 
 
 class Endless:

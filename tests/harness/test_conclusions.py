@@ -38,8 +38,8 @@ from perdure.store.values import Commit, Committed
 from perdure.telemetry import spans
 from perdure.testing import call
 from perdure.testing.stage import LocalSteps
+from tests.support.lab import SESSION, YES, Lab, lab
 
-from .stage import SESSION, YES, Lab, lab
 from .test_tool_step import Effects, declared, dying
 from .till import Till, asked
 

@@ -15,8 +15,7 @@ from perdure.models.provider import ProviderModel
 from perdure.protocol.deliveries import FilePart
 from perdure.settings import Settings
 from perdure.testing import ScriptedModel
-
-from .stage import lab
+from tests.support.lab import lab
 
 PNG = b"\x89PNG and so on"
 

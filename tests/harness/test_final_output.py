@@ -12,9 +12,8 @@ from perdure.errors import InvalidDeclaration
 from perdure.harness.tools.builtin import NOT_COMPARED
 from perdure.protocol.requests import Calls, Finished
 from perdure.testing import ScriptedModel, call, play
+from tests.support.lab import YES, lab
 from tests.support.tools import pay
-
-from .stage import YES, lab
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

@@ -5,8 +5,7 @@ from perdure.harness.prompt import HistoryCache
 from perdure.store.base import Store
 from perdure.store.values import Record
 from perdure.testing import ScriptedModel
-
-from .stage import SESSION, Lab, lab
+from tests.support.lab import SESSION, Lab, lab
 
 
 class CountingStore:

@@ -12,8 +12,7 @@ from perdure.protocol.requests import Coordinates, Finished, ModelCall
 from perdure.store.base import Store
 from perdure.store.values import Attempt, Record
 from perdure.testing import ScriptedModel
-
-from .stage import SESSION, TEXT_TURN, lab
+from tests.support.lab import SESSION, TEXT_TURN, lab
 
 
 class Talking:

@@ -14,8 +14,7 @@ from perdure.protocol.events import Usage, delivery_refused
 from perdure.protocol.requests import Calls, Coordinates, Finished, ModelCall, Unheard
 from perdure.store.values import Attempt
 from perdure.testing import ScriptedCall, ScriptedModel, call
-
-from .stage import SESSION, TEXT_TURN, lab
+from tests.support.lab import SESSION, TEXT_TURN, lab
 
 
 @tool(effects="pure")

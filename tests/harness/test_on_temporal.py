@@ -21,12 +21,11 @@ from perdure.store.base import Store, read_all
 from perdure.store.open import open_store
 from perdure.store.values import Answering, InputQuery, InputRow, NewDelivery, NewSession, Vote
 from perdure.testing import OneModel, ScriptedModel, call
+from tests.support.lab import YES
 from tests.support.processes import PATIENCE
 from tests.support.stack import TemporalServer
 from tests.support.tools import pay
 from worker import workers
-
-from .stage import YES
 
 
 @tool(name="pay", approval="always", expires=1)

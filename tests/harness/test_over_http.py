@@ -10,9 +10,8 @@ from perdure import tool
 from perdure.errors import ModelFailed
 from perdure.models.base import Models
 from perdure.protocol.requests import Finished
+from tests.support.lab import Lab, lab
 from tests.support.provider import Provider, serving
-
-from .stage import Lab, lab
 
 NAMES = ["openai-chat:scripted", "anthropic:claude-scripted"]
 

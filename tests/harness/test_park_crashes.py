@@ -31,8 +31,7 @@ from perdure.testing import OneModel, call
 from perdure.testing.scripted import ScriptedModel
 from perdure.testing.stage import SESSION, LocalSteps, Stage, StartTerms
 from tests.support import tools
-
-from .stage import NO, YES
+from tests.support.lab import NO, YES
 
 
 class Died(BaseException):

@@ -12,8 +12,8 @@ from perdure.session import decisions
 from perdure.session.decisions import RunTurn
 from perdure.store.base import Store
 from perdure.store.values import Attempt, Commit, DeliveryRow, NewDelivery, SessionChange
+from tests.support.lab import SESSION, YES, lab
 
-from .stage import SESSION, YES, lab
 from .till import Till, asked
 
 LOST = RebuildSession(session_id=SESSION, reason="WORKFLOW_LOST")

@@ -13,8 +13,8 @@ from perdure.session.inputs import CONTINUED
 from perdure.session.state import OPERATOR_FAILED
 from perdure.store.values import Attempt
 from perdure.testing import ScriptedModel, call
+from tests.support.lab import NO, SESSION, YES, lab
 
-from .stage import NO, SESSION, YES, lab
 from .till import Till, asked, said
 
 

@@ -9,8 +9,8 @@ from perdure.protocol.requests import Calls, Resumed
 from perdure.store.base import Store
 from perdure.store.values import Commit, Committed
 from perdure.testing import ScriptedModel, call
+from tests.support.lab import NO, SESSION, YES, lab
 
-from .stage import NO, SESSION, YES, lab
 from .till import Till, asked, said
 
 

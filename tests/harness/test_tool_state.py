@@ -11,8 +11,7 @@ from perdure.protocol.requests import Conclusion, Coordinates, Failure
 from perdure.session.state import hash_token
 from perdure.store.values import NewSession
 from perdure.testing import call
-
-from .stage import SESSION, Lab, lab
+from tests.support.lab import SESSION, Lab, lab
 
 
 class Basket(BaseModel):

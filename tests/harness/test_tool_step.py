@@ -13,8 +13,7 @@ from perdure.settings import Settings
 from perdure.store.base import Store
 from perdure.store.values import Commit, Committed, NewRecord
 from perdure.testing import ScriptedModel, call
-
-from .stage import SESSION, Lab, lab
+from tests.support.lab import SESSION, Lab, lab
 
 
 class Basket(BaseModel):

@@ -19,8 +19,7 @@ from perdure.harness.reply import summary
 from perdure.harness.tools.toolbox import check_tools, open_toolbox
 from perdure.protocol.requests import Coordinates
 from perdure.testing import ScriptedModel, call, play
-
-from .stage import lab
+from tests.support.lab import lab
 
 
 def foreign(ctx: RunContext[ToolContext], n: int) -> str:

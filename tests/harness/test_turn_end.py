@@ -5,8 +5,7 @@ from perdure.errors import ModelFailed
 from perdure.protocol.events import delivery_refused
 from perdure.protocol.requests import Failure, Finished, Refusal
 from perdure.testing import ScriptedModel, call
-
-from .stage import SESSION, lab
+from tests.support.lab import SESSION, lab
 
 CRASHED = Failure(code="STEP_FAILED", message="The step could not be done.")
 

@@ -7,8 +7,7 @@ from typing import Any
 from perdure import tool
 from perdure.protocol.inputs import OpenInput
 from perdure.testing import ScriptedModel, call
-
-from .stage import Lab, lab
+from tests.support.lab import Lab, lab
 
 
 class Till:

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
-from tests.chaos.world import World
+from tests.support.chaos.world import World
 
 Cell: TypeAlias = Callable[[World], Awaitable[None]]
 CELLS: dict[str, Cell] = {}

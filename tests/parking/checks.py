@@ -4,9 +4,9 @@ import time
 
 from httpx2 import Response
 
-from tests.chaos.consent import seconds
-from tests.chaos.people import cancel, response, row_of, stopped
-from tests.chaos.scripts import say
+from tests.support.chaos.consent import seconds
+from tests.support.chaos.people import cancel, response, row_of, stopped
+from tests.support.chaos.scripts import say
 from tests.support.talk import text
 from tests.support.waiting import until
 

@@ -3,7 +3,7 @@
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
-from tests.chaos.people import answer, results, stopped
+from tests.support.chaos.people import answer, results, stopped
 from tests.support.talk import text
 
 from .checks import hears_the_next, posted, wire

@@ -1,8 +1,8 @@
 """What people do to a session in each of its states: a cell of the table each."""
 
-from tests.chaos.people import answer, cancel, response, results, row_of, stopped
-from tests.chaos.scripts import say
-from tests.chaos.world import World
+from tests.support.chaos.people import answer, cancel, response, results, row_of, stopped
+from tests.support.chaos.scripts import say
+from tests.support.chaos.world import World
 from tests.support.talk import text
 
 from .cells import cell

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from tests.chaos.people import answer, cancel, response, results, row_of, stopped
-from tests.chaos.world import World, unique
+from tests.support.chaos.people import answer, cancel, response, results, row_of, stopped
+from tests.support.chaos.world import World, unique
 from tests.support.talk import text
 
 from .cells import cell

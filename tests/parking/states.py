@@ -4,10 +4,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from tests.chaos.evidence import Json
-from tests.chaos.people import answer, asked, cancel, kinds
-from tests.chaos.scripts import say
-from tests.chaos.world import Voice, World, unique
+from tests.support.chaos.evidence import Json
+from tests.support.chaos.people import answer, asked, cancel, kinds
+from tests.support.chaos.scripts import say
+from tests.support.chaos.world import Voice, World, unique
 from tests.support.waiting import until
 
 

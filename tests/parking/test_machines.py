@@ -7,7 +7,7 @@ import pytest
 from temporalio.client import Client
 
 from perdure.protocol import names
-from tests.chaos.world import World, running_world
+from tests.support.chaos.world import World, running_world
 from tests.support.fleet import build_of, make_current
 
 from .going_on import AFTER_A_CRASH, AFTER_A_DEPLOY

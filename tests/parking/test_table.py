@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos.world import World, running_world
+from tests.support.chaos.world import World, running_world
 
 from . import people, silence
 from .cells import CELLS

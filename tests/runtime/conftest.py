@@ -9,7 +9,10 @@ from perdure.runtime.signals import Signals
 from perdure.store.base import Store
 from perdure.store.open import open_store
 from tests.runtime.fake_driver import FakeDriver
-from tests.store import given
+from tests.support import given
+from tests.support.workflows import bench as bench
+from tests.support.workflows import outside as outside
+from tests.support.workflows import working as working
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator
 
 import pytest
 
@@ -10,35 +9,16 @@ from perdure.errors import NoDriver, NoWorker
 from perdure.protocol import names
 from perdure.protocol.inputs import OpenInput
 from perdure.protocol.requests import Finished, ModelCall, ModelOutcome
-from perdure.runtime.connect import connect
 from perdure.runtime.signals import Driver
 from perdure.session.state import Rebuild, SessionState
-from perdure.settings import Settings
-from tests.support.stack import TemporalServer
-from tests.workflows.harness import Bench, Outside
+from tests.support.workflows import Bench, Outside
 
 LOST = Rebuild(reason="WORKFLOW_LOST")
 
 
 @pytest.fixture
-async def bench(temporal_server: TemporalServer) -> Bench:
-    return Bench(await connect(Settings(temporal_address=temporal_server.address)))
-
-
-@pytest.fixture
-def outside() -> Outside:
-    return Outside()
-
-
-@pytest.fixture
 def driver(bench: Bench) -> Driver:
     return Driver(bench.client, bench.settings.task_queue)
-
-
-@pytest.fixture
-async def working(bench: Bench, outside: Outside) -> AsyncGenerator[None]:
-    async with bench.working(outside):
-        yield
 
 
 async def held(driver: Driver, session_id: str) -> frozenset[str]:

@@ -12,7 +12,7 @@ from perdure.runtime.reconciler import Disagreement, Reconciler
 from perdure.store.base import Store
 from perdure.store.open import open_store
 from tests.runtime.fake_driver import RUNNING, FakeDriver
-from tests.store import given
+from tests.support import given
 from tests.support.waiting import until
 
 

@@ -9,7 +9,7 @@ from perdure.errors import Unavailable
 from perdure.runtime.signals import Signals, restore
 from perdure.store.base import Store
 from tests.runtime.fake_driver import RUNNING, FakeDriver
-from tests.store import given
+from tests.support import given
 
 ENDED = [
     (WorkflowExecutionStatus.TERMINATED, "WORKFLOW_TERMINATED", "SESSION_TERMINATED"),

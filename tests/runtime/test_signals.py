@@ -14,7 +14,7 @@ from perdure.runtime.signals import Signals
 from perdure.store.base import Store
 from perdure.store.values import CancelRequest, DeliveryRow
 from tests.runtime.fake_driver import FakeDriver
-from tests.store import given
+from tests.support import given
 
 
 async def accepted(store: Store, *delivery_ids: str) -> list[DeliveryRow]:

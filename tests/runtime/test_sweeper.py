@@ -15,8 +15,8 @@ from perdure.store.base import Store
 from perdure.store.open import open_store
 from perdure.store.values import Commit
 from tests.runtime.fake_driver import FakeDriver
-from tests.store import given
-from tests.store.given import answer, answering, opening, says
+from tests.support import given
+from tests.support.given import answer, answering, opening, says
 from tests.support.waiting import until
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from perdure.store.engine.database import Row, T, Transaction, Value, Work
 from perdure.store.values import SessionQuery
-from tests.store import given
+from tests.support import given
 
 #: What is asked for, and the index that finds it without looking at anything else.
 LISTINGS = [

@@ -6,7 +6,7 @@ import pytest
 from perdure.errors import Misconfigured, SchemaUnknown, Unavailable
 from perdure.store.open import open_store
 from perdure.store.values import Commit, SessionQuery
-from tests.store import given
+from tests.support import given
 
 
 async def test_the_folder_of_a_new_database_is_made(tmp_path: Path) -> None:

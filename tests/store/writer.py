@@ -5,7 +5,7 @@ import sys
 
 from perdure.store.open import open_store
 from perdure.store.values import Commit
-from tests.store import given
+from tests.support import given
 
 
 async def write(url: str, session_id: str, name: str, count: int) -> None:

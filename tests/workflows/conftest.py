@@ -1,27 +1,5 @@
 """Workers for workflows, over activities that a test scripts."""
 
-from collections.abc import AsyncGenerator
-
-import pytest
-
-from perdure.runtime.connect import connect
-from perdure.settings import Settings
-from tests.support.stack import TemporalServer
-
-from .harness import Bench, Outside
-
-
-@pytest.fixture
-async def bench(temporal_server: TemporalServer) -> Bench:
-    return Bench(await connect(Settings(temporal_address=temporal_server.address)))
-
-
-@pytest.fixture
-def outside() -> Outside:
-    return Outside()
-
-
-@pytest.fixture
-async def working(bench: Bench, outside: Outside) -> AsyncGenerator[None]:
-    async with bench.working(outside):
-        yield
+from tests.support.workflows import bench as bench
+from tests.support.workflows import outside as outside
+from tests.support.workflows import working as working

@@ -18,8 +18,7 @@ from perdure.session.state import Rebuild, SessionState
 from perdure.settings import Settings
 from tests.support.processes import PATIENCE
 from tests.support.stack import TemporalServer
-
-from .harness import Bench, Driven, Outside
+from tests.support.workflows import Bench, Driven, Outside
 
 GONE = ApplicationError("no such agent", {"held": True}, type="AGENT_GONE", non_retryable=True)
 ASKED = OpenInput(request_id="inp_1")

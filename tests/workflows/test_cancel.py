@@ -7,8 +7,8 @@ import pytest
 
 from perdure.protocol import names
 from perdure.protocol.requests import Finished, ModelCall, ModelOutcome
+from tests.support.workflows import Bench, Outside
 
-from .harness import Bench, Outside
 from .test_session import asks, held
 
 pytestmark = pytest.mark.usefixtures("working")

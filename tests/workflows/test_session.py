@@ -13,8 +13,7 @@ from perdure.protocol import names
 from perdure.protocol.inputs import OpenInput
 from perdure.protocol.requests import CallRef, Calls, Concluded, Finished, ModelCall, ModelOutcome, Parked, ToolCall
 from tests.support.processes import PATIENCE
-
-from .harness import Answer, Bench, Outside
+from tests.support.workflows import Answer, Bench, Outside
 
 pytestmark = pytest.mark.usefixtures("working")
 

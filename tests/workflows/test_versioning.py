@@ -25,11 +25,10 @@ from perdure.session.turn import ContinueAsNew, run_turn
 from perdure.settings import Settings
 from tests.support.fleet import KINDS, build_of, make_current
 from tests.support.processes import PATIENCE
+from tests.support.workflows import Bench, Outside
 from workflows.session import SessionWorkflow
 from workflows.steps import ActivitySteps
 from workflows.turn import TurnWorkflow
-
-from .harness import Bench, Outside
 
 
 @workflow.defn(name=names.TURN_WORKFLOW, sandboxed=False)

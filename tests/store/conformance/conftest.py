@@ -11,7 +11,7 @@ import pytest
 from perdure.store.base import Store
 from perdure.store.open import open_store
 from perdure.store.postgres.feed import Notifications
-from tests.store import given
+from tests.support import given
 
 OpenStore: TypeAlias = Callable[[], Awaitable[Store]]
 

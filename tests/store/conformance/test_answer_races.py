@@ -5,8 +5,8 @@ import asyncio
 from perdure.protocol.inputs import InputAnswer
 from perdure.store.base import Store
 from perdure.store.values import Answered, Commit, InputRow
-from tests.store import given
-from tests.store.given import answer, answering, opening, says
+from tests.support import given
+from tests.support.given import answer, answering, opening, says
 
 
 async def at_once(stores: tuple[Store, Store], request_id: str, answers: list[InputAnswer]) -> list[Answered]:

@@ -4,8 +4,8 @@ from perdure.errors import IdempotencyConflict, NotFound, SessionGone
 from perdure.protocol.inputs import InputStatus
 from perdure.store.base import Store
 from perdure.store.values import Commit, SessionChange
-from tests.store import given
-from tests.store.given import answer, answering, opening, says
+from tests.support import given
+from tests.support.given import answer, answering, opening, says
 
 
 async def delivered(store: Store, *delivery_ids: str) -> list[str]:

@@ -9,8 +9,8 @@ from perdure.errors import Superseded
 from perdure.protocol.events import EventType
 from perdure.store.base import Store
 from perdure.store.values import Commit, Hold, SessionChange, SessionQuery, ShownStatus
-from tests.store import given
-from tests.store.given import attend
+from tests.support import given
+from tests.support.given import attend
 
 
 async def types(store: Store) -> list[str]:

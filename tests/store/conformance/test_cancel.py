@@ -9,8 +9,8 @@ import pytest
 from perdure.errors import TurnCancelled
 from perdure.store.base import Store
 from perdure.store.values import CancelRequest, Commit, SessionChange, SessionStatus
-from tests.store import given
-from tests.store.given import answer, answering, cancel, ending, hearing, parking, running, says
+from tests.support import given
+from tests.support.given import answer, answering, cancel, ending, hearing, parking, running, says
 
 
 async def starting(_: Store) -> None: ...

@@ -9,9 +9,9 @@ from perdure.errors import SessionGone, Superseded
 from perdure.protocol.events import EventType, NewEvent
 from perdure.store.base import Store
 from perdure.store.values import Accepted, Answered, Commit, Hold, SessionChange, SessionQuery, SessionStatus
-from tests.store import given
 from tests.store.conformance.conftest import Database
-from tests.store.given import answer, answering, closing, says
+from tests.support import given
+from tests.support.given import answer, answering, closing, says
 
 
 async def test_what_was_not_read_is_refused_and_told_before_the_end(store: Store) -> None:

@@ -6,8 +6,8 @@ from perdure.errors import IdempotencyConflict, SessionGone
 from perdure.protocol.wire import JsonObject
 from perdure.store.base import Store
 from perdure.store.values import Commit, DeliveryTaken, SessionChange
-from tests.store import given
-from tests.store.given import hearing
+from tests.support import given
+from tests.support.given import hearing
 
 
 async def test_an_accepted_delivery_waits_to_be_heard(store: Store) -> None:

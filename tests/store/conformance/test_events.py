@@ -11,7 +11,7 @@ from perdure.protocol.events import NewEvent
 from perdure.protocol.wire import JsonObject
 from perdure.store.base import Store
 from perdure.store.values import Commit
-from tests.store import given
+from tests.support import given
 
 
 async def test_events_are_dense_from_zero(store: Store) -> None:

@@ -5,7 +5,7 @@ import pytest
 from perdure.errors import StoreBehind, Superseded, Unavailable
 from perdure.store.base import Store
 from perdure.store.values import Attempt, Commit, Fence, Hold
-from tests.store import given
+from tests.support import given
 
 
 async def test_a_first_attempt_supersedes_nobody(store: Store) -> None:

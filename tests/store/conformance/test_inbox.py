@@ -7,8 +7,8 @@ import pytest
 from perdure.errors import InboxFull
 from perdure.store.base import Store
 from perdure.store.values import Accepted
-from tests.store import given
-from tests.store.given import answer, answering, opening, says
+from tests.support import given
+from tests.support.given import answer, answering, opening, says
 
 
 async def fill(store: Store, count: int) -> None:

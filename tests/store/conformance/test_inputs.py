@@ -7,8 +7,8 @@ from perdure.protocol.events import NewEvent
 from perdure.protocol.inputs import InputRequest, InputStatus
 from perdure.store.base import Store
 from perdure.store.values import Commit, DeliveryTaken, InputPage, InputQuery, SessionChange
-from tests.store import given
-from tests.store.given import answer, answering, opening, says
+from tests.support import given
+from tests.support.given import answer, answering, opening, says
 from tests.support.waiting import until
 
 

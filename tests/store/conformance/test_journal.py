@@ -5,7 +5,7 @@ import pytest
 from perdure.errors import SessionGone
 from perdure.store.base import Store
 from perdure.store.values import Commit, SlotConflict, SlotWrite
-from tests.store import given
+from tests.support import given
 
 
 async def test_a_commit_on_an_unknown_session_is_refused(store: Store) -> None:

@@ -22,7 +22,7 @@ from perdure.errors import InboxFull, SessionGone, Superseded, TurnCancelled
 from perdure.store.base import Store
 from perdure.store.open import open_store
 from perdure.store.values import CancelRequest, Commit, Committed, Hold
-from tests.store import given
+from tests.support import given
 
 T = TypeVar("T")
 

@@ -4,7 +4,7 @@ from perdure.errors import TokenConflict
 from perdure.protocol.events import Usage
 from perdure.store.base import Store
 from perdure.store.values import Commit, SessionChange
-from tests.store import given
+from tests.support import given
 
 
 async def test_a_change_is_added_up_and_returned(store: Store) -> None:

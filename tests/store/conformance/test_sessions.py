@@ -8,7 +8,7 @@ from perdure.protocol.deliveries import Capabilities
 from perdure.protocol.events import Usage
 from perdure.store.base import Store
 from perdure.store.values import Commit, SessionChange, SessionQuery
-from tests.store import given
+from tests.support import given
 
 
 async def test_a_new_session_is_read_back_as_it_was_written(empty: Store) -> None:

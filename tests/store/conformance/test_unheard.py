@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from perdure.store.base import Store
 from perdure.store.values import Commit
-from tests.store import given
-from tests.store.given import answer, answering, opening, says
+from tests.support import given
+from tests.support.given import answer, answering, opening, says
 
 AN_HOUR = 3600.0
 

@@ -13,9 +13,9 @@ from perdure.runtime.deliveries import reference
 from perdure.store.base import Store
 from perdure.store.engine import database
 from perdure.store.values import CancelRequest, SlotWrite
-from tests.store import given
 from tests.store.conformance.conftest import OpenStore
-from tests.store.given import answer, answering, opening, says
+from tests.support import given
+from tests.support.given import answer, answering, opening, says
 
 AT = "2026-01-02T03:04:05.678Z"
 ADA = given.ADA.model_dump_json()

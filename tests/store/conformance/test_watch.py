@@ -8,7 +8,7 @@ import pytest
 from perdure.errors import Unavailable
 from perdure.store.base import Store, Watch
 from perdure.store.values import Commit
-from tests.store import given
+from tests.support import given
 
 pytestmark = pytest.mark.usefixtures("no_look")
 

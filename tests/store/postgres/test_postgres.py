@@ -13,8 +13,8 @@ from perdure.store.engine.store import SqlStore
 from perdure.store.postgres.database import PostgresDatabase
 from perdure.store.postgres.feed import Notifications
 from perdure.store.values import Commit, SessionQuery
-from tests.store import given
 from tests.store.plans import CROWD, LISTINGS, THEIR_DELIVERIES, Ran, recorded
+from tests.support import given
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.postgres

@@ -12,8 +12,8 @@ from perdure.store.engine.store import SqlStore
 from perdure.store.sqlite.database import ChangePoll, SqliteDatabase
 from perdure.store.values import Commit, SessionQuery
 from perdure.store.watchers import Watchers
-from tests.store import given
 from tests.store.plans import CROWD, LISTINGS, THEIR_DELIVERIES, Ran, recorded
+from tests.support import given
 from tests.support.waiting import until
 
 

@@ -9,7 +9,7 @@ from perdure.protocol import names
 from perdure.protocol.deliveries import DeliveryRef
 from perdure.protocol.requests import Coordinates, Failure, Finished, ModelCall, ModelOutcome, TurnRequest
 from perdure.session.state import OPERATOR_TERMINATED, Rebuild, SessionState
-from tests.workflows.harness import Driven
+from tests.support.workflows import Driven
 
 from .stage import ASKED, Gate, Stage, Table, calls, hangs
 

@@ -12,7 +12,7 @@ from temporalio.client import Client, WorkflowHandle, WorkflowHistory
 from perdure.protocol.inputs import OpenInput
 from perdure.protocol.requests import CallRef, Calls, Finished, ModelCall, ModelOutcome, ToolCall
 from tests.support.processes import PATIENCE
-from tests.workflows.harness import Bench, Driven, Outside, Working
+from tests.support.workflows import Bench, Driven, Outside, Working
 from tests.workflows.story import UNDECIDED, attributes, kind, story, tells
 
 ASKED = OpenInput(request_id="inp_1")

@@ -1,6 +1,6 @@
 """A part of the product that dies at a chosen moment of its talk with Temporal.
 
-`DIE_AT=after_signal python -m tests.chaos.dying api …` is `perdure api …`, killed where no signal from outside
+`DIE_AT=after_signal python -m tests.support.chaos.dying api …` is `perdure api …`, killed where no signal from outside
 could be timed to. `DIE_AT=in_decision … worker` dies while it decides for a turn.
 """
 

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, Literal
 
+import pytest
 from temporalio import activity
 from temporalio.client import Client, WorkflowHandle
 from temporalio.worker import Worker
@@ -32,9 +33,11 @@ from perdure.protocol.requests import (
     Withdrawal,
 )
 from perdure.protocol.wire import JsonObject
+from perdure.runtime.connect import connect
 from perdure.session.state import SessionState
 from perdure.settings import Settings
 from tests.support.processes import PATIENCE
+from tests.support.stack import TemporalServer
 from workflows.session import SessionWorkflow
 from workflows.turn import TurnWorkflow
 
@@ -241,3 +244,19 @@ class Bench:
             task_queue=names.queue(self.settings.task_queue, names.SESSIONS_QUEUE),
         )
         return Driven(self.client, handle, outside)
+
+
+@pytest.fixture
+async def bench(temporal_server: TemporalServer) -> Bench:
+    return Bench(await connect(Settings(temporal_address=temporal_server.address)))
+
+
+@pytest.fixture
+def outside() -> Outside:
+    return Outside()
+
+
+@pytest.fixture
+async def working(bench: Bench, outside: Outside) -> AsyncGenerator[None]:
+    async with bench.working(outside):
+        yield

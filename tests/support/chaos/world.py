@@ -23,7 +23,7 @@ from tests.support.waiting import until
 from . import invariants
 from .evidence import Asked, Evidence, Json, Moving, read_moving, read_store
 
-AGENT = "tests.chaos.agents:agent"
+AGENT = "tests.support.chaos.agents:agent"
 
 #: What a worker that says nothing is taken for dead after, and what recovery may take on top of it.
 HEARTBEAT = 5.0
@@ -118,7 +118,7 @@ class World:
         return api, f"http://127.0.0.1:{port}"
 
     def _dying(self, part: str, moment: str, environment: Mapping[str, str]) -> Process:
-        program = [sys.executable, "-m", "tests.chaos.dying", part]
+        program = [sys.executable, "-m", "tests.support.chaos.dying", part]
         name = f"{part}-dying-{len(self._own)}"
         log = self.stack.directory / f"{name}.log"
         process = Process(name, program, log, {**self.stack.environment, **environment, "DIE_AT": moment})
