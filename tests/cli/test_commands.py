@@ -21,7 +21,7 @@ from tests.support import commands, given
 from tests.support.processes import Process, clean_environment, free_port, wait_until
 from tests.support.stack import Stack, TemporalServer
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 
 
 def perdure(*words: str, **environment: str) -> "subprocess.CompletedProcess[str]":
