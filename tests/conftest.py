@@ -18,4 +18,4 @@ settings.register_profile(
 )
 settings.load_profile("patient")
 
-pytest_plugins = ["tests.support.plugin", "tests.support.postgres"]
+pytest_plugins = ["tests.support.case_names", "tests.support.plugin", "tests.support.postgres"]

@@ -164,7 +164,7 @@ async def test_each_accepted_algorithm_works(guarded: Guarded, key: Key, alg: st
         {"exp": None},
         {"sub": None},
         {"sub": ""},
-        {"nbf": int(time.time()) + 3600},
+        pytest.param({"nbf": int(time.time()) + 3600}, id="nbf=in an hour"),
     ],
 )
 async def test_a_token_with_a_wrong_claim_is_refused(guarded: Guarded, claims: dict[str, Any]) -> None:

@@ -13,19 +13,19 @@ from .states import cancelling, finished, half_answered, idle, log, on_approval,
 
 
 @cell("idle", "a message")
-async def _(world: World) -> None:
+async def an_idle_session_answers_a_message(world: World) -> None:
     case, script = await idle(world), say()
     assert await case.voice.say(script.message) == script.answer
 
 
 @cell("running", "a message")
-async def _(world: World) -> None:
+async def a_running_turn_lets_a_message_wait(world: World) -> None:
     case = await running(world)
     await waits_for_its_turn(case)
 
 
 @cell("parked on approval", "a message")
-async def _(world: World) -> None:
+async def a_message_waits_behind_an_approval_unless_it_names_an_option(world: World) -> None:
     """Behind the park, unless it names an option."""
     case, script = await on_approval(world), say()
     await case.voice.send(script.message)
@@ -37,7 +37,7 @@ async def _(world: World) -> None:
 
 
 @cell("parked on question", "a message")
-async def _(world: World) -> None:
+async def a_message_waits_behind_a_question_unless_it_names_an_option(world: World) -> None:
     case, script = await on_question(world), say()
     await case.voice.send(script.message)
     assert row_of(world, case.question)["status"] == "open"
@@ -48,7 +48,7 @@ async def _(world: World) -> None:
 
 
 @cell("parked on both", "a message")
-async def _(world: World) -> None:
+async def a_message_answers_neither_of_two_requests(world: World) -> None:
     """Of two requests none is meant, whatever it says."""
     case, script = await on_both(world), say()
     await case.voice.send("approve")
@@ -63,7 +63,7 @@ async def _(world: World) -> None:
 
 
 @cell("cancelling", "a message")
-async def _(world: World) -> None:
+async def a_message_waits_for_the_end_of_a_cancelled_turn(world: World) -> None:
     case, script = await cancelling(world), say()
     await case.voice.send(script.message)
     world.ledger.open(case.gate)
@@ -73,7 +73,7 @@ async def _(world: World) -> None:
 
 
 @cell("finished", "a message")
-async def _(world: World) -> None:
+async def a_finished_session_refuses_a_message(world: World) -> None:
     case = await finished(world)
     refused = await posted(case, message="hello")
     assert (refused.status_code, refused.json()["code"]) == (409, "session_not_active")
@@ -83,7 +83,7 @@ async def _(world: World) -> None:
 
 
 @cell("idle", "an answer")
-async def _(world: World) -> None:
+async def a_closed_request_takes_the_same_answer_again_and_no_other(world: World) -> None:
     """To what is closed: the same one again is the same, another one authorises nothing, and is told to the model."""
     case = await on_approval(world)
     first = await case.voice.send(inputResponses=[response(case.approval, "deny")])
@@ -95,7 +95,7 @@ async def _(world: World) -> None:
 
 
 @cell("running", "an answer")
-async def _(world: World) -> None:
+async def an_answer_to_a_running_turn_counts_at_once_and_resumes_the_next(world: World) -> None:
     """Counts at once, and is carried out in the next turn."""
     case = await half_answered(world)
     assert (await answer(case.voice, case.approval))["status"] == "answered"
@@ -106,7 +106,7 @@ async def _(world: World) -> None:
 
 
 @cell("parked on approval", "an answer")
-async def _(world: World) -> None:
+async def an_approval_runs_its_call(world: World) -> None:
     case = await on_approval(world)
     assert (await answer(case.voice, case.approval))["status"] == "answered"
     assert text(await case.voice.until_boundary()) == case.answer
@@ -114,14 +114,14 @@ async def _(world: World) -> None:
 
 
 @cell("parked on question", "an answer")
-async def _(world: World) -> None:
+async def an_answer_resumes_the_turn_that_asked(world: World) -> None:
     case = await on_question(world)
     assert (await answer(case.voice, case.question, "red"))["optionId"] == "red"
     assert text(await case.voice.until_boundary()) == case.answer
 
 
 @cell("parked on both", "an answer")
-async def _(world: World) -> None:
+async def an_approval_runs_its_call_while_a_question_stays_open(world: World) -> None:
     """What was approved runs at once; the model is asked when nothing is open any more."""
     case = await on_both(world)
     await answer(case.voice, case.approval)
@@ -133,7 +133,7 @@ async def _(world: World) -> None:
 
 
 @cell("cancelling", "an answer")
-async def _(world: World) -> None:
+async def an_answer_to_a_cancelled_turn_runs_nothing(world: World) -> None:
     """It counts, but nothing is carried out any more; the model is told in a turn of its own."""
     case = await cancelling(world)
     assert (await answer(case.voice, case.approval))["status"] == "answered"
@@ -146,7 +146,7 @@ async def _(world: World) -> None:
 
 
 @cell("finished", "an answer")
-async def _(world: World) -> None:
+async def a_finished_session_refuses_an_answer(world: World) -> None:
     case, other = await finished(world), await on_approval(world)
     refused = await posted(case, inputResponses=[response(other.approval)])
     assert (refused.status_code, refused.json()["code"]) == (409, "session_not_active")
@@ -157,7 +157,7 @@ async def _(world: World) -> None:
 
 
 @cell("idle", "a cancel")
-async def _(world: World) -> None:
+async def a_cancel_of_an_idle_session_does_nothing(world: World) -> None:
     case = await idle(world)
     before = len(log(case))
     assert await cancel(case.voice) == "no_active_turn"
@@ -165,7 +165,7 @@ async def _(world: World) -> None:
 
 
 @cell("running", "a cancel")
-async def _(world: World) -> None:
+async def a_cancel_ends_a_running_turn(world: World) -> None:
     case = await running(world)
     assert await cancel(case.voice) == "accepted"
     events = await case.voice.until_boundary()
@@ -177,26 +177,26 @@ async def _(world: World) -> None:
 
 
 @cell("parked on approval", "a cancel")
-async def _(world: World) -> None:
+async def a_cancel_withdraws_an_approval(world: World) -> None:
     case = await on_approval(world)
     await withdrawn(case, case.approval)
     assert results(wire(case)) == [("pay", "rejected")]
 
 
 @cell("parked on question", "a cancel")
-async def _(world: World) -> None:
+async def a_cancel_withdraws_a_question(world: World) -> None:
     case = await on_question(world)
     await withdrawn(case, case.question)
 
 
 @cell("parked on both", "a cancel")
-async def _(world: World) -> None:
+async def a_cancel_withdraws_both_requests(world: World) -> None:
     case = await on_both(world)
     await withdrawn(case, case.approval, case.question)
 
 
 @cell("cancelling", "a cancel")
-async def _(world: World) -> None:
+async def a_second_cancel_changes_nothing(world: World) -> None:
     """Asking twice is asking once."""
     case = await cancelling(world)
     assert await cancel(case.voice) == "accepted"
@@ -207,7 +207,7 @@ async def _(world: World) -> None:
 
 
 @cell("finished", "a cancel")
-async def _(world: World) -> None:
+async def a_cancel_of_a_finished_session_does_nothing(world: World) -> None:
     case = await finished(world)
     assert await cancel(case.voice) == "no_active_turn"
     assert types(case)[-1] == "session.completed"

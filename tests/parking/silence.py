@@ -12,7 +12,7 @@ from .states import half_answered, on_approval, on_both, on_question
 
 
 @cell("idle", "an expiry")
-async def _(world: World) -> None:
+async def an_answered_request_does_not_expire(world: World) -> None:
     """What was answered in time does not expire."""
     case = await on_approval(world, "pay_soon")
     await answer(case.voice, case.approval)
@@ -23,7 +23,7 @@ async def _(world: World) -> None:
 
 
 @cell("running", "an expiry")
-async def _(world: World) -> None:
+async def an_expiry_in_a_running_turn_is_settled_in_the_next(world: World) -> None:
     """Nobody can answer any more; what was declared follows in a turn of its own, after this one."""
     case = await half_answered(world, "pay_soon")
     await time_is_over(case)
@@ -38,7 +38,7 @@ async def _(world: World) -> None:
 
 
 @cell("parked on approval", "an expiry")
-async def _(world: World) -> None:
+async def an_expired_approval_is_decided_as_declared(world: World) -> None:
     denied, agreed = await asyncio.gather(on_approval(world, "pay_soon"), on_approval(world, "pay_anyway"))
     assert text(await denied.voice.until_boundary()) == denied.answer
     assert text(await agreed.voice.until_boundary()) == agreed.answer
@@ -46,13 +46,13 @@ async def _(world: World) -> None:
 
 
 @cell("parked on question", "an expiry")
-async def _(world: World) -> None:
+async def a_question_does_not_expire(world: World) -> None:
     case = await on_question(world)
     assert row_of(world, case.question)["request"]["expiresAt"] is None
 
 
 @cell("parked on both", "an expiry")
-async def _(world: World) -> None:
+async def an_expired_approval_leaves_the_question_open(world: World) -> None:
     """The approval is denied; the question still waits, and the model with it."""
     case = await on_both(world, "pay_soon")
     assert text(await case.voice.until_boundary()) == ""
@@ -63,7 +63,7 @@ async def _(world: World) -> None:
 
 
 @cell("cancelling", "an expiry")
-async def _(world: World) -> None:
+async def an_expired_request_of_a_cancelled_turn_is_withdrawn(world: World) -> None:
     """Nobody waits for it any more: it is withdrawn."""
     case = await half_answered(world, "pay_anyway", cling=True)
     await cancel(case.voice)
@@ -75,7 +75,7 @@ async def _(world: World) -> None:
 
 
 @cell("finished", "an expiry")
-async def _(world: World) -> None:
+async def a_finished_session_has_nothing_to_expire(world: World) -> None:
     """There is nothing to expire: a task asks nobody, and what would have to be approved is rejected at once."""
     task, note, word = world.voice(), unique("n"), unique()
     await task.create(f'call pay_soon {{"note": "{note}"}} then say {word}', mode="task")

@@ -22,7 +22,7 @@ def shared_world(tmp_path_factory: pytest.TempPathFactory) -> Generator[World]:
 
 
 # Importing them fills the table.
-_TOLD_BY = (people, silence)
+_FILLED_BY = (people, silence)
 
 
 @pytest.mark.parametrize("name", CELLS)
