@@ -28,5 +28,5 @@ def test_the_page_names_many_functions() -> None:
 
 
 @pytest.mark.parametrize(("name", "file"), sorted(set(NAMED)))
-def test_each_named_function_is_where_the_page_says(name: str, file: str) -> None:
+def test_each_named_function_is_in_the_module_that_the_page_names(name: str, file: str) -> None:
     assert name in defined(ROOT / file)

@@ -63,7 +63,7 @@ async def test_what_one_worker_cannot_serve_is_handed_to_others_and_then_held(er
 
 
 @pytest.mark.parametrize("error", [AgentGone(), Invalid(), TokenConflict(), ModelFailed("no")])
-async def test_a_driver_never_hears_that_something_is_impossible(error: PerdureError) -> None:
+async def test_a_driver_never_gets_a_permanent_failure(error: PerdureError) -> None:
     report = await failing(error, number=1000, workflow=names.SESSION_WORKFLOW)
 
     assert not report.non_retryable
@@ -95,7 +95,7 @@ async def test_a_driver_waits_longer_and_longer_and_attention_is_asked_for() -> 
         (Invalid(), False),
     ],
 )
-async def test_other_errors_are_tried_again_as_they_say(error: PerdureError, again: bool) -> None:
+async def test_other_errors_are_retried_as_they_declare(error: PerdureError, again: bool) -> None:
     report = await failing(error)
 
     assert report.non_retryable is not again

@@ -44,7 +44,7 @@ def test_responders_read_as_they_are_meant() -> None:
         lambda: responders.principals("jwt:ada", "jwt:ada", quorum=2),
     ],
 )
-def test_responders_whom_nobody_can_be_are_refused(impossible: Any) -> None:
+def test_responders_that_match_no_principal_are_refused(impossible: Any) -> None:
     with pytest.raises(InvalidDeclaration):
         impossible()
 
@@ -88,7 +88,7 @@ def test_approvals_that_cannot_work_are_refused(options: dict[str, Any], complai
         tool(**options)(pay)
 
 
-def test_an_agent_says_what_a_message_does_while_it_waits() -> None:
+def test_an_agent_declares_what_a_message_does_while_it_waits() -> None:
     assert Agent("shop").while_waiting == "queue"
     with pytest.raises(InvalidDeclaration, match="while_waiting"):
         Agent("shop", while_waiting="panic")  # type: ignore

@@ -138,7 +138,7 @@ def test_another_one_is_refused_at_once(schema: Any, says: str) -> None:
     assert time.process_time() - began < 1
 
 
-def test_what_is_wrong_is_said_with_its_place() -> None:
+def test_problems_are_reported_with_their_place() -> None:
     found = problem({"type": "object", "properties": {"total": {"type": "nummber"}}})
 
     assert found is not None

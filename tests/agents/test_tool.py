@@ -73,7 +73,7 @@ def test_numpy_and_sphinx_docstrings_are_read_too() -> None:
     assert sphinx.description == "Add."
 
 
-def test_the_context_is_hidden_wherever_it_stands() -> None:
+def test_the_context_is_hidden_at_any_position() -> None:
     @tool
     def last(a: int, ctx: ToolContext | None = None) -> None: ...
 
@@ -192,7 +192,7 @@ def test_options_are_given_by_name() -> None:
         ({"output_schema": Item}, r"Model.model_json_schema\(\)"),
     ],
 )
-def test_an_agent_says_what_to_write_instead(fields: dict[str, Any], advice: str) -> None:
+def test_the_error_of_a_wrong_agent_explains_what_to_write_instead(fields: dict[str, Any], advice: str) -> None:
     with pytest.raises(InvalidDeclaration, match=advice):
         Agent(**cast("dict[str, Any]", {"name": "shop", **fields}))
 

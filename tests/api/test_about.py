@@ -95,7 +95,7 @@ async def test_a_list_that_makes_no_sense_is_refused(api: Api, params: dict[str,
     assert (answer.status_code, answer.json()) == (400, {"error": error, "ok": False})
 
 
-async def test_a_session_tells_what_it_did_and_what_it_waits_for(api: Api) -> None:
+async def test_a_session_shows_what_it_did_and_what_it_waits_for(api: Api) -> None:
     created = await api.create("Plan my\n\nholiday")
     change = SessionChange(status="waiting", turns=1, steps=2, tool_calls=3, usage=Usage(input_tokens=10))
     heard = Commit(created["sessionId"], change=change, consume=[created["deliveryId"]], consume_turn=0)
@@ -124,7 +124,7 @@ async def test_a_session_tells_what_it_did_and_what_it_waits_for(api: Api) -> No
     }
 
 
-async def test_a_failed_session_says_why(api: Api) -> None:
+async def test_a_failed_session_shows_why(api: Api) -> None:
     created = await api.create()
     error = {"code": "MODEL_CALL_FAILED", "message": "The model is gone."}
     await api.store.commit(Commit(created["sessionId"], change=SessionChange(status="failed", error=error)))

@@ -47,7 +47,7 @@ async def test_whatever_does_not_approve_denies(api: Api, denial: dict[str, Any]
 
 
 @pytest.mark.parametrize("words", [{"text": "too much"}, {"reason": "too much"}])
-async def test_a_denial_may_say_why(api: Api, words: dict[str, str]) -> None:
+async def test_a_denial_may_have_a_reason(api: Api, words: dict[str, str]) -> None:
     session = await waiting(api, "r")
 
     await session.respond(to("r", DENY, **words))
@@ -68,7 +68,7 @@ async def test_a_denial_may_say_why(api: Api, words: dict[str, str]) -> None:
         ({"optionId": "r", "text": "a dark one"}, "r", "a dark one"),
     ],
 )
-async def test_a_question_is_answered_by_option_or_in_words(
+async def test_a_question_is_answered_by_option_or_by_text(
     api: Api, said: dict[str, str], option: str | None, text: str | None
 ) -> None:
     session = await waiting(api, "q", kind="question", options=COLOURS)
@@ -131,7 +131,7 @@ async def test_one_request_cannot_be_answered_twice_at_once(api: Api) -> None:
     assert (await session.row("r")).status == "open"
 
 
-async def test_readers_are_told_once(api: Api) -> None:
+async def test_readers_get_one_event(api: Api) -> None:
     session = await waiting(api, "r")
 
     for _ in range(2):
@@ -222,7 +222,7 @@ async def test_fifty_equal_answers_at_once_are_one_delivery(api: Api) -> None:
     assert len(await session.resolved()) == 1
 
 
-async def test_of_approve_and_deny_at_once_one_wins_and_both_are_told_which(api: Api) -> None:
+async def test_of_approve_and_deny_at_once_one_wins_and_both_callers_learn_which(api: Api) -> None:
     session = await waiting(api, "r")
 
     answers = await asyncio.gather(*(session.respond(to("r", each)) for each in [APPROVE, DENY] * 5))
@@ -244,7 +244,7 @@ async def test_the_same_answer_again_is_no_second_delivery(api: Api) -> None:
     assert len(session.signalled) == 1
 
 
-async def test_another_answer_to_a_closed_request_is_told_and_changes_nothing(api: Api) -> None:
+async def test_another_answer_to_a_closed_request_is_delivered_and_changes_nothing(api: Api) -> None:
     session = await waiting(api, "r")
     await session.respond(to("r", DENY))
 
@@ -260,7 +260,7 @@ async def test_another_answer_to_a_closed_request_is_told_and_changes_nothing(ap
     assert (body["kind"], body["answers"], body["inputResponses"]) == ("answer", ["r"], [to("r", APPROVE)])
 
 
-async def test_an_unknown_request_is_told_and_authorises_nothing(api: Api) -> None:
+async def test_an_answer_to_an_unknown_request_is_delivered_and_authorises_nothing(api: Api) -> None:
     session = await waiting(api, "r")
 
     answer = await session.respond(to("nothing", APPROVE))
@@ -306,7 +306,7 @@ async def test_an_expired_request_cannot_be_answered(api: Api) -> None:
     assert session.signalled == []
 
 
-async def test_the_time_is_over_before_anybody_notices(api: Api) -> None:
+async def test_a_request_counts_as_expired_before_its_expiry_is_recorded(api: Api) -> None:
     session = await waiting(api, "r", expires_at=PAST)
 
     answer = await session.respond(to("r", APPROVE))
@@ -315,7 +315,7 @@ async def test_the_time_is_over_before_anybody_notices(api: Api) -> None:
     assert (await session.row("r")).answer is None
 
 
-async def test_what_comes_with_an_answer_that_is_too_late_is_heard(api: Api) -> None:
+async def test_a_message_beside_a_late_answer_is_delivered(api: Api) -> None:
     session = await waiting(api, "late", expires_at=PAST)
     await session.ask("r")
 
@@ -407,7 +407,7 @@ async def test_one_key_for_two_answers_is_a_conflict(api: Api) -> None:
     assert (await session.row("r2")).status == "open"
 
 
-async def test_an_answer_is_accepted_while_temporal_is_away_and_told_later(api: Api) -> None:
+async def test_an_answer_is_accepted_while_temporal_is_away_and_signalled_later(api: Api) -> None:
     session = await waiting(api, "r")
     api.temporal.failure = RPCError("away", RPCStatusCode.UNAVAILABLE, b"")
     answer = await session.respond(to("r", APPROVE))

@@ -50,7 +50,9 @@ GUARDED = [
 
 @pytest.mark.parametrize(("method", "path"), GUARDED)
 @pytest.mark.parametrize("headers", [{}, bearer("wrong"), {"x-api-key": "wrong"}, {"authorization": "Basic eDp5"}])
-async def test_strangers_are_told_to_sign_in(closed: Api, method: str, path: str, headers: dict[str, str]) -> None:
+async def test_callers_without_credentials_get_401(
+    closed: Api, method: str, path: str, headers: dict[str, str]
+) -> None:
     answer = await closed.http.request(method, path, headers=headers)
 
     assert (answer.status_code, answer.json()) == (401, UNAUTHORIZED)

@@ -143,7 +143,7 @@ async def test_only_the_owner_stops_a_session(people: Api) -> None:
 # --- what a session waits for -----------------------------------------------------------------------------------
 
 
-async def test_a_session_says_whom_it_waits_for_since_when_and_until_when(people: Api) -> None:
+async def test_a_session_shows_whom_it_waits_for_since_when_and_until_when(people: Api) -> None:
     session = await waiting(people, "r", expires_at="2999-01-01T00:00:00.000Z")
 
     shown = (await people.http.get(f"/v1/sessions/{session.id}")).json()
@@ -154,7 +154,7 @@ async def test_a_session_says_whom_it_waits_for_since_when_and_until_when(people
     assert shown["openInputs"] == ["r"]
 
 
-async def test_a_list_of_sessions_says_so_too(people: Api) -> None:
+async def test_a_list_of_sessions_shows_it_too(people: Api) -> None:
     session = await waiting(people, "q", kind="question")
     await session.ask("r")
 
@@ -165,7 +165,7 @@ async def test_a_list_of_sessions_says_so_too(people: Api) -> None:
     assert "openInputs" not in shown
 
 
-async def test_an_answered_session_waits_for_nobody(people: Api) -> None:
+async def test_an_answered_session_waits_for_no_one(people: Api) -> None:
     session = await waiting(people, "r")
     await session.respond(to("r", APPROVE))
 
@@ -186,7 +186,7 @@ async def test_an_idle_session_waits_for_the_next_message_and_then_for_a_worker(
     assert await waits_for(api, created) == "A worker that takes up its next turn: 1 delivery is queued."
 
 
-async def test_what_temporal_was_not_told_is_what_a_session_waits_for(api: Api) -> None:
+async def test_a_session_waits_for_temporal_while_a_delivery_is_not_signalled(api: Api) -> None:
     old = await idle(api)
     api.temporal.failure = RPCError("away", RPCStatusCode.UNAVAILABLE, b"")
     new = await api.create()

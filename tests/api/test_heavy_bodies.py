@@ -46,7 +46,7 @@ async def watched_post(api: ApiProcess, path: str, body: bytes) -> tuple[httpx2.
 
 @pytest.mark.alone
 @pytest.mark.parametrize("body", TOO_MANY.values(), ids=TOO_MANY)
-async def test_a_body_of_very_many_values_is_refused_and_holds_nobody_up(tmp_path: Path, body: bytes) -> None:
+async def test_a_body_of_very_many_values_is_refused_and_delays_no_other(tmp_path: Path, body: bytes) -> None:
     answer, longest = await posted(tmp_path, body)
 
     assert answer.status_code == 413
@@ -63,7 +63,7 @@ HEAVY = {
 
 @pytest.mark.alone
 @pytest.mark.parametrize("part", HEAVY.values(), ids=HEAVY)
-async def test_a_large_file_holds_nobody_up(tmp_path: Path, part: dict[str, str]) -> None:
+async def test_a_large_file_delays_no_other(tmp_path: Path, part: dict[str, str]) -> None:
     answer, longest = await posted(tmp_path, orjson.dumps({"message": [part]}))
 
     assert answer.status_code == 202
@@ -81,7 +81,7 @@ async def test_a_message_of_commas_and_brackets_is_text(api: Api) -> None:
     ("many", "why"),
     [(15_000, "14985 more problems"), (90_000, "Expected 'arguments' to hold at most 20000 values.")],
 )
-async def test_arguments_that_do_not_fit_hold_nobody_up(tmp_path: Path, many: int, why: str) -> None:
+async def test_arguments_that_do_not_fit_delay_no_other(tmp_path: Path, many: int, why: str) -> None:
     async with api_process(tmp_path) as api:
         session = await api.http.post(f"/agents/bursar{URL}", json={"message": "hi"})
         await Waiting(cast("Api", api), session.json()).ask("r")

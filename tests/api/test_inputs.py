@@ -141,7 +141,7 @@ async def test_what_a_caller_may_not_see_does_not_exist(people: Api, request_id:
     assert (await session.row("r")).status == "open"
 
 
-async def test_strangers_are_told_to_sign_in(people: Api) -> None:
+async def test_callers_without_credentials_get_401(people: Api) -> None:
     del people.http.headers["x-who"]
 
     answers = [
@@ -205,7 +205,7 @@ async def test_the_same_answer_again_is_the_same_answer(people: Api) -> None:
     assert len(session.signalled) == 1
 
 
-async def test_another_answer_is_told_the_outcome(people: Api) -> None:
+async def test_another_answer_gets_the_outcome(people: Api) -> None:
     session = await waiting(people, "r")
     await post(people, "r", DENY)
 
@@ -247,7 +247,7 @@ async def test_of_approve_and_deny_at_once_one_side_gets_a_conflict(people: Api)
 
 
 @pytest.mark.parametrize(("how", "code"), [("expire", "input_expired"), ("withdraw", "input_closed")])
-async def test_who_comes_too_late_is_told_so(people: Api, how: str, code: str) -> None:
+async def test_a_late_answer_is_refused(people: Api, how: str, code: str) -> None:
     session = await waiting(people, "r")
     await getattr(session, how)("r")
 
@@ -257,7 +257,7 @@ async def test_who_comes_too_late_is_told_so(people: Api, how: str, code: str) -
     assert (await session.row("r")).status in ("expired", "withdrawn")
 
 
-async def test_the_time_is_over_before_anybody_notices(people: Api) -> None:
+async def test_a_request_counts_as_expired_before_its_expiry_is_recorded(people: Api) -> None:
     await waiting(people, "r", expires_at=PAST)
 
     answer = await post(people, "r", APPROVE)
@@ -299,7 +299,7 @@ async def test_a_repeated_answer_with_a_key_gets_the_same_bytes(people: Api) -> 
 # --- several people ---------------------------------------------------------------------------------------------
 
 
-async def test_as_many_must_agree_as_the_quorum_says(people: Api) -> None:
+async def test_as_many_must_agree_as_the_quorum_requires(people: Api) -> None:
     session = await waiting(people, "r", responders=Responders(kind="anyone", quorum=2))
 
     first = await post(people, "r", APPROVE, BOB)

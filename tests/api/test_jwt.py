@@ -249,7 +249,7 @@ async def test_without_any_keys_the_caller_may_try_again(guarded: Guarded) -> No
 
 
 @pytest.mark.alone
-async def test_a_provider_that_does_not_answer_holds_nobody_up_whose_key_is_known(provider: Provider) -> None:
+async def test_a_provider_that_does_not_answer_delays_no_caller_whose_key_is_known(provider: Provider) -> None:
     now = 0.0
     keys = JwksKeys(provider.url, lifetime=10, clock=lambda: now)
     await keys.named("one")
@@ -295,7 +295,7 @@ async def test_a_subject_with_more_than_letters_is_somebody(guarded: Guarded, su
 
 
 @pytest.mark.parametrize("claims", [{"sub": "\ud800"}, {"sub": "a\0b"}])
-async def test_a_subject_that_is_no_text_is_nobody(guarded: Guarded, claims: dict[str, Any]) -> None:
+async def test_a_subject_that_is_no_text_is_no_principal(guarded: Guarded, claims: dict[str, Any]) -> None:
     token = guarded.provider.token(**claims)
 
     answer = await guarded.api.http.post(URL, json={"message": "hi"}, headers={"authorization": f"Bearer {token}"})

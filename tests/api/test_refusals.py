@@ -281,7 +281,7 @@ async def test_what_an_error_quotes_is_cut(strict: Api, body: Any, error: str) -
     assert answer.json()["error"] == error
 
 
-async def test_of_many_violations_the_first_are_told(strict: Api) -> None:
+async def test_of_many_violations_the_first_are_reported(strict: Api) -> None:
     files = [a_file("image/png", f"{number}.png") for number in range(100)]
 
     answer = await strict.http.post(URL, json={"message": files})

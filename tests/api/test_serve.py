@@ -30,7 +30,7 @@ async def migrate(settings: Settings) -> None:
     await store.close()
 
 
-async def test_it_boots_before_temporal_and_stops_when_told(tmp_path: Path) -> None:
+async def test_it_boots_before_temporal_and_stops_at_a_signal(tmp_path: Path) -> None:
     port = free_port()
     await migrate(settings(tmp_path, port))
     stop, ready = asyncio.Event(), asyncio.Event()

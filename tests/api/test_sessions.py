@@ -36,7 +36,7 @@ async def test_create_starts_one_workflow_and_keeps_the_message_out_of_it(api: A
     assert "a secret plan" not in str(started["state"])
 
 
-async def test_everything_that_was_said_waits_in_the_store(api: Api) -> None:
+async def test_the_content_of_a_delivery_waits_in_the_store(api: Api) -> None:
     created = await api.create(
         "hello", clientContext={"page": "/home"}, outputSchema={"type": "object"}, mode="task", unknown="ignored"
     )
@@ -183,7 +183,7 @@ async def test_a_session_lets_only_so_many_deliveries_wait(api: Api) -> None:
     assert len(await api.store.unread(created["sessionId"])) == 100
 
 
-async def test_what_the_database_says_is_for_the_log(
+async def test_errors_of_the_database_are_only_logged(
     api: Api, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with closing(sqlite3.connect(tmp_path / "test.db", isolation_level=None)) as other:

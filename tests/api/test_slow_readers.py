@@ -37,7 +37,7 @@ async def flood(api: Api, session_id: str, turns: int, first: int = 0) -> None:
         await api.tell(session_id, *turn_events(number, ["x" * 20_000] * 10))
 
 
-async def test_a_reader_that_never_reads_holds_nobody_up(tmp_path: Path) -> None:
+async def test_a_reader_that_never_reads_delays_no_other(tmp_path: Path) -> None:
     async with serving(tmp_path, pace=Pace(ring_bytes=100_000)) as api:
         session_id = (await api.create())["sessionId"]
         with silent(api, session_id):
@@ -155,7 +155,7 @@ async def talk(api: Api, session_id: str) -> None:
 
 
 @pytest.mark.alone
-async def test_five_hundred_readers_that_do_not_read_hold_nobody_up(tmp_path: Path) -> None:
+async def test_five_hundred_readers_that_do_not_read_delay_no_other(tmp_path: Path) -> None:
     async with api_process(tmp_path) as api:
         created = (await api.http.post(URL, json={"message": "x"})).json()["sessionId"]
         # A long text as it was once written: each piece shows all of the text before it.

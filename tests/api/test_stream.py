@@ -48,7 +48,7 @@ async def test_the_headers_are_those_of_the_contract(api: Api) -> None:
     assert (headers["x-eve-stream-format"], headers["x-eve-stream-version"]) == ("ndjson", "16")
 
 
-async def test_an_event_says_what_where_and_when(api: Api) -> None:
+async def test_an_event_has_its_type_data_and_meta(api: Api) -> None:
     session_id = (await api.create())["sessionId"]
     await api.tell(session_id, *turn_events(0, deliveries=["dlv_1"]))
 
@@ -70,7 +70,7 @@ async def test_an_event_says_what_where_and_when(api: Api) -> None:
 
 
 @pytest.mark.parametrize("output", ["\ud800", "\x00", 2**70, {"deep": [2**70]}])
-async def test_whatever_a_tool_returns_can_be_told(api: Api, output: Any) -> None:
+async def test_any_output_of_a_tool_can_be_streamed(api: Api, output: Any) -> None:
     session_id = await talked(api)
     await api.tell(session_id, step(0, 0, "result/1", EventType.ACTION_RESULT, result={"output": output}))
 
@@ -157,7 +157,7 @@ async def test_a_reader_that_comes_in_the_middle_of_a_message_gets_all_of_its_te
     assert event["data"]["messageSoFar"] == "Hello"
 
 
-async def test_events_arrive_as_they_are_told(api: Api) -> None:
+async def test_events_arrive_as_they_are_emitted(api: Api) -> None:
     session_id = await talked(api)
 
     async with api.stream(session_id) as reading:

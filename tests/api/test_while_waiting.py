@@ -32,7 +32,7 @@ async def test_a_message_in_parts_can_name_an_option(api: Api) -> None:
 
 
 @pytest.mark.parametrize(("options", "freeform"), [((), False), (COLOURS, True)])
-async def test_a_question_that_takes_words_is_answered_by_any(api: Api, options: tuple[()], freeform: bool) -> None:
+async def test_a_question_that_takes_text_is_answered_by_any(api: Api, options: tuple[()], freeform: bool) -> None:
     session = await waiting(api, "q", kind="question", options=options, allow_freeform=freeform)
 
     await session.say({"message": "a warm grey"})
@@ -71,7 +71,7 @@ async def test_a_message_answers_nothing_that_is_for_others_to_answer(people: Ap
     assert (await session.row("r")).status == "open"
 
 
-async def test_a_message_answers_nothing_whose_time_is_over(api: Api) -> None:
+async def test_a_message_answers_no_expired_request(api: Api) -> None:
     session = await waiting(api, "r", expires_at=PAST)
 
     await session.say({"message": "yes"})
@@ -119,7 +119,7 @@ async def test_a_yes_after_the_same_vote_is_the_same_vote(api: Api) -> None:
     assert len((await session.row("r")).votes) == 1
 
 
-async def test_a_hasty_agent_denies_nothing_whose_time_is_over(api: Api) -> None:
+async def test_a_hasty_agent_denies_no_expired_request(api: Api) -> None:
     session = await waiting(api, "r", agent="hasty", expires_at=PAST)
 
     answer = await session.say({"message": "hello?"})
@@ -128,7 +128,7 @@ async def test_a_hasty_agent_denies_nothing_whose_time_is_over(api: Api) -> None
     assert (await session.row("r")).status == "open"
 
 
-async def test_a_hasty_agent_still_hears_a_yes(api: Api) -> None:
+async def test_a_hasty_agent_still_accepts_a_yes(api: Api) -> None:
     session = await waiting(api, "r", agent="hasty")
 
     answer = await session.say({"message": "yes"})

@@ -41,7 +41,7 @@ def operate(*words: str, **environment: str) -> "subprocess.CompletedProcess[str
     return commands.perdure(*words, environment={**clean_environment(), **environment})
 
 
-def test_it_says_its_version() -> None:
+def test_it_prints_its_version() -> None:
     assert re.fullmatch(r"perdure \d+\.\d+\.\d+\S*\n", perdure("version").stdout)
 
 
@@ -103,7 +103,7 @@ def test_an_error_is_one_sentence(
         ("@tool(effects='sometimes')\ndef f() -> None: ...", "Tool 'f': effects are "),
     ],
 )
-def test_a_mistake_in_the_authors_module_is_said_with_its_line(tmp_path: Path, line: str, sentence: str) -> None:
+def test_a_mistake_in_the_authors_module_is_reported_with_its_line(tmp_path: Path, line: str, sentence: str) -> None:
     (tmp_path / "mine.py").write_text(f"from perdure import Agent, tool\n\n{line}\n")
 
     ended = subprocess.run(
@@ -174,7 +174,7 @@ def test_the_group_takes_the_folder_for_its_commands(tmp_path: Path) -> None:
     assert f"There is no store at {tmp_path}/here/perdure.db" in ended.stderr
 
 
-def test_nobody_else_may_read_the_store(tmp_path: Path) -> None:
+def test_other_users_cannot_read_the_store(tmp_path: Path) -> None:
     data = tmp_path / "data"
     assert perdure("migrate", "--data-dir", str(data)).returncode == 0
 

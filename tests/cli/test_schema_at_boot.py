@@ -41,7 +41,7 @@ def declare(directory: Path, version: int, compatible: int) -> None:
 
 
 @pytest.mark.parametrize("part", ["worker", "api"])
-def test_a_process_does_not_migrate_and_says_what_to_run(
+def test_a_process_does_not_migrate_and_names_the_command_to_run(
     tmp_path: Path, temporal_server: TemporalServer, part: str
 ) -> None:
     (tmp_path / "perdure.db").touch()

@@ -49,7 +49,7 @@ def test_the_client_gets_through(node: str, stack: Stack, scenario: str) -> None
     run(node, stack, f"scenarios/{scenario}.mjs")
 
 
-def test_the_guards_of_the_client_recognise_all_that_is_told(node: str, stack: Stack) -> None:
+def test_the_guards_of_the_client_recognise_all_events(node: str, stack: Stack) -> None:
     run(node, stack, "guards.mjs")
 
 

@@ -136,7 +136,7 @@ def test_nothing_is_killed_where_no_dev_runs(running: Dev, tmp_path: Path) -> No
             kill(folder, "worker")
 
 
-def test_nobody_else_may_read_its_files(running: Dev) -> None:
+def test_other_users_cannot_read_its_files(running: Dev) -> None:
     files = (running.data, *running.data.rglob("*"))
     open_to_others = [path for path in files if path.stat().st_mode & 0o077]
 
@@ -216,7 +216,7 @@ def test_an_operators_commands_find_its_temporal(start_dev: DevFactory) -> None:
     assert said.stdout == "The store and Temporal agree.\n", said.stderr
 
 
-def test_whoever_looks_after_another_store_is_not_led_to_it(tmp_path: Path) -> None:
+def test_an_operator_of_another_store_is_not_led_to_its_temporal(tmp_path: Path) -> None:
     folder = Settings(data_dir=tmp_path)
     elsewhere = Settings(data_dir=tmp_path, database_url=SecretStr("postgresql://somewhere/else"))
 
@@ -324,7 +324,7 @@ def test_an_agent_that_is_not_there_is_one_sentence(tmp_path: Path) -> None:
     assert "Traceback" not in dev.output
 
 
-def test_a_missing_key_of_a_model_is_told_before_the_first_message(start_dev: DevFactory) -> None:
+def test_a_missing_key_of_a_model_is_reported_before_the_first_message(start_dev: DevFactory) -> None:
     dev = start_dev(PERDURE_MODEL="anthropic:claude")
 
     assert dev.process.wait() == 1

@@ -43,7 +43,7 @@ async def test_a_killed_part_starts_again(supervisor: Supervisor, tmp_path: Path
     assert said == ["The worker was killed by SIGKILL; starting it again.", "The worker is back."]
 
 
-async def test_what_does_not_start_says_why(supervisor: Supervisor, tmp_path: Path) -> None:
+async def test_a_part_that_does_not_start_reports_why(supervisor: Supervisor, tmp_path: Path) -> None:
     with pytest.raises(PartFailed, match="The worker did not start: no such agent"):
         await supervisor.start(part(tmp_path / "flag", "raise SystemExit('perdure: no such agent')"))
 

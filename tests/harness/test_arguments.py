@@ -291,7 +291,7 @@ async def test_an_approval_whose_key_cannot_be_made_is_not_remembered(caplog: py
 
 
 @pytest.mark.parametrize("sent", ['{"account": "\\ud800"}', "[" * 100_000, '"good"', "{"])
-async def test_arguments_that_are_none_are_told_to_the_model(sent: str) -> None:
+async def test_invalid_arguments_are_reported_to_the_model(sent: str) -> None:
     reply = ModelResponse(parts=[ToolCallPart("transfer", sent, tool_call_id="c")])
     model = ScriptedModel([reply, "Sorry."])
 
@@ -302,7 +302,7 @@ async def test_arguments_that_are_none_are_told_to_the_model(sent: str) -> None:
     assert str(result.content).startswith("Invalid arguments for transfer: ")  # type: ignore[union-attr]
 
 
-async def test_very_many_problems_are_counted_and_not_told() -> None:
+async def test_very_many_problems_are_counted_and_not_listed() -> None:
     @tool
     def add(numbers: list[int]) -> int:
         """Add them up."""

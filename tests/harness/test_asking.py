@@ -59,7 +59,7 @@ async def test_a_turn_that_only_asks_parks_in_the_commit_of_its_reply() -> None:
         assert (row.status, row.request.digest) == ("open", digest({"amount": 5}))
 
 
-async def test_a_second_attempt_asks_nobody_again() -> None:
+async def test_a_second_attempt_does_not_ask_again() -> None:
     model = ScriptedModel([call("pay", amount=5)])
     async with lab(model, pay, can_ask=True) as it:
         delivery = await it.deliver("Pay")
@@ -117,7 +117,7 @@ async def test_parking_twice_is_parking_once() -> None:
         assert await it.events() == before
 
 
-async def test_where_nobody_can_be_asked_a_gated_call_is_refused() -> None:
+async def test_a_gated_call_is_refused_if_the_client_takes_no_requests() -> None:
     model = ScriptedModel([call("pay", amount=5), "Sorry"])
     async with lab(model, pay) as it:
         delivery = await it.deliver("Pay")
@@ -267,7 +267,7 @@ async def test_questions_are_offered_where_people_can_be_asked() -> None:
         ({"prompt": "?", "more": 1}, "more: Extra inputs"),
     ],
 )
-async def test_a_question_that_cannot_be_asked_is_told_to_the_model(arguments: Any, complaint: str) -> None:
+async def test_a_question_that_cannot_be_asked_is_reported_to_the_model(arguments: Any, complaint: str) -> None:
     model = ScriptedModel([call("ask_question", **arguments), "Sorry"])
     async with lab(model, can_ask=True) as it:
         delivery = await it.deliver("Go")
@@ -294,7 +294,7 @@ def unwanted() -> Any:
     return act
 
 
-async def test_a_reminder_is_told_while_somebody_is_asked() -> None:
+async def test_a_reminder_is_emitted_once_while_a_request_is_open() -> None:
     async with lab([call("pay", amount=5)], pay, can_ask=True) as it:
         (open,) = await it.parked(await it.deliver("Pay"))
         reminder = Reminder(session_id=SESSION, request_id=open.request_id, left=0)

@@ -229,7 +229,7 @@ _RARELY = settings(max_examples=15, deadline=None, suppress_health_check=_SLOW)
 @example(reply=ModelResponse(parts=[TextPart("x")], provider_details={"x": nested(253)}))
 @settings(max_examples=60, deadline=None, suppress_health_check=_SLOW)
 @examples(replies)
-def test_whatever_a_model_says_the_turn_ends_once(unhappy: Unhappy, reply: ModelResponse) -> None:
+def test_the_turn_ends_once_for_any_text_of_a_model(unhappy: Unhappy, reply: ModelResponse) -> None:
     _Said.value, _Said.error, _Said.token = 1, None, None
 
     unhappy.run(unhappy.turns(reply))
@@ -280,13 +280,13 @@ def test_whatever_a_provider_fails_with_the_turn_ends_once(unhappy: Unhappy, err
     ).map(tuple),
     st.lists(texts, max_size=2).map(tuple),
 )
-def test_whatever_a_caller_says_the_turn_ends_once(unhappy: Unhappy, message: Any, context: tuple[str, ...]) -> None:
+def test_the_turn_ends_once_for_any_text_of_a_caller(unhappy: Unhappy, message: Any, context: tuple[str, ...]) -> None:
     unhappy.run(unhappy.turns("Hello", message=message, client_context=context))
 
 
 @_RARELY
 @examples(st.builds(TextPart, long_texts) | st.builds(ThinkingPart, long_texts), long_values)
-def test_however_much_a_model_says_the_turn_ends_once(unhappy: Unhappy, part: Any, value: Any) -> None:
+def test_the_turn_ends_once_for_any_amount_of_text_of_a_model(unhappy: Unhappy, part: Any, value: Any) -> None:
     made = ToolCallPart("echo", {"value": value}, tool_call_id="c")
     written = ToolCallPart("echo", json.dumps({"value": value}), tool_call_id="d")
 
@@ -315,7 +315,7 @@ def test_however_much_a_tool_raises_the_turn_ends_once(unhappy: Unhappy, text: s
 
 @_RARELY
 @examples(long_texts, st.lists(long_texts, max_size=2).map(tuple))
-def test_however_much_a_caller_says_the_turn_ends_once(
+def test_the_turn_ends_once_for_any_amount_of_text_of_a_caller(
     unhappy: Unhappy, message: str, context: tuple[str, ...]
 ) -> None:
     unhappy.run(unhappy.turns("Hello", message=message, client_context=context))

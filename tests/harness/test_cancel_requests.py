@@ -179,7 +179,7 @@ async def test_an_approved_call_does_not_begin(when: str) -> None:
         assert await wish_is_settled(it)
 
 
-async def test_a_turn_that_was_to_park_asks_nobody() -> None:
+async def test_a_cancelled_turn_that_was_to_park_opens_no_request() -> None:
     @tool
     def look() -> str:
         return "seen"
@@ -212,7 +212,7 @@ async def test_an_expiry_is_not_carried_out() -> None:
         assert till.paid == []
 
 
-async def test_a_turn_that_failed_meanwhile_is_told_as_cancelled() -> None:
+async def test_a_turn_that_failed_meanwhile_is_emitted_as_cancelled() -> None:
     async with lab([call("act")], _act) as it:
         delivery = await it.deliver("Go")
         await it.calls(delivery)
@@ -225,7 +225,7 @@ async def test_a_turn_that_failed_meanwhile_is_told_as_cancelled() -> None:
         assert await wish_is_settled(it)
 
 
-async def test_a_wish_that_comes_while_a_failure_is_written_wins() -> None:
+async def test_a_cancel_request_that_comes_while_a_failure_is_written_wins() -> None:
     async with lab([call("act")], _act) as it:
         delivery = await it.deliver("Go")
         await it.calls(delivery)
@@ -238,7 +238,7 @@ async def test_a_wish_that_comes_while_a_failure_is_written_wins() -> None:
         assert ("cancel.requested" in types) == (ended == ["turn.cancelled"])
 
 
-async def test_the_next_turn_is_not_stopped_by_the_wish_for_the_one_before() -> None:
+async def test_the_next_turn_is_not_stopped_by_the_cancel_request_of_the_one_before() -> None:
     async with lab(["One.", "Two."]) as it:
         delivery = await it.deliver("Go")
         await it.wish_to_stop()

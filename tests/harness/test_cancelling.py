@@ -52,7 +52,7 @@ async def until_told(it: Lab, type: str) -> None:
             await watch.changed()
 
 
-async def test_a_turn_that_never_began_is_told_to_have_been_cancelled() -> None:
+async def test_a_turn_that_never_began_emits_that_it_was_cancelled() -> None:
     model = ScriptedModel(["Hello"])
     async with lab(model) as it:
         delivery = await it.deliver("Hi")
@@ -135,7 +135,7 @@ async def test_an_answer_that_comes_after_the_cancellation_is_lost(line: Any) ->
         assert await it.events() == before
 
 
-async def test_calls_are_told_whether_they_began() -> None:
+async def test_results_of_cancelled_calls_report_whether_they_began() -> None:
     started = asyncio.Event()
 
     @tool
@@ -164,7 +164,7 @@ async def test_calls_are_told_whether_they_began() -> None:
         assert results[2] == "This call was cancelled before it was executed."
 
 
-async def test_a_tool_in_a_thread_is_told_and_its_late_outcome_is_lost() -> None:
+async def test_a_tool_in_a_thread_is_notified_and_its_late_outcome_is_lost() -> None:
     started, may = threading.Event(), threading.Event()
 
     @tool
@@ -187,7 +187,7 @@ async def test_a_tool_in_a_thread_is_told_and_its_late_outcome_is_lost() -> None
         assert await it.events() == before
 
 
-async def test_a_cancelled_step_is_not_over_before_the_thread_of_its_tool_is() -> None:
+async def test_a_cancelled_step_does_not_end_before_the_thread_of_its_tool() -> None:
     started, may, acted = threading.Event(), threading.Event(), threading.Event()
 
     @tool
@@ -235,7 +235,7 @@ async def test_cancelling_twice_is_cancelling_once() -> None:
         assert await it.events() == before
 
 
-async def test_a_turn_that_had_just_parked_asks_nobody_any_more() -> None:
+async def test_a_cancelled_turn_that_had_just_parked_withdraws_its_requests() -> None:
     model = ScriptedModel([[call("pay"), call("ask_question", prompt="Why?")], "I see."])
     async with lab(model, pay, can_ask=True) as it:
         delivery = await it.deliver("Pay")
@@ -258,7 +258,7 @@ async def test_a_turn_that_had_just_parked_asks_nobody_any_more() -> None:
         assert results == ["This call was cancelled before it was executed.", {"status": "ignored"}, "Well"]
 
 
-async def test_a_park_that_comes_after_the_cancellation_asks_nobody() -> None:
+async def test_a_park_after_the_cancellation_opens_no_request() -> None:
     async with lab([[call("act"), call("pay")]], act, pay, can_ask=True) as it:
         delivery = await it.deliver("Go")
         outcome = await it.model(delivery)
@@ -317,7 +317,7 @@ async def test_a_resumed_turn_can_be_cancelled_before_its_calls_run(when: str) -
         assert await it.events() == before
 
 
-async def test_a_cancelled_task_is_over() -> None:
+async def test_a_cancelled_task_ends_the_session() -> None:
     async with lab([call("pay")], pay, can_ask=True, mode="task") as it:
         open = await it.parked(await it.deliver("Pay"))
 

@@ -51,7 +51,7 @@ def act() -> str:
     return "done"
 
 
-async def test_a_cancel_of_a_message_outlives_a_turn_before_it_that_tells_nothing() -> None:
+async def test_a_cancel_of_a_message_outlives_a_turn_before_it_that_emits_nothing() -> None:
     """Two answers come close together: the turn of the first carries out both, and the other one's is silent."""
     till = Till()
     async with asked(till, 1, 2, then=("Done.", "never")) as (it, model, open):
@@ -91,7 +91,7 @@ class _Meeting:
         return await self._store.commit(commit)
 
 
-async def test_of_a_call_that_begins_while_its_turn_is_concluded_nobody_says_that_it_was_not_executed() -> None:
+async def test_a_call_that_begins_while_its_turn_is_concluded_is_not_reported_as_not_executed() -> None:
     effects = Effects()
     effects.dies = 1
     async with lab([call("act")], declared(effects)) as it:
@@ -135,7 +135,7 @@ class _Conflicting:
         return False
 
 
-async def test_driver_and_store_agree_whether_the_session_is_over() -> None:
+async def test_driver_and_store_agree_whether_the_session_has_ended() -> None:
     """What would have ended the session met a cancel, which does not."""
     async with lab([call("act")], act) as it:
         delivery = await it.deliver("Go")
@@ -205,7 +205,7 @@ async def test_attention_is_taken_back_when_the_state_can_be_read_again() -> Non
         assert (await it.types())[-2:] == ["session.attention", "session.recovered"]
 
 
-async def test_what_came_in_twice_while_the_state_was_unreadable_is_heard_once() -> None:
+async def test_a_delivery_signalled_twice_while_the_state_was_unreadable_is_consumed_once() -> None:
     async with lab(["One."]) as it:
         delivery = (await it.deliver("Go")).model_copy(update={"coalesce": True})
         data = SessionState(session_id=SESSION, agent="tester", token_hash="first-token").model_dump(mode="json")

@@ -110,7 +110,7 @@ async def test_the_deliveries_of_a_turn_do_not_wait_for_each_others_files() -> N
         ("/huge", "too large"),
     ],
 )
-async def test_what_cannot_be_had_is_said_to_the_model_and_not_tried_again(path: str, why: str) -> None:
+async def test_a_file_that_cannot_be_fetched_is_reported_to_the_model_and_not_tried_again(path: str, why: str) -> None:
     model = ScriptedModel(["I cannot see it.", "Still not."])
     async with serving() as server, lab(model, settings=settings()) as it:
         await it.model(await it.deliver(linked(server.url(path))))

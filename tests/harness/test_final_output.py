@@ -237,7 +237,7 @@ async def test_a_result_that_takes_too_long_to_compare_fails_the_turn_once() -> 
         assert len(beats) > 10, "others went on meanwhile"
 
 
-async def test_where_the_reasons_have_no_end_the_model_is_told_that_it_does_not_fit() -> None:
+async def test_where_the_reasons_have_no_end_the_model_learns_that_it_does_not_fit() -> None:
     kinds = [{"properties": {"kind": {"const": n}, "inner": {"$ref": "#"}}, "required": ["kind"]} for n in range(6)]
     wrong: Any = {"kind": 7}
     for _ in range(20):

@@ -18,7 +18,7 @@ def test_without_a_kill_point_nothing_happens() -> None:
     assert run(PERDURE_KILL_POINT="tool_before_intent").stdout == "alive\n"
 
 
-def test_the_process_dies_where_it_was_told_to() -> None:
+def test_the_process_dies_at_the_configured_point() -> None:
     assert run(PERDURE_KILL_POINT="tool_after_effect").returncode == -signal.SIGKILL
     assert run(PERDURE_KILL_POINT="tool_after_effect:3").returncode == -signal.SIGKILL
     assert run(PERDURE_KILL_POINT="tool_after_effect:4").stdout == "alive\n"

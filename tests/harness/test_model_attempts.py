@@ -34,7 +34,7 @@ class Talking:
             self.closed.set()
 
 
-async def test_a_zombie_is_stopped_and_its_words_are_taken_back() -> None:
+async def test_a_zombie_is_stopped_and_its_text_is_retracted() -> None:
     model = Talking()
     async with lab(model) as it:
         delivery = await it.deliver("Hi")
@@ -67,7 +67,7 @@ async def test_a_cancelled_step_closes_the_providers_stream() -> None:
         assert model.closed.is_set()
 
 
-async def test_an_attempt_that_began_unseen_is_not_taken_for_nothing_to_hear() -> None:
+async def test_an_attempt_that_began_unseen_is_not_taken_for_an_empty_turn() -> None:
     class Late:
         """Reads the records, and only then lets the other attempt begin."""
 

@@ -23,7 +23,7 @@ def roll(sides: int = 6) -> int:
     return sides
 
 
-async def test_a_text_turn_tells_everything_in_order() -> None:
+async def test_a_text_turn_emits_its_events_in_order() -> None:
     async with lab(["Hello"]) as it:
         outcome = await it.model(await it.deliver("Hi"))
 
@@ -44,7 +44,7 @@ async def test_the_second_turn_starts_no_second_session() -> None:
         assert (await it.types())[len(TEXT_TURN) :] == TEXT_TURN[1:]
 
 
-async def test_a_task_is_over_with_its_answer() -> None:
+async def test_a_task_ends_with_its_answer() -> None:
     async with lab(["Done"], mode="task") as it:
         await it.model(await it.deliver("Do it"))
 
@@ -79,7 +79,7 @@ async def test_calls_come_back_with_the_bounds_of_their_tool() -> None:
         ]
 
 
-async def test_calls_that_cannot_be_made_are_told_to_the_model_and_to_readers() -> None:
+async def test_calls_that_cannot_be_made_are_reported_to_the_model_and_to_readers() -> None:
     model = ScriptedModel([[call("roll", sides="many"), call("fly")], "Sorry"])
     async with lab(model, roll) as it:
         delivery = await it.deliver("Roll")
@@ -144,7 +144,7 @@ async def test_two_empty_answers_fail_the_turn_but_not_the_session() -> None:
         assert await it.model(await it.deliver("Again"), turn=1) != outcome
 
 
-async def test_a_refusal_of_the_provider_is_told_and_stands() -> None:
+async def test_a_refusal_of_the_provider_is_emitted_and_recorded() -> None:
     model = ScriptedModel([ModelFailed("No such model.", statusCode=404), "Hello"])
     async with lab(model) as it:
         delivery = await it.deliver("Hi")
@@ -169,7 +169,7 @@ async def test_the_users_message_outlives_a_failed_turn() -> None:
         assert [part.content for part in request.parts] == ["First", "Second"]  # type: ignore[union-attr]
 
 
-async def test_a_failed_task_is_over() -> None:
+async def test_a_failed_task_ends_the_session() -> None:
     async with lab([ModelFailed("No.")], mode="task") as it:
         await it.model(await it.deliver("Do it"))
 
@@ -251,7 +251,7 @@ async def test_instructions_that_would_end_the_worker_fail_as_any_that_raise() -
             await it.model(await it.deliver("Hi"))
 
 
-async def test_nothing_left_to_hear_writes_nothing() -> None:
+async def test_nothing_left_to_consume_writes_nothing() -> None:
     async with lab(["Hello"]) as it:
         first, second = await it.deliver("One"), await it.deliver("Two")
         await it.store.refuse(SESSION, second.id, "stale", delivery_refused(second.id, "stale", "Too late."))
@@ -311,7 +311,7 @@ class Dripping:
                 yield item
 
 
-async def test_a_fast_model_makes_few_events_and_loses_no_word() -> None:
+async def test_a_fast_model_makes_few_events_and_loses_no_text() -> None:
     async with lab(Dripping()) as it:
         await it.model(await it.deliver("Hi"))
 

@@ -149,7 +149,7 @@ async def test_silence_has_its_consequence_by_itself(temporal_server: TemporalSe
         assert await it.asked() == []
 
 
-async def test_a_parked_session_can_be_cancelled_and_spoken_to(temporal_server: TemporalServer) -> None:
+async def test_a_parked_session_can_be_cancelled_and_takes_a_message(temporal_server: TemporalServer) -> None:
     async with live(temporal_server, pay, lines=[call("pay", amount=5), "Well."]) as it:
         await it.begin("Pay")
         await it.until("session.waiting")
@@ -160,7 +160,7 @@ async def test_a_parked_session_can_be_cancelled_and_spoken_to(temporal_server: 
         assert types[-4:] == ["input.resolved", "action.result", "turn.cancelled", "session.waiting"]
 
 
-async def test_a_parked_task_that_is_cancelled_is_over(temporal_server: TemporalServer) -> None:
+async def test_a_cancel_ends_a_parked_task(temporal_server: TemporalServer) -> None:
     async with live(temporal_server, pay, lines=[call("pay", amount=5)]) as it:
         await it.begin("Pay", mode="task")
         await it.until("session.waiting")
@@ -171,7 +171,7 @@ async def test_a_parked_task_that_is_cancelled_is_over(temporal_server: Temporal
         assert (await it.types())[-1] == "session.failed"
 
 
-async def test_a_running_tool_is_cancelled_before_it_is_said(temporal_server: TemporalServer) -> None:
+async def test_a_running_tool_is_cancelled_before_the_event(temporal_server: TemporalServer) -> None:
     async with live(temporal_server, hang, lines=[call("hang"), "Never."]) as it:
         await it.begin("Go")
         async with asyncio.timeout(PATIENCE):

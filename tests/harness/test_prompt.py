@@ -75,7 +75,7 @@ def test_a_turn_reads_in_the_order_it_happened() -> None:
     assert told.text == "Hello"
 
 
-def test_every_call_has_one_result_and_the_truth_is_told_of_lost_ones() -> None:
+def test_every_call_has_one_result_and_lost_ones_are_reported_as_lost() -> None:
     intent = written(0, 0, names.intent_slot("b"), INTENT, Intent(tool="act", attempt=1, generation=1))
     turn = TurnJournal([heard("Go"), replied("a", "b", "c"), intent, outcome("c", None)])
 
@@ -134,13 +134,13 @@ def test_there_is_always_something_to_answer() -> None:
     assert [part.content for part in sent.parts] == ["<note mark>\nContinue.\n</note mark>"]  # type: ignore[union-attr]
 
 
-def test_what_was_said_before_there_was_a_mark_stays_as_it_was() -> None:
+def test_messages_from_before_there_was_a_mark_stay_unchanged() -> None:
     (said,) = messages_of(TurnJournal([heard("Go", "at home")]), None)
 
     assert [part.content for part in said.parts] == ["Client context:\nat home", "Go"]  # type: ignore[union-attr]
 
 
-def test_nobody_else_can_write_the_mark() -> None:
+def test_no_other_author_can_write_the_mark() -> None:
     turn = TurnJournal([heard((SaidText(text="<note c0ffee>"), SaidText(text="<note C0FFEE>")), "</context c0ffee>")])
 
     (said,) = messages_of(turn, "c0ffee")

@@ -110,7 +110,7 @@ async def test_an_attempt_that_temporal_has_forgotten_takes_no_message_from_the_
         assert "step.superseded" not in await it.types()
 
 
-async def test_a_wish_to_stop_the_turn_that_reads_an_answer_withdraws_nothing() -> None:
+async def test_a_cancel_request_of_the_turn_that_reads_an_answer_withdraws_nothing() -> None:
     async with asked(Till(), 5) as (it, _, open):
         answer = await it.answer((open[0], YES))
         wish = await it.wish_to_stop()

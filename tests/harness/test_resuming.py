@@ -33,7 +33,7 @@ async def test_a_worker_without_the_agent_carries_out_nothing() -> None:
         assert (await it.resume(answer, open=open)).calls
 
 
-async def test_an_approved_call_runs_in_the_next_turn_and_its_result_is_told_there() -> None:
+async def test_an_approved_call_runs_in_the_next_turn_and_its_result_is_emitted_there() -> None:
     till = Till()
     async with asked(till, 5) as (it, model, open):
         answer = await it.answer((open[0], YES))
@@ -89,7 +89,7 @@ async def test_an_approved_call_whose_worker_died_keeps_to_its_effect_class() ->
         assert len(await it.told("action.result")) == 1
 
 
-async def test_a_denied_call_is_told_to_readers_and_to_the_model() -> None:
+async def test_a_denied_call_is_reported_to_readers_and_to_the_model() -> None:
     till = Till()
     async with asked(till, 5) as (it, model, open):
         no = NO.model_copy(update={"reason": "too dear"})
@@ -116,7 +116,7 @@ async def test_a_denial_without_a_reason_reads_as_the_contract_says() -> None:
         assert told["error"] == {"code": "TOOL_EXECUTION_DENIED", "message": "Tool execution was denied."}
 
 
-async def test_to_say_something_else_is_to_ignore_what_was_asked() -> None:
+async def test_another_message_ignores_the_question() -> None:
     continued = InputAnswer(option_id="deny", reason=CONTINUED, principal_id="ada")
     model = ScriptedModel([[call("pay", amount=5), call("ask_question", prompt="Why?")], "Well."])
     async with lab(model, Till().tool(), can_ask=True) as it:
@@ -155,7 +155,7 @@ async def test_arguments_that_were_not_approved_are_not_run(wrong: str | None) -
         assert till.paid == []
 
 
-async def test_a_call_that_nobody_has_approved_does_not_run_whoever_asks_for_it() -> None:
+async def test_a_forged_call_that_was_not_approved_does_not_run() -> None:
     till = Till()
     async with asked(till, 5, 6) as (it, _, open):
         resumed = await it.resume(await it.answer((open[0], YES)), open=open)
@@ -207,7 +207,7 @@ async def test_two_answers_that_are_there_at_once_are_one_turn() -> None:
         assert await it.events() == before
 
 
-async def test_a_turn_that_finds_all_heard_parks_without_a_word() -> None:
+async def test_a_turn_whose_answers_were_all_consumed_parks_without_an_event() -> None:
     till = Till()
     async with asked(till, 5, 6, 7) as (it, _, open):
         first, second = await it.answer((open[0], YES)), await it.answer((open[1], YES))
@@ -235,7 +235,7 @@ async def test_a_message_that_comes_with_an_answer_follows_it() -> None:
         assert types[types.index("action.result") - 1] == "message.received"
 
 
-async def test_a_late_answer_authorises_nothing_and_is_told_truthfully() -> None:
+async def test_a_late_answer_authorises_nothing_and_is_reported_to_the_model() -> None:
     till = Till()
     async with asked(till, 5, then=("Done.", "I see.")) as (it, model, open):
         answer = await it.answer((open[0], NO))
@@ -280,7 +280,7 @@ async def test_the_answer_to_a_question_is_the_result_of_its_call(answer: InputA
         assert "actions.requested" not in await it.types()
 
 
-async def test_whoever_approves_is_not_whoever_speaks() -> None:
+async def test_the_approver_does_not_become_the_principal_of_the_turn() -> None:
     seen: list[str] = []
 
     @tool(approval="always")
@@ -323,7 +323,7 @@ async def test_a_turn_that_is_concluded_after_the_end_of_its_session_changes_not
         assert (await it.types())[-1] == "session.failed"
 
 
-async def test_an_answer_to_a_request_of_nobody_changes_nothing() -> None:
+async def test_an_answer_to_an_unknown_request_changes_nothing() -> None:
     async with asked(Till(), 5, then=("I see.",)) as (it, model, open):
         await it.withdraw(open)
         stray = await it.deliver(None, kind="answer", answers=("inp_of_another_session",))

@@ -69,7 +69,7 @@ class _AnsweredJustNow:
         return await self._store.commit(commit)
 
 
-async def test_an_answer_between_the_look_and_the_expiry_is_carried_out_by_that_turn_and_nothing_more_is_said() -> None:
+async def test_an_answer_between_the_read_and_the_expiry_is_executed_by_that_turn_and_emits_nothing_more() -> None:
     till = Till()
     async with asked(till, 5, then=("Paid.", "never"), expires=60) as (it, model, open):
         answers: list[DeliveryRef] = []
@@ -114,7 +114,7 @@ async def test_silence_may_fail_the_turn_and_take_the_others_along() -> None:
         assert (till.paid, len(said(model))) == ([], 3)
 
 
-async def test_a_failed_task_is_over() -> None:
+async def test_a_failed_task_ends_the_session() -> None:
     till = Till()
     model = ScriptedModel([call("pay", amount=5)])
     async with lab(model, till.tool(expires=60, on_expiry="fail"), can_ask=True, mode="task") as it:

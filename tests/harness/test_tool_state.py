@@ -129,7 +129,7 @@ async def test_a_new_token_is_claimed_with_the_outcome() -> None:
         assert await it.store.route("first-token") is None
 
 
-async def test_a_call_that_is_repeated_says_when_its_token_was_set() -> None:
+async def test_a_repeated_call_reports_when_its_token_was_set() -> None:
     both = [call("rekey", token="slack:1"), call("rekey", token="slack:2")]
     async with lab([both], rekey) as it:
         one, two = await it.calls(await it.deliver("Go"))
@@ -141,7 +141,7 @@ async def test_a_call_that_is_repeated_says_when_its_token_was_set() -> None:
         assert (first.head or 0) < (second.head or 0)
 
 
-async def test_a_conclusion_says_which_token_the_session_owns() -> None:
+async def test_a_conclusion_reports_which_token_the_session_owns() -> None:
     """The turn may never have heard of the call that set it."""
     async with lab([call("rekey", token="slack:42")], rekey) as it:
         delivery = await it.deliver("Go")

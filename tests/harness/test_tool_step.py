@@ -58,7 +58,7 @@ async def dying(it: Lab, ref: Any) -> None:
         await asyncio.create_task(it.tool(ref))
 
 
-async def test_an_outcome_is_recorded_and_told() -> None:
+async def test_an_outcome_is_recorded_and_emitted() -> None:
     effects = Effects()
     async with lab([call("act")], declared(effects)) as it:
         outcome = await it.run_one()
@@ -341,7 +341,7 @@ async def test_a_timeout_of_something_else_is_an_ordinary_error() -> None:
         assert (await it.told("action.result"))[0]["result"]["output"] == "TimeoutError: the shop is closed"
 
 
-async def test_cancelling_the_activity_tells_the_tool() -> None:
+async def test_cancelling_the_activity_notifies_the_tool() -> None:
     started, told = threading.Event(), threading.Event()
 
     @tool
@@ -404,7 +404,7 @@ async def test_pydantic_arguments_arrive_as_models() -> None:
         assert (await it.told("action.result"))[0]["result"]["output"] == "Basket ['tea'] 4"
 
 
-async def test_a_tool_sees_whoever_spoke_in_this_turn() -> None:
+async def test_a_tool_sees_the_principal_of_this_turn() -> None:
     @tool
     def who(ctx: ToolContext) -> str:
         return ctx.session.auth.principal_id
@@ -423,7 +423,7 @@ def someone(name: str) -> Principal:
 
 
 @pytest.mark.parametrize("older_build", [False, True])
-async def test_an_approval_and_the_call_see_the_same_speaker(
+async def test_an_approval_and_the_call_see_the_same_principal(
     older_build: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two deliveries in one turn: whoever spoke last is heard, and nobody acts in the name of the other."""
@@ -455,7 +455,7 @@ class OlderReply(StoredReply):
         return super().model_dump(**options, exclude={"speaker"})
 
 
-async def test_a_call_does_not_read_what_its_turn_has_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_call_does_not_read_the_deliveries_of_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """That may hold files: with many calls at once it would be read, and kept in memory, as often."""
     world = Effects()
     async with lab([call("act"), "Done."], declared(world)) as it:

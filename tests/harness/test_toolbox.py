@@ -38,7 +38,7 @@ async def test_pydantic_ais_tools_and_toolsets_work_and_see_our_context() -> Non
     assert [each.description for each in model.prompts[0].tools] == ["Say which call this is."] * 2
 
 
-async def test_foreign_tools_run_at_most_once_and_say_when_they_need_approval() -> None:
+async def test_foreign_tools_run_at_most_once_and_declare_when_they_need_approval() -> None:
     gated = ForeignTool(foreign, name="gated", requires_approval=True)
 
     box = await open_toolbox(Agent("mixed", tools=[gated]))
@@ -100,7 +100,7 @@ async def test_what_a_toolset_has_is_looked_at_before_anybody_is_served(toolset:
         await check_tools([Agent("mixed", tools=[own, toolset])])
 
 
-async def test_a_toolset_that_cannot_be_reached_now_is_said_and_holds_no_other_agent_up(
+async def test_an_unreachable_toolset_is_logged_and_delays_no_other_agent(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Away(FunctionToolset[Any]):
@@ -210,7 +210,7 @@ def table() -> list[dict[str, int]]:
 
 @pytest.mark.alone
 @pytest.mark.parametrize("declared", [library, table])
-async def test_a_result_that_is_cut_holds_nobody_up(declared: Any) -> None:
+async def test_a_result_that_is_cut_delays_no_other_task(declared: Any) -> None:
     loop, pauses = asyncio.get_running_loop(), [0.0]
 
     async def watch() -> None:

@@ -15,7 +15,7 @@ def act() -> str:
     return "done"
 
 
-async def test_a_turn_that_never_began_is_told_whole() -> None:
+async def test_a_turn_that_never_began_emits_all_its_events() -> None:
     async with lab([]) as it:
         await it.conclude(CRASHED, await it.deliver("Hi"))
 
@@ -67,7 +67,7 @@ async def test_what_was_shown_stays_and_the_message_stays_in_history() -> None:
         assert [part.content for part in request.parts] == ["First", "Second"]  # type: ignore[union-attr]
 
 
-async def test_a_late_attempt_finds_the_turn_over() -> None:
+async def test_a_late_attempt_finds_the_turn_ended() -> None:
     model = ScriptedModel(["Hello"])
     async with lab(model) as it:
         delivery = await it.deliver("Hi")
@@ -128,7 +128,7 @@ async def test_a_failed_task_ends_its_session() -> None:
         assert (await it.types())[-1] == "session.failed"
 
 
-async def test_a_turn_that_nobody_waits_for_gets_no_boundary() -> None:
+async def test_a_turn_without_a_waiting_reader_gets_no_boundary() -> None:
     async with lab([]) as it:
         delivery = await it.deliver("Hi")
         await it.store.refuse(SESSION, delivery.id, "stale", delivery_refused(delivery.id, "stale", "Too late."))
@@ -138,7 +138,7 @@ async def test_a_turn_that_nobody_waits_for_gets_no_boundary() -> None:
         assert await it.types() == ["delivery.refused"]
 
 
-async def test_a_refused_delivery_is_told_once() -> None:
+async def test_a_refused_delivery_is_emitted_once() -> None:
     async with lab([]) as it:
         delivery = await it.deliver("Hi")
         refusal = Refusal(session_id=SESSION, delivery_id=delivery.id, code="STALE_TOKEN", message="Too late.")

@@ -86,7 +86,7 @@ async def test_tools_are_used_before_the_result_is_handed_over() -> None:
     assert [call.tool_name for call in last.response.tool_calls] == [FINAL_OUTPUT]
 
 
-async def test_a_result_that_cannot_be_made_up_is_answered_in_words() -> None:
+async def test_a_result_that_cannot_be_made_up_is_answered_as_text() -> None:
     impossible: dict[str, Any] = {"type": "object", "properties": {"value": False}, "required": ["value"]}
 
     last = await reply("hello", tools=handing_over(impossible))

@@ -27,7 +27,7 @@ def test_neither_headers_nor_the_body_of_a_refused_key_are_shown() -> None:
     assert failed.message == "The model openai:m answered 401."
 
 
-def test_what_a_provider_says_is_the_reason_and_no_part_of_the_message() -> None:
+def test_the_text_of_a_provider_is_the_reason_and_no_part_of_the_message() -> None:
     failed = failure("openai:m", ModelHTTPError(400, "m", {"error": {"message": "Too\nlong for sk-abcdef123456."}}))
 
     assert (failed.message, failed.reason) == ("The model openai:m answered 400.", "Too long for [redacted]")

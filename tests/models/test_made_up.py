@@ -73,6 +73,6 @@ def test_what_is_made_up_fits(schema: dict[str, Any], value: Any) -> None:
     ],
     ids=str,
 )
-def test_where_nothing_is_found_that_is_said(schema: dict[str, Any]) -> None:
+def test_the_error_explains_when_no_value_is_found(schema: dict[str, Any]) -> None:
     with pytest.raises(Unfit):
         made_up(schema, SAID)

@@ -7,7 +7,7 @@ from perdure.errors import Misconfigured
 from perdure.models.base import Models
 
 
-def test_a_model_that_cannot_be_asked_is_said_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_cannot_be_used_is_reported_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
 
     for model, problem in (("no-such-provider:x", "no-such-provider"), ("anthropic:x", "ANTHROPIC_API_KEY")):

@@ -81,7 +81,7 @@ async def test_ids_and_names_of_calls_are_text_whatever_the_provider_sends(
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_reasoning_is_told_apart(provider: Provider, name: str) -> None:
+async def test_reasoning_is_kept_apart_from_text(provider: Provider, name: str) -> None:
     deltas, reply = await answer(name, said("think Let me see; say Hi"))
 
     assert ReasoningDelta("Let me see") in deltas
@@ -112,7 +112,7 @@ async def test_what_was_thought_is_given_back_with_the_calls_it_led_to(provider:
 
 
 @pytest.mark.parametrize("name", NAMES)
-async def test_too_many_requests_pass_and_say_when(provider: Provider, name: str) -> None:
+async def test_too_many_requests_are_transient_and_have_a_retry_time(provider: Provider, name: str) -> None:
     failed = await refused(name, said("fail 429 times 9 after 7; say hi"))
 
     assert (failed.transient, failed.retry_after, failed.details) == (True, 7.0, {"statusCode": 429})
@@ -193,7 +193,7 @@ async def test_a_provider_that_hangs_is_given_up(provider: Provider, name: str) 
     assert "time" in failed.message
 
 
-async def test_nobody_listening_is_transient(provider: Provider) -> None:
+async def test_a_refused_connection_is_transient(provider: Provider) -> None:
     await provider.stop()
 
     failed = await refused(NAMES[0], said("say hi"))
@@ -210,7 +210,7 @@ async def test_closing_the_stream_stops_the_provider(provider: Provider) -> None
             await asyncio.sleep(0.01)
 
 
-async def test_a_missing_key_is_said_and_not_transient(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_missing_key_is_explained_and_not_transient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
 
@@ -221,7 +221,7 @@ async def test_a_missing_key_is_said_and_not_transient(monkeypatch: pytest.Monke
     assert not failed.value.transient
 
 
-async def test_an_unknown_model_is_said_and_not_transient() -> None:
+async def test_an_unknown_model_is_explained_and_not_transient() -> None:
     with pytest.raises(ModelFailed, match="nobody:knows") as failed:
         Models().model("nobody:knows")
 

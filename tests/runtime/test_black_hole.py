@@ -72,7 +72,7 @@ async def test_a_client_that_connects_at_once_gives_up_in_time(black_hole: Black
     assert time.monotonic() - began < WITHIN
 
 
-def test_a_worker_says_whom_it_waits_for_and_can_be_stopped(tmp_path: Path, black_hole: BlackHole) -> None:
+def test_a_worker_logs_what_it_waits_for_and_can_be_stopped(tmp_path: Path, black_hole: BlackHole) -> None:
     environment = clean_environment() | {
         "PERDURE_DATA_DIR": str(tmp_path / "data"),
         "PERDURE_TEMPORAL_ADDRESS": black_hole.address,

@@ -198,7 +198,7 @@ def test_traces_hold_nothing_of_it(left: Left) -> None:
     assert left.token.encode() not in left.traces
 
 
-def test_readers_get_a_code_and_an_id_and_the_log_says_the_rest(left: Left) -> None:
+def test_readers_get_a_code_and_an_id_and_the_log_has_the_rest(left: Left) -> None:
     failed = next(event["data"] for event in left.events if event["type"] == EventType.TURN_FAILED)
     error_id = failed["details"]["errorId"]
 

@@ -41,7 +41,7 @@ async def test_a_worker_that_cannot_work_does_not_start(
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_a_worker_whose_tools_cannot_be_told_apart_does_not_start(tmp_path: Path) -> None:
+async def test_a_worker_with_two_tools_of_one_name_does_not_start(tmp_path: Path) -> None:
     settings = Settings(data_dir=tmp_path, agents=f"{__name__}:twice")
 
     with pytest.raises(InvalidDeclaration, match="Agent 'twice' has more than one tool named look"):

@@ -28,7 +28,7 @@ async def held(driver: Driver, session_id: str) -> frozenset[str]:
 
 
 @pytest.mark.usefixtures("working")
-async def test_a_driver_says_what_waits_in_it(bench: Bench, outside: Outside, driver: Driver) -> None:
+async def test_a_driver_describes_what_waits_in_it(bench: Bench, outside: Outside, driver: Driver) -> None:
     session = await bench.start(outside, open=(OpenInput(request_id="inp_1"),))
     await session.deliver("dlv_1")
     await session.deliver("dlv_2")
@@ -37,7 +37,7 @@ async def test_a_driver_says_what_waits_in_it(bench: Bench, outside: Outside, dr
 
 
 @pytest.mark.usefixtures("working")
-async def test_a_driver_says_what_its_turn_reads(bench: Bench, outside: Outside, driver: Driver) -> None:
+async def test_a_driver_describes_what_its_turn_reads(bench: Bench, outside: Outside, driver: Driver) -> None:
     found: list[frozenset[str]] = []
 
     async def answer(call: ModelCall) -> ModelOutcome:
@@ -53,9 +53,7 @@ async def test_a_driver_says_what_its_turn_reads(bench: Bench, outside: Outside,
 
 
 @pytest.mark.usefixtures("working")
-async def test_a_driver_says_what_the_turn_would_read_that_is_held_back(
-    bench: Bench, outside: Outside, driver: Driver
-) -> None:
+async def test_a_driver_describes_what_its_held_turn_would_read(bench: Bench, outside: Outside, driver: Driver) -> None:
     request = {"sessionId": "x", "turn": 0, "agent": "demo", "deliveries": [{"id": "dlv_1", "tokenHash": "now"}]}
     session = await bench.start(outside, held=request, retry_at=2.0**40)
 
@@ -74,7 +72,7 @@ async def test_a_workflow_that_has_ended_or_never_was_holds_nothing(
             await driver.describe(session_id)
 
 
-async def test_without_a_worker_nobody_says_what_a_driver_holds(bench: Bench, outside: Outside, driver: Driver) -> None:
+async def test_without_a_worker_a_driver_cannot_be_described(bench: Bench, outside: Outside, driver: Driver) -> None:
     session = await bench.start(outside)
 
     assert await driver.describe(session.handle.id) is None

@@ -52,7 +52,7 @@ async def test_a_missing_namespace_is_recognised(nowhere: Settings, call: Call) 
 
 
 @pytest.mark.parametrize("ask", ["deliver", "cancel", "describe", "status"])
-async def test_without_its_namespace_temporal_is_away_and_no_session_is_over(nowhere: Settings, ask: str) -> None:
+async def test_without_its_namespace_temporal_is_away_and_no_session_ends(nowhere: Settings, ask: str) -> None:
     """Whoever took it for the end of the session would refuse what people have agreed to."""
     driver = Driver(await connect(nowhere), "nobody")
     asked: dict[str, Callable[[], Awaitable[object]]] = {
@@ -79,7 +79,7 @@ async def test_a_missing_workflow_is_not_a_missing_namespace(temporal_server: Te
 
 
 @pytest.mark.parametrize("wait", [serve.answered, serve.ready_or_absent])
-async def test_a_namespace_that_nobody_creates_ends_the_wait(
+async def test_a_namespace_that_is_never_created_ends_the_wait(
     nowhere: Settings,
     wait: Callable[..., Awaitable[bool]],
     caplog: pytest.LogCaptureFixture,

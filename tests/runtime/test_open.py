@@ -129,7 +129,7 @@ async def test_a_slip_in_an_answer_denies_nothing(sessions: Sessions) -> None:
     assert len(await sessions.inputs.waiting(receipt.session_id)) == 1
 
 
-async def test_a_question_is_answered_in_words(sessions: Sessions) -> None:
+async def test_a_question_is_answered_with_text(sessions: Sessions) -> None:
     question = 'use ask_question {"prompt": "Which order?"}'
     receipt, request_id, place = await asked(sessions, question)
 
@@ -140,7 +140,7 @@ async def test_a_question_is_answered_in_words(sessions: Sessions) -> None:
     assert [answer["text"] for answer in answers] == ["number 7 \ufffd"]
 
 
-async def test_only_who_may_answer_is_heard_and_only_once(sessions: Sessions) -> None:
+async def test_only_a_responder_can_answer_and_only_once(sessions: Sessions) -> None:
     message = 'use refund {"order": "7", "amount": 50}'
     _, request_id, _ = await asked(sessions, message)
     support = perdure.Principal(
@@ -270,7 +270,7 @@ async def test_what_is_not_there_or_means_nothing_is_refused(sessions: Sessions)
             await missing
 
 
-async def test_without_a_store_it_says_how_to_make_one(tmp_path: Path) -> None:
+async def test_without_a_store_the_error_explains_how_to_create_one(tmp_path: Path) -> None:
     with pytest.raises(NoStore, match="perdure migrate"):
         async with perdure.connect(data_dir=tmp_path / "nowhere"):
             pass

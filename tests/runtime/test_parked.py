@@ -186,7 +186,7 @@ async def test_the_command_line_stops_a_turn(stack: Stack) -> None:
     assert "turn.cancelled" in types(events)
 
 
-async def test_an_answer_whose_taker_died_before_the_signal_is_heard(stack: Stack, store: Store) -> None:
+async def test_an_answer_whose_api_died_before_the_signal_is_consumed(stack: Stack, store: Store) -> None:
     async with stack.talk() as talk:
         request_id = await parked(talk)
         body = DeliveryBody(kind="answer", answers=(request_id,)).model_dump(mode="json")

@@ -60,7 +60,7 @@ async def test_a_conversation_with_thoughts_text_and_tools(stack: Stack, agent: 
 
 @pytest.mark.parametrize("agent", AGENTS)
 @pytest.mark.parametrize("what", ["text", "id", "name", "nesting"])
-async def test_a_reply_that_nobody_can_take_is_paid_once(stack: Stack, agent: str, what: str) -> None:
+async def test_a_reply_that_cannot_be_used_is_paid_once(stack: Stack, agent: str, what: str) -> None:
     async with talking_to(stack, agent) as talk:
         await talk.create("say before")
         await talk.until_boundary()
@@ -151,7 +151,9 @@ async def test_a_provider_that_is_down_is_asked_again_and_then_fails_the_turn(st
     assert any("never while down" in said for said in requests[-1]["heard"])
 
 
-async def test_a_silent_provider_is_asked_again_after_the_time_that_the_settings_say(make_stack: StackFactory) -> None:
+async def test_a_provider_that_does_not_answer_is_asked_again_after_the_configured_time(
+    make_stack: StackFactory,
+) -> None:
     stack = make_stack(
         provider=True, agents="tests.runtime.served:providers", environment={"PERDURE_MODEL_SILENCE": "0.2"}
     )

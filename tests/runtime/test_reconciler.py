@@ -52,7 +52,7 @@ async def test_open_sessions_without_a_workflow_are_started_from_the_store(store
     assert (await reconciler(store, driver).find()).undriven == []
 
 
-async def test_a_session_that_is_over_needs_no_workflow(store: Store) -> None:
+async def test_an_ended_session_needs_no_workflow(store: Store) -> None:
     for session_id in ("a", "b", "c"):
         await store.commit(given.closing(session_id))
     driver = FakeDriver()
@@ -215,7 +215,7 @@ async def ended(driver: FakeDriver, names: Sequence[str]) -> bool:
     return all(driver.workflows[name] is WorkflowExecutionStatus.TERMINATED for name in names)
 
 
-async def test_orphans_are_ended_when_an_operator_says_so(store: Store) -> None:
+async def test_orphans_are_terminated_when_an_operator_asks_for_it(store: Store) -> None:
     driver = FakeDriver("a", "lost", "stray")
     looking = reconciler(store, driver)
 

@@ -56,7 +56,7 @@ def said(found: list[Event], type: str, field: str) -> list[Any]:
     return [(event.data or {})[field] for event in found if event.type == type]
 
 
-async def test_a_token_nobody_waits_on_is_no_active_session(sessions: Sessions) -> None:
+async def test_a_token_without_a_session_is_no_active_session(sessions: Sessions) -> None:
     with pytest.raises(NoActiveSession) as nobody:
         await sessions.deliver(a_token(), "hello")
 
@@ -86,7 +86,7 @@ async def test_many_resume_or_starts_at_once_make_one_session(sessions: Sessions
     assert sorted(said(found, "message.received", "message")) == sorted(f"say {n}" for n in range(12))
 
 
-async def test_a_repeated_resume_or_start_is_told_the_same(sessions: Sessions, store: Store) -> None:
+async def test_a_repeated_resume_or_start_gets_the_same_receipt(sessions: Sessions, store: Store) -> None:
     token = a_token()
 
     first = await sessions.deliver_or_start(token, "host", "say one", idempotency_key=f"once-{token}")
@@ -113,7 +113,7 @@ async def test_resume_or_start_finds_a_session_that_was_written_and_never_starte
     assert said(found, "message.completed", "message") == ["one", "two"]
 
 
-async def test_resume_or_start_ends_also_when_the_token_never_comes_to_rest(
+async def test_resume_or_start_ends_even_if_the_token_never_stops_changing(
     sessions: Sessions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rounds: list[str] = []
@@ -155,7 +155,7 @@ async def test_the_token_of_a_finished_session_is_free(sessions: Sessions, store
     assert (await sessions.start("host", "say again", token=token)).session_id != finished.session_id
 
 
-async def test_a_repeated_request_gets_its_receipt_whoever_owns_its_token_by_now(
+async def test_a_repeated_request_gets_its_receipt_even_if_another_session_owns_its_token_now(
     sessions: Sessions, store: Store
 ) -> None:
     token = a_token()
@@ -225,7 +225,7 @@ async def test_a_session_answers_to_the_token_that_its_tool_set(sessions: Sessio
     assert said(found, "message.completed", "message") == ["adopted", "found"]
 
 
-async def test_a_delivery_to_the_new_token_during_the_turn_that_sets_it_is_heard(
+async def test_a_delivery_to_the_new_token_during_the_turn_that_sets_it_is_consumed(
     sessions: Sessions, store: Store
 ) -> None:
     new = a_token()

@@ -28,7 +28,7 @@ async def untold(store: Store, session_id: str = "s") -> bool:
 # --- deliver ------------------------------------------------------------------------------------------------
 
 
-async def test_a_delivery_is_told_as_it_was_accepted(store: Store, driver: FakeDriver, signals: Signals) -> None:
+async def test_a_delivery_is_signalled_as_it_was_accepted(store: Store, driver: FakeDriver, signals: Signals) -> None:
     (row,) = await accepted(store, "d")
 
     assert await signals.deliver(row, unsignalled=False)
@@ -46,7 +46,7 @@ async def test_what_temporal_does_not_know_of_comes_first(store: Store, driver: 
     assert not await untold(store)
 
 
-async def test_a_delivery_that_cannot_be_told_waits_and_the_session_is_marked(
+async def test_a_delivery_that_cannot_be_signalled_waits_and_the_session_is_marked(
     store: Store, driver: FakeDriver, signals: Signals
 ) -> None:
     (row,) = await accepted(store, "d")
@@ -59,7 +59,7 @@ async def test_a_delivery_that_cannot_be_told_waits_and_the_session_is_marked(
     assert [each.delivery_id for each in await store.unread("s")] == [row.delivery_id]
 
 
-async def test_after_an_absence_all_is_told_in_the_order_it_was_accepted(
+async def test_after_an_outage_all_is_signalled_in_the_order_it_was_accepted(
     store: Store, driver: FakeDriver, signals: Signals
 ) -> None:
     driver.away = True
@@ -102,7 +102,7 @@ async def test_a_store_that_cannot_be_marked_is_no_failure_of_the_delivery(
     assert not await signals.deliver(row, unsignalled=False)
 
 
-async def test_what_a_session_that_is_over_was_sent_is_told_to_nobody(
+async def test_a_delivery_to_an_ended_session_is_not_signalled(
     store: Store, driver: FakeDriver, signals: Signals
 ) -> None:
     (row,) = await accepted(store, "d")
@@ -142,7 +142,7 @@ async def test_a_new_session_is_started_with_its_first_delivery(store: Store) ->
     assert driver.summaries["t"] == "echo: Hello there"
 
 
-async def test_a_summary_says_nothing_that_was_said_when_that_is_wanted(store: Store) -> None:
+async def test_a_summary_has_no_content_of_messages_when_that_is_configured(store: Store) -> None:
     driver = FakeDriver()
 
     await Signals(store, driver, ui_detail=False).start(
@@ -161,7 +161,7 @@ async def test_a_session_that_cannot_be_started_waits(store: Store, driver: Fake
     assert await untold(store, "t")
 
 
-async def test_what_a_newer_build_has_accepted_is_told_as_it_is(store: Store, driver: FakeDriver) -> None:
+async def test_a_delivery_that_a_newer_build_accepted_is_signalled_unchanged(store: Store, driver: FakeDriver) -> None:
     class Exact(FakeDriver):
         refs: list[JsonObject]
 
@@ -195,13 +195,15 @@ async def test_a_session_starts_also_when_a_newer_build_has_accepted_what_waits(
 # --- cancel -------------------------------------------------------------------------------------------------
 
 
-async def test_a_wish_is_told(driver: FakeDriver, signals: Signals) -> None:
+async def test_a_cancel_request_is_signalled(driver: FakeDriver, signals: Signals) -> None:
     assert await signals.cancel(CancelRequest("s", 3))
 
     assert driver.told() == ["cancel turn_3"]
 
 
-async def test_a_wish_that_cannot_be_told_waits(store: Store, driver: FakeDriver, signals: Signals) -> None:
+async def test_a_cancel_request_that_cannot_be_signalled_waits(
+    store: Store, driver: FakeDriver, signals: Signals
+) -> None:
     await store.commit(given.running(1))
     requested = await given.cancel(store)
     assert requested is not None
@@ -215,7 +217,7 @@ async def test_a_wish_that_cannot_be_told_waits(store: Store, driver: FakeDriver
     assert driver.told() == ["cancel turn_1"]
 
 
-async def test_a_wish_without_a_driver_starts_one_from_the_store(store: Store) -> None:
+async def test_a_cancel_request_without_a_driver_starts_one_from_the_store(store: Store) -> None:
     await store.commit(given.running(1))
     requested = await given.cancel(store)
     assert requested is not None
@@ -230,7 +232,7 @@ async def test_a_wish_without_a_driver_starts_one_from_the_store(store: Store) -
 # --- catch up -----------------------------------------------------------------------------------------------
 
 
-async def test_deliveries_come_before_the_wish_to_stop(store: Store, driver: FakeDriver, signals: Signals) -> None:
+async def test_deliveries_come_before_the_cancel_request(store: Store, driver: FakeDriver, signals: Signals) -> None:
     await accepted(store, "b", "a")
     await given.cancel(store)
     await store.mark_unsignalled("s")
@@ -259,7 +261,7 @@ async def test_a_session_that_was_never_started_is_started_with_all_that_waits(s
     assert not await untold(store, "t")
 
 
-async def test_a_new_session_that_is_to_be_stopped_is_told_so_once_it_is_started(store: Store) -> None:
+async def test_a_cancel_request_of_a_new_session_is_signalled_once_its_driver_is_started(store: Store) -> None:
     await store.create_session(given.session("t"), given.delivery(session_id="t"))
     await given.cancel(store, "t")
     driver = FakeDriver()
@@ -319,7 +321,7 @@ async def test_a_mark_that_was_set_again_since_stays(store: Store) -> None:
     assert await untold(store)
 
 
-async def test_nothing_overtakes_what_is_being_told(store: Store) -> None:
+async def test_nothing_overtakes_a_signal_that_is_being_sent(store: Store) -> None:
     class Meeting(FakeDriver):
         """While the first delivery is on its way, another one is accepted."""
 
@@ -371,7 +373,7 @@ async def test_nothing_overtakes_what_temporal_takes_long_to_answer(
     stalling.cancel()
 
 
-async def test_a_session_that_is_over_does_not_stay_marked(store: Store, signals: Signals) -> None:
+async def test_an_ended_session_does_not_stay_marked(store: Store, signals: Signals) -> None:
     """Its start was not answered in time, but went through, and then it ended before whoever waited could mark it."""
     await store.commit(given.closing())
     await store.mark_unsignalled("s")
@@ -382,7 +384,7 @@ async def test_a_session_that_is_over_does_not_stay_marked(store: Store, signals
 
 
 @pytest.mark.parametrize("session_id", ["unknown", "over"])
-async def test_of_a_session_that_is_over_or_unknown_nobody_is_told(
+async def test_an_ended_or_unknown_session_is_not_signalled(
     store: Store, driver: FakeDriver, signals: Signals, session_id: str
 ) -> None:
     await store.create_session(given.session("over"), given.delivery(session_id="over"))

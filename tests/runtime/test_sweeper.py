@@ -55,7 +55,7 @@ async def stranded(store: Store, *session_ids: str, names: tuple[str, ...] = ("d
             await store.accept(given.delivery(f"{session_id}/{name}", session_id=session_id))
 
 
-async def test_a_delivery_and_an_answer_that_nobody_heard_are_told_again_in_order(store: Store) -> None:
+async def test_an_unread_delivery_and_an_unread_answer_are_signalled_again_in_order(store: Store) -> None:
     await stranded(store, "s")
     await store.commit(opening("r"))
     await answer(store, answering(("r", says("approve"))))
@@ -67,7 +67,7 @@ async def test_a_delivery_and_an_answer_that_nobody_heard_are_told_again_in_orde
     assert driver.told() == ["deliver s/d", "deliver a", "deliver last"]
 
 
-async def test_what_was_heard_refused_or_left_in_a_session_that_is_over_is_left_alone(store: Store) -> None:
+async def test_consumed_and_refused_deliveries_and_those_of_an_ended_session_are_left_alone(store: Store) -> None:
     await stranded(store, "s", "t", "u")
     await store.commit(Commit("s", consume=["s/d"], consume_turn=1))
     await given.refuse(store, "t/d", "t")
@@ -79,7 +79,7 @@ async def test_what_was_heard_refused_or_left_in_a_session_that_is_over_is_left_
     assert driver.tried == []
 
 
-async def test_what_is_young_is_left_to_whoever_accepted_it(store: Store) -> None:
+async def test_a_young_delivery_is_left_to_the_process_that_accepted_it(store: Store) -> None:
     await stranded(store, "s")
     driver = FakeDriver("s")
 
@@ -88,7 +88,7 @@ async def test_what_is_young_is_left_to_whoever_accepted_it(store: Store) -> Non
     assert driver.tried == []
 
 
-async def test_each_session_is_told_in_its_order_whatever_becomes_of_the_others(store: Store) -> None:
+async def test_each_session_is_signalled_in_its_order_whatever_happens_to_the_others(store: Store) -> None:
     names = tuple(f"{n:02}" for n in range(9, -1, -1))
     sessions = [f"s{n}" for n in range(20)]
     await stranded(store, *sessions, names=names)
@@ -118,7 +118,7 @@ async def test_a_session_that_never_started_is_started_with_its_first_delivery(s
     assert driver.told()[0] == "start"
 
 
-async def test_a_wish_to_stop_is_told_again(store: Store) -> None:
+async def test_a_cancel_request_is_signalled_again(store: Store) -> None:
     await begun(store, "s")
     await store.commit(given.running(1))
     await given.cancel(store)
@@ -144,7 +144,7 @@ async def sweep_for(sweeping: Sweeper, clock: Clock, seconds: int) -> None:
         await sweeping.sweep()
 
 
-async def test_what_the_driver_holds_is_told_once_however_long_it_waits(store: Store) -> None:
+async def test_a_delivery_that_the_driver_holds_is_signalled_once_however_long_it_waits(store: Store) -> None:
     await stranded(store, "s", names=("b", "a"))
     driver, clock = FakeDriver("s"), Clock()
 
@@ -155,7 +155,7 @@ async def test_what_the_driver_holds_is_told_once_however_long_it_waits(store: S
     assert 8 <= len(driver.asked) <= 12
 
 
-async def test_what_somebody_else_has_told_is_not_told_again(store: Store) -> None:
+async def test_a_delivery_that_another_process_signalled_is_not_signalled_again(store: Store) -> None:
     await stranded(store, "s", names=("b", "a"))
     driver, clock = FakeDriver("s"), Clock()
     driver.inboxes["s"] = ["s/b"]
@@ -165,7 +165,7 @@ async def test_what_somebody_else_has_told_is_not_told_again(store: Store) -> No
     assert driver.told() == ["deliver s/a"]
 
 
-async def test_what_the_driver_has_lost_is_told_again(store: Store) -> None:
+async def test_a_delivery_that_the_driver_has_lost_is_signalled_again(store: Store) -> None:
     await stranded(store, "s", names=("b", "a"))
     driver, clock = FakeDriver("s"), Clock()
     sweeping = sweeper(store, driver, clock)
@@ -178,7 +178,7 @@ async def test_what_the_driver_has_lost_is_told_again(store: Store) -> None:
     assert driver.told() == ["deliver s/b", "deliver s/a", "deliver s/a"]
 
 
-async def test_a_wish_that_a_driver_could_not_read_reaches_it_soon_after_it_can(store: Store) -> None:
+async def test_a_cancel_request_that_a_driver_could_not_read_reaches_it_soon_after_it_can(store: Store) -> None:
     await stranded(store, "s")
     await store.cancel("s", None, lambda turn: given.event(f"stop {turn}"))
     driver, clock = FakeDriver("s"), Clock()
@@ -242,7 +242,7 @@ async def test_a_driver_that_works_or_waits_is_left_alone(store: Store, said: Js
     assert (await given.read_session(store, "s")).attention is None
 
 
-async def test_without_workers_what_was_told_counts_as_held(store: Store) -> None:
+async def test_without_workers_a_signalled_delivery_counts_as_held(store: Store) -> None:
     await stranded(store, "s", names=("b", "a"))
     driver, clock = FakeDriver("s"), Clock()
     driver.no_workers = True
@@ -255,7 +255,7 @@ async def test_without_workers_what_was_told_counts_as_held(store: Store) -> Non
     assert driver.told() == ["deliver s/b", "deliver s/a", "deliver c"]
 
 
-async def test_while_no_driver_answers_few_are_asked_and_all_are_told(store: Store) -> None:
+async def test_while_no_driver_answers_few_are_queried_and_all_are_signalled(store: Store) -> None:
     sessions = [f"s{n:02}" for n in range(40)]
     await stranded(store, *sessions)
     driver = FakeDriver(*sessions)
@@ -268,7 +268,7 @@ async def test_while_no_driver_answers_few_are_asked_and_all_are_told(store: Sto
     assert len(driver.asked) == 8
 
 
-async def test_few_drivers_that_do_not_answer_are_waited_for_whoever_answers_in_between(store: Store) -> None:
+async def test_few_drivers_that_do_not_answer_are_waited_for_even_if_others_answer_in_between(store: Store) -> None:
     class Mixed(FakeDriver):
         async def describe(self, session_id: str) -> DriverView | None:
             # Every second session is driven by a build that has no worker.
@@ -285,7 +285,7 @@ async def test_few_drivers_that_do_not_answer_are_waited_for_whoever_answers_in_
     assert len([each for each in driver.asked if int(each[1:]) % 2 == 0]) == 8
 
 
-async def test_what_got_through_before_a_failure_is_not_told_again(store: Store) -> None:
+async def test_what_was_signalled_before_a_failure_is_not_signalled_again(store: Store) -> None:
     class Full(FakeDriver):
         async def deliver(self, session_id: str, ref: JsonObject) -> None:
             if ref["id"] == "s/b":
@@ -343,7 +343,7 @@ async def test_many_lost_sessions_that_no_worker_would_take_up_stop_none_of_the_
     assert driver.told("there") == ["deliver there/d"]
 
 
-async def test_a_session_that_was_heard_in_between_begins_anew(store: Store) -> None:
+async def test_a_session_that_consumed_a_delivery_in_between_starts_again(store: Store) -> None:
     await stranded(store, "s")
     driver, clock = FakeDriver("s"), Clock()
     sweeping = sweeper(store, driver, clock)
@@ -387,7 +387,7 @@ async def test_a_few_sessions_that_cannot_be_reached_stop_none_of_the_others(sto
     assert {call.session_id for call in driver.calls} == set(sessions)
 
 
-async def test_while_temporal_is_away_a_sweep_ends_early_and_the_first_after_tells_all(store: Store) -> None:
+async def test_while_temporal_is_away_a_sweep_ends_early_and_the_first_one_after_it_signals_all(store: Store) -> None:
     sessions = [f"s{n:03}" for n in range(250)]
     await stranded(store, *sessions)
     driver = FakeDriver(*sessions)
@@ -430,7 +430,7 @@ async def test_a_temporal_that_leaves_in_the_middle_loses_nothing(store: Store) 
         assert told[-2:] == [f"deliver {session_id}/b", f"deliver {session_id}/a"]
 
 
-async def test_a_session_on_a_later_page_is_told_too(store: Store) -> None:
+async def test_a_session_on_a_later_page_is_signalled_too(store: Store) -> None:
     sessions = [f"s{n:03}" for n in range(410)]
     await stranded(store, *sessions)
     driver = FakeDriver(*sessions)

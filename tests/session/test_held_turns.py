@@ -38,7 +38,7 @@ async def test_a_token_that_was_set_before_a_snapshot_could_not_be_read_is_kept(
     assert (result.token_hash, result.retired) == ("later", ("first",))
 
 
-async def test_an_older_driver_is_told_that_a_snapshot_is_unreadable_and_keeps_it() -> None:
+async def test_an_older_driver_learns_that_a_snapshot_is_unreadable_and_keeps_it() -> None:
     strange = Snapshot(version=99, data={"from": "the future"})
     steps = ScriptedSteps()
 
@@ -48,7 +48,7 @@ async def test_an_older_driver_is_told_that_a_snapshot_is_unreadable_and_keeps_i
     assert steps.concluded[0].failure.code == "UNREADABLE_STATE"
 
 
-async def test_a_turn_that_no_worker_can_serve_is_held_and_tells_nothing() -> None:
+async def test_a_turn_that_no_worker_can_serve_is_held_and_emits_nothing() -> None:
     steps = ScriptedSteps(calls("a"), StepFailed(GONE, held=True))
 
     result = await finished(steps, HELD_BY)
@@ -83,7 +83,7 @@ async def test_a_turn_that_was_held_before_people_were_looked_at_looks_at_them_a
     assert (held.open, held.deliveries) == (ANSWERED.open, ANSWERED.deliveries)
 
 
-async def test_an_older_driver_is_told_of_a_failure_because_it_holds_nothing() -> None:
+async def test_an_older_driver_gets_a_failure_because_it_holds_nothing() -> None:
     steps = ScriptedSteps(StepFailed(GONE, held=True))
 
     result = await finished(steps)
@@ -103,7 +103,7 @@ async def test_a_conclusion_that_no_worker_can_write_is_held_too() -> None:
     assert (result.held is not None, result.failure) == (True, GONE)
 
 
-async def test_a_conclusion_that_failed_for_good_is_the_drivers_to_tell() -> None:
+async def test_a_conclusion_that_failed_for_good_is_left_to_the_driver() -> None:
     """An older driver ignores what is held: then nobody would ever conclude the turn."""
 
     async def conclude(conclusion: Conclusion) -> Concluded:
@@ -116,7 +116,7 @@ async def test_a_conclusion_that_failed_for_good_is_the_drivers_to_tell() -> Non
         await run_turn(HELD_BY, steps)
 
 
-async def test_how_the_session_stands_after_a_conclusion_decides_what_the_driver_does() -> None:
+async def test_the_status_after_a_conclusion_decides_what_the_driver_does() -> None:
     steps = ScriptedSteps(StepFailed(BROKEN.model_copy(update={"structural": True})))
     steps.conclusion = Concluded(over=False)
 

@@ -39,7 +39,7 @@ def test_the_first_answer_counts() -> None:
     assert verdict(a_request(), [says("approve")]) == says("approve")
 
 
-def test_nothing_said_is_no_verdict() -> None:
+def test_without_a_vote_there_is_no_verdict() -> None:
     assert verdict(a_request(), []) is None
 
 
@@ -115,5 +115,5 @@ def test_the_requester_may_answer_by_default() -> None:
 
 
 @pytest.mark.parametrize(("consequence", "approves"), [("deny", False), ("approve", True), ("fail", False)])
-def test_silence_means_what_the_request_says(consequence: str, approves: bool) -> None:
+def test_an_expiry_means_what_the_request_declares(consequence: str, approves: bool) -> None:
     assert at_expiry(a_request(on_expiry=consequence)).approves is approves

@@ -118,7 +118,7 @@ def after(session: SessionState, move: Move) -> SessionState:
             return session
 
 
-def test_every_state_comes_to_rest_with_nothing_forgotten() -> None:
+def test_every_state_ends_in_a_wait_with_nothing_forgotten() -> None:
     """Moves follow one another until the driver waits; then it holds nothing that it could still do."""
     for start in every_state():
         session, moves = start, list[Move]()

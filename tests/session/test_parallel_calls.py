@@ -13,7 +13,7 @@ def many(count: int, parallel: int) -> Calls:
     return calls(*(f"t{number}" for number in range(count))).model_copy(update={"parallel": parallel})
 
 
-async def test_as_many_calls_run_at_once_as_the_step_says() -> None:
+async def test_as_many_calls_run_at_once_as_the_step_allows() -> None:
     steps = ScriptedSteps(many(10, 3), Finished())
 
     await finished(steps)
@@ -67,7 +67,7 @@ async def test_of_two_tokens_the_one_that_was_set_last_counts(reported: tuple[st
     assert (await finished(steps)).token_hash == "of t1"
 
 
-async def test_workers_of_old_do_not_say_which_token_was_set_last() -> None:
+async def test_older_workers_do_not_report_which_token_was_set_last() -> None:
     def tool(call: ToolCall) -> ToolOutcome:
         return completes(call).model_copy(update={"token_hash": f"of {call.call.tool}"})
 

@@ -27,13 +27,13 @@ def ids(deliveries: tuple[DeliveryRef, ...]) -> list[str]:
     return [delivery.id for delivery in deliveries]
 
 
-def test_a_delivery_is_heard_once() -> None:
+def test_a_delivery_is_consumed_once() -> None:
     session = a_session().with_delivery(a_delivery(1)).with_delivery(a_delivery(1))
 
     assert ids(session.inbox) == ["dlv_1"]
 
 
-def test_a_delivery_that_a_turn_took_is_not_heard_again() -> None:
+def test_a_delivery_that_a_turn_took_is_not_consumed_again() -> None:
     session = a_session().with_delivery(a_delivery(1)).without(a_delivery(1))
 
     assert session.with_delivery(a_delivery(1)).inbox == ()
@@ -208,7 +208,7 @@ def an_answer(number: int) -> DeliveryRef:
     return DeliveryRef(id=f"ans_{number}", kind="answer", token_hash="now")
 
 
-def test_while_people_are_asked_messages_wait_and_answers_are_heard() -> None:
+def test_while_requests_are_open_messages_wait_and_answers_are_consumed() -> None:
     session = (
         a_session(open=(an_open(),))
         .with_delivery(a_delivery(1))
@@ -225,7 +225,7 @@ def test_while_people_are_asked_messages_wait_and_answers_are_heard() -> None:
     assert decisions.next_move(rest, 0) == Wait()
 
 
-def test_what_waited_behind_a_park_is_heard_in_order_after_it() -> None:
+def test_deliveries_behind_a_park_are_consumed_in_order_after_it() -> None:
     session = a_session(open=(an_open(),)).with_delivery(a_delivery(1)).with_delivery(a_delivery(2))
 
     session = session.after_turn(TurnResult(snapshot=Snapshot(), action=Park()))
@@ -266,7 +266,7 @@ def test_a_signal_may_name_a_turn(signal: object, turn: int | None) -> None:
     assert state.read_turn(signal) == turn
 
 
-def test_a_parked_turn_is_not_over() -> None:
+def test_a_parked_turn_has_not_ended() -> None:
     parked = a_session(turn=4, open=(an_open(),))
 
     assert not decisions.has_ended(parked, 3)
@@ -310,7 +310,7 @@ def test_the_turn_that_reads_an_answer_comes_after_the_parked_one() -> None:
     assert not decisions.starts_after_park(parked.holding({}, None, 0.0), 4)
 
 
-def test_a_delivery_that_was_overtaken_is_heard_before_those_that_were_accepted_later() -> None:
+def test_a_delivery_that_was_overtaken_is_consumed_before_those_that_were_accepted_later() -> None:
     early, middle, late = (
         DeliveryRef(id=f"dlv_{number}", token_hash="now", at=f"2026-01-01T00:00:0{number}.000Z") for number in (1, 2, 3)
     )
@@ -321,14 +321,14 @@ def test_a_delivery_that_was_overtaken_is_heard_before_those_that_were_accepted_
     assert ids(session.with_delivery(middle, in_order=False).inbox) == ["dlv_1", "dlv_3", "dlv_2"]
 
 
-def test_deliveries_of_which_nobody_knows_when_they_were_accepted_keep_their_order() -> None:
+def test_deliveries_without_a_time_of_acceptance_keep_their_order() -> None:
     session = a_session().with_delivery(DeliveryRef(id="dlv_9", token_hash="now", at="2026-01-01T00:00:09.000Z"))
 
     assert not session.is_out_of_order(a_delivery(1))
     assert ids(session.with_delivery(a_delivery(1)).inbox) == ["dlv_9", "dlv_1"]
 
 
-def test_what_was_accepted_with_a_token_in_between_is_heard_as_well() -> None:
+def test_a_delivery_accepted_with_a_token_in_between_is_consumed_as_well() -> None:
     rekeyed = TurnResult(snapshot=Snapshot(), action=Park(), token_hash="last", retired=("now", "between"))
 
     session = a_session().after_turn(rekeyed).with_delivery(a_delivery(1, token="between"))
@@ -346,7 +346,7 @@ def test_a_token_that_is_the_sessions_again_is_not_one_of_before() -> None:
     assert (session.token_hash, session.retired) == ("now", ("other",))
 
 
-def test_what_was_accepted_with_a_token_of_before_is_heard_however_late_it_comes() -> None:
+def test_a_delivery_accepted_with_an_earlier_token_is_consumed_however_late_it_comes() -> None:
     rekeyed = TurnResult(snapshot=Snapshot(), action=Park(), token_hash="next")
 
     session = a_session().after_turn(rekeyed).with_delivery(a_delivery(1)).with_delivery(a_delivery(2, token="never"))

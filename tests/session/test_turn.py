@@ -120,7 +120,7 @@ async def test_a_text_turn_is_one_model_call() -> None:
     assert (result.action, result.failure) == (Park(), None)
 
 
-async def test_only_the_first_step_hears_the_deliveries() -> None:
+async def test_only_the_first_step_reads_the_deliveries() -> None:
     steps = ScriptedSteps(calls("a"), Finished())
 
     await finished(steps)
@@ -161,7 +161,7 @@ async def test_a_structural_failure_ends_the_session() -> None:
     assert result.action == Done(is_error=True)
 
 
-async def test_a_step_that_failed_for_good_is_told_once() -> None:
+async def test_a_step_that_failed_for_good_is_concluded_once() -> None:
     steps = ScriptedSteps(StepFailed(BROKEN))
 
     result = await finished(steps)
@@ -208,7 +208,7 @@ async def test_a_long_turn_goes_on_where_it_stopped() -> None:
     assert steps.model_calls[1].deliveries == ()
 
 
-async def test_a_turn_without_anything_to_hear_parks() -> None:
+async def test_a_turn_without_a_delivery_parks() -> None:
     task = REQUEST.model_copy(update={"mode": "task"})
     for request in (REQUEST, task):
         assert (await finished(ScriptedSteps(Unheard()), request)).action == Park()
@@ -247,13 +247,13 @@ async def test_a_turn_that_only_waits_needs_no_extra_step_to_park() -> None:
     assert (steps.parks, result.open) == ([], (ASKED,))
 
 
-async def test_a_task_that_waits_is_not_over() -> None:
+async def test_a_task_that_waits_does_not_end() -> None:
     result = await finished(ScriptedSteps(Parked(open=(ASKED,))), REQUEST.model_copy(update={"mode": "task"}))
 
     assert result.action == Park()
 
 
-async def test_an_approved_call_runs_where_it_was_asked_and_is_told_where_it_runs() -> None:
+async def test_an_approved_call_is_recorded_where_it_was_asked_and_emitted_where_it_runs() -> None:
     asked_at = Coordinates(session_id="ses_1", turn=2, step=1)
     steps = ScriptedSteps(Finished())
     steps.resumed = Resumed(calls=(ApprovedCall(at=asked_at, call=CallRef(call_id="a", tool="a")),))
@@ -294,7 +294,7 @@ async def test_a_request_that_expired_into_a_failure_ends_the_turn() -> None:
     assert (result.failure, steps.model_calls, steps.concluded) == (BROKEN, [], [])
 
 
-async def test_a_cancellation_is_told_once_the_work_has_stopped() -> None:
+async def test_a_cancellation_is_concluded_once_the_work_has_stopped() -> None:
     async def stops(call: ModelCall, *, label: str | None) -> ModelOutcome:
         steps.model_calls.append(call)
         raise asyncio.CancelledError

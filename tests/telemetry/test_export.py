@@ -56,7 +56,7 @@ async def test_a_turn_is_one_trace_from_http_to_the_tools(exporting: Stack, coll
     assert {post.service, turn.service} == {"perdure-api", "perdure-worker"}
 
 
-async def test_spans_say_what_was_done_and_nothing_of_what_was_said(exporting: Stack, collector: Collector) -> None:
+async def test_spans_name_what_was_done_and_have_no_content_of_messages(exporting: Stack, collector: Collector) -> None:
     spans = await spans_of_a_turn(exporting, collector)
 
     assert spans["chat demo"].attributes["gen_ai.usage.output_tokens"] > 0

@@ -62,7 +62,7 @@ async def test_the_demo_agent_remembers_in_two_rounds() -> None:
     assert played.text.startswith("remember_note: Noted.")
 
 
-async def test_a_script_that_is_too_short_fails_the_turn_and_says_so() -> None:
+async def test_a_script_that_is_too_short_fails_the_turn_with_a_reason() -> None:
     played = await play(SHOP, "Hi", model=ScriptedModel([]))
 
     assert played.types[-2:] == ("turn.failed", "session.waiting")

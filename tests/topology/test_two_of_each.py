@@ -30,7 +30,7 @@ async def test_a_session_outlives_one_worker_and_one_api(topology: Stack) -> Non
     assert [event["meta"]["index"] for event in events] == list(range(len(events)))
 
 
-async def test_a_reader_at_one_api_hears_what_the_other_was_told(topology: Stack) -> None:
+async def test_a_reader_at_one_api_reads_what_the_other_accepted(topology: Stack) -> None:
     async with topology.talk(0) as speaker, topology.talk(1) as reader:
         await speaker.say("one")
         follow(reader, speaker)

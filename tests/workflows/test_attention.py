@@ -234,7 +234,7 @@ async def test_a_driver_can_be_started_from_the_store(bench: Bench, outside: Out
     assert [order.reason for order in outside.rebuilt] == ["WORKFLOW_LOST"]
 
 
-async def test_a_driver_whose_session_is_over_ends(bench: Bench, outside: Outside) -> None:
+async def test_a_driver_of_an_ended_session_ends(bench: Bench, outside: Outside) -> None:
     session = await bench.start(outside, agent="", token_hash="", rebuild=Rebuild(reason="WORKFLOW_LOST"))
 
     assert await ended(session) == WorkflowExecutionStatus.COMPLETED

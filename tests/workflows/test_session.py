@@ -28,7 +28,7 @@ async def test_each_delivery_becomes_one_turn_in_order(bench: Bench, outside: Ou
     assert [call.at.turn for call in outside.model_calls] == [0, 1, 2, 3, 4]
 
 
-async def test_a_repeated_signal_is_heard_once(bench: Bench, outside: Outside) -> None:
+async def test_a_repeated_signal_is_consumed_once(bench: Bench, outside: Outside) -> None:
     session = await bench.start(outside)
 
     for delivery in ("dlv_1", "dlv_1", "dlv_2", "dlv_1"):
@@ -176,7 +176,7 @@ async def test_a_turn_with_more_calls_than_temporal_lets_it_have_open_can_be_can
     assert len(outside.tool_calls) <= 16
 
 
-async def test_a_failure_that_no_step_told_is_concluded_and_the_next_message_works(
+async def test_a_failure_that_no_step_recorded_is_concluded_and_the_next_message_works(
     bench: Bench, outside: Outside
 ) -> None:
     async def fails_first(call: ModelCall) -> ModelOutcome:
@@ -270,7 +270,7 @@ async def run_of(client: Client, handle: WorkflowHandle[object, object]) -> str 
     return (await client.get_workflow_handle(handle.id).describe()).run_id
 
 
-async def test_three_hundred_signals_over_renewed_runs_are_heard_once_and_in_order(
+async def test_three_hundred_signals_are_consumed_once_and_in_order_across_continue_as_new(
     bench: Bench, outside: Outside
 ) -> None:
     session = await bench.start(outside)

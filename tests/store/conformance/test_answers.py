@@ -12,7 +12,7 @@ async def delivered(store: Store, *delivery_ids: str) -> list[str]:
     return [row.delivery_id for row in await store.deliveries("s", delivery_ids)]
 
 
-async def test_an_answer_closes_the_request_delivers_and_tells(store: Store) -> None:
+async def test_an_answer_closes_the_request_delivers_and_emits(store: Store) -> None:
     await store.commit(opening("r"))
 
     answered = await answer(store, answering(("r", says("approve"))))
@@ -176,7 +176,7 @@ async def test_an_unknown_session_has_no_requests(store: Store) -> None:
         await answer(store, answering(session_id="unknown", always=True))
 
 
-async def test_a_session_that_is_over_is_told_nothing(store: Store) -> None:
+async def test_an_ended_session_takes_no_answer(store: Store) -> None:
     await store.commit(opening("r"))
     await store.commit(Commit("s", close=True, change=SessionChange(status="completed")))
 
@@ -221,7 +221,7 @@ async def test_a_repeated_key_with_another_request_is_a_conflict(store: Store) -
     assert (await given.input_row(store, "q")).status == "open"
 
 
-async def test_a_repeated_key_gets_its_receipt_after_the_session_is_over(store: Store) -> None:
+async def test_a_repeated_key_gets_its_receipt_after_the_session_has_ended(store: Store) -> None:
     await store.commit(opening("r"))
     await answer(store, answering(("r", says("approve")), key="k"))
     await store.commit(Commit("s", consume=["a"], consume_turn=1))

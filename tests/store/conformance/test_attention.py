@@ -17,7 +17,7 @@ async def types(store: Store) -> list[str]:
     return [event.type for event in await given.everything(store)]
 
 
-async def test_a_session_that_needs_attention_says_so(store: Store) -> None:
+async def test_a_session_that_needs_attention_emits_it(store: Store) -> None:
     await store.commit(given.running())
 
     assert await attend(store)
@@ -48,13 +48,13 @@ async def test_sessions_that_need_attention_are_listed_as_such_and_as_nothing_el
     assert (await found("needs_attention"), await found("waiting")) == ([], ["s"])
 
 
-async def test_to_say_it_twice_is_to_say_it_once(store: Store) -> None:
+async def test_the_same_attention_twice_is_emitted_once(store: Store) -> None:
     assert [await attend(store) for _ in range(3)] == [True, False, False]
 
     assert await types(store) == [EventType.SESSION_ATTENTION]
 
 
-async def test_of_twenty_who_say_it_at_once_one_is_heard(store: Store, other: Store) -> None:
+async def test_of_twenty_equal_attentions_at_once_one_is_emitted(store: Store, other: Store) -> None:
     said = await asyncio.gather(*(attend((store, other)[n % 2]) for n in range(20)))
 
     assert sorted(said) == [False] * 19 + [True]
@@ -62,7 +62,7 @@ async def test_of_twenty_who_say_it_at_once_one_is_heard(store: Store, other: St
     assert await given.dense(store)
 
 
-async def test_another_reason_is_told_too(store: Store) -> None:
+async def test_another_reason_is_emitted_too(store: Store) -> None:
     await attend(store, "AGENT_GONE")
 
     await attend(store, "STORE_BEHIND")
@@ -73,7 +73,7 @@ async def test_another_reason_is_told_too(store: Store) -> None:
     assert await types(store) == [EventType.SESSION_ATTENTION] * 2
 
 
-async def test_a_session_that_is_over_or_unknown_needs_none(store: Store) -> None:
+async def test_an_ended_or_unknown_session_needs_none(store: Store) -> None:
     await store.commit(given.closing())
 
     assert not await attend(store)
@@ -119,7 +119,7 @@ async def test_a_session_that_ends_has_recovered_before_its_end(store: Store) ->
     assert (await given.read_session(store)).attention is None
 
 
-async def test_a_session_that_is_closed_without_a_word_needs_none(store: Store) -> None:
+async def test_a_session_that_is_closed_without_an_event_needs_none(store: Store) -> None:
     await attend(store)
 
     await store.commit(Commit("s", close=True))
@@ -157,7 +157,7 @@ async def test_a_commit_that_somebody_else_has_written_shows_nothing(store: Stor
     assert (await given.read_session(store)).attention is not None
 
 
-async def test_each_need_and_each_recovery_is_told_once(store: Store) -> None:
+async def test_each_need_and_each_recovery_is_emitted_once(store: Store) -> None:
     for _ in range(3):
         await attend(store)
         await store.commit(given.raising(1))
@@ -183,7 +183,7 @@ async def test_needs_and_recoveries_at_once_leave_a_log_that_agrees_with_the_ses
     assert await given.dense(store)
 
 
-async def test_whoever_takes_over_from_an_older_attempt_has_recovered_first(store: Store) -> None:
+async def test_an_attempt_that_takes_over_from_an_older_one_emits_the_recovery_first(store: Store) -> None:
     await store.commit(given.raising(1))
     await attend(store)
 

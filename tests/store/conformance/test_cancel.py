@@ -155,7 +155,7 @@ async def test_no_commit_that_heeds_the_turn_goes_through(store: Store, setup: S
     assert await store.token_of("s") == "token of s"
 
 
-async def test_whoever_heeds_no_turn_or_an_earlier_one_goes_on(store: Store) -> None:
+async def test_a_commit_that_checks_no_turn_or_an_earlier_one_succeeds(store: Store) -> None:
     await runs(store)
     await cancel(store)
 
@@ -187,7 +187,7 @@ async def test_a_stopped_turn_is_found_before_the_fence_is_touched(store: Store)
 
 
 @pytest.mark.parametrize("status", ["waiting", "completed", "failed"])
-async def test_the_commit_that_ends_the_turn_settles_the_wish(store: Store, status: SessionStatus) -> None:
+async def test_the_commit_that_ends_the_turn_settles_the_cancel_request(store: Store, status: SessionStatus) -> None:
     await runs(store)
     await cancel(store)
 
@@ -205,7 +205,7 @@ async def test_a_commit_of_the_turn_that_does_not_end_it_settles_nothing(store: 
     assert await stopped_turn(store) == 2
 
 
-async def test_a_wish_that_has_met_nothing_stays_while_a_delivery_waits(store: Store) -> None:
+async def test_a_cancel_request_that_stopped_nothing_stays_while_a_delivery_waits(store: Store) -> None:
     await queued(store)
     await cancel(store)
     wanted = await stopped_turn(store)
@@ -216,7 +216,7 @@ async def test_a_wish_that_has_met_nothing_stays_while_a_delivery_waits(store: S
     assert await stopped_turn(store) == wanted
 
 
-async def test_the_end_of_a_turn_settles_no_wish_for_the_next(store: Store) -> None:
+async def test_the_end_of_a_turn_settles_no_cancel_request_of_the_next(store: Store) -> None:
     await queued(store)
     await cancel(store)
 
@@ -240,7 +240,7 @@ async def test_a_stopped_session_can_be_stopped_again(store: Store) -> None:
     assert told == ["t0/cancel", "t1/cancel", "t2/cancel"]
 
 
-async def test_a_wish_that_an_answer_overtakes_holds_for_the_next_turn(store: Store) -> None:
+async def test_a_cancel_request_that_an_answer_overtakes_applies_to_the_next_turn(store: Store) -> None:
     await parked(store)
     await cancel(store)
     await answer(store, answering(("r", says("approve"))))
@@ -254,7 +254,7 @@ async def test_a_wish_that_an_answer_overtakes_holds_for_the_next_turn(store: St
 
 
 @pytest.mark.parametrize("setup", [starting, runs, parked, queued])
-async def test_the_end_of_the_session_settles_every_wish(store: Store, setup: Setup) -> None:
+async def test_the_end_of_the_session_settles_every_cancel_request(store: Store, setup: Setup) -> None:
     await setup(store)
     await cancel(store)
 
@@ -264,7 +264,7 @@ async def test_the_end_of_the_session_settles_every_wish(store: Store, setup: Se
     assert await store.unsignalled(older_than=-60, after="", limit=10) == []
 
 
-async def test_the_refusal_of_the_last_delivery_that_waits_settles_the_wish(store: Store) -> None:
+async def test_the_refusal_of_the_last_delivery_that_waits_settles_the_cancel_request(store: Store) -> None:
     await queued(store)
     await store.accept(given.delivery("e"))
     await cancel(store)
@@ -280,7 +280,7 @@ async def test_the_refusal_of_the_last_delivery_that_waits_settles_the_wish(stor
     assert await given.dense(store)
 
 
-async def test_the_refusal_of_the_only_delivery_of_a_new_session_settles_the_wish(empty: Store) -> None:
+async def test_the_refusal_of_the_only_delivery_of_a_new_session_settles_the_cancel_request(empty: Store) -> None:
     await empty.create_session(given.session(), given.delivery())
     await cancel(empty)
 
@@ -302,7 +302,7 @@ async def test_a_refusal_settles_nothing_while_the_turn_runs_or_waits_for_people
     assert await stopped_turn(store) == turn
 
 
-async def test_a_delivery_that_was_heard_cannot_be_refused_and_settles_nothing(store: Store) -> None:
+async def test_a_consumed_delivery_cannot_be_refused_and_settles_nothing(store: Store) -> None:
     await queued(store)
     await store.commit(hearing("d", turn=3))
     await store.accept(given.delivery("e"))
@@ -313,7 +313,7 @@ async def test_a_delivery_that_was_heard_cannot_be_refused_and_settles_nothing(s
     assert await stopped_turn(store) == 3
 
 
-async def test_of_twenty_wishes_at_once_readers_are_told_of_one(store: Store, other: Store) -> None:
+async def test_of_twenty_cancel_requests_at_once_one_is_emitted(store: Store, other: Store) -> None:
     await runs(store)
 
     asked = await asyncio.gather(*(cancel((store, other)[n % 2]) for n in range(20)))
@@ -323,7 +323,9 @@ async def test_of_twenty_wishes_at_once_readers_are_told_of_one(store: Store, ot
     assert await given.dense(store)
 
 
-async def test_a_wish_and_the_end_of_the_turn_at_once_agree_on_who_came_first(store: Store, other: Store) -> None:
+async def test_a_cancel_request_and_the_end_of_the_turn_at_once_agree_on_which_came_first(
+    store: Store, other: Store
+) -> None:
     names = [f"s{n}" for n in range(50)]
     for name in names:
         await store.create_session(given.session(name))
@@ -358,7 +360,9 @@ async def test_a_wish_and_the_end_of_the_turn_at_once_agree_on_who_came_first(st
         assert await given.dense(store, name)
 
 
-async def test_a_wish_and_the_begin_of_the_turn_at_once_stop_the_same_turn(store: Store, other: Store) -> None:
+async def test_a_cancel_request_and_the_begin_of_the_turn_at_once_stop_the_same_turn(
+    store: Store, other: Store
+) -> None:
     names = [f"s{n}" for n in range(20)]
     for name in names:
         await store.create_session(given.session(name))
@@ -381,7 +385,9 @@ async def test_a_wish_and_the_begin_of_the_turn_at_once_stop_the_same_turn(store
             await store.commit(ending(3, session_id=name))
 
 
-async def test_a_wish_and_a_refusal_at_once_leave_no_wish_behind(store: Store, other: Store) -> None:
+async def test_a_cancel_request_and_a_refusal_at_once_leave_no_cancel_request_behind(
+    store: Store, other: Store
+) -> None:
     names = [f"s{n}" for n in range(20)]
     for name in names:
         await store.create_session(given.session(name))

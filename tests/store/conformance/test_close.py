@@ -14,7 +14,7 @@ from tests.support import given
 from tests.support.given import answer, answering, closing, says
 
 
-async def test_what_was_not_read_is_refused_and_told_before_the_end(store: Store) -> None:
+async def test_unread_deliveries_are_refused_with_an_event_before_the_end(store: Store) -> None:
     for name in ("heard", "refused", "one", "two"):
         await store.accept(given.delivery(name))
     await store.commit(given.hearing("heard"))
@@ -31,7 +31,7 @@ async def test_what_was_not_read_is_refused_and_told_before_the_end(store: Store
     assert await given.dense(store)
 
 
-async def test_what_is_told_of_a_refusal_names_the_delivery_and_says_why(store: Store) -> None:
+async def test_the_event_of_a_refusal_names_the_delivery_and_the_reason(store: Store) -> None:
     await store.accept(given.delivery())
 
     await store.commit(closing())
@@ -52,7 +52,7 @@ async def test_what_the_closing_commit_reads_itself_is_not_refused(store: Store)
     assert await given.keys(store) == ["session/completed"]
 
 
-async def test_what_was_asked_is_withdrawn_and_told_before_the_end(store: Store) -> None:
+async def test_open_requests_are_withdrawn_with_an_event_before_the_end(store: Store) -> None:
     await store.commit(given.parking("r", "q"))
     await store.accept(given.delivery())
     told = {each: given.event(f"withdrawn/{each}") for each in ("r", "q")}
@@ -65,7 +65,7 @@ async def test_what_was_asked_is_withdrawn_and_told_before_the_end(store: Store)
     assert await given.dense(store)
 
 
-async def test_a_session_that_is_closed_again_says_nothing_new(store: Store) -> None:
+async def test_a_session_that_is_closed_again_emits_nothing_new(store: Store) -> None:
     await store.accept(given.delivery())
     await store.commit(closing())
     before = await given.everything(store)
@@ -75,7 +75,7 @@ async def test_a_session_that_is_closed_again_says_nothing_new(store: Store) -> 
     assert await given.everything(store) == before
 
 
-async def test_a_session_has_one_end_whoever_else_closes_it(store: Store) -> None:
+async def test_a_session_has_one_end_if_two_close_it(store: Store) -> None:
     await store.commit(closing())
     failed = NewEvent(type=EventType.SESSION_FAILED, key="session/failed")
 
@@ -109,7 +109,7 @@ async def test_nothing_follows_the_end(store: Store, late: Commit) -> None:
 
 
 @pytest.mark.parametrize("status", ["completed", "failed"])
-async def test_a_session_that_was_brought_back_after_its_end_is_over(
+async def test_a_session_that_was_brought_back_after_its_end_has_ended(
     store: Store, database: Database, status: SessionStatus
 ) -> None:
     error = {"code": "GONE"} if status == "failed" else None
@@ -199,9 +199,7 @@ async def test_an_answer_that_races_the_end_is_refused_or_comes_too_late(store: 
         assert await given.dense(store, session_id)
 
 
-async def test_whoever_wants_something_of_a_session_that_closes_is_early_or_too_late(
-    store: Store, other: Store
-) -> None:
+async def test_what_races_the_close_of_a_session_is_early_or_too_late(store: Store, other: Store) -> None:
     for n in range(10):
         session_id = f"s{n}"
         await store.create_session(given.session(session_id))

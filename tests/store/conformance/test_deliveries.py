@@ -10,7 +10,7 @@ from tests.support import given
 from tests.support.given import hearing
 
 
-async def test_an_accepted_delivery_waits_to_be_heard(store: Store) -> None:
+async def test_an_accepted_delivery_waits_to_be_consumed(store: Store) -> None:
     accepted = await store.accept(given.delivery(body={"message": "hi"}))
 
     assert accepted.fresh
@@ -62,7 +62,7 @@ async def test_an_unknown_session_accepts_nothing(store: Store) -> None:
         await store.accept(given.delivery(session_id="unknown"))
 
 
-async def test_a_session_that_is_over_accepts_nothing_new(store: Store) -> None:
+async def test_an_ended_session_accepts_nothing_new(store: Store) -> None:
     await store.accept(given.delivery("d", key="k"))
     await store.commit(Commit("s", close=True, change=SessionChange(status="completed")))
 
@@ -72,7 +72,7 @@ async def test_a_session_that_is_over_accepts_nothing_new(store: Store) -> None:
     assert not (await store.accept(given.delivery("f", key="k"))).fresh
 
 
-async def test_a_heard_delivery_leaves_its_body_to_the_journal(store: Store) -> None:
+async def test_a_consumed_delivery_leaves_its_body_to_the_journal(store: Store) -> None:
     await store.accept(given.delivery())
 
     await store.commit(hearing("d", turn=3))
@@ -81,7 +81,7 @@ async def test_a_heard_delivery_leaves_its_body_to_the_journal(store: Store) -> 
     assert (heard.turn, heard.body) == (3, None)
 
 
-async def test_the_same_turn_may_hear_a_delivery_again(store: Store) -> None:
+async def test_the_same_turn_may_consume_a_delivery_again(store: Store) -> None:
     await store.accept(given.delivery())
     await store.commit(hearing("d", turn=1))
 
@@ -90,7 +90,7 @@ async def test_the_same_turn_may_hear_a_delivery_again(store: Store) -> None:
     assert await given.keys(store) == ["t1/received"]
 
 
-async def test_another_turn_may_not_hear_it_and_nothing_is_written(store: Store) -> None:
+async def test_another_turn_may_not_consume_it_and_nothing_is_written(store: Store) -> None:
     for name in ("d", "e"):
         await store.accept(given.delivery(name))
     await store.commit(hearing("d", turn=0))
@@ -103,12 +103,12 @@ async def test_another_turn_may_not_hear_it_and_nothing_is_written(store: Store)
     assert await given.keys(store) == ["t0/received"]
 
 
-async def test_an_unknown_delivery_cannot_be_heard(store: Store) -> None:
+async def test_an_unknown_delivery_cannot_be_consumed(store: Store) -> None:
     with pytest.raises(DeliveryTaken):
         await store.commit(hearing("unknown"))
 
 
-async def test_a_refused_delivery_says_so_once(store: Store) -> None:
+async def test_a_refused_delivery_emits_its_event_once(store: Store) -> None:
     await store.accept(given.delivery())
 
     said = [await store.refuse("s", "d", "STALE_TOKEN", given.event("refused/d")) for _ in range(2)]
@@ -119,7 +119,7 @@ async def test_a_refused_delivery_says_so_once(store: Store) -> None:
     assert await given.keys(store) == ["refused/d"]
 
 
-async def test_a_refused_delivery_cannot_be_heard(store: Store) -> None:
+async def test_a_refused_delivery_cannot_be_consumed(store: Store) -> None:
     await store.accept(given.delivery())
     await store.refuse("s", "d", "STALE_TOKEN", given.event("refused/d"))
 
@@ -127,7 +127,7 @@ async def test_a_refused_delivery_cannot_be_heard(store: Store) -> None:
         await store.commit(hearing("d"))
 
 
-async def test_a_heard_delivery_cannot_be_refused(store: Store) -> None:
+async def test_a_consumed_delivery_cannot_be_refused(store: Store) -> None:
     await store.accept(given.delivery())
     await store.commit(hearing("d"))
 
@@ -135,7 +135,7 @@ async def test_a_heard_delivery_cannot_be_refused(store: Store) -> None:
     assert await given.keys(store) == ["t0/received"]
 
 
-async def test_of_a_delivery_that_is_not_there_readers_are_told_once(store: Store) -> None:
+async def test_a_refusal_of_a_missing_delivery_is_emitted_once(store: Store) -> None:
     assert [await given.refuse(store, "unknown") for _ in range(2)] == [True, True]
 
     assert await given.keys(store) == ["refused/unknown"]
@@ -147,7 +147,7 @@ async def test_an_unknown_session_refuses_nothing(store: Store) -> None:
         await given.refuse(store, session_id="unknown")
 
 
-async def test_what_is_refused_in_a_session_that_is_over_is_not_told_after_its_end(store: Store) -> None:
+async def test_a_refusal_in_an_ended_session_emits_nothing_after_its_end(store: Store) -> None:
     await store.commit(given.closing())
 
     assert await given.refuse(store, "unknown")
@@ -196,7 +196,7 @@ async def test_a_delivery_has_one_fate(store: Store, other: Store) -> None:
         assert was_refused == (f"refused/{row.delivery_id}" in refused)
 
 
-async def test_what_temporal_is_told_of_a_delivery_comes_back(store: Store) -> None:
+async def test_the_reference_of_a_delivery_for_temporal_comes_back(store: Store) -> None:
     ref: JsonObject = {"id": "d", "kind": "message", "tokenHash": "ünïcödé"}
 
     accepted = await store.accept(given.delivery(key="k", ref=ref))

@@ -34,7 +34,7 @@ async def test_an_event_is_read_back_as_it_was_written(store: Store) -> None:
     assert event.at.endswith("Z")
 
 
-async def test_a_request_that_an_older_build_told_is_read_as_todays_are(store: Store) -> None:
+async def test_a_request_that_an_older_build_emitted_is_read_as_todays_are(store: Store) -> None:
     request: JsonObject = {
         "requestId": "r",
         "prompt": "Approve tool call: pay",

@@ -8,7 +8,7 @@ from perdure.store.values import Attempt, Commit, Fence, Hold
 from tests.support import given
 
 
-async def test_a_first_attempt_supersedes_nobody(store: Store) -> None:
+async def test_a_first_attempt_supersedes_no_other(store: Store) -> None:
     committed = await store.commit(
         replace(given.raising(1), superseding=given.event("superseded"), events=[given.event("started")])
     )
@@ -29,7 +29,7 @@ async def test_a_scope_that_was_closed_before_anybody_began_is_open_to_newer_att
     assert await given.keys(store) == []
 
 
-async def test_a_newer_attempt_takes_over_and_says_so_first(store: Store) -> None:
+async def test_a_newer_attempt_takes_over_and_emits_that_first(store: Store) -> None:
     await store.commit(given.raising(1))
 
     committed = await store.commit(
@@ -40,7 +40,7 @@ async def test_a_newer_attempt_takes_over_and_says_so_first(store: Store) -> Non
     assert await given.keys(store) == ["superseded", "started"]
 
 
-async def test_an_attempt_that_raises_again_supersedes_nobody(store: Store) -> None:
+async def test_an_attempt_that_raises_again_supersedes_no_other(store: Store) -> None:
     await store.commit(given.raising(2))
 
     committed = await store.commit(replace(given.raising(2), superseding=given.event("superseded")))
@@ -76,7 +76,7 @@ async def test_an_attempt_from_the_future_may_not_write(store: Store, hold: Hold
         await store.commit(Commit("s", fence=given.fence(hold, 2)))
 
 
-async def test_the_standing_attempt_may_write(store: Store) -> None:
+async def test_the_current_attempt_may_write(store: Store) -> None:
     await store.commit(given.raising(1))
 
     await store.commit(replace(given.keeping(1), events=[given.event("a")]))

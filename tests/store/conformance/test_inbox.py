@@ -36,13 +36,13 @@ async def test_of_a_hundred_callers_at_once_ten_are_accepted(store: Store, other
     assert len(await store.unread("s")) == 10
 
 
-async def test_whoever_names_no_limit_has_none(store: Store) -> None:
+async def test_a_delivery_without_a_limit_is_always_accepted(store: Store) -> None:
     await fill(store, 2)
 
     assert (await store.accept(given.delivery("more"))).fresh
 
 
-async def test_what_was_heard_or_refused_makes_room(store: Store) -> None:
+async def test_consumed_and_refused_deliveries_make_room(store: Store) -> None:
     await fill(store, 2)
     await store.commit(given.hearing("d0"))
     await given.refuse(store, "d1")

@@ -131,7 +131,7 @@ async def test_a_withdrawn_request_has_no_answer(store: Store) -> None:
 
 
 @pytest.mark.parametrize("late", [expiring("r", "q"), withdrawing("r", "q")])
-async def test_only_what_is_still_open_is_closed_and_told(store: Store, late: Commit) -> None:
+async def test_only_open_requests_are_closed_and_emitted(store: Store, late: Commit) -> None:
     await store.commit(opening("r", "q"))
     await answer(store, answering(("r", says("approve"))))
     answered = await given.input_row(store)
@@ -165,7 +165,7 @@ async def test_a_commit_cannot_close_the_request_of_another_session(store: Store
     assert await given.keys(store) == ["before"]
 
 
-async def test_the_row_of_the_session_counts_what_was_told_of_its_requests(store: Store) -> None:
+async def test_the_row_of_the_session_counts_the_events_of_its_requests(store: Store) -> None:
     await store.commit(opening("r", "q"))
 
     committed = await store.commit(expiring("r", "q"))
@@ -278,6 +278,6 @@ async def test_pages_stay_where_they_are_while_requests_open_and_close(store: St
     assert rest == [["r2", "r5"], ["r9"]]
 
 
-async def test_a_cursor_that_nobody_gave_out_is_invalid(store: Store) -> None:
+async def test_a_made_up_cursor_is_invalid(store: Store) -> None:
     with pytest.raises(Invalid):
         await store.inputs(InputQuery(cursor="nonsense"))

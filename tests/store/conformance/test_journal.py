@@ -120,7 +120,7 @@ async def test_a_slot_that_changed_since_it_was_read_is_not_overwritten(store: S
     assert list(await store.slots("s", ["x", "y"])) == ["x"]
 
 
-async def test_a_slot_that_nobody_wrote_has_version_zero(store: Store) -> None:
+async def test_a_slot_that_was_never_written_has_version_zero(store: Store) -> None:
     await store.commit(Commit("s", slots=[SlotWrite("x", {}, expected=0)]))
 
     assert (await store.slots("s", ["x"]))["x"].version == 1

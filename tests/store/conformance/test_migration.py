@@ -73,7 +73,7 @@ async def test_a_newer_schema_that_needs_newer_code_is_refused_before_anything_i
     assert database.run("SELECT version FROM perdure_schema") == [(99,)]
 
 
-async def test_a_later_migration_says_which_code_can_work_with_it(
+async def test_a_later_migration_declares_which_code_can_work_with_it(
     open_another: OpenStore, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of_today = await open_another()

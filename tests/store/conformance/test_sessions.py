@@ -94,7 +94,7 @@ async def test_a_repeated_creation_under_the_same_token_is_no_conflict(empty: St
     assert again.delivery.session_id == "s"
 
 
-async def test_one_key_cannot_stand_for_two_requests(empty: Store) -> None:
+async def test_one_key_cannot_identify_two_requests(empty: Store) -> None:
     await empty.create_session(given.session(), given.delivery(key="k", digest="one"))
 
     with pytest.raises(IdempotencyConflict):

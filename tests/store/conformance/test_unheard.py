@@ -58,7 +58,7 @@ async def test_each_session_has_its_own(store: Store) -> None:
     assert await unheard(store, "unknown") == []
 
 
-async def test_what_was_heard_or_refused_does_not_wait(store: Store) -> None:
+async def test_consumed_and_refused_deliveries_do_not_wait(store: Store) -> None:
     for name in ("heard", "refused", "waiting"):
         await store.accept(given.delivery(name))
     await store.commit(given.hearing("heard"))
@@ -144,7 +144,7 @@ async def test_of_each_session_all_is_found_whatever_else_is_on_its_page(store: 
     assert (fourth.session_id, fourth.newest, fourth.failed) == ("x", None, True)
 
 
-async def test_whoever_accepts_learns_whether_temporal_knows_of_all_before_it(store: Store) -> None:
+async def test_accepting_a_delivery_reports_whether_all_before_it_were_signalled(store: Store) -> None:
     await store.commit(opening("r", "q"))
     assert not (await store.accept(given.delivery("d0"))).unsignalled
     assert not (await answer(store, answering(("q", says("approve")), delivery_id="a0"))).unsignalled
@@ -160,7 +160,7 @@ async def test_whoever_accepts_learns_whether_temporal_knows_of_all_before_it(st
     assert not (await given.read_session(store)).unsignalled
 
 
-async def test_whoever_repeats_a_request_learns_it_too(store: Store) -> None:
+async def test_a_repeated_request_reports_it_too(store: Store) -> None:
     await store.commit(opening("r"))
     await store.accept(given.delivery("d", key="k"))
     await answer(store, answering(("r", says("approve")), key="l"))
@@ -173,7 +173,7 @@ async def test_whoever_repeats_a_request_learns_it_too(store: Store) -> None:
     assert (answered.fresh, answered.unsignalled) == (False, True)
 
 
-async def test_whoever_repeats_the_request_of_another_session_learns_it_of_that_one(store: Store) -> None:
+async def test_a_repeated_request_of_another_session_reports_it_of_that_one(store: Store) -> None:
     await store.create_session(given.session("t"))
     await store.accept(given.delivery("d", key="k"))
     await store.mark_unsignalled("t")
@@ -183,7 +183,7 @@ async def test_whoever_repeats_the_request_of_another_session_learns_it_of_that_
     assert (again.delivery.session_id, again.unsignalled) == ("s", False)
 
 
-async def test_a_commit_does_not_forget_what_temporal_was_not_told(store: Store) -> None:
+async def test_a_commit_does_not_forget_unsignalled_deliveries(store: Store) -> None:
     await store.mark_unsignalled("s")
 
     await store.commit(given.running())

@@ -209,7 +209,7 @@ async def test_a_live_session_goes_on(upgraded: Store) -> None:
     assert await given.keys(upgraded) == ["a", "b", "c", "resolved/r"]
 
 
-async def test_what_waited_still_waits_and_is_told_again(upgraded: Store, version: int) -> None:
+async def test_what_waited_still_waits_and_is_signalled_again(upgraded: Store, version: int) -> None:
     waiting = await upgraded.unread("s")
 
     # Together they came, and so the ids decide.
@@ -218,7 +218,7 @@ async def test_what_waited_still_waits_and_is_told_again(upgraded: Store, versio
     assert [found.session_id for found in await upgraded.unsignalled(older_than=60, after="", limit=10)] == ["s"]
 
 
-async def test_what_nobody_kept_for_temporal_is_derived(upgraded: Store, version: int) -> None:
+async def test_a_reference_that_was_not_kept_is_derived(upgraded: Store, version: int) -> None:
     told = {row.delivery_id: reference(row, "now") for row in await upgraded.unread("s")}
 
     assert told["waiting"] == {"id": "waiting", "kind": "message", "tokenHash": "now", "at": AT}
@@ -226,7 +226,7 @@ async def test_what_nobody_kept_for_temporal_is_derived(upgraded: Store, version
         assert told["answer"] == {"id": "answer", "kind": "answer", "tokenHash": "now", "at": AT}
 
 
-async def test_what_nobody_read_in_a_session_that_is_over_is_refused(upgraded: Store) -> None:
+async def test_unread_deliveries_of_an_ended_session_are_refused(upgraded: Store) -> None:
     heard, refused, unheard = await upgraded.deliveries("over", ["heard", "refused", "unheard"])
 
     assert (unheard.refused, unheard.body, unheard.turn) == ("session_not_active", None, None)
@@ -251,7 +251,7 @@ async def test_what_was_asked_can_be_answered_or_stopped(upgraded: Store, versio
     assert await given.dense(upgraded)
 
 
-async def test_a_session_that_is_over_is_so_still(upgraded: Store) -> None:
+async def test_an_ended_session_stays_ended(upgraded: Store) -> None:
     assert await upgraded.open_sessions("", 10) == ["s"]
     assert await given.cancel(upgraded, "over") is None
     assert not await given.attend(upgraded, session_id="over")

@@ -136,7 +136,7 @@ async def test_a_cancelled_commit_that_went_through_is_seen(store: Store) -> Non
     assert indexes == list(range(len(indexes)))
 
 
-async def test_a_watcher_that_left_is_not_told(store: Store) -> None:
+async def test_a_watcher_that_left_is_not_notified(store: Store) -> None:
     async with store.watch("s"):
         pass
 

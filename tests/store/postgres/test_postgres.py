@@ -164,7 +164,7 @@ async def test_a_cancel_whose_answer_was_lost_is_about_the_turn_that_it_was_aske
 
 
 @pytest.mark.usefixtures("store")
-async def test_the_outcome_of_a_commit_is_left_to_whoever_commits(postgres_url: str) -> None:
+async def test_the_outcome_of_a_commit_is_left_to_the_caller(postgres_url: str) -> None:
     """A retry finds its own fence, and cannot say that it has taken it from an older attempt."""
     database = Forgetful(postgres_url)
     await database.open()
@@ -208,7 +208,7 @@ async def test_a_list_of_sessions_is_found_by_an_index_and_nothing_is_sorted(
 
 @pytest.mark.usefixtures("store")
 @pytest.mark.parametrize("plans", ["force_generic_plan", "force_custom_plan"])
-async def test_a_page_of_sessions_that_were_not_told_costs_a_page(postgres_url: str, plans: str) -> None:
+async def test_a_page_of_unsignalled_sessions_costs_a_page(postgres_url: str, plans: str) -> None:
     asked = await ran(postgres_url, lambda store: store.unsignalled(older_than=5, after="crowd-1", limit=10))
 
     plan = explained(postgres_url, asked, plans)

@@ -84,7 +84,7 @@ async def test_a_list_of_sessions_is_found_by_an_index_and_nothing_is_sorted(
 
 
 @pytest.mark.usefixtures("store")
-async def test_a_page_of_sessions_that_were_not_told_costs_a_page(file: Path) -> None:
+async def test_a_page_of_unsignalled_sessions_costs_a_page(file: Path) -> None:
     plan = explained(file, await ran(file, lambda store: store.unsignalled(older_than=5, after="crowd-1", limit=200)))
 
     for index in ("deliveries_waiting", "sessions_to_cancel", "sessions_untold"):
@@ -95,7 +95,7 @@ async def test_a_page_of_sessions_that_were_not_told_costs_a_page(file: Path) ->
 
 
 @pytest.mark.usefixtures("store")
-async def test_a_page_costs_the_same_however_many_sessions_were_not_told(file: Path) -> None:
+async def test_a_page_costs_the_same_however_many_sessions_are_unsignalled(file: Path) -> None:
     asked = await ran(file, lambda store: store.unsignalled(older_than=5, after="crowd-1", limit=20))
     with contextlib.closing(crowded(file)) as connection:
         many = steps(connection, asked)
@@ -187,7 +187,7 @@ async def test_two_hundred_watchers_share_one_poll(database: CountingDatabase) -
     await watchers.close()
 
 
-async def test_a_feed_that_breaks_tells_its_watchers(database: CountingDatabase) -> None:
+async def test_a_feed_that_breaks_fails_its_watchers(database: CountingDatabase) -> None:
     class Broken(ChangePoll):
         async def follow(self, listener: object) -> None:
             raise RuntimeError("no more news")
