@@ -33,15 +33,15 @@ async def failing(
     *,
     number: int = 1,
     workflow: str = names.TURN_WORKFLOW,
-    told: list[NeedsAttention] | None = None,
+    attended: list[NeedsAttention] | None = None,
 ) -> ApplicationError:
     """What an attempt that fails with this error is reported as."""
     environment = ActivityEnvironment()
     environment.info = replace(environment.info, attempt=number, workflow_type=workflow, heartbeat_timeout=None)
 
     async def attend(need: NeedsAttention) -> None:
-        if told is not None:
-            told.append(need)
+        if attended is not None:
+            attended.append(need)
 
     async def work() -> None:
         async with attempt(attend):
@@ -70,17 +70,18 @@ async def test_a_driver_never_gets_a_permanent_failure(error: PerdureError) -> N
 
 
 async def test_a_driver_waits_longer_and_longer_and_attention_is_asked_for() -> None:
-    told: list[NeedsAttention] = []
+    attended: list[NeedsAttention] = []
 
     reports = [
-        await failing(AgentGone(), number=number, workflow=names.SESSION_WORKFLOW, told=told) for number in range(1, 20)
+        await failing(AgentGone(), number=number, workflow=names.SESSION_WORKFLOW, attended=attended)
+        for number in range(1, 20)
     ]
 
     delays = [report.next_retry_delay for report in reports]
     assert delays == sorted(delays, key=lambda delay: delay or timedelta())
     assert delays[-1] == timedelta(seconds=60)
     # Not at one attempt only: just that one may fail in another way.
-    assert len(told) == 20 - HANDED_BACK
+    assert len(attended) == 20 - HANDED_BACK
 
 
 @pytest.mark.parametrize(

@@ -124,8 +124,8 @@ async def waiting(api: Api, *request_ids: str, agent: str = "bursar", **fields: 
 
 
 def outcome(request_id: str, status: InputStatus | str, option_id: str | None = None) -> dict[str, Any]:
-    told = {"requestId": request_id, "status": status}
-    return told if option_id is None else {**told, "optionId": option_id}
+    shown = {"requestId": request_id, "status": status}
+    return shown if option_id is None else {**shown, "optionId": option_id}
 
 
 def to(request_id: str, answer: dict[str, Any] | None = None, **fields: Any) -> dict[str, Any]:

@@ -119,7 +119,7 @@ class Api:
         ) as answer:
             yield Reading(answer)
 
-    async def tell(self, session_id: str, *events: NewEvent, change: SessionChange | None = None) -> None:
+    async def emit(self, session_id: str, *events: NewEvent, change: SessionChange | None = None) -> None:
         """Append events, as an activity would."""
         await self.store.commit(Commit(session_id=session_id, events=events, change=change))
 
@@ -164,7 +164,7 @@ def step(turn: int, number: int, what: str, kind: str, attempt: int = 1, **data:
     )
 
 
-def said(turn: int, number: int, index: int, text: str, attempt: int = 1) -> NewEvent:
+def text_delta(turn: int, number: int, index: int, text: str, attempt: int = 1) -> NewEvent:
     """One piece of a streamed message."""
     return step(turn, number, f"text/{attempt}/{index}", EventType.MESSAGE_APPENDED, attempt=attempt, messageDelta=text)
 
@@ -174,7 +174,7 @@ def turn_events(turn: int, pieces: Sequence[str] = ("Hel", "lo"), *, deliveries:
     return [
         of_turn(turn, "started", EventType.TURN_STARTED).model_copy(update={"delivery_ids": tuple(deliveries)}),
         step(turn, 0, "started", EventType.STEP_STARTED),
-        *(said(turn, 0, index, piece) for index, piece in enumerate(pieces)),
+        *(text_delta(turn, 0, index, piece) for index, piece in enumerate(pieces)),
         step(turn, 0, "message", EventType.MESSAGE_COMPLETED, message="".join(pieces), finishReason="stop"),
         step(turn, 0, "completed", EventType.STEP_COMPLETED, finishReason="stop"),
         of_turn(turn, "completed", EventType.TURN_COMPLETED),
@@ -186,7 +186,7 @@ def of_turn(turn: int, what: str, kind: str) -> NewEvent:
     return NewEvent(type=kind, key=names.turn_key(turn, what), data=turn_coordinates(turn), turn=turn)
 
 
-def session_over() -> NewEvent:
+def session_ended() -> NewEvent:
     return NewEvent(type=EventType.SESSION_COMPLETED, key=names.session_key("completed"))
 
 

@@ -351,11 +351,11 @@ class Losing:
         self.after: Callable[[], None] | None = None
         monkeypatch.setattr(self._store, "answer", self._answer)
 
-    async def _answer(self, answering: Answering, tell: Callable[[InputRow], NewEvent]) -> Answered:
+    async def _answer(self, answering: Answering, emit: Callable[[InputRow], NewEvent]) -> Answered:
         if self.before is not None:
             await self.before()
             self.before = None
-        answered = await self._count(answering, tell)
+        answered = await self._count(answering, emit)
         if self.after is not None:
             self.after()
         return answered

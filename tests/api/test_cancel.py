@@ -9,7 +9,7 @@ from perdure.protocol.events import EventType
 from perdure.protocol.names import CANCEL
 from perdure.store.values import Commit, SessionChange
 from tests.api.asking import APPROVE, known_as, to, waiting
-from tests.api.served import URL, Api, session_over, turn_events
+from tests.api.served import URL, Api, session_ended, turn_events
 
 
 async def cancel(api: Api, session_id: str, body: Any = None, **options: Any) -> dict[str, Any]:
@@ -21,7 +21,7 @@ async def cancel(api: Api, session_id: str, body: Any = None, **options: Any) ->
 async def running(api: Api) -> str:
     """A session in its first turn."""
     session_id = (await api.create())["sessionId"]
-    await api.tell(session_id, *turn_events(0)[:2], change=SessionChange(status="running", turns=1))
+    await api.emit(session_id, *turn_events(0)[:2], change=SessionChange(status="running", turns=1))
     return session_id
 
 
@@ -41,7 +41,7 @@ async def idle(api: Api) -> dict[str, Any]:
     return created
 
 
-async def wishes(api: Api, session_id: str) -> list[Any]:
+async def cancel_requests(api: Api, session_id: str) -> list[Any]:
     return [each.data for each in await api.store.events(session_id) if each.type == EventType.CANCEL_REQUESTED]
 
 
@@ -54,7 +54,7 @@ async def test_a_running_turn_is_asked_to_stop(api: Api, body: Any) -> None:
     session_id = await running(api)
 
     assert await cancel(api, session_id, body) == answered(session_id, "accepted")
-    assert await wishes(api, session_id) == [{"turnId": "turn_0"}]
+    assert await cancel_requests(api, session_id) == [{"turnId": "turn_0"}]
     assert api.temporal.signals == [(session_id, CANCEL, {"turnId": "turn_0"})]
 
 
@@ -64,14 +64,14 @@ async def test_asking_twice_is_wishing_once(api: Api) -> None:
     answers = [await cancel(api, session_id) for _ in range(2)]
 
     assert answers == [answered(session_id, "accepted")] * 2
-    assert len(await wishes(api, session_id)) == 1
+    assert len(await cancel_requests(api, session_id)) == 1
 
 
 async def test_a_turn_that_waits_for_people_can_be_stopped(api: Api) -> None:
     session = await waiting(api, "r")
 
     assert await cancel(api, session.id) == answered(session.id, "accepted")
-    assert await wishes(api, session.id) == [{"turnId": "turn_0"}]
+    assert await cancel_requests(api, session.id) == [{"turnId": "turn_0"}]
 
 
 async def test_a_message_that_no_worker_has_taken_up_can_be_stopped(api: Api) -> None:
@@ -94,18 +94,18 @@ async def test_an_idle_session_has_nothing_to_stop(api: Api, body: Any) -> None:
     session_id = (await idle(api))["sessionId"]
 
     assert await cancel(api, session_id, body) == answered(session_id, "no_active_turn")
-    assert await wishes(api, session_id) == []
+    assert await cancel_requests(api, session_id) == []
     assert api.temporal.signals == []
 
 
 async def test_a_finished_session_has_nothing_to_stop(api: Api) -> None:
     session_id = await running(api)
     await api.store.commit(
-        Commit(session_id, events=[session_over()], close=True, change=SessionChange(status="completed"))
+        Commit(session_id, events=[session_ended()], close=True, change=SessionChange(status="completed"))
     )
 
     assert await cancel(api, session_id) == answered(session_id, "no_active_turn")
-    assert await wishes(api, session_id) == []
+    assert await cancel_requests(api, session_id) == []
 
 
 @pytest.mark.parametrize("turn_id", ["turn_1", "turn_00", "x"])
@@ -113,7 +113,7 @@ async def test_another_turn_is_not_stopped(api: Api, turn_id: str) -> None:
     session_id = await running(api)
 
     assert await cancel(api, session_id, {"turnId": turn_id}) == answered(session_id, "no_active_turn")
-    assert await wishes(api, session_id) == []
+    assert await cancel_requests(api, session_id) == []
 
 
 async def test_a_cancel_is_accepted_while_temporal_is_away(api: Api) -> None:
@@ -123,7 +123,7 @@ async def test_a_cancel_is_accepted_while_temporal_is_away(api: Api) -> None:
     answer = await cancel(api, session_id)
 
     assert answer == answered(session_id, "accepted")
-    assert await wishes(api, session_id) == [{"turnId": "turn_0"}]
+    assert await cancel_requests(api, session_id) == [{"turnId": "turn_0"}]
 
 
 @pytest.mark.parametrize("body", [{"turnId": 1}, {"turnId": ""}, "x"])
@@ -137,7 +137,7 @@ async def test_only_the_owner_stops_a_session(people: Api) -> None:
     answer = await cancel(people, session.id, headers=known_as("eve"))
 
     assert (answer["status code"], answer["error"]) == (404, "Session not found.")
-    assert await wishes(people, session.id) == []
+    assert await cancel_requests(people, session.id) == []
 
 
 # --- what a session waits for -----------------------------------------------------------------------------------

@@ -22,22 +22,22 @@ CHUNKED = f"POST {URL} HTTP/1.1\r\nhost: 127.0.0.1\r\ntransfer-encoding: chunked
 
 
 @contextlib.contextmanager
-def connected(api: Api | ApiProcess, said: bytes = b"") -> Generator[socket.socket]:
+def connected(api: Api | ApiProcess, sent: bytes = b"") -> Generator[socket.socket]:
     host, port = api.url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port)), timeout=PATIENCE) as sock:
-        sock.sendall(said)
+        sock.sendall(sent)
         yield sock
 
 
-async def heard(sock: socket.socket) -> bytes:
+async def received(sock: socket.socket) -> bytes:
     """All that comes until the server ends the connection."""
 
     def read() -> bytes:
-        told = b""
+        response = b""
         with contextlib.suppress(ConnectionResetError):
             while piece := sock.recv(65_536):
-                told += piece
-        return told
+                response += piece
+        return response
 
     return await asyncio.to_thread(read)
 
@@ -46,10 +46,10 @@ async def answered(sock: socket.socket) -> bytes:
     """One whole answer; the server may send its head and its body in two pieces."""
 
     def read() -> bytes:
-        with sock.makefile("rb") as told:
-            head = b"".join(iter(told.readline, b"\r\n"))
+        with sock.makefile("rb") as response:
+            head = b"".join(iter(response.readline, b"\r\n"))
             [length] = re.findall(rb"content-length: (\d+)", head)
-            return head + told.read(int(length))
+            return head + response.read(int(length))
 
     return await asyncio.to_thread(read)
 
@@ -57,12 +57,12 @@ async def answered(sock: socket.socket) -> bytes:
 QUICK = ConnectionLimits(100, head_time=0.3, body_time=0.3, rest_time=0.3, stall_time=0.3)
 
 
-async def taken(api: Api, said: bytes, more: bytes) -> int:
+async def taken(api: Api, head: bytes, more: bytes) -> int:
     """How many bytes of `more`, repeated without end, the server takes; with what fits into the system's buffers."""
 
     def flood() -> int:
         sent = 0
-        with connected(api, said) as sock, contextlib.suppress(OSError):
+        with connected(api, head) as sock, contextlib.suppress(OSError):
             while sent < 100_000_000:
                 sock.sendall(more)
                 sent += len(more)
@@ -93,9 +93,9 @@ async def test_a_trailer_is_no_header(people: Api) -> None:
     body = b'd\r\n{"message":1}\r\n0\r\nx-who: ada\r\n\r\n'
 
     with connected(people, CHUNKED + b"\r\n" + body) as sock:
-        told = await answered(sock)
+        response = await answered(sock)
 
-    assert told.startswith(b"HTTP/1.1 401 ")
+    assert response.startswith(b"HTTP/1.1 401 ")
 
 
 async def test_a_body_of_small_chunks_with_a_trailer_is_taken(api: Api) -> None:
@@ -103,26 +103,26 @@ async def test_a_body_of_small_chunks_with_a_trailer_is_taken(api: Api) -> None:
     chunks = b"".join(b"1;x=y\r\n%c\r\n" % byte for byte in message)
 
     with connected(api, CHUNKED + b"\r\n" + chunks + b"0\r\nx-more: x\r\n\r\n") as sock:
-        told = await answered(sock)
+        response = await answered(sock)
 
-    assert told.startswith(b"HTTP/1.1 202 ")
+    assert response.startswith(b"HTTP/1.1 202 ")
 
 
 async def test_a_head_that_is_too_large_is_431(api: Api) -> None:
     with connected(api, HEALTH + b"x-more: " + b"x" * 33_000 + b"\r\n\r\n") as sock:
-        told = await heard(sock)
+        response = await received(sock)
 
-    assert told.startswith(b"HTTP/1.1 431 ")
+    assert response.startswith(b"HTTP/1.1 431 ")
     assert (await api.http.get("/eve/v1/health", headers={"x-more": "x" * 30_000})).status_code == 200
 
 
-@pytest.mark.parametrize("said", [b"", b"\r\n", b"GET /", HEALTH], ids=["nothing", "a line", "a word", "half a head"])
-async def test_a_head_has_its_time(tmp_path: Path, said: bytes) -> None:
+@pytest.mark.parametrize("sent", [b"", b"\r\n", b"GET /", HEALTH], ids=["nothing", "a line", "a word", "half a head"])
+async def test_a_head_has_its_time(tmp_path: Path, sent: bytes) -> None:
     async with serving(tmp_path, terms=QUICK) as api:
-        with connected(api, said) as sock:
-            told = await asyncio.wait_for(heard(sock), PATIENCE)
+        with connected(api, sent) as sock:
+            response = await asyncio.wait_for(received(sock), PATIENCE)
 
-    assert told.startswith(b"HTTP/1.1 408 ") or told == b""
+    assert response.startswith(b"HTTP/1.1 408 ") or response == b""
 
 
 async def test_the_second_head_of_a_connection_has_its_time_too(tmp_path: Path) -> None:
@@ -130,9 +130,9 @@ async def test_the_second_head_of_a_connection_has_its_time_too(tmp_path: Path) 
         with connected(api, HEALTH + b"\r\n") as sock:
             assert (await answered(sock)).startswith(b"HTTP/1.1 200 ")
             sock.sendall(b"GET /eve")
-            told = await asyncio.wait_for(heard(sock), PATIENCE)
+            response = await asyncio.wait_for(received(sock), PATIENCE)
 
-    assert told.startswith(b"HTTP/1.1 408 ")
+    assert response.startswith(b"HTTP/1.1 408 ")
 
 
 async def test_a_body_that_drips_has_its_time(tmp_path: Path) -> None:
@@ -159,17 +159,17 @@ async def test_a_body_that_comes_at_a_fair_pace_is_waited_for(tmp_path: Path) ->
             for start in range(0, len(message), 5_000):
                 await asyncio.to_thread(sock.sendall, message[start : start + 5_000])
                 await asyncio.sleep(0.03)
-            told = await heard(sock)
+            response = await received(sock)
 
-    assert told.startswith(b"HTTP/1.1 202 ")
+    assert response.startswith(b"HTTP/1.1 202 ")
 
 
 async def test_the_rest_of_a_refused_body_does_not_come_for_ever(tmp_path: Path) -> None:
     async with serving(tmp_path, terms=QUICK) as api:
         with connected(api, POST + b"x-api-key: wrong\r\n\r\n") as sock:
-            told = await asyncio.wait_for(heard(sock), PATIENCE)
+            response = await asyncio.wait_for(received(sock), PATIENCE)
 
-    assert told.startswith(b"HTTP/1.1 401 ")
+    assert response.startswith(b"HTTP/1.1 401 ")
 
 
 async def test_idle_connections_leave_room(tmp_path: Path) -> None:
@@ -207,7 +207,7 @@ async def test_one_more_than_can_be_served_is_503(tmp_path: Path) -> None:
         with connected(api, stream) as reader:
             assert (await asyncio.to_thread(reader.recv, 100)).startswith(b"HTTP/1.1 200 ")
             with connected(api) as other:
-                told = await heard(other)
+                response = await received(other)
 
-    assert told.startswith(b"HTTP/1.1 503 ")
-    assert b"retry-after: 1" in told
+    assert response.startswith(b"HTTP/1.1 503 ")
+    assert b"retry-after: 1" in response

@@ -169,7 +169,7 @@ async def test_a_responder_answers_without_owning_the_session(people: Api) -> No
 
 
 @pytest.mark.parametrize(
-    ("body", "says"),
+    ("body", "problem"),
     [
         ({}, "Expected an 'optionId' ('approve' or 'deny' for an approval) or a 'text'."),
         ({"reason": "too much"}, "Expected an 'optionId'"),
@@ -177,13 +177,13 @@ async def test_a_responder_answers_without_owning_the_session(people: Api) -> No
         ({"optionId": "approve", "Reason": "fine"}, "Unknown field 'Reason'"),
     ],
 )
-async def test_a_slip_is_no_denial(people: Api, body: Any, says: str) -> None:
+async def test_a_slip_is_no_denial(people: Api, body: Any, problem: str) -> None:
     session = await waiting(people, "r", responders=FINANCE)
 
     answer = await post(people, "r", body, CFO)
 
     assert answer.status_code == 400
-    assert answer.json()["error"].startswith(says)
+    assert answer.json()["error"].startswith(problem)
     assert (await session.row("r")).status == "open"
 
 
@@ -321,12 +321,12 @@ async def test_one_denial_is_enough(people: Api) -> None:
     assert answer.json() == {**outcome("r", "answered", "deny"), "sessionId": session.id}
 
 
-@pytest.mark.parametrize(("says", "option"), [(APPROVE, "approve"), (DENY, "deny")])
-async def test_a_namesake_has_a_vote_of_its_own(people: Api, says: dict[str, Any], option: str) -> None:
+@pytest.mark.parametrize(("vote", "option"), [(APPROVE, "approve"), (DENY, "deny")])
+async def test_a_namesake_has_a_vote_of_its_own(people: Api, vote: dict[str, Any], option: str) -> None:
     session = await waiting(people, "r", responders=Responders(kind="anyone", quorum=2))
     await post(people, "r", APPROVE, {**BOB, "x-by": "api-key"})
 
-    answer = await post(people, "r", says, BOB)
+    answer = await post(people, "r", vote, BOB)
 
     assert answer.json() == {**outcome("r", "answered", option), "sessionId": session.id}
     shown = (await people.http.get("/v1/inputs/r")).json()

@@ -12,7 +12,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.errors import SchemaUnknown
 from perdure.store.values import Commit, SessionChange
-from tests.api.served import URL, Api, session_over
+from tests.api.served import URL, Api, session_ended
 
 
 async def test_create_answers_with_the_receipt_of_the_contract(api: Api) -> None:
@@ -134,7 +134,7 @@ async def test_the_token_must_belong_to_the_session_of_the_path(api: Api) -> Non
 async def test_the_token_of_a_finished_session_is_stale(api: Api) -> None:
     created = await api.create()
     over = SessionChange(status="completed")
-    await api.store.commit(Commit(created["sessionId"], events=[session_over()], close=True, change=over))
+    await api.store.commit(Commit(created["sessionId"], events=[session_ended()], close=True, change=over))
 
     answer = await api.deliver(created)
 
@@ -191,12 +191,12 @@ async def test_errors_of_the_database_are_only_logged(
 
         answer = await api.http.post(URL, json={"message": "x"})
 
-    told = {
+    body = {
         "code": "unavailable",
         "error": "The service cannot take this right now; nothing was accepted.",
         "ok": False,
     }
-    assert (answer.status_code, answer.headers["retry-after"], answer.json()) == (503, "1", told)
+    assert (answer.status_code, answer.headers["retry-after"], answer.json()) == (503, "1", body)
     assert "database is locked" in caplog.text
 
 

@@ -34,7 +34,7 @@ def silent(api: Api | ApiProcess, session_id: str) -> socket.socket:
 
 async def flood(api: Api, session_id: str, turns: int, first: int = 0) -> None:
     for number in range(first, first + turns):
-        await api.tell(session_id, *turn_events(number, ["x" * 20_000] * 10))
+        await api.emit(session_id, *turn_events(number, ["x" * 20_000] * 10))
 
 
 async def test_a_reader_that_never_reads_delays_no_other(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ async def talk(api: Api, session_id: str) -> None:
     """One short turn after the other, without end."""
     number = 0
     while True:
-        await api.tell(session_id, *turn_events(number, ["a few", " words"]))
+        await api.emit(session_id, *turn_events(number, ["a few", " words"]))
         number += 1
 
 

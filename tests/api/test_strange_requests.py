@@ -145,10 +145,10 @@ async def test_no_request_breaks_anything(
         body = b'{"continuationToken":"%s",%s' % (known["continuationToken"].encode(), body[1:])
 
     with api.watched() as watched:
-        status, told = await asyncio.to_thread(asked, api, method, path, headers, query, body)
+        status, content = await asyncio.to_thread(asked, api, method, path, headers, query, body)
 
-    assert status < 500 or status == HTTPStatus.SERVICE_UNAVAILABLE, (status, told)
-    assert status < 400 or len(told) < 8_192
+    assert status < 500 or status == HTTPStatus.SERVICE_UNAVAILABLE, (status, content)
+    assert status < 400 or len(content) < 8_192
     assert watched.longest < 1
 
 

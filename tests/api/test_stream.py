@@ -11,11 +11,11 @@ from api.stream.broadcast import Pace
 from perdure.errors import Unavailable
 from perdure.protocol.events import EventType, NewEvent
 from perdure.store.values import SessionChange
-from tests.api.served import URL, Api, said, serving, session_over, step, turn_events
+from tests.api.served import URL, Api, serving, session_ended, step, text_delta, turn_events
 from tests.support.processes import PATIENCE
 from tests.support.waiting import until
 
-OVER = SessionChange(status="completed")
+ENDED = SessionChange(status="completed")
 
 
 def refused(delivery_id: str) -> NewEvent:
@@ -30,7 +30,7 @@ async def talked(api: Api, *turns: list[str]) -> str:
     """A session that has had these turns."""
     session_id = (await api.create())["sessionId"]
     for number, pieces in enumerate(turns):
-        await api.tell(session_id, *turn_events(number, pieces))
+        await api.emit(session_id, *turn_events(number, pieces))
     return session_id
 
 
@@ -50,7 +50,7 @@ async def test_the_headers_are_those_of_the_contract(api: Api) -> None:
 
 async def test_an_event_has_its_type_data_and_meta(api: Api) -> None:
     session_id = (await api.create())["sessionId"]
-    await api.tell(session_id, *turn_events(0, deliveries=["dlv_1"]))
+    await api.emit(session_id, *turn_events(0, deliveries=["dlv_1"]))
 
     async with api.stream(session_id) as reading:
         started, _, appended = await reading.events(3)
@@ -72,7 +72,7 @@ async def test_an_event_has_its_type_data_and_meta(api: Api) -> None:
 @pytest.mark.parametrize("output", ["\ud800", "\x00", 2**70, {"deep": [2**70]}])
 async def test_any_output_of_a_tool_can_be_streamed(api: Api, output: Any) -> None:
     session_id = await talked(api)
-    await api.tell(session_id, step(0, 0, "result/1", EventType.ACTION_RESULT, result={"output": output}))
+    await api.emit(session_id, step(0, 0, "result/1", EventType.ACTION_RESULT, result={"output": output}))
 
     async with api.stream(session_id) as reading:
         event = await reading.event()
@@ -82,7 +82,7 @@ async def test_any_output_of_a_tool_can_be_streamed(api: Api, output: Any) -> No
 
 async def test_an_event_without_data_has_no_data(api: Api) -> None:
     session_id = await talked(api)
-    await api.tell(session_id, session_over(), change=OVER)
+    await api.emit(session_id, session_ended(), change=ENDED)
 
     async with api.stream(session_id) as reading:
         (event,) = await reading.rest()
@@ -103,7 +103,7 @@ async def test_deltas_carry_the_text_so_far(api: Api) -> None:
 async def test_reasoning_and_message_are_kept_apart(api: Api) -> None:
     session_id = await talked(api)
     thought = step(0, 0, "reason/1", EventType.REASONING_APPENDED, reasoningDelta="Hm")
-    await api.tell(session_id, step(0, 0, "started", EventType.STEP_STARTED), thought, said(0, 0, 0, "Yes"))
+    await api.emit(session_id, step(0, 0, "started", EventType.STEP_STARTED), thought, text_delta(0, 0, 0, "Yes"))
 
     async with api.stream(session_id, 1) as reading:
         first, second = await reading.events(2)
@@ -114,13 +114,13 @@ async def test_reasoning_and_message_are_kept_apart(api: Api) -> None:
 
 async def test_a_new_attempt_begins_its_text_anew(api: Api) -> None:
     session_id = await talked(api)
-    await api.tell(
+    await api.emit(
         session_id,
         step(0, 0, "started", EventType.STEP_STARTED),
-        said(0, 0, 0, "Once"),
+        text_delta(0, 0, 0, "Once"),
         step(0, 0, "superseded", EventType.STEP_SUPERSEDED),
-        said(0, 0, 0, "Upon", attempt=2),
-        said(0, 0, 1, " a time", attempt=2),
+        text_delta(0, 0, 0, "Upon", attempt=2),
+        text_delta(0, 0, 1, " a time", attempt=2),
     )
 
     texts: list[str] = []
@@ -134,7 +134,7 @@ async def test_a_new_attempt_begins_its_text_anew(api: Api) -> None:
 
 async def test_a_stream_from_any_index_is_the_rest_of_the_whole(api: Api) -> None:
     session_id = await talked(api, ["a", "b", "c"], ["d", "e"])
-    await api.tell(session_id, session_over(), change=OVER)
+    await api.emit(session_id, session_ended(), change=ENDED)
     async with api.stream(session_id) as reading:
         whole = await reading.rest()
 
@@ -147,11 +147,11 @@ async def test_a_stream_from_any_index_is_the_rest_of_the_whole(api: Api) -> Non
 
 async def test_a_reader_that_comes_in_the_middle_of_a_message_gets_all_of_its_text(api: Api) -> None:
     session_id = await talked(api)
-    await api.tell(session_id, step(0, 0, "started", EventType.STEP_STARTED), said(0, 0, 0, "Hel"))
+    await api.emit(session_id, step(0, 0, "started", EventType.STEP_STARTED), text_delta(0, 0, 0, "Hel"))
 
     async with api.stream(session_id, 2) as reading:
         assert await reading.line() == ""
-        await api.tell(session_id, said(0, 0, 1, "lo"))
+        await api.emit(session_id, text_delta(0, 0, 1, "lo"))
         event = await reading.event()
 
     assert event["data"]["messageSoFar"] == "Hello"
@@ -162,7 +162,7 @@ async def test_events_arrive_as_they_are_emitted(api: Api) -> None:
 
     async with api.stream(session_id) as reading:
         for number in range(3):
-            await api.tell(session_id, *turn_events(number, []))
+            await api.emit(session_id, *turn_events(number, []))
             assert [event["meta"]["index"] for event in await reading.events(6)] == list(
                 range(number * 6, number * 6 + 6)
             )
@@ -173,7 +173,7 @@ async def test_a_start_past_the_tail_waits_for_its_event(api: Api) -> None:
 
     async with api.stream(session_id, 7) as reading:
         assert reading.answer.status_code == 200
-        await api.tell(session_id, *turn_events(1, []))
+        await api.emit(session_id, *turn_events(1, []))
         event = await reading.event()
 
     assert event["meta"]["index"] == 7
@@ -184,7 +184,7 @@ async def test_the_stream_ends_with_the_session(api: Api) -> None:
 
     async with api.stream(session_id) as reading:
         assert await reading.line() == ""
-        await api.tell(session_id, session_over(), change=OVER)
+        await api.emit(session_id, session_ended(), change=ENDED)
         rest = await reading.rest()
 
     assert [event["type"] for event in rest] == ["session.completed"]
@@ -193,7 +193,7 @@ async def test_the_stream_ends_with_the_session(api: Api) -> None:
 @pytest.mark.parametrize("start", [0, 1, 2, 100])
 async def test_the_stream_of_a_finished_session_ends(api: Api, start: int) -> None:
     session_id = await talked(api)
-    await api.tell(session_id, session_over(), change=OVER)
+    await api.emit(session_id, session_ended(), change=ENDED)
 
     async with api.stream(session_id, start) as reading:
         assert len(await reading.rest()) == max(0, 1 - start)
@@ -204,32 +204,34 @@ async def test_a_live_stream_ends_at_the_terminal_event_whatever_follows_it(api:
 
     async with api.stream(session_id) as reading, asyncio.timeout(PATIENCE):
         assert await reading.line() == ""
-        await api.tell(session_id, session_over(), REFUSED, change=OVER)
+        await api.emit(session_id, session_ended(), REFUSED, change=ENDED)
         rest = await reading.rest()
 
     assert [event["type"] for event in rest] == ["session.completed"]
 
 
-@pytest.mark.parametrize(("start", "told"), [(0, ["session.completed"]), (1, []), (2, [])])
+@pytest.mark.parametrize(("start", "expected"), [(0, ["session.completed"]), (1, []), (2, [])])
 async def test_the_stream_of_a_finished_session_is_its_log_up_to_the_terminal_event(
-    api: Api, start: int, told: list[str]
+    api: Api, start: int, expected: list[str]
 ) -> None:
     session_id = await talked(api)
-    await api.tell(session_id, session_over(), change=OVER)
-    await api.tell(session_id, REFUSED)
+    await api.emit(session_id, session_ended(), change=ENDED)
+    await api.emit(session_id, REFUSED)
 
     async with api.stream(session_id, start) as reading, asyncio.timeout(PATIENCE):
-        assert [event["type"] for event in await reading.rest()] == told
+        assert [event["type"] for event in await reading.rest()] == expected
 
 
-@pytest.mark.parametrize(("start", "told"), [(0, 7), (5, 2), (50, 0)])
-async def test_the_end_of_a_finished_session_is_found_however_much_follows_it(api: Api, start: int, told: int) -> None:
+@pytest.mark.parametrize(("start", "expected"), [(0, 7), (5, 2), (50, 0)])
+async def test_the_end_of_a_finished_session_is_found_however_much_follows_it(
+    api: Api, start: int, expected: int
+) -> None:
     session_id = await talked(api, [])
     refusals = [refused(f"dlv_{number}") for number in range(100)]
-    await api.tell(session_id, session_over(), *refusals, change=OVER)
+    await api.emit(session_id, session_ended(), *refusals, change=ENDED)
 
     async with api.stream(session_id, start) as reading, asyncio.timeout(PATIENCE):
-        assert len(await reading.rest()) == told
+        assert len(await reading.rest()) == expected
 
 
 async def test_the_stream_of_an_unknown_session_is_404_at_once(api: Api) -> None:
@@ -265,7 +267,7 @@ async def test_an_idle_stream_sends_blank_lines(tmp_path: Path) -> None:
         async with api.stream(session_id) as reading:
             await reading.events(6)
             assert [await reading.line() for _ in range(3)] == ["", "", ""]
-            await api.tell(session_id, *turn_events(1, []))
+            await api.emit(session_id, *turn_events(1, []))
             assert (await reading.event())["meta"]["index"] == 6
 
 
@@ -290,8 +292,8 @@ async def test_many_readers_share_one_feed_and_each_gets_everything(api: Api) ->
     await until(lambda: api.feeds.readers == 200)
     assert api.feeds.watched == 1
     for number in range(1, 4):
-        await api.tell(session_id, *turn_events(number, ["b", "c"]))
-    await api.tell(session_id, session_over(), change=OVER)
+        await api.emit(session_id, *turn_events(number, ["b", "c"]))
+    await api.emit(session_id, session_ended(), change=ENDED)
 
     first, *others = await asyncio.gather(*readers)
     assert len(first) == 7 + 3 * 8 + 1
@@ -303,8 +305,8 @@ async def test_a_tiny_ring_loses_nothing(tmp_path: Path) -> None:
         session_id = await talked(api)
         async with api.stream(session_id) as reading:
             for number in range(20):
-                await api.tell(session_id, *turn_events(number, ["a", "b", "c"]))
-            await api.tell(session_id, session_over(), change=OVER)
+                await api.emit(session_id, *turn_events(number, ["a", "b", "c"]))
+            await api.emit(session_id, session_ended(), change=ENDED)
             events = await reading.rest()
 
     assert [event["meta"]["index"] for event in events] == list(range(20 * 9 + 1))
@@ -324,7 +326,7 @@ async def test_a_store_that_is_away_for_a_moment_delays_and_loses_nothing(
             assert await reading.line() == ""
             with monkeypatch.context() as patch:
                 asked = failing(patch, api, Unavailable("away"))
-                await api.tell(session_id, *turn_events(0, []))
+                await api.emit(session_id, *turn_events(0, []))
                 await until(lambda: asked[0] > 2)
             events = await reading.events(6)
 
@@ -337,7 +339,7 @@ async def test_a_feed_that_breaks_is_a_cut_and_no_end(api: Api, monkeypatch: pyt
         assert await reading.line() == ""
         with monkeypatch.context() as patch:
             failing(patch, api, ValueError("a bug"))
-            await api.tell(session_id, *turn_events(0, []))
+            await api.emit(session_id, *turn_events(0, []))
             with pytest.raises(httpx2.RemoteProtocolError):
                 await reading.rest()
 

@@ -72,7 +72,7 @@ class Callers:
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(number):
-                    group.create_task(Caller(self, random.Random(self._chance.random())).live())
+                    group.create_task(SoakCaller(self, random.Random(self._chance.random())).live())
         finally:
             watching.cancel()
             await asyncio.wait([watching])
@@ -164,7 +164,7 @@ class Callers:
         return True
 
 
-class Caller:
+class SoakCaller:
     """One of them: starts sessions, speaks to them, answers them, and stops them, as it comes."""
 
     def __init__(self, callers: Callers, chance: random.Random) -> None:

@@ -9,15 +9,15 @@ from tests.support.chaos.world import World, running_world
 
 
 @pytest.fixture(scope="module")
-def told_to_all() -> dict[str, str]:
+def settings_of_all() -> dict[str, str]:
     """The environment of all parts, for modules that want another one."""
     return {}
 
 
 @pytest.fixture(scope="module")
-def shared_world(told_to_all: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Generator[World]:
+def shared_world(settings_of_all: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Generator[World]:
     """No worker yet: each test starts those that it wants to see die."""
-    with running_world(tmp_path_factory.mktemp("chaos"), told_to_all, workers=0) as world:
+    with running_world(tmp_path_factory.mktemp("chaos"), settings_of_all, workers=0) as world:
         yield world
 
 

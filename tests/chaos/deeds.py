@@ -101,7 +101,7 @@ class Hand:
             deed = bag.pop()
             await asyncio.sleep(min(left, self._chance.uniform(1.0, 5.0)))
             name = getattr(deed, "__name__", "").strip("_").replace("_", " ")
-            say_aloud(name)
+            log(name)
             self.done.append(name)
             await deed()
 
@@ -116,7 +116,7 @@ class Hand:
         # Those that would die later are replaced now.
         for worker in self._workers():
             worker.kill()
-        say_aloud("all is well again")
+        log("all is well again")
 
     # --- deeds ----------------------------------------------------------------------------------------------
 
@@ -254,6 +254,6 @@ class Hand:
             self._absences.append(Absence(kind, began, time.time()))
 
 
-def say_aloud(what: str) -> None:
+def log(what: str) -> None:
     sys.stdout.write(f"{time.strftime('%H:%M:%S')} {what}\n")
     sys.stdout.flush()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 from perdure.dev.temporal_server import listens
-from tests.support.chaos.world import HEARTBEAT, RECOVERY, Voice, World, undisturbed
+from tests.support.chaos.world import HEARTBEAT, RECOVERY, Caller, World, undisturbed
 from tests.support.processes import Process
 from tests.support.waiting import until
 
@@ -29,13 +29,13 @@ class Heir:
     #: Seconds from the death until it was ready.
     started: "asyncio.Task[float]"
 
-    async def bound(self, voice: Voice, turns: int) -> float:
+    async def bound(self, caller: Caller, turns: int) -> float:
         """How long what it takes over may take from the death on.
 
         That is what is promised, and what the machine needs in this minute to start a worker, which it does beside
         others, and for so many turns to which nothing happens.
         """
-        return HEARTBEAT + RECOVERY + await self.started + turns * await undisturbed(voice)
+        return HEARTBEAT + RECOVERY + await self.started + turns * await undisturbed(caller)
 
 
 @dataclass(frozen=True)
@@ -44,8 +44,8 @@ class Lane:
     url: str
     queue: Mapping[str, str]
 
-    def voice(self) -> Voice:
-        return Voice(self.url, self.world.receipts)
+    def caller(self) -> Caller:
+        return Caller(self.url, self.world.receipts)
 
     def worker(self, environment: Mapping[str, str]) -> Process:
         return self.world.stack.start_worker({**self.queue, **environment}, wait=False)

@@ -93,7 +93,7 @@ def _left_nothing(tried: Try) -> bool:
     return tried.problem == "refused" or known
 
 
-def nobody_is_told_nonsense(evidence: Evidence) -> Iterator[str]:
+def no_caller_gets_nonsense(evidence: Evidence) -> Iterator[str]:
     """Who asks for nothing wrong is accepted, or told why not in a way that the contract knows."""
     for post in evidence.posts:
         for tried in post.tries:
@@ -105,7 +105,7 @@ def nobody_is_told_nonsense(evidence: Evidence) -> Iterator[str]:
             yield f"cancel of {cancel.session_id}: answered {cancel.tried.status} {cancel.tried.code}"
 
 
-def nobody_is_turned_away_from_a_session_that_lives(evidence: Evidence) -> Iterator[str]:
+def no_caller_is_refused_by_a_running_session(evidence: Evidence) -> Iterator[str]:
     """`session_not_active` is told of a session that is over by then."""
     over = {
         session_id: seconds(event["at"])
@@ -144,7 +144,7 @@ def nothing_fails(evidence: Evidence) -> Iterator[str]:
                 yield f"{session_id}: {event['type']} at {event['idx']}: {event['data']}"
 
 
-def who_was_heard_is_answered(evidence: Evidence) -> Iterator[str]:
+def consumed_deliveries_are_answered(evidence: Evidence) -> Iterator[str]:
     """The turn that heard a message, or the one that went on with it after an answer, says what was scripted."""
     for post, tried in _accepted(evidence):
         events = evidence.events.get(tried.session_id, ())
@@ -335,11 +335,11 @@ PROMISES: tuple[Check, ...] = (
     what_was_accepted_is_answered_once,
     one_key_has_one_receipt,
     what_was_not_accepted_leaves_nothing,
-    nobody_is_told_nonsense,
-    nobody_is_turned_away_from_a_session_that_lives,
+    no_caller_gets_nonsense,
+    no_caller_is_refused_by_a_running_session,
     a_counted_answer_counts,
     nothing_fails,
-    who_was_heard_is_answered,
+    consumed_deliveries_are_answered,
     an_accepted_cancel_stops_its_turn_once,
     nothing_begins_after_an_accepted_cancel,
     nothing_is_left_to_do,

@@ -33,7 +33,7 @@ from tests.support.postgres import Cluster, find_binaries
 from tests.support.stack import Stack, TemporalServer
 
 from .callers import Callers, crowd
-from .deeds import Hand, Lines, say_aloud
+from .deeds import Hand, Lines, log
 from .promises import answers, broken_promises, slowest_delivery
 from .stubborn import Stubborn
 
@@ -96,7 +96,7 @@ class Soak:
             if not waiting or time.monotonic() > min(changed + _STILLNESS, limit):
                 break
         told = f"{len(waiting)} sessions, deliveries and requests have not come to rest" if waiting else "nothing moves"
-        say_aloud(f"{told} after {time.monotonic() - began:.0f} s")
+        log(f"{told} after {time.monotonic() - began:.0f} s")
 
     async def _answer_everything(self, callers: Callers) -> None:
         with contextlib.suppress(httpx2.HTTPError, TimeoutError):
@@ -129,15 +129,15 @@ def judged(evidence: Evidence, broken: dict[str, list[str]], hand: Hand) -> bool
     """Say what was seen; whether all of it holds."""
     turns = sum(event["type"] == "turn.started" for events in evidence.events.values() for event in events)
     read = sum(len(events) for _, events in evidence.followed)
-    say_aloud(f"{len(hand.done)} deeds, {turns} turns in {len(evidence.sessions)} sessions, {read} events read live")
-    say_aloud("callers were told: " + ", ".join(f"{what} {n} times" for what, n in sorted(answers(evidence).items())))
+    log(f"{len(hand.done)} deeds, {turns} turns in {len(evidence.sessions)} sessions, {read} events read live")
+    log("callers were told: " + ", ".join(f"{what} {n} times" for what, n in sorted(answers(evidence).items())))
     seconds, name = slowest_delivery(evidence)
-    say_aloud(f"the slowest delivery was heard after {seconds:.1f} s: {name}")
+    log(f"the slowest delivery was heard after {seconds:.1f} s: {name}")
     for check, wrong in broken.items():
-        say_aloud(f"{check}: {len(wrong)} violations")
+        log(f"{check}: {len(wrong)} violations")
         for problem in wrong[:_SHOWN]:
             sys.stdout.write(f"    {problem[:600]}\n")
-    say_aloud("all holds" if not broken else f"{len(broken)} promises are broken")
+    log("all holds" if not broken else f"{len(broken)} promises are broken")
     return not broken
 
 
@@ -202,15 +202,15 @@ def main() -> None:
     # Whoever ends us by force must not leave a database server behind.
     signal.signal(signal.SIGTERM, _terminated)
     database = "PostgreSQL" if asked.postgres else "SQLite"
-    say_aloud(f"seed {asked.seed}, {asked.minutes:g} minutes, {database}")
+    log(f"seed {asked.seed}, {asked.minutes:g} minutes, {database}")
     directory = Path(tempfile.mkdtemp(prefix="perdure-soak-"))
     try:
         holds = soaked(directory, random.Random(asked.seed), asked.minutes * 60, postgres=asked.postgres)
     except BaseException:
-        say_aloud(f"seed {asked.seed} broke off; what is left is in {directory}")
+        log(f"seed {asked.seed} broke off; what is left is in {directory}")
         raise
     if not holds:
-        say_aloud(f"seed {asked.seed} failed; what is left is in {directory}")
+        log(f"seed {asked.seed} failed; what is left is in {directory}")
         sys.exit(1)
     shutil.rmtree(directory)
 

@@ -6,7 +6,7 @@ import random
 import httpx2
 
 from tests.support.chaos.evidence import Json
-from tests.support.chaos.world import Voice, World, unique
+from tests.support.chaos.world import Caller, World, unique
 from tests.support.talk import text
 
 # What tells a client to try again.
@@ -19,7 +19,7 @@ class Stubborn:
     def __init__(self, world: World, chance: random.Random) -> None:
         self._world = world
         self._chance = chance
-        self._session = world.voice()
+        self._session = world.caller()
 
     async def say(self, message: str, within: float = 180.0) -> str:
         """Say it once, however often it has to be sent; the answer."""
@@ -30,39 +30,39 @@ class Stubborn:
     async def _send(self, message: str) -> None:
         key = unique("key")
         while True:
-            async with self._voice() as voice:
-                voice.http.headers["idempotency-key"] = key
+            async with self._caller() as caller:
+                caller.http.headers["idempotency-key"] = key
                 try:
-                    await (voice.send if voice.session_id else voice.create)(message)
+                    await (caller.send if caller.session_id else caller.create)(message)
                 except (httpx2.HTTPError, TryAgain):
                     await asyncio.sleep(0.1)
                     continue
-            self._session = voice
+            self._session = caller
             return
 
     async def _until_boundary(self) -> list[Json]:
         while True:
-            async with self._voice() as voice:
+            async with self._caller() as caller:
                 try:
-                    heard = await voice.until_boundary()
+                    heard = await caller.until_boundary()
                 except (httpx2.HTTPError, TryAgain):
                     await asyncio.sleep(0.1)
                     continue
-            self._session = voice
+            self._session = caller
             return heard
 
-    def _voice(self) -> "_Voice":
-        voice = _Voice(self._chance.choice(self._world.living_apis), self._world.receipts)
+    def _caller(self) -> "_Caller":
+        caller = _Caller(self._chance.choice(self._world.living_apis), self._world.receipts)
         known = self._session
-        voice.session_id, voice.token, voice.cursor = known.session_id, known.token, known.cursor
-        return voice
+        caller.session_id, caller.token, caller.cursor = known.session_id, known.token, known.cursor
+        return caller
 
 
 class TryAgain(Exception):
     """The server asks for it."""
 
 
-class _Voice(Voice):
+class _Caller(Caller):
     """Tells "try again" from what is wrong."""
 
     def __init__(self, url: str, receipts: list[tuple[str, str]]) -> None:

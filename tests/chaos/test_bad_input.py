@@ -10,7 +10,7 @@ from temporalio.common import RawValue
 from perdure.protocol import names
 from perdure.protocol.deliveries import DeliveryRef
 from tests.support.chaos.scripts import say
-from tests.support.chaos.world import Voice, World, unique
+from tests.support.chaos.world import Caller, World, unique
 
 pytestmark = pytest.mark.chaos
 
@@ -55,43 +55,43 @@ SIGNALS: list[Any] = [
 @pytest.mark.parametrize("what", BODIES)
 async def test_a_bad_body_is_refused_and_the_session_lives_on(world: World, what: str) -> None:
     body, status = BODIES[what]
-    async with await living_session(world) as voice:
-        for path in ("/eve/v1/session", f"/eve/v1/session/{voice.session_id}"):
-            answer = await voice.http.post(path, content=with_token(body, voice.token))
+    async with await living_session(world) as caller:
+        for path in ("/eve/v1/session", f"/eve/v1/session/{caller.session_id}"):
+            answer = await caller.http.post(path, content=with_token(body, caller.token))
 
             assert (answer.status_code, answer.json()["ok"]) == (status, False), answer.text
             assert answer.json()["error"]
             assert "Traceback" not in answer.text
-        await lives_on(voice)
+        await lives_on(caller)
 
 
 async def test_what_does_not_exist_is_named_as_such(world: World) -> None:
-    async with await living_session(world) as voice:
-        body = {"continuationToken": voice.token, "message": "hello"}
-        unknown_agent = await voice.http.post("/agents/nobody/eve/v1/session", json={"message": "hello"})
-        unknown_session = await voice.http.post("/eve/v1/session/ses_nobody", json=body)
-        unknown_token = await voice.http.post(
-            f"/eve/v1/session/{voice.session_id}", json={**body, "continuationToken": "eve:guessed"}
+    async with await living_session(world) as caller:
+        body = {"continuationToken": caller.token, "message": "hello"}
+        unknown_agent = await caller.http.post("/agents/nobody/eve/v1/session", json={"message": "hello"})
+        unknown_session = await caller.http.post("/eve/v1/session/ses_nobody", json=body)
+        unknown_token = await caller.http.post(
+            f"/eve/v1/session/{caller.session_id}", json={**body, "continuationToken": "eve:guessed"}
         )
-        unknown_stream = await voice.http.get("/eve/v1/session/ses_nobody/stream")
+        unknown_stream = await caller.http.get("/eve/v1/session/ses_nobody/stream")
 
         assert unknown_agent.status_code == 404
         assert unknown_session.status_code == 404
         assert (unknown_token.status_code, unknown_token.json()["code"]) == (409, "session_not_active")
         assert unknown_stream.status_code == 404
-        await lives_on(voice)
+        await lives_on(caller)
 
 
 async def test_strange_characters_come_through(world: World) -> None:
-    async with await living_session(world) as voice:
+    async with await living_session(world) as caller:
         word = unique("\u202e🧨\u0007é\x7f")
 
-        assert await voice.say(f"say {word}") == word
+        assert await caller.say(f"say {word}") == word
 
 
 async def test_a_signal_of_unknown_shape_is_ignored(world: World) -> None:
-    async with await living_session(world) as voice:
-        handle = (await world.stack.client()).get_workflow_handle(voice.session_id)
+    async with await living_session(world) as caller:
+        handle = (await world.stack.client()).get_workflow_handle(caller.session_id)
         for signal in SIGNALS:
             await handle.signal(names.DELIVER, signal)
         for name in (names.DELIVER, names.CANCEL):
@@ -99,32 +99,32 @@ async def test_a_signal_of_unknown_shape_is_ignored(world: World) -> None:
             await handle.signal(name)
         await handle.signal("a signal that nobody knows", "hello")
 
-        await lives_on(voice)
+        await lives_on(caller)
 
 
 async def test_a_signal_for_a_delivery_that_was_never_accepted_starts_no_turn(world: World) -> None:
-    async with await living_session(world) as voice:
-        handle = (await world.stack.client()).get_workflow_handle(voice.session_id)
+    async with await living_session(world) as caller:
+        handle = (await world.stack.client()).get_workflow_handle(caller.session_id)
         state = await handle.query(names.DESCRIBE)
         right, wrong = state["tokenHash"], "0" * 64
         for token_hash in (right, wrong):
             ref = DeliveryRef(id=unique("dlv_"), token_hash=token_hash)
             await handle.signal(names.DELIVER, ref.model_dump(mode="json"))
 
-        await lives_on(voice)
+        await lives_on(caller)
 
 
-async def living_session(world: World) -> Voice:
+async def living_session(world: World) -> Caller:
     if not any(worker.alive for worker in world.stack.workers):
         world.only_worker()
-    voice = world.voice()
-    await voice.say(say().message)
-    return voice
+    caller = world.caller()
+    await caller.say(say().message)
+    return caller
 
 
-async def lives_on(voice: Voice) -> None:
+async def lives_on(caller: Caller) -> None:
     script = say()
-    assert await voice.say(script.message) == script.answer
+    assert await caller.say(script.message) == script.answer
 
 
 def with_token(body: bytes, token: str) -> bytes:

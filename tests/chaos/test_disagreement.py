@@ -13,7 +13,7 @@ from perdure.protocol import names
 from tests.support import commands
 from tests.support.chaos.people import answer, cancel, park, row_of, stopped
 from tests.support.chaos.scripts import call, say
-from tests.support.chaos.world import Voice, World, kept_types, running_world
+from tests.support.chaos.world import Caller, World, kept_types, running_world
 from tests.support.talk import text
 from tests.support.waiting import until
 
@@ -39,15 +39,15 @@ def calm_world(shared_world: World) -> World:
 
 
 @pytest.fixture
-async def calm_voice(calm_world: World) -> AsyncGenerator[Voice]:
-    async with calm_world.voice() as voice:
-        yield voice
+async def calm_caller(calm_world: World) -> AsyncGenerator[Caller]:
+    async with calm_world.caller() as caller:
+        yield caller
 
 
 @pytest.fixture
-async def voice(own_world: World) -> AsyncGenerator[Voice]:
-    async with own_world.voice() as voice:
-        yield voice
+async def caller(own_world: World) -> AsyncGenerator[Caller]:
+    async with own_world.caller() as caller:
+        yield caller
 
 
 def lose_temporal(world: World) -> None:
@@ -59,8 +59,8 @@ def lose_temporal(world: World) -> None:
     server.restart()
 
 
-async def said_after(voice: Voice, type: str, before: int) -> list[dict[str, Any]]:
-    return await voice.until(type, before, within=NOTICED)
+async def emitted_after(caller: Caller, type: str, before: int) -> list[dict[str, Any]]:
+    return await caller.until(type, before, within=NOTICED)
 
 
 def perdure(world: World, *words: str) -> str:
@@ -72,53 +72,53 @@ def perdure(world: World, *words: str) -> str:
 # --- Temporal has lost its data -----------------------------------------------------------------------------
 
 
-async def test_a_session_goes_on_when_temporal_has_lost_it(own_world: World, voice: Voice) -> None:
+async def test_a_session_goes_on_when_temporal_has_lost_it(own_world: World, caller: Caller) -> None:
     first, second = say(), say()
-    assert await voice.say(first.message) == first.answer
+    assert await caller.say(first.message) == first.answer
 
     lose_temporal(own_world)
 
-    assert await voice.say(second.message) == second.answer
-    types = kept_types(own_world, voice.session_id)
+    assert await caller.say(second.message) == second.answer
+    types = kept_types(own_world, caller.session_id)
     assert types.count("session.rebuilt") == 1
     assert own_world.times_asked(first.message) == 1
     await own_world.check()
 
 
 async def test_an_approval_counts_and_is_carried_out_when_temporal_has_lost_the_session(
-    own_world: World, voice: Voice
+    own_world: World, caller: Caller
 ) -> None:
     script = call("pay")
-    (request_id,) = await park(voice, script)
+    (request_id,) = await park(caller, script)
 
     lose_temporal(own_world)
 
-    assert (await answer(voice, request_id))["status"] == "answered"
-    assert text(await voice.until_boundary(within=NOTICED)) == script.answer
+    assert (await answer(caller, request_id))["status"] == "answered"
+    assert text(await caller.until_boundary(within=NOTICED)) == script.answer
     assert len(own_world.ledger.of_call("pay", script.note)) == 1
     await own_world.check()
 
 
-async def test_a_turn_goes_on_where_it_was_when_temporal_has_lost_it(own_world: World, voice: Voice) -> None:
+async def test_a_turn_goes_on_where_it_was_when_temporal_has_lost_it(own_world: World, caller: Caller) -> None:
     script = call("charge", gate="after")
-    await voice.create(script.message)
+    await caller.create(script.message)
     await until(lambda: own_world.ledger.of_call("charge", script.note), "the effect")
 
     lose_temporal(own_world)
     own_world.ledger.open(script.note)
 
     # The message of somebody else is not needed for that.
-    assert text(await voice.until_boundary(within=NOTICED)) == script.answer
+    assert text(await caller.until_boundary(within=NOTICED)) == script.answer
     assert len(own_world.ledger.of_call("charge", script.note)) == 1
     assert own_world.times_asked(script.message) == 1
     await own_world.check()
 
 
-async def test_a_request_expires_though_temporal_has_lost_the_session(own_world: World, voice: Voice) -> None:
+async def test_a_request_expires_though_temporal_has_lost_the_session(own_world: World, caller: Caller) -> None:
     script = call("pay_soon")
     own_world.kill_workers()
     own_world.stack.start_worker()
-    (request_id,) = await park(voice, script)
+    (request_id,) = await park(caller, script)
 
     lose_temporal(own_world)
 
@@ -129,46 +129,46 @@ async def test_a_request_expires_though_temporal_has_lost_the_session(own_world:
 # --- an operator ends something in Temporal -----------------------------------------------------------------
 
 
-async def test_a_terminated_session_is_over_and_says_so(calm_world: World, calm_voice: Voice) -> None:
+async def test_a_terminated_session_is_over_and_says_so(calm_world: World, calm_caller: Caller) -> None:
     script = call("pay")
-    (request_id,) = await park(calm_voice, script)
+    (request_id,) = await park(calm_caller, script)
     client = await calm_world.stack.client()
 
-    await client.get_workflow_handle(calm_voice.session_id).terminate(reason="enough")
+    await client.get_workflow_handle(calm_caller.session_id).terminate(reason="enough")
 
-    told = await said_after(calm_voice, "session.failed", calm_voice.cursor)
+    told = await emitted_after(calm_caller, "session.failed", calm_caller.cursor)
     assert told[-1]["data"]["code"] == "SESSION_TERMINATED"
     assert row_of(calm_world, request_id)["status"] == "withdrawn"
-    late = await calm_voice.http.post(
-        f"/eve/v1/session/{calm_voice.session_id}", json={"continuationToken": calm_voice.token, "message": "hello?"}
+    late = await calm_caller.http.post(
+        f"/eve/v1/session/{calm_caller.session_id}", json={"continuationToken": calm_caller.token, "message": "hello?"}
     )
     assert (late.status_code, late.json()["code"]) == (409, "session_not_active")
     await calm_world.check()
 
 
-async def test_what_a_terminated_session_was_sent_is_refused_visibly(calm_world: World, calm_voice: Voice) -> None:
-    assert await calm_voice.say((script := say()).message) == script.answer
+async def test_what_a_terminated_session_was_sent_is_refused_visibly(calm_world: World, calm_caller: Caller) -> None:
+    assert await calm_caller.say((script := say()).message) == script.answer
     client = await calm_world.stack.client()
-    await client.get_workflow_handle(calm_voice.session_id).terminate(reason="enough")
+    await client.get_workflow_handle(calm_caller.session_id).terminate(reason="enough")
 
-    receipt = await calm_voice.send("hello?")
+    receipt = await calm_caller.send("hello?")
 
-    told = await said_after(calm_voice, "session.failed", calm_voice.cursor)
+    told = await emitted_after(calm_caller, "session.failed", calm_caller.cursor)
     assert [each["data"]["deliveryId"] for each in told if each["type"] == "delivery.refused"] == [
         receipt["deliveryId"]
     ]
     await calm_world.check()
 
 
-async def test_a_cancelled_workflow_ends_its_session_and_says_so(own_world: World, voice: Voice) -> None:
+async def test_a_cancelled_workflow_ends_its_session_and_says_so(own_world: World, caller: Caller) -> None:
     script = call("charge", gate="before")
-    await voice.create(script.message)
+    await caller.create(script.message)
     await until(lambda: own_world.ledger.reached(script.note), "the tool")
     client = await own_world.stack.client()
 
-    await client.get_workflow_handle(voice.session_id).cancel()
+    await client.get_workflow_handle(caller.session_id).cancel()
 
-    told = await said_after(voice, "session.failed", 0)
+    told = await emitted_after(caller, "session.failed", 0)
     assert [each["type"] for each in told][-3:] == ["turn.cancelled", "session.waiting", "session.failed"]
     assert told[-1]["data"]["code"] == "SESSION_CANCELLED"
     own_world.ledger.open(script.note)
@@ -199,41 +199,41 @@ def restore_store(world: World, copy: Path) -> None:
 
 
 async def test_a_store_restored_from_an_older_copy_is_noticed_and_the_operator_decides(
-    own_world: World, voice: Voice, tmp_path: Path
+    own_world: World, caller: Caller, tmp_path: Path
 ) -> None:
     one, lost, two, three = say(), say(), say(), say()
-    assert await voice.say(one.message) == one.answer
-    kept = voice.cursor
+    assert await caller.say(one.message) == one.answer
+    kept = caller.cursor
     copy_store(own_world, tmp_path / "copy.db")
-    assert await voice.say(lost.message) == lost.answer
-    await known_to_driver(own_world, voice.session_id, turns=2)
+    assert await caller.say(lost.message) == lost.answer
+    await known_to_driver(own_world, caller.session_id, turns=2)
 
     restore_store(own_world, tmp_path / "copy.db")
 
-    async with own_world.voice(voice) as later:
+    async with own_world.caller(caller) as later:
         await later.send(two.message)
-        told = await said_after(later, "session.attention", kept)
+        told = await emitted_after(later, "session.attention", kept)
         assert told[-1]["data"]["code"] == "STORE_BEHIND"
         assert own_world.times_asked(two.message) == 0
 
         assert "session.rebuilt" in perdure(own_world, "sessions", "repair", later.session_id, "--rebuild")
 
-        told = await said_after(later, "session.waiting", told[-1]["meta"]["index"] + 1)
+        told = await emitted_after(later, "session.waiting", told[-1]["meta"]["index"] + 1)
         assert text(told) == two.answer
         later.cursor = told[-1]["meta"]["index"] + 1
         assert await later.say(three.message) == three.answer
 
 
 async def test_workflows_without_a_session_are_reported_and_ended_by_command(
-    own_world: World, voice: Voice, tmp_path: Path
+    own_world: World, caller: Caller, tmp_path: Path
 ) -> None:
     copy_store(own_world, tmp_path / "empty.db")
-    assert await voice.say((script := say()).message) == script.answer
+    assert await caller.say((script := say()).message) == script.answer
 
     restore_store(own_world, tmp_path / "empty.db")
 
     async def listed() -> bool:
-        return voice.session_id in perdure(own_world, "sessions", "reconcile")
+        return caller.session_id in perdure(own_world, "sessions", "reconcile")
 
     async with asyncio.timeout(NOTICED):
         while not await listed():
@@ -245,7 +245,7 @@ async def test_workflows_without_a_session_are_reported_and_ended_by_command(
         perdure(own_world, "sessions", "reconcile", "--end-orphans")
     assert "ended" in perdure(own_world, "sessions", "reconcile", "--end-orphans", "--yes")
     client = await own_world.stack.client()
-    described = await client.get_workflow_handle(voice.session_id).describe()
+    described = await client.get_workflow_handle(caller.session_id).describe()
     assert described.status is not None
     assert described.status.name == "TERMINATED"
 
@@ -254,24 +254,24 @@ async def test_workflows_without_a_session_are_reported_and_ended_by_command(
 
 
 async def test_an_api_that_cannot_reach_temporal_accepts_and_destroys_nothing(
-    calm_world: World, calm_voice: Voice
+    calm_world: World, calm_caller: Caller
 ) -> None:
     script = call("pay")
-    (request_id,) = await park(calm_voice, script)
+    (request_id,) = await park(calm_caller, script)
     calm_world.stack.temporal.process.stop()
 
-    receipt = await calm_voice.http.post(
-        f"/eve/v1/session/{calm_voice.session_id}",
+    receipt = await calm_caller.http.post(
+        f"/eve/v1/session/{calm_caller.session_id}",
         json={
-            "continuationToken": calm_voice.token,
+            "continuationToken": calm_caller.token,
             "inputResponses": [{"requestId": request_id, "optionId": "approve"}],
         },
     )
     calm_world.stack.temporal.process.cont()
 
     assert (receipt.status_code, receipt.headers["x-perdure-delayed"]) == (200, "true")
-    calm_voice.received(receipt)
-    assert text(await calm_voice.until_boundary(within=NOTICED)) == script.answer
+    calm_caller.received(receipt)
+    assert text(await calm_caller.until_boundary(within=NOTICED)) == script.answer
     await calm_world.check()
 
 
@@ -279,26 +279,26 @@ async def test_a_stalled_temporal_loses_nothing_of_what_was_accepted(calm_world:
     scripts = [say() for _ in range(12)]
     calm_world.stack.temporal.process.stop()
 
-    async def insistent(number: int) -> Voice:
+    async def insistent(number: int) -> Caller:
         """Gives up after two seconds, and repeats the request under its key."""
-        voice = calm_world.voice()
+        caller = calm_world.caller()
         key = {"idempotency-key": f"start-{number}"}
         body = {"message": scripts[number].message}
-        first = asyncio.create_task(voice.http.post("/eve/v1/session", json=body, headers=key))
+        first = asyncio.create_task(caller.http.post("/eve/v1/session", json=body, headers=key))
         await asyncio.wait([first], timeout=2)
-        again = asyncio.create_task(voice.http.post("/eve/v1/session", json=body, headers=key))
-        receipts = [voice.received(each) for each in await asyncio.gather(first, again)]
+        again = asyncio.create_task(caller.http.post("/eve/v1/session", json=body, headers=key))
+        receipts = [caller.received(each) for each in await asyncio.gather(first, again)]
         assert receipts[0] == receipts[1]
-        voice.session_id, voice.token = receipts[0]["sessionId"], receipts[0]["continuationToken"]
-        return voice
+        caller.session_id, caller.token = receipts[0]["sessionId"], receipts[0]["continuationToken"]
+        return caller
 
     asking = [asyncio.create_task(insistent(number)) for number in range(len(scripts))]
     await asyncio.sleep(6)
     calm_world.stack.temporal.process.cont()
 
-    for voice, script in zip(await asyncio.gather(*asking), scripts, strict=True):
-        assert text(await voice.until_boundary(within=NOTICED)) == script.answer
-        await voice.http.aclose()
+    for caller, script in zip(await asyncio.gather(*asking), scripts, strict=True):
+        assert text(await caller.until_boundary(within=NOTICED)) == script.answer
+        await caller.http.aclose()
     assert [calm_world.times_asked(script.message) for script in scripts] == [1] * len(scripts)
     await calm_world.check()
 
@@ -308,35 +308,37 @@ async def test_a_stalled_temporal_loses_nothing_of_what_was_accepted(calm_world:
 
 async def test_a_worker_with_other_agents_hands_back_what_it_cannot_serve(own_world: World) -> None:
     own_world.stack.start_worker({"PERDURE_AGENTS": "perdure.agents.demo:agent"})
-    voices = [own_world.voice() for _ in range(10)]
-    scripts = [call("put") for _ in voices]
+    callers = [own_world.caller() for _ in range(10)]
+    scripts = [call("put") for _ in callers]
 
-    answers = await asyncio.gather(*(voice.say(script.message) for voice, script in zip(voices, scripts, strict=True)))
+    answers = await asyncio.gather(
+        *(caller.say(script.message) for caller, script in zip(callers, scripts, strict=True))
+    )
 
     assert answers == [script.answer for script in scripts]
-    for voice in voices:
-        await voice.http.aclose()
+    for caller in callers:
+        await caller.http.aclose()
     await own_world.check()
 
 
 # --- a cancel outlives its worker ---------------------------------------------------------------------------
 
 
-async def test_a_cancel_holds_when_the_worker_comes_back_late(own_world: World, voice: Voice) -> None:
+async def test_a_cancel_holds_when_the_worker_comes_back_late(own_world: World, caller: Caller) -> None:
     script = call("put", gate="before")
-    await voice.create(script.message)
+    await caller.create(script.message)
     await until(lambda: own_world.ledger.reached(script.note), "the tool")
     own_world.kill_workers()
 
-    assert await cancel(voice) == "accepted"
+    assert await cancel(caller) == "accepted"
     # Longer than a worker that says nothing is waited for.
-    await attempt_timed_out(own_world, voice.session_id)
+    await attempt_timed_out(own_world, caller.session_id)
     own_world.stack.start_worker()
 
-    await stopped(own_world, voice, within=NOTICED)
+    await stopped(own_world, caller, within=NOTICED)
     own_world.ledger.open(script.note)
     assert own_world.ledger.of_call("put", script.note) == []
-    types = kept_types(own_world, voice.session_id)
+    types = kept_types(own_world, caller.session_id)
     assert ("turn.failed" in types, types.count("turn.cancelled")) == (False, 1)
     await own_world.check()
 

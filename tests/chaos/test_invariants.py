@@ -161,23 +161,23 @@ def _a_session_of_a_post_that_was_answered_503(seen: Evidence) -> None:
     row(seen, TASK)["title"] = "say never"
 
 
-@spoils("nobody_is_told_nonsense")
+@spoils("no_caller_gets_nonsense")
 def _a_fault_of_ours(seen: Evidence) -> None:
     seen.posts[-1].tries[0] = replace(seen.posts[-1].tries[0], status=500, code="")
 
 
-@spoils("nobody_is_told_nonsense")
+@spoils("no_caller_gets_nonsense")
 def _a_cancel_that_is_not_found(seen: Evidence) -> Evidence:
     return replace(seen, cancels=[Cancel(TALK, Try(at(1), at(2), 404), None)])
 
 
-@spoils("nobody_is_turned_away_from_a_session_that_lives")
+@spoils("no_caller_is_refused_by_a_running_session")
 def _a_conversation_that_turns_somebody_away(seen: Evidence) -> Evidence:
     away = Try(at(30), at(31), 409, code="session_not_active")
     return replace(seen, posts=[*seen.posts, Post("message", "k8", TALK, "say hi", "hi", [away])])
 
 
-@spoils("nobody_is_turned_away_from_a_session_that_lives")
+@spoils("no_caller_is_refused_by_a_running_session")
 def _a_task_that_turns_somebody_away_before_its_end(seen: Evidence) -> Evidence:
     away = Try(at(1.0), at(1.5), 409, code="session_not_active")
     return replace(seen, posts=[*seen.posts, Post("message", "k8", TASK, "say hi", "hi", [away])])
@@ -298,12 +298,12 @@ def _a_turn_that_fails(seen: Evidence) -> None:
     event(seen, "turn.completed")["type"] = "turn.failed"
 
 
-@spoils("who_was_heard_is_answered")
+@spoils("consumed_deliveries_are_answered")
 def _a_message_with_the_answer_to_another_one(seen: Evidence) -> None:
     event(seen, "message.completed", turn=0)["data"]["message"] = "one"
 
 
-@spoils("who_was_heard_is_answered")
+@spoils("consumed_deliveries_are_answered")
 def _an_approval_after_which_nothing_is_said(seen: Evidence) -> None:
     event(seen, "message.completed", turn=2)["data"]["message"] = ""
 
@@ -321,7 +321,7 @@ def _a_reply_that_is_paid_twice(seen: Evidence) -> Evidence:
     return replace(seen, asked=[*seen.asked, Asked("call charge then say zero", 0, "", at(3))])
 
 
-@spoils("what_was_streamed_is_what_was_said")
+@spoils("streamed_text_is_the_message")
 def _a_text_that_was_never_streamed(seen: Evidence) -> None:
     completed = next(each for each in seen.streams[TASK] if each["type"] == "message.completed")
     completed["data"]["message"] = "something else"

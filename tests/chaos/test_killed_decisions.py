@@ -21,8 +21,8 @@ TURNS = 3
 async def test_a_decision_whose_workers_die_is_soon_tried_again_however_often(world: World) -> None:
     world.kill_workers()
     script = say()
-    async with world.voice() as voice:
-        await voice.create(script.message)
+    async with world.caller() as caller:
+        await caller.create(script.message)
         for _ in range(6):
             doomed = world.dying_worker("in_decision")
             await until(lambda doomed=doomed: not doomed.alive, "a worker to die while it decides", 60)
@@ -30,10 +30,10 @@ async def test_a_decision_whose_workers_die_is_soon_tried_again_however_often(wo
         died = time.monotonic()
         heir = world.stack.start_worker()
         started = time.monotonic() - died
-        events = await voice.until_boundary()
+        events = await caller.until_boundary()
         took = time.monotonic() - died
 
         assert heir.alive
-        bound = names.TURN_DECISION_SECONDS + LENGTHENED + started + TURNS * await undisturbed(voice)
+        bound = names.TURN_DECISION_SECONDS + LENGTHENED + started + TURNS * await undisturbed(caller)
         assert took < bound
         assert [event["data"]["message"] for event in events if event["type"] == "message.completed"] == [script.answer]

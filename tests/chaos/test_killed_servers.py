@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.chaos.evidence import Json
 from tests.support.chaos.scripts import Script, call, drip, say
-from tests.support.chaos.world import Voice, World, undisturbed, unique
+from tests.support.chaos.world import Caller, World, undisturbed, unique
 from tests.support.processes import Process
 from tests.support.talk import text
 from tests.support.waiting import until
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.chaos
 
 #: A session is told of what was accepted within this time after Temporal is back, in seconds; and of so many turns as
 #: the machine is in that minute.
-TOLD_AGAIN = 15.0
+SIGNALLED_AGAIN = 15.0
 TURNS = 5
 
 
@@ -30,10 +30,10 @@ async def test_a_reader_goes_on_at_another_api_where_the_first_one_died(world: W
     # It does not end before the other API has taken over, however slowly the first one was read.
     message = f"drip 20 words delay 30; call put {arguments} then say {word}"
 
-    async with world.voice() as voice:
-        await voice.create(message)
-        read = await read_until_broken(voice, doomed, after=5)
-        async with world.voice(voice) as other:
+    async with world.caller() as caller:
+        await caller.create(message)
+        read = await read_until_broken(caller, doomed, after=5)
+        async with world.caller(caller) as other:
             other.cursor = len(read)
             world.ledger.open(gate)
             rest = await other.until_boundary()
@@ -48,18 +48,18 @@ async def test_a_message_whose_api_died_is_delivered_once_when_it_is_sent_again(
     world.only_worker()
     script, key = say(), unique("key")
 
-    async with world.voice() as voice:
-        await voice.say(say().message)
+    async with world.caller() as caller:
+        await caller.say(say().message)
         doomed, url = world.dying_api(moment)
-        body = {"continuationToken": voice.token, "message": script.message}
-        await sent_into_the_void(f"{url}/eve/v1/session/{voice.session_id}", body, key)
+        body = {"continuationToken": caller.token, "message": script.message}
+        await sent_into_the_void(f"{url}/eve/v1/session/{caller.session_id}", body, key)
         await until(lambda: not doomed.alive, "the API to die")
-        voice.http.headers["idempotency-key"] = key
-        receipt = await voice.send(script.message)
-        again = await voice.send(script.message)
+        caller.http.headers["idempotency-key"] = key
+        receipt = await caller.send(script.message)
+        again = await caller.send(script.message)
 
         assert receipt == again
-        assert text(await voice.until_boundary()) == script.answer
+        assert text(await caller.until_boundary()) == script.answer
     assert world.times_asked(script.message) == 1
 
 
@@ -71,11 +71,11 @@ async def test_a_session_whose_api_died_starts_once_when_it_is_asked_for_again(w
 
     await sent_into_the_void(f"{url}/eve/v1/session", {"message": script.message}, key)
     await until(lambda: not doomed.alive, "the API to die")
-    async with world.voice() as voice:
-        voice.http.headers["idempotency-key"] = key
-        await voice.create(script.message)
+    async with world.caller() as caller:
+        caller.http.headers["idempotency-key"] = key
+        await caller.create(script.message)
 
-        assert text(await voice.until_boundary()) == script.answer
+        assert text(await caller.until_boundary()) == script.answer
     assert world.times_asked(script.message) == 1
     assert sum(session["title"] == script.message for session in world.store().sessions) == 1
 
@@ -86,15 +86,15 @@ async def test_what_an_api_had_written_before_it_died_is_heard_though_nobody_ask
 ) -> None:
     world.only_worker()
     script = say()
-    async with world.voice() as voice:
-        await voice.say(say().message)
-        bound = TOLD_AGAIN + TURNS * await undisturbed(voice)
+    async with world.caller() as caller:
+        await caller.say(say().message)
+        bound = SIGNALLED_AGAIN + TURNS * await undisturbed(caller)
         doomed, url = world.dying_api(moment)
         if moment.endswith("start"):
             await sent_into_the_void(f"{url}/eve/v1/session", {"message": script.message}, unique("key"))
         else:
-            body = {"continuationToken": voice.token, "message": script.message}
-            await sent_into_the_void(f"{url}/eve/v1/session/{voice.session_id}", body, unique("key"))
+            body = {"continuationToken": caller.token, "message": script.message}
+            await sent_into_the_void(f"{url}/eve/v1/session/{caller.session_id}", body, unique("key"))
         await until(lambda: not doomed.alive, "the API to die")
 
         died = time.monotonic()
@@ -107,7 +107,7 @@ async def test_a_turn_outlives_temporal(world: World) -> None:
     world.only_worker()
     text_turn, tool_turn = drip(words=40, delay=30), call("charge", gate="before")
 
-    async with world.voice() as one, world.voice() as other:
+    async with world.caller() as one, world.caller() as other:
         await one.create(text_turn.message)
         await other.create(tool_turn.message)
         await until(lambda: world.ledger.reached(tool_turn.note), "the tool to be at its gate")
@@ -121,39 +121,39 @@ async def test_a_turn_outlives_temporal(world: World) -> None:
 
 async def test_a_message_is_accepted_while_temporal_is_away_and_heard_once_it_is_back(world: World) -> None:
     world.only_worker()
-    async with world.voice() as voice:
-        await voice.say(say().message)
-        calm = await undisturbed(voice)
+    async with world.caller() as caller:
+        await caller.say(say().message)
+        calm = await undisturbed(caller)
         first, second = say(), say()
 
         world.stack.temporal.process.kill()
         began = time.monotonic()
-        accepted = await voice.http.post(
-            f"/eve/v1/session/{voice.session_id}", json={"continuationToken": voice.token, "message": first.message}
+        accepted = await caller.http.post(
+            f"/eve/v1/session/{caller.session_id}", json={"continuationToken": caller.token, "message": first.message}
         )
         took = time.monotonic() - began
         world.stack.restart_temporal()
 
         assert (accepted.status_code, accepted.headers["x-perdure-delayed"]) == (200, "true")
-        voice.received(accepted)
-        assert took < TOLD_AGAIN + TURNS * calm
+        caller.received(accepted)
+        assert took < SIGNALLED_AGAIN + TURNS * calm
         began = time.monotonic()
-        await voice.send(second.message)
+        await caller.send(second.message)
         # In the order in which they were accepted, though the first signal never arrived.
-        assert text(await voice.until_boundary()) == first.answer
-        assert time.monotonic() - began < TOLD_AGAIN + TURNS * calm
-        assert text(await voice.until_boundary()) == second.answer
+        assert text(await caller.until_boundary()) == first.answer
+        assert time.monotonic() - began < SIGNALLED_AGAIN + TURNS * calm
+        assert text(await caller.until_boundary()) == second.answer
 
 
 async def test_everything_may_die_at_once(world: World) -> None:
     """Sessions in the middle of a text, in the middle of a tool, and at rest: all go on."""
     world.only_worker()
     scripts = [drip(words=60), drip(words=60), call("charge", gate="before"), call("put", gate="after")]
-    voices = [world.voice() for _ in scripts]
-    resting = world.voice()
+    callers = [world.caller() for _ in scripts]
+    resting = world.caller()
     await resting.say(say().message)
-    for voice, script in zip(voices, scripts, strict=True):
-        await voice.create(script.message)
+    for caller, script in zip(callers, scripts, strict=True):
+        await caller.create(script.message)
     for script in scripts:
         await until(lambda script=script: in_the_middle(world, script), f"{script.message} to be under way")
 
@@ -161,22 +161,22 @@ async def test_everything_may_die_at_once(world: World) -> None:
     world.start_everything()
 
     answers: list[str] = []
-    for voice, script in zip(voices, scripts, strict=True):
+    for caller, script in zip(callers, scripts, strict=True):
         world.ledger.open(script.note)
-        answers.append(text(await world.voice(voice).until_boundary()))
+        answers.append(text(await world.caller(caller).until_boundary()))
     assert answers == [script.answer for script in scripts]
     script = say()
-    assert await world.voice(resting).say(script.message) == script.answer
+    assert await world.caller(resting).say(script.message) == script.answer
 
 
 # --- helpers ------------------------------------------------------------------------------------------------
 
 
-async def read_until_broken(voice: Voice, doomed: Process, after: int) -> list[Json]:
+async def read_until_broken(caller: Caller, doomed: Process, after: int) -> list[Json]:
     """Read, let the API die after some events, and read on to the end of the connection."""
     read: list[Json] = []
     try:
-        async for event in voice.events():
+        async for event in caller.events():
             read.append(event)
             if len(read) == after:
                 doomed.kill()

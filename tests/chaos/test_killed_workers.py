@@ -47,7 +47,7 @@ TOOL = {
 
 
 @pytest.fixture(scope="module")
-def told_to_all() -> dict[str, str]:
+def settings_of_all() -> dict[str, str]:
     """Who says nothing is taken for dead sooner than elsewhere: many die here."""
     return {"PERDURE_HEARTBEAT_TIMEOUT": "2"}
 
@@ -117,7 +117,7 @@ async def test_a_tool_that_may_act_once_acts_once(
 
     assert (len(world.ledger.of_call("charge", turn.script.note)), reported(turn.events)) == expected
     assert text(turn.events) == turn.script.answer
-    assert ("unknown" in what_the_model_was_told(world, turn.script)) == (expected[1] == "unknown")
+    assert ("unknown" in what_the_model_got(world, turn.script)) == (expected[1] == "unknown")
     assert turn.took < turn.bound
 
 
@@ -134,16 +134,16 @@ async def test_each_kind_of_tool_is_treated_as_it_declares(world: World) -> None
     """One death for all three, with every effect done and no tool returned."""
     scripts = {tool: call(tool, gate="after") for tool in ("charge_in_thread", "put", "look")}
     doomed = world.only_worker()
-    voices = {tool: world.voice() for tool in scripts}
+    callers = {tool: world.caller() for tool in scripts}
     for tool, script in scripts.items():
-        await voices[tool].create(script.message)
+        await callers[tool].create(script.message)
         await until(lambda script=script: world.ledger.reached(script.note), f"{tool} to be at its gate")
 
     doomed.kill()
     world.stack.start_worker(wait=False)
     for script in scripts.values():
         world.ledger.open(script.note)
-    events = {tool: await voice.until_boundary() for tool, voice in voices.items()}
+    events = {tool: await caller.until_boundary() for tool, caller in callers.items()}
 
     came_to = {
         tool: (len(world.ledger.of_call(tool, script.note)), reported(events[tool])) for tool, script in scripts.items()
@@ -158,13 +158,13 @@ async def test_a_tool_that_was_done_is_not_done_again_for_the_sake_of_its_neighb
     done, held = unique("n"), unique("n")
     message = f'call charge {{"note": "{done}"}} and charge {{"note": "{held}", "before": "{held}"}} then say over'
 
-    async with world.voice() as voice:
-        await voice.create(message)
+    async with world.caller() as caller:
+        await caller.create(message)
         await until(lambda: world.ledger.reached(held), "the second call to be at its gate")
-        await until(lambda: "action.result" in kept_types(world, voice.session_id), "the first call to be settled")
+        await until(lambda: "action.result" in kept_types(world, caller.session_id), "the first call to be settled")
         doomed.kill()
         world.stack.start_worker(wait=False)
-        events = await voice.until_boundary()
+        events = await caller.until_boundary()
 
     statuses = [reported([event]) for event in events if event["type"] == "action.result"]
     assert statuses == ["completed", "unknown"]
@@ -174,47 +174,47 @@ async def test_a_tool_that_was_done_is_not_done_again_for_the_sake_of_its_neighb
 async def test_a_worker_that_dies_between_two_turns_costs_little(world: World) -> None:
     """The sticky cache dies with it: whoever comes next waits for that no longer than three seconds."""
     first = world.only_worker()
-    async with world.voice() as voice:
-        await voice.say(say().message)
+    async with world.caller() as caller:
+        await caller.say(say().message)
         world.stack.start_worker()
         first.kill()
         script = say()
 
         began = time.monotonic()
-        answer = await voice.say(script.message)
+        answer = await caller.say(script.message)
         took = time.monotonic() - began
 
         assert answer == script.answer
-        assert took < STICKY + TURNS * await undisturbed(voice)
+        assert took < STICKY + TURNS * await undisturbed(caller)
 
 
 async def test_messages_wait_for_a_worker(world: World) -> None:
     world.kill_workers()
     scripts = [say() for _ in range(5)]
 
-    async with world.voice() as voice:
-        await voice.create(scripts[0].message)
+    async with world.caller() as caller:
+        await caller.create(scripts[0].message)
         for script in scripts[1:]:
-            await voice.send(script.message)
+            await caller.send(script.message)
         world.only_worker()
 
-        assert [text(await voice.until_boundary()) for _ in scripts] == [script.answer for script in scripts]
+        assert [text(await caller.until_boundary()) for _ in scripts] == [script.answer for script in scripts]
 
 
 async def turn_with_a_death(lane: Lane, *, kind: str, point: str, once: Path) -> Turn:
     """Run one turn; its worker dies on the way, and another one takes over in time."""
     script = drip() if kind == "text" else call("charge")
     doomed = lane.worker(dies_at(point, once))
-    async with lane.voice() as voice:
-        await voice.create(script.message)
+    async with lane.caller() as caller:
+        await caller.create(script.message)
         heir = await lane.takes_over(doomed)
-        events = await voice.until_boundary()
+        events = await caller.until_boundary()
         took = time.monotonic() - heir.died
         # Readers may have heard the end before the death. The next turn begins when this one is really over.
-        bound = await heir.bound(voice, TURNS)
+        bound = await heir.bound(caller, TURNS)
     heir.process.kill()
     return Turn(script, events, took, bound)
 
 
-def what_the_model_was_told(world: World, script: Script) -> str:
+def what_the_model_got(world: World, script: Script) -> str:
     return next(each.results for each in world.asked() if (each.said, each.step) == (script.message, 1))

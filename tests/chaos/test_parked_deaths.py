@@ -13,7 +13,7 @@ from tests.support.chaos.consent import seconds
 from tests.support.chaos.evidence import Json
 from tests.support.chaos.people import answer, asked, cancel, park, response, row_of, stopped
 from tests.support.chaos.scripts import Script, call, say
-from tests.support.chaos.world import Voice, World, dies_at, kept_types, reported, undisturbed, unique
+from tests.support.chaos.world import Caller, World, dies_at, kept_types, reported, undisturbed, unique
 from tests.support.talk import text
 from tests.support.waiting import until
 
@@ -28,7 +28,7 @@ dies_once = pytest.mark.alone
 _TURNS = 3
 
 #: Seconds after Temporal's return until all that was accepted meanwhile is told.
-TOLD_WITHIN = 15.0
+SIGNALLED_WITHIN = 15.0
 
 #: Where the worker dies before people are asked, and how often the model is asked for the step that asks them.
 ASKING = {
@@ -54,7 +54,7 @@ RESUMING = {
 
 
 @pytest.fixture(scope="module")
-def told_to_all() -> dict[str, str]:
+def settings_of_all() -> dict[str, str]:
     """Who says nothing is taken for dead sooner than elsewhere: many die here."""
     return {"PERDURE_HEARTBEAT_TIMEOUT": "2"}
 
@@ -113,13 +113,13 @@ async def test_an_answer_is_told_by_another_api_when_its_own_died(world: World) 
     """Counted, and nobody knows: neither the caller nor the session. Any API that lives notices."""
     world.only_worker()
     script = call("pay")
-    async with world.voice() as voice:
-        (request_id,) = await park(voice, script)
+    async with world.caller() as caller:
+        (request_id,) = await park(caller, script)
 
-        await answered_into_the_void(world, voice, request_id, "before_signal")
+        await answered_into_the_void(world, caller, request_id, "before_signal")
 
         assert row_of(world, request_id)["status"] == "answered"
-        assert text(await voice.until_boundary()) == script.answer
+        assert text(await caller.until_boundary()) == script.answer
     assert len(world.ledger.of_call("pay", script.note)) == 1
 
 
@@ -127,65 +127,65 @@ async def test_an_answer_is_told_by_another_api_when_its_own_died(world: World) 
 async def test_an_answer_whose_api_died_counts_once_when_it_is_given_again(world: World, moment: str) -> None:
     world.only_worker()
     script = call("pay")
-    async with world.voice() as voice:
-        (request_id,) = await park(voice, script)
+    async with world.caller() as caller:
+        (request_id,) = await park(caller, script)
 
-        await answered_into_the_void(world, voice, request_id, moment)
-        again = [await answer(voice, request_id) for _ in range(2)]
+        await answered_into_the_void(world, caller, request_id, moment)
+        again = [await answer(caller, request_id) for _ in range(2)]
 
         assert again == [{"requestId": request_id, "status": "answered", "optionId": "approve"}] * 2
-        assert text(await voice.until_boundary()) == script.answer
+        assert text(await caller.until_boundary()) == script.answer
     assert len(world.ledger.of_call("pay", script.note)) == 1
-    assert kept_types(world, voice.session_id).count("turn.started") == 2
+    assert kept_types(world, caller.session_id).count("turn.started") == 2
 
 
 async def test_a_wish_to_stop_whose_api_died_is_honoured_when_it_is_told_again(world: World) -> None:
     """The caller was promised nothing yet."""
     world.only_worker()
-    async with world.voice() as voice:
-        (request_id,) = await park(voice, call("pay"))
+    async with world.caller() as caller:
+        (request_id,) = await park(caller, call("pay"))
 
         doomed, url = world.dying_api("before_signal")
-        await into_the_void(f"{url}/eve/v1/session/{voice.session_id}/cancel", {})
+        await into_the_void(f"{url}/eve/v1/session/{caller.session_id}/cancel", {})
         await until(lambda: not doomed.alive, "the API to die")
         assert row_of(world, request_id)["status"] == "open"
-        assert await cancel(voice) == "accepted"
-        await stopped(world, voice)
+        assert await cancel(caller) == "accepted"
+        await stopped(world, caller)
 
     assert row_of(world, request_id)["status"] == "withdrawn"
-    assert kept_types(world, voice.session_id).count("cancel.requested") == 1
+    assert kept_types(world, caller.session_id).count("cancel.requested") == 1
 
 
 async def test_an_answer_is_kept_while_temporal_is_away_and_told_soon_after_its_return(world: World) -> None:
     world.only_worker()
     script = call("pay")
-    async with world.voice() as voice:
-        usual = await undisturbed(voice)
-        (request_id,) = await park(voice, script)
+    async with world.caller() as caller:
+        usual = await undisturbed(caller)
+        (request_id,) = await park(caller, script)
 
         world.stack.temporal.process.kill()
-        outcome = await answer(voice, request_id)
+        outcome = await answer(caller, request_id)
         world.stack.restart_temporal()
         returned = time.monotonic()
 
         assert outcome["status"] == "answered"
-        assert text(await voice.until_boundary()) == script.answer
-        assert time.monotonic() - returned < TOLD_WITHIN + _TURNS * usual
+        assert text(await caller.until_boundary()) == script.answer
+        assert time.monotonic() - returned < SIGNALLED_WITHIN + _TURNS * usual
     assert len(world.ledger.of_call("pay", script.note)) == 1
 
 
 async def test_a_resumed_call_outlives_temporal(world: World) -> None:
     world.only_worker()
     script = call("pay", gate="before")
-    async with world.voice() as voice:
-        (request_id,) = await park(voice, script)
-        await answer(voice, request_id)
+    async with world.caller() as caller:
+        (request_id,) = await park(caller, script)
+        await answer(caller, request_id)
         await until(lambda: world.ledger.reached(script.note), "the call to be at its gate")
 
         world.stack.restart_temporal()
         world.ledger.open(script.note)
 
-        assert text(await voice.until_boundary()) == script.answer
+        assert text(await caller.until_boundary()) == script.answer
     assert len(world.ledger.of_call("pay", script.note)) == 1
 
 
@@ -193,13 +193,13 @@ async def test_what_waits_for_people_outlives_everything(world: World) -> None:
     """The id that was seen before the end of all processes is good after it."""
     world.only_worker()
     script = call("pay")
-    voice = world.voice()
-    (request_id,) = await park(voice, script)
+    caller = world.caller()
+    (request_id,) = await park(caller, script)
 
     world.kill_everything()
     world.start_everything()
 
-    after = world.voice(voice)
+    after = world.caller(caller)
     await answer(after, request_id)
     assert text(await after.until_boundary()) == script.answer
     assert len(world.ledger.of_call("pay", script.note)) == 1
@@ -209,15 +209,15 @@ async def test_time_runs_out_while_no_worker_lives(world: World) -> None:
     """Nobody can answer any more, though nobody has closed it; the next worker does what was declared."""
     world.only_worker()
     denied, agreed = call("pay_soon"), call("pay_anyway")
-    voices = [world.voice(), world.voice()]
-    parked = await asyncio.gather(park(voices[0], denied), park(voices[1], agreed))
+    callers = [world.caller(), world.caller()]
+    parked = await asyncio.gather(park(callers[0], denied), park(callers[1], agreed))
     world.kill_workers()
     requests = [request_id for (request_id,) in parked]
 
-    await until(lambda: all(is_over(row_of(world, each)) for each in requests), "the time to answer to be over")
-    late = await posted(voices[0], requests[0])
+    await until(lambda: all(has_expired(row_of(world, each)) for each in requests), "the time to answer to be over")
+    late = await posted(callers[0], requests[0])
     world.only_worker()
-    events = [await voice.until_boundary() for voice in voices]
+    events = [await caller.until_boundary() for caller in callers]
 
     assert (late.status_code, late.json()["code"]) == (409, "input_expired")
     assert [reported(each) for each in events] == ["rejected", "completed"]
@@ -230,7 +230,7 @@ async def test_a_wish_to_stop_waits_for_a_worker(world: World) -> None:
     """One session waits for somebody, another one has a message that nobody has taken up."""
     world.only_worker()
     gated, unheard = call("pay"), say()
-    parked, idle = world.voice(), world.voice()
+    parked, idle = world.caller(), world.caller()
     (request_id,) = await park(parked, gated)
     await idle.say(say().message)
     world.kill_workers()
@@ -255,22 +255,22 @@ async def story(lane: Lane, *, point: str, once: Path) -> Story:
     free, gated = call("charge"), call("pay")
     script = beside(free, gated) if point.startswith("park") else gated
     doomed = lane.worker(dies_at(point, once))
-    async with lane.voice() as voice:
-        await voice.create(script.message)
+    async with lane.caller() as caller:
+        await caller.create(script.message)
         if point in ASKING:
             heir = await lane.takes_over(doomed)
-            (request_id,) = asked(await voice.until_boundary())
+            (request_id,) = asked(await caller.until_boundary())
             took = time.monotonic() - heir.died
-            outcome = await answer(voice, request_id)
-            events = await voice.until_boundary()
+            outcome = await answer(caller, request_id)
+            events = await caller.until_boundary()
         else:
-            (request_id,) = asked(await voice.until_boundary())
-            outcome = await answer(voice, request_id)
+            (request_id,) = asked(await caller.until_boundary())
+            outcome = await answer(caller, request_id)
             heir = await lane.takes_over(doomed)
-            events = await voice.until_boundary()
+            events = await caller.until_boundary()
             took = time.monotonic() - heir.died
         # The turn is really over when the next one is heard.
-        bound = await heir.bound(voice, _TURNS)
+        bound = await heir.bound(caller, _TURNS)
     heir.process.kill()
     return Story(script, gated.note, outcome, events, took, bound)
 
@@ -282,11 +282,11 @@ def beside(free: Script, gated: Script) -> Script:
     return Script(message, word)
 
 
-async def answered_into_the_void(world: World, voice: Voice, request_id: str, moment: str) -> None:
+async def answered_into_the_void(world: World, caller: Caller, request_id: str, moment: str) -> None:
     """An answer that is counted, by an API that dies before it can say so."""
     doomed, url = world.dying_api(moment)
-    body = {"continuationToken": voice.token, "inputResponses": [response(request_id)]}
-    await into_the_void(f"{url}/eve/v1/session/{voice.session_id}", body)
+    body = {"continuationToken": caller.token, "inputResponses": [response(request_id)]}
+    await into_the_void(f"{url}/eve/v1/session/{caller.session_id}", body)
     await until(lambda: not doomed.alive, "the API to die")
 
 
@@ -297,10 +297,10 @@ async def into_the_void(url: str, body: Json) -> None:
             await http.post(url, json=body)
 
 
-async def posted(voice: Voice, request_id: str) -> httpx2.Response:
-    body = {"continuationToken": voice.token, "inputResponses": [response(request_id)]}
-    return await voice.http.post(f"/eve/v1/session/{voice.session_id}", json=body)
+async def posted(caller: Caller, request_id: str) -> httpx2.Response:
+    body = {"continuationToken": caller.token, "inputResponses": [response(request_id)]}
+    return await caller.http.post(f"/eve/v1/session/{caller.session_id}", json=body)
 
 
-def is_over(row: Json) -> bool:
+def has_expired(row: Json) -> bool:
     return seconds(row["request"]["expiresAt"]) < time.time()

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from tests.support.chaos.scripts import call, say
-from tests.support.chaos.world import Voice, World, undisturbed
+from tests.support.chaos.world import Caller, World, undisturbed
 from tests.support.processes import Process
 from tests.support.talk import text
 from tests.support.waiting import until
@@ -27,8 +27,8 @@ async def test_a_worker_that_is_told_to_stop_starts_nothing(world: World) -> Non
     began = time.monotonic()
     worker = world.only_worker()
     starting = time.monotonic() - began
-    acting = world.voice()
-    async with world.voice() as other:
+    acting = world.caller()
+    async with world.caller() as other:
         await undisturbed(other)
         calm = TURNS * await undisturbed(other)
     await acting.create(slow.message)
@@ -45,16 +45,16 @@ async def test_a_worker_that_is_told_to_stop_starts_nothing(world: World) -> Non
     world.ledger.open(slow.note)
     world.stack.start_worker(wait=False)
     assert text(await acting.until_boundary()) == slow.answer
-    for voice, answer in waiting:
-        assert text(await voice.until_boundary()) == answer
+    for caller, answer in waiting:
+        assert text(await caller.until_boundary()) == answer
 
 
-async def talk_until_it_ends(world: World, worker: Process) -> list[tuple[Voice, str]]:
+async def talk_until_it_ends(world: World, worker: Process) -> list[tuple[Caller, str]]:
     """A new session every now and then; whoever speaks, and what the model is to say."""
-    waiting: list[tuple[Voice, str]] = []
+    waiting: list[tuple[Caller, str]] = []
     while worker.alive:
-        voice, script = world.voice(), say()
-        await voice.create(script.message)
-        waiting.append((voice, script.answer))
+        caller, script = world.caller(), say()
+        await caller.create(script.message)
+        waiting.append((caller, script.answer))
         await asyncio.sleep(0.25)
     return waiting

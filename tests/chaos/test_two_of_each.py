@@ -48,12 +48,12 @@ async def turn_with_a_death(world: World, script: Script, point: str, directory:
     world.kill_workers()
     doomed = dies_at(point, directory / point)
     workers = [world.stack.start_worker(doomed, wait=False), world.stack.start_worker(doomed)]
-    async with world.voice() as voice:
-        await voice.create(script.message)
+    async with world.caller() as caller:
+        await caller.create(script.message)
         await until(lambda: not all(worker.alive for worker in workers), f"a worker to die at {point}")
-        events = await voice.until_boundary()
+        events = await caller.until_boundary()
         following = say()
-        assert await voice.say(following.message) == following.answer
+        assert await caller.say(following.message) == following.answer
     return events
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from perdure.dev.supervisor import die_with_parent
 from tests.support.chaos.scripts import say
-from tests.support.chaos.world import Voice, World, rss, undisturbed
+from tests.support.chaos.world import Caller, World, rss, undisturbed
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(400)]
 
@@ -42,8 +42,8 @@ class Watchers:
 
 
 @contextmanager
-def watching(voice: Voice, reading: int, deaf: int) -> Generator[Watchers]:
-    program = [sys.executable, "-m", "tests.chaos.watchers", str(voice.http.base_url), voice.session_id]
+def watching(caller: Caller, reading: int, deaf: int) -> Generator[Watchers]:
+    program = [sys.executable, "-m", "tests.chaos.watchers", str(caller.http.base_url), caller.session_id]
     process = subprocess.Popen(
         [*program, str(reading), str(deaf)],
         stdin=subprocess.PIPE,
@@ -61,77 +61,77 @@ def watching(voice: Voice, reading: int, deaf: int) -> Generator[Watchers]:
 @pytest.mark.alone
 async def test_two_hundred_watchers_do_not_slow_a_post(world: World) -> None:
     world.only_worker()
-    async with world.voice() as voice:
-        await voice.say(say().message)
-        await post_times(voice, 20)
+    async with world.caller() as caller:
+        await caller.say(say().message)
+        await post_times(caller, 20)
 
         # Noise of the machine only ever makes it worse: the best of a few measurements is the honest one.
         ratios: list[float] = []
         while len(ratios) < 5 and (not ratios or min(ratios) > _SLOWED):
-            ratios.append(await slowdown(voice))
+            ratios.append(await slowdown(caller))
 
     assert min(ratios) <= _SLOWED, ratios
 
 
-async def slowdown(voice: Voice) -> float:
+async def slowdown(caller: Caller) -> float:
     """How much longer a post takes with watchers than without; the rounds take turns."""
     alone: list[float] = []
     watched: list[float] = []
     for _ in range(3):
-        alone += await post_times(voice, 20)
-        with watching(voice, _WATCHERS, deaf=1):
-            watched += await post_times(voice, 20)
+        alone += await post_times(caller, 20)
+        with watching(caller, _WATCHERS, deaf=1):
+            watched += await post_times(caller, 20)
     # Of the faster posts of each: the slower ones tell of whoever else wants the processors.
     return statistics.quantiles(watched)[0] / statistics.quantiles(alone)[0]
 
 
-async def post_times(voice: Voice, count: int) -> list[float]:
+async def post_times(caller: Caller, count: int) -> list[float]:
     times: list[float] = []
     for _ in range(count):
         message = say().message
         began = time.perf_counter()
-        await voice.send(message)
+        await caller.send(message)
         times.append(time.perf_counter() - began)
-        await voice.until_boundary()
+        await caller.until_boundary()
     return times
 
 
 async def test_every_watcher_gets_every_event(world: World) -> None:
     world.only_worker()
-    async with world.voice() as voice:
-        await voice.say(say().message)
-        with watching(voice, _WATCHERS, deaf=1) as watchers:
+    async with world.caller() as caller:
+        await caller.say(say().message)
+        with watching(caller, _WATCHERS, deaf=1) as watchers:
             for _ in range(3):
-                await voice.say(say().message)
+                await caller.say(say().message)
 
-            counts = watchers.all_have(voice.cursor)
+            counts = watchers.all_have(caller.cursor)
 
-    assert set(counts) == {voice.cursor}
+    assert set(counts) == {caller.cursor}
     assert len(counts) == _WATCHERS
 
 
 async def test_readers_that_never_read_hold_no_memory(world: World) -> None:
     """Sixteen megabytes are told to each of ten readers that take none of it."""
     world.only_worker()
-    async with world.voice() as voice:
+    async with world.caller() as caller:
         api = next(api for api in reversed(world.stack.apis) if api.alive)
-        await voice.say(say().message)
+        await caller.say(say().message)
         for _ in range(3):
-            await long_turn(voice)
+            await long_turn(caller)
         before = rss(api)
-        calm = await undisturbed(voice)
+        calm = await undisturbed(caller)
 
-        with watching(voice, 1, deaf=10):
+        with watching(caller, 1, deaf=10):
             for _ in range(20):
-                await long_turn(voice)
+                await long_turn(caller)
             after = rss(api)
-            took = await undisturbed(voice)
+            took = await undisturbed(caller)
 
     assert after - before < 64 * _MIB, f"{before / _MIB:.0f} MiB became {after / _MIB:.0f} MiB"
     assert took < 2 + 5 * calm
 
 
-async def long_turn(voice: Voice) -> None:
+async def long_turn(caller: Caller) -> None:
     script = say()
     filler = "x" * 200_000
-    assert await voice.say(script.message + filler) == script.answer + filler
+    assert await caller.say(script.message + filler) == script.answer + filler

@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.chaos.evidence import Evidence
 from tests.support.chaos.scripts import Script, call, drip
-from tests.support.chaos.world import Voice, World, kept_types, reported
+from tests.support.chaos.world import Caller, World, kept_types, reported
 from tests.support.talk import text
 from tests.support.waiting import until
 
@@ -19,13 +19,13 @@ async def test_a_frozen_worker_that_wakes_up_writes_nothing(world: World) -> Non
     after = call("charge", gate="after")
     scripts = [speaking, after, *before.values()]
     zombie = world.only_worker()
-    voices = [await begun(world, script) for script in scripts]
+    callers = [await begun(world, script) for script in scripts]
 
     zombie.stop()
     world.stack.start_worker()
     # Of an idempotent tool the other worker makes a new attempt, which has to pass the gate too.
     world.ledger.open(before["put"].note)
-    events = [await voice.until_boundary() for voice in voices]
+    events = [await caller.until_boundary() for caller in callers]
     kept = await world.settled()
     for script in scripts:
         world.ledger.open(script.note)
@@ -44,10 +44,10 @@ async def test_a_worker_that_a_tool_blocks_loses_what_it_does(world: World) -> N
     """It sends no heartbeat, and it is not told in time that others have taken over: the store must refuse it."""
     speaking, blocking = drip(words=40, delay=40), call("charge_blocking", gate="before")
     blocked = world.only_worker()
-    voices = [await begun(world, speaking), await begun(world, blocking)]
+    callers = [await begun(world, speaking), await begun(world, blocking)]
 
     world.stack.start_worker()
-    events = [await voice.until_boundary() for voice in voices]
+    events = [await caller.until_boundary() for caller in callers]
     kept = await world.settled()
     world.ledger.open(blocking.note)
     await until(lambda: effects(world, "charge_blocking", blocking), "the blocked tool to act")
@@ -59,15 +59,15 @@ async def test_a_worker_that_a_tool_blocks_loses_what_it_does(world: World) -> N
     assert_untouched(kept, world.store())
 
 
-async def begun(world: World, script: Script) -> Voice:
+async def begun(world: World, script: Script) -> Caller:
     """Start a session and wait until it is in the middle."""
-    voice = world.voice()
-    await voice.create(script.message)
+    caller = world.caller()
+    await caller.create(script.message)
     if script.note:
         await until(lambda: world.ledger.reached(script.note), "the tool to be at its gate")
     else:
-        await until(lambda: "message.appended" in kept_types(world, voice.session_id), "the model to speak")
-    return voice
+        await until(lambda: "message.appended" in kept_types(world, caller.session_id), "the model to speak")
+    return caller
 
 
 def effects(world: World, tool: str, script: Script) -> int:

@@ -41,8 +41,8 @@ async def test_a_turn_that_only_asks_parks_in_the_commit_of_its_reply() -> None:
         assert isinstance(outcome, Parked)
         assert await it.types() == ASKED
         assert await it.session_status() == "waiting"
-        (told,) = await it.told("input.requested")
-        (request,) = told["requests"]
+        (emitted,) = await it.emitted("input.requested")
+        (request,) = emitted["requests"]
         assert request == {
             "requestId": outcome.open[0].request_id,
             "prompt": "Approve tool call: pay",
@@ -52,8 +52,8 @@ async def test_a_turn_that_only_asks_parks_in_the_commit_of_its_reply() -> None:
             "options": [{"id": "approve", "label": "Yes"}, {"id": "deny", "label": "No"}],
         }
         details: JsonObject = {"kind": "approval", "responders": {"kind": "requester", "values": [], "quorum": 1}}
-        assert told["details"] == {request["requestId"]: details}
-        assert (told["turnId"], told["stepIndex"]) == ("turn_0", 0)
+        assert emitted["details"] == {request["requestId"]: details}
+        assert (emitted["turnId"], emitted["stepIndex"]) == ("turn_0", 0)
         row = await it.store.input(outcome.open[0].request_id)
         assert row is not None
         assert (row.status, row.request.digest) == ("open", digest({"amount": 5}))
@@ -80,13 +80,13 @@ async def test_gated_ungated_invalid_and_question_in_one_step() -> None:
         assert isinstance(outcome, Calls)
         assert [each.tool for each in outcome.calls] == ["look"]
         assert len(outcome.open) == 2
-        (actions,) = await it.told("actions.requested")
+        (actions,) = await it.emitted("actions.requested")
         # What waits for people is told by what they are asked, and a question is no action at all.
         assert [(action["toolName"], action["input"]) for action in actions["actions"]] == [
             ("look", {}),
             ("pay", {"amount": "much"}),
         ]
-        assert await it.told("input.requested") == []
+        assert await it.emitted("input.requested") == []
         assert [await it.status_of(each) for each in outcome.open] == ["unknown", "unknown"]
 
         await it.tool(outcome.calls[0])
@@ -99,8 +99,8 @@ async def test_gated_ungated_invalid_and_question_in_one_step() -> None:
             "turn.completed",
             "session.waiting",
         ]
-        (told,) = await it.told("input.requested")
-        assert [each["action"]["toolName"] for each in told["requests"]] == ["pay", "ask_question"]
+        (emitted,) = await it.emitted("input.requested")
+        assert [each["action"]["toolName"] for each in emitted["requests"]] == ["pay", "ask_question"]
         assert [await it.status_of(each) for each in outcome.open] == ["open", "open"]
 
 
@@ -125,9 +125,9 @@ async def test_a_gated_call_is_refused_if_the_client_takes_no_requests() -> None
 
         assert isinstance(outcome, Calls)
         assert (outcome.calls, outcome.open) == ((), ())
-        (told,) = await it.told("action.result")
-        assert (told["status"], told["error"]["code"]) == ("rejected", "TOOL_APPROVAL_UNAVAILABLE")
-        (asked,) = await it.told("actions.requested")
+        (emitted,) = await it.emitted("action.result")
+        assert (emitted["status"], emitted["error"]["code"]) == ("rejected", "TOOL_APPROVAL_UNAVAILABLE")
+        (asked,) = await it.emitted("actions.requested")
         assert [action["toolName"] for action in asked["actions"]] == ["pay"]
         row = await it.store.session(SESSION)
         assert row is not None
@@ -177,12 +177,12 @@ async def test_a_call_that_a_function_denies_is_shown_with_its_result() -> None:
         assert isinstance(outcome, Calls)
         assert (outcome.calls, outcome.open) == ((), ())
         assert (await it.types())[-2:] == ["actions.requested", "action.result"]
-        (asked,), (told,) = await it.told("actions.requested"), await it.told("action.result")
+        (asked,), (emitted,) = await it.emitted("actions.requested"), await it.emitted("action.result")
         assert asked["actions"] == [
             {"kind": "tool-call", "callId": "call_0_0", "toolName": "spend", "input": {"amount": 5000}}
         ]
-        assert (told["status"], told["error"]["code"]) == ("rejected", "TOOL_EXECUTION_DENIED")
-        assert (told["result"]["callId"], told["result"]["toolName"]) == ("call_0_0", "spend")
+        assert (emitted["status"], emitted["error"]["code"]) == ("rejected", "TOOL_EXECUTION_DENIED")
+        assert (emitted["result"]["callId"], emitted["result"]["toolName"]) == ("call_0_0", "spend")
 
 
 async def play_spend(asks: Any) -> Any:
@@ -197,9 +197,9 @@ async def test_what_cannot_be_decided_is_refused(said: Any) -> None:
     async with lab([call("act")], act, can_ask=True) as it:
         await it.model(await it.deliver("Go"))
 
-        (told,) = await it.told("action.result")
-        assert told["status"] == "rejected"
-        assert "neither a bool nor a Decision" in told["error"]["message"]
+        (emitted,) = await it.emitted("action.result")
+        assert emitted["status"] == "rejected"
+        assert "neither a bool nor a Decision" in emitted["error"]["message"]
 
 
 @pytest.mark.parametrize("broken", ["approval", "summary", "approval_key"])
@@ -215,9 +215,9 @@ async def test_an_author_function_that_raises_lets_nothing_through(broken: str) 
     async with lab([call("act")], act, can_ask=True) as it:
         await it.model(await it.deliver("Go"))
 
-        (told,) = await it.told("action.result")
-        assert told["status"] == "rejected"
-        assert "KeyError: 'amount'" in told["error"]["message"]
+        (emitted,) = await it.emitted("action.result")
+        assert emitted["status"] == "rejected"
+        assert "KeyError: 'amount'" in emitted["error"]["message"]
 
 
 async def test_times_and_responders_travel_with_the_request() -> None:
@@ -302,5 +302,5 @@ async def test_a_reminder_is_emitted_once_while_a_request_is_open() -> None:
         await it.harness.remind(reminder)
         await it.harness.remind(reminder)
 
-        (told,) = await it.told("input.reminded")
-        assert told == {"requestId": open.request_id, "callId": "call_0_0", "toolName": "pay", "left": 0}
+        (emitted,) = await it.emitted("input.reminded")
+        assert emitted == {"requestId": open.request_id, "callId": "call_0_0", "toolName": "pay", "left": 0}

@@ -40,14 +40,14 @@ _numbers = count()
 
 
 @pytest.fixture(scope="module", autouse=True)
-def unheard() -> Generator[None]:
+def unlogged() -> Generator[None]:
     """What is logged is not kept for reports: halves of characters cannot be sent from one process to another."""
     logging.disable()
     yield
     logging.disable(logging.NOTSET)
 
 
-class Unspeakable(Exception):
+class Unprintable(Exception):
     def __str__(self) -> str:
         raise ValueError("no text")
 
@@ -57,7 +57,7 @@ def echo(value: object = None) -> object:
     return value
 
 
-class _Said:
+class _ToolOutcome:
     """What the tools do next."""
 
     value: Any = None
@@ -67,11 +67,11 @@ class _Said:
 
 @tool(effects="pure")
 async def act(ctx: ToolContext) -> Any:
-    if _Said.token:
-        await ctx.session.set_continuation_token(_Said.token)
-    if _Said.error:
-        raise _Said.error
-    return _Said.value
+    if _ToolOutcome.token:
+        await ctx.session.set_continuation_token(_ToolOutcome.token)
+    if _ToolOutcome.error:
+        raise _ToolOutcome.error
+    return _ToolOutcome.value
 
 
 class Streaming(ScriptedModel):
@@ -111,16 +111,16 @@ class Unhappy:
         agent = Agent("tester", tools=[echo, act])
         it = Lab(self.store, agent, model, "conversation", Settings(agents=""), f"s{next(_numbers)}")
         await self._turn(it, await it.deliver(message, **body))
-        told = await it.types()
-        assert len([type for type in told if type in BOUNDARIES]) == 1, told
-        assert told[-1] == "session.waiting"
+        emitted = await it.types()
+        assert len([type for type in emitted if type in BOUNDARIES]) == 1, emitted
+        assert emitted[-1] == "session.waiting"
         first = len(model.prompts)
         assert first <= len(lines) + 1, "nothing is asked for, and paid, again"
         await self._turn(it, await it.deliver("Again"), turn=1)
         self._check_sendable(model.prompts[-1].messages)
         for event in await it.events():
             assert json.loads(dumps(event.model_dump())) is not None
-        return told
+        return emitted
 
     async def _turn(self, it: Lab, delivery: Any, turn: int = 0) -> None:
         for step in range(5):
@@ -230,7 +230,7 @@ _RARELY = settings(max_examples=15, deadline=None, suppress_health_check=_SLOW)
 @settings(max_examples=60, deadline=None, suppress_health_check=_SLOW)
 @examples(replies)
 def test_the_turn_ends_once_for_any_text_of_a_model(unhappy: Unhappy, reply: ModelResponse) -> None:
-    _Said.value, _Said.error, _Said.token = 1, None, None
+    _ToolOutcome.value, _ToolOutcome.error, _ToolOutcome.token = 1, None, None
 
     unhappy.run(unhappy.turns(reply))
 
@@ -238,30 +238,30 @@ def test_the_turn_ends_once_for_any_text_of_a_model(unhappy: Unhappy, reply: Mod
 @settings(max_examples=40, deadline=None, suppress_health_check=_SLOW)
 @examples(values | st.binary(max_size=5) | st.builds(dict, code=texts, message=texts), st.none() | texts)
 def test_whatever_a_tool_returns_the_turn_ends_once(unhappy: Unhappy, value: Any, token: str | None) -> None:
-    _Said.value, _Said.error = value, None
-    _Said.token = f"{token}{next(_numbers)}" if token is not None else None
+    _ToolOutcome.value, _ToolOutcome.error = value, None
+    _ToolOutcome.token = f"{token}{next(_numbers)}" if token is not None else None
 
-    told = unhappy.run(unhappy.turns(call("act")))
+    emitted = unhappy.run(unhappy.turns(call("act")))
 
-    assert told.count("action.result") == 1
+    assert emitted.count("action.result") == 1
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=_SLOW)
-@examples(texts.map(RuntimeError) | texts.map(ModelFailed) | st.just(Unspeakable()))
+@examples(texts.map(RuntimeError) | texts.map(ModelFailed) | st.just(Unprintable()))
 def test_whatever_a_tool_raises_the_turn_ends_once(unhappy: Unhappy, error: BaseException) -> None:
-    _Said.error, _Said.token = error, None
+    _ToolOutcome.error, _ToolOutcome.token = error, None
 
-    told = unhappy.run(unhappy.turns(call("act")))
+    emitted = unhappy.run(unhappy.turns(call("act")))
 
-    assert told.count("action.result") == 1
+    assert emitted.count("action.result") == 1
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=_SLOW)
-@examples(texts.map(RuntimeError) | texts.map(ModelFailed) | st.just(Unspeakable()))
+@examples(texts.map(RuntimeError) | texts.map(ModelFailed) | st.just(Unprintable()))
 def test_whatever_a_provider_fails_with_the_turn_ends_once(unhappy: Unhappy, error: Exception) -> None:
-    told = unhappy.run(unhappy.turns(error))
+    emitted = unhappy.run(unhappy.turns(error))
 
-    assert "turn.failed" in told
+    assert "turn.failed" in emitted
 
 
 @settings(max_examples=30, deadline=None, suppress_health_check=_SLOW)
@@ -296,21 +296,21 @@ def test_the_turn_ends_once_for_any_amount_of_text_of_a_model(unhappy: Unhappy, 
 @_RARELY
 @examples(long_values)
 def test_however_much_a_tool_returns_the_turn_ends_once(unhappy: Unhappy, value: Any) -> None:
-    _Said.value, _Said.error, _Said.token = value, None, None
+    _ToolOutcome.value, _ToolOutcome.error, _ToolOutcome.token = value, None, None
 
-    told = unhappy.run(unhappy.turns(call("act")))
+    emitted = unhappy.run(unhappy.turns(call("act")))
 
-    assert told.count("action.result") == 1
+    assert emitted.count("action.result") == 1
 
 
 @_RARELY
 @examples(long_texts)
 def test_however_much_a_tool_raises_the_turn_ends_once(unhappy: Unhappy, text: str) -> None:
-    _Said.error, _Said.token = RuntimeError(text), None
+    _ToolOutcome.error, _ToolOutcome.token = RuntimeError(text), None
 
-    told = unhappy.run(unhappy.turns(call("act")))
+    emitted = unhappy.run(unhappy.turns(call("act")))
 
-    assert told.count("action.result") == 1
+    assert emitted.count("action.result") == 1
 
 
 @_RARELY

@@ -39,15 +39,15 @@ class Paused:
             yield item
 
 
-async def stopped_while_the_model_speaks(it: Lab, model: Paused) -> Any:
+async def cancelled_during_the_model_call(it: Lab, model: Paused) -> Any:
     speaking = asyncio.create_task(it.model(await it.deliver("Go")))
     await model.asked.wait()
-    await it.wish_to_stop()
+    await it.request_cancel()
     model.may.set()
     return await speaking
 
 
-async def wish_is_settled(it: Lab) -> bool:
+async def cancel_is_settled(it: Lab) -> bool:
     row = await it.store.session(SESSION)
     return row is not None and row.cancel_turn is None
 
@@ -56,7 +56,7 @@ async def test_a_turn_that_has_not_begun_does_not_begin() -> None:
     model = ScriptedModel(["never"])
     async with lab(model) as it:
         delivery = await it.deliver("Go")
-        await it.wish_to_stop()
+        await it.request_cancel()
 
         with pytest.raises(TurnCancelled):
             await it.model(delivery)
@@ -64,14 +64,14 @@ async def test_a_turn_that_has_not_begun_does_not_begin() -> None:
 
         assert model.prompts == []
         assert (await it.types())[-2:] == ["turn.cancelled", "session.waiting"]
-        assert await wish_is_settled(it)
+        assert await cancel_is_settled(it)
 
 
 @pytest.mark.parametrize("line", ["Well.", [call("final_output")], call("pay", amount=5)], ids=["text", "bad", "parks"])
 async def test_an_answer_that_would_end_the_turn_is_kept_and_the_turn_is_cancelled(line: Any) -> None:
     model, till = Paused(line, "Again."), Till()
     async with lab(model, till.tool(), can_ask=True) as it:
-        outcome = await stopped_while_the_model_speaks(it, model)
+        outcome = await cancelled_during_the_model_call(it, model)
         if isinstance(outcome, Calls):
             await it.cancel(turn=0)
         else:
@@ -90,7 +90,7 @@ async def test_an_answer_that_would_end_the_turn_is_kept_and_the_turn_is_cancell
 async def test_an_empty_answer_is_not_asked_for_once_more_and_what_it_cost_is_kept() -> None:
     model = Paused("", "never")
     async with lab(model) as it:
-        outcome = await stopped_while_the_model_speaks(it, model)
+        outcome = await cancelled_during_the_model_call(it, model)
 
         assert isinstance(outcome, Finished)
         assert outcome.failure == CANCELLED
@@ -113,7 +113,7 @@ async def test_a_result_that_has_waited_for_other_calls_does_not_end_a_turn_that
         assert isinstance(outcome, Calls)
         for ref in outcome.calls:
             await it.tool(ref)
-        await it.wish_to_stop()
+        await it.request_cancel()
 
         with pytest.raises(TurnCancelled):
             await it.model(step=1)
@@ -126,7 +126,7 @@ async def test_a_result_that_has_waited_for_other_calls_does_not_end_a_turn_that
 async def test_calls_that_the_model_asks_for_do_not_begin() -> None:
     model, till = Paused(call("pay", amount=5), "Again."), Till()
     async with lab(model, till.tool(approval="never")) as it:
-        outcome = await stopped_while_the_model_speaks(it, model)
+        outcome = await cancelled_during_the_model_call(it, model)
         assert isinstance(outcome, Calls)
 
         with pytest.raises(TurnCancelled):
@@ -136,7 +136,7 @@ async def test_calls_that_the_model_asks_for_do_not_begin() -> None:
         assert till.paid == []
         ends = ["action.result", "step.completed", "turn.cancelled", "session.waiting"]
         assert (await it.types())[-4:] == ends
-        assert await wish_is_settled(it)
+        assert await cancel_is_settled(it)
 
 
 async def test_another_attempt_at_a_call_does_not_begin() -> None:
@@ -154,7 +154,7 @@ async def test_another_attempt_at_a_call_does_not_begin() -> None:
             await asyncio.sleep(0)
         dead.cancel()
         await asyncio.wait([dead])
-        await it.wish_to_stop()
+        await it.request_cancel()
 
         with pytest.raises(TurnCancelled):
             await it.tool(ref, generation=2)
@@ -168,7 +168,7 @@ async def test_an_approved_call_does_not_begin(when: str) -> None:
     async with asked(till, 5) as (it, _, open):
         answer = await it.answer((open[0], YES))
         resumed = await it.resume(answer, open=open) if when == "after" else None
-        await it.wish_to_stop()
+        await it.request_cancel()
 
         with pytest.raises(TurnCancelled):
             await (it.run_approved(resumed.calls[0]) if resumed else it.resume(answer, open=open))
@@ -176,7 +176,7 @@ async def test_an_approved_call_does_not_begin(when: str) -> None:
 
         assert till.paid == []
         assert (await it.types())[-2:] == ["turn.cancelled", "session.waiting"]
-        assert await wish_is_settled(it)
+        assert await cancel_is_settled(it)
 
 
 async def test_a_cancelled_turn_that_was_to_park_opens_no_request() -> None:
@@ -189,7 +189,7 @@ async def test_a_cancelled_turn_that_was_to_park_opens_no_request() -> None:
         outcome = await it.model(await it.deliver("Go"))
         assert isinstance(outcome, Calls)
         await it.tool(outcome.calls[0])
-        await it.wish_to_stop()
+        await it.request_cancel()
 
         with pytest.raises(TurnCancelled):
             await it.park(outcome.open)
@@ -202,7 +202,7 @@ async def test_a_cancelled_turn_that_was_to_park_opens_no_request() -> None:
 async def test_an_expiry_is_not_carried_out() -> None:
     till = Till()
     async with asked(till, 5, expires=60, on_expiry="approve") as (it, _, open):
-        await it.wish_to_stop()
+        await it.request_cancel()
 
         with pytest.raises(TurnCancelled):
             await it.resume(open=open, expired=open)
@@ -216,13 +216,13 @@ async def test_a_turn_that_failed_meanwhile_is_emitted_as_cancelled() -> None:
     async with lab([call("act")], _act) as it:
         delivery = await it.deliver("Go")
         await it.calls(delivery)
-        await it.wish_to_stop()
+        await it.request_cancel()
 
         await it.conclude(CRASHED, delivery)
 
         types = await it.types()
         assert (types[-2:], "turn.failed" in types) == (["turn.cancelled", "session.waiting"], False)
-        assert await wish_is_settled(it)
+        assert await cancel_is_settled(it)
 
 
 async def test_a_cancel_request_that_comes_while_a_failure_is_written_wins() -> None:
@@ -230,7 +230,7 @@ async def test_a_cancel_request_that_comes_while_a_failure_is_written_wins() -> 
         delivery = await it.deliver("Go")
         await it.calls(delivery)
 
-        await asyncio.gather(it.conclude(CRASHED, delivery), it.wish_to_stop())
+        await asyncio.gather(it.conclude(CRASHED, delivery), it.request_cancel())
 
         types = await it.types()
         ended = [each for each in types if each in ("turn.failed", "turn.cancelled")]
@@ -241,7 +241,7 @@ async def test_a_cancel_request_that_comes_while_a_failure_is_written_wins() -> 
 async def test_the_next_turn_is_not_stopped_by_the_cancel_request_of_the_one_before() -> None:
     async with lab(["One.", "Two."]) as it:
         delivery = await it.deliver("Go")
-        await it.wish_to_stop()
+        await it.request_cancel()
         with pytest.raises(TurnCancelled):
             await it.model(delivery)
         await it.cancel(delivery)

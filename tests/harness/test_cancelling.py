@@ -20,13 +20,13 @@ class Endless:
     """A model that begins to speak and never ends."""
 
     def __init__(self) -> None:
-        self.spoke = asyncio.Event()
+        self.started = asyncio.Event()
         self.closed = asyncio.Event()
 
     async def stream(self, prompt: Prompt) -> AsyncGenerator[Delta | Reply, None]:
         try:
             yield TextDelta("Once upon a time ")
-            self.spoke.set()
+            self.started.set()
             await asyncio.Event().wait()
         finally:
             self.closed.set()
@@ -46,7 +46,7 @@ def pay() -> str:
     raise AssertionError("this must not run")
 
 
-async def until_told(it: Lab, type: str) -> None:
+async def until_emitted(it: Lab, type: str) -> None:
     async with it.store.watch("s1") as watch:
         while type not in await it.types():
             await watch.changed()
@@ -65,7 +65,7 @@ async def test_a_turn_that_never_began_emits_that_it_was_cancelled() -> None:
             "turn.cancelled",
             "session.waiting",
         ]
-        assert await it.told("turn.cancelled") == [{"sequence": 0, "turnId": "turn_0"}]
+        assert await it.emitted("turn.cancelled") == [{"sequence": 0, "turnId": "turn_0"}]
         assert await it.session_status() == "waiting"
         assert failure_of(await it.model(delivery, generation=9)) == CANCELLED
         await it.model(await it.deliver("Again"), turn=1)
@@ -77,7 +77,7 @@ async def test_a_model_call_is_closed_at_once_and_what_was_shown_stays() -> None
     async with lab(model) as it:
         delivery = await it.deliver("Hi")
         running = asyncio.create_task(it.model(delivery))
-        await until_told(it, "message.appended")
+        await until_emitted(it, "message.appended")
 
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -93,10 +93,10 @@ async def test_a_model_call_that_goes_on_can_write_nothing_more() -> None:
     async with lab(model) as it:
         delivery = await it.deliver("Hi")
         zombie = asyncio.create_task(it.model(delivery))
-        await until_told(it, "message.appended")
+        await until_emitted(it, "message.appended")
         await it.cancel(delivery)
         before = await it.events()
-        model.spoke.set()
+        model.started.set()
 
         zombie.cancel()
         await asyncio.wait([zombie])
@@ -251,7 +251,7 @@ async def test_a_cancelled_turn_that_had_just_parked_withdraws_its_requests() ->
             "turn.cancelled",
             "session.waiting",
         ]
-        assert [told["status"] for told in await it.told("input.resolved")] == ["withdrawn"] * 2
+        assert [emitted["status"] for emitted in await it.emitted("input.resolved")] == ["withdrawn"] * 2
         assert [await it.status_of(each) for each in open] == ["withdrawn"] * 2
         await it.model(await it.deliver("Well"), turn=1)
         results = [part.content for part in model.prompts[1].messages[2].parts]  # type: ignore[union-attr]
@@ -294,7 +294,7 @@ async def test_an_approval_that_was_not_carried_out_yet_is_cancelled_with_its_tu
 
         assert await it.resume(answer) == Resumed()
         await it.model(answer, turn=1)
-        assert (await it.told("action.result"))[0]["status"] == "rejected"
+        assert (await it.emitted("action.result"))[0]["status"] == "rejected"
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
@@ -323,8 +323,8 @@ async def test_a_cancelled_task_ends_the_session() -> None:
 
         await it.withdraw(open)
 
-        (told,) = await it.told("session.failed")
-        assert told["code"] == "TURN_CANCELLED"
+        (emitted,) = await it.emitted("session.failed")
+        assert emitted["code"] == "TURN_CANCELLED"
         assert await it.session_status() == "failed"
 
 
@@ -340,7 +340,7 @@ async def test_a_turn_that_resumed_and_then_failed_leaves_no_call_open() -> None
         await it.conclude(crashed, answer, turn=1)
 
         assert [await it.status_of(each) for each in open] == ["answered", "answered", "withdrawn"]
-        assert len(await it.told("action.result")) == 3
+        assert len(await it.emitted("action.result")) == 3
         assert (await it.types())[-2:] == ["turn.failed", "session.waiting"]
         await it.model(await it.deliver("And?"), turn=2)
         assert len(model.prompts[1].messages[2].parts) == 4

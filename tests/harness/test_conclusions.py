@@ -60,7 +60,7 @@ async def test_a_cancel_of_a_message_outlives_a_turn_before_it_that_emits_nothin
             await it.run_approved(approved)
         await it.model(first, turn=1)
         waiting = await it.deliver("Delete everything")
-        request = await it.wish_to_stop()
+        request = await it.request_cancel()
 
         # The driver takes the second answer first, and knows that somebody wants to stop.
         await it.cancel(second, turn=2)
@@ -103,8 +103,8 @@ async def test_a_call_that_begins_while_its_turn_is_concluded_is_not_reported_as
         await it.conclude(CRASHED, delivery)
 
         assert len(effects.keys) == 1
-        (told,) = await it.told("action.result")
-        assert "may have happened" in told["result"]["output"]
+        (emitted,) = await it.emitted("action.result")
+        assert "may have happened" in emitted["result"]["output"]
 
 
 class _Conflicting:
@@ -140,7 +140,7 @@ async def test_driver_and_store_agree_whether_the_session_has_ended() -> None:
     async with lab([call("act")], act) as it:
         delivery = await it.deliver("Go")
         await it.calls(delivery)
-        await it.wish_to_stop()
+        await it.request_cancel()
         steps: LocalSteps = _Conflicting(it)  # type: ignore[assignment]
 
         request = TurnRequest(session_id=SESSION, turn=0, agent="tester", deliveries=(delivery,), holds=True)

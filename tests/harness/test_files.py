@@ -179,5 +179,5 @@ async def test_a_file_that_has_no_form_for_a_provider_fails_one_turn_and_no_othe
         await it.model(await it.deliver(kept("application/pdf")))
         await it.model(await it.deliver("Never mind"), turn=1)
 
-        assert [each["code"] for each in await it.told("turn.failed")] == ["MODEL_CALL_FAILED"]
-        assert [each["message"] for each in await it.told("message.completed")] == ["Fine."]
+        assert [each["code"] for each in await it.emitted("turn.failed")] == ["MODEL_CALL_FAILED"]
+        assert [each["message"] for each in await it.emitted("message.completed")] == ["Fine."]

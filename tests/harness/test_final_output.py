@@ -43,10 +43,10 @@ async def test_a_result_that_fits_ends_the_turn() -> None:
             "turn.completed",
             "session.waiting",
         ]
-        assert await it.told("result.completed") == [
+        assert await it.emitted("result.completed") == [
             {"result": {"city": "Oslo", "degrees": 3}, "sequence": 0, "stepIndex": 0, "turnId": "turn_0"}
         ]
-        assert (await it.told("message.completed"))[0]["finishReason"] == "tool-calls"
+        assert (await it.emitted("message.completed"))[0]["finishReason"] == "tool-calls"
         await it.model(await it.deliver("Thanks"), turn=1)
         assert [tool.name for tool in model.prompts[0].tools] == ["final_output"]
         assert model.prompts[1].tools == [], "the schema was in force for one turn"
@@ -61,9 +61,9 @@ async def test_a_result_that_does_not_fit_is_sent_back() -> None:
         assert await it.calls(delivery) == ()
         assert isinstance(await it.model(delivery, step=1), Finished)
 
-        (told,) = model.prompts[1].messages[-1].parts
-        assert str(told.content).endswith('$.degrees: "cold" is not of type "integer"')  # type: ignore[union-attr]
-        assert (await it.told("result.completed"))[0]["result"]["degrees"] == 3
+        (part,) = model.prompts[1].messages[-1].parts
+        assert str(part.content).endswith('$.degrees: "cold" is not of type "integer"')  # type: ignore[union-attr]
+        assert (await it.emitted("result.completed"))[0]["result"]["degrees"] == 3
         assert not {"actions.requested", "action.result", "action.input.appended"} & set(await it.types())
 
 
@@ -93,7 +93,7 @@ async def test_of_one_reply_three_results_are_compared_and_the_others_are_not() 
         _, *results = [str(part.content) for part in model.prompts[1].messages[-1].parts]  # type: ignore
         assert ['"cold" is not of type' in result for result in results] == [True] * 3 + [False] * 3
         assert results[3:] == [NOT_COMPARED] * 3
-        assert len(await it.told("result.completed")) == 1
+        assert len(await it.emitted("result.completed")) == 1
 
 
 @pytest.mark.parametrize("reply", [[BAD, GOOD], [GOOD, BAD], [GOOD] * 5])
@@ -122,7 +122,7 @@ async def test_a_result_counts_among_the_calls_of_its_step() -> None:
 
         (*_, refused) = [str(part.content) for part in model.prompts[2].messages[-1].parts]  # type: ignore
         assert refused.startswith("This call was not executed: one step may make at most 2 calls.")
-        assert len(await it.told("result.completed")) == 1
+        assert len(await it.emitted("result.completed")) == 1
 
 
 async def test_plain_text_is_no_result_but_stays_in_history() -> None:
@@ -130,8 +130,8 @@ async def test_plain_text_is_no_result_but_stays_in_history() -> None:
     async with lab(model) as it:
         await it.model(await it.deliver("Weather?", output_schema=SCHEMA))
 
-        (told,) = await it.told("turn.failed")
-        assert told["message"] == "The agent could not produce a result matching the requested schema."
+        (emitted,) = await it.emitted("turn.failed")
+        assert emitted["message"] == "The agent could not produce a result matching the requested schema."
         assert (await it.types())[-5:-3] == ["message.completed", "step.completed"]
         await it.model(await it.deliver("Why?"), turn=1)
         assert len(model.prompts[1].messages) == 3
@@ -182,7 +182,7 @@ async def test_a_result_beside_a_request_to_people_is_too_early() -> None:
         early, paid = [part.content for part in model.prompts[1].messages[-1].parts]  # type: ignore[union-attr]
         assert "This result was not accepted" in str(early)  # type: ignore
         assert paid == "paid 5"
-        assert len(await it.told("result.completed")) == 1, "the schema is still in force after the answer"
+        assert len(await it.emitted("result.completed")) == 1, "the schema is still in force after the answer"
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ async def test_what_is_no_object_travels_in_one(schema: Any) -> None:
             await it.model(delivery, step=step)
 
         assert model.prompts[0].tools[0].parameters_json_schema["$defs"] == schema["$defs"]
-        assert (await it.told("result.completed"))[0]["result"] == [1, 2]
+        assert (await it.emitted("result.completed"))[0]["result"] == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ async def test_a_schema_that_is_none_fails_the_turn_before_the_model_is_asked(sc
     async with lab(model) as it:
         await it.model(await it.deliver("Weather?", output_schema=schema))
 
-        assert (await it.told("turn.failed"))[0]["code"] == "OUTPUT_SCHEMA_INVALID"
+        assert (await it.emitted("turn.failed"))[0]["code"] == "OUTPUT_SCHEMA_INVALID"
         assert model.prompts == []
 
 
@@ -217,7 +217,7 @@ async def test_a_schema_never_sends_us_to_the_network() -> None:
     async with lab(model) as it:
         await it.model(await it.deliver("Go", output_schema=schema))
 
-        assert (await it.told("turn.failed"))[0]["code"] == "OUTPUT_SCHEMA_INVALID"
+        assert (await it.emitted("turn.failed"))[0]["code"] == "OUTPUT_SCHEMA_INVALID"
         assert model.prompts == []
 
 
@@ -230,7 +230,7 @@ async def test_a_result_that_takes_too_long_to_compare_fails_the_turn_once() -> 
         delivery = await it.deliver("Count", output_schema=schema)
         outcome = await it.model(delivery)
 
-        assert (await it.told("turn.failed"))[0]["code"] == "OUTPUT_SCHEMA_INVALID"
+        assert (await it.emitted("turn.failed"))[0]["code"] == "OUTPUT_SCHEMA_INVALID"
         assert (await it.types())[-1] == "session.waiting"
         assert await it.model(delivery, generation=2) == outcome
         assert len(model.prompts) == 1
@@ -248,9 +248,9 @@ async def test_where_the_reasons_have_no_end_the_model_learns_that_it_does_not_f
         assert await it.calls(delivery) == ()
         await it.model(delivery, step=1)
 
-        (told,) = model.prompts[1].messages[-1].parts
-        assert "$: does not fit" in str(told.content)  # type: ignore[union-attr]
-        assert (await it.told("result.completed"))[0]["result"] == {"kind": 5}
+        (part,) = model.prompts[1].messages[-1].parts
+        assert "$: does not fit" in str(part.content)  # type: ignore[union-attr]
+        assert (await it.emitted("result.completed"))[0]["result"] == {"kind": 5}
 
 
 @asynccontextmanager

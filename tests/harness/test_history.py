@@ -73,7 +73,7 @@ async def test_an_attempt_at_an_older_turn_does_not_see_later_ones() -> None:
 
 async def test_a_session_that_is_too_large_to_keep_drives_no_other_out() -> None:
     async with lab(["reply", "reply"]) as it:
-        large = Lab(it.store, it.agent, it.speaker.now, "conversation", it.settings, session="large")
+        large = Lab(it.store, it.agent, it.models.now, "conversation", it.settings, session="large")
         await it.model(await it.deliver("hello"))
         await large.model(await large.deliver("x" * 20_000))
         counting = CountingStore(it.store)

@@ -19,14 +19,14 @@ class Talking:
     """Says a word, then waits to be told to go on."""
 
     def __init__(self) -> None:
-        self.spoke = asyncio.Event()
+        self.started = asyncio.Event()
         self.go_on = asyncio.Event()
         self.closed = asyncio.Event()
 
     async def stream(self, prompt: Prompt) -> AsyncGenerator[Delta | Reply, None]:
         try:
             yield TextDelta("Half ")
-            self.spoke.set()
+            self.started.set()
             await self.go_on.wait()
             yield TextDelta("a thought")
             await asyncio.Event().wait()
@@ -39,11 +39,11 @@ async def test_a_zombie_is_stopped_and_its_text_is_retracted() -> None:
     async with lab(model) as it:
         delivery = await it.deliver("Hi")
         zombie = asyncio.create_task(it.model(delivery))
-        await model.spoke.wait()
+        await model.started.wait()
         while "message.appended" not in await it.types():
             await asyncio.sleep(0.005)
 
-        it.speaker.now = ScriptedModel(["Hello"])
+        it.models.now = ScriptedModel(["Hello"])
         await it.model(delivery, generation=2)
         model.go_on.set()
 
@@ -51,14 +51,14 @@ async def test_a_zombie_is_stopped_and_its_text_is_retracted() -> None:
             await zombie
         assert model.closed.is_set()
         assert await it.types() == [*TEXT_TURN[:5], "step.superseded", *TEXT_TURN[4:]]
-        assert (await it.told("message.appended"))[0]["messageDelta"] == "Half "
+        assert (await it.emitted("message.appended"))[0]["messageDelta"] == "Half "
 
 
 async def test_a_cancelled_step_closes_the_providers_stream() -> None:
     model = Talking()
     async with lab(model) as it:
         step = asyncio.create_task(it.model(await it.deliver("Hi")))
-        await model.spoke.wait()
+        await model.started.wait()
 
         step.cancel()
 

@@ -30,7 +30,7 @@ async def test_a_text_turn_emits_its_events_in_order() -> None:
         assert isinstance(outcome, Finished)
         assert outcome.failure is None
         assert await it.types() == TEXT_TURN
-        assert (await it.told("message.completed"))[0]["message"] == "Hello"
+        assert (await it.emitted("message.completed"))[0]["message"] == "Hello"
         row = await it.store.session(SESSION)
         assert row is not None
         assert (row.status, row.turns, row.steps, row.usage.input_tokens) == ("waiting", 1, 1, 10)
@@ -73,7 +73,7 @@ async def test_calls_come_back_with_the_bounds_of_their_tool() -> None:
 
         assert (ref.tool, ref.summary, ref.timeout, ref.attempts) == ("roll", "roll(sides=8)", 300.0, 10)
         assert (await it.types())[-2:] == ["message.completed", "actions.requested"]
-        (actions,) = await it.told("actions.requested")
+        (actions,) = await it.emitted("actions.requested")
         assert actions["actions"] == [
             {"kind": "tool-call", "callId": ref.call_id, "toolName": "roll", "input": {"sides": 8}}
         ]
@@ -89,13 +89,13 @@ async def test_calls_that_cannot_be_made_are_reported_to_the_model_and_to_reader
         assert outcome.calls == ()
         await it.model(delivery, step=1)
 
-        (asked,) = await it.told("actions.requested")
+        (asked,) = await it.emitted("actions.requested")
         assert [(each["callId"], each["toolName"], each["input"]) for each in asked["actions"]] == [
             ("call_0_0", "roll", {"sides": "many"}),
             ("call_0_1", "fly", {}),
         ]
-        told = await it.told("action.result")
-        assert [(each["result"]["callId"], each["status"]) for each in told] == [
+        emitted = await it.emitted("action.result")
+        assert [(each["result"]["callId"], each["status"]) for each in emitted] == [
             ("call_0_0", "failed"),
             ("call_0_1", "failed"),
         ]
@@ -122,15 +122,17 @@ async def test_call_ids_are_unique_in_the_session() -> None:
 
         ids = [ref.call_id for ref in (*first, *second)]
         assert len(set(ids)) == 4
-        told = [action["callId"] for told in await it.told("actions.requested") for action in told["actions"]]
-        assert told == ids
+        emitted = [
+            action["callId"] for emitted in await it.emitted("actions.requested") for action in emitted["actions"]
+        ]
+        assert emitted == ids
 
 
 async def test_an_empty_answer_is_asked_for_once_more() -> None:
     async with lab(["", "Hello"]) as it:
         await it.model(await it.deliver("Hi"))
 
-        assert (await it.told("message.completed"))[0]["message"] == "Hello"
+        assert (await it.emitted("message.completed"))[0]["message"] == "Hello"
 
 
 async def test_two_empty_answers_fail_the_turn_but_not_the_session() -> None:
@@ -153,9 +155,9 @@ async def test_a_refusal_of_the_provider_is_emitted_and_recorded() -> None:
 
         assert again == outcome
         assert len(model.prompts) == 1
-        (told,) = await it.told("turn.failed")
-        assert (told["code"], told["message"]) == ("MODEL_CALL_FAILED", "No such model.")
-        assert set(told["details"]) == {"errorId", "message", "name", "statusCode"}
+        (emitted,) = await it.emitted("turn.failed")
+        assert (emitted["code"], emitted["message"]) == ("MODEL_CALL_FAILED", "No such model.")
+        assert set(emitted["details"]) == {"errorId", "message", "name", "statusCode"}
         assert (await it.types())[-1] == "session.waiting"
 
 
@@ -197,7 +199,7 @@ async def test_several_deliveries_make_one_turn_and_none_is_lost() -> None:
 
         await it.model(first, second)
 
-        assert [told["message"] for told in await it.told("message.received")] == ["One", "Two"]
+        assert [emitted["message"] for emitted in await it.emitted("message.received")] == ["One", "Two"]
         (request,) = model.prompts[0].messages
         context, *said = [str(part.content) for part in request.parts if isinstance(part, UserPromptPart)]
         assert said == ["One", "Two"]
@@ -315,7 +317,7 @@ async def test_a_fast_model_makes_few_events_and_loses_no_text() -> None:
     async with lab(Dripping()) as it:
         await it.model(await it.deliver("Hi"))
 
-        deltas = [told["messageDelta"] for told in await it.told("message.appended")]
+        deltas = [emitted["messageDelta"] for emitted in await it.emitted("message.appended")]
         assert "".join(deltas) == "word " * 500
         assert len(deltas) < 10
 
@@ -345,9 +347,9 @@ async def test_calls_beyond_the_limit_of_a_step_are_answered_and_not_run() -> No
         returned: list[Any] = [part.content for part in model.prompts[1].messages[-1].parts]  # type: ignore[union-attr]
         assert returned[2] == "did 1"
         assert len(returned) == 2101
-        told = [each for each in await it.told("action.result") if "error" in each]
-        assert len(told) == 2001
-        assert (told[1]["status"], told[1]["error"]["code"]) == ("failed", "TOOL_CALL_LIMIT_REACHED")
+        emitted = [each for each in await it.emitted("action.result") if "error" in each]
+        assert len(emitted) == 2001
+        assert (emitted[1]["status"], emitted[1]["error"]["code"]) == ("failed", "TOOL_CALL_LIMIT_REACHED")
         assert returned[-1] == (
             "This call was not executed: one step may make at most 100 calls. Make it in a later step."
         )
@@ -400,16 +402,18 @@ async def test_what_an_unusable_reply_has_cost_is_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "told"), [("m" * 300_000, "m" * 199 + "…"), ("m\n\ud800", "m��"), ("m", "m"), ("", None), (None, None)]
+    ("name", "reported"), [("m" * 300_000, "m" * 199 + "…"), ("m\n\ud800", "m��"), ("m", "m"), ("", None), (None, None)]
 )
-async def test_the_name_of_the_model_goes_to_the_engine_short_and_printable(name: str | None, told: str | None) -> None:
+async def test_the_name_of_the_model_goes_to_the_engine_short_and_printable(
+    name: str | None, reported: str | None
+) -> None:
     async with lab([ModelResponse([TextPart("Hi")], model_name=name, finish_reason="stop")]) as it:
         delivery = await it.deliver("Hi")
 
         # The second time it is read from the record.
         outcomes = [await it.model(delivery), await it.model(delivery, generation=2)]
 
-        assert [outcome.model for outcome in outcomes if isinstance(outcome, Finished)] == [told, told]
+        assert [outcome.model for outcome in outcomes if isinstance(outcome, Finished)] == [reported, reported]
 
 
 def test_there_is_a_limit_to_what_one_reply_may_ask_for() -> None:
@@ -435,7 +439,7 @@ async def test_the_text_so_far_of_a_long_text_stays_in_proportion_to_it() -> Non
     async with lab(Flowing()) as it:
         await it.model(await it.deliver("Hi"))
 
-        deltas = [told["messageDelta"] for told in await it.told("message.appended")]
+        deltas = [emitted["messageDelta"] for emitted in await it.emitted("message.appended")]
         so_far = sum(itertools.accumulate(map(len, deltas)))
         assert "".join(deltas) == "word " * 12_000
         assert so_far < 40 * 60_000

@@ -77,7 +77,7 @@ class Live:
         assert self._handle is not None
         await self._handle.signal(name, data)
 
-    async def over(self) -> None:
+    async def ended(self) -> None:
         """Wait until the driver has nothing left to do."""
         assert self._handle is not None
         async with asyncio.timeout(PATIENCE):
@@ -88,8 +88,8 @@ class Live:
         body = DeliveryBody(kind="answer", answers=tuple(row.request.request_id for row in asked))
         delivery = NewDelivery(self.id, "answer", body.model_dump(mode="json"), LOCAL.owner)
         votes = [Vote(row.request.request_id, answer) for row in asked]
-        tell = Answering(self.id, votes, delivery)
-        await self._store.answer(tell, lambda row: resolved(row.request, row.status, row.answer))
+        answering = Answering(self.id, votes, delivery)
+        await self._store.answer(answering, lambda row: resolved(row.request, row.status, row.answer))
         ref = DeliveryRef(id="answer", kind="answer", token_hash="whatever")
         await self.signal(names.DELIVER, ref.model_dump(mode="json"))
 
@@ -167,7 +167,7 @@ async def test_a_cancel_ends_a_parked_task(temporal_server: TemporalServer) -> N
 
         await it.signal(names.CANCEL, {})
 
-        await it.over()
+        await it.ended()
         assert (await it.types())[-1] == "session.failed"
 
 

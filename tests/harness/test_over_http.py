@@ -42,12 +42,12 @@ async def test_results_reach_the_model_in_the_order_of_its_calls(provider: Provi
     async with lab(Models().model(name), double, instructions="Be brief.") as it:
         await round_of_tools(it, 'call double {"n": 4} and double {"n": "x"} and nothing {}')
 
-        (told,) = await it.told("message.completed")
-        first, second, third = told["message"].split(" | ")
+        (emitted,) = await it.emitted("message.completed")
+        first, second, third = emitted["message"].split(" | ")
         assert first == "Results: 8"
         assert "Invalid arguments for double: n:" in second
         assert "Unknown tool" in third
-        assert len(await it.told("action.result")) == 3
+        assert len(await it.emitted("action.result")) == 3
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -56,7 +56,7 @@ async def test_a_later_turn_carries_the_earlier_ones_whole(provider: Provider, n
         await round_of_tools(it, 'call double {"n": 4} then say Eight')
         await it.model(await it.deliver("say Again"), turn=1)
 
-        assert [told["message"] for told in await it.told("message.completed")] == ["Eight", "Again"]
+        assert [emitted["message"] for emitted in await it.emitted("message.completed")] == ["Eight", "Again"]
         assert not provider.unpaired
         assert max(provider.counts.values()) == 1, "nothing was asked twice"
 
@@ -71,8 +71,8 @@ async def test_a_failed_attempt_is_taken_back_and_asked_again(provider: Provider
         await it.model(delivery, generation=2)
 
         assert failed.value.transient
-        assert [told["message"] for told in await it.told("message.completed")] == ["Hello"]
-        assert len(await it.told("step.superseded")) == 1
+        assert [emitted["message"] for emitted in await it.emitted("message.completed")] == ["Hello"]
+        assert len(await it.emitted("step.superseded")) == 1
 
 
 async def test_the_provider_runs_as_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +86,7 @@ async def test_the_provider_runs_as_a_process_of_its_own(monkeypatch: pytest.Mon
         async with lab(Models().model(NAMES[0])) as it:
             await it.model(await it.deliver("say Hello"))
 
-            assert (await it.told("message.completed"))[0]["message"] == "Hello"
+            assert (await it.emitted("message.completed"))[0]["message"] == "Hello"
     finally:
         process.kill()
         await process.wait()

@@ -168,9 +168,9 @@ def lasting(events: list[Event]) -> list[tuple[str, Any]]:
     return [(event.key, event.data) for event in events if event.type not in passing]
 
 
-def untimed(told: list[tuple[str, Any]]) -> str:
+def untimed(emitted: list[tuple[str, Any]]) -> str:
     """When a request expires depends on when it was asked."""
-    return re.sub(r"'expiresAt': '[^']*'", "", "\n".join(map(str, told)))
+    return re.sub(r"'expiresAt': '[^']*'", "", "\n".join(map(str, emitted)))
 
 
 async def test_the_session_of_these_tests_is_as_long_as_they_think() -> None:

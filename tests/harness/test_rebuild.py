@@ -113,9 +113,9 @@ async def test_an_attempt_that_temporal_has_forgotten_takes_no_message_from_the_
 async def test_a_cancel_request_of_the_turn_that_reads_an_answer_withdraws_nothing() -> None:
     async with asked(Till(), 5) as (it, _, open):
         answer = await it.answer((open[0], YES))
-        wish = await it.wish_to_stop()
-        assert wish is not None
-        assert wish.turn == 1
+        cancel_request = await it.request_cancel()
+        assert cancel_request is not None
+        assert cancel_request.turn == 1
 
         state = await SessionRebuilder(it.store).rebuild(LOST, NOW)
 

@@ -15,7 +15,7 @@ from perdure.store.values import Attempt
 from perdure.testing import ScriptedModel, call
 from tests.support.lab import NO, SESSION, YES, lab
 
-from .till import Till, asked, said
+from .till import Till, asked, last_parts
 
 
 async def test_a_worker_without_the_agent_carries_out_nothing() -> None:
@@ -57,9 +57,9 @@ async def test_an_approved_call_runs_in_the_next_turn_and_its_result_is_emitted_
             "turn.completed",
             "session.waiting",
         ]
-        (result,) = await it.told("action.result")
+        (result,) = await it.emitted("action.result")
         assert (result["turnId"], result["status"], result["result"]["output"]) == ("turn_1", "completed", "paid 5")
-        assert said(model) == ["paid 5"]
+        assert last_parts(model) == ["paid 5"]
         assert len(model.prompts[-1].messages) == 3
         record = await it.store.record(SESSION, 0, 0, "call/call_0_0")
         assert record is not None, "the outcome stands with the step that asked"
@@ -86,7 +86,7 @@ async def test_an_approved_call_whose_worker_died_keeps_to_its_effect_class() ->
         assert await it.run_approved(resumed.calls[0], generation=2) == first
 
         assert till.paid == [5]
-        assert len(await it.told("action.result")) == 1
+        assert len(await it.emitted("action.result")) == 1
 
 
 async def test_a_denied_call_is_reported_to_readers_and_to_the_model() -> None:
@@ -99,10 +99,10 @@ async def test_a_denied_call_is_reported_to_readers_and_to_the_model() -> None:
         await it.model(answer, turn=1)
 
         assert till.paid == []
-        (told,) = await it.told("action.result")
+        (emitted,) = await it.emitted("action.result")
         error = {"code": "TOOL_EXECUTION_DENIED", "message": "Tool execution was denied. Reason: too dear"}
-        assert (told["status"], told["error"], told["result"]["output"]) == ("rejected", error, error)
-        assert said(model) == [error]
+        assert (emitted["status"], emitted["error"], emitted["result"]["output"]) == ("rejected", error, error)
+        assert last_parts(model) == [error]
         row = await it.store.session(SESSION)
         assert row is not None
         assert row.tool_calls == 1
@@ -112,8 +112,8 @@ async def test_a_denial_without_a_reason_reads_as_the_contract_says() -> None:
     async with asked(Till(), 5) as (it, _, open):
         await it.resume(await it.answer((open[0], NO)), open=open)
 
-        (told,) = await it.told("action.result")
-        assert told["error"] == {"code": "TOOL_EXECUTION_DENIED", "message": "Tool execution was denied."}
+        (emitted,) = await it.emitted("action.result")
+        assert emitted["error"] == {"code": "TOOL_EXECUTION_DENIED", "message": "Tool execution was denied."}
 
 
 async def test_another_message_ignores_the_question() -> None:
@@ -127,7 +127,7 @@ async def test_another_message_ignores_the_question() -> None:
         await it.model(answer, turn=1)
 
         error = {"code": "TOOL_EXECUTION_DENIED", "message": "Ignored because the user continued without responding."}
-        assert said(model) == [error, {"status": "ignored"}, "Later"]
+        assert last_parts(model) == [error, {"status": "ignored"}, "Later"]
 
 
 async def test_changed_arguments_are_what_runs() -> None:
@@ -150,8 +150,8 @@ async def test_arguments_that_were_not_approved_are_not_run(wrong: str | None) -
 
         assert (await it.resume(await it.answer((open[0], answer)), open=open)).calls == ()
 
-        (told,) = await it.told("action.result")
-        assert (told["status"], told["error"]["code"]) == ("rejected", "TOOL_APPROVAL_MISMATCH")
+        (emitted,) = await it.emitted("action.result")
+        assert (emitted["status"], emitted["error"]["code"]) == ("rejected", "TOOL_APPROVAL_MISMATCH")
         assert till.paid == []
 
 
@@ -177,7 +177,7 @@ async def test_answers_that_come_one_by_one_are_carried_out_one_by_one() -> None
         await it.run_approved(resumed.calls[0])
         await it.park(resumed.open, turn=1)
         assert (await it.types())[-2:] == ["turn.completed", "session.waiting"]
-        again = (await it.told("input.requested"))[-1]
+        again = (await it.emitted("input.requested"))[-1]
         assert [each["requestId"] for each in again["requests"]] == [open[0].request_id]
         assert again["turnId"] == "turn_1"
 
@@ -186,8 +186,8 @@ async def test_answers_that_come_one_by_one_are_carried_out_one_by_one() -> None
         await it.model(second, turn=2)
 
         assert till.paid == [6]
-        assert said(model)[1] == "paid 6"
-        assert said(model)[0]["code"] == "TOOL_EXECUTION_DENIED"
+        assert last_parts(model)[1] == "paid 6"
+        assert last_parts(model)[0]["code"] == "TOOL_EXECUTION_DENIED"
 
 
 async def test_two_answers_that_are_there_at_once_are_one_turn() -> None:
@@ -230,7 +230,7 @@ async def test_a_message_that_comes_with_an_answer_follows_it() -> None:
         await it.run_approved(resumed.calls[0])
         await it.model(answer, turn=1)
 
-        assert said(model) == ["paid 5", "And hurry"]
+        assert last_parts(model) == ["paid 5", "And hurry"]
         types = await it.types()
         assert types[types.index("action.result") - 1] == "message.received"
 
@@ -247,7 +247,7 @@ async def test_a_late_answer_authorises_nothing_and_is_reported_to_the_model() -
         await it.model(late, turn=2)
 
         assert till.paid == []
-        (note,) = said(model)
+        (note,) = last_parts(model)
         assert note.startswith("<note ")
         assert "An answer about the call of pay arrived after that request was closed. It changed nothing." in note
         assert (await it.types())[-2:] == ["turn.completed", "session.waiting"]
@@ -265,17 +265,17 @@ async def test_the_answer_to_a_question_is_the_result_of_its_call(answer: InputA
     model = ScriptedModel([question, "Nice."])
     async with lab(model, can_ask=True) as it:
         open = await it.parked(await it.deliver("Go"))
-        (told,) = await it.told("input.requested")
-        request = told["requests"][0]
+        (emitted,) = await it.emitted("input.requested")
+        request = emitted["requests"][0]
         assert (request["display"], request["allowFreeform"]) == ("select", True)
-        assert told["details"][request["requestId"]]["kind"] == "question"
+        assert emitted["details"][request["requestId"]]["kind"] == "question"
         assert request["options"] == [{"id": "red", "label": "red"}, {"id": "g", "label": "Green"}]
 
         delivery = await it.answer((open[0], answer))
         assert await it.resume(delivery, open=open) == Resumed()
         await it.model(delivery, turn=1)
 
-        assert said(model) == [expected]
+        assert last_parts(model) == [expected]
         assert "action.result" not in await it.types()
         assert "actions.requested" not in await it.types()
 
@@ -331,5 +331,5 @@ async def test_an_answer_to_an_unknown_request_changes_nothing() -> None:
         assert await it.resume(stray) == Resumed()
         await it.model(stray, turn=1)
 
-        assert said(model)[-1].startswith("<note ")
-        assert "An answer arrived for a request that this session never made." in said(model)[-1]
+        assert last_parts(model)[-1].startswith("<note ")
+        assert "An answer arrived for a request that this session never made." in last_parts(model)[-1]

@@ -11,7 +11,7 @@ from perdure.store.values import Commit, Committed
 from perdure.testing import ScriptedModel, call
 from tests.support.lab import NO, SESSION, YES, lab
 
-from .till import Till, asked, said
+from .till import Till, asked, last_parts
 
 
 async def test_silence_denies() -> None:
@@ -22,9 +22,9 @@ async def test_silence_denies() -> None:
 
         assert till.paid == []
         assert await it.status_of(open[0]) == "expired"
-        (resolved,) = await it.told("input.resolved")
+        (resolved,) = await it.emitted("input.resolved")
         assert (resolved["status"], resolved["turnId"]) == ("expired", "turn_0")
-        assert said(model)[0]["message"] == "Tool execution was denied. Reason: expired"
+        assert last_parts(model)[0]["message"] == "Tool execution was denied. Reason: expired"
         types = await it.types()
         assert types[types.index("input.resolved") + 1] == "turn.started"
         assert types[-2:] == ["turn.completed", "session.waiting"]
@@ -111,7 +111,7 @@ async def test_silence_may_fail_the_turn_and_take_the_others_along() -> None:
             "session.waiting",
         ]
         await it.model(await it.deliver("And?"), turn=2)
-        assert (till.paid, len(said(model))) == ([], 3)
+        assert (till.paid, len(last_parts(model))) == ([], 3)
 
 
 async def test_a_failed_task_ends_the_session() -> None:

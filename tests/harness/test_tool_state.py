@@ -172,4 +172,4 @@ async def test_only_the_first_turn_may_choose_a_token() -> None:
         (ref,) = await it.calls(await it.deliver("Go"), turn=1)
 
         assert (await it.tool(ref, turn=1)).status == "failed"
-        assert "first turn" in (await it.told("action.result"))[0]["result"]["output"]
+        assert "first turn" in (await it.emitted("action.result"))[0]["result"]["output"]

@@ -64,9 +64,9 @@ async def test_an_outcome_is_recorded_and_emitted() -> None:
         outcome = await it.run_one()
 
         assert outcome.status == "completed"
-        (told,) = await it.told("action.result")
-        assert told["status"] == "completed"
-        assert told["result"] == {
+        (emitted,) = await it.emitted("action.result")
+        assert emitted["status"] == "completed"
+        assert emitted["result"] == {
             "kind": "tool-result",
             "callId": outcome.call_id,
             "toolName": "act",
@@ -100,9 +100,9 @@ async def test_an_interrupted_call_that_may_run_once_is_not_run_again() -> None:
 
         assert outcome.status == "unknown"
         assert len(effects.keys) == 1
-        (told,) = await it.told("action.result")
-        assert (told["status"], told["error"]["code"]) == ("failed", "TOOL_OUTCOME_UNKNOWN")
-        assert "may have happened, or may still happen" in told["result"]["output"]
+        (emitted,) = await it.emitted("action.result")
+        assert (emitted["status"], emitted["error"]["code"]) == ("failed", "TOOL_OUTCOME_UNKNOWN")
+        assert "may have happened, or may still happen" in emitted["result"]["output"]
 
 
 class LosesAnAnswer:
@@ -180,8 +180,8 @@ async def test_a_zombie_cannot_settle() -> None:
         go_on.set()
 
         assert await zombie == winner
-        (told,) = await it.told("action.result")
-        assert told["result"]["output"] == "winner"
+        (emitted,) = await it.emitted("action.result")
+        assert emitted["result"]["output"] == "winner"
 
 
 async def test_an_older_attempt_cannot_begin() -> None:
@@ -204,11 +204,11 @@ async def test_an_exception_becomes_a_result_without_its_traceback() -> None:
     async with lab([call("act")], act) as it:
         assert (await it.run_one()).status == "failed"
 
-        (told,) = await it.told("action.result")
-        assert told["status"] == "failed"
-        assert told["result"]["output"] == "ValueError: no tea left"
-        assert told["result"]["isError"] is True
-        assert told["error"] == {"code": "ACTION_RESULT_FAILED", "message": "ValueError: no tea left"}
+        (emitted,) = await it.emitted("action.result")
+        assert emitted["status"] == "failed"
+        assert emitted["result"]["output"] == "ValueError: no tea left"
+        assert emitted["result"]["isError"] is True
+        assert emitted["error"] == {"code": "ACTION_RESULT_FAILED", "message": "ValueError: no tea left"}
 
 
 class Unreadable(Exception):
@@ -225,7 +225,7 @@ async def test_an_exception_leaves_its_traceback_in_the_log(caplog: pytest.LogCa
     async with lab([call("act")], act) as it:
         assert (await it.run_one()).status == "failed"
 
-        output = (await it.told("action.result"))[0]["result"]["output"]
+        output = (await it.emitted("action.result"))[0]["result"]["output"]
         assert output == "Unreadable: (no text)"
     said, raised = caplog.records
     for line in (said, raised):
@@ -262,10 +262,10 @@ async def test_what_a_tool_returns_is_data_and_no_status() -> None:
 
         assert (await it.tool(ref)).status == "completed"
 
-        (told,) = await it.told("action.result")
-        assert (told["status"], told["result"]["output"]) == ("completed", forged)
-        assert "error" not in told
-        assert "isError" not in told["result"]
+        (emitted,) = await it.emitted("action.result")
+        assert (emitted["status"], emitted["result"]["output"]) == ("completed", forged)
+        assert "error" not in emitted
+        assert "isError" not in emitted["result"]
         assert "basket" in await it.store.slots(SESSION, ["basket"])
         await it.model(delivery, step=1)
         (result,) = model.prompts[1].messages[-1].parts
@@ -309,7 +309,7 @@ async def test_a_tool_cannot_take_the_worker_down(error: BaseException, in_threa
 
 
 async def test_time_is_up_for_async_tools_and_for_threads() -> None:
-    told = threading.Event()
+    notified = threading.Event()
 
     @tool(timeout=0.05)
     async def hang() -> None:
@@ -318,16 +318,16 @@ async def test_time_is_up_for_async_tools_and_for_threads() -> None:
     @tool(timeout=0.05)
     def block(ctx: ToolContext) -> None:
         while not ctx.cancelled.is_set():
-            told.wait(0.005)
-        told.set()
+            notified.wait(0.005)
+        notified.set()
 
     async with lab([[call("hang"), call("block")]], hang, block) as it:
         for ref in await it.calls(await it.deliver("Go")):
             assert (await it.tool(ref)).status == "failed"
 
-        outputs = [told["result"]["output"] for told in await it.told("action.result")]
+        outputs = [emitted["result"]["output"] for emitted in await it.emitted("action.result")]
         assert outputs == ["The tool did not finish within 0.05 seconds."] * 2
-        assert told.wait(60)
+        assert notified.wait(60)
 
 
 async def test_a_timeout_of_something_else_is_an_ordinary_error() -> None:
@@ -338,18 +338,18 @@ async def test_a_timeout_of_something_else_is_an_ordinary_error() -> None:
     async with lab([call("act")], act) as it:
         await it.run_one()
 
-        assert (await it.told("action.result"))[0]["result"]["output"] == "TimeoutError: the shop is closed"
+        assert (await it.emitted("action.result"))[0]["result"]["output"] == "TimeoutError: the shop is closed"
 
 
 async def test_cancelling_the_activity_notifies_the_tool() -> None:
-    started, told = threading.Event(), threading.Event()
+    started, notified = threading.Event(), threading.Event()
 
     @tool
     def act(ctx: ToolContext) -> None:
         started.set()
         while not ctx.cancelled.is_set():
-            told.wait(0.005)
-        told.set()
+            notified.wait(0.005)
+        notified.set()
 
     async with lab([call("act")], act) as it:
         (ref,) = await it.calls(await it.deliver("Go"))
@@ -360,7 +360,7 @@ async def test_cancelling_the_activity_notifies_the_tool() -> None:
 
         with pytest.raises(asyncio.CancelledError):
             await running
-        assert await asyncio.to_thread(told.wait, 60)
+        assert await asyncio.to_thread(notified.wait, 60)
 
 
 async def test_a_long_output_is_cut_honestly() -> None:
@@ -371,7 +371,7 @@ async def test_a_long_output_is_cut_honestly() -> None:
     async with lab([call("act")], act, settings=Settings(max_tool_output_bytes=101)) as it:
         await it.run_one()
 
-        output = (await it.told("action.result"))[0]["result"]["output"]
+        output = (await it.emitted("action.result"))[0]["result"]["output"]
         assert output == "ü" * 50 + "… [output cut: 100 of 2000 bytes kept]"
 
 
@@ -388,7 +388,7 @@ async def test_models_come_back_as_json_and_nonsense_fails() -> None:
         statuses = [(await it.tool(ref)).status for ref in await it.calls(await it.deliver("Go"))]
 
         assert statuses == ["completed", "failed"]
-        results = [told["result"] for told in await it.told("action.result")]
+        results = [emitted["result"] for emitted in await it.emitted("action.result")]
         assert results[0]["output"] == {"items": ["tea"]}
         assert "cannot be sent as JSON" in results[1]["output"]
 
@@ -401,7 +401,7 @@ async def test_pydantic_arguments_arrive_as_models() -> None:
     async with lab([call("act", basket={"items": ["tea"]}, count="3")], act) as it:
         await it.run_one()
 
-        assert (await it.told("action.result"))[0]["result"]["output"] == "Basket ['tea'] 4"
+        assert (await it.emitted("action.result"))[0]["result"]["output"] == "Basket ['tea'] 4"
 
 
 async def test_a_tool_sees_the_principal_of_this_turn() -> None:
@@ -415,7 +415,7 @@ async def test_a_tool_sees_the_principal_of_this_turn() -> None:
 
         await it.tool(ref)
 
-        assert (await it.told("action.result"))[0]["result"]["output"] == "ada"
+        assert (await it.emitted("action.result"))[0]["result"]["output"] == "ada"
 
 
 def someone(name: str) -> Principal:
@@ -444,7 +444,7 @@ async def test_an_approval_and_the_call_see_the_same_principal(
         (ref,) = await it.calls(*heard)
         await it.tool(ref)
 
-        (result,) = await it.told("action.result")
+        (result,) = await it.emitted("action.result")
         assert [*seen, result["result"]["output"]] == ["guest", "guest"]
 
 

@@ -183,7 +183,7 @@ async def test_what_is_lazy_in_a_result_is_made_outside_of_the_event_loop(declar
     async with lab([call(declared.name), "Done."], declared) as it:
         await it.run_one()
 
-        (result,) = await it.told("action.result")
+        (result,) = await it.emitted("action.result")
         assert result["result"]["output"] == {"rows": [[False, False, False]]}
 
 
@@ -192,7 +192,7 @@ async def test_a_lazy_result_is_made_outside_of_the_event_loop(declared: Any) ->
     async with lab([call(declared.name), "Done."], declared) as it:
         await it.run_one()
 
-        (result,) = await it.told("action.result")
+        (result,) = await it.emitted("action.result")
         assert result["result"]["output"] == [False, False, False]
 
 
@@ -224,7 +224,7 @@ async def test_a_result_that_is_cut_delays_no_other_task(declared: Any) -> None:
         assert (await it.run_one()).status == "completed"
         watching.cancel()
 
-        (result,) = await it.told("action.result")
+        (result,) = await it.emitted("action.result")
         assert "[output cut: 655" in result["result"]["output"]
     assert max(pauses) < 1
 
@@ -246,5 +246,5 @@ async def test_a_result_without_end_is_refused(declared: Any) -> None:
     async with lab([call(declared.name), "Done."], declared) as it:
         assert (await it.run_one()).status == "failed"
 
-        (result,) = await it.told("action.result")
+        (result,) = await it.emitted("action.result")
         assert "more than 100000 values" in result["error"]["message"]

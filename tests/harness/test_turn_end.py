@@ -28,7 +28,7 @@ async def test_a_turn_that_never_began_emits_all_its_events() -> None:
             "turn.failed",
             "session.waiting",
         ]
-        assert (await it.told("turn.failed"))[0]["code"] == "STEP_FAILED"
+        assert (await it.emitted("turn.failed"))[0]["code"] == "STEP_FAILED"
 
 
 async def test_concluding_twice_is_concluding_once() -> None:
@@ -94,7 +94,7 @@ async def test_calls_that_were_lost_get_a_truthful_result() -> None:
         assert late.status == "unknown"
         results = model.prompts[1].messages[2].parts
         assert [part.content for part in results[:2]] == ["done", "This call was not executed."]  # type: ignore
-        assert len(await it.told("action.result")) == 2
+        assert len(await it.emitted("action.result")) == 2
 
 
 async def test_the_driver_need_not_know_how_far_the_turn_came() -> None:
@@ -105,7 +105,7 @@ async def test_the_driver_need_not_know_how_far_the_turn_came() -> None:
 
         await it.conclude(CRASHED, delivery, step=0)
 
-        assert (await it.told("step.failed"))[0]["stepIndex"] == 1
+        assert (await it.emitted("step.failed"))[0]["stepIndex"] == 1
 
 
 async def test_a_structural_failure_ends_the_session() -> None:
@@ -113,8 +113,8 @@ async def test_a_structural_failure_ends_the_session() -> None:
     async with lab([]) as it:
         await it.conclude(gone, await it.deliver("Hi"))
 
-        (told,) = await it.told("session.failed")
-        assert told == {"code": "AGENT_GONE", "message": "No longer served.", "sessionId": SESSION}
+        (emitted,) = await it.emitted("session.failed")
+        assert emitted == {"code": "AGENT_GONE", "message": "No longer served.", "sessionId": SESSION}
         row = await it.store.session(SESSION)
         assert row is not None
         assert (row.status, row.error) == ("failed", {"code": "AGENT_GONE", "message": "No longer served."})
@@ -146,6 +146,6 @@ async def test_a_refused_delivery_is_emitted_once() -> None:
         await it.harness.refuse_delivery(refusal)
         await it.harness.refuse_delivery(refusal)
 
-        assert await it.told("delivery.refused") == [
+        assert await it.emitted("delivery.refused") == [
             {"deliveryId": delivery.id, "code": "STALE_TOKEN", "message": "Too late."}
         ]

@@ -38,6 +38,6 @@ async def asked(
         yield it, model, await it.parked(await it.deliver("Pay"))
 
 
-def said(model: ScriptedModel, number: int = -1) -> list[Any]:
+def last_parts(model: ScriptedModel, number: int = -1) -> list[Any]:
     """What the last request of a prompt says."""
     return [part.content for part in model.prompts[number].messages[-1].parts]  # type: ignore[union-attr]

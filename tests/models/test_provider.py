@@ -26,7 +26,7 @@ async def provider(monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Provider]:
         yield provider
 
 
-def said(text: str) -> Prompt:
+def prompt_of(text: str) -> Prompt:
     return Prompt([ModelRequest.user_text_prompt(text, instructions="Be brief.")], tools=[ROLL])
 
 
@@ -45,7 +45,7 @@ async def refused(name: str, prompt: Prompt, patience: float = 60.0) -> ModelFai
 
 @pytest.mark.parametrize("name", NAMES)
 async def test_text_arrives_in_deltas_and_whole_at_the_end(provider: Provider, name: str) -> None:
-    deltas, reply = await answer(name, said("say Hello out there"))
+    deltas, reply = await answer(name, prompt_of("say Hello out there"))
 
     assert [delta for delta in deltas if isinstance(delta, TextDelta)] == [
         TextDelta("Hello "),
@@ -58,7 +58,7 @@ async def test_text_arrives_in_deltas_and_whole_at_the_end(provider: Provider, n
 
 @pytest.mark.parametrize("name", NAMES)
 async def test_parallel_calls_arrive_with_their_input(provider: Provider, name: str) -> None:
-    deltas, reply = await answer(name, said('call roll {"a": 1} and roll {"a": 2}'))
+    deltas, reply = await answer(name, prompt_of('call roll {"a": 1} and roll {"a": 2}'))
 
     calls = [part for part in reply.response.parts if isinstance(part, ToolCallPart)]
     assert [call.args_as_dict() for call in calls] == [{"a": 1}, {"a": 2}]
@@ -72,7 +72,7 @@ async def test_parallel_calls_arrive_with_their_input(provider: Provider, name: 
 async def test_ids_and_names_of_calls_are_text_whatever_the_provider_sends(
     provider: Provider, name: str, what: str
 ) -> None:
-    deltas, reply = await answer(name, said(f"odd {what}"))
+    deltas, reply = await answer(name, prompt_of(f"odd {what}"))
 
     calls = [(part.tool_call_id, part.tool_name) for part in reply.response.tool_calls]
     assert [(delta.call_id, delta.tool) for delta in deltas if isinstance(delta, ToolInputDelta)] == calls
@@ -82,7 +82,7 @@ async def test_ids_and_names_of_calls_are_text_whatever_the_provider_sends(
 
 @pytest.mark.parametrize("name", NAMES)
 async def test_reasoning_is_kept_apart_from_text(provider: Provider, name: str) -> None:
-    deltas, reply = await answer(name, said("think Let me see; say Hi"))
+    deltas, reply = await answer(name, prompt_of("think Let me see; say Hi"))
 
     assert ReasoningDelta("Let me see") in deltas
     assert isinstance(reply.response.parts[0], ThinkingPart)
@@ -90,7 +90,7 @@ async def test_reasoning_is_kept_apart_from_text(provider: Provider, name: str) 
 
 @pytest.mark.parametrize("name", NAMES)
 async def test_results_lead_to_the_next_round(provider: Provider, name: str) -> None:
-    prompt = said("call roll {} then say Rolled")
+    prompt = prompt_of("call roll {} then say Rolled")
     _, first = await answer(name, prompt)
     result = ToolReturnPart("roll", [6], tool_call_id=first.response.tool_calls[0].tool_call_id)
 
@@ -101,7 +101,7 @@ async def test_results_lead_to_the_next_round(provider: Provider, name: str) -> 
 
 @pytest.mark.parametrize("name", NAMES)
 async def test_what_was_thought_is_given_back_with_the_calls_it_led_to(provider: Provider, name: str) -> None:
-    prompt = said("think A roll; call roll {} and roll {} then say Rolled")
+    prompt = prompt_of("think A roll; call roll {} and roll {} then say Rolled")
     _, first = await answer(name, prompt)
     results = [ToolReturnPart("roll", [6], tool_call_id=call.tool_call_id) for call in first.response.tool_calls]
 
@@ -113,7 +113,7 @@ async def test_what_was_thought_is_given_back_with_the_calls_it_led_to(provider:
 
 @pytest.mark.parametrize("name", NAMES)
 async def test_too_many_requests_are_transient_and_have_a_retry_time(provider: Provider, name: str) -> None:
-    failed = await refused(name, said("fail 429 times 9 after 7; say hi"))
+    failed = await refused(name, prompt_of("fail 429 times 9 after 7; say hi"))
 
     assert (failed.transient, failed.retry_after, failed.details) == (True, 7.0, {"statusCode": 429})
     assert len(provider.requests) == 1, "the SDK must not retry by itself"
@@ -122,7 +122,7 @@ async def test_too_many_requests_are_transient_and_have_a_retry_time(provider: P
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("status", "transient"), [(408, True), (409, True), (500, True), (503, True), (529, True)])
 async def test_what_may_pass_is_transient(provider: Provider, name: str, status: int, transient: bool) -> None:
-    failed = await refused(name, said(f"fail {status} times 9; say hi"))
+    failed = await refused(name, prompt_of(f"fail {status} times 9; say hi"))
 
     assert failed.transient is transient
     assert len(provider.requests) == 1
@@ -131,7 +131,7 @@ async def test_what_may_pass_is_transient(provider: Provider, name: str, status:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("status", [400, 401, 403, 404, 422])
 async def test_what_will_not_pass_is_not_transient(provider: Provider, name: str, status: int) -> None:
-    failed = await refused(name, said(f"fail {status} times 9; say hi"))
+    failed = await refused(name, prompt_of(f"fail {status} times 9; say hi"))
 
     assert not failed.transient
     assert failed.details == {"statusCode": status}
@@ -140,7 +140,7 @@ async def test_what_will_not_pass_is_not_transient(provider: Provider, name: str
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("how", ["cut", "stop"])
 async def test_an_answer_that_breaks_off_is_transient(provider: Provider, name: str, how: str) -> None:
-    failed = await refused(name, said(f"{how} after 2; say a b c d e"))
+    failed = await refused(name, prompt_of(f"{how} after 2; say a b c d e"))
 
     assert failed.transient
     assert failed.__cause__ is not failed
@@ -151,7 +151,7 @@ async def test_an_answer_that_breaks_off_is_transient(provider: Provider, name: 
 async def test_an_answer_that_came_whole_and_cannot_be_read_is_not_asked_for_again(
     provider: Provider, name: str, what: str
 ) -> None:
-    failed = await refused(name, said(f"junk {what}"))
+    failed = await refused(name, prompt_of(f"junk {what}"))
 
     assert failed.message == f"The model {name} sent an answer that makes no sense."
     assert not failed.transient
@@ -168,7 +168,7 @@ async def test_an_answer_that_came_whole_and_cannot_be_read_is_not_asked_for_aga
     ],
 )
 async def test_an_error_inside_the_answer_is_transient(provider: Provider, name: str, error: str) -> None:
-    failed = await refused(name, said(f"break {error}; say a b c"))
+    failed = await refused(name, prompt_of(f"break {error}; say a b c"))
 
     assert failed.transient
 
@@ -178,7 +178,7 @@ async def test_an_error_inside_the_answer_is_transient(provider: Provider, name:
     [("openai:gpt-5-scripted", "invalid_prompt"), ("anthropic:claude-scripted", "invalid_request_error")],
 )
 async def test_a_refusal_inside_the_answer_is_not_transient(provider: Provider, name: str, error: str) -> None:
-    failed = await refused(name, said(f"break {error}; say a b c"))
+    failed = await refused(name, prompt_of(f"break {error}; say a b c"))
 
     assert not failed.transient
     assert "scripted" in (failed.reason or "")
@@ -187,7 +187,7 @@ async def test_a_refusal_inside_the_answer_is_not_transient(provider: Provider, 
 
 @pytest.mark.parametrize("name", NAMES)
 async def test_a_provider_that_hangs_is_given_up(provider: Provider, name: str) -> None:
-    failed = await refused(name, said("hang"), patience=0.2)
+    failed = await refused(name, prompt_of("hang"), patience=0.2)
 
     assert failed.transient
     assert "time" in failed.message
@@ -196,13 +196,13 @@ async def test_a_provider_that_hangs_is_given_up(provider: Provider, name: str) 
 async def test_a_refused_connection_is_transient(provider: Provider) -> None:
     await provider.stop()
 
-    failed = await refused(NAMES[0], said("say hi"))
+    failed = await refused(NAMES[0], prompt_of("say hi"))
 
     assert failed.transient
 
 
 async def test_closing_the_stream_stops_the_provider(provider: Provider) -> None:
-    async with aclosing(Models().model(NAMES[0]).stream(said("drip 100000 words delay 1"))) as stream:
+    async with aclosing(Models().model(NAMES[0]).stream(prompt_of("drip 100000 words delay 1"))) as stream:
         await anext(stream)
 
     async with asyncio.timeout(60):
@@ -229,10 +229,10 @@ async def test_an_unknown_model_is_explained_and_not_transient() -> None:
 
 
 async def test_unpaired_calls_are_refused_by_the_provider(provider: Provider) -> None:
-    prompt = said("call roll {}")
+    prompt = prompt_of("call roll {}")
     _, first = await answer(NAMES[0], prompt)
 
-    failed = await refused(NAMES[0], Prompt([*prompt.messages, first.response, *said("again").messages]))
+    failed = await refused(NAMES[0], Prompt([*prompt.messages, first.response, *prompt_of("again").messages]))
 
     assert failed.details == {"statusCode": 400}
 
@@ -254,7 +254,7 @@ async def test_openais_sdk_is_not_given_the_conversation_to_walk(
 
     monkeypatch.setattr(module, "async_maybe_transform", walking)
 
-    await answer(name, said("say Hello"))
+    await answer(name, prompt_of("say Hello"))
 
     [given] = walked
     assert not any(given.get(what) for what in ("messages", "input", "tools"))

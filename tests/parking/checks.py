@@ -14,31 +14,31 @@ from .states import Case, log, types
 
 
 async def posted(case: Case, **body: object) -> Response:
-    content = {"continuationToken": case.voice.token, **body}
-    return await case.voice.http.post(f"/eve/v1/session/{case.voice.session_id}", json=content)
+    content = {"continuationToken": case.caller.token, **body}
+    return await case.caller.http.post(f"/eve/v1/session/{case.caller.session_id}", json=content)
 
 
-async def hears_the_next(case: Case) -> None:
+async def reads_the_next(case: Case) -> None:
     """The session goes on with the next message, and says nothing else before."""
-    case.voice.cursor = len(log(case))
+    case.caller.cursor = len(log(case))
     script = say()
-    assert await case.voice.say(script.message) == script.answer
+    assert await case.caller.say(script.message) == script.answer
 
 
 async def waits_for_its_turn(case: Case) -> None:
     script = say()
-    await case.voice.send(script.message)
+    await case.caller.send(script.message)
     assert case.world.times_asked(script.message) == 0
     case.world.ledger.open(case.gate)
-    assert text(await case.voice.until_boundary()) == case.answer
-    assert text(await case.voice.until_boundary()) == script.answer
+    assert text(await case.caller.until_boundary()) == case.answer
+    assert text(await case.caller.until_boundary()) == script.answer
     assert case.effects("charge") == 1
 
 
 async def withdrawn(case: Case, *requests: str) -> None:
     """Nobody can answer any more, nothing has run, and the next message is heard."""
-    assert await cancel(case.voice) == "accepted"
-    await stopped(case.world, case.voice)
+    assert await cancel(case.caller) == "accepted"
+    await stopped(case.world, case.caller)
     assert {row_of(case.world, each)["status"] for each in requests} == {"withdrawn"}
     assert types(case)[-2:] == ["turn.cancelled", "session.waiting"]
     late = await posted(
@@ -46,7 +46,7 @@ async def withdrawn(case: Case, *requests: str) -> None:
     )
     assert late.status_code in (200, 400), late.text
     await case.world.settled()
-    await hears_the_next(case)
+    await reads_the_next(case)
     assert case.effects("pay") == 0
 
 
@@ -54,7 +54,7 @@ def is_approval(case: Case, request_id: str) -> bool:
     return case.requests.get("approval") == request_id
 
 
-async def time_is_over(case: Case) -> None:
+async def expires(case: Case) -> None:
     over = seconds(row_of(case.world, case.approval)["request"]["expiresAt"])
     await until(lambda: time.time() > over, "the time to answer to be over")
 

@@ -6,60 +6,60 @@ from typing import TypeAlias
 from tests.support.chaos.people import answer, results, stopped
 from tests.support.talk import text
 
-from .checks import hears_the_next, posted, wire
+from .checks import posted, reads_the_next, wire
 from .states import Case, types
 
 GoesOn: TypeAlias = Callable[[Case], Awaitable[None]]
 
 
 async def idle(case: Case) -> None:
-    await hears_the_next(case)
+    await reads_the_next(case)
 
 
 async def running_without_its_worker(case: Case) -> None:
     """Nobody can know whether a tool that may act once has acted."""
     case.world.ledger.open(case.gate)
-    assert text(await case.voice.until_boundary()) == case.answer
+    assert text(await case.caller.until_boundary()) == case.answer
     assert results(wire(case)) == [("charge", "failed")]
     assert case.effects("charge") <= 1
-    await hears_the_next(case)
+    await reads_the_next(case)
 
 
 async def running_on_its_build(case: Case) -> None:
     case.world.ledger.open(case.gate)
-    assert text(await case.voice.until_boundary()) == case.answer
+    assert text(await case.caller.until_boundary()) == case.answer
     assert (results(wire(case)), case.effects("charge")) == ([("charge", "completed")], 1)
-    await hears_the_next(case)
+    await reads_the_next(case)
 
 
 async def on_approval(case: Case) -> None:
-    await answer(case.voice, case.approval)
-    assert text(await case.voice.until_boundary()) == case.answer
+    await answer(case.caller, case.approval)
+    assert text(await case.caller.until_boundary()) == case.answer
     assert case.effects("pay") == 1
 
 
 async def on_question(case: Case) -> None:
-    await answer(case.voice, case.question, "red")
-    assert text(await case.voice.until_boundary()) == case.answer
+    await answer(case.caller, case.question, "red")
+    assert text(await case.caller.until_boundary()) == case.answer
 
 
 async def on_both(case: Case) -> None:
-    await answer(case.voice, case.question, "red")
-    await case.voice.until_boundary()
+    await answer(case.caller, case.question, "red")
+    await case.caller.until_boundary()
     await on_approval(case)
 
 
 async def cancelling(case: Case) -> None:
     """The wish is honoured by whoever comes next."""
     case.world.ledger.open(case.gate)
-    await stopped(case.world, case.voice)
+    await stopped(case.world, case.caller)
     assert types(case).count("turn.cancelled") == 1
-    await hears_the_next(case)
+    await reads_the_next(case)
 
 
 async def finished(case: Case) -> None:
-    case.voice.cursor = 0
-    assert text(await case.voice.until_boundary()) == case.answer
+    case.caller.cursor = 0
+    assert text(await case.caller.until_boundary()) == case.answer
     assert (await posted(case, message="hello")).status_code == 409
 
 

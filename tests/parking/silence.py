@@ -7,7 +7,7 @@ from tests.support.chaos.world import World, unique
 from tests.support.talk import text
 
 from .cells import cell
-from .checks import hears_the_next, posted, time_is_over, wire
+from .checks import expires, posted, reads_the_next, wire
 from .states import half_answered, on_approval, on_both, on_question
 
 
@@ -15,10 +15,10 @@ from .states import half_answered, on_approval, on_both, on_question
 async def an_answered_request_does_not_expire(world: World) -> None:
     """What was answered in time does not expire."""
     case = await on_approval(world, "pay_soon")
-    await answer(case.voice, case.approval)
-    await case.voice.until_boundary()
-    await time_is_over(case)
-    await hears_the_next(case)
+    await answer(case.caller, case.approval)
+    await case.caller.until_boundary()
+    await expires(case)
+    await reads_the_next(case)
     assert (row_of(world, case.approval)["status"], case.effects("pay_soon")) == ("answered", 1)
 
 
@@ -26,13 +26,13 @@ async def an_answered_request_does_not_expire(world: World) -> None:
 async def an_expiry_in_a_running_turn_is_settled_in_the_next(world: World) -> None:
     """Nobody can answer any more; what was declared follows in a turn of its own, after this one."""
     case = await half_answered(world, "pay_soon")
-    await time_is_over(case)
+    await expires(case)
     late = await posted(case, inputResponses=[response(case.approval)])
     assert (late.status_code, late.json()["code"]) == (409, "input_expired")
     assert row_of(world, case.approval)["status"] == "open"
     world.ledger.open(case.gate)
-    await case.voice.until_boundary()
-    assert text(await case.voice.until_boundary()) == case.answer
+    await case.caller.until_boundary()
+    assert text(await case.caller.until_boundary()) == case.answer
     assert row_of(world, case.approval)["status"] == "expired"
     assert sorted(results(wire(case))) == [("pay", "completed"), ("pay_soon", "rejected")]
 
@@ -40,8 +40,8 @@ async def an_expiry_in_a_running_turn_is_settled_in_the_next(world: World) -> No
 @cell("parked on approval", "an expiry")
 async def an_expired_approval_is_decided_as_declared(world: World) -> None:
     denied, agreed = await asyncio.gather(on_approval(world, "pay_soon"), on_approval(world, "pay_anyway"))
-    assert text(await denied.voice.until_boundary()) == denied.answer
-    assert text(await agreed.voice.until_boundary()) == agreed.answer
+    assert text(await denied.caller.until_boundary()) == denied.answer
+    assert text(await agreed.caller.until_boundary()) == agreed.answer
     assert (denied.effects("pay_soon"), agreed.effects("pay_anyway")) == (0, 1)
 
 
@@ -55,10 +55,10 @@ async def a_question_does_not_expire(world: World) -> None:
 async def an_expired_approval_leaves_the_question_open(world: World) -> None:
     """The approval is denied; the question still waits, and the model with it."""
     case = await on_both(world, "pay_soon")
-    assert text(await case.voice.until_boundary()) == ""
+    assert text(await case.caller.until_boundary()) == ""
     assert [row_of(world, each)["status"] for each in (case.approval, case.question)] == ["expired", "open"]
-    await answer(case.voice, case.question, "red")
-    assert text(await case.voice.until_boundary()) == case.answer
+    await answer(case.caller, case.question, "red")
+    assert text(await case.caller.until_boundary()) == case.answer
     assert case.effects("pay_soon") == 0
 
 
@@ -66,18 +66,18 @@ async def an_expired_approval_leaves_the_question_open(world: World) -> None:
 async def an_expired_request_of_a_cancelled_turn_is_withdrawn(world: World) -> None:
     """Nobody waits for it any more: it is withdrawn."""
     case = await half_answered(world, "pay_anyway", cling=True)
-    await cancel(case.voice)
-    await time_is_over(case)
+    await cancel(case.caller)
+    await expires(case)
     world.ledger.open(case.gate)
-    await stopped(world, case.voice)
-    await hears_the_next(case)
+    await stopped(world, case.caller)
+    await reads_the_next(case)
     assert row_of(world, case.approval)["status"] == "withdrawn"
 
 
 @cell("finished", "an expiry")
 async def a_finished_session_has_nothing_to_expire(world: World) -> None:
     """There is nothing to expire: a task asks nobody, and what would have to be approved is rejected at once."""
-    task, note, word = world.voice(), unique("n"), unique()
+    task, note, word = world.caller(), unique("n"), unique()
     await task.create(f'call pay_soon {{"note": "{note}"}} then say {word}', mode="task")
     events = await task.until_boundary()
     assert (results(events), text(events), events[-1]["type"]) == (

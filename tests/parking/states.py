@@ -7,7 +7,7 @@ from typing import TypeAlias
 from tests.support.chaos.evidence import Json
 from tests.support.chaos.people import answer, asked, cancel, kinds
 from tests.support.chaos.scripts import say
-from tests.support.chaos.world import Voice, World, unique
+from tests.support.chaos.world import Caller, World, unique
 from tests.support.waiting import until
 
 
@@ -16,7 +16,7 @@ class Case:
     """One session in one state."""
 
     world: World
-    voice: Voice
+    caller: Caller
     #: What the model says in the end.
     answer: str
     #: By which the ledger knows the calls, and the gate that holds one of them.
@@ -42,16 +42,16 @@ _QUESTION = 'ask_question {"prompt": "Which?", "options": ["red", "blue"]}'
 
 
 async def idle(world: World) -> Case:
-    case = Case(world, world.voice(), "")
+    case = Case(world, world.caller(), "")
     script = say()
-    assert await case.voice.say(script.message) == script.answer
+    assert await case.caller.say(script.message) == script.answer
     return case
 
 
 async def running(world: World) -> Case:
     """A tool is at work."""
     case = _case(world)
-    await case.voice.create(f'call charge {{"note": "{case.note}", "before": "{case.gate}"}} then say {case.answer}')
+    await case.caller.create(f'call charge {{"note": "{case.note}", "before": "{case.gate}"}} then say {case.answer}')
     await at_its_gate(case)
     return case
 
@@ -76,10 +76,10 @@ async def half_answered(world: World, other: str = "pay", *, cling: bool = False
         world,
         lambda case: f'pay {{"note": "{case.note}", "before": "{case.gate}"{clings}}} and {other} {{"note": "{note}"}}',
     )
-    rows = world.store().inputs[case.voice.session_id]
+    rows = world.store().inputs[case.caller.session_id]
     held, open = sorted(rows, key=lambda row: row["request"]["input"]["note"] != case.note)
     case.requests = {"approval": open["request_id"], "held": held["request_id"]}
-    await answer(case.voice, held["request_id"])
+    await answer(case.caller, held["request_id"])
     await at_its_gate(case)
     return case
 
@@ -87,14 +87,14 @@ async def half_answered(world: World, other: str = "pay", *, cling: bool = False
 async def cancelling(world: World) -> Case:
     """A tool is at work that does not listen, and somebody wants it to stop."""
     case = await half_answered(world, cling=True)
-    assert await cancel(case.voice) == "accepted"
+    assert await cancel(case.caller) == "accepted"
     return case
 
 
 async def finished(world: World) -> Case:
-    case = Case(world, world.voice(), unique())
-    await case.voice.create(f"say {case.answer}", mode="task")
-    await case.voice.until_boundary()
+    case = Case(world, world.caller(), unique())
+    await case.caller.create(f"say {case.answer}", mode="task")
+    await case.caller.until_boundary()
     return case
 
 
@@ -113,13 +113,13 @@ STATES: dict[str, Arrange] = {
 
 
 def _case(world: World) -> Case:
-    return Case(world, world.voice(), unique(), note=unique("n"), gate=unique("g"))
+    return Case(world, world.caller(), unique(), note=unique("n"), gate=unique("g"))
 
 
 async def _parked(world: World, calls: Callable[[Case], str]) -> Case:
     case = _case(world)
-    await case.voice.create(f"call {calls(case)} then say {case.answer}")
-    events = await case.voice.until_boundary()
+    await case.caller.create(f"call {calls(case)} then say {case.answer}")
+    events = await case.caller.until_boundary()
     case.requests = dict(zip(kinds(events), asked(events), strict=True))
     return case
 
@@ -133,4 +133,4 @@ def types(case: Case) -> list[str]:
 
 
 def log(case: Case) -> list[Json]:
-    return list(case.world.store().events[case.voice.session_id])
+    return list(case.world.store().events[case.caller.session_id])

@@ -22,7 +22,7 @@ async def one_of_each(world: World) -> dict[str, Case]:
     """A session in each state; each test speaks to its own with a voice of its own."""
     arranged = await asyncio.gather(*(arrange(world) for arrange in STATES.values()))
     for case in arranged:
-        await case.voice.http.aclose()
+        await case.caller.http.aclose()
     return dict(zip(STATES, arranged, strict=True))
 
 
@@ -68,11 +68,11 @@ async def test_after_a_deploy(deployed: tuple[World, dict[str, Case]], state: st
     await AFTER_A_DEPLOY[state](case)
 
     client = await case.world.stack.client()
-    started = [await build_of(client, names.turn_workflow(case.voice.session_id, turn)) for turn in turns(case)]
+    started = [await build_of(client, names.turn_workflow(case.caller.session_id, turn)) for turn in turns(case)]
     assert started == ["1"] * len(before) + ["2"] * (len(started) - len(before))
     if state != "finished":
         assert "2" in started
-        await moved(client, case.voice.session_id)
+        await moved(client, case.caller.session_id)
 
 
 async def test_everything_holds_after_the_deploy(deployed: tuple[World, dict[str, Case]]) -> None:
@@ -85,7 +85,7 @@ async def test_everything_holds_after_the_deploy(deployed: tuple[World, dict[str
 def taken_over(arranged: tuple[World, dict[str, Case]], state: str) -> Case:
     world, cases = arranged
     case = cases[state]
-    case.voice = world.voice(case.voice)
+    case.caller = world.caller(case.caller)
     return case
 
 

@@ -43,7 +43,7 @@ class FakeDriver(Driver):
         self.said: dict[str, JsonObject] = {}
         self.failures: dict[str, Exception] = {}
 
-    def told(self, session_id: str = "s") -> list[str]:
+    def signalled(self, session_id: str = "s") -> list[str]:
         """What one session's workflow heard, in order."""
         return [f"{call.what} {call.detail}".strip() for call in self.calls if call.session_id == session_id]
 

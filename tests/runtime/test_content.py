@@ -156,14 +156,14 @@ async def kept_of(handle: WorkflowHandle[object, object]) -> bytes:
 
 
 def test_every_kind_of_content_was_there_to_be_found(left: Left) -> None:
-    told = str(left.events)
+    events = str(left.events)
 
     for row in table():
         in_store = [word for word in PLANTED[row] if word.encode() in left.store]
         assert in_store == (PLANTED[row] if not table()[row][STORE].startswith("no") else []), row
-    assert private.RAISED in told
-    assert private.UNDECIDED in told
-    assert "INPUT_EXPIRED" in told
+    assert private.RAISED in events
+    assert private.UNDECIDED in events
+    assert "INPUT_EXPIRED" in events
 
 
 def test_temporal_holds_what_the_table_allows(left: Left, detail: str) -> None:

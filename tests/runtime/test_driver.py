@@ -48,7 +48,7 @@ async def test_a_driver_describes_what_its_turn_reads(bench: Bench, outside: Out
     session = await bench.start(outside)
     await session.deliver("dlv_1")
 
-    await session.heard("dlv_1")
+    await session.consumed("dlv_1")
     assert found == [{"dlv_1"}]
 
 

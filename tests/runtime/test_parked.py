@@ -193,7 +193,7 @@ async def test_an_answer_whose_api_died_before_the_signal_is_consumed(stack: Sta
         delivery = NewDelivery(talk.session_id, "dlv_stranded", body, owner="nobody")
         vote = Vote(request_id, InputAnswer(option_id="approve", digest=(await _digest(store, request_id))))
 
-        await store.answer(Answering(talk.session_id, [vote], delivery), _told)
+        await store.answer(Answering(talk.session_id, [vote], delivery), _resolved_event)
 
         assert text(await talk.until_boundary()) == "settled"
 
@@ -204,7 +204,7 @@ async def _digest(store: Store, request_id: str) -> str:
     return row.request.digest
 
 
-def _told(row: InputRow) -> Any:
+def _resolved_event(row: InputRow) -> Any:
     return resolved(row.request, row.status, row.answer)
 
 

@@ -25,7 +25,7 @@ def talking_to(stack: Stack, agent: str) -> Talk:
     return Talk(f"{stack.url}/agents/{agent}")
 
 
-def told(events: list[Json], type: str) -> list[Any]:
+def emitted(events: list[Json], type: str) -> list[Any]:
     return [event["data"] for event in events if event["type"] == type]
 
 
@@ -44,11 +44,11 @@ async def test_a_conversation_with_thoughts_text_and_tools(stack: Stack, agent: 
         second = await talk.until_boundary()
         third = await talk.say("say remembered")
 
-    assert told(first, "reasoning.completed")[0]["reasoning"] == f"Hm, {agent}"
-    assert told(first, "reasoning.appended")[-1]["reasoningSoFar"] == f"Hm, {agent}"
-    assert [data["messageSoFar"] for data in told(first, "message.appended")][-1] == "Hello there"
+    assert emitted(first, "reasoning.completed")[0]["reasoning"] == f"Hm, {agent}"
+    assert emitted(first, "reasoning.appended")[-1]["reasoningSoFar"] == f"Hm, {agent}"
+    assert [data["messageSoFar"] for data in emitted(first, "message.appended")][-1] == "Hello there"
     assert text(first) == "Hello there"
-    assert sorted(data["result"]["output"] for data in told(second, "action.result")) == [5, 9]
+    assert sorted(data["result"]["output"] for data in emitted(second, "action.result")) == [5, 9]
     assert text(second) == "five and nine"
     assert third == "remembered"
     for events in (first, second):
@@ -88,7 +88,7 @@ async def test_after_a_result_that_was_thought_about_the_session_goes_on(stack: 
         after = await talk.say("think On; say after")
 
     for events in (alone, beside):
-        assert told(events, "result.completed")[0]["result"] == {"sum": 3}
+        assert emitted(events, "result.completed")[0]["result"] == {"sum": 3}
     assert after == "after"
 
 
@@ -97,11 +97,11 @@ async def test_a_call_that_was_thought_about_and_approved_is_answered(stack: Sta
     async with talking_to(stack, agent) as talk:
         await talk.create('think Costly; call pay {"amount": 5} and add {"a": 1, "b": 2} then say done')
         parked = await talk.until_boundary()
-        [request] = told(parked, "input.requested")[0]["requests"]
+        [request] = emitted(parked, "input.requested")[0]["requests"]
         await talk.send(inputResponses=[{"requestId": request["requestId"], "optionId": "approve"}])
         done = await talk.until_boundary()
 
-    outcomes = [data["result"]["output"] for data in told([*parked, *done], "action.result")]
+    outcomes = [data["result"]["output"] for data in emitted([*parked, *done], "action.result")]
     assert sorted(outcomes, key=str) == [3, "paid 5"]
     assert text(done) == "done"
 
@@ -130,8 +130,8 @@ async def test_a_refusal_fails_the_turn_and_the_next_one_is_answered(stack: Stac
         after = await talk.say("say after")
 
     assert types(failed)[-3:] == ["step.failed", "turn.failed", "session.waiting"]
-    assert told(failed, "turn.failed")[0]["code"] == "MODEL_CALL_FAILED"
-    assert f"answered {status}" in told(failed, "turn.failed")[0]["message"]
+    assert emitted(failed, "turn.failed")[0]["code"] == "MODEL_CALL_FAILED"
+    assert f"answered {status}" in emitted(failed, "turn.failed")[0]["message"]
     assert after == "after"
     heard = (await asked(stack))[-1]["heard"]
     assert any(f"say never {agent}" in said for said in heard), "what was said in the failed turn is still known"
@@ -144,7 +144,7 @@ async def test_a_provider_that_is_down_is_asked_again_and_then_fails_the_turn(st
         after = await talk.say("say after")
 
     assert types(failed)[-3:] == ["step.failed", "turn.failed", "session.waiting"]
-    assert "answered 500" in told(failed, "turn.failed")[0]["message"]
+    assert "answered 500" in emitted(failed, "turn.failed")[0]["message"]
     requests = await asked(stack)
     assert sum(request["said"].endswith("never while down") for request in requests) > 1
     assert after == "after"

@@ -46,9 +46,9 @@ async def test_open_sessions_without_a_workflow_are_started_from_the_store(store
     found = await reconciler(store, driver).reconcile()
 
     assert found.undriven == ["a", "c"]
-    assert driver.told("a") == ["rebuild WORKFLOW_LOST"]
-    assert driver.told("b") == []
-    assert driver.told("c") == ["rebuild WORKFLOW_TERMINATED"]
+    assert driver.signalled("a") == ["rebuild WORKFLOW_LOST"]
+    assert driver.signalled("b") == []
+    assert driver.signalled("c") == ["rebuild WORKFLOW_TERMINATED"]
     assert (await reconciler(store, driver).find()).undriven == []
 
 

@@ -31,16 +31,16 @@ async def test_the_session_of_a_dropped_agent_needs_attention_and_goes_on_with_t
             assert await talk.say("say still here") == "still here"
         async with follow(stack.talk(1), dropped) as talk:
             await talk.send("say held back")
-            told = await talk.until("session.attention", before)
+            signalled = await talk.until("session.attention", before)
             shown = (await talk.http.get(f"/v1/sessions/{talk.session_id}")).json()
             listed = (await talk.http.get("/v1/sessions", params={"status": "needs_attention"})).json()["sessions"]
 
             stack.start_worker()
 
-            answered = await talk.until("session.waiting", told[-1]["meta"]["index"] + 1)
+            answered = await talk.until("session.waiting", signalled[-1]["meta"]["index"] + 1)
 
-    assert told[-1]["data"]["code"] == "AGENT_GONE"
-    assert "'dropped'" in told[-1]["data"]["message"]
+    assert signalled[-1]["data"]["code"] == "AGENT_GONE"
+    assert "'dropped'" in signalled[-1]["data"]["message"]
     assert (shown["status"], shown["attention"]["code"]) == ("needs_attention", "AGENT_GONE")
     assert [row["sessionId"] for row in listed] == [shown["sessionId"]]
     types = [event["type"] for event in answered]

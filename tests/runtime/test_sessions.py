@@ -52,15 +52,15 @@ async def events(store: Store, session_id: str, *, boundaries: int = 1) -> list[
             await watch.changed()
 
 
-def said(found: list[Event], type: str, field: str) -> list[Any]:
+def fields(found: list[Event], type: str, field: str) -> list[Any]:
     return [(event.data or {})[field] for event in found if event.type == type]
 
 
 async def test_a_token_without_a_session_is_no_active_session(sessions: Sessions) -> None:
-    with pytest.raises(NoActiveSession) as nobody:
+    with pytest.raises(NoActiveSession) as raised:
         await sessions.deliver(a_token(), "hello")
 
-    assert nobody.value.code == "NO_ACTIVE_SESSION"
+    assert raised.value.code == "NO_ACTIVE_SESSION"
 
 
 async def test_resume_or_start_in_three_lines(sessions: Sessions, store: Store) -> None:
@@ -73,7 +73,7 @@ async def test_resume_or_start_in_three_lines(sessions: Sessions, store: Store) 
             receipt = await sessions.start("host", message, token=token)
 
     found = await events(store, receipt.session_id, boundaries=2)
-    assert said(found, "message.completed", "message") == ["one", "two"]
+    assert fields(found, "message.completed", "message") == ["one", "two"]
 
 
 async def test_many_resume_or_starts_at_once_make_one_session(sessions: Sessions, store: Store) -> None:
@@ -83,7 +83,7 @@ async def test_many_resume_or_starts_at_once_make_one_session(sessions: Sessions
 
     [session_id] = {receipt.session_id for receipt in receipts}
     found = await events(store, session_id, boundaries=12)
-    assert sorted(said(found, "message.received", "message")) == sorted(f"say {n}" for n in range(12))
+    assert sorted(fields(found, "message.received", "message")) == sorted(f"say {n}" for n in range(12))
 
 
 async def test_a_repeated_resume_or_start_gets_the_same_receipt(sessions: Sessions, store: Store) -> None:
@@ -96,7 +96,7 @@ async def test_a_repeated_resume_or_start_gets_the_same_receipt(sessions: Sessio
     with pytest.raises(IdempotencyConflict):
         await sessions.deliver_or_start(token, "host", "say two", idempotency_key=f"once-{token}")
     found = await events(store, first.session_id)
-    assert said(found, "message.received", "message") == ["say one"]
+    assert fields(found, "message.received", "message") == ["say one"]
 
 
 async def test_resume_or_start_finds_a_session_that_was_written_and_never_started(
@@ -110,7 +110,7 @@ async def test_resume_or_start_finds_a_session_that_was_written_and_never_starte
 
     assert (receipt.session_id, receipt.delayed) == (session_id, False)
     found = await events(store, session_id, boundaries=2)
-    assert said(found, "message.completed", "message") == ["one", "two"]
+    assert fields(found, "message.completed", "message") == ["one", "two"]
 
 
 async def test_resume_or_start_ends_even_if_the_token_never_stops_changing(
@@ -118,13 +118,13 @@ async def test_resume_or_start_ends_even_if_the_token_never_stops_changing(
 ) -> None:
     rounds: list[str] = []
 
-    async def nobody(*_: Any, **__: Any) -> None: ...
+    async def raised(*_: Any, **__: Any) -> None: ...
 
     async def somebody(*_: Any, **__: Any) -> Receipt:
         rounds.append("start")
         raise TokenConflict
 
-    monkeypatch.setattr(sessions, "_owner", nobody)
+    monkeypatch.setattr(sessions, "_owner", raised)
     monkeypatch.setattr(sessions, "start", somebody)
 
     with pytest.raises(Unavailable):
@@ -142,7 +142,7 @@ async def test_a_live_sessions_token_cannot_be_claimed_and_its_input_goes_nowher
         await sessions.start("host", "say stolen", token=token)
 
     found = await events(store, owner.session_id)
-    assert said(found, "message.received", "message") == ["say mine"]
+    assert fields(found, "message.received", "message") == ["say mine"]
 
 
 async def test_the_token_of_a_finished_session_is_free(sessions: Sessions, store: Store) -> None:
@@ -179,7 +179,7 @@ async def test_a_token_is_live_before_the_first_turn(sessions: Sessions, store: 
     await sessions.deliver(token, "say second")
 
     found = await events(store, receipt.session_id, boundaries=2)
-    assert said(found, "message.completed", "message")[-1] == "second"
+    assert fields(found, "message.completed", "message")[-1] == "second"
 
 
 async def test_deliveries_during_a_turn_become_turns_of_their_own_in_order(sessions: Sessions, store: Store) -> None:
@@ -190,7 +190,7 @@ async def test_deliveries_during_a_turn_become_turns_of_their_own_in_order(sessi
         await sessions.deliver(token, f"say {number}")
 
     found = await events(store, receipt.session_id, boundaries=4)
-    assert said(found, "message.completed", "message")[1:] == ["0", "1", "2"]
+    assert fields(found, "message.completed", "message")[1:] == ["0", "1", "2"]
 
 
 async def test_coalesced_deliveries_share_a_turn_and_keep_every_message(
@@ -208,7 +208,7 @@ async def test_coalesced_deliveries_share_a_turn_and_keep_every_message(
 
     found = await events(store, receipt.session_id, boundaries=2)
     later = [event for event in found if event.turn != 0 or (event.data or {}).get("sequence") == 1]
-    assert said(found, "message.received", "message")[1:] == ["say 0", "say 1", "say 2"]
+    assert fields(found, "message.received", "message")[1:] == ["say 0", "say 1", "say 2"]
     assert sum(event.type == "turn.started" for event in later) == 1
 
 
@@ -222,7 +222,7 @@ async def test_a_session_answers_to_the_token_that_its_tool_set(sessions: Sessio
     await sessions.deliver(new, "say found")
 
     found = await events(store, receipt.session_id, boundaries=2)
-    assert said(found, "message.completed", "message") == ["adopted", "found"]
+    assert fields(found, "message.completed", "message") == ["adopted", "found"]
 
 
 async def test_a_delivery_to_the_new_token_during_the_turn_that_sets_it_is_consumed(
@@ -237,7 +237,7 @@ async def test_a_delivery_to_the_new_token_during_the_turn_that_sets_it_is_consu
     await sessions.deliver(new, "say heard")
 
     found = await events(store, receipt.session_id, boundaries=2)
-    assert said(found, "message.completed", "message")[-1] == "heard"
+    assert fields(found, "message.completed", "message")[-1] == "heard"
 
 
 async def test_taking_a_token_that_another_session_owns_fails_the_session(sessions: Sessions, store: Store) -> None:
@@ -247,9 +247,11 @@ async def test_taking_a_token_that_another_session_owns_fails_the_session(sessio
 
     found = await events(store, thief.session_id)
 
-    assert said(found, "session.failed", "code") == ["TOKEN_CONFLICT"]
+    assert fields(found, "session.failed", "code") == ["TOKEN_CONFLICT"]
     assert thief.continuation_token is not None
     with pytest.raises(NoActiveSession):
         await sessions.deliver(thief.continuation_token, "hello")
     await sessions.deliver(taken, "say still mine")
-    assert said(await events(store, owner.session_id, boundaries=2), "message.completed", "message")[-1] == "still mine"
+    assert (
+        fields(await events(store, owner.session_id, boundaries=2), "message.completed", "message")[-1] == "still mine"
+    )

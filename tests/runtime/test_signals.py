@@ -21,7 +21,7 @@ async def accepted(store: Store, *delivery_ids: str) -> list[DeliveryRow]:
     return [(await store.accept(given.delivery(each))).delivery for each in delivery_ids]
 
 
-async def untold(store: Store, session_id: str = "s") -> bool:
+async def unsignalled(store: Store, session_id: str = "s") -> bool:
     return (await given.read_session(store, session_id)).unsignalled > 0
 
 
@@ -33,7 +33,7 @@ async def test_a_delivery_is_signalled_as_it_was_accepted(store: Store, driver: 
 
     assert await signals.deliver(row, unsignalled=False)
 
-    assert driver.told() == ["deliver d"]
+    assert driver.signalled() == ["deliver d"]
 
 
 async def test_what_temporal_does_not_know_of_comes_first(store: Store, driver: FakeDriver, signals: Signals) -> None:
@@ -42,8 +42,8 @@ async def test_what_temporal_does_not_know_of_comes_first(store: Store, driver: 
 
     assert await signals.deliver(last, unsignalled=True)
 
-    assert driver.told() == ["deliver c", "deliver b", "deliver a"]
-    assert not await untold(store)
+    assert driver.signalled() == ["deliver c", "deliver b", "deliver a"]
+    assert not await unsignalled(store)
 
 
 async def test_a_delivery_that_cannot_be_signalled_waits_and_the_session_is_marked(
@@ -55,7 +55,7 @@ async def test_a_delivery_that_cannot_be_signalled_waits_and_the_session_is_mark
     assert not await signals.deliver(row, unsignalled=False)
     assert not await signals.deliver(row, unsignalled=True)
 
-    assert await untold(store)
+    assert await unsignalled(store)
     assert [each.delivery_id for each in await store.unread("s")] == [row.delivery_id]
 
 
@@ -71,7 +71,7 @@ async def test_after_an_outage_all_is_signalled_in_the_order_it_was_accepted(
     accepting = await store.accept(given.delivery("x"))
     assert await signals.deliver(accepting.delivery, unsignalled=accepting.unsignalled)
 
-    assert driver.told() == ["deliver z", "deliver y", "deliver x"]
+    assert driver.signalled() == ["deliver z", "deliver y", "deliver x"]
 
 
 async def test_a_request_that_is_repeated_after_an_absence_overtakes_nothing(
@@ -86,13 +86,13 @@ async def test_a_request_that_is_repeated_after_an_absence_overtakes_nothing(
     again = await store.accept(given.delivery("x", key="y"))
     await signals.deliver(again.delivery, unsignalled=again.unsignalled)
 
-    assert driver.told() == ["deliver z", "deliver y"]
+    assert driver.signalled() == ["deliver z", "deliver y"]
 
 
 async def test_a_store_that_cannot_be_marked_is_no_failure_of_the_delivery(
     store: Store, driver: FakeDriver, signals: Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def away(session_id: str, untold: bool) -> None:
+    async def away(session_id: str, unsignalled: bool) -> None:
         raise Unavailable
 
     (row,) = await accepted(store, "d")
@@ -111,7 +111,7 @@ async def test_a_delivery_to_an_ended_session_is_not_signalled(
 
     assert await signals.deliver(row, unsignalled=False)
 
-    assert driver.told() == []
+    assert driver.signalled() == []
     assert driver.rebuilt == {}
 
 
@@ -123,7 +123,7 @@ async def test_a_delivery_without_a_driver_starts_one_from_the_store(store: Stor
     assert await signals.deliver(row, unsignalled=False)
 
     # It reads what waits from the store by itself.
-    assert driver.told() == ["rebuild WORKFLOW_LOST"]
+    assert driver.signalled() == ["rebuild WORKFLOW_LOST"]
 
 
 # --- start --------------------------------------------------------------------------------------------------
@@ -158,7 +158,7 @@ async def test_a_session_that_cannot_be_started_waits(store: Store, driver: Fake
 
     assert not await signals.start(given.session("t"), {"id": "d", "tokenHash": ""})
 
-    assert await untold(store, "t")
+    assert await unsignalled(store, "t")
 
 
 async def test_a_delivery_that_a_newer_build_accepted_is_signalled_unchanged(store: Store, driver: FakeDriver) -> None:
@@ -189,7 +189,7 @@ async def test_a_session_starts_also_when_a_newer_build_has_accepted_what_waits(
     await Signals(store, driver).signal_all("t")
 
     assert [each.id for each in driver.started["t"].inbox] == ["a"]
-    assert driver.told("t") == ["start", "deliver a", "deliver b"]
+    assert driver.signalled("t") == ["start", "deliver a", "deliver b"]
 
 
 # --- cancel -------------------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ async def test_a_session_starts_also_when_a_newer_build_has_accepted_what_waits(
 async def test_a_cancel_request_is_signalled(driver: FakeDriver, signals: Signals) -> None:
     assert await signals.cancel(CancelRequest("s", 3))
 
-    assert driver.told() == ["cancel turn_3"]
+    assert driver.signalled() == ["cancel turn_3"]
 
 
 async def test_a_cancel_request_that_cannot_be_signalled_waits(
@@ -209,12 +209,12 @@ async def test_a_cancel_request_that_cannot_be_signalled_waits(
     assert requested is not None
     driver.away = True
     assert not await signals.cancel(requested)
-    assert await untold(store)
+    assert await unsignalled(store)
     driver.away = False
 
     await signals.signal_all("s")
 
-    assert driver.told() == ["cancel turn_1"]
+    assert driver.signalled() == ["cancel turn_1"]
 
 
 async def test_a_cancel_request_without_a_driver_starts_one_from_the_store(store: Store) -> None:
@@ -226,7 +226,7 @@ async def test_a_cancel_request_without_a_driver_starts_one_from_the_store(store
     assert await Signals(store, driver).cancel(requested)
 
     # It reads the wish from the store by itself.
-    assert driver.told() == ["rebuild WORKFLOW_LOST"]
+    assert driver.signalled() == ["rebuild WORKFLOW_LOST"]
 
 
 # --- catch up -----------------------------------------------------------------------------------------------
@@ -239,8 +239,8 @@ async def test_deliveries_come_before_the_cancel_request(store: Store, driver: F
 
     await signals.signal_all("s")
 
-    assert driver.told() == ["deliver b", "deliver a", "cancel turn_1"]
-    assert not await untold(store)
+    assert driver.signalled() == ["deliver b", "deliver a", "cancel turn_1"]
+    assert not await unsignalled(store)
 
 
 async def test_a_session_that_was_never_started_is_started_with_all_that_waits(store: Store) -> None:
@@ -257,8 +257,8 @@ async def test_a_session_that_was_never_started_is_started_with_all_that_waits(s
     assert state.inbox[0].traceparent == "00-1-2-3"
     assert (state.agent, state.token_hash) == ("echo", "token of t")
     assert driver.summaries["t"] == "echo: Hello"
-    assert driver.told("t")[0] == "start"
-    assert not await untold(store, "t")
+    assert driver.signalled("t")[0] == "start"
+    assert not await unsignalled(store, "t")
 
 
 async def test_a_cancel_request_of_a_new_session_is_signalled_once_its_driver_is_started(store: Store) -> None:
@@ -268,7 +268,7 @@ async def test_a_cancel_request_of_a_new_session_is_signalled_once_its_driver_is
 
     await Signals(store, driver).signal_all("t")
 
-    assert driver.told("t") == ["start", "deliver d", "cancel turn_0"]
+    assert driver.signalled("t") == ["start", "deliver d", "cancel turn_0"]
 
 
 async def test_a_new_session_that_runs_already_is_not_started_twice(store: Store) -> None:
@@ -277,7 +277,7 @@ async def test_a_new_session_that_runs_already_is_not_started_twice(store: Store
 
     await Signals(store, driver).signal_all("t")
 
-    assert driver.told("t") == ["deliver d"]
+    assert driver.signalled("t") == ["deliver d"]
 
 
 async def test_an_absence_in_the_middle_leaves_the_session_marked(store: Store, signals: Signals) -> None:
@@ -294,8 +294,8 @@ async def test_an_absence_in_the_middle_leaves_the_session_marked(store: Store, 
     with pytest.raises(Unavailable):
         await signals.signal_all("s")
 
-    assert await untold(store)
-    assert driver.told() == ["deliver b"]
+    assert await unsignalled(store)
+    assert driver.signalled() == ["deliver b"]
 
 
 async def test_a_mark_that_was_set_again_since_stays(store: Store) -> None:
@@ -318,7 +318,7 @@ async def test_a_mark_that_was_set_again_since_stays(store: Store) -> None:
     await signals.signal_all("s")
 
     # Else the next one overtakes the one that nobody was told of.
-    assert await untold(store)
+    assert await unsignalled(store)
 
 
 async def test_nothing_overtakes_a_signal_that_is_being_sent(store: Store) -> None:
@@ -342,8 +342,8 @@ async def test_nothing_overtakes_a_signal_that_is_being_sent(store: Store) -> No
 
     await signals.signal_all("s")
 
-    assert driver.told()[:2] == ["deliver z", "deliver y"]
-    assert not await untold(store)
+    assert driver.signalled()[:2] == ["deliver z", "deliver y"]
+    assert not await unsignalled(store)
 
 
 async def test_nothing_overtakes_what_temporal_takes_long_to_answer(
@@ -369,7 +369,7 @@ async def test_nothing_overtakes_what_temporal_takes_long_to_answer(
 
     assert await signals.deliver(second, unsignalled=False)
 
-    assert driver.told() == ["deliver z", "deliver y"]
+    assert driver.signalled() == ["deliver z", "deliver y"]
     stalling.cancel()
 
 
@@ -405,7 +405,7 @@ async def test_a_lost_session_that_no_worker_would_take_up_stays_marked(store: S
     assert not await signals.deliver(row, unsignalled=True)
 
     assert driver.rebuilt == {}
-    assert await untold(store)
+    assert await unsignalled(store)
 
 
 # --- restore ------------------------------------------------------------------------------------------------

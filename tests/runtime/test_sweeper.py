@@ -16,7 +16,7 @@ from perdure.store.open import open_store
 from perdure.store.values import Commit
 from tests.runtime.fake_driver import FakeDriver
 from tests.support import given
-from tests.support.given import answer, answering, opening, says
+from tests.support.given import answer, answering, chooses, opening
 from tests.support.waiting import until
 
 
@@ -58,13 +58,13 @@ async def stranded(store: Store, *session_ids: str, names: tuple[str, ...] = ("d
 async def test_an_unread_delivery_and_an_unread_answer_are_signalled_again_in_order(store: Store) -> None:
     await stranded(store, "s")
     await store.commit(opening("r"))
-    await answer(store, answering(("r", says("approve"))))
+    await answer(store, answering(("r", chooses("approve"))))
     await store.accept(given.delivery("last"))
     driver = FakeDriver("s")
 
     await sweeper(store, driver).sweep()
 
-    assert driver.told() == ["deliver s/d", "deliver a", "deliver last"]
+    assert driver.signalled() == ["deliver s/d", "deliver a", "deliver last"]
 
 
 async def test_consumed_and_refused_deliveries_and_those_of_an_ended_session_are_left_alone(store: Store) -> None:
@@ -105,7 +105,7 @@ async def test_each_session_is_signalled_in_its_order_whatever_happens_to_the_ot
     await sweeper(store, driver).sweep()
 
     for session_id in sessions:
-        assert driver.told(session_id) == [f"deliver {session_id}/{name}" for name in names]
+        assert driver.signalled(session_id) == [f"deliver {session_id}/{name}" for name in names]
 
 
 async def test_a_session_that_never_started_is_started_with_its_first_delivery(store: Store) -> None:
@@ -115,7 +115,7 @@ async def test_a_session_that_never_started_is_started_with_its_first_delivery(s
     await sweeper(store, driver).sweep()
 
     assert [ref.id for ref in driver.started["s"].inbox] == ["d"]
-    assert driver.told()[0] == "start"
+    assert driver.signalled()[0] == "start"
 
 
 async def test_a_cancel_request_is_signalled_again(store: Store) -> None:
@@ -126,7 +126,7 @@ async def test_a_cancel_request_is_signalled_again(store: Store) -> None:
 
     await sweeper(store, driver).sweep()
 
-    assert driver.told() == ["cancel turn_1"]
+    assert driver.signalled() == ["cancel turn_1"]
 
 
 async def test_a_session_without_a_workflow_is_started_from_the_store(store: Store) -> None:
@@ -135,7 +135,7 @@ async def test_a_session_without_a_workflow_is_started_from_the_store(store: Sto
 
     await sweeper(store, driver).sweep()
 
-    assert driver.told() == ["rebuild WORKFLOW_LOST"]
+    assert driver.signalled() == ["rebuild WORKFLOW_LOST"]
 
 
 async def sweep_for(sweeping: Sweeper, clock: Clock, seconds: int) -> None:
@@ -150,7 +150,7 @@ async def test_a_delivery_that_the_driver_holds_is_signalled_once_however_long_i
 
     await sweep_for(sweeper(store, driver, clock), clock, 3600)
 
-    assert driver.told() == ["deliver s/b", "deliver s/a"]
+    assert driver.signalled() == ["deliver s/b", "deliver s/a"]
     # It is asked less and less often.
     assert 8 <= len(driver.asked) <= 12
 
@@ -162,7 +162,7 @@ async def test_a_delivery_that_another_process_signalled_is_not_signalled_again(
 
     await sweep_for(sweeper(store, driver, clock), clock, 60)
 
-    assert driver.told() == ["deliver s/a"]
+    assert driver.signalled() == ["deliver s/a"]
 
 
 async def test_a_delivery_that_the_driver_has_lost_is_signalled_again(store: Store) -> None:
@@ -175,7 +175,7 @@ async def test_a_delivery_that_the_driver_has_lost_is_signalled_again(store: Sto
 
     await sweep_for(sweeping, clock, 60)
 
-    assert driver.told() == ["deliver s/b", "deliver s/a", "deliver s/a"]
+    assert driver.signalled() == ["deliver s/b", "deliver s/a", "deliver s/a"]
 
 
 async def test_a_cancel_request_that_a_driver_could_not_read_reaches_it_soon_after_it_can(store: Store) -> None:
@@ -185,10 +185,10 @@ async def test_a_cancel_request_that_a_driver_could_not_read_reaches_it_soon_aft
     sweeping = sweeper(store, driver, clock)
 
     await sweep_for(sweeping, clock, 3600)
-    before = len(driver.told())
+    before = len(driver.signalled())
     await sweep_for(sweeping, clock, 60)
 
-    assert "cancel turn_1" in driver.told()[before:]
+    assert "cancel turn_1" in driver.signalled()[before:]
 
 
 async def test_a_store_that_is_older_than_its_driver_is_reported(store: Store) -> None:
@@ -202,7 +202,7 @@ async def test_a_store_that_is_older_than_its_driver_is_reported(store: Store) -
     assert row.attention is not None
     assert row.attention["code"] == "STORE_BEHIND"
     # What follows is for an operator to decide.
-    assert not [call for call in driver.told() if call.startswith("rebuild")]
+    assert not [call for call in driver.signalled() if call.startswith("rebuild")]
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ async def test_a_driver_that_is_older_than_its_store_reads_the_store_again(store
 
     await sweeper(store, driver).sweep()
 
-    assert driver.told()[0] == "rebuild DRIVER_BEHIND"
+    assert driver.signalled()[0] == "rebuild DRIVER_BEHIND"
 
 
 @pytest.mark.parametrize(
@@ -238,7 +238,7 @@ async def test_a_driver_that_works_or_waits_is_left_alone(store: Store, said: Js
 
     await sweeper(store, driver).sweep()
 
-    assert [call for call in driver.told() if call.startswith("rebuild")] == []
+    assert [call for call in driver.signalled() if call.startswith("rebuild")] == []
     assert (await given.read_session(store, "s")).attention is None
 
 
@@ -252,7 +252,7 @@ async def test_without_workers_a_signalled_delivery_counts_as_held(store: Store)
     await store.accept(given.delivery("c"))
     await sweep_for(sweeping, clock, 60)
 
-    assert driver.told() == ["deliver s/b", "deliver s/a", "deliver c"]
+    assert driver.signalled() == ["deliver s/b", "deliver s/a", "deliver c"]
 
 
 async def test_while_no_driver_answers_few_are_queried_and_all_are_signalled(store: Store) -> None:
@@ -298,7 +298,7 @@ async def test_what_was_signalled_before_a_failure_is_not_signalled_again(store:
 
     await sweep_for(sweeper(store, driver, clock), clock, 60)
 
-    assert driver.told() == ["deliver s/c"]
+    assert driver.signalled() == ["deliver s/c"]
 
 
 async def test_each_session_has_pauses_of_its_own(store: Store) -> None:
@@ -311,7 +311,7 @@ async def test_each_session_has_pauses_of_its_own(store: Store) -> None:
 
     await sweeping.sweep()
 
-    assert driver.told("new") == ["deliver new/d"]
+    assert driver.signalled("new") == ["deliver new/d"]
     assert driver.asked.count("old") == before
 
 
@@ -324,7 +324,7 @@ async def test_a_lost_session_that_no_worker_would_take_up_waits(
     sweeping = sweeper(store, driver)
     with caplog.at_level(logging.ERROR):
         await sweeping.sweep()
-    assert (driver.rebuilt, driver.told("there"), caplog.text) == ({}, ["deliver there/d"], "")
+    assert (driver.rebuilt, driver.signalled("there"), caplog.text) == ({}, ["deliver there/d"], "")
 
     driver.no_workers = False
     await sweeping.sweep()
@@ -340,7 +340,7 @@ async def test_many_lost_sessions_that_no_worker_would_take_up_stop_none_of_the_
 
     await sweeper(store, driver).sweep()
 
-    assert driver.told("there") == ["deliver there/d"]
+    assert driver.signalled("there") == ["deliver there/d"]
 
 
 async def test_a_session_that_consumed_a_delivery_in_between_starts_again(store: Store) -> None:
@@ -354,7 +354,7 @@ async def test_a_session_that_consumed_a_delivery_in_between_starts_again(store:
 
     await sweeping.sweep()
 
-    assert driver.told()[-1] == "deliver e"
+    assert driver.signalled()[-1] == "deliver e"
 
 
 async def test_a_session_that_fails_stops_none_of_the_others(store: Store, caplog: pytest.LogCaptureFixture) -> None:
@@ -426,8 +426,8 @@ async def test_a_temporal_that_leaves_in_the_middle_loses_nothing(store: Store) 
     await sweeping.sweep()
 
     for session_id in sessions:
-        told = driver.told(session_id)
-        assert told[-2:] == [f"deliver {session_id}/b", f"deliver {session_id}/a"]
+        signalled = driver.signalled(session_id)
+        assert signalled[-2:] == [f"deliver {session_id}/b", f"deliver {session_id}/a"]
 
 
 async def test_a_session_on_a_later_page_is_signalled_too(store: Store) -> None:
@@ -468,4 +468,4 @@ async def test_a_sweep_that_fails_is_not_the_last_one(
         with caplog.at_level(level):
             await until(lambda: said in caplog.text)
         monkeypatch.undo()
-        await until(lambda: "deliver s/d" in driver.told())
+        await until(lambda: "deliver s/d" in driver.signalled())

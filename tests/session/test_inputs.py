@@ -27,7 +27,7 @@ def a_request(**changes: Any) -> InputRequest:
     return InputRequest.model_validate({**values, **changes})
 
 
-def says(option: str, who: str = "ada", **more: Any) -> InputAnswer:
+def chooses(option: str, who: str = "ada", **more: Any) -> InputAnswer:
     return InputAnswer(option_id=option, principal_id=who, **more)
 
 
@@ -36,7 +36,7 @@ def someone(name: str, **attributes: str | list[str]) -> Principal:
 
 
 def test_the_first_answer_counts() -> None:
-    assert verdict(a_request(), [says("approve")]) == says("approve")
+    assert verdict(a_request(), [chooses("approve")]) == chooses("approve")
 
 
 def test_without_a_vote_there_is_no_verdict() -> None:
@@ -46,14 +46,14 @@ def test_without_a_vote_there_is_no_verdict() -> None:
 def test_a_quorum_needs_distinct_principals() -> None:
     request = a_request(responders=Responders(kind="anyone", quorum=2))
 
-    assert verdict(request, [says("approve", "ada"), says("approve", "ada")]) is None
-    assert verdict(request, [says("approve", "ada"), says("approve", "bob")]) == says("approve", "bob")
+    assert verdict(request, [chooses("approve", "ada"), chooses("approve", "ada")]) is None
+    assert verdict(request, [chooses("approve", "ada"), chooses("approve", "bob")]) == chooses("approve", "bob")
 
 
 def test_namesakes_are_two() -> None:
     """A service and a user may have one name."""
     request = a_request(responders=Responders(kind="anyone", quorum=2))
-    service, user = says("approve", owner="api-key||ada"), says("approve", owner="jwt|https://id.test|ada")
+    service, user = chooses("approve", owner="api-key||ada"), chooses("approve", owner="jwt|https://id.test|ada")
 
     assert verdict(request, [service, user]) == user
     assert verdict(request, [service, service]) is None
@@ -62,28 +62,28 @@ def test_namesakes_are_two() -> None:
 def test_a_vote_of_an_older_build_knows_the_name_alone() -> None:
     request = a_request(responders=Responders(kind="anyone", quorum=2))
 
-    assert verdict(request, [says("approve"), says("approve", owner="jwt|https://id.test|ada")]) is None
+    assert verdict(request, [chooses("approve"), chooses("approve", owner="jwt|https://id.test|ada")]) is None
 
 
 def test_one_denial_is_enough() -> None:
     request = a_request(responders=Responders(kind="anyone", quorum=3))
 
-    assert verdict(request, [says("approve", "ada"), says("deny", "bob")]) == says("deny", "bob")
+    assert verdict(request, [chooses("approve", "ada"), chooses("deny", "bob")]) == chooses("deny", "bob")
 
 
 def test_arguments_that_only_python_takes_for_equal_do_not_add_up() -> None:
     request = a_request(responders=Responders(kind="anyone", quorum=2))
     one, true = ({"to": {"sides": [value]}} for value in (1, True))
 
-    votes = [says("approve", "ada", arguments=one), says("approve", "bob", arguments=true)]
+    votes = [chooses("approve", "ada", arguments=one), chooses("approve", "bob", arguments=true)]
     assert verdict(request, votes) is None
-    assert verdict(request, [*votes, says("approve", "eve", arguments=one)]) is not None
+    assert verdict(request, [*votes, chooses("approve", "eve", arguments=one)]) is not None
 
 
 def test_approvals_of_different_arguments_do_not_add_up() -> None:
     request = a_request(responders=Responders(kind="anyone", quorum=2))
 
-    assert verdict(request, [says("approve", "ada"), says("approve", "bob", arguments={"amount": 9})]) is None
+    assert verdict(request, [chooses("approve", "ada"), chooses("approve", "bob", arguments={"amount": 9})]) is None
 
 
 @pytest.mark.parametrize(

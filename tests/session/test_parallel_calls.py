@@ -41,7 +41,7 @@ async def test_no_further_call_begins_after_a_cancellation_between_them() -> Non
     result = await finished(steps)
 
     assert len(steps.tool_calls) == 3
-    assert (result.cancelled, [told.kind for told in steps.concluded]) == (True, ["cancelled"])
+    assert (result.cancelled, [made.kind for made in steps.concluded]) == (True, ["cancelled"])
 
 
 async def test_no_further_call_begins_after_one_that_failed_for_good() -> None:

@@ -166,7 +166,7 @@ async def test_a_step_that_failed_for_good_is_concluded_once() -> None:
 
     result = await finished(steps)
 
-    assert [(told.failure, told.at.turn, len(told.deliveries)) for told in steps.concluded] == [(BROKEN, 3, 1)]
+    assert [(made.failure, made.at.turn, len(made.deliveries)) for made in steps.concluded] == [(BROKEN, 3, 1)]
     assert result.action == Park()
 
 
@@ -304,7 +304,7 @@ async def test_a_cancellation_is_concluded_once_the_work_has_stopped() -> None:
 
     result = await finished(steps)
 
-    assert [told.kind for told in steps.concluded] == ["cancelled"]
+    assert [made.kind for made in steps.concluded] == ["cancelled"]
     assert (result.cancelled, result.action) == (True, Park())
 
 

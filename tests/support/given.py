@@ -51,7 +51,7 @@ def delivery(
     return NewDelivery(session_id, delivery_id, body or {"message": "hello"}, owner, key, digest, ref, limit)
 
 
-def hearing(*delivery_ids: str, turn: int = 0) -> Commit:
+def consuming(*delivery_ids: str, turn: int = 0) -> Commit:
     return Commit("s", consume=delivery_ids, consume_turn=turn, events=[event(f"t{turn}/received")])
 
 
@@ -145,7 +145,7 @@ def opening(*request_ids: str, session_id: str = "s", quorum: int = 1) -> Commit
     return Commit(session_id, opens=opens)
 
 
-def says(option: str, who: str = "ada") -> InputAnswer:
+def chooses(option: str, who: str = "ada") -> InputAnswer:
     return InputAnswer(option_id=option, principal_id=who)
 
 

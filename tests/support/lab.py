@@ -59,7 +59,7 @@ TEXT_TURN = [
 ]
 
 
-class Speaker:
+class ActiveModel:
     """The model of the moment, under every name."""
 
     def __init__(self, model: Model) -> None:
@@ -80,7 +80,7 @@ class Lab:
         self.store = store
         self.mode: Mode = mode
         self.agent = agent
-        self.speaker = Speaker(model)
+        self.models = ActiveModel(model)
         self.settings = settings
         self.harness = self.worker()
         self.can_ask = False
@@ -88,7 +88,7 @@ class Lab:
 
     def worker(self, store: Store | None = None, **parts: Any) -> Harness:
         """Another process that serves the same agent."""
-        return Harness(store or self.store, AgentRegistry([self.agent]), self.speaker, self.settings, **parts)
+        return Harness(store or self.store, AgentRegistry([self.agent]), self.models, self.settings, **parts)
 
     def redeclare(self, *tools: Any) -> None:
         """A newer build of the same agent."""
@@ -197,7 +197,7 @@ class Lab:
     async def attend(self, attention: Attention | None, turn: int | None = None) -> None:
         await self.harness.attend_session(AttendSession(session_id=self.session, attention=attention, turn=turn))
 
-    async def wish_to_stop(self) -> CancelRequest | None:
+    async def request_cancel(self) -> CancelRequest | None:
         """What the API does when somebody wants the turn stopped."""
 
         def requested(turn: int) -> NewEvent:
@@ -227,7 +227,7 @@ class Lab:
     async def types(self) -> list[str]:
         return [event.type for event in await self.events()]
 
-    async def told(self, type: str) -> list[dict[str, Any]]:
+    async def emitted(self, type: str) -> list[dict[str, Any]]:
         return [event.data or {} for event in await self.events() if event.type == type]
 
 

@@ -80,7 +80,7 @@ class Outside:
         self._moved = asyncio.Condition()
 
     @property
-    def heard(self) -> list[str]:
+    def consumed(self) -> list[str]:
         """The deliveries that turns heard, in order."""
         return [delivery.id for call in self.model_calls for delivery in call.deliveries]
 
@@ -190,10 +190,10 @@ class Driven:
             while not (await self.handle.query(names.DESCRIBE))["open"]:
                 await asyncio.sleep(0.02)
 
-    async def heard(self, *delivery_ids: str) -> None:
+    async def consumed(self, *delivery_ids: str) -> None:
         """Wait until turns have heard exactly these, in this order."""
-        await self.outside.until(lambda: len(self.outside.heard) >= len(delivery_ids))
-        assert self.outside.heard == list(delivery_ids)
+        await self.outside.until(lambda: len(self.outside.consumed) >= len(delivery_ids))
+        assert self.outside.consumed == list(delivery_ids)
 
 
 class Working:

@@ -24,7 +24,7 @@ from tests.support.stack import TemporalServer
 
 from .scenarios import SCENARIOS, Scenario, Stage
 from .scenarios.stage import is_settled, story_of
-from .story import tells
+from .story import contains
 
 HISTORIES = Path(__file__).parent / "histories"
 
@@ -85,29 +85,29 @@ async def _played(scenario: Scenario, client: Client) -> Mapping[str, WorkflowHi
     for _ in range(_ATTEMPTS):
         async with contextlib.AsyncExitStack() as stack:
             stage = Stage(client, stack)
-            told = None
+            histories = None
             # On a busy machine a connection may break.
             with contextlib.suppress(TimeoutError, RPCError):
                 await scenario.play(stage)
-                told = await _told(scenario, stage)
+                histories = await _histories_of(scenario, stage)
             # Nothing that goes on disturbs the others.
             with contextlib.suppress(RPCError):
                 if stage.started is not None:
                     await client.get_workflow_handle(stage.started.id).terminate()
-        if told is not None:
-            return told
+        if histories is not None:
+            return histories
         log.warning("%s: once more", scenario.name)
     return None
 
 
-async def _told(scenario: Scenario, stage: Stage) -> Mapping[str, WorkflowHistory] | None:
+async def _histories_of(scenario: Scenario, stage: Stage) -> Mapping[str, WorkflowHistory] | None:
     """The histories, once they tell what they should and nothing is left to be decided; None if they never do."""
     found: Mapping[str, WorkflowHistory] = {}
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_PATIENCE):
             while True:
                 found = await stage.histories()
-                shown = all(tells(story_of(found, part), wanted) for part, wanted in scenario.shows.items())
+                shown = all(contains(story_of(found, part), wanted) for part, wanted in scenario.shows.items())
                 if shown and all(is_settled(found[part]) for part in scenario.shows):
                     return found
                 await asyncio.sleep(0.1)

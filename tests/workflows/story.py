@@ -51,28 +51,28 @@ def attributes(event: HistoryEvent) -> Any:
 def story(history: WorkflowHistory) -> list[str]:
     """All that happened, in order, without the decisions' own events."""
     activities: dict[int, str] = {}
-    told: list[str] = []
+    lines: list[str] = []
     for event in history.events:
         about, what = attributes(event), kind(event)
         if what == "ACTIVITY_TASK_SCHEDULED":
             activities[event.event_id] = about.activity_type.name
-            told.append(f"ask {about.activity_type.name}")
+            lines.append(f"ask {about.activity_type.name}")
         elif what == "ACTIVITY_TASK_CANCEL_REQUESTED":
-            told.append(f"stop {activities[about.scheduled_event_id]}")
+            lines.append(f"stop {activities[about.scheduled_event_id]}")
         elif what in _ACTIVITY:
-            told.append(f"{activities[about.scheduled_event_id]} {_ACTIVITY[what]}")
+            lines.append(f"{activities[about.scheduled_event_id]} {_ACTIVITY[what]}")
         elif what == "WORKFLOW_EXECUTION_SIGNALED":
-            told.append(f"signal {about.signal_name}")
+            lines.append(f"signal {about.signal_name}")
         elif what == "MARKER_RECORDED":
-            told.append(f"patch {_patch(event)}")
+            lines.append(f"patch {_patch(event)}")
         elif what in _WORKFLOW:
-            told.append(_WORKFLOW[what])
-    return told
+            lines.append(_WORKFLOW[what])
+    return lines
 
 
-def tells(told: Sequence[str], wanted: Sequence[str]) -> bool:
+def contains(lines: Sequence[str], wanted: Sequence[str]) -> bool:
     """Whether all of this happened in this order, whatever else happened in between."""
-    rest = iter(told)
+    rest = iter(lines)
     return all(word in rest for word in wanted)
 
 

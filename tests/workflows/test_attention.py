@@ -67,7 +67,7 @@ async def test_a_turn_that_no_worker_can_serve_is_held_and_goes_on_with_the_next
     serving.gone = False
     await session.deliver("dlv_2")
 
-    await session.heard("dlv_1", "dlv_2")
+    await session.consumed("dlv_1", "dlv_2")
     assert [call.at.turn for call in outside.model_calls] == [0, 1]
     assert [attend.attention and attend.attention.code for attend in outside.attended] == ["AGENT_GONE"]
     assert (outside.concluded, await status(session)) == ([], WorkflowExecutionStatus.RUNNING)
@@ -87,7 +87,7 @@ async def test_only_news_has_a_held_turn_tried_again(bench: Bench, outside: Outs
     assert (state["held"] is not None, state["inTurn"], outside.model_calls) == (True, [], [])
 
     await session.deliver("dlv_2")
-    await session.heard("dlv_1", "dlv_2")
+    await session.consumed("dlv_1", "dlv_2")
 
 
 async def test_a_held_turn_goes_on_by_itself(bench: Bench, outside: Outside) -> None:
@@ -98,7 +98,7 @@ async def test_a_held_turn_goes_on_by_itself(bench: Bench, outside: Outside) -> 
 
     serving.gone = False
 
-    await session.heard("dlv_1")
+    await session.consumed("dlv_1")
 
 
 async def test_an_operator_can_have_a_held_turn_tried_again(bench: Bench, outside: Outside) -> None:
@@ -110,7 +110,7 @@ async def test_an_operator_can_have_a_held_turn_tried_again(bench: Bench, outsid
     serving.gone = False
     await session.handle.signal(names.REPAIR, {"how": "retry"})
 
-    await session.heard("dlv_1")
+    await session.consumed("dlv_1")
 
 
 async def test_a_turn_that_is_held_in_its_second_step_goes_on_there(bench: Bench, outside: Outside) -> None:
@@ -142,11 +142,11 @@ async def test_a_held_turn_can_be_cancelled(bench: Bench, outside: Outside) -> N
     await session.handle.signal(names.CANCEL, {"turnId": "turn_0"})
 
     await outside.until(lambda: bool(outside.concluded))
-    assert [(told.kind, told.at.turn) for told in outside.concluded] == [("cancelled", 0)]
+    assert [(made.kind, made.at.turn) for made in outside.concluded] == [("cancelled", 0)]
     assert [each.id for each in outside.concluded[0].deliveries] == ["dlv_1"]
     serving.gone = False
     await session.deliver("dlv_2")
-    await session.heard("dlv_2")
+    await session.consumed("dlv_2")
 
 
 async def test_a_state_from_the_future_is_kept_with_all_that_comes_in(bench: Bench, outside: Outside) -> None:
@@ -177,7 +177,7 @@ async def test_an_unreadable_state_can_be_rebuilt(bench: Bench, outside: Outside
     await session.handle.signal(names.REPAIR, {"how": "rebuild"})
     await session.deliver("dlv_1")
 
-    await session.heard("dlv_1")
+    await session.consumed("dlv_1")
     assert outside.model_calls[0].at.turn == 7
 
 
@@ -208,7 +208,7 @@ async def test_an_operators_cancellation_of_the_workflow_stops_the_turn_and_ends
     await session.handle.cancel()
 
     assert await ended(session) == WorkflowExecutionStatus.CANCELED
-    assert [told.kind for told in outside.concluded] == ["cancelled"]
+    assert [made.kind for made in outside.concluded] == ["cancelled"]
     assert [close.failure.code for close in outside.closed] == ["SESSION_CANCELLED"]
 
 
@@ -230,7 +230,7 @@ async def test_a_driver_can_be_started_from_the_store(bench: Bench, outside: Out
     await bench.start(outside, agent="", token_hash="", rebuild=Rebuild(reason="WORKFLOW_LOST"))
 
     await outside.until(lambda: bool(outside.model_calls))
-    assert (outside.heard, outside.model_calls[0].at.turn) == (["dlv_1"], 3)
+    assert (outside.consumed, outside.model_calls[0].at.turn) == (["dlv_1"], 3)
     assert [order.reason for order in outside.rebuilt] == ["WORKFLOW_LOST"]
 
 
@@ -302,7 +302,7 @@ async def test_a_parked_driver_continues_as_new_before_its_history_is_long(bench
     await newest.deliver("ans", kind="answer")
     await outside.until(lambda: len(outside.resumptions) == 1)
     assert outside.resumptions[0].open == (ASKED,)
-    await newest.heard("ans", *sent)
+    await newest.consumed("ans", *sent)
 
 
 async def test_a_turn_that_parks_while_it_is_held_back_keeps_its_requests(bench: Bench, outside: Outside) -> None:
@@ -352,8 +352,8 @@ async def test_a_cancel_that_meets_the_end_of_a_failed_turn_changes_nothing(temp
         await session.deliver("dlv_2")
         outside.may.set()
 
-        await session.heard("dlv_2")
-    assert [told.kind for told in outside.concluded] == ["failed"]
+        await session.consumed("dlv_2")
+    assert [made.kind for made in outside.concluded] == ["failed"]
     assert outside.attended == []
 
 

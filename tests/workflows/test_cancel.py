@@ -27,7 +27,7 @@ async def test_a_running_turn_is_cancelled_and_the_next_message_works(bench: Ben
     session = await bench.start(outside)
     sent = time.monotonic()
     await session.deliver("dlv_0")
-    await session.heard("dlv_0")
+    await session.consumed("dlv_0")
     undisturbed = time.monotonic() - sent
     await session.deliver("dlv_1")
     await begun.wait()
@@ -39,10 +39,10 @@ async def test_a_running_turn_is_cancelled_and_the_next_message_works(bench: Ben
     took = time.monotonic() - asked
 
     await session.deliver("dlv_2")
-    await session.heard("dlv_0", "dlv_2")
+    await session.consumed("dlv_0", "dlv_2")
     # It is told to the activity with its next heartbeat; the rest is as much work as a turn or two.
     assert took < 2 + 2 * undisturbed
-    assert [told.kind for told in outside.concluded] == ["cancelled"]
+    assert [made.kind for made in outside.concluded] == ["cancelled"]
 
 
 async def test_cancelling_an_idle_session_does_nothing(bench: Bench, outside: Outside) -> None:
@@ -51,7 +51,7 @@ async def test_cancelling_an_idle_session_does_nothing(bench: Bench, outside: Ou
     await session.handle.signal(names.CANCEL, {})
     await session.deliver("dlv_1")
 
-    await session.heard("dlv_1")
+    await session.consumed("dlv_1")
     assert outside.concluded == []
 
 
@@ -64,8 +64,8 @@ async def test_cancelling_a_parked_turn_withdraws_what_it_asked(bench: Bench, ou
     await session.handle.signal(names.CANCEL, {})
     await session.deliver("dlv_2")
 
-    await session.heard("dlv_1", "dlv_2")
-    assert [[each.request_id for each in told.open] for told in outside.withdrawals] == [["inp_1"]]
+    await session.consumed("dlv_1", "dlv_2")
+    assert [[each.request_id for each in made.open] for made in outside.withdrawals] == [["inp_1"]]
 
 
 async def test_a_cancel_of_the_turn_after_a_parked_one_withdraws_nothing(bench: Bench, outside: Outside) -> None:
@@ -78,7 +78,7 @@ async def test_a_cancel_of_the_turn_after_a_parked_one_withdraws_nothing(bench: 
     await session.handle.signal(names.CANCEL, {"turnId": "turn_1"})
     await session.deliver("dlv_2", kind="answer")
 
-    await session.heard("dlv_1", "dlv_2")
+    await session.consumed("dlv_1", "dlv_2")
     assert outside.withdrawals == []
 
 
@@ -92,7 +92,7 @@ async def test_a_cancel_sent_before_the_turn_began_is_honoured(bench: Bench, out
     async with away.working(outside):
         await outside.until(lambda: bool(outside.concluded))
 
-    assert [told.kind for told in outside.concluded] == ["cancelled"]
+    assert [made.kind for made in outside.concluded] == ["cancelled"]
     assert [delivery.id for delivery in outside.concluded[0].deliveries] == ["dlv_1"]
 
 
@@ -115,7 +115,7 @@ async def test_a_cancel_that_comes_too_late_leaves_the_next_turn_alone(bench: Be
     await session.handle.query(names.DESCRIBE)
     gate.set()
 
-    await session.heard("dlv_1", "dlv_2")
+    await session.consumed("dlv_1", "dlv_2")
     assert outside.concluded == []
 
 
@@ -141,5 +141,5 @@ async def test_a_cancel_that_comes_before_the_turn_it_means_stops_that_one(bench
     gate.set()
 
     await outside.until(lambda: bool(outside.concluded))
-    assert [(told.kind, told.at.turn) for told in outside.concluded] == [("cancelled", 1)]
-    assert outside.heard == ["dlv_1"]
+    assert [(made.kind, made.at.turn) for made in outside.concluded] == [("cancelled", 1)]
+    assert outside.consumed == ["dlv_1"]

@@ -24,7 +24,7 @@ from workflows.turn import TurnWorkflow
 from .overhearing import Overhearing, departures, ordered, recorded
 from .record import HISTORIES as DIRECTORY
 from .scenarios import SCENARIOS
-from .story import attributes, story, tells
+from .story import attributes, contains, story
 
 HISTORIES = sorted(DIRECTORY.glob("*.json"))
 
@@ -96,10 +96,10 @@ async def test_a_recorded_history_replays(path: Path) -> None:
 def test_a_recording_contains_what_it_is_for(path: Path) -> None:
     wanted = EARLIER.get(path.stem) or SHOWN[named(path)[1]]
 
-    told = story(a_history(path))
+    lines = story(a_history(path))
 
     assert wanted
-    assert tells(told, wanted), told
+    assert contains(lines, wanted), lines
 
 
 def test_every_scenario_is_recorded() -> None:
@@ -114,7 +114,7 @@ def test_every_guard_of_the_workflows_is_met_by_a_recording() -> None:
     shells = Path(composition.__file__).parent / "workflows"
     guards = set(re.findall(r"""patched\("([\w-]+)"\)""", "".join(each.read_text() for each in shells.glob("*.py"))))
 
-    met = {told.removeprefix("patch ") for path in HISTORIES for told in story(a_history(path)) if "patch " in told}
+    met = {line.removeprefix("patch ") for path in HISTORIES for line in story(a_history(path)) if "patch " in line}
 
     assert guards
     assert guards - met == set()

@@ -24,7 +24,7 @@ async def test_each_delivery_becomes_one_turn_in_order(bench: Bench, outside: Ou
     for number in range(5):
         await session.deliver(f"dlv_{number}")
 
-    await session.heard(*(f"dlv_{number}" for number in range(5)))
+    await session.consumed(*(f"dlv_{number}" for number in range(5)))
     assert [call.at.turn for call in outside.model_calls] == [0, 1, 2, 3, 4]
 
 
@@ -34,7 +34,7 @@ async def test_a_repeated_signal_is_consumed_once(bench: Bench, outside: Outside
     for delivery in ("dlv_1", "dlv_1", "dlv_2", "dlv_1"):
         await session.deliver(delivery)
 
-    await session.heard("dlv_1", "dlv_2")
+    await session.consumed("dlv_1", "dlv_2")
 
 
 async def test_deliveries_during_a_turn_wait_for_it(bench: Bench, outside: Outside) -> None:
@@ -51,7 +51,7 @@ async def test_deliveries_during_a_turn_wait_for_it(bench: Bench, outside: Outsi
 
     gate.set()
 
-    await session.heard("dlv_0", "dlv_1", "dlv_2")
+    await session.consumed("dlv_0", "dlv_1", "dlv_2")
     assert [len(call.deliveries) for call in outside.model_calls] == [1, 2]
 
 
@@ -64,7 +64,7 @@ async def test_a_signal_of_unknown_shape_leaves_the_session_alive(
     await session.handle.signal(names.DELIVER, signal)
     await session.deliver("dlv_1")
 
-    await session.heard("dlv_1")
+    await session.consumed("dlv_1")
 
 
 @pytest.mark.parametrize("name", [names.DELIVER, names.CANCEL])
@@ -77,7 +77,7 @@ async def test_a_signal_with_any_number_of_arguments_leaves_the_session_alive(
     await session.handle.signal(name, args=arguments)
     await session.deliver("dlv_1")
 
-    await session.heard("dlv_1")
+    await session.consumed("dlv_1")
 
 
 async def test_an_unknown_signal_leaves_the_session_alive(bench: Bench, outside: Outside) -> None:
@@ -86,7 +86,7 @@ async def test_an_unknown_signal_leaves_the_session_alive(bench: Bench, outside:
     await session.handle.signal("no-such-signal", {"a": 1})
     await session.deliver("dlv_1")
 
-    await session.heard("dlv_1")
+    await session.consumed("dlv_1")
 
 
 async def test_a_stale_token_is_refused_with_an_event(bench: Bench, outside: Outside) -> None:
@@ -95,7 +95,7 @@ async def test_a_stale_token_is_refused_with_an_event(bench: Bench, outside: Out
     await session.deliver("dlv_old", token="yesterday")
     await session.deliver("dlv_1")
 
-    await session.heard("dlv_1")
+    await session.consumed("dlv_1")
     assert [(refusal.delivery_id, refusal.code) for refusal in outside.refused] == [("dlv_old", "session_not_active")]
 
 
@@ -170,9 +170,9 @@ async def test_a_turn_with_more_calls_than_temporal_lets_it_have_open_can_be_can
     await session.handle.signal(names.CANCEL, {})
     await outside.until(lambda: bool(outside.concluded))
     await session.deliver("dlv_2")
-    await session.heard("dlv_1", "dlv_2")
+    await session.consumed("dlv_1", "dlv_2")
 
-    assert [told.kind for told in outside.concluded] == ["cancelled"]
+    assert [made.kind for made in outside.concluded] == ["cancelled"]
     assert len(outside.tool_calls) <= 16
 
 
@@ -190,8 +190,8 @@ async def test_a_failure_that_no_step_recorded_is_concluded_and_the_next_message
     await session.deliver("dlv_1")
     await session.deliver("dlv_2")
 
-    await session.heard("dlv_2")
-    assert [told.failure.code for told in outside.concluded] == ["MODEL_CALL_FAILED"]
+    await session.consumed("dlv_2")
+    assert [made.failure.code for made in outside.concluded] == ["MODEL_CALL_FAILED"]
 
 
 async def test_a_structural_failure_ends_the_session(bench: Bench, outside: Outside) -> None:
@@ -204,7 +204,7 @@ async def test_a_structural_failure_ends_the_session(bench: Bench, outside: Outs
     await session.deliver("dlv_1")
 
     await asyncio.wait_for(session.handle.result(), PATIENCE)
-    assert [told.failure.code for told in outside.concluded] == ["AGENT_GONE"]
+    assert [made.failure.code for made in outside.concluded] == ["AGENT_GONE"]
 
 
 async def test_a_task_ends_with_its_turn(bench: Bench, outside: Outside) -> None:
@@ -213,7 +213,7 @@ async def test_a_task_ends_with_its_turn(bench: Bench, outside: Outside) -> None
     await session.deliver("dlv_1")
 
     await asyncio.wait_for(session.handle.result(), PATIENCE)
-    assert outside.heard == ["dlv_1"]
+    assert outside.consumed == ["dlv_1"]
 
 
 async def test_a_terminated_turn_is_concluded_and_the_next_message_works(bench: Bench, outside: Outside) -> None:
@@ -231,8 +231,8 @@ async def test_a_terminated_turn_is_concluded_and_the_next_message_works(bench: 
     await bench.client.get_workflow_handle(names.turn_workflow(session.handle.id, 0)).terminate()
     await session.deliver("dlv_2")
 
-    await session.heard("dlv_2")
-    assert [told.failure.code for told in outside.concluded] == ["TURN_TERMINATED"]
+    await session.consumed("dlv_2")
+    assert [made.failure.code for made in outside.concluded] == ["TURN_TERMINATED"]
 
 
 async def test_a_token_that_a_terminated_turn_has_set_is_the_sessions(bench: Bench, outside: Outside) -> None:
@@ -251,7 +251,7 @@ async def test_a_token_that_a_terminated_turn_has_set_is_the_sessions(bench: Ben
     await bench.client.get_workflow_handle(names.turn_workflow(session.handle.id, 0)).terminate()
     await session.deliver("dlv_2", token="later")
 
-    await session.heard("dlv_2")
+    await session.consumed("dlv_2")
     assert outside.refused == []
 
 
@@ -262,7 +262,7 @@ async def test_a_renewed_run_forgets_nothing(bench: Bench, outside: Outside) -> 
     await session.deliver("dlv_0")
     await session.deliver("dlv_2")
 
-    await session.heard("dlv_1", "dlv_2")
+    await session.consumed("dlv_1", "dlv_2")
     assert [call.at.turn for call in outside.model_calls] == [41, 42]
 
 
@@ -280,8 +280,8 @@ async def test_three_hundred_signals_are_consumed_once_and_in_order_across_conti
     for delivery in expected:
         await session.deliver(delivery)
 
-    await outside.until(lambda: len(outside.heard) >= len(expected), within=4 * PATIENCE)
-    assert outside.heard == expected
+    await outside.until(lambda: len(outside.consumed) >= len(expected), within=4 * PATIENCE)
+    assert outside.consumed == expected
     assert await run_of(bench.client, session.handle) != first_run
     status = (await bench.client.get_workflow_handle(session.handle.id).describe()).status
     assert status == WorkflowExecutionStatus.RUNNING
@@ -313,12 +313,12 @@ async def test_answers_resume_a_parked_turn_and_messages_wait_behind_it(bench: B
     outside.answer = asks()
     session = await bench.start(outside)
     await session.deliver("dlv_1")
-    await session.heard("dlv_1")
+    await session.consumed("dlv_1")
 
     await session.deliver("dlv_2")
     await session.deliver("ans_1", kind="answer")
 
-    await session.heard("dlv_1", "ans_1", "dlv_2")
+    await session.consumed("dlv_1", "ans_1", "dlv_2")
     assert [[each.request_id for each in resumption.open] for resumption in outside.resumptions] == [["inp_1"]]
 
 
@@ -339,7 +339,7 @@ async def test_a_request_expires_while_no_worker_lives(bench: Bench, outside: Ou
     async with away.working(outside):
         session = await away.start(outside)
         await session.deliver("dlv_1")
-        await session.heard("dlv_1")
+        await session.consumed("dlv_1")
         expired = time.time() + 3.0
 
     while time.time() < expired:

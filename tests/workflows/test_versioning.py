@@ -96,11 +96,11 @@ async def test_a_pinned_driver_runs_its_turns_on_the_newest_build(bench: Bench, 
     async with fleet.current("1", first):
         session = await bench.start(first)
         await session.deliver("dlv_1")
-        await session.heard("dlv_1")
+        await session.consumed("dlv_1")
 
         async with fleet.current("2", second, NewerTurn):
             await session.deliver("dlv_2")
-            await second.until(lambda: second.heard == ["dlv_2"])
+            await second.until(lambda: second.consumed == ["dlv_2"])
 
             assert [call.agent for call in second.model_calls] == ["newer"]
             assert await build_of(bench.client, names.turn_workflow(session.handle.id, 1)) == "2"
@@ -111,16 +111,16 @@ async def test_a_parked_driver_moves_to_the_newest_build_between_two_turns(bench
     async with fleet.current("1", first):
         session = await bench.start(first)
         await session.deliver("dlv_1")
-        await session.heard("dlv_1")
+        await session.consumed("dlv_1")
         assert await build_of(bench.client, session.handle.id) == "1"
 
         async with fleet.current("2", second, NewerTurn):
             await session.deliver("dlv_2")
             await session.deliver("dlv_1")
             await session.deliver("dlv_3")
-            await second.until(lambda: second.heard == ["dlv_2", "dlv_3"])
+            await second.until(lambda: second.consumed == ["dlv_2", "dlv_3"])
 
-            assert first.heard == ["dlv_1"]
+            assert first.consumed == ["dlv_1"]
             assert await build_of(bench.client, session.handle.id) == "2"
 
 
@@ -167,7 +167,7 @@ async def test_what_a_driver_calls_runs_on_the_current_build_of_the_turns(bench:
         sessions = [await bench.start(first) for _ in range(6)]
         for session in sessions:
             await session.deliver("dlv_1")
-        await first.until(lambda: len(first.heard) == len(sessions))
+        await first.until(lambda: len(first.consumed) == len(sessions))
         # Only the turns move, so that the drivers are certainly the old ones.
         await fleet.make_current("2", [names.TURNS_QUEUE])
 

@@ -6,7 +6,7 @@ from perdure.protocol.inputs import InputAnswer
 from perdure.store.base import Store
 from perdure.store.values import Answered, Commit, InputRow
 from tests.support import given
-from tests.support.given import answer, answering, opening, says
+from tests.support.given import answer, answering, chooses, opening
 
 
 async def at_once(stores: tuple[Store, Store], request_id: str, answers: list[InputAnswer]) -> list[Answered]:
@@ -31,7 +31,7 @@ async def deliveries(store: Store, request_id: str, count: int) -> list[str]:
 async def test_of_fifty_identical_answers_one_closes(store: Store, other: Store) -> None:
     await store.commit(opening("r"))
 
-    answers = await at_once((store, other), "r", [says("approve")] * 50)
+    answers = await at_once((store, other), "r", [chooses("approve")] * 50)
 
     row = await given.input_row(store)
     assert [answered.closed for answered in answers].count(frozenset({"r"})) == 1
@@ -49,7 +49,7 @@ async def test_of_fifty_answers_under_one_key_one_is_fresh_and_all_get_its_recei
         *(
             answer(
                 (store, other)[n % 2],
-                answering(("r", says("approve")), delivery_id=f"r/{n}", key="k"),
+                answering(("r", chooses("approve")), delivery_id=f"r/{n}", key="k"),
             )
             for n in range(50)
         )
@@ -67,7 +67,7 @@ async def test_of_approve_and_deny_at_once_one_wins_and_all_readers_agree(store:
         request_id = f"r{n}"
         await store.commit(opening(request_id))
 
-        answers = await at_once((store, other), request_id, [says("approve", "ada"), says("deny", "bob")])
+        answers = await at_once((store, other), request_id, [chooses("approve", "ada"), chooses("deny", "bob")])
 
         row = await given.input_row(store, request_id)
         (winner,) = [answered for answered in answers if answered.closed]
@@ -76,15 +76,15 @@ async def test_of_approve_and_deny_at_once_one_wins_and_all_readers_agree(store:
         assert winner.delivery.delivery_id == row.delivery_id
         assert await other.input(request_id) == row
         assert await deliveries(store, request_id, 2) == [row.delivery_id]
-        (told,) = [event for event in await given.everything(other) if event.key == f"resolved/{request_id}"]
+        (emitted,) = [event for event in await given.everything(other) if event.key == f"resolved/{request_id}"]
         assert row.answer is not None
-        assert told.data == {"status": "answered", "said": row.answer.option_id}
+        assert emitted.data == {"status": "answered", "said": row.answer.option_id}
 
 
 async def test_a_quorum_of_racing_principals_closes_once(store: Store, other: Store) -> None:
     await store.commit(opening("r", quorum=5))
     # Each of eight people answers three times.
-    answers = await at_once((store, other), "r", [says("approve", f"p{n % 8}") for n in range(24)])
+    answers = await at_once((store, other), "r", [chooses("approve", f"p{n % 8}") for n in range(24)])
 
     row = await given.input_row(store)
     assert row.status == "answered"
@@ -98,7 +98,7 @@ async def test_a_quorum_of_racing_principals_closes_once(store: Store, other: St
 async def test_too_few_racing_principals_close_nothing(store: Store, other: Store) -> None:
     await store.commit(opening("r", quorum=3))
 
-    answers = await at_once((store, other), "r", [says("approve", f"p{n % 2}") for n in range(20)])
+    answers = await at_once((store, other), "r", [chooses("approve", f"p{n % 2}") for n in range(20)])
 
     row = await given.input_row(store)
     assert (row.status, len(row.votes)) == ("open", 2)
@@ -111,22 +111,26 @@ async def test_of_an_answer_and_an_expiry_at_once_one_wins(store: Store, other: 
         await store.commit(opening(request_id))
 
         answered, _ = await asyncio.gather(
-            answer(store, answering((request_id, says("approve")), delivery_id=request_id)),
+            answer(store, answering((request_id, chooses("approve")), delivery_id=request_id)),
             other.commit(
                 Commit(
                     "s",
-                    expires={request_id: says("deny", "nobody")},
+                    expires={request_id: chooses("deny", "nobody")},
                     resolved={request_id: given.event(f"expired/{request_id}")},
                 )
             ),
         )
 
         row = await given.input_row(store, request_id)
-        told = [key for key in await given.keys(store) if key.endswith(f"/{request_id}")]
-        heard = [each.delivery_id for each in await store.deliveries("s", [request_id])]
+        emitted = [key for key in await given.keys(store) if key.endswith(f"/{request_id}")]
+        consumed = [each.delivery_id for each in await store.deliveries("s", [request_id])]
         if answered.closed:
-            assert (row.status, row.answer, told) == ("answered", says("approve"), [f"resolved/{request_id}"])
-            assert heard == [request_id]
+            assert (row.status, row.answer, emitted) == ("answered", chooses("approve"), [f"resolved/{request_id}"])
+            assert consumed == [request_id]
         else:
-            assert (row.status, row.answer, told) == ("expired", says("deny", "nobody"), [f"expired/{request_id}"])
-            assert (answered.rows, heard) == ([row], [])
+            assert (row.status, row.answer, emitted) == (
+                "expired",
+                chooses("deny", "nobody"),
+                [f"expired/{request_id}"],
+            )
+            assert (answered.rows, consumed) == ([row], [])

@@ -175,11 +175,11 @@ async def test_needs_and_recoveries_at_once_leave_a_log_that_agrees_with_the_ses
 
     await asyncio.gather(*(attend(store) if n % 2 else recover() for n in range(30)))
 
-    told = await types(store)
-    assert told == [EventType.SESSION_ATTENTION, EventType.SESSION_RECOVERED] * (len(told) // 2) + (
-        [EventType.SESSION_ATTENTION] if len(told) % 2 else []
+    emitted = await types(store)
+    assert emitted == [EventType.SESSION_ATTENTION, EventType.SESSION_RECOVERED] * (len(emitted) // 2) + (
+        [EventType.SESSION_ATTENTION] if len(emitted) % 2 else []
     )
-    assert ((await given.read_session(store)).attention is not None) == bool(len(told) % 2)
+    assert ((await given.read_session(store)).attention is not None) == bool(len(emitted) % 2)
     assert await given.dense(store)
 
 

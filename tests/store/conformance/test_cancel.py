@@ -10,7 +10,7 @@ from perdure.errors import TurnCancelled
 from perdure.store.base import Store
 from perdure.store.values import CancelRequest, Commit, SessionChange, SessionStatus
 from tests.support import given
-from tests.support.given import answer, answering, cancel, ending, hearing, parking, running, says
+from tests.support.given import answer, answering, cancel, chooses, consuming, ending, parking, running
 
 
 async def starting(_: Store) -> None: ...
@@ -37,7 +37,7 @@ async def queued(store: Store) -> None:
 async def answered(store: Store) -> None:
     """The last request is closed, and no worker has heard of it yet."""
     await parked(store)
-    await answer(store, answering(("r", says("approve"))))
+    await answer(store, answering(("r", chooses("approve"))))
 
 
 async def idle(store: Store) -> None:
@@ -52,7 +52,7 @@ async def read(store: Store) -> None:
     await given.refuse(store, "e")
 
 
-async def over(store: Store) -> None:
+async def ended(store: Store) -> None:
     await store.accept(given.delivery())
     await store.commit(running())
     await store.commit(given.closing())
@@ -109,7 +109,7 @@ async def test_another_turn_is_not_stopped_and_nothing_is_written(
     assert await given.read_session(store) == before
 
 
-@pytest.mark.parametrize("setup", [idle, read, over])
+@pytest.mark.parametrize("setup", [idle, read, ended])
 @pytest.mark.parametrize("turn_id", [None, "turn_0", "turn_2", "turn_3"])
 async def test_where_nothing_runs_or_waits_there_is_nothing_to_stop(
     store: Store, setup: Setup, turn_id: str | None
@@ -236,14 +236,14 @@ async def test_a_stopped_session_can_be_stopped_again(store: Store) -> None:
         assert await cancel(store) == CancelRequest("s", turn)
         await store.commit(replace(ending(turn), unless_cancelled=None))
 
-    told = [key for key in await given.keys(store) if key.endswith("cancel")]
-    assert told == ["t0/cancel", "t1/cancel", "t2/cancel"]
+    emitted = [key for key in await given.keys(store) if key.endswith("cancel")]
+    assert emitted == ["t0/cancel", "t1/cancel", "t2/cancel"]
 
 
 async def test_a_cancel_request_that_an_answer_overtakes_applies_to_the_next_turn(store: Store) -> None:
     await parked(store)
     await cancel(store)
-    await answer(store, answering(("r", says("approve"))))
+    await answer(store, answering(("r", chooses("approve"))))
 
     with pytest.raises(TurnCancelled):
         await store.commit(running(3))
@@ -304,7 +304,7 @@ async def test_a_refusal_settles_nothing_while_the_turn_runs_or_waits_for_people
 
 async def test_a_consumed_delivery_cannot_be_refused_and_settles_nothing(store: Store) -> None:
     await queued(store)
-    await store.commit(hearing("d", turn=3))
+    await store.commit(consuming("d", turn=3))
     await store.accept(given.delivery("e"))
     await cancel(store)
 

@@ -11,13 +11,13 @@ from perdure.store.base import Store
 from perdure.store.values import Accepted, Answered, Commit, Hold, SessionChange, SessionQuery, SessionStatus
 from tests.store.conformance.conftest import Database
 from tests.support import given
-from tests.support.given import answer, answering, closing, says
+from tests.support.given import answer, answering, chooses, closing
 
 
 async def test_unread_deliveries_are_refused_with_an_event_before_the_end(store: Store) -> None:
     for name in ("heard", "refused", "one", "two"):
         await store.accept(given.delivery(name))
-    await store.commit(given.hearing("heard"))
+    await store.commit(given.consuming("heard"))
     await given.refuse(store, "refused")
 
     await store.commit(replace(closing(), events=[given.event("last words"), *closing().events]))
@@ -55,9 +55,9 @@ async def test_what_the_closing_commit_reads_itself_is_not_refused(store: Store)
 async def test_open_requests_are_withdrawn_with_an_event_before_the_end(store: Store) -> None:
     await store.commit(given.parking("r", "q"))
     await store.accept(given.delivery())
-    told = {each: given.event(f"withdrawn/{each}") for each in ("r", "q")}
+    emitted = {each: given.event(f"withdrawn/{each}") for each in ("r", "q")}
 
-    await store.commit(replace(closing(), withdraws=["r"], resolved=told))
+    await store.commit(replace(closing(), withdraws=["r"], resolved=emitted))
 
     keys = await given.keys(store)
     assert keys == ["t0/end", "withdrawn/r", "withdrawn/q", "session/refused/d", "session/completed"]
@@ -171,8 +171,8 @@ async def test_whatever_is_accepted_while_the_session_closes_has_a_fate(store: S
         assert sorted(accepted) == [row.delivery_id for row in rows]
         assert {row.refused for row in rows} <= {"session_not_active"}
         assert await store.unread(session_id) == []
-        *told, end = await given.keys(store, session_id)
-        assert sorted(told) == [f"session/refused/{each}" for each in sorted(accepted)]
+        *emitted, end = await given.keys(store, session_id)
+        assert sorted(emitted) == [f"session/refused/{each}" for each in sorted(accepted)]
         assert end == "session/completed"
         assert await given.dense(store, session_id)
 
@@ -182,7 +182,7 @@ async def test_an_answer_that_races_the_end_is_refused_or_comes_too_late(store: 
         session_id, request_id = f"s{n}", f"r{n}"
         await store.create_session(given.session(session_id))
         await store.commit(given.parking(request_id, session_id=session_id))
-        answers = answering((request_id, says("approve")), session_id=session_id)
+        answers = answering((request_id, chooses("approve")), session_id=session_id)
         close = replace(closing(session_id), resolved={request_id: given.event("withdrawn")})
         at_once = [answer(store, answers), other.commit(close)]
 

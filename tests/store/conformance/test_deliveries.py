@@ -7,7 +7,7 @@ from perdure.protocol.wire import JsonObject
 from perdure.store.base import Store
 from perdure.store.values import Commit, DeliveryTaken, SessionChange
 from tests.support import given
-from tests.support.given import hearing
+from tests.support.given import consuming
 
 
 async def test_an_accepted_delivery_waits_to_be_consumed(store: Store) -> None:
@@ -75,17 +75,17 @@ async def test_an_ended_session_accepts_nothing_new(store: Store) -> None:
 async def test_a_consumed_delivery_leaves_its_body_to_the_journal(store: Store) -> None:
     await store.accept(given.delivery())
 
-    await store.commit(hearing("d", turn=3))
+    await store.commit(consuming("d", turn=3))
 
-    (heard,) = await store.deliveries("s", ["d"])
-    assert (heard.turn, heard.body) == (3, None)
+    (consumed,) = await store.deliveries("s", ["d"])
+    assert (consumed.turn, consumed.body) == (3, None)
 
 
 async def test_the_same_turn_may_consume_a_delivery_again(store: Store) -> None:
     await store.accept(given.delivery())
-    await store.commit(hearing("d", turn=1))
+    await store.commit(consuming("d", turn=1))
 
-    await store.commit(hearing("d", turn=1))
+    await store.commit(consuming("d", turn=1))
 
     assert await given.keys(store) == ["t1/received"]
 
@@ -93,10 +93,10 @@ async def test_the_same_turn_may_consume_a_delivery_again(store: Store) -> None:
 async def test_another_turn_may_not_consume_it_and_nothing_is_written(store: Store) -> None:
     for name in ("d", "e"):
         await store.accept(given.delivery(name))
-    await store.commit(hearing("d", turn=0))
+    await store.commit(consuming("d", turn=0))
 
     with pytest.raises(DeliveryTaken):
-        await store.commit(hearing("e", "d", turn=1))
+        await store.commit(consuming("e", "d", turn=1))
 
     (untouched,) = await store.deliveries("s", ["e"])
     assert (untouched.turn, untouched.body) == (None, {"message": "hello"})
@@ -105,7 +105,7 @@ async def test_another_turn_may_not_consume_it_and_nothing_is_written(store: Sto
 
 async def test_an_unknown_delivery_cannot_be_consumed(store: Store) -> None:
     with pytest.raises(DeliveryTaken):
-        await store.commit(hearing("unknown"))
+        await store.commit(consuming("unknown"))
 
 
 async def test_a_refused_delivery_emits_its_event_once(store: Store) -> None:
@@ -124,12 +124,12 @@ async def test_a_refused_delivery_cannot_be_consumed(store: Store) -> None:
     await store.refuse("s", "d", "STALE_TOKEN", given.event("refused/d"))
 
     with pytest.raises(DeliveryTaken):
-        await store.commit(hearing("d"))
+        await store.commit(consuming("d"))
 
 
 async def test_a_consumed_delivery_cannot_be_refused(store: Store) -> None:
     await store.accept(given.delivery())
-    await store.commit(hearing("d"))
+    await store.commit(consuming("d"))
 
     assert not await store.refuse("s", "d", "STALE_TOKEN", given.event("refused/d"))
     assert await given.keys(store) == ["t0/received"]
@@ -170,7 +170,7 @@ async def test_a_delivery_has_one_fate(store: Store, other: Store) -> None:
     for name in names:
         await store.accept(given.delivery(name))
 
-    async def hear(name: str) -> bool:
+    async def consume(name: str) -> bool:
         try:
             await store.commit(Commit("s", consume=[name], consume_turn=0))
         except DeliveryTaken:
@@ -180,7 +180,7 @@ async def test_a_delivery_has_one_fate(store: Store, other: Store) -> None:
     fates = await asyncio.gather(
         *(
             asyncio.gather(
-                hear(name),
+                consume(name),
                 other.refuse("s", name, "X", given.event(f"refused/{name}")),
             )
             for name in names
@@ -189,9 +189,9 @@ async def test_a_delivery_has_one_fate(store: Store, other: Store) -> None:
 
     rows = await store.deliveries("s", names)
     refused = set(await given.keys(store))
-    for row, (was_heard, was_refused) in zip(rows, fates, strict=True):
-        assert was_heard != was_refused
-        assert was_heard == (row.turn == 0)
+    for row, (was_consumed, was_refused) in zip(rows, fates, strict=True):
+        assert was_consumed != was_refused
+        assert was_consumed == (row.turn == 0)
         assert was_refused == (row.refused == "X")
         assert was_refused == (f"refused/{row.delivery_id}" in refused)
 
@@ -200,7 +200,7 @@ async def test_the_reference_of_a_delivery_for_temporal_comes_back(store: Store)
     ref: JsonObject = {"id": "d", "kind": "message", "tokenHash": "ünïcödé"}
 
     accepted = await store.accept(given.delivery(key="k", ref=ref))
-    await store.commit(hearing("d"))
+    await store.commit(consuming("d"))
 
     (row,) = await store.deliveries("s", ["d"])
     again = await store.accept(given.delivery("e", key="k"))
@@ -224,7 +224,7 @@ async def test_the_first_delivery_under_a_key_is_found_and_nothing_is_written(st
 async def test_nothing_that_was_accepted_is_ever_deleted(store: Store) -> None:
     for name in ("heard", "refused", "left"):
         await store.accept(given.delivery(name))
-    await store.commit(hearing("heard"))
+    await store.commit(consuming("heard"))
     await given.refuse(store, "refused")
 
     await store.commit(given.closing())

@@ -8,7 +8,7 @@ from perdure.errors import InboxFull
 from perdure.store.base import Store
 from perdure.store.values import Accepted
 from tests.support import given
-from tests.support.given import answer, answering, opening, says
+from tests.support.given import answer, answering, chooses, opening
 
 
 async def fill(store: Store, count: int) -> None:
@@ -44,7 +44,7 @@ async def test_a_delivery_without_a_limit_is_always_accepted(store: Store) -> No
 
 async def test_consumed_and_refused_deliveries_make_room(store: Store) -> None:
     await fill(store, 2)
-    await store.commit(given.hearing("d0"))
+    await store.commit(given.consuming("d0"))
     await given.refuse(store, "d1")
 
     accepted = [await store.accept(given.delivery(name, limit=2)) for name in ("e", "f")]
@@ -80,7 +80,7 @@ async def test_an_answer_that_closes_a_request_always_has_room(store: Store) -> 
     await store.commit(opening("r"))
     await fill(store, 2)
 
-    answered = await answer(store, answering(("r", says("approve")), limit=2))
+    answered = await answer(store, answering(("r", chooses("approve")), limit=2))
 
     assert answered.closed == {"r"}
     assert len(await store.unread("s")) == 3
@@ -91,7 +91,7 @@ async def test_what_comes_with_an_answer_that_closes_nothing_has_no_room_in_a_fu
     await fill(store, 2)
 
     with pytest.raises(InboxFull):
-        await answer(store, answering(("r", says("approve")), limit=2, always=True))
+        await answer(store, answering(("r", chooses("approve")), limit=2, always=True))
 
     assert (await given.input_row(store)).votes == ()
     assert await store.deliveries("s", ["a"]) == []
@@ -101,7 +101,7 @@ async def test_a_vote_that_delivers_nothing_needs_no_room(store: Store) -> None:
     await store.commit(opening("r", quorum=2))
     await fill(store, 2)
 
-    answered = await answer(store, answering(("r", says("approve")), limit=2))
+    answered = await answer(store, answering(("r", chooses("approve")), limit=2))
 
     assert (answered.delivery, answered.rows[0].status) == (None, "open")
-    assert list((await given.input_row(store)).votes) == [says("approve")]
+    assert list((await given.input_row(store)).votes) == [chooses("approve")]

@@ -8,7 +8,7 @@ from perdure.protocol.inputs import InputRequest, InputStatus
 from perdure.store.base import Store
 from perdure.store.values import Commit, DeliveryTaken, InputPage, InputQuery, SessionChange
 from tests.support import given
-from tests.support.given import answer, answering, opening, says
+from tests.support.given import answer, answering, chooses, opening
 from tests.support.waiting import until
 
 
@@ -16,16 +16,16 @@ def expiring(*request_ids: str) -> Commit:
     return Commit(
         "s",
         events=[given.event("before")],
-        expires={each: says("deny", "nobody") for each in request_ids},
-        resolved=told(*request_ids),
+        expires={each: chooses("deny", "nobody") for each in request_ids},
+        resolved=closed_events(*request_ids),
     )
 
 
 def withdrawing(*request_ids: str) -> Commit:
-    return Commit("s", withdraws=request_ids, resolved=told(*request_ids))
+    return Commit("s", withdraws=request_ids, resolved=closed_events(*request_ids))
 
 
-def told(*request_ids: str) -> dict[str, NewEvent]:
+def closed_events(*request_ids: str) -> dict[str, NewEvent]:
     return {each: given.event(f"closed/{each}") for each in request_ids}
 
 
@@ -69,7 +69,7 @@ async def test_asking_twice_is_asking_once(store: Store) -> None:
 
 async def test_a_request_that_was_answered_is_not_opened_again(store: Store) -> None:
     await store.commit(opening("r"))
-    await answer(store, answering(("r", says("approve"))))
+    await answer(store, answering(("r", chooses("approve"))))
 
     await store.commit(opening("r"))
 
@@ -115,7 +115,7 @@ async def test_an_expired_request_has_the_answer_that_silence_means(store: Store
     await store.commit(expiring("r"))
 
     row = await given.input_row(store)
-    assert (row.status, row.answer, row.votes) == ("expired", says("deny", "nobody"), ())
+    assert (row.status, row.answer, row.votes) == ("expired", chooses("deny", "nobody"), ())
     assert row.closed_at is not None
     assert await given.keys(store) == ["before", "closed/r"]
 
@@ -133,7 +133,7 @@ async def test_a_withdrawn_request_has_no_answer(store: Store) -> None:
 @pytest.mark.parametrize("late", [expiring("r", "q"), withdrawing("r", "q")])
 async def test_only_open_requests_are_closed_and_emitted(store: Store, late: Commit) -> None:
     await store.commit(opening("r", "q"))
-    await answer(store, answering(("r", says("approve"))))
+    await answer(store, answering(("r", chooses("approve"))))
     answered = await given.input_row(store)
 
     await store.commit(late)
@@ -177,9 +177,9 @@ async def test_the_row_of_the_session_counts_the_events_of_its_requests(store: S
 
 async def test_a_closed_session_has_no_open_requests(store: Store) -> None:
     await store.commit(opening("r", "q"))
-    await answer(store, answering(("q", says("approve"))))
+    await answer(store, answering(("q", chooses("approve"))))
 
-    await store.commit(Commit("s", close=True, opens=[given.request("p")], resolved=told("p", "q", "r")))
+    await store.commit(Commit("s", close=True, opens=[given.request("p")], resolved=closed_events("p", "q", "r")))
 
     statuses = [(await given.input_row(store, name)).status for name in ("p", "q", "r")]
     assert statuses == ["withdrawn", "answered", "withdrawn"]
@@ -269,7 +269,7 @@ async def test_pages_stay_where_they_are_while_requests_open_and_close(store: St
 
     await asyncio.gather(
         store.commit(withdrawing("r0", "r1", "r3")),
-        answer(store, answering(("r4", says("approve")))),
+        answer(store, answering(("r4", chooses("approve")))),
         store.commit(opening("r9")),
     )
     rest = await pages(store, InputQuery(limit=2, cursor=first.next_cursor))

@@ -39,7 +39,7 @@ class Model:
     events: list[str] = field(default_factory=list[str])
     fences: dict[str, int] = field(default_factory=dict[str, int])
 
-    def tell(self, keys: list[str]) -> None:
+    def emit(self, keys: list[str]) -> None:
         for key in keys:
             if key not in self.events:
                 self.events.append(key)
@@ -79,7 +79,7 @@ class StoreMachine(RuleBasedStateMachine):
             Commit(self._session_id, events=[given.event(key) for key in keys], records=_records(record, text))
         )
 
-        self._model.tell(keys)
+        self._model.emit(keys)
         if record is not None:
             self._model.records.setdefault(record, text)
 
@@ -93,7 +93,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert (committed.existing and committed.existing.body["text"]) == winner
         if winner is None:
             self._model.records[unless] = text
-            self._model.tell([key])
+            self._model.emit([key])
 
     @rule(scope=names, hold=st.sampled_from(Hold), generation=generations, key=names)
     def write_fenced(self, scope: str, hold: Hold, generation: int, key: str) -> None:
@@ -113,7 +113,7 @@ class StoreMachine(RuleBasedStateMachine):
         committed = self._commit(commit)
 
         assert committed.superseded == self._model.hold(scope, hold, generation)
-        self._model.tell([f"superseded {scope} {generation}"] * committed.superseded + [key])
+        self._model.emit([f"superseded {scope} {generation}"] * committed.superseded + [key])
 
     @rule()
     def close_turn(self) -> None:
@@ -156,11 +156,11 @@ class Life:
     waiting: list[str] = field(default_factory=list[str])
     fates: dict[str, int | str] = field(default_factory=dict[str, int | str])
     asked: bool = False
-    told: list[str] = field(default_factory=list[str])
+    emitted: list[str] = field(default_factory=list[str])
     since: int = 0
 
     @property
-    def over(self) -> bool:
+    def ended(self) -> bool:
         return self.status == "completed"
 
     @property
@@ -178,18 +178,18 @@ class Life:
             case _:
                 return None
 
-    def tell(self, key: str) -> None:
-        if key not in self.told:
-            self.told.append(key)
+    def emit(self, key: str) -> None:
+        if key not in self.emitted:
+            self.emitted.append(key)
 
-    def ended(self) -> None:
+    def settle_cancel(self) -> None:
         """The wish to stop a turn has met its end; one for a later turn stays."""
         if self.cancel is not None and self.cancel < self.turns:
             self.cancel = None
 
     def recover(self) -> None:
         if self.attention is not None:
-            self.tell(f"session/attention/{self.since}/recovered")
+            self.emit(f"session/attention/{self.since}/recovered")
             self.attention = None
 
 
@@ -216,14 +216,14 @@ class LifeMachine(RuleBasedStateMachine):
         try:
             accepted = self._run(self._store.accept(given.delivery(name, session_id=self._id, limit=limit)))
         except SessionGone:
-            assert self._life.over
+            assert self._life.ended
             return
         except InboxFull:
             assert limit is not None
             assert len(self._life.waiting) >= limit
             return
         assert accepted.fresh
-        assert not self._life.over
+        assert not self._life.ended
         assert limit is None or len(self._life.waiting) < limit
         self._life.waiting.append(name)
 
@@ -235,8 +235,8 @@ class LifeMachine(RuleBasedStateMachine):
         if life.waiting:
             life.waiting.remove(name)
             life.fates[name] = "STALE_TOKEN"
-        if not life.over:
-            life.tell(f"refused/{name}")
+        if not life.ended:
+            life.emit(f"refused/{name}")
         if life.status != "running" and not life.asked and not life.waiting:
             life.cancel = None
 
@@ -250,16 +250,16 @@ class LifeMachine(RuleBasedStateMachine):
             return
         assert asked == CancelRequest(self._id, turn)
         life.cancel = turn
-        life.tell(f"t{turn}/cancel")
+        life.emit(f"t{turn}/cancel")
 
     @rule(code=st.sampled_from(["ONE", "TWO"]))
     def attend(self, code: str) -> None:
         life = self._life
-        is_new = not life.over and life.attention != code
+        is_new = not life.ended and life.attention != code
         assert self._run(given.attend(self._store, code, self._id)) == is_new
-        if not life.over and life.attention != code:
-            life.attention, life.since = code, len(life.told)
-            life.tell(f"session/attention/{life.since}")
+        if not life.ended and life.attention != code:
+            life.attention, life.since = code, len(life.emitted)
+            life.emit(f"session/attention/{life.since}")
 
     @precondition(lambda self: self._life.status in ("starting", "waiting"))
     @rule()
@@ -279,8 +279,8 @@ class LifeMachine(RuleBasedStateMachine):
         life.turns, life.asked = turn + 1, False
         life.status = "waiting" if stopped else "running"
         if stopped:
-            life.tell(f"t{turn}/end")
-            life.ended()
+            life.emit(f"t{turn}/end")
+            life.settle_cancel()
 
     @precondition(lambda self: self._life.status == "running")
     @rule(parks=st.booleans())
@@ -294,9 +294,9 @@ class LifeMachine(RuleBasedStateMachine):
             parks = False
             self._commit(replace(end, unless_cancelled=None))
         life.recover()
-        life.tell(f"t{turn}/end")
+        life.emit(f"t{turn}/end")
         life.status, life.asked = "waiting", parks
-        life.ended()
+        life.settle_cancel()
 
     @precondition(lambda self: self._life.status == "waiting")
     @rule()
@@ -305,7 +305,7 @@ class LifeMachine(RuleBasedStateMachine):
         life = self._life
         self._commit(replace(given.ending(life.turns - 1, self._id), unless_cancelled=None))
         life.recover()
-        life.ended()
+        life.settle_cancel()
 
     @precondition(lambda self: self._life.cancel is not None)
     @rule()
@@ -315,19 +315,19 @@ class LifeMachine(RuleBasedStateMachine):
         if not (life.waiting or life.asked):
             life.cancel = None
 
-    @precondition(lambda self: self._life.turns > 2 and not self._life.over)
+    @precondition(lambda self: self._life.turns > 2 and not self._life.ended)
     @rule()
     def close(self) -> None:
         life = self._life
         self._commit(replace(given.closing(self._id), resolved={self._request: given.event("withdrawn")}))
         life.recover()
         if life.asked:
-            life.tell("withdrawn")
+            life.emit("withdrawn")
         # A database returns them in any order.
         events = self._run(given.keys(self._store, self._id))
-        refused = events[len(life.told) : -1]
+        refused = events[len(life.emitted) : -1]
         assert sorted(refused) == sorted(f"session/refused/{each}" for each in life.waiting)
-        life.told += [*refused, "session/completed"]
+        life.emitted += [*refused, "session/completed"]
         life.fates.update(dict.fromkeys(life.waiting, "session_not_active"))
         life.waiting.clear()
         life.status, life.asked, life.cancel = "completed", False, None
@@ -343,13 +343,13 @@ class LifeMachine(RuleBasedStateMachine):
             life.turns,
             life.cancel,
             life.attention,
-            len(life.told),
+            len(life.emitted),
         )
 
     @invariant()
     def the_logs_are_alike(self) -> None:
         events = self._run(given.everything(self._store, self._id))
-        assert [event.key for event in events] == self._life.told
+        assert [event.key for event in events] == self._life.emitted
         assert [event.index for event in events] == list(range(len(events)))
 
     @invariant()

@@ -15,12 +15,12 @@ from perdure.store.engine import database
 from perdure.store.values import CancelRequest, SlotWrite
 from tests.store.conformance.conftest import OpenStore
 from tests.support import given
-from tests.support.given import answer, answering, opening, says
+from tests.support.given import answer, answering, chooses, opening
 
 AT = "2026-01-02T03:04:05.678Z"
 ADA = given.ADA.model_dump_json()
 ASKED_P, ASKED_Q = (given.request(name).model_dump_json() for name in ("p", "q"))
-APPROVED = says("approve").model_dump_json()
+APPROVED = chooses("approve").model_dump_json()
 
 FIRST_ROWS = (
     "UPDATE perdure_schema SET version = 1",
@@ -73,7 +73,7 @@ SECOND_ROWS = (
 )
 
 # A session that was closed while a delivery waited: nobody was told of it then.
-OVER_ROWS = (
+ENDED_ROWS = (
     f"""
     INSERT INTO sessions (
         session_id, agent, mode, status, owner, principal, capabilities, turns, next_index, created_at, updated_at,
@@ -140,7 +140,7 @@ def version(request: pytest.FixtureRequest) -> int:
 def old(url: str, version: int) -> str:
     """A database as this version left it."""
     migrations = database.migrations("sqlite" if url.startswith("sqlite") else "postgres")
-    run(url, [*database.statements(migrations[0]), *FIRST_ROWS, *OVER_ROWS])
+    run(url, [*database.statements(migrations[0]), *FIRST_ROWS, *ENDED_ROWS])
     if version == 2:
         run(url, [*database.statements(migrations[1]), *SECOND_ROWS])
     return url
@@ -179,14 +179,14 @@ async def test_a_live_session_reads_as_it_did(upgraded: Store) -> None:
     row = await given.read_session(upgraded)
     (record,) = await upgraded.records("s")
     events = await given.everything(upgraded)
-    heard, refused, waiting = await upgraded.deliveries("s", ["heard", "refused", "waiting"])
+    consumed, refused, waiting = await upgraded.deliveries("s", ["heard", "refused", "waiting"])
 
     assert (row.status, row.principal, row.turns, row.events, row.title) == ("waiting", given.ADA, 2, 2, "Hi")
     assert (row.cancel_turn, row.attention, row.unsignalled) == (None, None, False)
     assert await upgraded.route("token of s") == "s"
     assert record.body == {"text": "hello"}
     assert [(event.key, event.data) for event in events] == [("a", {"n": 1}), ("b", None)]
-    assert (heard.turn, refused.refused, waiting.body) == (0, "STALE_TOKEN", {"message": "hello"})
+    assert (consumed.turn, refused.refused, waiting.body) == (0, "STALE_TOKEN", {"message": "hello"})
     assert (await upgraded.slots("s", ["x"]))["x"].version == 4
 
 
@@ -202,7 +202,7 @@ async def test_a_live_session_goes_on(upgraded: Store) -> None:
             opens=[given.request()],
         )
     )
-    answered = await answer(upgraded, answering(("r", says("approve"))))
+    answered = await answer(upgraded, answering(("r", chooses("approve"))))
 
     assert (repeated.fresh, repeated.delivery.delivery_id) == (False, "heard")
     assert answered.closed == {"r"}
@@ -219,18 +219,18 @@ async def test_what_waited_still_waits_and_is_signalled_again(upgraded: Store, v
 
 
 async def test_a_reference_that_was_not_kept_is_derived(upgraded: Store, version: int) -> None:
-    told = {row.delivery_id: reference(row, "now") for row in await upgraded.unread("s")}
+    emitted = {row.delivery_id: reference(row, "now") for row in await upgraded.unread("s")}
 
-    assert told["waiting"] == {"id": "waiting", "kind": "message", "tokenHash": "now", "at": AT}
+    assert emitted["waiting"] == {"id": "waiting", "kind": "message", "tokenHash": "now", "at": AT}
     if version == 2:
-        assert told["answer"] == {"id": "answer", "kind": "answer", "tokenHash": "now", "at": AT}
+        assert emitted["answer"] == {"id": "answer", "kind": "answer", "tokenHash": "now", "at": AT}
 
 
 async def test_unread_deliveries_of_an_ended_session_are_refused(upgraded: Store) -> None:
-    heard, refused, unheard = await upgraded.deliveries("over", ["heard", "refused", "unheard"])
+    consumed, refused, unread = await upgraded.deliveries("over", ["heard", "refused", "unheard"])
 
-    assert (unheard.refused, unheard.body, unheard.turn) == ("session_not_active", None, None)
-    assert (heard.turn, heard.refused) == (0, None)
+    assert (unread.refused, unread.body, unread.turn) == ("session_not_active", None, None)
+    assert (consumed.turn, consumed.refused) == (0, None)
     assert refused.refused == "STALE_TOKEN"
     assert await upgraded.unread("over") == []
     # The log of a session that is over ends with its end.
@@ -244,7 +244,7 @@ async def test_what_was_asked_can_be_answered_or_stopped(upgraded: Store, versio
         await upgraded.commit(opening("p"))
 
     requested = await given.cancel(upgraded)
-    answered = await answer(upgraded, answering(("p", says("approve"))))
+    answered = await answer(upgraded, answering(("p", chooses("approve"))))
 
     assert requested == CancelRequest("s", 1)
     assert answered.closed == {"p"}

@@ -185,10 +185,10 @@ async def test_what_was_committed_is_accepted_though_the_answer_was_lost(postgre
 
     await store.create_session(given.session("new", token="new"), given.delivery("first", session_id="new"))
     await store.accept(given.delivery("second", session_id="new"))
-    wish = await store.cancel("new", None, lambda turn: given.event(f"stop {turn}"))
+    cancel_request = await store.cancel("new", None, lambda turn: given.event(f"stop {turn}"))
 
     assert [each.delivery_id for each in await store.unread("new")] == ["first", "second"]
-    assert wish is not None
+    assert cancel_request is not None
     assert [event.key for event in await store.events("new")] == ["stop 0"]
     await store.close()
 

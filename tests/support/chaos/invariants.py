@@ -271,7 +271,7 @@ def _recorded_replies(evidence: Evidence) -> dict[tuple[str, int], float]:
     return {place: at for place, at in replies.items() if place not in ambiguous}
 
 
-def what_was_streamed_is_what_was_said(evidence: Evidence) -> Iterator[str]:
+def streamed_text_is_the_message(evidence: Evidence) -> Iterator[str]:
     """Within an attempt the text so far grows by the deltas; what is completed is what its own attempt told."""
     for stream in evidence.streams.values():
         so_far: dict[tuple[str, int], str] = {}
@@ -314,7 +314,7 @@ INVARIANTS: tuple[Check, ...] = (
     every_session_has_settled,
     requests_are_paired,
     recorded_replies_are_not_asked_again,
-    what_was_streamed_is_what_was_said,
+    streamed_text_is_the_message,
     everything_is_counted_once,
     *consent.CHECKS,
 )

@@ -10,17 +10,17 @@ from tests.support.waiting import until
 
 from .evidence import Json
 from .scripts import Script
-from .world import Voice, World, kept_types
+from .world import Caller, World, kept_types
 
 #: Two callers with keys of their own, beside whoever calls from this machine.
 KEYS = {name: f"the key of {name}" for name in ("alice", "bob")}
 API_KEYS = ",".join(f"{name}={hashlib.sha256(key.encode()).hexdigest()}" for name, key in KEYS.items())
 
 
-async def park(voice: Voice, script: Script, **body: Any) -> list[str]:
+async def park(caller: Caller, script: Script, **body: Any) -> list[str]:
     """Say it, wait until the session waits for people, and see what they are asked."""
-    await (voice.send if voice.session_id else voice.create)(script.message, **body)
-    return asked(await voice.until_boundary())
+    await (caller.send if caller.session_id else caller.create)(script.message, **body)
+    return asked(await caller.until_boundary())
 
 
 def asked(events: list[Json]) -> list[str]:
@@ -33,9 +33,9 @@ def response(request_id: str, option: str = "approve", **more: Any) -> Json:
     return {"requestId": request_id, "optionId": option, **more}
 
 
-async def answer(voice: Voice, request_id: str, option: str = "approve", **more: Any) -> Json:
+async def answer(caller: Caller, request_id: str, option: str = "approve", **more: Any) -> Json:
     """Answer one request; how it stands now."""
-    receipt = await voice.send(inputResponses=[response(request_id, option, **more)])
+    receipt = await caller.send(inputResponses=[response(request_id, option, **more)])
     (outcome,) = receipt["inputs"]
     return outcome
 
@@ -46,16 +46,16 @@ async def answered_by(url: str, request_id: str, body: Json, who: str) -> httpx2
         return await http.post(f"/v1/inputs/{request_id}", json=body)
 
 
-async def cancel(voice: Voice) -> str:
-    told = await voice.http.post(f"/eve/v1/session/{voice.session_id}/cancel")
+async def cancel(caller: Caller) -> str:
+    told = await caller.http.post(f"/eve/v1/session/{caller.session_id}/cancel")
     assert told.status_code == 200, told.text
     return told.json()["status"]
 
 
-async def stopped(world: World, voice: Voice, times: int = 1, within: float = PATIENCE) -> None:
+async def stopped(world: World, caller: Caller, times: int = 1, within: float = PATIENCE) -> None:
     """Wait until readers are told that the turn was cancelled."""
     await until(
-        lambda: kept_types(world, voice.session_id).count("turn.cancelled") == times, "turn.cancelled", within=within
+        lambda: kept_types(world, caller.session_id).count("turn.cancelled") == times, "turn.cancelled", within=within
     )
 
 

@@ -35,7 +35,7 @@ def unique(word: str = "w") -> str:
     return f"{word}{uuid.uuid4().hex[:10]}"
 
 
-class Voice(Talk):
+class Caller(Talk):
     """A caller whose receipts are kept."""
 
     def __init__(self, url: str, receipts: list[tuple[str, str]]) -> None:
@@ -53,11 +53,11 @@ class Voice(Talk):
         return receipt
 
 
-async def undisturbed(voice: Talk) -> float:
+async def undisturbed(caller: Talk) -> float:
     """How many seconds a turn takes here and now, to which nothing happens: other tests share the machine."""
     word = unique()
     began = time.monotonic()
-    assert await voice.say(f"say {word}") == word
+    assert await caller.say(f"say {word}") == word
     return time.monotonic() - began
 
 
@@ -72,12 +72,12 @@ class World:
 
     # --- people ---------------------------------------------------------------------------------------------
 
-    def voice(self, like: Talk | None = None) -> Voice:
+    def caller(self, like: Talk | None = None) -> Caller:
         """A caller of the newest API that lives; the same one as before, if there was one."""
-        voice = Voice(self.living_apis[-1], self.receipts)
+        caller = Caller(self.living_apis[-1], self.receipts)
         if like is not None:
-            voice.session_id, voice.token, voice.cursor = like.session_id, like.token, like.cursor
-        return voice
+            caller.session_id, caller.token, caller.cursor = like.session_id, like.token, like.cursor
+        return caller
 
     @property
     def living_apis(self) -> list[str]:
@@ -194,9 +194,9 @@ class World:
             return read
         # One that stays behind is shorter than the log; that is for the checks to find.
         with contextlib.suppress(TimeoutError):
-            async with self.voice() as voice, asyncio.timeout(PATIENCE):
-                voice.session_id = session_id
-                stream = voice.events()
+            async with self.caller() as caller, asyncio.timeout(PATIENCE):
+                caller.session_id = session_id
+                stream = caller.events()
                 async for event in stream:
                     read.append(event)
                     if len(read) == length:

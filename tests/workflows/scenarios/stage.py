@@ -13,7 +13,7 @@ from perdure.protocol.inputs import OpenInput
 from perdure.protocol.requests import CallRef, Calls, Finished, ModelCall, ModelOutcome, ToolCall
 from tests.support.processes import PATIENCE
 from tests.support.workflows import Bench, Driven, Outside, Working
-from tests.workflows.story import UNDECIDED, attributes, kind, story, tells
+from tests.workflows.story import UNDECIDED, attributes, contains, kind, story
 
 ASKED = OpenInput(request_id="inp_1")
 
@@ -110,7 +110,7 @@ class Stage:
     async def until(self, *words: str, part: str = "") -> None:
         """Wait until a history tells this."""
         async with asyncio.timeout(PATIENCE):
-            while not tells(story_of(await self.histories(), part), words):
+            while not contains(story_of(await self.histories(), part), words):
                 await asyncio.sleep(0.05)
 
     async def settled(self) -> None:

@@ -210,11 +210,11 @@ async def silent_call(stage: Stage) -> None:
 @TURNS.add({"": (*_TURN, "patch silent-turns-keep-their-number", *_TURN), "turn-0": ("call_model ends", "ends")})
 async def unheard(stage: Stage) -> None:
     """A turn that found nothing to hear leaves its number to the next one."""
-    heard: list[str] = []
+    consumed: list[str] = []
 
     async def answer(call: ModelCall) -> ModelOutcome:
-        heard.append(call.at.session_id)
-        return Finished() if len(heard) > 1 else Unheard()
+        consumed.append(call.at.session_id)
+        return Finished() if len(consumed) > 1 else Unheard()
 
     stage.outside.answer = answer
     session = await stage.start()

@@ -5,16 +5,16 @@ from dataclasses import replace
 from perdure.store.base import Store
 from perdure.store.values import Commit
 from tests.support import given
-from tests.support.given import answer, answering, opening, says
+from tests.support.given import answer, answering, chooses, opening
 
 AN_HOUR = 3600.0
 
 
-async def unheard(store: Store, session_id: str = "s") -> list[str]:
+async def unread(store: Store, session_id: str = "s") -> list[str]:
     return [row.delivery_id for row in await store.unread(session_id)]
 
 
-async def untold(store: Store, older_than: float = -60, after: str = "", limit: int = 100) -> list[str]:
+async def unsignalled(store: Store, older_than: float = -60, after: str = "", limit: int = 100) -> list[str]:
     """Less than nothing: what was accepted in this very moment is found too."""
     return [found.session_id for found in await store.unsignalled(older_than=older_than, after=after, limit=limit)]
 
@@ -30,7 +30,7 @@ async def begun(store: Store, *session_ids: str) -> None:
 async def test_messages_and_answers_wait_in_the_order_they_were_accepted(store: Store) -> None:
     await store.commit(opening("r"))
     first = await store.accept(given.delivery("z"))
-    await answer(store, answering(("r", says("approve"))))
+    await answer(store, answering(("r", chooses("approve"))))
     await store.accept(given.delivery("b"))
 
     rows = await store.unread("s")
@@ -46,25 +46,25 @@ async def test_deliveries_of_the_same_moment_keep_their_order(store: Store, othe
     for n, name in enumerate(names):
         await (store, other)[n % 2].accept(given.delivery(name))
 
-    assert await unheard(store) == names
+    assert await unread(store) == names
 
 
 async def test_each_session_has_its_own(store: Store) -> None:
     await store.create_session(given.session("t"), given.delivery("first", session_id="t"))
     await store.accept(given.delivery())
 
-    assert await unheard(store) == ["d"]
-    assert await unheard(store, "t") == ["first"]
-    assert await unheard(store, "unknown") == []
+    assert await unread(store) == ["d"]
+    assert await unread(store, "t") == ["first"]
+    assert await unread(store, "unknown") == []
 
 
 async def test_consumed_and_refused_deliveries_do_not_wait(store: Store) -> None:
     for name in ("heard", "refused", "waiting"):
         await store.accept(given.delivery(name))
-    await store.commit(given.hearing("heard"))
+    await store.commit(given.consuming("heard"))
     await given.refuse(store, "refused")
 
-    assert await unheard(store) == ["waiting"]
+    assert await unread(store) == ["waiting"]
     assert await store.count_unread("s") == 1
 
 
@@ -73,37 +73,37 @@ async def test_a_session_that_was_closed_waits_for_nothing(store: Store) -> None
 
     await store.commit(given.closing())
 
-    assert await unheard(store) == []
-    assert await untold(store) == []
+    assert await unread(store) == []
+    assert await unsignalled(store) == []
 
 
 async def test_of_a_session_whose_delivery_waits_temporal_may_not_know_all(store: Store) -> None:
     await begun(store, "s", "t")
     await store.accept(given.delivery())
 
-    assert await untold(store) == ["s"]
-    assert await untold(store, older_than=AN_HOUR) == []
+    assert await unsignalled(store) == ["s"]
+    assert await unsignalled(store, older_than=AN_HOUR) == []
 
-    await store.commit(given.hearing("d"))
-    assert await untold(store) == []
+    await store.commit(given.consuming("d"))
+    assert await unsignalled(store) == []
 
 
 async def test_a_session_that_has_not_begun_may_be_unknown_to_temporal(store: Store) -> None:
-    assert await untold(store) == ["s"]
-    assert await untold(store, older_than=AN_HOUR) == []
+    assert await unsignalled(store) == ["s"]
+    assert await unsignalled(store, older_than=AN_HOUR) == []
 
     await store.commit(given.running())
-    assert await untold(store) == []
+    assert await unsignalled(store) == []
 
 
 async def test_of_a_turn_that_is_to_be_stopped_temporal_may_not_know(store: Store) -> None:
     await store.commit(given.running())
     await given.cancel(store)
 
-    assert await untold(store, older_than=AN_HOUR) == ["s"]
+    assert await unsignalled(store, older_than=AN_HOUR) == ["s"]
 
     await store.commit(Commit("s", settles_cancel=True))
-    assert await untold(store) == []
+    assert await unsignalled(store) == []
 
 
 async def test_sessions_come_once_each_in_pages_and_in_order(store: Store) -> None:
@@ -114,12 +114,12 @@ async def test_sessions_come_once_each_in_pages_and_in_order(store: Store) -> No
             await store.accept(given.delivery(f"{name}/{n}", session_id=name))
         await given.cancel(store, name)
 
-    first = await untold(store, limit=2)
-    second = await untold(store, after=first[-1], limit=2)
-    third = await untold(store, after=second[-1], limit=2)
+    first = await unsignalled(store, limit=2)
+    second = await unsignalled(store, after=first[-1], limit=2)
+    third = await unsignalled(store, after=second[-1], limit=2)
 
     assert [first, second, third] == [["s0", "s1"], ["s2", "s3"], ["s4"]]
-    assert await untold(store, after="s4") == []
+    assert await unsignalled(store, after="s4") == []
 
 
 async def test_of_each_session_all_is_found_whatever_else_is_on_its_page(store: Store) -> None:
@@ -147,11 +147,11 @@ async def test_of_each_session_all_is_found_whatever_else_is_on_its_page(store: 
 async def test_accepting_a_delivery_reports_whether_all_before_it_were_signalled(store: Store) -> None:
     await store.commit(opening("r", "q"))
     assert not (await store.accept(given.delivery("d0"))).unsignalled
-    assert not (await answer(store, answering(("q", says("approve")), delivery_id="a0"))).unsignalled
+    assert not (await answer(store, answering(("q", chooses("approve")), delivery_id="a0"))).unsignalled
     await store.mark_unsignalled("s")
 
     accepted = await store.accept(given.delivery("d1"))
-    answered = await answer(store, answering(("r", says("approve")), delivery_id="a1"))
+    answered = await answer(store, answering(("r", chooses("approve")), delivery_id="a1"))
 
     assert (accepted.unsignalled, answered.unsignalled) == (True, True)
     assert (await given.read_session(store)).unsignalled
@@ -163,11 +163,11 @@ async def test_accepting_a_delivery_reports_whether_all_before_it_were_signalled
 async def test_a_repeated_request_reports_it_too(store: Store) -> None:
     await store.commit(opening("r"))
     await store.accept(given.delivery("d", key="k"))
-    await answer(store, answering(("r", says("approve")), key="l"))
+    await answer(store, answering(("r", chooses("approve")), key="l"))
     await store.mark_unsignalled("s")
 
     accepted = await store.accept(given.delivery("e", key="k"))
-    answered = await answer(store, answering(("r", says("approve")), delivery_id="b", key="l"))
+    answered = await answer(store, answering(("r", chooses("approve")), delivery_id="b", key="l"))
 
     assert (accepted.fresh, accepted.unsignalled) == (False, True)
     assert (answered.fresh, answered.unsignalled) == (False, True)
