@@ -1,4 +1,4 @@
-"""How the engine is told of our errors: by type, with or without another try."""
+"""How our errors are reported to Temporal: by type, with or without another try."""
 
 from dataclasses import replace
 from datetime import timedelta

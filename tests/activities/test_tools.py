@@ -1,4 +1,4 @@
-"""What the engine is told of a tool that raised."""
+"""What is reported to Temporal of a tool that raised."""
 
 from dataclasses import replace
 

@@ -23,7 +23,7 @@ DENY = {"optionId": "deny"}
 
 
 async def by_header(credentials: Credentials) -> Principal | None:
-    """Lets in whoever says who they are: `x-who: bob`, `x-role: finance`; and by what: `x-by: api-key`."""
+    """Lets in any caller with a name: `x-who: bob`, `x-role: finance`; and by what: `x-by: api-key`."""
     who = credentials.headers.get("x-who")
     if who is None:
         return None
@@ -107,7 +107,7 @@ class Waiting:
 
     @property
     def signalled(self) -> list[tuple[str, str]]:
-        """Kind and id of each delivery that the driver was told of, once each."""
+        """Kind and id of each delivery that was signalled to the driver, once each."""
         seen = [(ref["kind"], ref["id"]) for _, name, ref in self.api.temporal.signals if name == "deliver"]
         return list(dict.fromkeys(seen))
 

@@ -1,4 +1,4 @@
-"""Answers from the session's owner: what counts, what does not, and what the session is told."""
+"""Answers from the session's owner: what counts, what does not, and what is delivered to the session."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -417,7 +417,7 @@ async def test_an_answer_is_accepted_while_temporal_is_away_and_signalled_later(
 
     assert (answer.status_code, answer.headers["x-perdure-delayed"]) == (200, "true")
     assert (again.content, "x-perdure-delayed" in again.headers) == (answer.content, False)
-    # What came before it may not have been told either, and goes first.
+    # What came before it may not have been signalled either, and goes first.
     assert [kind for kind, _ in session.signalled] == ["message", "answer"]
     assert session.signalled[-1] == ("answer", answer.json()["deliveryId"])
 

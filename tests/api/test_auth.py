@@ -30,7 +30,7 @@ ALICE, BOB = bearer("alice's key"), bearer("bob's key")
 
 @pytest_asyncio.fixture
 async def closed(tmp_path: Path) -> AsyncGenerator[Api]:
-    """An API that others can reach: two services have keys, and nobody else gets in."""
+    """An API that others can reach: two services have keys, and no other caller gets in."""
     async with serving(tmp_path, host="0.0.0.0", api_keys=keys(alice="alice's key", bob="bob's key")) as served:
         yield served
 

@@ -26,7 +26,7 @@ async def running(api: Api) -> str:
 
 
 async def idle(api: Api) -> dict[str, Any]:
-    """A session that has heard its first message and waits for the next."""
+    """A session that has consumed its first message and waits for the next."""
     created = await api.create()
     done = SessionChange(status="waiting", turns=1)
     await api.store.commit(

@@ -16,7 +16,7 @@ from tests.api.asking import Waiting
 from tests.api.process import ApiProcess, api_process
 from tests.api.served import URL, Api, serving
 
-#: Seconds that nobody waits longer than.
+#: Seconds that no other request waits longer than.
 HELD_UP = 1.0
 
 TOO_MANY = {

@@ -1,4 +1,4 @@
-"""Requests as the people who may answer them see them, whoever owns the session."""
+"""Requests as their responders see them, also in sessions of other owners."""
 
 import asyncio
 from typing import Any

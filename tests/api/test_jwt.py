@@ -259,7 +259,7 @@ async def test_a_provider_that_does_not_answer_delays_no_caller_whose_key_is_kno
     began = time.monotonic()
     await asyncio.gather(*(keys.named("one") for _ in range(5)))
     first = time.monotonic() - began
-    # The first second of it is over: nobody waits for this provider any more.
+    # The first second of it has passed: no request waits for this provider any more.
     began = time.monotonic()
     await keys.named("one")
     second = time.monotonic() - began

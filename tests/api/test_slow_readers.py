@@ -1,4 +1,4 @@
-"""Readers that do not read: they cost themselves, and nobody else."""
+"""Readers that do not read: they delay themselves, and no other reader."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Whatever is sent to any route: an answer of 2xx, 4xx or 503, and nobody else waits for it."""
+"""Whatever is sent to any route: an answer of 2xx, 4xx or 503, and no other request waits for it."""
 
 import asyncio
 import contextlib

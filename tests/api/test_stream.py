@@ -19,7 +19,7 @@ ENDED = SessionChange(status="completed")
 
 
 def refused(delivery_id: str) -> NewEvent:
-    """What may still be written of a session that is over."""
+    """What may still be written of an ended session."""
     return NewEvent(type=EventType.DELIVERY_REFUSED, key=f"session/refused/{delivery_id}")
 
 

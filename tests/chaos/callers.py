@@ -1,4 +1,4 @@
-"""People who talk to sessions while everything around them fails, and who write down what they were told."""
+"""Callers of sessions while everything around them fails, who write down each response."""
 
 import asyncio
 import contextlib
@@ -37,7 +37,7 @@ Mode: TypeAlias = Literal["conversation", "task"]
 
 @dataclass(frozen=True)
 class Known:
-    """A session that a caller may speak to."""
+    """A session that a caller may deliver to."""
 
     session_id: str
     token: str
@@ -46,7 +46,7 @@ class Known:
 
 @dataclass
 class Heard:
-    """All that callers have done, and what they were told."""
+    """All that callers have done, and the responses."""
 
     posts: list[Post] = field(default_factory=list[Post])
     cancels: list[Cancel] = field(default_factory=list[Cancel])
@@ -67,7 +67,7 @@ class Callers:
         self.heard = Heard()
 
     async def run(self, number: int) -> None:
-        """All of them, until the time is over; each ends what it has begun."""
+        """All of them, until the time has passed; each ends what it has begun."""
         watching = asyncio.create_task(self._watch_the_backlog())
         try:
             async with asyncio.TaskGroup() as group:
@@ -83,7 +83,7 @@ class Callers:
 
     async def _watch_the_backlog(self) -> None:
         while True:
-            # The database may be dead just now; then nobody knows, and all go on.
+            # The database may be dead just now; then the number is unknown, and all go on.
             with contextlib.suppress(OSError, psycopg.Error):
                 moving = await asyncio.to_thread(self._world.moving)
                 (self._room.set if self.over or len(moving.due) < _BACKLOG else self._room.clear)()
@@ -152,7 +152,7 @@ class Callers:
             await asyncio.sleep(0.2)
 
     async def _read(self, session_id: str, read: list[Json]) -> bool:
-        """Read on; whether the session is over."""
+        """Read on; whether the session has ended."""
         path = f"{_SESSION}/{session_id}/stream"
         async with self.any_api().stream("GET", path, params={"startIndex": len(read)}) as response:
             if response.status_code != 200:
@@ -165,7 +165,7 @@ class Callers:
 
 
 class SoakCaller:
-    """One of them: starts sessions, speaks to them, answers them, and stops them, as it comes."""
+    """One of them: starts sessions, sends messages, answers and cancels, at random."""
 
     def __init__(self, callers: Callers, chance: random.Random) -> None:
         self._callers = callers
@@ -206,7 +206,7 @@ class SoakCaller:
         await self._tell(self._chance.choice(self._sessions))
 
     async def _speak_at_once(self) -> None:
-        """Several messages for one session, which can hear one at a time."""
+        """Several messages for one session, which consumes one at a time."""
         session = self._chance.choice(self._sessions)
         await asyncio.gather(*(self._tell(session) for _ in range(self._chance.randint(2, 4))))
 

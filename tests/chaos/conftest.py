@@ -1,4 +1,4 @@
-"""A world for each module; whoever leaves it broken is told."""
+"""A world for each module; a test that leaves it broken fails."""
 
 from collections.abc import AsyncGenerator, Generator
 from pathlib import Path

@@ -93,7 +93,7 @@ class Hand:
             self._stack.temporal.launch()
 
     async def do_everything(self, seconds: float) -> None:
-        """Deeds until the time is over; none comes again before all have come."""
+        """Deeds until the time has passed; none comes again before all have come."""
         end = time.monotonic() + seconds
         bag: list[Deed] = []
         while (left := end - time.monotonic()) > 0:

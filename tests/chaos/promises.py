@@ -16,7 +16,7 @@ _GOING_ON = 5.0
 _TERMINAL = ("session.completed", "session.failed")
 _OVER = ("completed", "failed")
 
-#: What a caller who asks for nothing wrong may be told, besides that it is accepted.
+#: What a caller who asks for nothing wrong may get as a response, besides that it is accepted.
 _REFUSALS = {
     (409, "session_not_active"),
     (409, "input_closed"),
@@ -37,7 +37,7 @@ def broken_promises(evidence: Evidence) -> dict[str, list[str]]:
 
 
 def what_was_accepted_is_answered_once(evidence: Evidence) -> Iterator[str]:
-    """A 2xx names a delivery of a session that exists, heard by one turn or refused by one event, never both."""
+    """A 2xx names a delivery of a session that exists, consumed by one turn or refused by one event, never both."""
     rows = {(session_id, row["delivery_id"]) for session_id, each in evidence.deliveries.items() for row in each}
     sessions = {session["session_id"]: session for session in evidence.sessions}
     heard, refused = _heard(evidence), _refused(evidence)
@@ -47,7 +47,7 @@ def what_was_accepted_is_answered_once(evidence: Evidence) -> Iterator[str]:
         if tried.session_id not in sessions:
             yield f"{name}: accepted, and there is no such session"
         elif tried.delivery_id is None:
-            # An answer to what was answered already, in the same way: nobody needs to be told.
+            # An answer to what was answered already, in the same way: the model does not need it.
             continue
         elif place not in rows:
             yield f"{name}: accepted, and there is no such delivery"
@@ -58,7 +58,7 @@ def what_was_accepted_is_answered_once(evidence: Evidence) -> Iterator[str]:
 
 
 def one_key_has_one_receipt(evidence: Evidence) -> Iterator[str]:
-    """Every try that was accepted was told the same, and no other post was told that."""
+    """Every try that was accepted got the same receipt, and no other post got that one."""
     owners: dict[str, set[str]] = defaultdict(set)
     for post in evidence.posts:
         told = {(tried.session_id, tried.delivery_id) for tried in post.tries if tried.accepted}
@@ -88,13 +88,13 @@ def what_was_not_accepted_leaves_nothing(evidence: Evidence) -> Iterator[str]:
 
 
 def _left_nothing(tried: Try) -> bool:
-    """Whether its caller was told so, or never reached anybody."""
+    """Whether its caller learned so, or never reached an API."""
     known = tried.status is not None and not tried.accepted and tried.code != "outcome_unknown"
     return tried.problem == "refused" or known
 
 
 def no_caller_gets_nonsense(evidence: Evidence) -> Iterator[str]:
-    """Who asks for nothing wrong is accepted, or told why not in a way that the contract knows."""
+    """Who asks for nothing wrong is accepted, or refused in a way that the contract knows."""
     for post in evidence.posts:
         for tried in post.tries:
             told = (tried.status, tried.code)
@@ -106,7 +106,7 @@ def no_caller_gets_nonsense(evidence: Evidence) -> Iterator[str]:
 
 
 def no_caller_is_refused_by_a_running_session(evidence: Evidence) -> Iterator[str]:
-    """`session_not_active` is told of a session that is over by then."""
+    """`session_not_active` is returned of a session that has ended by then."""
     over = {
         session_id: seconds(event["at"])
         for session_id, events in evidence.events.items()
@@ -145,14 +145,14 @@ def nothing_fails(evidence: Evidence) -> Iterator[str]:
 
 
 def consumed_deliveries_are_answered(evidence: Evidence) -> Iterator[str]:
-    """The turn that heard a message, or the one that went on with it after an answer, says what was scripted."""
+    """The turn that consumed a message, or the one that resumed it after an answer, has the scripted text."""
     for post, tried in _accepted(evidence):
         events = evidence.events.get(tried.session_id, ())
         spoken = [event for event in events if event["type"] == "message.received"]
         begun = next((event["turn"] for event in spoken if tried.delivery_id in event["delivery_ids"]), None)
         if not post.answer or begun is None:
             continue
-        # Turns that hear an answer go on with what was said before, until another message is heard.
+        # Turns that consume an answer resume what was sent before, until another message is consumed.
         end = min((event["turn"] for event in spoken if event["turn"] > begun), default=float("inf"))
         its = [event for event in events if event["turn"] is not None and begun <= event["turn"] < end]
         said = [event["data"]["message"] for event in its if event["type"] == "message.completed"]
@@ -162,7 +162,7 @@ def consumed_deliveries_are_answered(evidence: Evidence) -> Iterator[str]:
 
 
 def _noted(evidence: Evidence, session_id: str, begun: int, end: float) -> bool:
-    """Whether the model was told of a late answer in between: then it is that which the script answers."""
+    """Whether a late answer was reported to the model in between: then it is that which the script answers."""
     return any(
         record["slot"] == "resume" and begun <= record["turn"] < end and record["body"].get("notes")
         for record in evidence.records.get(session_id, ())
@@ -205,7 +205,7 @@ def _going_on(evidence: Evidence, session_id: str, wish: Json) -> int | None:
 
 
 def nothing_begins_after_an_accepted_cancel(evidence: Evidence) -> Iterator[str]:
-    """Whoever was told `accepted` sees no effect of that turn begin, but those that were about to happen.
+    """A caller who got `accepted` sees no effect of that turn begin, but those that were about to happen.
 
     A call that was asked about in an earlier turn acts in the one that goes on with it, under its own turn's number.
     """
@@ -247,7 +247,7 @@ def _wishes(evidence: Evidence) -> Iterator[tuple[Cancel, Json | None]]:
 
 
 def nothing_is_left_to_do(evidence: Evidence) -> Iterator[str]:
-    """Every session waits or is over; one that waits for people has asked them; nobody's help is needed."""
+    """Every session waits or has ended; one that waits for people has asked them; none needs attention."""
     for session in evidence.sessions:
         session_id = session["session_id"]
         unheard = [
@@ -265,7 +265,7 @@ def nothing_is_left_to_do(evidence: Evidence) -> Iterator[str]:
 
 
 def live_readers_got_the_log(evidence: Evidence) -> Iterator[str]:
-    """Whoever read while it happened, and came again at the next index when cut off, got the log from its beginning."""
+    """A reader that read while it happened, and reconnected at the next index when cut off, got the whole log."""
     for session_id, events in evidence.followed:
         given = [(event["meta"]["id"], event["type"]) for event in events]
         kept = streamed(session_id, evidence)
@@ -278,7 +278,7 @@ def live_readers_got_the_log(evidence: Evidence) -> Iterator[str]:
 
 
 def slowest_delivery(evidence: Evidence) -> tuple[float, str]:
-    """How long the slowest delivery waited to be heard, and which one it was; not what waited behind a park."""
+    """How long the slowest delivery waited to be consumed, and which one it was; not what waited behind a park."""
     slowest = (0.0, "none")
     for session_id, events in evidence.events.items():
         started = {each: event for event in events if event["type"] == "turn.started" for each in event["delivery_ids"]}
@@ -296,7 +296,7 @@ def _parked(inputs: Sequence[Json], row: Json, heard: Json) -> bool:
 
 
 def answers(evidence: Evidence) -> Mapping[str, int]:
-    """How often callers were told what."""
+    """How often callers got which response."""
     tries = [tried for post in evidence.posts for tried in post.tries]
     told = Counter(str(tried.status or tried.problem) for tried in tries)
     told += Counter("delayed" for tried in tries if tried.delayed)

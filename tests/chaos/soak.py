@@ -88,7 +88,7 @@ class Soak:
             await self._answer_everything(callers)
             await asyncio.sleep(0.5)
             moving = await asyncio.to_thread(self._world.moving)
-            # What was heard a moment ago may ask in its turn.
+            # What was consumed a moment ago may ask in its turn.
             waiting = [*moving.unsettled, *moving.asking]
             if moving != before:
                 before, changed = moving, time.monotonic()
@@ -142,7 +142,7 @@ def judged(evidence: Evidence, broken: dict[str, list[str]], hand: Hand) -> bool
 
 
 def write_down(directory: Path, evidence: Evidence, broken: dict[str, list[str]]) -> None:
-    """Keep what was seen, for whoever wants to know why."""
+    """Keep what was seen, to find out why."""
     with (directory / "evidence.json").open("w") as file:
         json.dump({"broken": broken, **asdict(evidence)}, file, default=str)
 
@@ -199,7 +199,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=secrets.randbelow(1_000_000))
     parser.add_argument("--postgres", action="store_true", help="on a PostgreSQL of its own, which dies as well")
     asked = parser.parse_args()
-    # Whoever ends us by force must not leave a database server behind.
+    # A forced end of this process must not leave a database server behind.
     signal.signal(signal.SIGTERM, _terminated)
     database = "PostgreSQL" if asked.postgres else "SQLite"
     log(f"seed {asked.seed}, {asked.minutes:g} minutes, {database}")

@@ -9,7 +9,7 @@ from tests.support.chaos.evidence import Json
 from tests.support.chaos.world import Caller, World, unique
 from tests.support.talk import text
 
-# What tells a client to try again.
+# What makes a client try again.
 _AGAIN = (502, 503, 504)
 
 

@@ -36,7 +36,7 @@ BODIES: dict[str, tuple[bytes, int]] = {
     "seventy megabytes": (b'{"message": "' + b"x" * 70 * _MIB + b'"}', 413),
 }
 
-#: What nobody who was told "accepted" sends as a signal.
+#: What no caller with a receipt sends as a signal.
 SIGNALS: list[Any] = [
     None,
     "hello",

@@ -344,7 +344,7 @@ async def test_a_cancel_holds_when_the_worker_comes_back_late(own_world: World, 
 
 
 async def known_to_driver(world: World, session_id: str, turns: int) -> None:
-    """Wait until the driver knows that so many turns are over: readers know it before."""
+    """Wait until the driver knows that so many turns have ended: readers know it before."""
     driver = (await world.stack.client()).get_workflow_handle(session_id)
     async with asyncio.timeout(NOTICED):
         while (await driver.query(names.DESCRIBE))["turn"] < turns:

@@ -103,7 +103,7 @@ async def test_what_an_api_had_written_before_it_died_is_heard_though_nobody_ask
 
 
 async def test_a_turn_outlives_temporal(world: World) -> None:
-    """The server is killed while the model speaks and while a tool works; it comes back on its file."""
+    """The server is killed while the model streams and while a tool works; it comes back on its file."""
     world.only_worker()
     text_turn, tool_turn = drip(words=40, delay=30), call("charge", gate="before")
 

@@ -172,7 +172,7 @@ async def test_a_tool_that_was_done_is_not_done_again_for_the_sake_of_its_neighb
 
 
 async def test_a_worker_that_dies_between_two_turns_costs_little(world: World) -> None:
-    """The sticky cache dies with it: whoever comes next waits for that no longer than three seconds."""
+    """The sticky cache dies with it: the next worker waits for that no longer than three seconds."""
     first = world.only_worker()
     async with world.caller() as caller:
         await caller.say(say().message)
@@ -210,7 +210,7 @@ async def turn_with_a_death(lane: Lane, *, kind: str, point: str, once: Path) ->
         heir = await lane.takes_over(doomed)
         events = await caller.until_boundary()
         took = time.monotonic() - heir.died
-        # Readers may have heard the end before the death. The next turn begins when this one is really over.
+        # Readers may have read the end before the death. The next turn begins when this one has really ended.
         bound = await heir.bound(caller, TURNS)
     heir.process.kill()
     return Turn(script, events, took, bound)

@@ -27,7 +27,7 @@ dies_once = pytest.mark.alone
 #: Turns whose time a story may take beyond what is promised: what a parked turn does is the work of about three.
 _TURNS = 3
 
-#: Seconds after Temporal's return until all that was accepted meanwhile is told.
+#: Seconds after Temporal's return until all that was accepted meanwhile is signalled.
 SIGNALLED_WITHIN = 15.0
 
 #: Where the worker dies before people are asked, and how often the model is asked for the step that asks them.
@@ -66,7 +66,7 @@ class Story:
     script: Script
     #: By which the ledger knows the call that had to be approved.
     note: str
-    #: How the request stood when it was answered, and what was told after that.
+    #: The status of the request when it was answered, and what was emitted after that.
     outcome: Json
     events: list[Json]
     #: Seconds from the death to the next boundary, and how many it may take.
@@ -110,7 +110,7 @@ async def test_an_answer_survives_the_worker_that_carries_it_out(
 
 
 async def test_an_answer_is_told_by_another_api_when_its_own_died(world: World) -> None:
-    """Counted, and nobody knows: neither the caller nor the session. Any API that lives notices."""
+    """Counted, and neither the caller nor the session knows it. Any running API notices."""
     world.only_worker()
     script = call("pay")
     async with world.caller() as caller:
@@ -206,7 +206,7 @@ async def test_what_waits_for_people_outlives_everything(world: World) -> None:
 
 
 async def test_time_runs_out_while_no_worker_lives(world: World) -> None:
-    """Nobody can answer any more, though nobody has closed it; the next worker does what was declared."""
+    """It takes no answer any more, though it is not closed; the next worker does what was declared."""
     world.only_worker()
     denied, agreed = call("pay_soon"), call("pay_anyway")
     callers = [world.caller(), world.caller()]
@@ -227,7 +227,7 @@ async def test_time_runs_out_while_no_worker_lives(world: World) -> None:
 
 
 async def test_a_wish_to_stop_waits_for_a_worker(world: World) -> None:
-    """One session waits for somebody, another one has a message that nobody has taken up."""
+    """One session waits for an answer, another one has a message that no turn has consumed."""
     world.only_worker()
     gated, unheard = call("pay"), say()
     parked, idle = world.caller(), world.caller()
@@ -269,7 +269,7 @@ async def story(lane: Lane, *, point: str, once: Path) -> Story:
             heir = await lane.takes_over(doomed)
             events = await caller.until_boundary()
             took = time.monotonic() - heir.died
-        # The turn is really over when the next one is heard.
+        # The turn has really ended when the next one is consumed.
         bound = await heir.bound(caller, _TURNS)
     heir.process.kill()
     return Story(script, gated.note, outcome, events, took, bound)

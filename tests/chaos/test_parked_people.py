@@ -58,7 +58,7 @@ async def test_of_fifty_answers_at_once_one_counts(world: World, caller: Caller)
     assert outcomes == [{"requestId": request_id, "status": "answered", "optionId": "approve"}] * 50
     assert text(await caller.until_boundary()) == script.answer
     assert len(world.ledger.of_call("pay", script.note)) == 1
-    # One resumed turn, and nothing that the losers were told of in turns of their own.
+    # One resumed turn, and no turns of their own for the losers.
     assert kept_types(world, caller.session_id).count("turn.started") == 2
 
 
@@ -91,7 +91,7 @@ async def test_of_fifty_answers_at_once_one_counts_on_postgresql(shared_out: Wor
 
 
 async def test_an_answer_and_a_wish_to_stop_meet(world: World) -> None:
-    """Whoever wins, all are told the same; what was stopped does not act."""
+    """Whichever wins, all get the same outcome; what was stopped does not act."""
     scripts = [call("pay") for _ in range(8)]
     callers = [world.caller() for _ in scripts]
     requests = [(await park(caller, script))[0] for caller, script in zip(callers, scripts, strict=True)]
@@ -283,7 +283,7 @@ async def test_an_approved_call_that_runs_is_stopped(world: World, caller: Calle
 
 
 async def test_nothing_is_said_to_have_stopped_before_it_has(world: World, caller: Caller) -> None:
-    """A tool that does not listen: readers are told of the wish at once, and of the end when it ends."""
+    """A tool that does not stop: the cancel request is emitted at once, and the end when it ends."""
     note, word = unique("n"), unique()
     message = f'call pay {{"note": "{note}", "before": "{note}", "cling": true}} then say {word}'
     (request_id,) = await park(caller, Script(message, word, note))
@@ -308,7 +308,7 @@ async def test_nothing_is_said_to_have_stopped_before_it_has(world: World, calle
 
 
 async def all_at_once(world: World, caller: Caller, said: list[Json]) -> list[Json]:
-    """Answer through all APIs in turn; what each of the callers is told."""
+    """Answer through all APIs in turn; the response that each of the callers gets."""
     body = {"continuationToken": caller.token}
     callers = [Caller(url, world.receipts) for url in world.living_apis]
 
@@ -335,7 +335,7 @@ async def still_open(world: World, caller: Caller, script: Script, request_id: s
 
 
 async def is_quiet(world: World, caller: Caller) -> bool:
-    """What was stopped writes nothing more: the next thing that is told is the next turn."""
+    """What was stopped writes nothing more: the next event is of the next turn."""
     before = len(kept_types(world, caller.session_id))
     script = say()
     said = await caller.say(script.message)

@@ -1,4 +1,4 @@
-"""A worker that is told to stop while its tools still act."""
+"""A worker that has to stop while its tools still act."""
 
 import asyncio
 import time
@@ -41,7 +41,7 @@ async def test_a_worker_that_is_told_to_stop_starts_nothing(world: World) -> Non
 
     assert (code, took < GRACE.total_seconds() + ENDING + starting) == (0, True), worker.output
     assert [each.said for each in world.asked() if each.at > told + NOTICE + calm] == []
-    # Nothing is lost: what it was not told to do, and what it could not finish, is done elsewhere.
+    # Nothing is lost: what it did not get to do, and what it could not finish, is done elsewhere.
     world.ledger.open(slow.note)
     world.stack.start_worker(wait=False)
     assert text(await acting.until_boundary()) == slow.answer
@@ -50,7 +50,7 @@ async def test_a_worker_that_is_told_to_stop_starts_nothing(world: World) -> Non
 
 
 async def talk_until_it_ends(world: World, worker: Process) -> list[tuple[Caller, str]]:
-    """A new session every now and then; whoever speaks, and what the model is to say."""
+    """A new session every now and then; its caller, and the text that the model has to return."""
     waiting: list[tuple[Caller, str]] = []
     while worker.alive:
         caller, script = world.caller(), say()

@@ -1,4 +1,4 @@
-"""PostgreSQL, two workers, two APIs: whoever dies, the other one goes on."""
+"""PostgreSQL, two workers, two APIs: when one of a kind dies, the other one goes on."""
 
 import asyncio
 import random

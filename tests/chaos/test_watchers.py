@@ -1,4 +1,4 @@
-"""Many readers, and readers that do not read, are nobody else's problem."""
+"""Many readers, and readers that do not read, delay no other request."""
 
 import json
 import statistics
@@ -111,7 +111,7 @@ async def test_every_watcher_gets_every_event(world: World) -> None:
 
 
 async def test_readers_that_never_read_hold_no_memory(world: World) -> None:
-    """Sixteen megabytes are told to each of ten readers that take none of it."""
+    """Sixteen megabytes are sent to each of ten readers that take none of it."""
     world.only_worker()
     async with world.caller() as caller:
         api = next(api for api in reversed(world.stack.apis) if api.alive)

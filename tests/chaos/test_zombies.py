@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(400)]
 
 
 async def test_a_frozen_worker_that_wakes_up_writes_nothing(world: World) -> None:
-    """One freeze for all: a model that speaks, tools before their effect and after it."""
+    """One freeze for all: a model that streams, tools before their effect and after it."""
     speaking = drip(words=60, delay=40)
     before = {tool: call(tool, gate="before") for tool in ("charge", "charge_in_thread", "put")}
     after = call("charge", gate="after")
@@ -35,13 +35,13 @@ async def test_a_frozen_worker_that_wakes_up_writes_nothing(world: World) -> Non
     assert [text(each) for each in events] == [script.answer for script in scripts]
     assert [reported(each) for each in events[1:]] == ["unknown", "unknown", "unknown", "completed"]
     assert_untouched(kept, world.store())
-    # Whether the one that woke up came to act is up to its luck: what was told of it, unknown, is true either way.
+    # Whether the one that woke up acted is a matter of chance: its reported outcome, unknown, is true either way.
     assert [effects(world, "charge", after), effects(world, "put", before["put"])] == [1, 1]
     assert all(effects(world, tool, before[tool]) <= 1 for tool in ("charge", "charge_in_thread"))
 
 
 async def test_a_worker_that_a_tool_blocks_loses_what_it_does(world: World) -> None:
-    """It sends no heartbeat, and it is not told in time that others have taken over: the store must refuse it."""
+    """It sends no heartbeat, and it does not learn in time that others have taken over: the store must refuse it."""
     speaking, blocking = drip(words=40, delay=40), call("charge_blocking", gate="before")
     blocked = world.only_worker()
     callers = [await begun(world, speaking), await begun(world, blocking)]

@@ -81,7 +81,7 @@ async def test_gated_ungated_invalid_and_question_in_one_step() -> None:
         assert [each.tool for each in outcome.calls] == ["look"]
         assert len(outcome.open) == 2
         (actions,) = await it.emitted("actions.requested")
-        # What waits for people is told by what they are asked, and a question is no action at all.
+        # A call that waits for people is emitted as a request, and a question is no action at all.
         assert [(action["toolName"], action["input"]) for action in actions["actions"]] == [
             ("look", {}),
             ("pay", {"amount": "much"}),

@@ -106,7 +106,7 @@ class Unhappy:
         self._runner.close()
 
     async def turns(self, *lines: Any, message: Any = "Hi", **body: Any) -> list[str]:
-        """A turn with these lines and one more after it: what the first one told."""
+        """A turn with these lines and one more after it: the events of the first one."""
         model = Streaming([*lines, "Done", "Done", "Later"])
         agent = Agent("tester", tools=[echo, act])
         it = Lab(self.store, agent, model, "conversation", Settings(agents=""), f"s{next(_numbers)}")

@@ -1,4 +1,4 @@
-"""Somebody wants a turn stopped, and nobody has told its workflow: every step looks for that itself."""
+"""A turn has a cancel request, and its workflow got no signal: every step looks for the request itself."""
 
 import asyncio
 from collections.abc import AsyncGenerator

@@ -1,4 +1,4 @@
-"""Somebody stops a turn: what has happened stays told, what has not is never done, and nothing late can write."""
+"""A turn is cancelled: what has happened stays emitted, what has not is never done, and nothing late can write."""
 
 import asyncio
 import threading
@@ -17,7 +17,7 @@ from tests.support.lab import NO, YES, Lab, lab
 
 
 class Endless:
-    """A model that begins to speak and never ends."""
+    """A model that begins to stream and never ends."""
 
     def __init__(self) -> None:
         self.started = asyncio.Event()

@@ -75,7 +75,7 @@ async def test_a_cancel_of_a_message_outlives_a_turn_before_it_that_emits_nothin
 
 
 class _Meeting:
-    """The store of whoever concludes, while a worker is just about to run a call."""
+    """The store of a conclusion, while a worker is just about to run a call."""
 
     def __init__(self, store: Store, meet: Callable[[], Awaitable[object]]) -> None:
         self._store = store

@@ -91,7 +91,7 @@ async def test_a_file_is_fetched_once_and_kept() -> None:
 
 
 async def test_the_deliveries_of_a_turn_do_not_wait_for_each_others_files() -> None:
-    """A turn that carries out answers has half a minute for all that it hears."""
+    """A turn that executes answers has half a minute for all that it reads."""
     model = ScriptedModel(["Two pictures."])
     async with serving() as server, lab(model, settings=settings()) as it, asyncio.timeout(10):
         heard = [await it.deliver(linked(server.url("/together"))) for _ in range(2)]

@@ -16,7 +16,7 @@ from tests.support.lab import SESSION, TEXT_TURN, lab
 
 
 class Talking:
-    """Says a word, then waits to be told to go on."""
+    """Streams a word, then waits until the test lets it continue."""
 
     def __init__(self) -> None:
         self.started = asyncio.Event()

@@ -43,7 +43,7 @@ async def hang() -> None:
 
 
 class Live:
-    """One session on a server, seen and spoken to through its store."""
+    """One session on a server, read and written through its store."""
 
     def __init__(self, client: Client, store: Store, settings: Settings) -> None:
         self.id = f"ses_{uuid.uuid4().hex}"
@@ -100,7 +100,7 @@ class Live:
         return [event.type async for event in read_all(self._store, self.id)]
 
     async def until(self, type: str, times: int = 1) -> list[str]:
-        """Wait until something has been told so many times; everything that was told."""
+        """Wait until an event has been emitted so many times; the types of all events."""
         async with asyncio.timeout(PATIENCE), self._store.watch(self.id) as watch:
             while (types := await self.types()).count(type) < times:
                 await watch.changed()

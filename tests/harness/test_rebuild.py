@@ -136,5 +136,5 @@ async def test_what_a_newer_build_has_accepted_keeps_no_session_from_being_rebui
 
         assert state is not None
         assert [each.id for each in state.inbox] == ["plain"]
-        # It is told to a driver that can read it.
+        # It is signalled to a driver that can read it.
         assert [row.delivery_id for row in await it.store.unread(SESSION)] == ["later", "plain"]

@@ -1,4 +1,4 @@
-"""What nobody answers in time, and what is approved for the rest of the session."""
+"""Requests without an answer in time, and what is approved for the rest of the session."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, cast

@@ -142,7 +142,7 @@ async def test_a_repeated_call_reports_when_its_token_was_set() -> None:
 
 
 async def test_a_conclusion_reports_which_token_the_session_owns() -> None:
-    """The turn may never have heard of the call that set it."""
+    """The turn may not know of the call that set it."""
     async with lab([call("rekey", token="slack:42")], rekey) as it:
         delivery = await it.deliver("Go")
         (ref,) = await it.calls(delivery)

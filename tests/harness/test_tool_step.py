@@ -426,7 +426,7 @@ def someone(name: str) -> Principal:
 async def test_an_approval_and_the_call_see_the_same_principal(
     older_build: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two deliveries in one turn: whoever spoke last is heard, and nobody acts in the name of the other."""
+    """Two deliveries in one turn: the last one's principal counts, and no call acts in the name of the other."""
     seen: list[str] = []
 
     def decide(_: Call, session: SessionView) -> bool:

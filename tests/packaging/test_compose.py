@@ -1,4 +1,4 @@
-"""The deployment is what the architecture promises: everything twice, no default secret, nobody root."""
+"""The deployment is what the architecture promises: everything twice, no default secret, no process as root."""
 
 import re
 import shutil

@@ -36,7 +36,7 @@ async def waits_for_its_turn(case: Case) -> None:
 
 
 async def withdrawn(case: Case, *requests: str) -> None:
-    """Nobody can answer any more, nothing has run, and the next message is heard."""
+    """The request takes no answer any more, nothing has run, and the next message is consumed."""
     assert await cancel(case.caller) == "accepted"
     await stopped(case.world, case.caller)
     assert {row_of(case.world, each)["status"] for each in requests} == {"withdrawn"}

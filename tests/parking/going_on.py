@@ -17,7 +17,7 @@ async def idle(case: Case) -> None:
 
 
 async def running_without_its_worker(case: Case) -> None:
-    """Nobody can know whether a tool that may act once has acted."""
+    """It cannot be known whether a tool that may act once has acted."""
     case.world.ledger.open(case.gate)
     assert text(await case.caller.until_boundary()) == case.answer
     assert results(wire(case)) == [("charge", "failed")]
@@ -50,7 +50,7 @@ async def on_both(case: Case) -> None:
 
 
 async def cancelling(case: Case) -> None:
-    """The wish is honoured by whoever comes next."""
+    """The cancel request is honoured by the next worker."""
     case.world.ledger.open(case.gate)
     await stopped(case.world, case.caller)
     assert types(case).count("turn.cancelled") == 1

@@ -84,7 +84,7 @@ async def a_finished_session_refuses_a_message(world: World) -> None:
 
 @cell("idle", "an answer")
 async def a_closed_request_takes_the_same_answer_again_and_no_other(world: World) -> None:
-    """To what is closed: the same one again is the same, another one authorises nothing, and is told to the model."""
+    """To what is closed: the same one again is the same; another one authorises nothing, and the model learns of it."""
     case = await on_approval(world)
     first = await case.caller.send(inputResponses=[response(case.approval, "deny")])
     await case.caller.until_boundary()
@@ -134,7 +134,7 @@ async def an_approval_runs_its_call_while_a_question_stays_open(world: World) ->
 
 @cell("cancelling", "an answer")
 async def an_answer_to_a_cancelled_turn_runs_nothing(world: World) -> None:
-    """It counts, but nothing is carried out any more; the model is told in a turn of its own."""
+    """It counts, but nothing is executed any more; the model learns of it in a turn of its own."""
     case = await cancelling(world)
     assert (await answer(case.caller, case.approval))["status"] == "answered"
     world.ledger.open(case.gate)

@@ -24,7 +24,7 @@ async def an_answered_request_does_not_expire(world: World) -> None:
 
 @cell("running", "an expiry")
 async def an_expiry_in_a_running_turn_is_settled_in_the_next(world: World) -> None:
-    """Nobody can answer any more; what was declared follows in a turn of its own, after this one."""
+    """It takes no answer any more; what was declared follows in a turn of its own, after this one."""
     case = await half_answered(world, "pay_soon")
     await expires(case)
     late = await posted(case, inputResponses=[response(case.approval)])
@@ -64,7 +64,7 @@ async def an_expired_approval_leaves_the_question_open(world: World) -> None:
 
 @cell("cancelling", "an expiry")
 async def an_expired_request_of_a_cancelled_turn_is_withdrawn(world: World) -> None:
-    """Nobody waits for it any more: it is withdrawn."""
+    """It is not needed any more: it is withdrawn."""
     case = await half_answered(world, "pay_anyway", cling=True)
     await cancel(case.caller)
     await expires(case)
@@ -76,7 +76,7 @@ async def an_expired_request_of_a_cancelled_turn_is_withdrawn(world: World) -> N
 
 @cell("finished", "an expiry")
 async def a_finished_session_has_nothing_to_expire(world: World) -> None:
-    """There is nothing to expire: a task asks nobody, and what would have to be approved is rejected at once."""
+    """There is nothing to expire: a task opens no request, and what would have to be approved is rejected at once."""
     task, note, word = world.caller(), unique("n"), unique()
     await task.create(f'call pay_soon {{"note": "{note}"}} then say {word}', mode="task")
     events = await task.until_boundary()

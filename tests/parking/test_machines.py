@@ -19,7 +19,7 @@ _FLEET = "fleet"
 
 
 async def one_of_each(world: World) -> dict[str, Case]:
-    """A session in each state; each test speaks to its own with a voice of its own."""
+    """A session in each state; each test has a caller of its own for it."""
     arranged = await asyncio.gather(*(arrange(world) for arrange in STATES.values()))
     for case in arranged:
         await case.caller.http.aclose()

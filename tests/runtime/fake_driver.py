@@ -34,7 +34,7 @@ class FakeDriver(Driver):
         self.summaries: dict[str, str | None] = {}
         self.rebuilt: dict[str, Rebuild] = {}
         self.away = False
-        # Without workers nobody takes up what is started, and no driver says what it holds.
+        # Without workers no started workflow runs, and no driver can be described.
         self.no_workers = False
         # What drivers hold.
         self.inboxes: dict[str, list[str]] = {}
@@ -44,7 +44,7 @@ class FakeDriver(Driver):
         self.failures: dict[str, Exception] = {}
 
     def signalled(self, session_id: str = "s") -> list[str]:
-        """What one session's workflow heard, in order."""
+        """The signals and starts that one session's workflow got, in order."""
         return [f"{call.what} {call.detail}".strip() for call in self.calls if call.session_id == session_id]
 
     async def start(self, state: SessionState, *, summary: str | None = None) -> None:

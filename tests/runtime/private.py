@@ -16,7 +16,7 @@ _moody = set[str]()
 
 
 def instructions(session: SessionView) -> str:
-    """Fail once in each session, as nobody has expected."""
+    """Fail once in each session, with an unexpected error."""
     if session.id not in _moody:
         _moody.add(session.id)
         raise LookupError(MOOD)

@@ -12,7 +12,7 @@ def add(a: int, b: int) -> int:
 
 pay = tool(effects="idempotent", approval="always")(tools.pay.function)
 
-#: One for each way in which a provider can be spoken to.
+#: One for each API of a provider.
 providers = [
     Agent(name="chat", model="openai-chat:scripted", instructions="Be brief.", tools=[add, pay]),
     Agent(name="responses", model="openai:gpt-5-scripted", instructions="Be brief.", tools=[add, pay]),

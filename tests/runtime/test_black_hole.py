@@ -1,4 +1,4 @@
-"""Temporal's address accepts connections, and nobody ever answers there."""
+"""Temporal's address accepts connections, and no request is ever answered there."""
 
 import asyncio
 import contextlib

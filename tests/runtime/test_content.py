@@ -126,7 +126,7 @@ async def converse(talk: Talk, client: Client) -> bytes:
     await talk.say('call weigh {"what": "it"} then say unfit')
     await talk.say("fail 400 times 9 quoting")
     await talk.say('call give {"what": "approve-dunlin"}')
-    # Nobody answers in time, and so the turn fails that begins then.
+    # No answer comes in time, and so the turn fails that begins then.
     await talk.until_boundary()
     await talk.send("fail 503 times 1 after 3 quoting")
     pending = await failed_attempt(client.get_workflow_handle(names.turn_workflow(talk.session_id, TURNS - 1)))

@@ -1,4 +1,4 @@
-"""A namespace that does not exist is told apart from a session that does not, and stops a process at its start."""
+"""A namespace that does not exist is distinguished from a session that does not, and stops a process at its start."""
 
 import asyncio
 import subprocess
@@ -39,7 +39,7 @@ async def start(client: Client) -> object:
 
 @pytest.fixture
 def nowhere(temporal_server: TemporalServer) -> Settings:
-    """A namespace that nobody has created."""
+    """A namespace that was never created."""
     return Settings(temporal_address=temporal_server.address, temporal_namespace=f"nowhere-{uuid.uuid4().hex[:8]}")
 
 
@@ -53,7 +53,7 @@ async def test_a_missing_namespace_is_recognised(nowhere: Settings, call: Call) 
 
 @pytest.mark.parametrize("ask", ["deliver", "cancel", "describe", "status"])
 async def test_without_its_namespace_temporal_is_away_and_no_session_ends(nowhere: Settings, ask: str) -> None:
-    """Whoever took it for the end of the session would refuse what people have agreed to."""
+    """A process that took it for the end of the session would refuse what people have agreed to."""
     driver = Driver(await connect(nowhere), "nobody")
     asked: dict[str, Callable[[], Awaitable[object]]] = {
         "deliver": lambda: driver.deliver("ses_1", {"id": "dlv_1", "tokenHash": "now"}),

@@ -58,7 +58,7 @@ async def sessions(environment: None) -> AsyncGenerator[Sessions]:
 
 
 async def until_boundary(sessions: Sessions, session_id: str, start: int = 0) -> Sequence[Event]:
-    """The events up to the next one after which the session waits or is over."""
+    """The events up to the next one after which the session waits or has ended."""
     found: list[Event] = []
     async with asyncio.timeout(PATIENCE), aclosing(sessions.events(session_id, start)) as events:
         async for event in events:

@@ -1,4 +1,4 @@
-"""Parked and cancelled turns, with every part real: what is asked, answered, stopped, and told again."""
+"""Parked and cancelled turns, with every part real: what is asked, answered, stopped, and signalled again."""
 
 import asyncio
 import subprocess

@@ -70,7 +70,7 @@ async def test_a_reply_that_cannot_be_used_is_paid_once(stack: Stack, agent: str
         during = len(await asked(stack)) - before
         after = await talk.say("say after")
 
-    # One more where calls have results to be told of.
+    # One more where calls have results to report.
     assert during == (1 if what == "text" else 2)
     assert types(events)[-2:] == ["turn.completed", "session.waiting"]
     assert after == "after"

@@ -179,7 +179,7 @@ async def test_workflows_without_a_session_are_reported_once_and_left_running(
     with caplog.at_level(logging.WARNING):
         found = [await looking.reconcile() for _ in range(3)]
 
-    # A workflow whose session is over is about to end by itself.
+    # The workflow of an ended session is about to end by itself.
     assert [each.orphans for each in found] == [["lost", "stray"]] * 3
     assert len([record for record in caplog.records if "belong to no session" in record.getMessage()]) == 1
     assert "lost, stray" in caplog.text

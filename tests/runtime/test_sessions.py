@@ -43,7 +43,7 @@ def a_token() -> str:
 
 
 async def events(store: Store, session_id: str, *, boundaries: int = 1) -> list[Event]:
-    """The session's events, once it has come to so many boundaries."""
+    """The session's events, once it has reached so many boundaries."""
     async with asyncio.timeout(PATIENCE), store.watch(session_id) as watch:
         while True:
             found = list(await store.events(session_id))

@@ -1,4 +1,4 @@
-"""What Temporal is told of what the store has accepted, and what becomes of it when Temporal cannot be told."""
+"""Deliveries that the store has accepted are signalled to Temporal, and wait while Temporal cannot be reached."""
 
 import asyncio
 from dataclasses import replace
@@ -225,7 +225,7 @@ async def test_a_cancel_request_without_a_driver_starts_one_from_the_store(store
 
     assert await Signals(store, driver).cancel(requested)
 
-    # It reads the wish from the store by itself.
+    # It reads the cancel request from the store by itself.
     assert driver.signalled() == ["rebuild WORKFLOW_LOST"]
 
 
@@ -300,7 +300,7 @@ async def test_an_absence_in_the_middle_leaves_the_session_marked(store: Store, 
 
 async def test_a_mark_that_was_set_again_since_stays(store: Store) -> None:
     class Meeting(FakeDriver):
-        """While the first delivery is told, another one is accepted and finds Temporal away."""
+        """While the first delivery is signalled, another one is accepted and finds Temporal away."""
 
         async def deliver(self, session_id: str, ref: JsonObject) -> None:
             await super().deliver(session_id, ref)
@@ -317,7 +317,7 @@ async def test_a_mark_that_was_set_again_since_stays(store: Store) -> None:
 
     await signals.signal_all("s")
 
-    # Else the next one overtakes the one that nobody was told of.
+    # Else the next one overtakes the one that was not signalled.
     assert await unsignalled(store)
 
 
@@ -374,7 +374,7 @@ async def test_nothing_overtakes_what_temporal_takes_long_to_answer(
 
 
 async def test_an_ended_session_does_not_stay_marked(store: Store, signals: Signals) -> None:
-    """Its start was not answered in time, but went through, and then it ended before whoever waited could mark it."""
+    """Its start was not answered in time, but went through; then it ended before the process that waited marked it."""
     await store.commit(given.closing())
     await store.mark_unsignalled("s")
 

@@ -1,4 +1,4 @@
-"""Sessions that nobody has told what they were sent."""
+"""Sessions with accepted deliveries that were not signalled."""
 
 import asyncio
 import logging
@@ -222,7 +222,7 @@ async def test_a_driver_that_is_older_than_its_store_reads_the_store_again(store
     "said",
     [
         {"turn": 1},
-        # A signal that it has not come to yet, and a turn that runs.
+        # A signal that it has not processed yet, and a turn that runs.
         {"turn": 0, "idle": False, "seen": ["s/d"]},
         {"turn": 1, "seen": ["s/d"], "inbox": [{"id": "s/d"}]},
         # A turn that waits for a worker has begun, and has not ended.

@@ -104,7 +104,7 @@ async def test_a_conclusion_that_no_worker_can_write_is_held_too() -> None:
 
 
 async def test_a_conclusion_that_failed_for_good_is_left_to_the_driver() -> None:
-    """An older driver ignores what is held: then nobody would ever conclude the turn."""
+    """An older driver ignores what is held: then the turn would never be concluded."""
 
     async def conclude(conclusion: Conclusion) -> Concluded:
         raise StepFailed(BROKEN)

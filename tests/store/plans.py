@@ -40,7 +40,7 @@ SELECT 'crowd-' || n, 'echo', 'conversation', CASE n % 3 WHEN 0 THEN 'completed'
 FROM sessions, numbers
 """
 
-#: What waits in those sessions, behind much that turns have heard.
+#: What waits in those sessions, behind much that turns have consumed.
 THEIR_DELIVERIES = """
 INSERT INTO deliveries (session_id, delivery_id, owner, accepted_at, turn)
 SELECT sessions.session_id, 'd-' || n, sessions.owner, '2026-' || n, CASE n WHEN 1 THEN NULL ELSE 0 END

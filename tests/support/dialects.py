@@ -287,7 +287,7 @@ def _begun(item: Json) -> Json:
 
 
 def _items(plan: Plan) -> Iterator[tuple[_Told, Json]]:
-    """What an answer is made of: what is told of each item, and the item in the end."""
+    """What an answer is made of: the events of each item, and the item in the end."""
     if plan.thoughts:
         yield _thought(plan.thoughts)
     if plan.words:

@@ -96,7 +96,7 @@ def parking(*request_ids: str, turn: int = 0, session_id: str = "s") -> Commit:
 
 
 def closing(session_id: str = "s") -> Commit:
-    """The session ends, and readers are told."""
+    """The session ends, with the event of its end."""
     completed = NewEvent(type=EventType.SESSION_COMPLETED, key="session/completed")
     return Commit(session_id, events=[completed], close=True, change=SessionChange(status="completed"))
 

@@ -45,7 +45,7 @@ SESSION = "s1"
 YES = InputAnswer(option_id=APPROVE, principal_id="ada")
 NO = InputAnswer(option_id=DENY, principal_id="ada")
 
-#: What a turn without tools tells.
+#: What a turn without tools emits.
 TEXT_TURN = [
     "session.started",
     "turn.started",
@@ -136,7 +136,7 @@ class Lab:
         return await self.harness.call_tool(made, Attempt(number or generation, generation), cancelled)
 
     async def run_one(self) -> ToolOutcome:
-        """Hear a message, and run the one call that it leads to."""
+        """Read a message, and run the one call that it leads to."""
         (ref,) = await self.calls(await self.deliver("Go"))
         return await self.tool(ref)
 
@@ -198,7 +198,7 @@ class Lab:
         await self.harness.attend_session(AttendSession(session_id=self.session, attention=attention, turn=turn))
 
     async def request_cancel(self) -> CancelRequest | None:
-        """What the API does when somebody wants the turn stopped."""
+        """What the API does when a caller cancels the turn."""
 
         def requested(turn: int) -> NewEvent:
             return NewEvent(type=EventType.CANCEL_REQUESTED, key=names.turn_key(turn, "cancel-requested"), turn=turn)

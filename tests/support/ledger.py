@@ -131,7 +131,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, status: int, body: Any) -> None:
         content = json.dumps(body).encode()
-        # Whoever asked may be dead by now; that is what we are here for.
+        # The caller may be dead by now; that is what we are here for.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self.send_response(status)
             self.send_header("content-type", "application/json")

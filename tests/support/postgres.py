@@ -62,7 +62,7 @@ def postgres_database(postgres_server: str) -> Generator[str, None, None]:
 
 @pytest.fixture
 def postgres_url(postgres_database: str) -> str:
-    """The address of an empty database that nobody else uses now."""
+    """The address of an empty database that no other test uses now."""
     with psycopg.connect(postgres_database, autocommit=True) as connection:
         # Processes that an earlier test has killed may still hold locks.
         connection.execute(
@@ -122,7 +122,7 @@ class Cluster:
         shutil.rmtree(self._home)
 
     def _run(self, binary: str, *arguments: str | Path) -> None:
-        # pg_ctl leaves the server behind with our pipes: a file takes its output, so that nobody waits for their end.
+        # pg_ctl leaves the server behind with our pipes: a file takes its output: no reader waits for their end.
         output = self._home / f"{binary}.out"
         with output.open("wb") as sink:
             ended = subprocess.run(

@@ -100,7 +100,7 @@ def wait_until(condition: Callable[[], bool], what: str, within: float = PATIENC
 
 
 def free_port() -> int:
-    """A port nobody listens on, and that no other test of this run is given before somebody does."""
+    """A free port, which no other test of this run is given before it is used."""
     worker = os.environ.get("PYTEST_XDIST_WORKER", "")
     ports = _PORTS[int(worker.removeprefix("gw") or -1) % _SHARES :: _SHARES]
     while True:

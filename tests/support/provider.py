@@ -76,7 +76,7 @@ class Provider:
             writer.close()
 
     async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """One request and its answer; False when the connection is over."""
+        """One request and its answer; False when the connection has ended."""
         try:
             head = await reader.readuntil(b"\r\n\r\n")
         except asyncio.IncompleteReadError as end:

@@ -81,7 +81,7 @@ class Outside:
 
     @property
     def consumed(self) -> list[str]:
-        """The deliveries that turns heard, in order."""
+        """The deliveries that turns consumed, in order."""
         return [delivery.id for call in self.model_calls for delivery in call.deliveries]
 
     @activity.defn(name=names.CALL_MODEL)
@@ -191,7 +191,7 @@ class Driven:
                 await asyncio.sleep(0.02)
 
     async def consumed(self, *delivery_ids: str) -> None:
-        """Wait until turns have heard exactly these, in this order."""
+        """Wait until turns have consumed exactly these, in this order."""
         await self.outside.until(lambda: len(self.outside.consumed) >= len(delivery_ids))
         assert self.outside.consumed == list(delivery_ids)
 

@@ -73,7 +73,7 @@ def _copied(commands: Iterator[WorkflowCommand]) -> Iterator[WorkflowCommand]:
 
 
 def _lasting(commands: Sequence[WorkflowCommand]) -> Iterator[WorkflowCommand]:
-    """Without timers that are begun and cancelled in one decision: Temporal never hears of them."""
+    """Without timers that are begun and cancelled in one decision: Temporal never gets them."""
     gone = {each.cancel_timer.seq for each in commands if each.HasField("cancel_timer")}
     return (each for each in commands if not (each.HasField("start_timer") and each.start_timer.seq in gone))
 

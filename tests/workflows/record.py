@@ -101,7 +101,7 @@ async def _played(scenario: Scenario, client: Client) -> Mapping[str, WorkflowHi
 
 
 async def _histories_of(scenario: Scenario, stage: Stage) -> Mapping[str, WorkflowHistory] | None:
-    """The histories, once they tell what they should and nothing is left to be decided; None if they never do."""
+    """The histories, once they contain what they should and nothing is left to be decided; None if they never do."""
     found: Mapping[str, WorkflowHistory] = {}
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_PATIENCE):

@@ -1,4 +1,4 @@
-"""What a history tells, in words, so that a recording can be held to what it is for."""
+"""What a history contains, in words, so that a recording can be held to what it is for."""
 
 import json
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ _ACTIVITY = {
     "ACTIVITY_TASK_CANCELED": "is stopped",
 }
 
-#: A history that was read between these and the decision that they ask for tells half of what it is about to tell.
+#: A history that was read between these and the decision that they ask for is only half of what it will be.
 UNDECIDED = ("WORKFLOW_TASK_SCHEDULED", "WORKFLOW_TASK_STARTED")
 
 

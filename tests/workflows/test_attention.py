@@ -80,7 +80,7 @@ async def test_only_news_has_a_held_turn_tried_again(bench: Bench, outside: Outs
     await described(session, lambda state: bool(state["held"]))
     serving.gone = False
 
-    # Nobody knows whether it was told before.
+    # Whether it was emitted before is unknown.
     for _ in range(3):
         await session.deliver("dlv_1")
     state = await session.handle.query(names.DESCRIBE)

@@ -40,7 +40,7 @@ async def test_a_running_turn_is_cancelled_and_the_next_message_works(bench: Ben
 
     await session.deliver("dlv_2")
     await session.consumed("dlv_0", "dlv_2")
-    # It is told to the activity with its next heartbeat; the rest is as much work as a turn or two.
+    # It reaches the activity with its next heartbeat; the rest is as much work as a turn or two.
     assert took < 2 + 2 * undisturbed
     assert [made.kind for made in outside.concluded] == ["cancelled"]
 
@@ -120,7 +120,7 @@ async def test_a_cancel_that_comes_too_late_leaves_the_next_turn_alone(bench: Be
 
 
 async def test_a_cancel_that_comes_before_the_turn_it_means_stops_that_one(bench: Bench, outside: Outside) -> None:
-    """Readers may know that a turn is over before its driver does."""
+    """Readers may know that a turn has ended before its driver does."""
     begun, gate = asyncio.Event(), asyncio.Event()
 
     async def holds_the_first(call: ModelCall) -> ModelOutcome:

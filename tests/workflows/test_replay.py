@@ -73,7 +73,7 @@ def named(path: Path) -> tuple[int, str]:
 
 
 async def replayed(history: WorkflowHistory) -> Overhearing:
-    """Replay it as workers run it, and hear what is ordered."""
+    """Replay it as workers run it, and collect its commands."""
     hearing = Overhearing(composition.SANDBOX)
     turn = attributes(history.events[0]).workflow_type.name == names.TURN_WORKFLOW
     kind, fails_with = (TurnWorkflow, [PerdureError]) if turn else (SessionWorkflow, [])
@@ -141,7 +141,7 @@ def test_a_recording_does_not_say_where_it_was_made(path: Path) -> None:
 
 @workflow.defn(name=names.TURN_WORKFLOW, sandboxed=False)
 class HastyTurn:
-    """A change of a workflow's body that nobody guarded with a patch."""
+    """A change of a workflow's body that is not guarded with a patch."""
 
     @workflow.run
     async def run(self, request: TurnRequest) -> TurnResult:

@@ -35,7 +35,7 @@ async def queued(store: Store) -> None:
 
 
 async def answered(store: Store) -> None:
-    """The last request is closed, and no worker has heard of it yet."""
+    """The last request is closed, and no worker knows of it yet."""
     await parked(store)
     await answer(store, answering(("r", chooses("approve"))))
 

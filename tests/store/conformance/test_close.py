@@ -1,4 +1,4 @@
-"""The end of a session: what nobody has read is refused, what nobody has answered is withdrawn, and readers know."""
+"""The end of a session: unread deliveries are refused, open requests are withdrawn, and both are emitted."""
 
 import asyncio
 from dataclasses import replace

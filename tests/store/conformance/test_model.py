@@ -183,7 +183,7 @@ class Life:
             self.emitted.append(key)
 
     def settle_cancel(self) -> None:
-        """The wish to stop a turn has met its end; one for a later turn stays."""
+        """The cancel request of an ended turn is settled; one for a later turn stays."""
         if self.cancel is not None and self.cancel < self.turns:
             self.cancel = None
 

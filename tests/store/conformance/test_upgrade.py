@@ -72,7 +72,7 @@ SECOND_ROWS = (
     """,
 )
 
-# A session that was closed while a delivery waited: nobody was told of it then.
+# A session that was closed while a delivery waited: there was no event of that then.
 ENDED_ROWS = (
     f"""
     INSERT INTO sessions (
@@ -102,7 +102,7 @@ SESSION_COLUMNS = (
 )
 DELIVERY_COLUMNS = "session_id, delivery_id, owner, idempotency_key, digest, body, turn, refused, accepted_at"
 
-# All that the first version kept. The migration changes nothing of it but the deliveries of sessions that are over.
+# All that the first version kept. The migration changes nothing of it but the deliveries of ended sessions.
 KEPT = {
     "sessions": f"SELECT {SESSION_COLUMNS} FROM sessions ORDER BY 1",
     "routes": "SELECT token_hash, session_id FROM routes ORDER BY 1",
@@ -233,7 +233,7 @@ async def test_unread_deliveries_of_an_ended_session_are_refused(upgraded: Store
     assert (consumed.turn, consumed.refused) == (0, None)
     assert refused.refused == "STALE_TOKEN"
     assert await upgraded.unread("over") == []
-    # The log of a session that is over ends with its end.
+    # The log of an ended session ends with its end.
     assert await given.keys(upgraded, "over") == ["session/completed"]
     again = await upgraded.accept(replace(given.delivery("new", session_id="over", key="l"), owner="o"))
     assert (again.fresh, again.delivery.refused) == (False, "session_not_active")

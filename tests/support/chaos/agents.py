@@ -34,7 +34,7 @@ async def _act(
 
 
 async def _pass(gate: str, *, cling: bool) -> None:
-    """Wait at a gate; whoever clings to it does not hear that it is to stop."""
+    """Wait at a gate; a call that clings to it ignores that it has to stop."""
     waiting = asyncio.ensure_future(_ledger("/pass", {"gate": gate}))
     while not waiting.done():
         try:

@@ -1,4 +1,4 @@
-"""What must hold of everything that people are asked: nothing acts that nobody agreed to, or that was stopped."""
+"""What must hold of everything that people are asked: nothing acts without consent, or after it was stopped."""
 
 from collections import Counter
 from collections.abc import Iterator

@@ -42,7 +42,7 @@ def _deadly(call: Callable[..., Awaitable[Any]], *, before: bool) -> Callable[..
 
 
 def _deadly_decision(create: Callable[..., WorkflowInstance]) -> Callable[..., WorkflowInstance]:
-    """Die with a turn's task in hand: the server has handed it out, and hears nothing more of it."""
+    """Die with a turn's task in hand: the server has handed it out, and gets no result."""
 
     def dies(runner: SandboxedWorkflowRunner, details: WorkflowInstanceDetails) -> WorkflowInstance:
         if details.info.workflow_type == names.TURN_WORKFLOW:

@@ -57,7 +57,7 @@ class Try:
     code: str = ""
     session_id: str = ""
     delivery_id: str | None = None
-    #: The receipt says that Temporal has not been told yet.
+    #: The receipt says that Temporal has not been signalled yet.
     delayed: bool = False
     #: How the requests stand that it answered: id, status, option.
     outcomes: tuple[tuple[str, str, str | None], ...] = ()
@@ -76,7 +76,7 @@ class Post:
     #: Empty when it starts a session.
     session_id: str
     message: str = ""
-    #: What the model says in the end, if nobody stops it.
+    #: What the model returns in the end, if it is not stopped.
     answer: str = ""
     tries: list[Try] = field(default_factory=list[Try])
 
@@ -88,7 +88,7 @@ class Post:
 
 @dataclass(frozen=True)
 class Cancel:
-    """A wish to stop a session, and the answer: `accepted`, `no_active_turn`, or none."""
+    """A cancel request of a session, and the answer: `accepted`, `no_active_turn`, or none."""
 
     session_id: str
     tried: Try
@@ -121,7 +121,7 @@ class Evidence:
     unpaired: Sequence[str] = ()
     #: What readers of the streams were given, by session.
     streams: Mapping[str, Sequence[Json]] = field(default_factory=dict[str, Sequence[Json]])
-    #: What callers were told was accepted: session and delivery.
+    #: What callers got receipts for: session and delivery.
     receipts: Sequence[tuple[str, str]] = ()
     #: What callers did over HTTP, try by try.
     posts: Sequence[Post] = ()
@@ -140,11 +140,11 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Moving:
-    """What has not come to rest: sessions that work, and deliveries that nobody has heard or refused."""
+    """What has not settled: sessions that work, and deliveries that are neither consumed nor refused."""
 
     sessions: Sequence[str]
     deliveries: Sequence[str]
-    #: Those of them whose sessions wait for nobody's answer.
+    #: Those of them whose sessions do not wait for an answer.
     due: Sequence[str]
     #: The requests that wait for an answer.
     asking: Sequence[str]

@@ -16,7 +16,7 @@ _ENDS = ("turn.completed", "turn.failed", "turn.cancelled")
 _STEP_ENDS = ("step.completed", "step.failed")
 _BOUNDARIES = ("session.waiting", "session.completed", "session.failed")
 _TERMINAL = ("session.completed", "session.failed")
-# What people do outside of turns is told at any time, of whichever turn it is about.
+# What people do outside of turns is emitted at any time, of whichever turn it is about.
 _AT_ANY_TIME = (
     *("input.resolved", "input.reminded", "cancel.requested", "delivery.refused"),
     *("session.attention", "session.recovered", "session.rebuilt"),
@@ -93,7 +93,7 @@ def each_turn_ends_once(evidence: Evidence) -> Iterator[str]:
             if count != {"turn.started": 1, "turn ends": ends, "boundary": ends}:
                 yield f"{session_id} turn {turn}: {dict(count)}"
         for (turn, step), count in steps.items():
-            # What a step would have come to is not known when its turn is stopped.
+            # The outcome of a step is not known when its turn is stopped.
             unfinished = turn in stopped and count == {"step.started": 1}
             if count != {"step.started": 1, "step ends": 1} and not unfinished:
                 yield f"{session_id} turn {turn} step {step}: {dict(count)}"
@@ -127,7 +127,7 @@ def _ended_by_operator(event: Json) -> bool:
 
 
 def each_action_has_one_result(evidence: Evidence) -> Iterator[str]:
-    """A call that people are asked about is an action once nobody waits for them any more."""
+    """A call that people are asked about is an action once it waits for them no more."""
     for session_id, events in evidence.events.items():
         open = {row["request"]["callId"] for row in evidence.inputs.get(session_id, ()) if row["status"] == "open"}
         gated = {
@@ -144,7 +144,7 @@ def each_action_has_one_result(evidence: Evidence) -> Iterator[str]:
             for action in event["data"]["actions"]
         ) + Counter(gated - open)
         told = Counter(event["data"]["result"]["callId"] for event in events if event["type"] == "action.result")
-        # A turn may end before people are asked about a call: its result is told, and it was no action before.
+        # A turn may end before people are asked about a call: its result is emitted, and it was no action before.
         refused = {
             event["data"]["result"]["callId"]
             for event in events
@@ -159,7 +159,7 @@ def each_action_has_one_result(evidence: Evidence) -> Iterator[str]:
 
 
 def each_delivery_is_answered_once(evidence: Evidence) -> Iterator[str]:
-    """An accepted delivery was heard by one turn, or visibly refused; a caller's receipt is a delivery."""
+    """An accepted delivery was consumed by one turn, or visibly refused; a caller's receipt is a delivery."""
     for session in evidence.sessions:
         session_id = session["session_id"]
         events = evidence.events.get(session_id, ())
@@ -211,7 +211,7 @@ def every_session_has_settled(evidence: Evidence) -> Iterator[str]:
 
 
 def at_most_once_holds(evidence: Evidence, effects: Mapping[str, str]) -> Iterator[str]:
-    """One effect when the call is reported as completed, at most one else; whoever may repeat has one key."""
+    """One effect when the call is reported as completed, at most one else; a tool that may repeat has one key."""
     happened: dict[tuple[str, str], list[Json]] = defaultdict(list)
     for effect in evidence.effects:
         happened[effect["body"]["session"], effect["body"]["call"]].append(effect)
@@ -272,7 +272,7 @@ def _recorded_replies(evidence: Evidence) -> dict[tuple[str, int], float]:
 
 
 def streamed_text_is_the_message(evidence: Evidence) -> Iterator[str]:
-    """Within an attempt the text so far grows by the deltas; what is completed is what its own attempt told."""
+    """Within an attempt the text so far grows by the deltas; what is completed is what its own attempt emitted."""
     for stream in evidence.streams.values():
         so_far: dict[tuple[str, int], str] = {}
         for event in stream:

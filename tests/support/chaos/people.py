@@ -12,7 +12,7 @@ from .evidence import Json
 from .scripts import Script
 from .world import Caller, World, kept_types
 
-#: Two callers with keys of their own, beside whoever calls from this machine.
+#: Two callers with keys of their own, beside the caller from this machine.
 KEYS = {name: f"the key of {name}" for name in ("alice", "bob")}
 API_KEYS = ",".join(f"{name}={hashlib.sha256(key.encode()).hexdigest()}" for name, key in KEYS.items())
 
@@ -53,7 +53,7 @@ async def cancel(caller: Caller) -> str:
 
 
 async def stopped(world: World, caller: Caller, times: int = 1, within: float = PATIENCE) -> None:
-    """Wait until readers are told that the turn was cancelled."""
+    """Wait until the event that the turn was cancelled is emitted."""
     await until(
         lambda: kept_types(world, caller.session_id).count("turn.cancelled") == times, "turn.cancelled", within=within
     )
@@ -66,7 +66,7 @@ def row_of(world: World, request_id: str) -> Json:
 
 
 def results(events: list[Json]) -> list[tuple[str, str]]:
-    """What the calls came to, as a reader sees it: tool and status."""
+    """The outcomes of the calls, as a reader sees them: tool and status."""
     told = [event["data"] for event in events if event["type"] == "action.result"]
     return [(each["result"]["toolName"], each["status"]) for each in told]
 

@@ -1,4 +1,4 @@
-"""What the scripted provider is told to do. Each message is said once, so that it names its turn."""
+"""What the scripted provider has to do. Each message is sent once, so that it names its turn."""
 
 import json
 from dataclasses import dataclass

@@ -25,13 +25,13 @@ from .evidence import Asked, Evidence, Json, Moving, read_moving, read_store
 
 AGENT = "tests.support.chaos.agents:agent"
 
-#: What a worker that says nothing is taken for dead after, and what recovery may take on top of it.
+#: What a worker without heartbeats is taken for dead after, and what recovery may take on top of it.
 HEARTBEAT = 5.0
 RECOVERY = 3.0
 
 
 def unique(word: str = "w") -> str:
-    """A word that nobody has said before: messages and notes are recognised by it."""
+    """A word that was not used before: messages and notes are recognised by it."""
     return f"{word}{uuid.uuid4().hex[:10]}"
 
 
@@ -110,7 +110,7 @@ class World:
                 worker.kill()
 
     def dying_api(self, moment: str) -> tuple[Process, str]:
-        """Start an API that dies at this moment of its talk with Temporal; the process and its address."""
+        """Start an API that dies at this moment of its requests to Temporal; the process and its address."""
         port = free_port()
         api = self._dying("api", moment, {"PERDURE_PORT": str(port)})
         wait_until(lambda: not api.alive or listens("127.0.0.1", port), f"{api.name} to listen", 2 * PATIENCE)
@@ -152,11 +152,11 @@ class World:
         return httpx2.get(f"{self.stack.provider_url}/{what}", timeout=60).raise_for_status().json()
 
     def moving(self) -> Moving:
-        """What has not come to rest yet."""
+        """What has not settled yet."""
         return read_moving(self.stack.settings.database)
 
     async def settled(self, within: float = 1.5 * PATIENCE) -> Evidence:
-        """Wait until every session waits or is over, and every delivery was heard or refused."""
+        """Wait until every session waits or has ended, and every delivery was consumed or refused."""
         await until(lambda: not self.moving().unsettled, "all sessions to settle", within)
         return self.store()
 
@@ -227,7 +227,7 @@ def kept_types(world: World, session_id: str) -> list[str]:
 
 
 def reported(events: list[Json]) -> str:
-    """What the call came to, as a reader sees it."""
+    """The outcome of the call, as a reader sees it."""
     result = next(event["data"] for event in events if event["type"] == "action.result")
     return "unknown" if result.get("error", {}).get("code") == "TOOL_OUTCOME_UNKNOWN" else result["status"]
 

@@ -244,7 +244,7 @@ async def cancel_while_concluding(stage: Stage) -> None:
     }
 )
 async def cancel_while_a_turn_concludes(stage: Stage) -> None:
-    """Whoever cancels an end that is being written gets that end."""
+    """A cancel of an end that is being written gets that end."""
     concluding = stage.hold(names.CONCLUDE_TURN)
     stage.script({(0, 0): _LOST})
     session = await stage.start()
@@ -278,7 +278,7 @@ async def cancel_that_is_late(stage: Stage) -> None:
 
 @CANCELS.add({"": ("ask turn", "signal deliver", "signal cancel", "turn ends", "ask conclude_turn")})
 async def cancel_that_is_early(stage: Stage) -> None:
-    """Readers know that a turn is over before its driver does, and mean the next one."""
+    """Readers know that a turn has ended before its driver does, and mean the next one."""
     stage.outside.answer = said = Unstoppable(Finished())
     session = await stage.start()
     await session.deliver("dlv_0")

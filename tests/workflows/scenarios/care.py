@@ -73,7 +73,7 @@ async def held_twice(stage: Stage) -> None:
     }
 )
 async def held_until_news(stage: Stage) -> None:
-    """What is told again is no news; another message is, and has the turn tried again."""
+    """What is signalled again is not new; another message is, and has the turn tried again."""
     session, away = await _held(stage, tries=9)
     await stage.until("timer")
     away.gone = False
@@ -185,7 +185,7 @@ async def unreadable_state_that_is_read_again(stage: Stage) -> None:
 
 @CARE.add({"": ("begins", "ask attend_session", "attend_session ends", *_TURN)})
 async def state_that_can_be_read_again(stage: Stage) -> None:
-    """The attention is taken back, and what nobody could read meanwhile is read."""
+    """The attention is taken back, and what could not be read meanwhile is read."""
     delivery = DeliveryRef(id="dlv_0", token_hash="now").model_dump(mode="json")
     state = _state("ses_unread")
     await stage.start(data={**state, "inbox": [delivery, delivery], "wasUnreadable": True})
@@ -250,7 +250,7 @@ async def rebuilt_to_end(stage: Stage) -> None:
 
 @CARE.add({"": ("ask rebuild_session", "rebuild_session ends", "ends")})
 async def rebuilt_after_the_end(stage: Stage) -> None:
-    """The session is over: there is nothing to drive."""
+    """The session has ended: there is nothing to drive."""
     await _from_store(stage)
 
 
@@ -349,6 +349,6 @@ async def failed_by_an_operator_without_a_worker(stage: Stage) -> None:
 
 @CARE.add({"": ("turn begins", "is terminated"), "turn-0": ("ask call_model", "is terminated")})
 async def terminated_by_an_operator(stage: Stage) -> None:
-    """Nobody is asked; the driver that follows is that of `rebuilt-to-end`."""
+    """No request is opened; the driver that follows is that of `rebuilt-to-end`."""
     session = await _thinking(stage)
     await session.handle.terminate()

@@ -88,7 +88,7 @@ async def answered_in_parts(stage: Stage) -> None:
     }
 )
 async def answered_again(stage: Stage) -> None:
-    """An answer that an earlier turn has heard already: readers are told nothing of this turn."""
+    """An answer that an earlier turn has consumed already: this turn emits nothing."""
     stage.script({(0, 0): Parked(open=(ASKED,))})
     session = await stage.start()
     stage.outside.resumed = Resumed(open=(ASKED,), silent=True)
@@ -158,7 +158,7 @@ async def much_at_once(stage: Stage) -> None:
 
 @PARKING.add({"": ("ask withdraw_inputs", "withdraw_inputs ends", "ask refuse_delivery", "ask turn", "turn ends")})
 async def much_at_once_and_a_cancel(stage: Stage) -> None:
-    """The withdrawal comes first; then there is nobody left to remind."""
+    """The withdrawal comes first; then there is no request left to remind of."""
     message = DeliveryRef(id="dlv_1", token_hash="now")
     await stage.start(open=_DUE, turn=1, cancel="this", inbox=(_STALE, message))
 

@@ -19,7 +19,7 @@ ASKED = OpenInput(request_id="inp_1")
 
 
 class Gate:
-    """Holds up whoever passes until it is opened."""
+    """Holds each caller until it is opened."""
 
     def __init__(self) -> None:
         self._reached = asyncio.Event()
@@ -108,7 +108,7 @@ class Stage:
         return gate
 
     async def until(self, *words: str, part: str = "") -> None:
-        """Wait until a history tells this."""
+        """Wait until a history contains this."""
         async with asyncio.timeout(PATIENCE):
             while not contains(story_of(await self.histories(), part), words):
                 await asyncio.sleep(0.05)
@@ -167,7 +167,7 @@ Play: TypeAlias = Callable[[Stage], Awaitable[None]]
 
 @dataclass(frozen=True)
 class Scenario:
-    """Something that sessions do, and what the history of each of its parts must tell, in this order."""
+    """Something that sessions do, and what the history of each of its parts must contain, in this order."""
 
     name: str
     play: Play

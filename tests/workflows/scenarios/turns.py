@@ -1,4 +1,4 @@
-"""What turns hear, do and end with."""
+"""What turns read, do and end with."""
 
 import asyncio
 
@@ -209,7 +209,7 @@ async def silent_call(stage: Stage) -> None:
 
 @TURNS.add({"": (*_TURN, "patch silent-turns-keep-their-number", *_TURN), "turn-0": ("call_model ends", "ends")})
 async def unheard(stage: Stage) -> None:
-    """A turn that found nothing to hear leaves its number to the next one."""
+    """A turn that found nothing to consume leaves its number to the next one."""
     consumed: list[str] = []
 
     async def answer(call: ModelCall) -> ModelOutcome:
@@ -274,7 +274,7 @@ async def failed_task(stage: Stage) -> None:
 
 @TURNS.add({"": (*_TURN, *_TURN, "ends"), "turn-0": _FAILED})
 async def task_that_is_not_over(stage: Stage) -> None:
-    """Whoever concluded the turn says how the session stands, and the driver believes it."""
+    """The conclusion of the turn returns the session's status, and the driver believes it."""
     stage.script({(0, 0): _LOST})
     stage.outside.concluded_as = Concluded(token_hash="now", head=3, over=False)
     session = await stage.start(mode="task")
@@ -284,7 +284,7 @@ async def task_that_is_not_over(stage: Stage) -> None:
 
 @TURNS.add({"": ("ask turn", "signal deliver", "signal deliver", "turn ends", "ends")})
 async def task_with_a_full_inbox(stage: Stage) -> None:
-    """What nobody has read when the session ends is none of the driver's business."""
+    """What is unread when the session ends is none of the driver's business."""
     stage.outside.answer = said = Unstoppable(Finished())
     session = await stage.start(mode="task")
     await session.deliver("dlv_0")
