@@ -10,11 +10,12 @@ from pydantic import BaseModel
 _LONGEST = 80
 
 
-def pytest_make_parametrize_id(val: object) -> str | None:
+def pytest_make_parametrize_id(val: Any) -> str | None:
     structured = isinstance(val, dict | list | tuple | set | frozenset | BaseException | BaseModel)
     if not structured and (isinstance(val, type) or not dataclasses.is_dataclass(val)):
         return None
-    text = _described(val).strip() or "empty"
+    name = getattr(cast("Any", val), "name", None)
+    text = (name if isinstance(name, str) else _described(val)).strip() or "empty"
     return text.encode("unicode_escape").decode("ascii")[:_LONGEST]
 
 
