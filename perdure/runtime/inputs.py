@@ -19,7 +19,7 @@ from perdure.errors import (
 )
 from perdure.protocol.deliveries import DeliveryBody, InputOutcome, InputResponse, Message, Principal, Receipt
 from perdure.protocol.events import NewEvent
-from perdure.protocol.inputs import InputAnswer, InputStatus
+from perdure.protocol.inputs import APPROVE, DENY, InputAnswer, InputStatus
 from perdure.session import inputs
 from perdure.session.inputs import may_answer, resolved
 from perdure.store.base import Store
@@ -377,10 +377,14 @@ class Inputs:
     ) -> Receipt:
         """Answer one request. Its session is signalled when the votes close it.
 
-        `ForbiddenResponder` when the caller may not answer it, `InputClosed` or `InputExpired` when it has another
+        `Invalid` for an approval's option beside `approve` and `deny`, which would deny otherwise. `ForbiddenResponder`
+        when the caller may not answer it, `InputClosed` or `InputExpired` when it has another
         outcome.
         """
         row = await self.get(response.request_id, principal)
+        if row.request.kind == "approval" and response.option_id not in (None, APPROVE, DENY):
+            # A denial cannot be taken back: a slip must not be one.
+            raise Invalid(f"Request {response.request_id} is an approval: answer '{APPROVE}' or '{DENY}'.")
         body = DeliveryBody(input_responses=(response,), principal=principal)
         about = ("answer", response.request_id)
         request = CallerRequest(

@@ -38,7 +38,6 @@ from perdure.protocol.deliveries import (
     summary,
 )
 from perdure.protocol.events import Event, EventType, NewEvent
-from perdure.protocol.inputs import APPROVE, DENY
 from perdure.protocol.wire import JsonObject
 from perdure.session.state import derive_token, hash_token
 from perdure.store.base import Store, events_of
@@ -243,14 +242,13 @@ class Sessions:
         request is for somebody else, `InputClosed` or `InputExpired` when it has another outcome.
         """
         row = await self.inputs.get(request_id, principal)
-        answer, reason = whole(answer), None if reason is None else whole(reason)
-        if row.request.kind == "approval":
-            # A denial cannot be taken back: a slip must not be one.
-            if answer not in (APPROVE, DENY):
-                raise Invalid(f"Request {request_id} is an approval: answer '{APPROVE}' or '{DENY}'.")
-            said = InputResponse(request_id=request_id, option_id=answer, arguments=arguments, reason=reason)
-        else:
-            said = InputResponse(request_id=request_id, text=answer, arguments=arguments, reason=reason)
+        chosen = "option_id" if row.request.kind == "approval" else "text"
+        said = InputResponse(
+            request_id=request_id,
+            arguments=arguments,
+            reason=None if reason is None else whole(reason),
+            **{chosen: whole(answer)},
+        )
         return await self.inputs.answer(said, principal, idempotency_key=idempotency_key)
 
     # --- look -----------------------------------------------------------------------------------------------
