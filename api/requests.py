@@ -1,4 +1,4 @@
-"""The parts of a request: the agent and session of its path, the parameters of its query, the limits of its content."""
+"""The parts of a request: the agent and session of its path, the parameters of its query, the limits of its body."""
 
 import functools
 import re
@@ -14,13 +14,13 @@ from perdure.agents.agent import Agent
 from perdure.agents.registry import AgentRegistry
 from perdure.bounds import quoted
 from perdure.errors import InputNotFound, Invalid, SessionNotFound, TooLarge, UnsupportedMedia
-from perdure.protocol.deliveries import FilePart, InputResponse, Principal
+from perdure.protocol.deliveries import DeliveryBody, FilePart, InputResponse, Principal
 from perdure.runtime.sessions import Sessions
 from perdure.settings import Settings
 from perdure.store.values import SessionRow
 from perdure.telemetry import spans
 
-from .bodies import BodyReader, Content
+from .bodies import BodyReader
 from .responses import dumps
 
 _KEY_LIMIT = 255
@@ -135,9 +135,9 @@ class RequestLimits:
             media_types=None if "*/*" in types else types,
         )
 
-    def check(self, content: Content) -> None:
+    def check(self, body: DeliveryBody) -> None:
         """Raise `TooLarge` or `UnsupportedMedia`, with the first few violations and the text of the first one."""
-        found = chain((violation for part in _files(content) for violation in self._file(part)), self._text(content))
+        found = chain((violation for part in _files(body) for violation in self._file(part)), self._text(body))
         violations = list(islice(found, _MOST_VIOLATIONS))
         if not violations:
             return
@@ -164,8 +164,8 @@ class RequestLimits:
             for allowed in self.media_types
         )
 
-    def _text(self, content: Content) -> Iterator[dict[str, Any]]:
-        size = sum(len(text.encode()) for text in _texts(content))
+    def _text(self, body: DeliveryBody) -> Iterator[dict[str, Any]]:
+        size = sum(len(text.encode()) for text in _texts(body))
         if size > self.message_bytes:
             yield {"byteLength": size, "kind": "too-large", "limit": self.message_bytes, "mediaType": "text/plain"}
 
@@ -194,20 +194,20 @@ def _base64_size(text: str) -> int:
     return max(0, len(text) * 3 // 4 - padding)
 
 
-def _files(content: Content) -> list[FilePart]:
-    if content.message is None or isinstance(content.message, str):
+def _files(body: DeliveryBody) -> list[FilePart]:
+    if body.message is None or isinstance(body.message, str):
         return []
-    return [part for part in content.message if isinstance(part, FilePart)]
+    return [part for part in body.message if isinstance(part, FilePart)]
 
 
-def _texts(content: Content) -> list[str]:
+def _texts(body: DeliveryBody) -> list[str]:
     """Everything that is stored of a delivery, except the bytes of its files."""
-    texts = list(content.client_context)
-    if content.output_schema is not None:
-        texts.append(dumps(content.output_schema).decode())
-    texts.extend(text for part in _files(content) for text in _file_texts(part))
-    texts.extend(text for response in content.input_responses for text in _response_texts(response))
-    match content.message:
+    texts = list(body.client_context)
+    if body.output_schema is not None:
+        texts.append(dumps(body.output_schema).decode())
+    texts.extend(text for part in _files(body) for text in _file_texts(part))
+    texts.extend(text for response in body.input_responses for text in _response_texts(response))
+    match body.message:
         case None:
             pass
         case str(message):

@@ -7,10 +7,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.auth import Gate
-from api.bodies import BodyReader, Content, Fields, parse_answer
+from api.bodies import BodyReader, Fields, parse_answer
 from api.requests import RequestLimits, idempotency_key, known_input, limit, name, one_of
 from api.responses import flags, reply
-from perdure.protocol.deliveries import InputResponse
+from perdure.protocol.deliveries import DeliveryBody, InputResponse
 from perdure.protocol.inputs import InputKind, InputStatus
 from perdure.protocol.wire import JsonObject
 from perdure.runtime.inputs import Inputs
@@ -46,7 +46,7 @@ class InputRoutes:
 
         def parse(fields: Fields) -> InputResponse:
             response = parse_answer(request_id, fields)
-            self._limits.check(Content(None, (), None, (response,)))
+            self._limits.check(DeliveryBody(input_responses=(response,)))
             return response
 
         response = await self._bodies.read(request, parse)
