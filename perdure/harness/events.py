@@ -51,6 +51,9 @@ class EventFactory:
     at: Coordinates
     attempt: int | None = None
 
+    def of_another_step(self, step: int) -> "EventFactory":
+        return replace(self, at=self.at.model_copy(update={"step": step}))
+
     def session_started(self, agent: str, model: str) -> NewEvent:
         runtime = {"agentId": agent, "agentName": agent, "eveVersion": CONTRACT_VERSION, "modelId": model}
         return self._event(EventType.SESSION_STARTED, names.session_key("started"), {"runtime": runtime})

@@ -39,7 +39,7 @@ from .reply import (
 )
 from .tools.approvals import Approvals, Clock, remembered
 from .tools.builtin import TRIES, FinalOutput, Offer, SchemaFailed, open_offer, required_output
-from .turn_begin import FileFetcher, Opening, complete_previous_step, open_step, read_deliveries
+from .turn_begin import FileFetcher, Opening, completed_step, open_step, read_deliveries
 
 log = logging.getLogger("perdure.model")
 
@@ -142,7 +142,7 @@ class ModelCaller:
                 if not deliveries and not turn.resumption:
                     return Unheard()
                 ctx = replace(ctx, turn=turn)
-            opening = open_step(call.at, ctx.attempt.number, deliveries, ctx.turn, ctx.agent.name, self._model(ctx))
+            opening = open_step(ctx.factory, deliveries, ctx.turn, ctx.agent.name, self._model(ctx))
             try:
                 return await self._commit_opening(ctx, opening)
             except DeliveryTaken:
@@ -200,8 +200,8 @@ class ModelCaller:
 
     async def _complete_turn(self, ctx: _ModelContext, result: Result) -> ModelOutcome:
         """End the turn with a result that was recorded in the previous step. The model is not called again."""
-        at, number = ctx.call.at, ctx.attempt.number
-        before = EventFactory(at.model_copy(update={"step": at.step - 1}), number)
+        at = ctx.call.at
+        before = ctx.factory.of_another_step(at.step - 1)
         settlement = settle_result(before, ctx.call.mode, result)
         done = await commit_with_retries(
             self._store,
@@ -210,7 +210,7 @@ class ModelCaller:
                 unless_cancelled=at.turn,
                 unless=(at.turn, at.step, REPLY),
                 records=settlement.records,
-                events=(*complete_previous_step(at, number, ctx.turn), *settlement.events),
+                events=(*completed_step(before, ctx.turn), *settlement.events),
                 close=settlement.close,
                 close_turn=at.turn,
                 change=settlement.change,

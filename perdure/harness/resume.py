@@ -334,7 +334,7 @@ class TurnResumer:
 
     def _opening(self, ctx: _ResumeContext) -> Opening:
         model = ctx.agent.model or "unknown"
-        return begin_turn(ctx.at, ctx.attempt.number, ctx.deliveries, ctx.turn, ctx.session.agent, model)
+        return begin_turn(ctx.factory, ctx.deliveries, ctx.turn, ctx.session.agent, model)
 
     async def _asking_turns(self, ctx: _ResumeContext) -> dict[int, TurnJournal]:
         """The turns that asked, by number."""

@@ -51,7 +51,7 @@ from .journal import (
 )
 from .prompt import INTERRUPTED, NOT_EXECUTED
 from .tools import builtin, outcomes
-from .turn_begin import Opening, begin_turn, complete_previous_step, open_step, read_deliveries
+from .turn_begin import Opening, begin_turn, completed_step, open_step, read_deliveries
 
 _CANCELLED = "This call was cancelled before it was executed."
 
@@ -175,13 +175,12 @@ class TurnParker:
         # A turn that only processed some answers has no new requests: it emits those that are still open again.
         waiting = requests or await self._still_open(park)
         ending = factory.parked()
-        after = at.model_copy(update={"step": at.step + 1})
         return Commit(
             at.session_id,
             unless_cancelled=at.turn,
             unless=(at.turn, at.step, END),
             records=(written(at.turn, at.step, END, PARK, StoredPark(open=park.open)),),
-            events=(*complete_previous_step(after, None, turn), factory.inputs_requested(waiting), *ending.events),
+            events=(*completed_step(factory, turn), factory.inputs_requested(waiting), *ending.events),
             close_turn=at.turn,
             opens=requests,
             change=SessionChange(status=ending.status),
@@ -353,7 +352,7 @@ class TurnEnder:
         at = conclusion.at.model_copy(update={"step": max(conclusion.at.step, turn.last_step)})
         factory = EventFactory(at)
         ending = _ending_of(factory, conclusion)
-        opening = self._opening(conclusion, at, row, turn, deliveries)
+        opening = self._opening(conclusion, factory, row, turn, deliveries)
         blocking = _blocking_records(conclusion, at, turn)
         call_records, call_events = close_unfinished(factory, conclusion, unfinished)
         return Commit(
@@ -374,7 +373,7 @@ class TurnEnder:
     def _opening(
         self,
         conclusion: Conclusion,
-        at: Coordinates,
+        factory: EventFactory,
         row: SessionRow,
         turn: TurnJournal,
         deliveries: tuple[ConsumedDelivery, ...],
@@ -383,7 +382,7 @@ class TurnEnder:
         agent = self._agents.get(row.agent)
         model = (agent and agent.model) or "unknown"
         begin = begin_turn if conclusion.kind == "cancelled" else open_step
-        return begin(at, None, deliveries, turn, row.agent, model)
+        return begin(factory, deliveries, turn, row.agent, model)
 
 
 def _with_cancel_request(conclusion: Conclusion, row: SessionRow) -> Conclusion:
@@ -398,7 +397,7 @@ def _completed_step(conclusion: Conclusion, turn: TurnJournal) -> tuple[NewEvent
     answered = [step for step in range(turn.last_step + 1) if turn.reply(step)]
     if conclusion.kind != "cancelled" or not answered:
         return ()
-    return complete_previous_step(conclusion.at.model_copy(update={"step": answered[-1] + 1}), None, turn)
+    return completed_step(EventFactory(conclusion.at).of_another_step(answered[-1]), turn)
 
 
 def _ending_of(factory: EventFactory, conclusion: Conclusion) -> Ending:
