@@ -242,23 +242,19 @@ def model_outcome(record: NewRecord) -> ModelOutcome:
         return Parked(open=read(record, PARK, StoredPark).open)
     if record.format == RESUMPTION:
         return Finished(failure=read(record, RESUMPTION, StoredResumption).resumed.failure)
-    return _of_reply(read(record, REPLY, StoredReply))
+    return outcome_of_reply(read(record, REPLY, StoredReply))
 
 
-def _of_reply(reply: StoredReply) -> ModelOutcome:
-    model = _model(reply)
+def outcome_of_reply(reply: StoredReply) -> ModelOutcome:
+    name = reply.response.get("model_name")
+    # The model's name as the provider gives it. It is cut, because it becomes part of Temporal's history.
+    model = quoted(name, _LONGEST_MODEL) if isinstance(name, str) and name else None
     if reply.parked:
         return Parked(open=reply.open, usage=reply.usage, model=model)
     if reply.ends:
         return Finished(usage=reply.usage, failure=reply.failure, model=model)
     calls = tuple(call.ref for call in reply.calls if call.ref and call.runs)
     return Calls(calls=calls, parallel=reply.parallel, open=reply.open, usage=reply.usage, model=model)
-
-
-def _model(reply: StoredReply) -> str | None:
-    """The model's name as the provider gives it. It is cut, because it becomes part of Temporal's history."""
-    name = reply.response.get("model_name")
-    return quoted(name, _LONGEST_MODEL) if isinstance(name, str) and name else None
 
 
 def tool_outcome(call_id: str, record: NewRecord) -> ToolOutcome:

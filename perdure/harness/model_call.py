@@ -16,7 +16,7 @@ from perdure.harness.events import CallNames
 from perdure.models.base import Delta, ModelSource, Prompt, Reply
 from perdure.protocol.events import NewEvent, Usage
 from perdure.protocol.names import MODEL_SCOPE, REPLY
-from perdure.protocol.requests import Failure, Finished, ModelCall, ModelOutcome, Unheard
+from perdure.protocol.requests import Failure, ModelCall, ModelOutcome, Unheard
 from perdure.settings import Settings
 from perdure.store.base import Store, commit_with_retries
 from perdure.store.values import Attempt, Commit, Committed, DeliveryTaken, Fence, Hold, SessionRow
@@ -152,31 +152,36 @@ class ModelCaller:
     async def _commit_opening(self, ctx: _ModelContext, opening: Opening) -> "_ModelContext | ModelOutcome":
         records = (*opening.records, *(() if ctx.mark else (new_mark(ctx.call.at.turn),)))
         ctx = replace(ctx, turn=ctx.turn.with_records(records))
-        limit = self._limit_reached(ctx)
-        settlement = settle_failure(ctx.factory, ctx.call.mode, limit, Usage()) if limit else Settlement()
         at = ctx.call.at
-        done = await self._store.commit(
-            Commit(
-                at.session_id,
-                head=ctx.call.head,
-                unless_cancelled=at.turn,
-                unless=(at.turn, at.step, REPLY),
-                fence=self._fence(ctx, Hold.RAISE),
-                superseding=ctx.factory.superseded(ctx.attempt.generation),
-                records=(*records, *settlement.records),
-                events=(*opening.events, *settlement.events),
-                consume=opening.consume,
-                consume_turn=at.turn,
-                close=settlement.close,
-                close_turn=at.turn if limit else None,
-                change=settlement.change_after(opening.change),
-            )
+        commit = Commit(
+            at.session_id,
+            head=ctx.call.head,
+            unless_cancelled=at.turn,
+            unless=(at.turn, at.step, REPLY),
+            fence=self._fence(ctx, Hold.RAISE),
+            superseding=ctx.factory.superseded(ctx.attempt.generation),
+            records=records,
+            events=opening.events,
+            consume=opening.consume,
+            consume_turn=at.turn,
+            change=opening.change,
         )
-        if done.existing:
+        limit = self._limit_reached(ctx)
+        if limit is None:
+            done = await self._store.commit(commit)
+            if done.existing is None:
+                return ctx
             return model_outcome(done.existing).model_copy(update={"head": done.session.events})
-        if limit:
-            return Finished(failure=limit, head=done.session.events)
-        return ctx
+        settlement = settle_failure(ctx.factory, ctx.call.mode, limit, Usage())
+        ended = replace(
+            commit,
+            records=(*records, *settlement.records),
+            events=(*opening.events, *settlement.events),
+            close=settlement.close,
+            close_turn=at.turn,
+            change=replace(settlement.change, turns=opening.change.turns),
+        )
+        return _outcome(await self._store.commit(ended), settlement.outcome)
 
     def _limit_reached(self, ctx: _ModelContext) -> Failure | None:
         if ctx.output and ctx.output.problem:
@@ -216,7 +221,7 @@ class ModelCaller:
                 change=settlement.change,
             ),
         )
-        return _outcome(done, settlement)
+        return _outcome(done, settlement.outcome)
 
     # --- the model call ---
 
@@ -320,7 +325,7 @@ class ModelCaller:
         try:
             done = await self._commit(ctx, settlement, unwritten)
         except TurnCancelled:
-            spent = (settlement.change and settlement.change.usage) or Usage()
+            spent = settlement.change.usage or Usage()
             if cancelled is None and spent == Usage():
                 raise
             settlement = cancelled or settle_stopped(ctx.factory, ctx.call.mode, spent)
@@ -329,7 +334,7 @@ class ModelCaller:
             reach("park_after_commit")
         if done.existing is None and (ended := settlement.ended):
             spans.turn_ended(ctx.agent.name, ended)
-        return _outcome(done, settlement)
+        return _outcome(done, settlement.outcome)
 
     async def _commit(self, ctx: _ModelContext, settlement: Settlement, unwritten: tuple[NewEvent, ...]) -> Committed:
         at = ctx.call.at
@@ -345,7 +350,7 @@ class ModelCaller:
                 events=(*unwritten, *settlement.events),
                 close=settlement.close,
                 opens=settlement.opens,
-                change=settlement.counted,
+                change=settlement.change,
             ),
         )
 
@@ -369,8 +374,9 @@ async def _with_model_errors(stream: AsyncGenerator[Delta | Reply, None]) -> Asy
             raise ModelFailed(f"The model failed ({type(error).__name__}).") from error
 
 
-def _outcome(done: Committed, settlement: Settlement) -> ModelOutcome:
-    outcome = model_outcome(done.existing or settlement.records[0])
+def _outcome(done: Committed, mine: ModelOutcome) -> ModelOutcome:
+    """The outcome of the step: `mine`, or that of another attempt whose record existed already."""
+    outcome = model_outcome(done.existing) if done.existing else mine
     return outcome.model_copy(update={"head": done.session.events})
 
 

@@ -15,7 +15,7 @@ from perdure.protocol.deliveries import Mode, Principal
 from perdure.protocol.events import EventType, FinishReason, NewEvent, Usage
 from perdure.protocol.inputs import InputRequest
 from perdure.protocol.names import REPLY, outcome_slot
-from perdure.protocol.requests import CallRef, Coordinates, Failure
+from perdure.protocol.requests import CallRef, Coordinates, Failure, Finished, ModelOutcome
 from perdure.protocol.wire import JsonObject
 from perdure.session.turn import CANCELLED
 from perdure.settings import Settings
@@ -32,6 +32,7 @@ from .journal import (
     StoredFailure,
     StoredReply,
     dump_response,
+    outcome_of_reply,
     written,
 )
 from .journal import REPLY as REPLY_FORMAT
@@ -291,10 +292,12 @@ def _arguments(part: ToolCallPart, budget: _Budget) -> JsonObject:
 class Settlement:
     """What the last commit of a step writes; the record that ends the step comes first."""
 
-    records: Sequence[NewRecord] = ()
-    events: Sequence[NewEvent] = ()
+    #: What the turn gets to know of it.
+    outcome: ModelOutcome
+    records: Sequence[NewRecord]
+    events: Sequence[NewEvent]
+    change: SessionChange
     close: bool = False
-    change: SessionChange | None = None
     opens: Sequence[InputRequest] = ()
 
     @property
@@ -308,16 +311,6 @@ class Settlement:
         if EventType.TURN_CANCELLED in types:
             return "cancelled"
         return "completed" if EventType.TURN_COMPLETED in types else None
-
-    @property
-    def counted(self) -> SessionChange | None:
-        """The change of the session, with the number of call results."""
-        return self.change and replace(self.change, tool_calls=results_in(self.events))
-
-    def change_after(self, first: SessionChange) -> SessionChange:
-        """This change combined with that of the opening, for one commit."""
-        mine = self.change
-        return replace(mine, turns=first.turns) if mine else first
 
 
 @dataclass(frozen=True)
@@ -334,23 +327,29 @@ class ModelAnswer:
 
 def settle_reply(factory: EventFactory, mode: Mode, answer: ModelAnswer) -> Settlement:
     """The turn ends or parks with this reply, or continues with its calls."""
-    events = (*_reply_events(factory, answer), *answer.requested.events(factory))
-    if answer.requested.parks:
-        return _parked(factory, answer, events)
-    if answer.requested.result:
-        return _accepted(factory, mode, answer, events)
-    if answer.requested.calls:
-        # The turn continues even if all calls are refused: the model gets the reasons and replies again.
-        return Settlement(_records(factory, answer), events, change=_change(answer))
-    ending = factory.completed(mode, factory.step_completed(answer.reason, answer.usage))
-    return _ended(factory, answer, events, ending)
+    requested, result = answer.requested, answer.requested.result
+    events = (*_reply_events(factory, answer), *requested.events(factory))
+    completed = factory.step_completed(answer.reason, answer.usage)
+    if requested.parks:
+        parking = (completed, factory.inputs_requested(requested.requests))
+        return _settled(factory, answer, (*events, *parking), factory.parked(), parked=True)
+    if requested.calls:
+        # The turn continues even if all calls are refused: the model gets the reasons and replies again. With a
+        # result, it ends after the calls.
+        kept = replace(answer, response=without_final(answer.response)) if result else answer
+        return _settled(factory, kept, events, result=result)
+    if result:
+        kept = replace(answer, response=as_answer(answer.response, result))
+        ending = factory.completed(mode, completed, factory.result_completed(result.value))
+        return _settled(factory, kept, events, ending)
+    return _settled(factory, answer, events, factory.completed(mode, completed))
 
 
 def settle_unfulfilled(factory: EventFactory, mode: Mode, answer: ModelAnswer) -> Settlement:
     """The turn fails because the model has not produced the required result. Its reply is kept."""
     events = (*_reply_events(factory, answer), *answer.requested.events(factory))
     events = (*events, factory.step_completed(answer.reason, answer.usage))
-    return _ended(factory, answer, events, factory.failed(mode, NOT_FULFILLED), failure=NOT_FULFILLED)
+    return _settled(factory, answer, events, factory.failed(mode, NOT_FULFILLED), failure=NOT_FULFILLED)
 
 
 def settle_cancelled(factory: EventFactory, mode: Mode, answer: ModelAnswer) -> Settlement:
@@ -362,7 +361,7 @@ def settle_cancelled(factory: EventFactory, mode: Mode, answer: ModelAnswer) -> 
     }
     kept = replace(answer, requested=replace(answer.requested, refused={**answer.requested.refused, **not_run}))
     events = (*_reply_events(factory, answer), factory.step_completed(answer.reason, answer.usage))
-    return _ended(factory, kept, events, factory.cancelled(mode, CANCELLED), failure=CANCELLED)
+    return _settled(factory, kept, events, factory.cancelled(mode, CANCELLED), failure=CANCELLED)
 
 
 def settle_result(factory: EventFactory, mode: Mode, result: Result) -> Settlement:
@@ -371,68 +370,55 @@ def settle_result(factory: EventFactory, mode: Mode, result: Result) -> Settleme
     stored = StoredReply(response=dump_response(as_answer(empty, result)), finish_reason="stop", usage=Usage())
     record = written(factory.at.turn, factory.at.step + 1, REPLY, REPLY_FORMAT, stored)
     ending = factory.completed(mode, factory.result_completed(result.value))
-    return Settlement((record,), ending.events, ending.closes, ending.change())
-
-
-def _parked(factory: EventFactory, answer: ModelAnswer, events: Sequence[NewEvent]) -> Settlement:
-    requests = answer.requested.requests
-    parking = (factory.step_completed(answer.reason, answer.usage), factory.inputs_requested(requests))
-    ending = factory.parked()
-    records = _records(factory, answer, parked=True)
-    return Settlement(records, (*events, *parking, *ending.events), opens=requests, change=_change(answer, ending))
-
-
-def _accepted(factory: EventFactory, mode: Mode, answer: ModelAnswer, events: Sequence[NewEvent]) -> Settlement:
-    result = answer.requested.result
-    assert result is not None
-    if answer.requested.calls:
-        kept = replace(answer, response=without_final(answer.response))
-        return Settlement(_records(factory, kept, result=result), events, change=_change(answer))
-    last = (factory.step_completed(answer.reason, answer.usage), factory.result_completed(result.value))
-    kept = replace(answer, response=as_answer(answer.response, result))
-    return _ended(factory, kept, events, factory.completed(mode, *last))
-
-
-def _ended(
-    factory: EventFactory, answer: ModelAnswer, events: Sequence[NewEvent], ending: Ending, **more: Failure
-) -> Settlement:
-    records = _records(factory, answer, **more)
-    return Settlement(records, (*events, *ending.events), ending.closes, change=_change(answer, ending))
-
-
-def _records(factory: EventFactory, answer: ModelAnswer, **more: Any) -> tuple[NewRecord, ...]:
-    stored = StoredReply(
-        response=dump_response(answer.response),
-        finish_reason=answer.reason,
-        usage=answer.usage,
-        calls=answer.requested.calls,
-        parallel=answer.requested.parallel,
-        speaker=answer.speaker,
-        **more,
-    )
-    record = written(factory.at.turn, factory.at.step, REPLY, REPLY_FORMAT, stored)
-    return (record, *answer.requested.records(factory.at))
-
-
-def _change(answer: ModelAnswer, ending: Ending | None = None) -> SessionChange:
-    counts: dict[str, Any] = {"steps": 1, "usage": answer.usage}
-    return ending.change(**counts) if ending else SessionChange(**counts)
+    return Settlement(outcome_of_reply(stored), (record,), ending.events, ending.change(), ending.closes)
 
 
 def settle_failure(factory: EventFactory, mode: Mode, failure: Failure, usage: Usage) -> Settlement:
-    at = factory.at
-    record = written(at.turn, at.step, REPLY, FAILURE, StoredFailure(failure=failure, usage=usage))
-    ending = factory.failed(mode, failure)
-    return Settlement((record,), ending.events, ending.closes, ending.change(usage=usage))
+    return _failed(factory, factory.failed(mode, failure), failure, usage)
 
 
 def settle_stopped(factory: EventFactory, mode: Mode, usage: Usage) -> Settlement:
     """The turn was cancelled while it failed. Its usage is still reported."""
-    at = factory.at
-    record = written(at.turn, at.step, REPLY, FAILURE, StoredFailure(failure=CANCELLED, usage=usage))
-    ending = factory.cancelled(mode, CANCELLED)
-    completed = factory.step_completed("error", usage)
-    return Settlement((record,), (completed, *ending.events), ending.closes, ending.change(usage=usage))
+    return _failed(
+        factory, factory.cancelled(mode, CANCELLED), CANCELLED, usage, factory.step_completed("error", usage)
+    )
+
+
+def _settled(
+    factory: EventFactory,
+    answer: ModelAnswer,
+    events: Sequence[NewEvent],
+    ending: Ending | None = None,
+    **stored: Any,
+) -> Settlement:
+    """The reply is recorded, with the outcomes of the calls that do not run."""
+    requested = answer.requested
+    reply = StoredReply(
+        response=dump_response(answer.response),
+        finish_reason=answer.reason,
+        usage=answer.usage,
+        calls=requested.calls,
+        parallel=requested.parallel,
+        speaker=answer.speaker,
+        **stored,
+    )
+    record = written(factory.at.turn, factory.at.step, REPLY, REPLY_FORMAT, reply)
+    counts: dict[str, Any] = {"steps": 1, "usage": answer.usage, "tool_calls": results_in(events)}
+    return Settlement(
+        outcome=outcome_of_reply(reply),
+        records=(record, *requested.records(factory.at)),
+        events=(*events, *(ending.events if ending else ())),
+        change=ending.change(**counts) if ending else SessionChange(**counts),
+        close=bool(ending and ending.closes),
+        opens=requested.requests if reply.parked else (),
+    )
+
+
+def _failed(factory: EventFactory, ending: Ending, failure: Failure, usage: Usage, *before: NewEvent) -> Settlement:
+    stored = StoredFailure(failure=failure, usage=usage)
+    record = written(factory.at.turn, factory.at.step, REPLY, FAILURE, stored)
+    outcome = Finished(usage=usage, failure=failure)
+    return Settlement(outcome, (record,), (*before, *ending.events), ending.change(usage=usage), ending.closes)
 
 
 def _reply_events(factory: EventFactory, answer: ModelAnswer) -> tuple[NewEvent, ...]:
