@@ -19,7 +19,7 @@ from perdure.protocol.names import MODEL_SCOPE, REPLY
 from perdure.protocol.requests import Failure, ModelCall, ModelOutcome, Unheard
 from perdure.settings import Settings
 from perdure.store.base import Store, commit_with_retries
-from perdure.store.values import Attempt, Commit, Committed, DeliveryTaken, Fence, Hold, SessionRow
+from perdure.store.values import Attempt, Commit, Committed, DeliveryTaken, Fence, Hold, InputChanges, SessionRow
 from perdure.telemetry import spans
 
 from .events import DeltaWriter, EventFactory
@@ -163,7 +163,6 @@ class ModelCaller:
             records=records,
             events=opening.events,
             consume=opening.consume,
-            consume_turn=at.turn,
             change=opening.change,
         )
         limit = self._limit_reached(ctx)
@@ -349,7 +348,7 @@ class ModelCaller:
                 records=settlement.records,
                 events=(*unwritten, *settlement.events),
                 close=settlement.close,
-                opens=settlement.opens,
+                inputs=InputChanges(opens=settlement.opens),
                 change=settlement.change,
             ),
         )

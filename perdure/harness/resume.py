@@ -20,6 +20,7 @@ from perdure.store.values import (
     Attempt,
     Commit,
     DeliveryTaken,
+    InputChanges,
     InputRow,
     NewRecord,
     Record,
@@ -255,8 +256,7 @@ class TurnResumer:
                 ctx.at.session_id,
                 unless_cancelled=ctx.at.turn,
                 unless=ctx.key,
-                expires=answers,
-                resolved=expired_events,
+                inputs=InputChanges(expires=answers, resolved=expired_events),
                 # From now on a cancel request for the session means this turn.
                 change=SessionChange(status="running", turns=ctx.at.turn + 1),
             ),
@@ -284,8 +284,7 @@ class TurnResumer:
                 ctx.at.session_id,
                 unless_cancelled=ctx.at.turn,
                 unless=ctx.key,
-                withdraws=tuple(withdrawn_events),
-                resolved=withdrawn_events,
+                inputs=InputChanges(withdraws=tuple(withdrawn_events), resolved=withdrawn_events),
             )
             await commit_with_retries(self._store, withdrawal)
         done = await commit_with_retries(self._store, await self._commit(ctx, plan, stored))
@@ -306,7 +305,6 @@ class TurnResumer:
             records=(*opening.records, written(*ctx.key, RESUMPTION, stored), *plan.records),
             events=(*opening.events, *plan.events, *(ending.events if ending else ())),
             consume=opening.consume,
-            consume_turn=ctx.at.turn,
             slots=await remember_keys(self._store, ctx.at.session_id, await self._remembered_keys(ctx, plan)),
             close=bool(ending and ending.closes),
             close_turn=ctx.at.turn if ending else None,

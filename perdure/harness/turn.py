@@ -28,7 +28,17 @@ from perdure.protocol.requests import (
 from perdure.session.inputs import resolved
 from perdure.session.turn import CANCELLED as CANCELLATION
 from perdure.store.base import Store, commit_with_retries
-from perdure.store.values import Begun, Commit, DeliveryTaken, InputQuery, NewRecord, Record, SessionChange, SessionRow
+from perdure.store.values import (
+    Begun,
+    Commit,
+    DeliveryTaken,
+    InputChanges,
+    InputQuery,
+    NewRecord,
+    Record,
+    SessionChange,
+    SessionRow,
+)
 from perdure.telemetry import spans
 
 from .events import Ending, EventFactory, results_in
@@ -182,7 +192,7 @@ class TurnParker:
             records=(written(at.turn, at.step, END, PARK, StoredPark(open=park.open)),),
             events=(*completed_step(factory, turn), factory.inputs_requested(waiting), *ending.events),
             close_turn=at.turn,
-            opens=requests,
+            inputs=InputChanges(opens=requests),
             change=SessionChange(status=ending.status),
         )
 
@@ -338,7 +348,8 @@ class TurnEnder:
     async def _withdraw(self, row: SessionRow, unfinished: Sequence[UnfinishedCall]) -> None:
         """Withdraw the requests in a commit before the end of the turn: from then on no answer is accepted."""
         if events := withdrawals(unfinished):
-            await self._store.commit(Commit(row.session_id, withdraws=tuple(events), resolved=events))
+            withdrawn = InputChanges(withdraws=tuple(events), resolved=events)
+            await self._store.commit(Commit(row.session_id, inputs=withdrawn))
 
     def _ending(
         self,
@@ -364,7 +375,6 @@ class TurnEnder:
             records=(*opening.records, *blocking, *call_records),
             events=(*opening.events, *call_events, *_completed_step(conclusion, turn), *ending.events),
             consume=opening.consume,
-            consume_turn=at.turn,
             close=ending.closes,
             close_turn=at.turn,
             change=ending.change(turns=at.turn + 1, tool_calls=results_in(call_events)),

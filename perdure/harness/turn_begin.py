@@ -14,7 +14,7 @@ from perdure.protocol.events import NewEvent, delivery_refused
 from perdure.protocol.requests import Coordinates
 from perdure.settings import Settings
 from perdure.store.base import Store
-from perdure.store.values import DeliveryRow, NewRecord, SessionChange
+from perdure.store.values import Consumption, DeliveryRow, NewRecord, SessionChange
 
 from .events import EventFactory
 from .journal import DELIVERY, ConsumedDelivery, TurnJournal, written
@@ -85,7 +85,7 @@ class Opening:
     records: tuple[NewRecord, ...]
     events: tuple[NewEvent, ...]
     #: The deliveries that this commit consumes.
-    consume: tuple[str, ...]
+    consume: Consumption | None
     change: SessionChange
 
 
@@ -130,7 +130,7 @@ def open_step(
     if at.step > 0:
         change = SessionChange(status="running", turns=at.turn + 1)
         previous = completed_step(factory.of_another_step(at.step - 1), turn)
-        return Opening((), (*previous, factory.step_started()), (), change)
+        return Opening((), (*previous, factory.step_started()), None, change)
     begun = begin_turn(factory, deliveries, turn, agent, model)
     return replace(begun, events=(*begun.events, factory.step_started()))
 
@@ -151,7 +151,7 @@ def begin_turn(
         records=records if fresh else (),
         # The key of `session.started` makes it unique in its session.
         events=(factory.session_started(agent, model), factory.turn_started(ids), *received),
-        consume=ids if fresh else (),
+        consume=Consumption(number, ids) if fresh and ids else None,
         change=SessionChange(status="running", turns=number + 1),
     )
 

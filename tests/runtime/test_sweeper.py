@@ -13,7 +13,7 @@ from perdure.runtime.signals import DriverView, Signals
 from perdure.runtime.sweeper import Sweeper
 from perdure.store.base import Store
 from perdure.store.open import open_store
-from perdure.store.values import Commit
+from perdure.store.values import Commit, Consumption
 from tests.runtime.fake_driver import FakeDriver
 from tests.store import given
 from tests.store.given import answer, answering, opening, says
@@ -68,7 +68,7 @@ async def test_a_delivery_and_an_answer_that_nobody_heard_are_told_again_in_orde
 
 async def test_what_was_heard_refused_or_left_in_a_session_that_is_over_is_left_alone(store: Store) -> None:
     await stranded(store, "s", "t", "u")
-    await store.commit(Commit("s", consume=["s/d"], consume_turn=1))
+    await store.commit(Commit("s", consume=Consumption(1, ["s/d"])))
     await given.refuse(store, "t/d", "t")
     await store.commit(given.closing("u"))
     driver = FakeDriver("s", "t", "u")
@@ -347,7 +347,7 @@ async def test_a_session_that_was_heard_in_between_begins_anew(store: Store) -> 
     driver, clock = FakeDriver("s"), Clock()
     sweeping = sweeper(store, driver, clock)
     await sweep_for(sweeping, clock, 300)
-    await store.commit(Commit("s", consume=["s/d"], consume_turn=1))
+    await store.commit(Commit("s", consume=Consumption(1, ["s/d"])))
     await sweeping.sweep()
     await store.accept(given.delivery("e"))
 

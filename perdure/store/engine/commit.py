@@ -57,8 +57,7 @@ async def apply(tx: Transaction, commit: Commit, now: str) -> Written[Committed]
     await _write_slots(tx, commit)
     await _write_route(tx, commit, session)
     await _close(tx, commit)
-    if touches_inputs(commit):
-        await append(await settle_inputs(tx, commit, session, now))
+    await append(await _change_inputs(tx, commit, session, now))
     if commit.close:
         await append(await refuse_unread(tx, commit.session_id))
     await append(last)
@@ -82,7 +81,7 @@ async def _existing_record(tx: Transaction, commit: Commit) -> Record | None:
 
 def _extends(commit: Commit) -> bool:
     """Whether the commit adds something to the session. A closed session accepts no more."""
-    return bool(commit.records or commit.events or commit.consume or commit.opens or commit.change)
+    return bool(commit.records or commit.events or commit.consume or commit.inputs.opens or commit.change)
 
 
 def _check_cancel(commit: Commit, row: SessionRow) -> None:
@@ -156,12 +155,10 @@ async def _insert_records(tx: Transaction, commit: Commit, now: str) -> None:
 
 
 async def _consume(tx: Transaction, commit: Commit) -> None:
-    if not commit.consume:
+    if commit.consume is None:
         return
-    if commit.consume_turn is None:
-        raise ValueError("a commit that consumes deliveries must say for which turn")
-    wanted = sorted(set(commit.consume))
-    read = await tx.rows("hear_deliveries", session_id=commit.session_id, delivery_ids=wanted, turn=commit.consume_turn)
+    wanted, turn = sorted(set(commit.consume.delivery_ids)), commit.consume.turn
+    read = await tx.rows("hear_deliveries", session_id=commit.session_id, delivery_ids=wanted, turn=turn)
     if len(read) < len(wanted):
         taken = set(wanted) - {row["delivery_id"] for row in read}
         raise DeliveryTaken(*sorted(taken))
@@ -223,24 +220,21 @@ def _updated(row: SessionRow, commit: Commit, settles: bool) -> SessionRow:
     )
 
 
-def touches_inputs(commit: Commit) -> bool:
-    """Whether the commit may open or close input requests. Most commits do not, so they skip these queries."""
-    return bool(commit.opens or commit.expires or commit.withdraws or commit.close)
-
-
-async def settle_inputs(tx: Transaction, commit: Commit, session: LockedSession, now: str) -> Sequence[NewEvent]:
+async def _change_inputs(tx: Transaction, commit: Commit, session: LockedSession, now: str) -> Sequence[NewEvent]:
     """Open, expire and withdraw requests as the commit says. Return the events of those that it closed."""
-    for request in commit.opens:
+    changes = commit.inputs
+    for request in changes.opens:
         if request.session_id != commit.session_id:
             raise ValueError("a commit opens requests of its own session only")
         await tx.run("open_input", **rows.new_input(request, session.row.principal, now))
     closed = [
-        each for each, answer in commit.expires.items() if await _close_input(tx, commit, each, "expired", answer, now)
+        each for each, answer in changes.expires.items() if await _close_input(tx, commit, each, "expired", answer, now)
     ]
-    closed += [each for each in commit.withdraws if await _close_input(tx, commit, each, "withdrawn", None, now)]
+    closed += [each for each in changes.withdraws if await _close_input(tx, commit, each, "withdrawn", None, now)]
     if commit.close:
-        closed += await _withdraw_all(tx, commit.session_id, now)
-    return [commit.resolved[each] for each in closed if each in commit.resolved]
+        withdrawn = await tx.rows("withdraw_inputs", session_id=commit.session_id, now=now)
+        closed += sorted(row["request_id"] for row in withdrawn)
+    return [changes.resolved[each] for each in closed if each in changes.resolved]
 
 
 async def _close_input(
@@ -256,8 +250,3 @@ async def _close_input(
         now=now,
     )
     return closed is not None
-
-
-async def _withdraw_all(tx: Transaction, session_id: str, now: str) -> Sequence[str]:
-    withdrawn = await tx.rows("withdraw_inputs", session_id=session_id, now=now)
-    return sorted(row["request_id"] for row in withdrawn)
