@@ -25,7 +25,7 @@ from perdure.harness.harness import Harness
 from perdure.harness.tools.toolbox import check_tools
 from perdure.models.base import Models
 from perdure.protocol import names
-from perdure.runtime.connect import connect
+from perdure.runtime.connect import temporal_client
 from perdure.settings import Settings
 from perdure.store.base import Store
 from perdure.store.open import checked_store
@@ -159,7 +159,7 @@ async def serving(settings: Settings) -> AsyncGenerator[None]:
         store = await stack.enter_async_context(checked_store(settings.database))
         telemetry = setup.set_up("perdure-worker")
         stack.callback(telemetry.close)
-        client = await connect(settings, plugins=telemetry.plugins)
+        client = await temporal_client(settings, plugins=telemetry.plugins)
         await stack.enter_async_context(running(workers(client, store, agents, models, settings)))
         log.info("Serving %s on %s", ", ".join(agents.names), settings.temporal_address)
         yield

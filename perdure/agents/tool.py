@@ -40,7 +40,7 @@ class Tool(Generic[P, R]):
     description: str
     signature: Signature = field(repr=False)
     effects: Effects = "at_most_once"
-    gate: ApprovalPolicy = OPEN
+    approval_policy: ApprovalPolicy = OPEN
     timeout: float = 300.0
     retries: int = 0
 
@@ -55,7 +55,7 @@ class Tool(Generic[P, R]):
     @property
     def approval(self) -> Approval:
         """When a call of it needs approval."""
-        return self.gate.approval
+        return self.approval_policy.approval
 
     @property
     def is_async(self) -> bool:
@@ -135,7 +135,7 @@ def _declare(
     name: str,
     description: str | None,
     effects: Effects,
-    gate: ApprovalPolicy,
+    policy: ApprovalPolicy,
     timeout: float,
     retries: int,
     local: Mapping[str, Any],
@@ -148,7 +148,7 @@ def _declare(
         description=description if description is not None else text,
         signature=read_signature(name, function, parameters, local),
         effects=effects,
-        gate=gate,
+        approval_policy=policy,
         timeout=timeout,
         retries=retries,
     )

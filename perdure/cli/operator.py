@@ -67,13 +67,13 @@ def cancel(settings: Settings, session_id: str, turn_id: str | None) -> str:
     """Request that the session's turn stops. The result is a sentence for the operator."""
 
     async def work() -> str:
-        from perdure.runtime.connect import connect
+        from perdure.runtime.connect import temporal_client
         from perdure.runtime.sessions import CancelRequests
         from perdure.runtime.signals import Driver, Signals
 
         async with checked_store(settings.database) as store:
             row = await _known(store, session_id)
-            driver = Driver(await connect(settings, lazy=True), settings.task_queue)
+            driver = Driver(await temporal_client(settings, lazy=True), settings.task_queue)
             return _CANCELLED[(await CancelRequests(store, Signals(store, driver)).cancel(row, turn_id)).status]
 
     return _run(work())
@@ -121,10 +121,10 @@ _REPAIRED: dict[Repair, str] = {
 
 
 async def _connected(settings: Settings) -> Client:
-    from perdure.runtime.connect import ABSENT, connect
+    from perdure.runtime.connect import ABSENT, temporal_client
 
     try:
-        return await connect(settings)
+        return await temporal_client(settings)
     except ABSENT:
         where = settings.temporal_address
         raise Unavailable(f"Temporal does not answer at {where} (PERDURE_TEMPORAL_ADDRESS).") from None

@@ -166,7 +166,7 @@ class EventFactory:
 
 def action_key(call_at: Coordinates, call_id: str) -> str:
     """The key of the event of a call's outcome. It names the step of the call, so that each call has one such event."""
-    return names.step_key(call_at.turn, call_at.step, names.outcome_slot(call_id))
+    return names.step_key(call_at.turn, call_at.step, names.outcome_key(call_id))
 
 
 def results_in(events: Sequence[NewEvent]) -> int:

@@ -16,7 +16,7 @@ from perdure.harness.events import CallNames
 from perdure.models.base import Delta, ModelSource, Prompt, Reply
 from perdure.protocol.events import NewEvent, Usage
 from perdure.protocol.names import MODEL_SCOPE, REPLY
-from perdure.protocol.requests import Failure, ModelCall, ModelOutcome, Unheard
+from perdure.protocol.requests import Failure, ModelCall, ModelOutcome, NothingToRead
 from perdure.settings import Settings
 from perdure.store.base import Store, commit_with_retries
 from perdure.store.values import Attempt, Commit, Committed, DeliveryTaken, Fence, Hold, InputChanges, SessionRow
@@ -140,7 +140,7 @@ class ModelCaller:
                     self._store, call.at, [each.id for each in call.deliveries], ctx.turn, self._files
                 )
                 if not deliveries and not turn.resumption:
-                    return Unheard()
+                    return NothingToRead()
                 ctx = replace(ctx, turn=turn)
             opening = open_step(ctx.factory, deliveries, ctx.turn, ctx.agent.name, self._model(ctx))
             try:
@@ -261,7 +261,7 @@ class ModelCaller:
 
     async def _reply_reader(self, ctx: _ModelContext, offer: Offer) -> ReplyReader:
         at = ctx.call.at
-        remembers = any(tool.gate.approval == "once" for tool in offer.tools.values())
+        remembers = any(tool.approval_policy.approval == "once" for tool in offer.tools.values())
         approvals = Approvals(
             at=at,
             view=view_of(ctx.row, at, ctx.turn.principal),

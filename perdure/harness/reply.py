@@ -14,7 +14,7 @@ from perdure.bounds import DEEPEST, deeper_than, shortened
 from perdure.protocol.deliveries import Mode, Principal
 from perdure.protocol.events import EventType, FinishReason, NewEvent, Usage
 from perdure.protocol.inputs import InputRequest
-from perdure.protocol.names import REPLY, outcome_slot
+from perdure.protocol.names import REPLY, outcome_key
 from perdure.protocol.requests import CallRef, Coordinates, Failure, Finished, ModelOutcome
 from perdure.protocol.wire import JsonObject
 from perdure.session.turn import CANCELLED
@@ -119,7 +119,7 @@ class RequestedCalls:
 
     def records(self, at: Coordinates) -> tuple[NewRecord, ...]:
         return tuple(
-            written(at.turn, at.step, outcome_slot(call_id), OUTCOME, outcome)
+            written(at.turn, at.step, outcome_key(call_id), OUTCOME, outcome)
             for call_id, outcome in self.refused.items()
         )
 
@@ -191,7 +191,7 @@ class ReplyReader:
         runs_with = tool.read(arguments)
         call = replace(call, arguments=runs_with.json)
         ref = self._ref(call, tool)
-        match await self.approvals.approval(call, runs_with, tool.gate):
+        match await self.approvals.approval(call, runs_with, tool.approval_policy):
             case None:
                 return _Classified(call.arguments, ref)
             case Ask() as ask:

@@ -11,7 +11,7 @@ from perdure.faults import reach
 from perdure.protocol.deliveries import Principal
 from perdure.protocol.events import NewEvent
 from perdure.protocol.inputs import InputRequest
-from perdure.protocol.names import outcome_slot
+from perdure.protocol.names import outcome_key
 from perdure.protocol.requests import ApprovedCall, CallRef, Coordinates, Failure, Resumed, ResumeTurn
 from perdure.protocol.wire import JsonObject
 from perdure.session.inputs import at_expiry, resolved
@@ -100,7 +100,7 @@ def add_outcome(
     records: list[NewRecord], events: list[NewEvent], factory: EventFactory, request: InputRequest, outcome: Outcome
 ) -> None:
     """The record belongs to the step that asked, the event to the current step. Questions have no event."""
-    records.append(written(request.turn, request.step, outcome_slot(request.call_id), OUTCOME, outcome))
+    records.append(written(request.turn, request.step, outcome_key(request.call_id), OUTCOME, outcome))
     if request.kind == "approval":
         events.append(factory.action_result(request.call_id, request.tool, outcome, coordinates_of(request)))
 
@@ -323,7 +323,7 @@ class TurnResumer:
         try:
             tool = (await open_toolbox(ctx.agent))[request.tool]
             runs_with = tool.read(arguments_of(request, row.answer))
-            return await remembered_key(request.tool, tool.gate, runs_with.values())
+            return await remembered_key(request.tool, tool.approval_policy, runs_with.values())
         except Exception:
             # The call may still run as approved; the next one needs an approval again.
             log = log_of(coordinates_of(request), request.tool, request.call_id)

@@ -12,7 +12,7 @@ from perdure.faults import reach
 from perdure.protocol import names
 from perdure.protocol.events import EventType, NewEvent, delivery_refused
 from perdure.protocol.inputs import InputRequest, OpenInput
-from perdure.protocol.names import intent_slot, outcome_slot
+from perdure.protocol.names import intent_key, outcome_key
 from perdure.protocol.requests import (
     Attention,
     CloseSession,
@@ -29,7 +29,7 @@ from perdure.session.inputs import resolved
 from perdure.session.turn import CANCELLED as CANCELLATION
 from perdure.store.base import Store, commit_with_retries
 from perdure.store.values import (
-    Begun,
+    AlreadyBegun,
     Commit,
     DeliveryTaken,
     InputChanges,
@@ -43,7 +43,7 @@ from perdure.telemetry import spans
 
 from .events import Ending, EventFactory, results_in
 from .journal import (
-    CANCELLED_SLOT,
+    CANCELLED_KEY,
     END,
     FAILURE,
     OUTCOME,
@@ -82,7 +82,7 @@ class UnfinishedCall:
     @property
     def intent_key(self) -> tuple[int, int, str]:
         """The key of the intent's record."""
-        return self.at.turn, self.at.step, intent_slot(self.call.call_id)
+        return self.at.turn, self.at.step, intent_key(self.call.call_id)
 
     def outcome(self, kind: str) -> Outcome:
         if self.begun:
@@ -133,7 +133,7 @@ def close_unfinished(
     for each in unfinished:
         outcome = each.outcome(conclusion.kind)
         call_id = each.call.call_id
-        records.append(written(each.at.turn, each.at.step, outcome_slot(call_id), OUTCOME, outcome))
+        records.append(written(each.at.turn, each.at.step, outcome_key(call_id), OUTCOME, outcome))
         if each.call.ref:
             events.append(factory.action_result(call_id, each.call.tool, outcome, each.at))
     return tuple(records), tuple(events)
@@ -287,7 +287,7 @@ class TurnEnder:
         await self._write_attention(session_id, attention, turn)
 
     async def _write_attention(self, session_id: str, attention: Attention, turn: int | None = None) -> None:
-        if await self._store.attend(session_id, attention, turn):
+        if await self._store.set_attention(session_id, attention, turn):
             log.warning("session %s needs attention: %s", session_id, attention.code)
             spans.needs_attention(attention.code)
 
@@ -319,7 +319,7 @@ class TurnEnder:
             await self._store.commit(Commit(row.session_id, close_turn=number))
         try:
             done = await self._store.commit(self._ending(conclusion, row, turn, deliveries, unfinished))
-        except (Begun, DeliveryTaken, TurnCancelled):
+        except (AlreadyBegun, DeliveryTaken, TurnCancelled):
             return True
         if done.existing is None:
             spans.turn_ended(row.agent, conclusion.kind)
@@ -369,7 +369,7 @@ class TurnEnder:
         return Commit(
             row.session_id,
             unless_cancelled=at.turn if conclusion.kind == "failed" else None,
-            unless=(blocking[0].turn, blocking[0].step, blocking[0].slot),
+            unless=(blocking[0].turn, blocking[0].step, blocking[0].key),
             # Their outcome says that they were not executed: an intent since then must make this commit fail.
             without=[each.intent_key for each in unfinished if not each.begun],
             records=(*opening.records, *blocking, *call_records),
@@ -419,8 +419,8 @@ def _blocking_records(conclusion: Conclusion, at: Coordinates, turn: TurnJournal
     """Records at the keys that a late attempt would write, so that it loses the race. The first key decides."""
     stored = StoredFailure(failure=conclusion.failure)
     blocking = [] if turn.at(at.step, names.REPLY) else [(at.step, names.REPLY)]
-    blocking.append((at.step, CANCELLED_SLOT if turn.at(at.step, END) else END))
+    blocking.append((at.step, CANCELLED_KEY if turn.at(at.step, END) else END))
     answers = not conclusion.deliveries or any(each.kind == "answer" for each in conclusion.deliveries)
     if answers and not turn.at(0, RESUME):
         blocking.append((0, RESUME))
-    return [written(at.turn, step, slot, FAILURE, stored) for step, slot in blocking]
+    return [written(at.turn, step, key, FAILURE, stored) for step, key in blocking]

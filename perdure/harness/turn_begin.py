@@ -144,7 +144,7 @@ def begin_turn(
         factory.message_received(index, each) for index, each in enumerate(deliveries) if each.message is not None
     ]
     records = tuple(
-        written(number, 0, names.delivery_slot(index), DELIVERY, each) for index, each in enumerate(deliveries)
+        written(number, 0, names.delivery_key(index), DELIVERY, each) for index, each in enumerate(deliveries)
     )
     fresh = not turn.deliveries()
     return Opening(

@@ -294,7 +294,7 @@ class Signals:
             return view
         if view.head is not None and now.events < view.head:
             message = f"The store has {now.events} events of this session, which has had {view.head}."
-            await attend(self._store, session_id, Attention(code=StoreBehind.code, message=message))
+            await set_attention(self._store, session_id, Attention(code=StoreBehind.code, message=message))
         elif view.is_behind(before.turns) or await self._is_dropped(session_id, view):
             log.warning("the driver of session %s is older than the store; it reads the store again", session_id)
             await self._driver.repair(session_id, "rebuild", "DRIVER_BEHIND")
@@ -422,7 +422,7 @@ async def restore(store: Store, driver: Driver, row: SessionRow, *, unattended: 
         case WorkflowExecutionStatus.COMPLETED:
             # A workflow ends only after the store has recorded it, so this store was restored from an older backup.
             message = "The session's workflow has ended, and this store does not know of it."
-            await attend(store, session_id, Attention(code=StoreBehind.code, message=message))
+            await set_attention(store, session_id, Attention(code=StoreBehind.code, message=message))
             return "the store is older than the session; an operator has to decide"
         case WorkflowExecutionStatus.TERMINATED:
             rebuild = Rebuild(reason="WORKFLOW_TERMINATED", ends=OPERATOR_TERMINATED)
@@ -437,8 +437,8 @@ async def restore(store: Store, driver: Driver, row: SessionRow, *, unattended: 
     return f"it had no workflow ({rebuild.reason}); it is started from the store"
 
 
-async def attend(store: Store, session_id: str, attention: Attention) -> None:
+async def set_attention(store: Store, session_id: str, attention: Attention) -> None:
     """Mark the session as in need of attention, in the store, the log and the metrics."""
-    if await store.attend(session_id, attention):
+    if await store.set_attention(session_id, attention):
         log.warning("session %s needs attention: %s", session_id, attention.code)
         spans.needs_attention(attention.code)

@@ -21,6 +21,7 @@ from perdure.protocol.requests import (
     Finished,
     ModelCall,
     ModelOutcome,
+    NothingToRead,
     Parked,
     ParkTurn,
     Resumed,
@@ -29,7 +30,6 @@ from perdure.protocol.requests import (
     ToolOutcome,
     TurnRequest,
     TurnResult,
-    Unheard,
 )
 from perdure.protocol.wire import Wire
 
@@ -192,7 +192,7 @@ class _Turn:
     async def _run_steps(self) -> TurnResult | ContinueAsNew:
         while True:
             outcome = await self._steps.call_model(self._model_call(), label=self._model)
-            if isinstance(outcome, Unheard):
+            if isinstance(outcome, NothingToRead):
                 return self._result(None, silent=True)
             self._state = self._state.after_step(outcome.usage)
             self._model = outcome.model or self._model

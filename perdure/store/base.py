@@ -82,7 +82,7 @@ class Store(Protocol):
         """
         ...
 
-    async def attend(self, session_id: str, attention: Attention, turn: int | None = None) -> bool:
+    async def set_attention(self, session_id: str, attention: Attention, turn: int | None = None) -> bool:
         """Mark the session as in need of attention and emit an event.
 
         False when it is marked with the same code, has ended, or `turn` has ended meanwhile.
@@ -158,10 +158,10 @@ class Store(Protocol):
     async def commit(self, commit: Commit) -> Committed: ...
 
     async def records(self, session_id: str, *, from_turn: int = 0, to_turn: int | None = None) -> Sequence[Record]:
-        """Records of the turns from_turn to to_turn (inclusive), ordered by turn, step and slot."""
+        """Records of the turns from_turn to to_turn (inclusive), ordered by turn, step and key."""
         ...
 
-    async def record(self, session_id: str, turn: int, step: int, slot: str) -> Record | None: ...
+    async def record(self, session_id: str, turn: int, step: int, key: str) -> Record | None: ...
 
     async def slots(self, session_id: str, names: Sequence[str]) -> dict[str, Slot]: ...
 

@@ -179,7 +179,7 @@ class CancelRequest:
 # --- attempts and fences ------------------------------------------------------------------------------------
 
 
-class Begun(Exception):
+class AlreadyBegun(Exception):
     """A record of `Commit.without` exists: the work that the caller saw as not begun has begun meanwhile."""
 
 
@@ -225,7 +225,7 @@ class NewRecord:
 
     turn: int
     step: int
-    slot: str
+    key: str
     format: str
     body: JsonObject
 
@@ -282,7 +282,7 @@ class Commit:
     2. `unless`: when this record exists, another attempt has won. Write nothing and return the record
        (`Committed.existing`). In a closed session, `close` changes nothing, and a commit that adds something raises
        `Superseded`. `unless_cancelled`: raise `TurnCancelled` when this turn, or an earlier one, is to be stopped.
-       `without`: raise `Begun` when one of these records exists.
+       `without`: raise `AlreadyBegun` when one of these records exists.
     3. `fence`: RAISE replaces an older generation (then `superseding` is appended before `events`), and raises
        `Superseded` when the generation in the store is newer. KEEP and RELEASE raise `Superseded` unless the store has
        exactly this generation. RELEASE deletes the fence.

@@ -10,7 +10,7 @@ from perdure.errors import NoDriver, NoWorker
 from perdure.protocol import names
 from perdure.protocol.inputs import OpenInput
 from perdure.protocol.requests import Finished, ModelCall, ModelOutcome
-from perdure.runtime.connect import connect
+from perdure.runtime.connect import temporal_client
 from perdure.runtime.signals import Driver
 from perdure.session.state import Rebuild, SessionState
 from perdure.settings import Settings
@@ -22,7 +22,7 @@ LOST = Rebuild(reason="WORKFLOW_LOST")
 
 @pytest.fixture
 async def bench(temporal_server: TemporalServer) -> Bench:
-    return Bench(await connect(Settings(temporal_address=temporal_server.address)))
+    return Bench(await temporal_client(Settings(temporal_address=temporal_server.address)))
 
 
 @pytest.fixture

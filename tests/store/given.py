@@ -117,7 +117,7 @@ def cancelling(turn: int) -> NewEvent:
 
 
 async def attend(store: Store, code: str = "AGENT_GONE", session_id: str = "s") -> bool:
-    return await store.attend(session_id, Attention(code=code, message=f"{code} happened."))
+    return await store.set_attention(session_id, Attention(code=code, message=f"{code} happened."))
 
 
 def request(

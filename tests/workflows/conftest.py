@@ -4,7 +4,7 @@ from collections.abc import AsyncGenerator
 
 import pytest
 
-from perdure.runtime.connect import connect
+from perdure.runtime.connect import temporal_client
 from perdure.settings import Settings
 from tests.support.stack import TemporalServer
 
@@ -13,7 +13,7 @@ from .harness import Bench, Outside
 
 @pytest.fixture
 async def bench(temporal_server: TemporalServer) -> Bench:
-    return Bench(await connect(Settings(temporal_address=temporal_server.address)))
+    return Bench(await temporal_client(Settings(temporal_address=temporal_server.address)))
 
 
 @pytest.fixture

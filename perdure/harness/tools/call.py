@@ -95,7 +95,7 @@ class _Work:
 
     @property
     def outcome_key(self) -> tuple[int, int, str]:
-        return self.at.turn, self.at.step, names.outcome_slot(self.call_id)
+        return self.at.turn, self.at.step, names.outcome_key(self.call_id)
 
 
 class ToolCaller:
@@ -132,7 +132,7 @@ class ToolCaller:
         row, reply, intent = await asyncio.gather(
             find_session(self._store, at.session_id),
             self._store.record(at.session_id, at.turn, at.step, names.REPLY),
-            self._store.record(at.session_id, at.turn, at.step, names.intent_slot(call_id)),
+            self._store.record(at.session_id, at.turn, at.step, names.intent_key(call_id)),
         )
         stored = read(_require_reply(reply), REPLY, StoredReply)
         requested = stored.call(call_id)
@@ -171,7 +171,7 @@ class ToolCaller:
             # attempt, so the intent is read to find out.
             done = await commit_with_retries(self._store, commit)
             intent = await self._store.record(
-                work.at.session_id, work.at.turn, work.at.step, names.intent_slot(work.call_id)
+                work.at.session_id, work.at.turn, work.at.step, names.intent_key(work.call_id)
             )
             work = replace(work, begun=_is_from_other_attempt(intent, work.attempt))
         if done.existing:
@@ -186,7 +186,7 @@ class ToolCaller:
 
     def _intent(self, work: _Work) -> NewRecord:
         intent = Intent(tool=work.call.call.tool, attempt=work.attempt.number, generation=work.attempt.generation)
-        return written(work.at.turn, work.at.step, names.intent_slot(work.call_id), INTENT, intent)
+        return written(work.at.turn, work.at.step, names.intent_key(work.call_id), INTENT, intent)
 
     def _context(self, work: _Work, cancelled: Signal) -> ToolContext:
         at = work.at
@@ -350,7 +350,7 @@ def _refusal(work: _Work) -> Outcome | None:
     if work.requested.ask:
         if refused := approval_problem(work.request, work.arguments):
             return refused
-    elif work.tool and work.tool.gate.approval == "always":
+    elif work.tool and work.tool.approval_policy.approval == "always":
         # The approval was declared after the model had requested the call.
         message = "This tool needs an approval by now, and nobody was asked; it was not executed."
         return outcomes.failed(message, outcomes.REJECTED, "rejected")

@@ -8,7 +8,7 @@ from perdure.protocol import names
 from perdure.protocol.events import TERMINAL, EventType, NewEvent
 from perdure.protocol.inputs import InputAnswer, InputStatus
 from perdure.store.values import (
-    Begun,
+    AlreadyBegun,
     Commit,
     Committed,
     DeliveryTaken,
@@ -42,7 +42,7 @@ async def apply(tx: Transaction, commit: Commit, now: str) -> Written[Committed]
     _check_cancel(commit, session.row)
     for key in commit.without:
         if await record_at(tx, commit.session_id, *key) is not None:
-            raise Begun
+            raise AlreadyBegun
     superseded = await _apply_fence(tx, commit)
     await _insert_records(tx, commit, now)
     events, last = _split_terminal(commit, superseded)
@@ -69,8 +69,8 @@ async def apply(tx: Transaction, commit: Commit, now: str) -> Written[Committed]
     return Written(Committed(row, superseded=superseded), log_head if log_head > session.row.events else None)
 
 
-async def record_at(tx: Transaction, session_id: str, turn: int, step: int, slot: str) -> Record | None:
-    found = await tx.row("record", session_id=session_id, turn=turn, step=step, slot=slot)
+async def record_at(tx: Transaction, session_id: str, turn: int, step: int, key: str) -> Record | None:
+    found = await tx.row("record", session_id=session_id, turn=turn, step=step, slot=key)
     return None if found is None else rows.record(found)
 
 

@@ -126,7 +126,7 @@ def record(row: Row) -> Record:
     return Record(
         turn=row["turn"],
         step=row["step"],
-        slot=row["slot"],
+        key=row["slot"],
         format=row["format"],
         body=decode(row["body"]),
         attempt=row["attempt"],
@@ -139,7 +139,7 @@ def new_record(session_id: str, record: NewRecord, attempt: int | None, now: str
         "session_id": session_id,
         "turn": record.turn,
         "step": record.step,
-        "slot": record.slot,
+        "slot": record.key,
         "format": record.format,
         "body": encode(record.body),
         "attempt": attempt,

@@ -110,9 +110,9 @@ class SqlStore:
 
         return await self._write_and_notify(session_id, work)
 
-    async def attend(self, session_id: str, attention: Attention, turn: int | None = None) -> bool:
+    async def set_attention(self, session_id: str, attention: Attention, turn: int | None = None) -> bool:
         return await self._write_and_notify(
-            session_id, lambda tx: deliveries.attend(tx, session_id, attention, turn, self._now())
+            session_id, lambda tx: deliveries.set_attention(tx, session_id, attention, turn, self._now())
         )
 
     async def token_of(self, session_id: str) -> str | None:
@@ -183,8 +183,8 @@ class SqlStore:
         found = await self._rows("records", session_id=session_id, from_turn=from_turn, to_turn=last)
         return [rows.record(row) for row in found]
 
-    async def record(self, session_id: str, turn: int, step: int, slot: str) -> Record | None:
-        return await self._database.read(lambda tx: record_at(tx, session_id, turn, step, slot))
+    async def record(self, session_id: str, turn: int, step: int, key: str) -> Record | None:
+        return await self._database.read(lambda tx: record_at(tx, session_id, turn, step, key))
 
     async def slots(self, session_id: str, names: Sequence[str]) -> dict[str, Slot]:
         found = await self._rows("slots", session_id=session_id, names=list(names))

@@ -130,7 +130,7 @@ class StoreMachine(RuleBasedStateMachine):
     @invariant()
     def the_records_are_alike(self) -> None:
         records = self._runner.run(self._store.records(self._session_id))
-        found = {(record.turn, record.step, record.slot): record.body["text"] for record in records}
+        found = {(record.turn, record.step, record.key): record.body["text"] for record in records}
         assert found == self._model.records
         assert list(found) == sorted(self._model.records)
 
