@@ -344,13 +344,17 @@ class TurnJournal:
         return next((record for record in self.records if record.format == FAILURE), None)
 
     @property
-    def parked(self) -> bool:
-        """Whether the turn has parked and has not been concluded since."""
-        record = self.end_record
-        return record is not None and isinstance(model_outcome(record), Parked)
+    def park(self) -> Parked | None:
+        """How the turn has parked, if it did and has not been concluded since."""
+        outcome = model_outcome(self.end_record) if self.end_record else None
+        return outcome if isinstance(outcome, Parked) else None
 
     def with_records(self, records: Sequence[NewRecord]) -> "TurnJournal":
         return TurnJournal([*self.records, *records])
+
+
+async def read_turn(store: Store, session_id: str, turn: int) -> TurnJournal:
+    return TurnJournal(await store.records(session_id, from_turn=turn, to_turn=turn))
 
 
 async def find_session(store: Store, session_id: str, head: int | None = None) -> SessionRow:

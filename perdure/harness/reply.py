@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 from pydantic_ai.messages import ModelResponse, TextPart, ThinkingPart, ToolCallPart
 from pydantic_core import from_json, to_json
@@ -153,64 +153,64 @@ class ReplyReader:
         results: list[tuple[RequestedCall, Result]] = []
         budget = _Budget(calls=self.limits.calls_per_step)
         for part in response.tool_calls:
-            classified = await self._classify(part, budget)
-            call = _requested_call(part, classified)
+            call, decided = await self._classify(part, budget)
             budget.calls -= bool(call.ref or call.ask)
-            match classified.decision:
+            match decided:
                 case Outcome() as refusal:
                     refused[call.call_id] = refusal
                 case Result() as result:
                     results.append((call, result))
-                case _:
+                case None:
                     pass
             calls.append(call)
         requested = _with_result(calls, refused, results)
         return replace(requested, parallel=self.limits.parallel_calls, hidden=self.offer.hidden)
 
     async def _classify(self, part: ToolCallPart, budget: "_Budget") -> "_Classified":
-        arguments: JsonObject = {}
+        requested = RequestedCall(call_id=part.tool_call_id, tool=part.tool_name, input={})
         try:
-            arguments = _arguments(part, budget)
-            return await self._decide(part, arguments, budget)
+            requested = requested.model_copy(update={"input": _arguments(part, budget)})
+            return await self._decide(requested, budget)
         except InvalidArguments as invalid:
-            return _Classified(arguments, outcomes.failed(str(invalid)))
+            return requested, outcomes.failed(str(invalid))
 
-    async def _decide(self, part: ToolCallPart, arguments: JsonObject, budget: "_Budget") -> "_Classified":
-        name = part.tool_name
-        call = Call(id=part.tool_call_id, tool=name, arguments=arguments)
+    async def _decide(self, requested: RequestedCall, budget: "_Budget") -> "_Classified":
+        name, arguments = requested.tool, requested.input
+        call = Call(id=requested.call_id, tool=name, arguments=arguments)
         if budget.calls <= 0:
-            return _Classified(arguments, outcomes.too_many(self.limits.calls_per_step))
+            return requested, outcomes.too_many(self.limits.calls_per_step)
         if name == FINAL_OUTPUT and self.offer.output:
-            return _Classified(arguments, await _result(self.offer.output, arguments, budget))
+            return requested, await _result(self.offer.output, arguments, budget)
         if name == ASK_QUESTION and self.offer.asks:
-            return _Classified(arguments, WaitingCall(self.approvals.question(call, read_question(arguments))))
+            # Nothing runs after the answer, so it has no `ref`.
+            question = self.approvals.question(call, read_question(arguments))
+            return requested.model_copy(update={"ask": question}), None
         tool = self.offer.tools.get(name)
         if tool is None:
             known = ", ".join(self.offer.names) or "none"
             raise InvalidArguments(f"Unknown tool {name!r}. Tools that exist: {known}.")
         runs_with = tool.read(arguments)
         call = replace(call, arguments=runs_with.json)
+        requested = requested.model_copy(update={"input": call.arguments})
         ref = self._ref(call, tool)
         match await self.approvals.approval(call, runs_with, tool.approval_policy):
             case None:
-                return _Classified(call.arguments, ref)
+                return requested.model_copy(update={"ref": ref}), None
             case Ask() as ask:
-                return _Classified(call.arguments, WaitingCall(ask, ref))
+                return requested.model_copy(update={"ref": ref, "ask": ask}), None
             case Outcome() as refusal:
-                return _Classified(call.arguments, refusal)
+                return requested, refusal
 
     def _ref(self, call: Call, tool: Usable) -> CallRef:
+        schema = tool.definition.parameters_json_schema
         return CallRef(
             call_id=call.id,
             tool=call.tool,
-            summary=self._summary(call, tool) if self.settings.ui_detail == "on" else "",
+            summary=summary(call.tool, call.arguments, schema) if self.settings.ui_detail == "on" else "",
             timeout=tool.timeout,
             heartbeat=self.settings.heartbeat_timeout,
             attempts=_ATTEMPTS + tool.retries,
         )
-
-    def _summary(self, call: Call, tool: Usable) -> str:
-        return summary(call.tool, call.arguments, tool.definition.parameters_json_schema)
 
 
 @dataclass
@@ -224,18 +224,8 @@ class _Budget:
     size: int = _LARGEST
 
 
-@dataclass(frozen=True)
-class WaitingCall:
-    """A call that waits for people. A question has no `ref`: nothing runs after the answer."""
-
-    ask: Ask
-    ref: CallRef | None = None
-
-
-@dataclass(frozen=True)
-class _Classified:
-    arguments: JsonObject
-    decision: CallRef | WaitingCall | Outcome | Result
+#: A call, and what it comes to if it neither runs nor waits: the outcome of a refused one, or the turn's result.
+_Classified: TypeAlias = tuple[RequestedCall, Outcome | Result | None]
 
 
 async def _result(output: FinalOutput, arguments: JsonObject, budget: _Budget) -> Result | Outcome:
@@ -244,17 +234,6 @@ async def _result(output: FinalOutput, arguments: JsonObject, budget: _Budget) -
     budget.results -= 1
     budget.calls -= 1
     return await output.read(arguments)
-
-
-def _requested_call(part: ToolCallPart, classified: _Classified) -> RequestedCall:
-    match classified.decision:
-        case CallRef() as ref:
-            made, ask = ref, None
-        case WaitingCall(ask=ask, ref=ref):
-            made = ref
-        case _:
-            made, ask = None, None
-    return RequestedCall(call_id=part.tool_call_id, tool=part.tool_name, input=classified.arguments, ref=made, ask=ask)
 
 
 def _with_result(

@@ -11,7 +11,7 @@ from perdure.errors import NeedsAttention, Superseded, TurnCancelled, Unreadable
 from perdure.faults import reach
 from perdure.protocol import names
 from perdure.protocol.events import EventType, NewEvent, delivery_refused
-from perdure.protocol.inputs import InputRequest, OpenInput
+from perdure.protocol.inputs import InputRequest
 from perdure.protocol.names import intent_key, outcome_key
 from perdure.protocol.requests import (
     Attention,
@@ -19,7 +19,6 @@ from perdure.protocol.requests import (
     Concluded,
     Conclusion,
     Coordinates,
-    Parked,
     ParkTurn,
     Refusal,
     Reminder,
@@ -35,13 +34,12 @@ from perdure.store.values import (
     InputChanges,
     InputQuery,
     NewRecord,
-    Record,
     SessionChange,
     SessionRow,
 )
 from perdure.telemetry import spans
 
-from .events import Ending, EventFactory, results_in
+from .events import EventFactory, results_in
 from .journal import (
     CANCELLED_KEY,
     END,
@@ -56,12 +54,12 @@ from .journal import (
     StoredPark,
     TurnJournal,
     find_session,
-    model_outcome,
+    read_turn,
     written,
 )
 from .prompt import INTERRUPTED, NOT_EXECUTED
 from .tools import builtin, outcomes
-from .turn_begin import Opening, begin_turn, completed_step, open_step, read_deliveries
+from .turn_begin import begin_turn, completed_step, open_step, read_deliveries
 
 _CANCELLED = "This call was cancelled before it was executed."
 
@@ -154,8 +152,7 @@ class TurnParker:
     async def park(self, park: ParkTurn) -> None:
         """Open the requests and emit their event in one commit."""
         at = park.at
-        records: list[Record] = list(await self._store.records(at.session_id, from_turn=at.turn, to_turn=at.turn))
-        turn = TurnJournal(records)
+        turn = await read_turn(self._store, at.session_id, at.turn)
         if turn.end_record or not (turn.deliveries() or turn.resumption):
             # The end is recorded already, or the turn has found nothing to do and has emitted no events.
             await find_session(self._store, at.session_id)
@@ -233,12 +230,15 @@ class TurnEnder:
         while not row.ended and await self._try_conclude(_with_cancel_request(conclusion, row), row):
             row = await find_session(self._store, session_id)
         row = await find_session(self._store, session_id)
+        token_hash = await self._store.token_of(session_id)
+        # The turn may have parked before this conclusion.
+        park = None if row.ended else (await read_turn(self._store, session_id, conclusion.at.turn)).park
         return Concluded(
-            token_hash=await self._store.token_of(session_id),
+            token_hash=token_hash,
             head=row.events,
             silent=row.turns <= conclusion.at.turn,
             over=row.ended,
-            open=() if row.ended else await self._open_requests(conclusion.at),
+            open=park.open if park else (),
         )
 
     async def withdraw(self, withdrawal: Withdrawal) -> None:
@@ -301,8 +301,8 @@ class TurnEnder:
     async def _try_conclude(self, conclusion: Conclusion, row: SessionRow) -> bool:
         """Try to conclude the turn; returns whether the attempt lost a race and must be repeated."""
         at = conclusion.at
-        turn = await self._turn(at.session_id, at.turn)
-        if turn.end_record and not (conclusion.kind == "cancelled" and turn.parked):
+        turn = await read_turn(self._store, at.session_id, at.turn)
+        if turn.end_record and not (conclusion.kind == "cancelled" and turn.park):
             await self._store.commit(Commit(row.session_id, close_turn=at.turn, recovers=True))
             return False
         deliveries, turn = await read_deliveries(self._store, at, [each.id for each in conclusion.deliveries], turn)
@@ -313,7 +313,10 @@ class TurnEnder:
             if conclusion.kind == "cancelled":
                 await self._store.commit(Commit(row.session_id, settles_cancel=True))
             return False
-        await self._withdraw(row, unfinished)
+        if withdrawn := withdrawals(unfinished):
+            # In a commit before the end of the turn: from then on no answer is accepted.
+            inputs = InputChanges(withdraws=tuple(withdrawn), resolved=withdrawn)
+            await self._store.commit(Commit(row.session_id, inputs=inputs))
         # An approved call has its fence in the turn that asked for it: close that too, against late attempts.
         for number in sorted({each.at.turn for each in unfinished if each.begun} - {at.turn}):
             await self._store.commit(Commit(row.session_id, close_turn=number))
@@ -325,31 +328,15 @@ class TurnEnder:
             spans.turn_ended(row.agent, conclusion.kind)
         return done.existing is not None
 
-    async def _turn(self, session_id: str, turn: int) -> TurnJournal:
-        records: list[Record] = list(await self._store.records(session_id, from_turn=turn, to_turn=turn))
-        return TurnJournal(records)
-
-    async def _open_requests(self, at: Coordinates) -> tuple[OpenInput, ...]:
-        """The open requests of the turn, if it had parked before this conclusion."""
-        record = (await self._turn(at.session_id, at.turn)).end_record
-        outcome = model_outcome(record) if record else None
-        return outcome.open if isinstance(outcome, Parked) else ()
-
     async def _parked_before(self, at: Coordinates) -> list[tuple[int, TurnJournal]]:
         """The turns that parked directly before this one: their unfinished calls end with it."""
         parked: list[tuple[int, TurnJournal]] = []
         for number in range(at.turn - 1, -1, -1):
-            turn = await self._turn(at.session_id, number)
-            if turn.records and not turn.parked:
+            turn = await read_turn(self._store, at.session_id, number)
+            if turn.records and not turn.park:
                 break
             parked.insert(0, (number, turn))
         return parked
-
-    async def _withdraw(self, row: SessionRow, unfinished: Sequence[UnfinishedCall]) -> None:
-        """Withdraw the requests in a commit before the end of the turn: from then on no answer is accepted."""
-        if events := withdrawals(unfinished):
-            withdrawn = InputChanges(withdraws=tuple(events), resolved=events)
-            await self._store.commit(Commit(row.session_id, inputs=withdrawn))
 
     def _ending(
         self,
@@ -362,13 +349,17 @@ class TurnEnder:
         # The driver may not know the last step of the turn.
         at = conclusion.at.model_copy(update={"step": max(conclusion.at.step, turn.last_step)})
         factory = EventFactory(at)
-        ending = _ending_of(factory, conclusion)
-        opening = self._opening(conclusion, factory, row, turn, deliveries)
+        cancelled = conclusion.kind == "cancelled"
+        ending = (factory.cancelled if cancelled else factory.failed)(conclusion.mode, conclusion.failure)
+        # If it is not recorded yet: the turn may have ended before its first step.
+        agent = self._agents.get(row.agent)
+        begin = begin_turn if cancelled else open_step
+        opening = begin(factory, deliveries, turn, row.agent, (agent and agent.model) or "unknown")
         blocking = _blocking_records(conclusion, at, turn)
         call_records, call_events = close_unfinished(factory, conclusion, unfinished)
         return Commit(
             row.session_id,
-            unless_cancelled=at.turn if conclusion.kind == "failed" else None,
+            unless_cancelled=None if cancelled else at.turn,
             unless=(blocking[0].turn, blocking[0].step, blocking[0].key),
             # Their outcome says that they were not executed: an intent since then must make this commit fail.
             without=[each.intent_key for each in unfinished if not each.begun],
@@ -379,20 +370,6 @@ class TurnEnder:
             close_turn=at.turn,
             change=ending.change(turns=at.turn + 1, tool_calls=results_in(call_events)),
         )
-
-    def _opening(
-        self,
-        conclusion: Conclusion,
-        factory: EventFactory,
-        row: SessionRow,
-        turn: TurnJournal,
-        deliveries: tuple[ConsumedDelivery, ...],
-    ) -> Opening:
-        """The beginning of the turn, if it is not recorded yet: the turn may have ended before its first step."""
-        agent = self._agents.get(row.agent)
-        model = (agent and agent.model) or "unknown"
-        begin = begin_turn if conclusion.kind == "cancelled" else open_step
-        return begin(factory, deliveries, turn, row.agent, model)
 
 
 def _with_cancel_request(conclusion: Conclusion, row: SessionRow) -> Conclusion:
@@ -408,11 +385,6 @@ def _completed_step(conclusion: Conclusion, turn: TurnJournal) -> tuple[NewEvent
     if conclusion.kind != "cancelled" or not answered:
         return ()
     return completed_step(EventFactory(conclusion.at).of_another_step(answered[-1]), turn)
-
-
-def _ending_of(factory: EventFactory, conclusion: Conclusion) -> Ending:
-    make = factory.cancelled if conclusion.kind == "cancelled" else factory.failed
-    return make(conclusion.mode, conclusion.failure)
 
 
 def _blocking_records(conclusion: Conclusion, at: Coordinates, turn: TurnJournal) -> list[NewRecord]:

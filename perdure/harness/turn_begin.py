@@ -14,10 +14,10 @@ from perdure.protocol.events import NewEvent, delivery_refused
 from perdure.protocol.requests import Coordinates
 from perdure.settings import Settings
 from perdure.store.base import Store
-from perdure.store.values import Consumption, DeliveryRow, NewRecord, SessionChange
+from perdure.store.values import Consumption, NewRecord, SessionChange
 
 from .events import EventFactory
-from .journal import DELIVERY, ConsumedDelivery, TurnJournal, written
+from .journal import DELIVERY, ConsumedDelivery, TurnJournal, read_turn, written
 from .prompt import bare_type, is_linked, largest_of
 
 #: Seconds to fetch all files of one delivery.
@@ -101,11 +101,14 @@ async def read_deliveries(
     rows = await store.deliveries(at.session_id, list(dict.fromkeys(delivery_ids)))
     if any(row.turn == at.turn for row in rows):
         # An older attempt has consumed them since the records were read.
-        turn = TurnJournal(await store.records(at.session_id, from_turn=at.turn, to_turn=at.turn))
+        turn = await read_turn(store, at.session_id, at.turn)
         return turn.deliveries(), turn
     await _report_lost(store, at.session_id, set(delivery_ids) - {row.delivery_id for row in rows})
     left = [row for row in rows if row.body is not None and row.refused is None and row.turn is None]
-    deliveries = tuple(_delivery_of(row) for row in left)
+    deliveries = tuple(
+        ConsumedDelivery(**DeliveryBody.model_validate(row.body).model_dump(), delivery_id=row.delivery_id)
+        for row in left
+    )
     if files:
         # Concurrently: each delivery may use its whole time, and the time-out of the activity is hardly longer.
         deliveries = tuple(await asyncio.gather(*(files.fetched(each) for each in deliveries)))
@@ -117,10 +120,6 @@ async def _report_lost(store: Store, session_id: str, delivery_ids: set[str]) ->
     for each in sorted(delivery_ids):
         message = "The store holds this delivery no longer; it may have been restored from a copy."
         await store.refuse(session_id, each, "delivery_lost", delivery_refused(each, "delivery_lost", message))
-
-
-def _delivery_of(row: DeliveryRow) -> ConsumedDelivery:
-    return ConsumedDelivery(**DeliveryBody.model_validate(row.body).model_dump(), delivery_id=row.delivery_id)
 
 
 def open_step(

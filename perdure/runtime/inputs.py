@@ -18,11 +18,10 @@ from perdure.errors import (
     SessionGone,
 )
 from perdure.protocol.deliveries import DeliveryBody, InputOutcome, InputResponse, Message, Principal, Receipt
-from perdure.protocol.events import NewEvent
 from perdure.protocol.inputs import APPROVE, DENY, InputAnswer, InputStatus
 from perdure.session import inputs
 from perdure.session.inputs import may_answer, resolved
-from perdure.store.base import Store
+from perdure.store.base import Store, all_inputs
 from perdure.store.engine import cursor
 from perdure.store.values import Answered, Answering, DeliveryRow, InputPage, InputQuery, InputRow, Vote
 
@@ -35,9 +34,6 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger("perdure.sessions")
-
-#: How many requests of a session are read at once. A session usually has a few.
-_PAGE = 200
 
 
 @dataclass(frozen=True)
@@ -108,23 +104,12 @@ class Answers:
 
     async def waiting(self, session_id: str) -> Sequence[InputRow]:
         """The open input requests of the session, oldest first."""
-        page = await self._store.inputs(InputQuery(session_id=session_id, limit=_PAGE))
-        found = list(page.rows)
-        while page.next_cursor is not None:
-            page = await self._store.inputs(InputQuery(session_id=session_id, limit=_PAGE, cursor=page.next_cursor))
-            found.extend(page.rows)
-        return found
+        return await all_inputs(self._store, InputQuery(session_id=session_id))
 
     async def closed_by(self, session_id: str, delivery_id: str) -> tuple[InputOutcome, ...]:
         """The requests that a delivery closed, for the receipt of a repeated request."""
-        found: list[InputOutcome] = []
-        cursor: str | None = None
-        while True:
-            query = InputQuery(session_id=session_id, status="answered", limit=_PAGE, cursor=cursor)
-            page = await self._store.inputs(query)
-            found.extend(outcome(row) for row in page.rows if row.delivery_id == delivery_id)
-            if (cursor := page.next_cursor) is None:
-                return tuple(found)
+        found = await all_inputs(self._store, InputQuery(session_id=session_id, status="answered"))
+        return tuple(outcome(row) for row in found if row.delivery_id == delivery_id)
 
     async def outcomes(self, request: CallerRequest, delivery_id: str) -> tuple[InputOutcome, ...]:
         """The outcomes of the requests that the delivery answered."""
@@ -217,14 +202,13 @@ class Answers:
             Vote(each.response.request_id, each.answer, each.ends)
             for each in given
             # An expired request takes no vote, even while the store still has it as open.
-            if each.row is not None and each.answer is not None and (each.status != "expired" or not _is_open(each.row))
+            if each.row and each.answer and (each.status != "expired" or each.row.status != "open")
         ]
         answering = Answering(request.session_id, votes, request.delivery(body), always=always, late=late)
         try:
-            answered = await self._store.answer(answering, _resolved_event)
+            return await self._store.answer(answering, lambda row: resolved(row.request, row.status, row.answer))
         except SessionGone:
             raise NoActiveSession from None
-        return answered
 
     async def _receipt(self, request: CallerRequest, given: Sequence[_Response], answered: Answered) -> Receipt:
         """Signal the session, then return the outcomes. A failure here does not undo the votes."""
@@ -289,10 +273,6 @@ def outcome(row: InputRow) -> InputOutcome:
     return InputOutcome(request_id=row.request.request_id, status=row.status, option_id=_option(row))
 
 
-def _resolved_event(row: InputRow) -> NewEvent:
-    return resolved(row.request, row.status, row.answer)
-
-
 def _closed_error(row: InputRow) -> InputClosed | InputExpired:
     error = InputExpired if row.status == "expired" else InputClosed
     return error(status=row.status, option_id=_option(row))
@@ -315,10 +295,6 @@ def _may_answer(principal: Principal, row: InputRow) -> bool:
 
 def _status(row: InputRow, now: datetime) -> InputStatus:
     return "expired" if row.status == "open" and inputs.is_late(row.request, now) else row.status
-
-
-def _is_open(row: InputRow) -> bool:
-    return row.status == "open"
 
 
 def _ids(given: Sequence[_Response]) -> list[str]:

@@ -7,6 +7,7 @@ read model. It is idempotent.
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from typing import Protocol
 
 from perdure.bounds import quoted
@@ -200,6 +201,16 @@ async def events_of(store: Store, session_id: str, start: int = 0, *, follow: bo
             if row.ended or not follow:
                 return
             await watch.changed()
+
+
+async def all_inputs(store: Store, query: InputQuery) -> Sequence[InputRow]:
+    """All requests that the query asks for. A session usually has a few."""
+    page = await store.inputs(replace(query, limit=200))
+    found = list(page.rows)
+    while page.next_cursor is not None:
+        page = await store.inputs(replace(query, limit=200, cursor=page.next_cursor))
+        found.extend(page.rows)
+    return found
 
 
 #: Half a minute in all: longer than a failover, shorter than anybody's patience.

@@ -21,10 +21,10 @@ from perdure.harness.journal import (
     Outcome,
     RequestedCall,
     StoredReply,
-    TurnJournal,
     find_agent,
     find_session,
     read,
+    read_turn,
     tool_outcome,
     view_of,
     written,
@@ -32,7 +32,6 @@ from perdure.harness.journal import (
 from perdure.harness.prompt import INTERRUPTED
 from perdure.protocol import names
 from perdure.protocol.deliveries import Principal
-from perdure.protocol.events import NewEvent
 from perdure.protocol.requests import Coordinates, ToolCall, ToolOutcome
 from perdure.protocol.wire import JsonObject
 from perdure.session.state import hash_token
@@ -150,7 +149,7 @@ class ToolCaller:
         """The principal for whom the reply acts. Reading it from the deliveries is slow: they may hold files."""
         if "speaker" in reply.model_fields_set:
             return reply.speaker
-        return TurnJournal(await self._store.records(at.session_id, from_turn=at.turn, to_turn=at.turn)).principal
+        return (await read_turn(self._store, at.session_id, at.turn)).principal
 
     # --- before the effect ---
 
@@ -302,21 +301,18 @@ class ToolCaller:
 
     def _settlement(self, work: _Work, outcome: Outcome, context: ToolContext | None) -> Commit:
         at = work.at
+        factory = EventFactory(work.told_at, work.attempt.number)
         writes = context.staging.writes() if context else ()
         return Commit(
             at.session_id,
             unless=work.outcome_key,
             fence=work.fence(Hold.RELEASE),
             records=(written(*work.outcome_key, OUTCOME, outcome),),
-            events=(self._result_event(work, outcome),),
+            events=(factory.action_result(work.call_id, work.call.call.tool, outcome, at),),
             slots=tuple(SlotWrite(write.name, write.value, write.expected) for write in writes),
             route=outcome.token_hash,
             change=SessionChange(tool_calls=1),
         )
-
-    def _result_event(self, work: _Work, outcome: Outcome) -> NewEvent:
-        factory = EventFactory(work.told_at, work.attempt.number)
-        return factory.action_result(work.call_id, work.call.call.tool, outcome, work.at)
 
 
 async def _wait_for_thread(context: ToolContext, limit: float, stopping: Callable[[], bool]) -> None:

@@ -12,7 +12,6 @@ from perdure.store.values import (
     Commit,
     Committed,
     DeliveryTaken,
-    Fence,
     Hold,
     Record,
     SessionChange,
@@ -33,7 +32,8 @@ async def apply(tx: Transaction, commit: Commit, now: str) -> Written[Committed]
         raise StoreBehind(events=session.row.events, expected=commit.head)
     if commit.current and commit.head != session.row.events:
         raise Unavailable("The session has changed since it was read.")
-    if (existing := await _existing_record(tx, commit)) is not None:
+    if commit.unless and (existing := await record_at(tx, commit.session_id, *commit.unless)) is not None:
+        # Another attempt has won.
         return Written(Committed(session.row, existing=existing))
     if session.closed_at is not None and _extends(commit):
         if commit.close and commit.fence is None:
@@ -44,7 +44,9 @@ async def apply(tx: Transaction, commit: Commit, now: str) -> Written[Committed]
         if await record_at(tx, commit.session_id, *key) is not None:
             raise AlreadyBegun
     superseded = await _apply_fence(tx, commit)
-    await _insert_records(tx, commit, now)
+    attempt = commit.fence.attempt.number if commit.fence else None
+    for record in commit.records:
+        await tx.run("insert_record", **rows.new_record(commit.session_id, record, attempt, now))
     events, last = _split_terminal(commit, superseded)
     log_head = session.row.events
 
@@ -74,11 +76,6 @@ async def record_at(tx: Transaction, session_id: str, turn: int, step: int, key:
     return None if found is None else rows.record(found)
 
 
-async def _existing_record(tx: Transaction, commit: Commit) -> Record | None:
-    """The record of another attempt that has won."""
-    return None if commit.unless is None else await record_at(tx, commit.session_id, *commit.unless)
-
-
 def _extends(commit: Commit) -> bool:
     """Whether the commit adds something to the session. A closed session accepts no more."""
     return bool(commit.records or commit.events or commit.consume or commit.inputs.opens or commit.change)
@@ -99,7 +96,7 @@ async def _apply_fence(tx: Transaction, commit: Commit) -> bool:
     fence = commit.fence
     if fence is None:
         return False
-    place = _fence_key(commit.session_id, fence)
+    place = {"session_id": commit.session_id, "turn": fence.turn, "step": fence.step, "scope": fence.scope}
     found = await tx.row("fence", **place)
     current: int | None = None if found is None else found["generation"]
     mine = fence.attempt.generation
@@ -116,10 +113,6 @@ async def _apply_fence(tx: Transaction, commit: Commit) -> bool:
             if fence.hold is Hold.RELEASE:
                 await tx.run("delete_fence", **place)
             return False
-
-
-def _fence_key(session_id: str, fence: Fence) -> dict[str, str | int]:
-    return {"session_id": session_id, "turn": fence.turn, "step": fence.step, "scope": fence.scope}
 
 
 def _split_terminal(commit: Commit, superseded: bool) -> tuple[Sequence[NewEvent], Sequence[NewEvent]]:
@@ -146,12 +139,6 @@ def _recovery_event(commit: Commit, row: SessionRow) -> Sequence[NewEvent]:
         return ()
     key = names.session_key(f"attention/{row.attention['number']}/recovered")
     return (NewEvent(type=EventType.SESSION_RECOVERED, key=key, data={"code": row.attention["code"]}),)
-
-
-async def _insert_records(tx: Transaction, commit: Commit, now: str) -> None:
-    attempt = commit.fence.attempt.number if commit.fence else None
-    for record in commit.records:
-        await tx.run("insert_record", **rows.new_record(commit.session_id, record, attempt, now))
 
 
 async def _consume(tx: Transaction, commit: Commit) -> None:
