@@ -71,7 +71,9 @@ class BodyReader:
                 raise body_too_large(len(body), self._limit)
             values.add(chunk)
             if values.count > MOST_VALUES:
-                raise _too_many_values(values.count)
+                about = {"limit": MOST_VALUES, "mediaType": "application/json", "values": values.count}
+                violations = [{"kind": "too-many-values", **about}]
+                raise TooLarge(f"application/json holds more than {MOST_VALUES} values.", violations=violations)
             self._take(request, max(0, len(body) - LARGE))
         return bytes(body)
 
@@ -120,11 +122,6 @@ def _fields(raw: bytes) -> Fields:
 def body_too_large(size: int, limit: int) -> TooLarge:
     violation = {"byteLength": size, "kind": "too-large", "limit": limit, "mediaType": "application/json"}
     return TooLarge(f"application/json ({size} bytes) exceeds the {limit}-byte upload limit.", violations=[violation])
-
-
-def _too_many_values(count: int) -> TooLarge:
-    violation = {"kind": "too-many-values", "limit": MOST_VALUES, "mediaType": "application/json", "values": count}
-    return TooLarge(f"application/json holds more than {MOST_VALUES} values.", violations=[violation])
 
 
 _ABSENT: Any = object()

@@ -2,7 +2,7 @@
 
 import functools
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, TypeAlias
@@ -62,12 +62,12 @@ class Scopes:
 
     def agent(self, request: Request) -> Agent:
         """The agent of the prefix; `AgentNotFound` when no agent of this name is served."""
-        name = _path(request).get("agent")
+        name = request.path_params.get("agent")
         return self._agents.default if name is None else self._agents[name]
 
     async def session(self, request: Request, principal: Principal) -> SessionRow:
         """The session of the path, if it belongs to the caller and to the agent of the prefix."""
-        params = _path(request)
+        params = request.path_params
         row = await self._sessions.get(known_id(params["session_id"]), principal)
         if params.get("agent") not in (None, row.agent):
             raise SessionNotFound
@@ -93,10 +93,6 @@ def idempotency_key(request: Request) -> str | None:
     if key is not None and not 0 < len(key) <= _KEY_LIMIT:
         raise Invalid(f"Expected the Idempotency-Key header to have 1 to {_KEY_LIMIT} characters.")
     return key
-
-
-def _path(request: Request) -> Mapping[str, Any]:
-    return request.path_params
 
 
 def name(field: str, given: str | None) -> str | None:

@@ -283,7 +283,9 @@ class DeltaWriter:
             await asyncio.wait({reading, writing}, return_when=asyncio.FIRST_COMPLETED)
             if not reading.done():
                 writing.result()
-            self._end()
+            self._ended = True
+            self._arrived.set()
+            self._full.set()
             await writing
             return await reading
         finally:
@@ -321,20 +323,14 @@ class DeltaWriter:
             self._full.set()
 
     async def _write(self) -> None:
-        while await self._wait_for_more():
+        while True:
+            await self._arrived.wait()
+            if self._ended:
+                return
             await self._commit(self.unwritten())
             reach("model_mid_stream")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._full.wait(), max(_PAUSE, self._emitted_chars / _PACE))
-
-    async def _wait_for_more(self) -> bool:
-        await self._arrived.wait()
-        return not self._ended
-
-    def _end(self) -> None:
-        self._ended = True
-        self._arrived.set()
-        self._full.set()
 
     async def _commit(self, events: tuple[NewEvent, ...]) -> None:
         at = self._factory.at

@@ -108,7 +108,10 @@ class ModelCaller:
         self._files = FileFetcher(settings)
 
     async def run(self, call: ModelCall, attempt: Attempt) -> ModelOutcome:
-        ctx = await self._read_context(call, attempt)
+        row = await find_session(self._store, call.at.session_id, call.head)
+        agent = find_agent(self._agents, call.agent)
+        history, turn = await self._histories.load(call.at.session_id, call.at.turn)
+        ctx = _ModelContext(call, attempt, row, agent, history, turn)
         if ctx.recorded:
             return ctx.recorded.model_copy(update={"head": ctx.row.events})
         if ctx.pending_result:
@@ -121,12 +124,6 @@ class ModelCaller:
         outcome = await self._call_and_settle(opened)
         reach("model_after_settle")
         return outcome
-
-    async def _read_context(self, call: ModelCall, attempt: Attempt) -> _ModelContext:
-        row = await find_session(self._store, call.at.session_id, call.head)
-        agent = find_agent(self._agents, call.agent)
-        history, turn = await self._histories.load(call.at.session_id, call.at.turn)
-        return _ModelContext(call, attempt, row, agent, history, turn)
 
     # --- before the model call ---
 
@@ -296,17 +293,14 @@ class ModelCaller:
     async def _prompt(self, ctx: _ModelContext, offer: Offer) -> Prompt:
         assert ctx.mark is not None
         messages = [*ctx.history.messages, *messages_of(ctx.turn, ctx.mark)]
+        instructions = ctx.agent.instructions
+        if not isinstance(instructions, str):
+            instructions = await result_of(instructions, view_of(ctx.row, ctx.call.at, ctx.turn.principal))
         return Prompt(
-            messages=joined(messages, await self._instructions(ctx), ctx.mark),
+            messages=joined(messages, instructions, ctx.mark),
             tools=offer.definitions,
             settings=ctx.agent.settings,
         )
-
-    async def _instructions(self, ctx: _ModelContext) -> str:
-        instructions = ctx.agent.instructions
-        if isinstance(instructions, str):
-            return instructions
-        return await result_of(instructions, view_of(ctx.row, ctx.call.at, ctx.turn.principal))
 
     # --- after the model call ---
 

@@ -112,14 +112,10 @@ def unfinished_calls(session_id: str, turns: Sequence[tuple[int, TurnJournal]]) 
         )
         for number, turn in turns
         for step in range(turn.last_step + 1)
-        for call in _calls(turn, step)
+        if (reply := turn.reply(step))
+        for call in reply.calls
         if turn.outcome(step, call.call_id) is None
     )
-
-
-def _calls(turn: TurnJournal, step: int) -> Sequence[RequestedCall]:
-    reply = turn.reply(step)
-    return reply.calls if reply else ()
 
 
 def close_unfinished(
@@ -180,7 +176,8 @@ class TurnParker:
         reply = turn.reply(at.step)
         requests = [ask.request for ask in reply.asks] if reply else []
         # A turn that only processed some answers has no new requests: it emits those that are still open again.
-        waiting = requests or await self._still_open(park)
+        rows = [] if requests else [await self._store.input(each.request_id) for each in park.open]
+        waiting = requests or [row.request for row in rows if row]
         ending = factory.parked()
         return Commit(
             at.session_id,
@@ -192,10 +189,6 @@ class TurnParker:
             inputs=InputChanges(opens=requests),
             change=SessionChange(status=ending.status),
         )
-
-    async def _still_open(self, park: ParkTurn) -> list[InputRequest]:
-        rows = [await self._store.input(each.request_id) for each in park.open]
-        return [row.request for row in rows if row]
 
 
 def _reminder_event(request: InputRequest, left: int) -> NewEvent:

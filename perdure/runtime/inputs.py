@@ -23,6 +23,7 @@ from perdure.session import inputs
 from perdure.session.inputs import may_answer, resolved
 from perdure.store.base import Store, all_inputs
 from perdure.store.engine import cursor
+from perdure.store.engine.rows import stamp
 from perdure.store.values import Answered, Answering, DeliveryRow, InputPage, InputQuery, InputRow, Vote
 
 from .deliveries import CallerRequest
@@ -82,9 +83,9 @@ class Answers:
         waiting = await self.waiting(request.session_id)
         return await self._handle_message(request, request.body.message, waiting) if waiting else None
 
-    async def answer(self, request_id: str, response: InputResponse, request: CallerRequest) -> Receipt:
-        """Answer one input request by its id; `InputClosed` when it has another outcome."""
-        row = await self._store.input(request_id)
+    async def answer(self, response: InputResponse, request: CallerRequest) -> Receipt:
+        """Answer one input request; `InputClosed` when it has another outcome."""
+        row = await self._store.input(response.request_id)
         if row is None or row.request.session_id != request.session_id:
             raise InputNotFound
         given = await self._read(request, response)
@@ -94,7 +95,7 @@ class Answers:
             raise InputExpired(status="expired", option_id=_option(row))
         if not given.counts and not given.repeats:
             raise _closed_error(row)
-        body = request.body.model_copy(update={"kind": "answer", "answers": (request_id,)})
+        body = request.body.model_copy(update={"kind": "answer", "answers": (response.request_id,)})
         answered = await self._count_votes(request, body, [given])
         receipt = await self._receipt(request, [given], answered)
         now = answered.rows[0]
@@ -124,7 +125,7 @@ class Answers:
         self, request: CallerRequest, message: Message, waiting: Sequence[InputRow]
     ) -> Receipt | None:
         """Handle a plain message while input requests are open; None when it has to wait for them."""
-        now = _now()
+        now = datetime.now(UTC)
         queues = self._queues(waiting[0].request.agent)
         only = waiting[0] if len(waiting) == 1 else None
         if only and _status(only, now) == "open" and _may_answer(request.principal, only):
@@ -169,12 +170,12 @@ class Answers:
             return _Response(response, None, None, None)
         if not _may_answer(request.principal, row):
             raise ForbiddenResponder(request_id=response.request_id)
-        now = _now()
+        now = datetime.now(UTC)
         status = _status(row, now)
-        answer = inputs.read(row.request, response, request.principal, _stamp(now))
+        answer = inputs.read(row.request, response, request.principal, stamp(now))
         if answer.arguments is not None:
             response = await self._edited(row, response, status)
-            answer = inputs.read(row.request, response, request.principal, _stamp(now))
+            answer = inputs.read(row.request, response, request.principal, stamp(now))
         return _Response(response, row, answer, status)
 
     async def _edited(self, row: InputRow, response: InputResponse, status: InputStatus) -> InputResponse:
@@ -235,9 +236,11 @@ class Answers:
 
         False when the signal has to be sent later. The votes are accepted in any case.
         """
-        mine = answered.delivery
+        winners = sorted({row.delivery_id for row in answered.rows if row.delivery_id is not None})
+        rows: Sequence[DeliveryRow] = [answered.delivery] if answered.delivery else ()
         try:
-            rows = [mine] if mine else await self._winning_deliveries(request.session_id, answered)
+            if not rows and winners:
+                rows = await self._store.deliveries(request.session_id, winners)
         except Exception as error:
             # The sweeper finds it: it was accepted earlier.
             log.warning("the first answer to session %s is signalled later: %s", request.session_id, error)
@@ -245,21 +248,16 @@ class Answers:
         signalled = [await self._signals.deliver(row, unsignalled=answered.unsignalled) for row in rows if row.unread]
         return all(signalled)
 
-    async def _winning_deliveries(self, session_id: str, answered: Answered) -> Sequence[DeliveryRow]:
-        """The deliveries that closed the requests."""
-        winners = sorted({row.delivery_id for row in answered.rows if row.delivery_id is not None})
-        return await self._store.deliveries(session_id, winners) if winners else ()
-
 
 def _may_vote(row: InputRow, response: InputResponse, principal: Principal, now: datetime) -> bool:
     """Whether this principal has not answered the request yet, or has given the same answer."""
-    answer = inputs.read(row.request, response, principal, _stamp(now))
+    answer = inputs.read(row.request, response, principal, stamp(now))
     own = [vote for vote in row.votes if vote.same_principal(answer)]
     return not own or own[0].same(answer)
 
 
 def _continued(row: InputRow, principal: Principal, now: datetime) -> _Response:
-    answer = inputs.continued(row.request, principal, _stamp(now))
+    answer = inputs.continued(row.request, principal, stamp(now))
     return _Response(InputResponse(request_id=row.request.request_id), row, answer, "open", ends=True)
 
 
@@ -299,14 +297,6 @@ def _status(row: InputRow, now: datetime) -> InputStatus:
 
 def _ids(given: Sequence[_Response]) -> list[str]:
     return [each.response.request_id for each in given]
-
-
-def _now() -> datetime:
-    return datetime.now(UTC)
-
-
-def _stamp(moment: datetime) -> str:
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 #: How many rows one read returns, and how many reads one page takes at most. A caller who may see few of very many
@@ -366,8 +356,8 @@ class Inputs:
         request = CallerRequest(
             row.request.session_id, body, principal, about, idempotency_key, limit=self._inbox_limit
         )
-        return await self._answers.answer(response.request_id, response, request)
+        return await self._answers.answer(response, request)
 
 
 def visible(row: InputRow, principal: Principal) -> bool:
-    return row.requester.owner == principal.owner or may_answer(row.request.responders, principal, row.requester)
+    return row.requester.owner == principal.owner or _may_answer(principal, row)

@@ -267,7 +267,7 @@ class Signals:
         """
         if unsignalled or row.ref is None or self._is_slow(row.session_id):
             return await self._send_all_in_time(row.session_id)
-        return await self._send(row.session_id, self._deliver(row))
+        return await self._send(row.session_id, self._driver.deliver(row.session_id, reference(row)))
 
     async def start(self, session: NewSession, ref: JsonObject) -> bool:
         """Start the driver of a new session; False when it has to be started later."""
@@ -378,10 +378,12 @@ class Signals:
     def _first_state(
         self, session: NewSession | SessionRow, token_hash: str, waiting: Sequence[JsonObject]
     ) -> SessionState:
+        agent = self._agents.get(session.agent) if self._agents else None
         state = SessionState(
             session_id=session.session_id,
             agent=session.agent,
-            model=self._model(session.agent),
+            # The Temporal UI shows it until the first model call.
+            model=(agent.model or DEMO) if agent else None,
             mode=session.mode,
             capabilities=session.capabilities,
             token_hash=token_hash,
@@ -395,14 +397,6 @@ class Signals:
     async def _start(self, state: SessionState, title: str | None) -> None:
         summary = f"{state.agent}: {title}" if self._ui_detail and title else state.agent
         await self._driver.start(state, summary=summary)
-
-    async def _deliver(self, row: DeliveryRow) -> None:
-        await self._driver.deliver(row.session_id, reference(row))
-
-    def _model(self, name: str) -> str | None:
-        """The model that the Temporal UI shows until the first model call."""
-        agent = self._agents.get(name) if self._agents else None
-        return (agent.model or DEMO) if agent else None
 
 
 async def restore(store: Store, driver: Driver, row: SessionRow, *, unattended: bool = False) -> str:

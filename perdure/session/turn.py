@@ -152,7 +152,7 @@ class _Turn:
                 return self._result(failed.failure)
             except asyncio.CancelledError:
                 # All activities of the turn have ended by now, so the cancellation may be recorded.
-                await self._conclude(_cancellation(self._request, self._step))
+                await self._conclude(conclusion(self._request, self._step, CANCELLED, "cancelled"))
                 return self._result(CANCELLED, cancelled=True)
         except StepFailed as failed:
             if not (failed.held and self._request.holds):
@@ -342,7 +342,3 @@ def conclusion(
         failure=failure,
         deliveries=request.deliveries,
     )
-
-
-def _cancellation(request: TurnRequest, step: int) -> Conclusion:
-    return conclusion(request, step, CANCELLED, "cancelled")

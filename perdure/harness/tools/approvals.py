@@ -20,6 +20,7 @@ from perdure.protocol.requests import Coordinates, Failure
 from perdure.protocol.wire import JsonObject
 from perdure.session.inputs import CONTINUED
 from perdure.store.base import Store
+from perdure.store.engine.rows import stamp
 from perdure.store.values import InputRow, SlotWrite
 
 from . import builtin, outcomes
@@ -104,7 +105,7 @@ class Approvals:
             "input": call.arguments,
             "digest": digest(call.arguments),
             "responders": policy.responders,
-            "expires_at": None if expires_at is None else _stamp(expires_at),
+            "expires_at": None if expires_at is None else stamp(datetime.fromtimestamp(expires_at, UTC)),
             "on_expiry": policy.on_expiry,
         }
         request = InputRequest.model_validate(values)
@@ -147,10 +148,6 @@ async def remembered_key(tool: str, policy: ApprovalPolicy, arguments: JsonObjec
 
 def log_of(at: Coordinates, tool: str, call_id: str) -> Log:
     return tool_log(tool, session_id=at.session_id, turn=at.turn, step=at.step, call_id=call_id)
-
-
-def _stamp(moment: float) -> str:
-    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 MISMATCH = "TOOL_APPROVAL_MISMATCH"

@@ -43,7 +43,6 @@ from perdure.store.values import (
     Fence,
     Hold,
     InputRow,
-    NewRecord,
     Record,
     SessionChange,
     SlotConflict,
@@ -133,7 +132,9 @@ class ToolCaller:
             self._store.record(at.session_id, at.turn, at.step, names.REPLY),
             self._store.record(at.session_id, at.turn, at.step, names.intent_key(call_id)),
         )
-        stored = read(_require_reply(reply), REPLY, StoredReply)
+        if reply is None:
+            raise UnreadableState("There is no record of the reply that asks for this call.")
+        stored = read(reply, REPLY, StoredReply)
         requested = stored.call(call_id)
         return _Work(
             call=call,
@@ -156,12 +157,14 @@ class ToolCaller:
     async def _record_intent(self, work: _Work) -> ToolOutcome | None:
         """Raise the fence and record the intent; returns the outcome if the call must not run."""
         refusal = _refusal(work)
+        intent = Intent(tool=work.call.call.tool, attempt=work.attempt.number, generation=work.attempt.generation)
+        intent_key = (work.at.turn, work.at.step, names.intent_key(work.call_id))
         commit = Commit(
             work.at.session_id,
             unless_cancelled=work.told_at.turn,
             unless=work.outcome_key,
             fence=work.fence(Hold.RAISE),
-            records=() if refusal else (self._intent(work),),
+            records=() if refusal else (written(*intent_key, INTENT, intent),),
         )
         try:
             done = await self._store.commit(commit)
@@ -169,10 +172,8 @@ class ToolCaller:
             # The commit may have succeeded. Then a repeated one finds our own fence and cannot report an older
             # attempt, so the intent is read to find out.
             done = await commit_with_retries(self._store, commit)
-            intent = await self._store.record(
-                work.at.session_id, work.at.turn, work.at.step, names.intent_key(work.call_id)
-            )
-            work = replace(work, begun=_is_from_other_attempt(intent, work.attempt))
+            stored = await self._store.record(work.at.session_id, *intent_key)
+            work = replace(work, begun=_is_from_other_attempt(stored, work.attempt))
         if done.existing:
             return await self._recorded(work, done.existing)
         if refusal:
@@ -182,10 +183,6 @@ class ToolCaller:
             unknown = outcomes.failed(INTERRUPTED, outcomes.UNKNOWN, "unknown")
             return await self._settle(work, unknown, None)
         return None
-
-    def _intent(self, work: _Work) -> NewRecord:
-        intent = Intent(tool=work.call.call.tool, attempt=work.attempt.number, generation=work.attempt.generation)
-        return written(work.at.turn, work.at.step, names.intent_key(work.call_id), INTENT, intent)
 
     def _context(self, work: _Work, cancelled: Signal) -> ToolContext:
         at = work.at
@@ -333,12 +330,6 @@ class _TimeLimitExceeded(Exception):
 def _is_from_other_attempt(intent: Record | None, attempt: Attempt) -> bool:
     """Whether the intent is that of another attempt."""
     return intent is not None and read(intent, INTENT, Intent).generation != attempt.generation
-
-
-def _require_reply(reply: Record | None) -> Record:
-    if reply is None:
-        raise UnreadableState("There is no record of the reply that asks for this call.")
-    return reply
 
 
 def _refusal(work: _Work) -> Outcome | None:

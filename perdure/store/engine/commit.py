@@ -39,7 +39,9 @@ async def apply(tx: Transaction, commit: Commit, now: str) -> Written[Committed]
         if commit.close and commit.fence is None:
             return Written(Committed(session.row))
         raise Superseded("The session is over.")
-    _check_cancel(commit, session.row)
+    turn, cancelled = commit.unless_cancelled, session.row.cancel_turn
+    if turn is not None and cancelled is not None and cancelled <= turn:
+        raise TurnCancelled(turn=turn)
     for key in commit.without:
         if await record_at(tx, commit.session_id, *key) is not None:
             raise AlreadyBegun
@@ -79,16 +81,6 @@ async def record_at(tx: Transaction, session_id: str, turn: int, step: int, key:
 def _extends(commit: Commit) -> bool:
     """Whether the commit adds something to the session. A closed session accepts no more."""
     return bool(commit.records or commit.events or commit.consume or commit.inputs.opens or commit.change)
-
-
-def _check_cancel(commit: Commit, row: SessionRow) -> None:
-    """Raise `TurnCancelled` when a cancel request for this turn, or an earlier one, is open."""
-    if (
-        commit.unless_cancelled is not None
-        and row.cancel_turn is not None
-        and row.cancel_turn <= commit.unless_cancelled
-    ):
-        raise TurnCancelled(turn=commit.unless_cancelled)
 
 
 async def _apply_fence(tx: Transaction, commit: Commit) -> bool:

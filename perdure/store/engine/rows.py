@@ -265,20 +265,20 @@ def _is_utf8(text: str) -> bool:
 
 
 def utc_now() -> str:
-    return _stamp(datetime.now(UTC))
+    return stamp(datetime.now(UTC))
 
 
 def before(now: str, seconds: float) -> str:
     """The time `seconds` before `now`."""
-    return _stamp(datetime.fromisoformat(now) - timedelta(seconds=seconds))
+    return stamp(datetime.fromisoformat(now) - timedelta(seconds=seconds))
 
 
 def after(moment: str) -> str:
     """The next distinct time stamp."""
-    return _stamp(datetime.fromisoformat(moment) + timedelta(milliseconds=1))
+    return stamp(datetime.fromisoformat(moment) + timedelta(milliseconds=1))
 
 
-def _stamp(moment: datetime) -> str:
+def stamp(moment: datetime) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
