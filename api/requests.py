@@ -13,7 +13,7 @@ from starlette.responses import Response
 from perdure.agents.agent import Agent
 from perdure.agents.registry import AgentRegistry
 from perdure.bounds import quoted
-from perdure.errors import InputNotFound, Invalid, SessionNotFound, TooLarge, UnsupportedMedia
+from perdure.errors import Invalid, PerdureError, SessionNotFound, TooLarge, UnsupportedMedia
 from perdure.protocol.deliveries import DeliveryBody, FilePart, InputResponse, Principal
 from perdure.runtime.sessions import Sessions
 from perdure.settings import Settings
@@ -74,17 +74,10 @@ class Scopes:
         return row
 
 
-def known_id(text: str) -> str:
-    """The id; `SessionNotFound` for a text that cannot be a session id."""
+def known_id(text: str, missing: type[PerdureError] = SessionNotFound) -> str:
+    """The id; `missing` is raised for a text that cannot be an id."""
     if not (text.isascii() and text.isprintable()):
-        raise SessionNotFound
-    return text
-
-
-def known_input(text: str) -> str:
-    """As `known_id`, for input requests."""
-    if not (text.isascii() and text.isprintable()):
-        raise InputNotFound
+        raise missing
     return text
 
 
