@@ -125,7 +125,7 @@ class Answers:
         self, request: CallerRequest, message: Message, waiting: Sequence[InputRow]
     ) -> Receipt | None:
         """Handle a plain message while input requests are open; None when it has to wait for them."""
-        now = datetime.now(UTC)
+        now = _now()
         queues = self._queues(waiting[0].request.agent)
         only = waiting[0] if len(waiting) == 1 else None
         if only and _status(only, now) == "open" and _may_answer(request.principal, only):
@@ -170,7 +170,7 @@ class Answers:
             return _Response(response, None, None, None)
         if not _may_answer(request.principal, row):
             raise ForbiddenResponder(request_id=response.request_id)
-        now = datetime.now(UTC)
+        now = _now()
         status = _status(row, now)
         answer = inputs.read(row.request, response, request.principal, stamp(now))
         if answer.arguments is not None:
@@ -297,6 +297,10 @@ def _status(row: InputRow, now: datetime) -> InputStatus:
 
 def _ids(given: Sequence[_Response]) -> list[str]:
     return [each.response.request_id for each in given]
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
 
 
 #: How many rows one read returns, and how many reads one page takes at most. A caller who may see few of very many
