@@ -23,7 +23,7 @@ ifdef PYTEST_ARGS
 	$(BIN)/pytest $(PYTEST_ARGS)
 else
 	@# Most tests wait for real processes to notice that others died, so there can be more of them than cores.
-	$(BIN)/pytest -n 4 --dist worksteal -m "not alone and not slow"
+	$(BIN)/pytest -n 5 --dist worksteal -m "not alone and not slow"
 	@# Those that hold a stopwatch have the machine to themselves.
 	$(BIN)/pytest -m "alone and not slow"
 endif

@@ -25,7 +25,7 @@ from perdure.harness.harness import Harness
 from perdure.harness.tools.toolbox import check_tools
 from perdure.models.base import Models
 from perdure.protocol import names
-from perdure.runtime.connect import connect
+from perdure.runtime.connect import temporal_client
 from perdure.settings import Settings
 from perdure.store.base import Store
 from perdure.store.open import checked_store
@@ -65,20 +65,16 @@ def workers(client: Client, store: Store, agents: AgentRegistry, models: Models,
     """One worker for each kind of work: drivers, turns, model calls, tool calls."""
     harness = Harness(store, agents, models, settings)
     turns, model, tools = TurnActivities(harness), ModelActivities(harness), ToolActivities(harness)
+    # Short work on the store, between steps and after the last one.
+    waits = [turns.resume_turn, turns.park_turn, turns.withdraw_inputs, turns.remind]
+    ends = [turns.conclude_turn, turns.refuse_delivery, turns.attend_session, turns.close_session]
     # Each starts before those that schedule work on its queue: a queue belongs to a build from its first poll on.
     return [
         activity_worker(client, settings, names.TOOLS_QUEUE, [tools.call_tool]),
-        activity_worker(client, settings, names.MODELS_QUEUE, [model.call_model, *_store_activities(turns)]),
+        activity_worker(client, settings, names.MODELS_QUEUE, [model.call_model, *waits, *ends, turns.rebuild_session]),
         workflow_worker(client, settings, names.TURNS_QUEUE, [TurnWorkflow]),
         workflow_worker(client, settings, names.SESSIONS_QUEUE, [SessionWorkflow]),
     ]
-
-
-def _store_activities(turns: TurnActivities) -> list[Any]:
-    """The activities that do short work on the store, between steps and after the last one."""
-    waits = [turns.resume_turn, turns.park_turn, turns.withdraw_inputs, turns.remind]
-    ends = [turns.conclude_turn, turns.refuse_delivery, turns.attend_session, turns.close_session]
-    return [*waits, *ends, turns.rebuild_session]
 
 
 def workflow_worker(client: Client, settings: Settings, kind: str, workflows: Sequence[type]) -> Worker:
@@ -159,7 +155,7 @@ async def serving(settings: Settings) -> AsyncGenerator[None]:
         store = await stack.enter_async_context(checked_store(settings.database))
         telemetry = setup.set_up("perdure-worker")
         stack.callback(telemetry.close)
-        client = await connect(settings, plugins=telemetry.plugins)
+        client = await temporal_client(settings, plugins=telemetry.plugins)
         await stack.enter_async_context(running(workers(client, store, agents, models, settings)))
         log.info("Serving %s on %s", ", ".join(agents.names), settings.temporal_address)
         yield

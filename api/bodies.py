@@ -14,7 +14,7 @@ from starlette.requests import Request
 from perdure.agents import output_schema
 from perdure.bounds import DEEPEST, deeper_than, more_than, quoted
 from perdure.errors import Invalid, TooLarge, Unavailable
-from perdure.protocol.deliveries import FilePart, InputResponse, Message, Mode, TextPart
+from perdure.protocol.deliveries import DeliveryBody, FilePart, InputResponse, Message, Mode, Principal, TextPart
 from perdure.protocol.wire import JsonObject
 
 from .callbacks import check_callback
@@ -71,7 +71,9 @@ class BodyReader:
                 raise body_too_large(len(body), self._limit)
             values.add(chunk)
             if values.count > MOST_VALUES:
-                raise _too_many_values(values.count)
+                about = {"limit": MOST_VALUES, "mediaType": "application/json", "values": values.count}
+                violations = [{"kind": "too-many-values", **about}]
+                raise TooLarge(f"application/json holds more than {MOST_VALUES} values.", violations=violations)
             self._take(request, max(0, len(body) - LARGE))
         return bytes(body)
 
@@ -122,11 +124,6 @@ def body_too_large(size: int, limit: int) -> TooLarge:
     return TooLarge(f"application/json ({size} bytes) exceeds the {limit}-byte upload limit.", violations=[violation])
 
 
-def _too_many_values(count: int) -> TooLarge:
-    violation = {"kind": "too-many-values", "limit": MOST_VALUES, "mediaType": "application/json", "values": count}
-    return TooLarge(f"application/json holds more than {MOST_VALUES} values.", violations=[violation])
-
-
 _ABSENT: Any = object()
 #: A session has only a few open requests.
 _MOST_RESPONSES = 200
@@ -142,24 +139,14 @@ _INTERNAL_SCHEMES = ("eve-url:", "eve-sandbox:", "eve-attachment:")
 
 
 @dataclass(frozen=True)
-class Content:
-    """The content of a delivery, for all routes."""
-
-    message: Message | None
-    client_context: tuple[str, ...]
-    output_schema: JsonObject | None
-    input_responses: tuple[InputResponse, ...] = ()
-
-
-@dataclass(frozen=True)
 class CreateBody:
-    content: Content
+    delivery: DeliveryBody
     mode: Mode
 
 
 @dataclass(frozen=True)
 class ContinueBody:
-    content: Content
+    delivery: DeliveryBody
     token: str
     coalesce: bool
 
@@ -167,7 +154,7 @@ class ContinueBody:
 # The contract fixes the order of the checks: a body with several faults must be refused for the first one.
 
 
-def parse_create(fields: Fields) -> CreateBody:
+def parse_create(fields: Fields, principal: Principal) -> CreateBody:
     message = _message(fields.get("message", _ABSENT))
     context = _client_context(fields.get("clientContext", _ABSENT))
     if "callback" in fields:
@@ -176,10 +163,11 @@ def parse_create(fields: Fields) -> CreateBody:
     schema = _output_schema(fields.get("outputSchema", _ABSENT))
     if message is None:
         raise Invalid("Missing or empty 'message' field.")
-    return CreateBody(Content(message, context, schema), mode)
+    delivery = DeliveryBody(message=message, client_context=context, output_schema=schema, principal=principal)
+    return CreateBody(delivery, mode)
 
 
-def parse_continue(fields: Fields) -> ContinueBody:
+def parse_continue(fields: Fields, principal: Principal) -> ContinueBody:
     token = fields.get("continuationToken")
     if not isinstance(token, str) or not token:
         raise Invalid("Missing or empty 'continuationToken' field.")
@@ -192,7 +180,14 @@ def parse_continue(fields: Fields) -> ContinueBody:
     coalesce = fields.get("coalesce", False)
     if not isinstance(coalesce, bool):
         raise Invalid("Expected 'coalesce' to be a boolean.")
-    return ContinueBody(Content(message, context, schema, responses), token, coalesce)
+    delivery = DeliveryBody(
+        message=message,
+        client_context=context,
+        input_responses=responses,
+        output_schema=schema,
+        principal=principal,
+    )
+    return ContinueBody(delivery, token, coalesce)
 
 
 def _message(value: Any) -> Message | None:

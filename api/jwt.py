@@ -62,7 +62,7 @@ class JwksKeys:
         self._patience = 0.0
 
     async def named(self, kid: str | None) -> KeySet:
-        if not self._fits(kid):
+        if not self._knows(kid) or self._clock() - self._fetched > self._lifetime:
             await self._refreshed(kid)
         if self._keys is None:
             raise Unavailable("The keys of the identity provider cannot be fetched right now.")
@@ -79,9 +79,6 @@ class JwksKeys:
             # A provider that does not respond must not delay callers whose key is known.
             limit = max(0.0, self._patience - now) if self._knows(kid) else None
             await asyncio.wait({self._fetching}, timeout=limit)
-
-    def _fits(self, kid: str | None) -> bool:
-        return self._knows(kid) and self._clock() - self._fetched <= self._lifetime
 
     def _knows(self, kid: str | None) -> bool:
         return self._keys is not None and (kid is None or any(key.kid == kid for key in self._keys))

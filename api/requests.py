@@ -1,8 +1,8 @@
-"""The parts of a request: the agent and session of its path, the parameters of its query, the limits of its content."""
+"""The parts of a request: the agent and session of its path, the parameters of its query, the limits of its body."""
 
 import functools
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, TypeAlias
@@ -13,14 +13,14 @@ from starlette.responses import Response
 from perdure.agents.agent import Agent
 from perdure.agents.registry import AgentRegistry
 from perdure.bounds import quoted
-from perdure.errors import InputNotFound, Invalid, SessionNotFound, TooLarge, UnsupportedMedia
-from perdure.protocol.deliveries import FilePart, InputResponse, Principal
+from perdure.errors import Invalid, PerdureError, SessionNotFound, TooLarge, UnsupportedMedia
+from perdure.protocol.deliveries import DeliveryBody, FilePart, InputResponse, Principal
 from perdure.runtime.sessions import Sessions
 from perdure.settings import Settings
 from perdure.store.values import SessionRow
 from perdure.telemetry import spans
 
-from .bodies import BodyReader, Content
+from .bodies import BodyReader
 from .responses import dumps
 
 _KEY_LIMIT = 255
@@ -62,29 +62,22 @@ class Scopes:
 
     def agent(self, request: Request) -> Agent:
         """The agent of the prefix; `AgentNotFound` when no agent of this name is served."""
-        name = _path(request).get("agent")
+        name = request.path_params.get("agent")
         return self._agents.default if name is None else self._agents[name]
 
     async def session(self, request: Request, principal: Principal) -> SessionRow:
         """The session of the path, if it belongs to the caller and to the agent of the prefix."""
-        params = _path(request)
+        params = request.path_params
         row = await self._sessions.get(known_id(params["session_id"]), principal)
         if params.get("agent") not in (None, row.agent):
             raise SessionNotFound
         return row
 
 
-def known_id(text: str) -> str:
-    """The id; `SessionNotFound` for a text that cannot be a session id."""
+def known_id(text: str, missing: type[PerdureError] = SessionNotFound) -> str:
+    """The id; `missing` is raised for a text that cannot be an id."""
     if not (text.isascii() and text.isprintable()):
-        raise SessionNotFound
-    return text
-
-
-def known_input(text: str) -> str:
-    """As `known_id`, for input requests."""
-    if not (text.isascii() and text.isprintable()):
-        raise InputNotFound
+        raise missing
     return text
 
 
@@ -93,10 +86,6 @@ def idempotency_key(request: Request) -> str | None:
     if key is not None and not 0 < len(key) <= _KEY_LIMIT:
         raise Invalid(f"Expected the Idempotency-Key header to have 1 to {_KEY_LIMIT} characters.")
     return key
-
-
-def _path(request: Request) -> Mapping[str, Any]:
-    return request.path_params
 
 
 def name(field: str, given: str | None) -> str | None:
@@ -135,9 +124,9 @@ class RequestLimits:
             media_types=None if "*/*" in types else types,
         )
 
-    def check(self, content: Content) -> None:
+    def check(self, body: DeliveryBody) -> None:
         """Raise `TooLarge` or `UnsupportedMedia`, with the first few violations and the text of the first one."""
-        found = chain((violation for part in _files(content) for violation in self._file(part)), self._text(content))
+        found = chain((violation for part in _files(body) for violation in self._file(part)), self._text(body))
         violations = list(islice(found, _MOST_VIOLATIONS))
         if not violations:
             return
@@ -164,8 +153,8 @@ class RequestLimits:
             for allowed in self.media_types
         )
 
-    def _text(self, content: Content) -> Iterator[dict[str, Any]]:
-        size = sum(len(text.encode()) for text in _texts(content))
+    def _text(self, body: DeliveryBody) -> Iterator[dict[str, Any]]:
+        size = sum(len(text.encode()) for text in _texts(body))
         if size > self.message_bytes:
             yield {"byteLength": size, "kind": "too-large", "limit": self.message_bytes, "mediaType": "text/plain"}
 
@@ -194,20 +183,20 @@ def _base64_size(text: str) -> int:
     return max(0, len(text) * 3 // 4 - padding)
 
 
-def _files(content: Content) -> list[FilePart]:
-    if content.message is None or isinstance(content.message, str):
+def _files(body: DeliveryBody) -> list[FilePart]:
+    if body.message is None or isinstance(body.message, str):
         return []
-    return [part for part in content.message if isinstance(part, FilePart)]
+    return [part for part in body.message if isinstance(part, FilePart)]
 
 
-def _texts(content: Content) -> list[str]:
+def _texts(body: DeliveryBody) -> list[str]:
     """Everything that is stored of a delivery, except the bytes of its files."""
-    texts = list(content.client_context)
-    if content.output_schema is not None:
-        texts.append(dumps(content.output_schema).decode())
-    texts.extend(text for part in _files(content) for text in _file_texts(part))
-    texts.extend(text for response in content.input_responses for text in _response_texts(response))
-    match content.message:
+    texts = list(body.client_context)
+    if body.output_schema is not None:
+        texts.append(dumps(body.output_schema).decode())
+    texts.extend(text for part in _files(body) for text in _file_texts(part))
+    texts.extend(text for response in body.input_responses for text in _response_texts(response))
+    match body.message:
         case None:
             pass
         case str(message):

@@ -16,7 +16,7 @@ from temporalio.client import Client
 from perdure.cli import operator
 from perdure.dev.supervisor import Part, Supervisor, command
 from perdure.dev.temporal_server import DevServer, listens
-from perdure.runtime.connect import connect
+from perdure.runtime.connect import temporal_client
 from perdure.settings import Settings
 
 from .floor.client import FloorClient
@@ -95,7 +95,7 @@ async def running(directory: Path) -> AsyncGenerator[Stack]:
             Part("temporal", temporal.command(), lambda _: temporal.ready(), shown=False, patience=5.0),
             Part("provider", _module("bench.provider", str(provider)), lambda _: _listening(provider)),
         )
-        client = await connect(Settings(temporal_address=temporal.address))
+        client = await temporal_client(Settings(temporal_address=temporal.address))
         floor = FloorClient(client, reports)
         stack.callback(floor.close)
         flag = directory / "floor.ready"

@@ -140,6 +140,16 @@ def words_without_a_row(root: Path) -> Iterator[str]:
             yield f"docs/glossary.md has no row for {noun!r}"
 
 
+def long_lines(root: Path) -> Iterator[str]:
+    """Lines of a page, outside of tables and programs, have at most 120 columns, so that changes can be compared."""
+    for page in sorted([*root.glob("*.md"), *(root / "docs").rglob("*.md")]):
+        in_program = False
+        for number, line in enumerate(page.read_text().splitlines(), 1):
+            in_program ^= line.lstrip().startswith("```")
+            if len(line) > 120 and not in_program and not line.startswith("|"):
+                yield f"{page.relative_to(root)}:{number} has {len(line)} columns"
+
+
 def broken(root: Path = ROOT) -> list[str]:
     modules = product(root)
     return [
@@ -148,6 +158,7 @@ def broken(root: Path = ROOT) -> list[str]:
         *gerunds_and_retired_names(modules),
         *silent_packages(modules),
         *words_without_a_row(root),
+        *long_lines(root),
     ]
 
 

@@ -11,6 +11,7 @@ import pytest
 
 import perdure
 import perdure.testing
+from perdure.protocol.events import EventType
 from perdure.settings import Settings
 from perdure.testing import ScriptedModel, call, play
 from tests.support.processes import PATIENCE
@@ -25,6 +26,13 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 @pytest.mark.parametrize("name", Settings.model_fields)
 def test_every_setting_is_documented(name: str) -> None:
     assert f"PERDURE_{name.upper()}" in (ROOT / "docs" / "settings.md").read_text()
+
+
+def test_every_event_is_documented_and_no_other() -> None:
+    page = (ROOT / "docs" / "events.md").read_text()
+    known = {value for name, value in vars(EventType).items() if name.isupper()}
+
+    assert set(re.findall(r"^\| `([a-z.]+)` \|", page, re.MULTILINE)) == known
 
 
 def test_every_patch_is_documented() -> None:

@@ -38,6 +38,7 @@ def test_a_product_that_keeps_the_rules_breaks_none(tree: Path) -> None:
         ("perdure/one.py", "from .store import kept\nscene = 1\n", "'scene' is a word of the retired vocabulary"),
         ("perdure/more/__init__.py", "", "does not say what the package owns"),
         ("docs/glossary.md", GLOSSARY.replace("**quorum**", "quorum"), "no row for 'quorum'"),
+        ("docs/page.md", "short\n" + "x" * 121 + "\n", "docs/page.md:2 has 121 columns"),
     ],
 )
 def test_a_broken_rule_is_noticed(tree: Path, name: str, text: str, what: str) -> None:

@@ -7,10 +7,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.auth import Gate
-from api.bodies import BodyReader, Content, Fields, parse_answer
-from api.requests import RequestLimits, idempotency_key, known_input, limit, name, one_of
+from api.bodies import BodyReader, Fields, parse_answer
+from api.requests import RequestLimits, idempotency_key, known_id, limit, name, one_of
 from api.responses import flags, reply
-from perdure.protocol.deliveries import InputResponse
+from perdure.errors import InputNotFound
+from perdure.protocol.deliveries import DeliveryBody, InputResponse
 from perdure.protocol.inputs import InputKind, InputStatus
 from perdure.protocol.wire import JsonObject
 from perdure.runtime.inputs import Inputs
@@ -36,17 +37,18 @@ class InputRoutes:
     async def show(self, request: Request) -> Response:
         """One request with its status."""
         principal = await self._gate.admit(request)
-        return reply(shown(await self._inputs.get(known_input(request.path_params["request_id"]), principal)))
+        request_id = known_id(request.path_params["request_id"], InputNotFound)
+        return reply(shown(await self._inputs.get(request_id, principal)))
 
     async def answer(self, request: Request) -> Response:
         """Answer one request. A responder need not own the session."""
         principal = await self._gate.admit(request)
         key = idempotency_key(request)
-        request_id = known_input(request.path_params["request_id"])
+        request_id = known_id(request.path_params["request_id"], InputNotFound)
 
         def parse(fields: Fields) -> InputResponse:
             response = parse_answer(request_id, fields)
-            self._limits.check(Content(None, (), None, (response,)))
+            self._limits.check(DeliveryBody(input_responses=(response,)))
             return response
 
         response = await self._bodies.read(request, parse)

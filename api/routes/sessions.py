@@ -4,10 +4,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.auth import Gate
-from api.bodies import BodyReader, Content, ContinueBody, CreateBody, Fields, parse_cancel, parse_continue, parse_create
+from api.bodies import BodyReader, ContinueBody, CreateBody, Fields, parse_cancel, parse_continue, parse_create
 from api.requests import RequestLimits, Scopes, idempotency_key
 from api.responses import flags, reply
-from perdure.protocol.deliveries import Capabilities, DeliveryBody, Principal, Receipt
+from perdure.protocol.deliveries import Capabilities, Receipt
 from perdure.protocol.wire import JsonObject
 from perdure.runtime.sessions import Sessions
 
@@ -27,10 +27,16 @@ class SessionRoutes:
         agent = self._scopes.agent(request)
         principal = await self._gate.admit(request)
         key = idempotency_key(request)
-        body = await self._bodies.read(request, self._create_body)
+
+        def parse(fields: Fields) -> CreateBody:
+            body = parse_create(fields, principal)
+            self._limits.check(body.delivery)
+            return body
+
+        body = await self._bodies.read(request, parse)
         receipt = await self._sessions.start(
             agent.name,
-            body=_delivery(body.content, principal),
+            body=body.delivery,
             mode=body.mode,
             principal=principal,
             capabilities=Capabilities(request_input=body.mode == "conversation"),
@@ -43,11 +49,17 @@ class SessionRoutes:
         self._scopes.agent(request)
         principal = await self._gate.admit(request)
         key = idempotency_key(request)
-        body = await self._bodies.read(request, self._continue_body)
+
+        def parse(fields: Fields) -> ContinueBody:
+            body = parse_continue(fields, principal)
+            self._limits.check(body.delivery)
+            return body
+
+        body = await self._bodies.read(request, parse)
         session = await self._scopes.session(request, principal)
         receipt = await self._sessions.deliver(
             body.token,
-            body=_delivery(body.content, principal),
+            body=body.delivery,
             session_id=session.session_id,
             principal=principal,
             idempotency_key=key,
@@ -64,26 +76,6 @@ class SessionRoutes:
         cancelled = await self._sessions.cancel(session.session_id, turn_id=turn_id, principal=principal)
         body = {"ok": True, "sessionId": session.session_id, "status": cancelled.status}
         return reply(body, headers=flags(delayed=cancelled.delayed))
-
-    def _create_body(self, fields: Fields) -> CreateBody:
-        body = parse_create(fields)
-        self._limits.check(body.content)
-        return body
-
-    def _continue_body(self, fields: Fields) -> ContinueBody:
-        body = parse_continue(fields)
-        self._limits.check(body.content)
-        return body
-
-
-def _delivery(content: Content, principal: Principal) -> DeliveryBody:
-    return DeliveryBody(
-        message=content.message,
-        client_context=content.client_context,
-        input_responses=content.input_responses,
-        output_schema=content.output_schema,
-        principal=principal,
-    )
 
 
 def _accepted(receipt: Receipt, status: int) -> Response:

@@ -11,7 +11,7 @@ from pathlib import Path
 from temporalio import activity
 
 from perdure.protocol import names as queues
-from perdure.runtime.connect import connect
+from perdure.runtime.connect import temporal_client
 from perdure.settings import Settings
 from worker import activity_worker, workflow_worker
 
@@ -36,7 +36,7 @@ async def main(reports: str, ready: Path) -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     settings = Settings(task_queue=names.PREFIX, deployment=None, build_id=None)
-    client = await connect(settings)
+    client = await temporal_client(settings)
     async with contextlib.AsyncExitStack() as stack:
         for each in (
             workflow_worker(client, settings, queues.SESSIONS_QUEUE, [FloorSession]),

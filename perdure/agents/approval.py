@@ -108,8 +108,7 @@ def approval_policy(
         on_expiry=on_expiry,
         remind=tuple(sorted(seconds(f"Tool {tool!r}: each of remind", each) for each in remind)),
     )
-    problem = _problem(policy, declared=policy != ApprovalPolicy(approval))
-    if problem:
+    if problem := _problem(policy):
         raise InvalidDeclaration(f"Tool {tool!r}: {problem}.")
     try:
         checked(policy.responders)
@@ -172,15 +171,11 @@ def _wrong_type(approval: object, key: object, summary: object, responders: obje
     return None
 
 
-def _problem(policy: ApprovalPolicy, declared: bool) -> str | None:
-    if policy.approval == "never" and declared:
+def _problem(policy: ApprovalPolicy) -> str | None:
+    if policy.approval == "never" and policy != OPEN:
         return "it asks nobody, so nothing about the asking can be said; declare an approval"
     if policy.key and policy.approval != "once":
         return "an approval_key is what approval='once' remembers; nothing else does"
-    return _timing_problem(policy)
-
-
-def _timing_problem(policy: ApprovalPolicy) -> str | None:
     if policy.on_expiry not in ("deny", "approve", "fail"):
         return "on_expiry is 'deny', 'approve' or 'fail'"
     if policy.expires is None and policy.on_expiry != "deny":

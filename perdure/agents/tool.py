@@ -3,7 +3,7 @@
 import inspect
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import WRAPPER_ASSIGNMENTS
 from types import FunctionType
@@ -40,7 +40,7 @@ class Tool(Generic[P, R]):
     description: str
     signature: Signature = field(repr=False)
     effects: Effects = "at_most_once"
-    gate: ApprovalPolicy = OPEN
+    approval_policy: ApprovalPolicy = OPEN
     timeout: float = 300.0
     retries: int = 0
 
@@ -55,7 +55,7 @@ class Tool(Generic[P, R]):
     @property
     def approval(self) -> Approval:
         """When a call of it needs approval."""
-        return self.gate.approval
+        return self.approval_policy.approval
 
     @property
     def is_async(self) -> bool:
@@ -125,38 +125,25 @@ def tool(
         _check_kind(called, function)
         policy = approval_policy(called, approval, approval_key, summary, responders, expires, on_expiry, remind)
         limit = seconds(f"Tool {called!r}: the timeout", timeout)
-        return _declare(function, called, description, effects, policy, limit, retries, local)
+        _check(called, effects, limit, retries)
+        text, parameters = _documented(function)
+        declared = Tool(
+            function=cast("Callable[..., Any]", function),
+            name=called,
+            description=description if description is not None else text,
+            signature=read_signature(called, function, parameters, local),
+            effects=effects,
+            approval_policy=policy,
+            timeout=limit,
+            retries=retries,
+        )
+        # The dataclass is frozen; help(), inspect and doctest need these attributes of the function.
+        for attribute in WRAPPER_ASSIGNMENTS:
+            object.__setattr__(declared, attribute, getattr(function, attribute))
+        object.__setattr__(declared, "__wrapped__", function)
+        return declared
 
     return declare if function is None else declare(function)
-
-
-def _declare(
-    function: FunctionType,
-    name: str,
-    description: str | None,
-    effects: Effects,
-    gate: ApprovalPolicy,
-    timeout: float,
-    retries: int,
-    local: Mapping[str, Any],
-) -> Tool[..., Any]:
-    _check(name, effects, timeout, retries)
-    text, parameters = _documented(function)
-    declared = Tool(
-        function=cast("Callable[..., Any]", function),
-        name=name,
-        description=description if description is not None else text,
-        signature=read_signature(name, function, parameters, local),
-        effects=effects,
-        gate=gate,
-        timeout=timeout,
-        retries=retries,
-    )
-    # The dataclass is frozen; help(), inspect and doctest need these attributes of the function.
-    for attribute in WRAPPER_ASSIGNMENTS:
-        object.__setattr__(declared, attribute, getattr(function, attribute))
-    object.__setattr__(declared, "__wrapped__", function)
-    return declared
 
 
 def _check_kind(name: str, function: FunctionType) -> None:

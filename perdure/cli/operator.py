@@ -7,8 +7,8 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar, get_args
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, get_args
 
 from perdure.errors import Invalid, NoDriver, NoWorker, SessionNotFound, Unavailable
 from perdure.session.state import OPERATOR_FAILED, Rebuild, Repair
@@ -19,8 +19,6 @@ from perdure.store.values import SessionQuery, SessionRow, ShownStatus
 
 if TYPE_CHECKING:
     from temporalio.client import Client
-
-T = TypeVar("T")
 
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 _ATTRIBUTE = re.compile(r"[A-Za-z][A-Za-z0-9_-]*=[A-Za-z0-9._:/@-]+")
@@ -36,7 +34,7 @@ def migrate(settings: Settings) -> None:
         finally:
             await store.close()
 
-    _run(work())
+    asyncio.run(work())
 
 
 def sessions(settings: Settings, limit: int, status: str | None = None) -> Sequence[str]:
@@ -49,7 +47,10 @@ def sessions(settings: Settings, limit: int, status: str | None = None) -> Seque
         async with checked_store(settings.database) as store:
             return (await store.sessions(SessionQuery(limit=limit, status=wanted))).sessions
 
-    return [_line(row) for row in _run(work())]
+    return [
+        f"{row.session_id}  {row.shown_status:<15}  {row.updated_at}  {row.agent}  {row.title or ''}".rstrip()
+        for row in asyncio.run(work())
+    ]
 
 
 def tail(settings: Settings, session_id: str, start: int, say: Callable[[str], None], *, follow: bool) -> None:
@@ -60,23 +61,24 @@ def tail(settings: Settings, session_id: str, start: int, say: Callable[[str], N
             async for event in events_of(store, session_id, start, follow=follow):
                 say(json.dumps(event.model_dump(mode="json", exclude_none=True), ensure_ascii=False))
 
-    _run(work())
+    asyncio.run(work())
 
 
 def cancel(settings: Settings, session_id: str, turn_id: str | None) -> str:
     """Request that the session's turn stops. The result is a sentence for the operator."""
 
     async def work() -> str:
-        from perdure.runtime.connect import connect
-        from perdure.runtime.sessions import CancelRequests
+        from perdure.runtime.connect import temporal_client
+        from perdure.runtime.sessions import cancel_turn
         from perdure.runtime.signals import Driver, Signals
 
         async with checked_store(settings.database) as store:
             row = await _known(store, session_id)
-            driver = Driver(await connect(settings, lazy=True), settings.task_queue)
-            return _CANCELLED[(await CancelRequests(store, Signals(store, driver)).cancel(row, turn_id)).status]
+            driver = Driver(await temporal_client(settings, lazy=True), settings.task_queue)
+            cancelled = await cancel_turn(store, Signals(store, driver), row.session_id, turn_id)
+            return _CANCELLED[cancelled.status]
 
-    return _run(work())
+    return asyncio.run(work())
 
 
 _CANCELLED = {
@@ -107,7 +109,7 @@ def repair(settings: Settings, session_id: str, how: Repair, *, sure: bool = Fal
             return _REPAIRED[how]
 
     try:
-        return _run(work())
+        return asyncio.run(work())
     except NoWorker as none:
         hint = "Do its workers have another PERDURE_TASK_QUEUE? If they only do not run now, add --yes."
         raise NoWorker(f"{none.message} {hint}") from None
@@ -121,10 +123,10 @@ _REPAIRED: dict[Repair, str] = {
 
 
 async def _connected(settings: Settings) -> Client:
-    from perdure.runtime.connect import ABSENT, connect
+    from perdure.runtime.connect import ABSENT, temporal_client
 
     try:
-        return await connect(settings)
+        return await temporal_client(settings)
     except ABSENT:
         where = settings.temporal_address
         raise Unavailable(f"Temporal does not answer at {where} (PERDURE_TEMPORAL_ADDRESS).") from None
@@ -154,7 +156,7 @@ def reconcile(settings: Settings, *, end_orphans: bool, sure: bool = False) -> S
                 *(f"{each}  is a workflow without a session in this store; {orphaned}" for each in found.orphans),
             ] or ["The store and Temporal agree."]
 
-    return _run(work())
+    return asyncio.run(work())
 
 
 def new_api_key(name: str, attributes: Sequence[str] = ()) -> tuple[str, str]:
@@ -174,11 +176,3 @@ async def _known(store: Store, session_id: str) -> SessionRow:
     if row is None:
         raise SessionNotFound(f"The store knows no session {session_id}.")
     return row
-
-
-def _line(row: SessionRow) -> str:
-    return f"{row.session_id}  {row.shown_status:<15}  {row.updated_at}  {row.agent}  {row.title or ''}".rstrip()
-
-
-def _run(work: Coroutine[Any, Any, T]) -> T:
-    return asyncio.run(work)

@@ -128,12 +128,12 @@ async def _announce(ready: asyncio.Event, ready_file: Path | None) -> None:
 
 async def answered(settings: Settings, stop: asyncio.Event, *, patience: float = NAMESPACE_PATIENCE) -> bool:
     """Wait until Temporal answers in our namespace, and log the reason; False when stopped before."""
-    from perdure.runtime.connect import ABSENT, connect, namespace_exists
+    from perdure.runtime.connect import ABSENT, namespace_exists, temporal_client
 
     tries = 0
     while not stop.is_set():
         try:
-            client = await connect(settings)
+            client = await temporal_client(settings)
             return await namespace_exists(client) or await _namespace_created(client, settings, stop, patience)
         except ABSENT as error:
             if tries % _REMINDER == 0:
@@ -145,11 +145,11 @@ async def answered(settings: Settings, stop: asyncio.Event, *, patience: float =
 
 async def ready_or_absent(settings: Settings, stop: asyncio.Event, *, patience: float = NAMESPACE_PATIENCE) -> bool:
     """Do not wait for Temporal. If it answers now, wait for our namespace like `answered`."""
-    from perdure.runtime.connect import ABSENT, connect, namespace_exists
+    from perdure.runtime.connect import ABSENT, namespace_exists, temporal_client
 
     try:
         async with asyncio.timeout(_FIRST_ANSWER_SECONDS):
-            client = await connect(settings)
+            client = await temporal_client(settings)
             found = await namespace_exists(client)
     except ABSENT:
         return True

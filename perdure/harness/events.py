@@ -51,6 +51,9 @@ class EventFactory:
     at: Coordinates
     attempt: int | None = None
 
+    def of_another_step(self, step: int) -> "EventFactory":
+        return replace(self, at=self.at.model_copy(update={"step": step}))
+
     def session_started(self, agent: str, model: str) -> NewEvent:
         runtime = {"agentId": agent, "agentName": agent, "eveVersion": CONTRACT_VERSION, "modelId": model}
         return self._event(EventType.SESSION_STARTED, names.session_key("started"), {"runtime": runtime})
@@ -163,7 +166,7 @@ class EventFactory:
 
 def action_key(call_at: Coordinates, call_id: str) -> str:
     """The key of the event of a call's outcome. It names the step of the call, so that each call has one such event."""
-    return names.step_key(call_at.turn, call_at.step, names.outcome_slot(call_id))
+    return names.step_key(call_at.turn, call_at.step, names.outcome_key(call_id))
 
 
 def results_in(events: Sequence[NewEvent]) -> int:
@@ -280,7 +283,9 @@ class DeltaWriter:
             await asyncio.wait({reading, writing}, return_when=asyncio.FIRST_COMPLETED)
             if not reading.done():
                 writing.result()
-            self._end()
+            self._ended = True
+            self._arrived.set()
+            self._full.set()
             await writing
             return await reading
         finally:
@@ -318,20 +323,14 @@ class DeltaWriter:
             self._full.set()
 
     async def _write(self) -> None:
-        while await self._wait_for_more():
+        while True:
+            await self._arrived.wait()
+            if self._ended:
+                return
             await self._commit(self.unwritten())
             reach("model_mid_stream")
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._full.wait(), max(_PAUSE, self._emitted_chars / _PACE))
-
-    async def _wait_for_more(self) -> bool:
-        await self._arrived.wait()
-        return not self._ended
-
-    def _end(self) -> None:
-        self._ended = True
-        self._arrived.set()
-        self._full.set()
 
     async def _commit(self, events: tuple[NewEvent, ...]) -> None:
         at = self._factory.at

@@ -40,11 +40,11 @@ PARK = "perdure/park/1"
 RESUMPTION = "perdure/resumption/1"
 MARK = "perdure/mark/1"
 
-#: The slot of the record of a turn that failed, was cancelled or parked outside its model call.
+#: The key of the record of a turn that failed, was cancelled or parked outside its model call.
 END = "end"
-#: The slot of the record of a parked turn that was cancelled.
-CANCELLED_SLOT = "cancelled"
-#: The slot of the record of processed answers; in step 0.
+#: The key of the record of a parked turn that was cancelled.
+CANCELLED_KEY = "cancelled"
+#: The key of the record of processed answers; in step 0.
 RESUME = "resume"
 
 _LONGEST_MODEL = 200
@@ -181,17 +181,17 @@ class Outcome(Wire):
     token_hash: str | None = None
 
 
-def written(turn: int, step: int, slot: str, form: str, body: Wire) -> NewRecord:
-    return NewRecord(turn=turn, step=step, slot=slot, format=form, body=body.model_dump(mode="json"))
+def written(turn: int, step: int, key: str, form: str, body: Wire) -> NewRecord:
+    return NewRecord(turn=turn, step=step, key=key, format=form, body=body.model_dump(mode="json"))
 
 
 def read(record: NewRecord, form: str, shape: type[W]) -> W:
     if record.format != form:
-        raise UnreadableState(f"The record {record.slot!r} has the format {record.format!r}; {form!r} was expected.")
+        raise UnreadableState(f"The record {record.key!r} has the format {record.format!r}; {form!r} was expected.")
     try:
         return shape.model_validate(record.body)
     except ValidationError as invalid:
-        raise UnreadableState(f"The record {record.slot!r} cannot be read.", problems=invalid.error_count()) from None
+        raise UnreadableState(f"The record {record.key!r} cannot be read.", problems=invalid.error_count()) from None
 
 
 def dump_response(response: ModelResponse) -> JsonObject:
@@ -242,23 +242,19 @@ def model_outcome(record: NewRecord) -> ModelOutcome:
         return Parked(open=read(record, PARK, StoredPark).open)
     if record.format == RESUMPTION:
         return Finished(failure=read(record, RESUMPTION, StoredResumption).resumed.failure)
-    return _of_reply(read(record, REPLY, StoredReply))
+    return outcome_of_reply(read(record, REPLY, StoredReply))
 
 
-def _of_reply(reply: StoredReply) -> ModelOutcome:
-    model = _model(reply)
+def outcome_of_reply(reply: StoredReply) -> ModelOutcome:
+    name = reply.response.get("model_name")
+    # The model's name as the provider gives it. It is cut, because it becomes part of Temporal's history.
+    model = quoted(name, _LONGEST_MODEL) if isinstance(name, str) and name else None
     if reply.parked:
         return Parked(open=reply.open, usage=reply.usage, model=model)
     if reply.ends:
         return Finished(usage=reply.usage, failure=reply.failure, model=model)
     calls = tuple(call.ref for call in reply.calls if call.ref and call.runs)
     return Calls(calls=calls, parallel=reply.parallel, open=reply.open, usage=reply.usage, model=model)
-
-
-def _model(reply: StoredReply) -> str | None:
-    """The model's name as the provider gives it. It is cut, because it becomes part of Temporal's history."""
-    name = reply.response.get("model_name")
-    return quoted(name, _LONGEST_MODEL) if isinstance(name, str) and name else None
 
 
 def tool_outcome(call_id: str, record: NewRecord) -> ToolOutcome:
@@ -271,15 +267,15 @@ class TurnJournal:
 
     def __init__(self, records: Sequence[NewRecord]) -> None:
         self.records = tuple(records)
-        self._by_key = {(record.step, record.slot): record for record in records}
+        self._by_key = {(record.step, record.key): record for record in records}
 
-    def at(self, step: int, slot: str) -> NewRecord | None:
-        return self._by_key.get((step, slot))
+    def at(self, step: int, key: str) -> NewRecord | None:
+        return self._by_key.get((step, key))
 
     def deliveries(self) -> tuple[ConsumedDelivery, ...]:
-        count = sum(1 for step, slot in self._by_key if step == 0 and slot.startswith("delivery/"))
+        count = sum(1 for step, key in self._by_key if step == 0 and key.startswith("delivery/"))
         return tuple(
-            read(self._by_key[0, names.delivery_slot(index)], DELIVERY, ConsumedDelivery) for index in range(count)
+            read(self._by_key[0, names.delivery_key(index)], DELIVERY, ConsumedDelivery) for index in range(count)
         )
 
     @property
@@ -319,12 +315,12 @@ class TurnJournal:
         return tuple(reply for reply in found if reply)
 
     def outcome(self, step: int, call_id: str) -> Outcome | None:
-        record = self.at(step, names.outcome_slot(call_id))
+        record = self.at(step, names.outcome_key(call_id))
         return read(record, OUTCOME, Outcome) if record else None
 
     def interrupted(self, step: int, call_id: str) -> bool:
         """Whether an attempt has recorded its intent to run the call."""
-        return self.at(step, names.intent_slot(call_id)) is not None
+        return self.at(step, names.intent_key(call_id)) is not None
 
     @property
     def last_step(self) -> int:
@@ -348,13 +344,17 @@ class TurnJournal:
         return next((record for record in self.records if record.format == FAILURE), None)
 
     @property
-    def parked(self) -> bool:
-        """Whether the turn has parked and has not been concluded since."""
-        record = self.end_record
-        return record is not None and isinstance(model_outcome(record), Parked)
+    def park(self) -> Parked | None:
+        """How the turn has parked, if it did and has not been concluded since."""
+        outcome = model_outcome(self.end_record) if self.end_record else None
+        return outcome if isinstance(outcome, Parked) else None
 
     def with_records(self, records: Sequence[NewRecord]) -> "TurnJournal":
         return TurnJournal([*self.records, *records])
+
+
+async def read_turn(store: Store, session_id: str, turn: int) -> TurnJournal:
+    return TurnJournal(await store.records(session_id, from_turn=turn, to_turn=turn))
 
 
 async def find_session(store: Store, session_id: str, head: int | None = None) -> SessionRow:

@@ -16,10 +16,10 @@ from perdure.harness.events import CallNames
 from perdure.models.base import Delta, ModelSource, Prompt, Reply
 from perdure.protocol.events import NewEvent, Usage
 from perdure.protocol.names import MODEL_SCOPE, REPLY
-from perdure.protocol.requests import Failure, Finished, ModelCall, ModelOutcome, Unheard
+from perdure.protocol.requests import Failure, ModelCall, ModelOutcome, NothingToRead
 from perdure.settings import Settings
 from perdure.store.base import Store, commit_with_retries
-from perdure.store.values import Attempt, Commit, Committed, DeliveryTaken, Fence, Hold, SessionRow
+from perdure.store.values import Attempt, Commit, Committed, DeliveryTaken, Fence, Hold, InputChanges, SessionRow
 from perdure.telemetry import spans
 
 from .events import DeltaWriter, EventFactory
@@ -39,7 +39,7 @@ from .reply import (
 )
 from .tools.approvals import Approvals, Clock, remembered
 from .tools.builtin import TRIES, FinalOutput, Offer, SchemaFailed, open_offer, required_output
-from .turn_begin import FileFetcher, Opening, complete_previous_step, open_step, read_deliveries
+from .turn_begin import FileFetcher, Opening, completed_step, open_step, read_deliveries
 
 log = logging.getLogger("perdure.model")
 
@@ -108,7 +108,10 @@ class ModelCaller:
         self._files = FileFetcher(settings)
 
     async def run(self, call: ModelCall, attempt: Attempt) -> ModelOutcome:
-        ctx = await self._read_context(call, attempt)
+        row = await find_session(self._store, call.at.session_id, call.head)
+        agent = find_agent(self._agents, call.agent)
+        history, turn = await self._histories.load(call.at.session_id, call.at.turn)
+        ctx = _ModelContext(call, attempt, row, agent, history, turn)
         if ctx.recorded:
             return ctx.recorded.model_copy(update={"head": ctx.row.events})
         if ctx.pending_result:
@@ -122,12 +125,6 @@ class ModelCaller:
         reach("model_after_settle")
         return outcome
 
-    async def _read_context(self, call: ModelCall, attempt: Attempt) -> _ModelContext:
-        row = await find_session(self._store, call.at.session_id, call.head)
-        agent = find_agent(self._agents, call.agent)
-        history, turn = await self._histories.load(call.at.session_id, call.at.turn)
-        return _ModelContext(call, attempt, row, agent, history, turn)
-
     # --- before the model call ---
 
     async def _begin(self, ctx: _ModelContext) -> "_ModelContext | ModelOutcome":
@@ -140,9 +137,9 @@ class ModelCaller:
                     self._store, call.at, [each.id for each in call.deliveries], ctx.turn, self._files
                 )
                 if not deliveries and not turn.resumption:
-                    return Unheard()
+                    return NothingToRead()
                 ctx = replace(ctx, turn=turn)
-            opening = open_step(call.at, ctx.attempt.number, deliveries, ctx.turn, ctx.agent.name, self._model(ctx))
+            opening = open_step(ctx.factory, deliveries, ctx.turn, ctx.agent.name, self._model(ctx))
             try:
                 return await self._commit_opening(ctx, opening)
             except DeliveryTaken:
@@ -152,31 +149,35 @@ class ModelCaller:
     async def _commit_opening(self, ctx: _ModelContext, opening: Opening) -> "_ModelContext | ModelOutcome":
         records = (*opening.records, *(() if ctx.mark else (new_mark(ctx.call.at.turn),)))
         ctx = replace(ctx, turn=ctx.turn.with_records(records))
-        limit = self._limit_reached(ctx)
-        settlement = settle_failure(ctx.factory, ctx.call.mode, limit, Usage()) if limit else Settlement()
         at = ctx.call.at
-        done = await self._store.commit(
-            Commit(
-                at.session_id,
-                head=ctx.call.head,
-                unless_cancelled=at.turn,
-                unless=(at.turn, at.step, REPLY),
-                fence=self._fence(ctx, Hold.RAISE),
-                superseding=ctx.factory.superseded(ctx.attempt.generation),
-                records=(*records, *settlement.records),
-                events=(*opening.events, *settlement.events),
-                consume=opening.consume,
-                consume_turn=at.turn,
-                close=settlement.close,
-                close_turn=at.turn if limit else None,
-                change=settlement.change_after(opening.change),
-            )
+        commit = Commit(
+            at.session_id,
+            head=ctx.call.head,
+            unless_cancelled=at.turn,
+            unless=(at.turn, at.step, REPLY),
+            fence=self._fence(ctx, Hold.RAISE),
+            superseding=ctx.factory.superseded(ctx.attempt.generation),
+            records=records,
+            events=opening.events,
+            consume=opening.consume,
+            change=opening.change,
         )
-        if done.existing:
+        limit = self._limit_reached(ctx)
+        if limit is None:
+            done = await self._store.commit(commit)
+            if done.existing is None:
+                return ctx
             return model_outcome(done.existing).model_copy(update={"head": done.session.events})
-        if limit:
-            return Finished(failure=limit, head=done.session.events)
-        return ctx
+        settlement = settle_failure(ctx.factory, ctx.call.mode, limit, Usage())
+        ended = replace(
+            commit,
+            records=(*records, *settlement.records),
+            events=(*opening.events, *settlement.events),
+            close=settlement.close,
+            close_turn=at.turn,
+            change=replace(settlement.change, turns=opening.change.turns),
+        )
+        return _outcome(await self._store.commit(ended), settlement.outcome)
 
     def _limit_reached(self, ctx: _ModelContext) -> Failure | None:
         if ctx.output and ctx.output.problem:
@@ -200,8 +201,8 @@ class ModelCaller:
 
     async def _complete_turn(self, ctx: _ModelContext, result: Result) -> ModelOutcome:
         """End the turn with a result that was recorded in the previous step. The model is not called again."""
-        at, number = ctx.call.at, ctx.attempt.number
-        before = EventFactory(at.model_copy(update={"step": at.step - 1}), number)
+        at = ctx.call.at
+        before = ctx.factory.of_another_step(at.step - 1)
         settlement = settle_result(before, ctx.call.mode, result)
         done = await commit_with_retries(
             self._store,
@@ -210,13 +211,13 @@ class ModelCaller:
                 unless_cancelled=at.turn,
                 unless=(at.turn, at.step, REPLY),
                 records=settlement.records,
-                events=(*complete_previous_step(at, number, ctx.turn), *settlement.events),
+                events=(*completed_step(before, ctx.turn), *settlement.events),
                 close=settlement.close,
                 close_turn=at.turn,
                 change=settlement.change,
             ),
         )
-        return _outcome(done, settlement)
+        return _outcome(done, settlement.outcome)
 
     # --- the model call ---
 
@@ -257,7 +258,7 @@ class ModelCaller:
 
     async def _reply_reader(self, ctx: _ModelContext, offer: Offer) -> ReplyReader:
         at = ctx.call.at
-        remembers = any(tool.gate.approval == "once" for tool in offer.tools.values())
+        remembers = any(tool.approval_policy.approval == "once" for tool in offer.tools.values())
         approvals = Approvals(
             at=at,
             view=view_of(ctx.row, at, ctx.turn.principal),
@@ -292,17 +293,14 @@ class ModelCaller:
     async def _prompt(self, ctx: _ModelContext, offer: Offer) -> Prompt:
         assert ctx.mark is not None
         messages = [*ctx.history.messages, *messages_of(ctx.turn, ctx.mark)]
+        instructions = ctx.agent.instructions
+        if not isinstance(instructions, str):
+            instructions = await result_of(instructions, view_of(ctx.row, ctx.call.at, ctx.turn.principal))
         return Prompt(
-            messages=joined(messages, await self._instructions(ctx), ctx.mark),
+            messages=joined(messages, instructions, ctx.mark),
             tools=offer.definitions,
             settings=ctx.agent.settings,
         )
-
-    async def _instructions(self, ctx: _ModelContext) -> str:
-        instructions = ctx.agent.instructions
-        if isinstance(instructions, str):
-            return instructions
-        return await result_of(instructions, view_of(ctx.row, ctx.call.at, ctx.turn.principal))
 
     # --- after the model call ---
 
@@ -320,7 +318,7 @@ class ModelCaller:
         try:
             done = await self._commit(ctx, settlement, unwritten)
         except TurnCancelled:
-            spent = (settlement.change and settlement.change.usage) or Usage()
+            spent = settlement.change.usage or Usage()
             if cancelled is None and spent == Usage():
                 raise
             settlement = cancelled or settle_stopped(ctx.factory, ctx.call.mode, spent)
@@ -329,7 +327,7 @@ class ModelCaller:
             reach("park_after_commit")
         if done.existing is None and (ended := settlement.ended):
             spans.turn_ended(ctx.agent.name, ended)
-        return _outcome(done, settlement)
+        return _outcome(done, settlement.outcome)
 
     async def _commit(self, ctx: _ModelContext, settlement: Settlement, unwritten: tuple[NewEvent, ...]) -> Committed:
         at = ctx.call.at
@@ -344,8 +342,8 @@ class ModelCaller:
                 records=settlement.records,
                 events=(*unwritten, *settlement.events),
                 close=settlement.close,
-                opens=settlement.opens,
-                change=settlement.counted,
+                inputs=InputChanges(opens=settlement.opens),
+                change=settlement.change,
             ),
         )
 
@@ -369,8 +367,9 @@ async def _with_model_errors(stream: AsyncGenerator[Delta | Reply, None]) -> Asy
             raise ModelFailed(f"The model failed ({type(error).__name__}).") from error
 
 
-def _outcome(done: Committed, settlement: Settlement) -> ModelOutcome:
-    outcome = model_outcome(done.existing or settlement.records[0])
+def _outcome(done: Committed, mine: ModelOutcome) -> ModelOutcome:
+    """The outcome of the step: `mine`, or that of another attempt whose record existed already."""
+    outcome = model_outcome(done.existing) if done.existing else mine
     return outcome.model_copy(update={"head": done.session.events})
 
 

@@ -8,15 +8,13 @@ from perdure.protocol.deliveries import DeliveryRef
 from perdure.protocol.events import EventType, NewEvent
 from perdure.protocol.inputs import OpenInput
 from perdure.protocol.names import MODEL_SCOPE
-from perdure.protocol.requests import Parked, RebuildSession, Snapshot, TurnRequest
+from perdure.protocol.requests import RebuildSession, Snapshot, TurnRequest
 from perdure.session import decisions
 from perdure.session.state import SessionState, TurnState, dump_turn, read_delivery
-from perdure.store.base import Store
+from perdure.store.base import Store, all_inputs
 from perdure.store.values import Attempt, Commit, DeliveryRow, Fence, Hold, InputQuery, InputRow, SessionRow
 
-from .journal import TurnJournal, find_session, model_outcome
-
-_PAGE = 200
+from .journal import find_session, read_turn
 
 
 class SessionRebuilder:
@@ -36,7 +34,7 @@ class SessionRebuilder:
             return None
         snapshot = dump_turn(TurnState(usage=row.usage, steps=row.steps))
         token_hash = await self._store.token_of(row.session_id) or ""
-        inputs = await self._inputs(row.session_id)
+        inputs = await all_inputs(self._store, InputQuery(session_id=row.session_id, status=None))
         parked, parked_before = await self._parked(row)
         waiting = _waiting(inputs, parked)
         held = None
@@ -76,14 +74,14 @@ class SessionRebuilder:
 
     async def _parked(self, row: SessionRow) -> tuple[tuple[OpenInput, ...], tuple[OpenInput, ...]]:
         """The open requests of the last turn, and those of the turn before it."""
-        last = await self._journal(row.session_id, row.turns - 1)
         if row.status != "running":
-            return _open_of(last), ()
+            park = (await read_turn(self._store, row.session_id, row.turns - 1)).park
+            return park.open if park else (), ()
         for turn in range(row.turns - 2, -1, -1):
-            journal = await self._journal(row.session_id, turn)
+            journal = await read_turn(self._store, row.session_id, turn)
             # Turns without events have no records either.
             if journal.records:
-                return (), _open_of(journal)
+                return (), journal.park.open if journal.park else ()
         return (), ()
 
     async def _held(
@@ -96,7 +94,7 @@ class SessionRebuilder:
     ) -> TurnRequest:
         """The request of the running turn from its first step: recorded work is not repeated."""
         number = max(0, row.turns - 1)
-        journal = await self._journal(row.session_id, number)
+        journal = await read_turn(self._store, row.session_id, number)
         closed = {each.request.request_id for each in inputs if each.status != "open"}
         return TurnRequest(
             session_id=row.session_id,
@@ -116,25 +114,6 @@ class SessionRebuilder:
             token_hash=token_hash or None,
             holds=True,
         )
-
-    async def _journal(self, session_id: str, turn: int) -> TurnJournal:
-        return TurnJournal(list(await self._store.records(session_id, from_turn=turn, to_turn=turn)))
-
-    async def _inputs(self, session_id: str) -> Sequence[InputRow]:
-        found: list[InputRow] = []
-        cursor: str | None = None
-        while True:
-            query = InputQuery(session_id=session_id, status=None, limit=_PAGE, cursor=cursor)
-            page = await self._store.inputs(query)
-            found.extend(page.rows)
-            if (cursor := page.next_cursor) is None:
-                return found
-
-
-def _open_of(journal: TurnJournal) -> tuple[OpenInput, ...]:
-    record = journal.end_record
-    outcome = model_outcome(record) if record else None
-    return outcome.open if isinstance(outcome, Parked) else ()
 
 
 def _waiting(inputs: Sequence[InputRow], parked: Sequence[OpenInput]) -> tuple[OpenInput, ...]:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 from pydantic_ai.messages import ModelResponse, TextPart, ThinkingPart, ToolCallPart
 from pydantic_core import from_json, to_json
@@ -14,8 +14,8 @@ from perdure.bounds import DEEPEST, deeper_than, shortened
 from perdure.protocol.deliveries import Mode, Principal
 from perdure.protocol.events import EventType, FinishReason, NewEvent, Usage
 from perdure.protocol.inputs import InputRequest
-from perdure.protocol.names import REPLY, outcome_slot
-from perdure.protocol.requests import CallRef, Coordinates, Failure
+from perdure.protocol.names import REPLY, outcome_key
+from perdure.protocol.requests import CallRef, Coordinates, Failure, Finished, ModelOutcome
 from perdure.protocol.wire import JsonObject
 from perdure.session.turn import CANCELLED
 from perdure.settings import Settings
@@ -32,6 +32,7 @@ from .journal import (
     StoredFailure,
     StoredReply,
     dump_response,
+    outcome_of_reply,
     written,
 )
 from .journal import REPLY as REPLY_FORMAT
@@ -118,7 +119,7 @@ class RequestedCalls:
 
     def records(self, at: Coordinates) -> tuple[NewRecord, ...]:
         return tuple(
-            written(at.turn, at.step, outcome_slot(call_id), OUTCOME, outcome)
+            written(at.turn, at.step, outcome_key(call_id), OUTCOME, outcome)
             for call_id, outcome in self.refused.items()
         )
 
@@ -152,64 +153,64 @@ class ReplyReader:
         results: list[tuple[RequestedCall, Result]] = []
         budget = _Budget(calls=self.limits.calls_per_step)
         for part in response.tool_calls:
-            classified = await self._classify(part, budget)
-            call = _requested_call(part, classified)
+            call, decided = await self._classify(part, budget)
             budget.calls -= bool(call.ref or call.ask)
-            match classified.decision:
+            match decided:
                 case Outcome() as refusal:
                     refused[call.call_id] = refusal
                 case Result() as result:
                     results.append((call, result))
-                case _:
+                case None:
                     pass
             calls.append(call)
         requested = _with_result(calls, refused, results)
         return replace(requested, parallel=self.limits.parallel_calls, hidden=self.offer.hidden)
 
     async def _classify(self, part: ToolCallPart, budget: "_Budget") -> "_Classified":
-        arguments: JsonObject = {}
+        requested = RequestedCall(call_id=part.tool_call_id, tool=part.tool_name, input={})
         try:
-            arguments = _arguments(part, budget)
-            return await self._decide(part, arguments, budget)
+            requested = requested.model_copy(update={"input": _arguments(part, budget)})
+            return await self._decide(requested, budget)
         except InvalidArguments as invalid:
-            return _Classified(arguments, outcomes.failed(str(invalid)))
+            return requested, outcomes.failed(str(invalid))
 
-    async def _decide(self, part: ToolCallPart, arguments: JsonObject, budget: "_Budget") -> "_Classified":
-        name = part.tool_name
-        call = Call(id=part.tool_call_id, tool=name, arguments=arguments)
+    async def _decide(self, requested: RequestedCall, budget: "_Budget") -> "_Classified":
+        name, arguments = requested.tool, requested.input
+        call = Call(id=requested.call_id, tool=name, arguments=arguments)
         if budget.calls <= 0:
-            return _Classified(arguments, outcomes.too_many(self.limits.calls_per_step))
+            return requested, outcomes.too_many(self.limits.calls_per_step)
         if name == FINAL_OUTPUT and self.offer.output:
-            return _Classified(arguments, await _result(self.offer.output, arguments, budget))
+            return requested, await _result(self.offer.output, arguments, budget)
         if name == ASK_QUESTION and self.offer.asks:
-            return _Classified(arguments, WaitingCall(self.approvals.question(call, read_question(arguments))))
+            # Nothing runs after the answer, so it has no `ref`.
+            question = self.approvals.question(call, read_question(arguments))
+            return requested.model_copy(update={"ask": question}), None
         tool = self.offer.tools.get(name)
         if tool is None:
             known = ", ".join(self.offer.names) or "none"
             raise InvalidArguments(f"Unknown tool {name!r}. Tools that exist: {known}.")
         runs_with = tool.read(arguments)
         call = replace(call, arguments=runs_with.json)
+        requested = requested.model_copy(update={"input": call.arguments})
         ref = self._ref(call, tool)
-        match await self.approvals.approval(call, runs_with, tool.gate):
+        match await self.approvals.approval(call, runs_with, tool.approval_policy):
             case None:
-                return _Classified(call.arguments, ref)
+                return requested.model_copy(update={"ref": ref}), None
             case Ask() as ask:
-                return _Classified(call.arguments, WaitingCall(ask, ref))
+                return requested.model_copy(update={"ref": ref, "ask": ask}), None
             case Outcome() as refusal:
-                return _Classified(call.arguments, refusal)
+                return requested, refusal
 
     def _ref(self, call: Call, tool: Usable) -> CallRef:
+        schema = tool.definition.parameters_json_schema
         return CallRef(
             call_id=call.id,
             tool=call.tool,
-            summary=self._summary(call, tool) if self.settings.ui_detail == "on" else "",
+            summary=summary(call.tool, call.arguments, schema) if self.settings.ui_detail == "on" else "",
             timeout=tool.timeout,
             heartbeat=self.settings.heartbeat_timeout,
             attempts=_ATTEMPTS + tool.retries,
         )
-
-    def _summary(self, call: Call, tool: Usable) -> str:
-        return summary(call.tool, call.arguments, tool.definition.parameters_json_schema)
 
 
 @dataclass
@@ -223,18 +224,8 @@ class _Budget:
     size: int = _LARGEST
 
 
-@dataclass(frozen=True)
-class WaitingCall:
-    """A call that waits for people. A question has no `ref`: nothing runs after the answer."""
-
-    ask: Ask
-    ref: CallRef | None = None
-
-
-@dataclass(frozen=True)
-class _Classified:
-    arguments: JsonObject
-    decision: CallRef | WaitingCall | Outcome | Result
+#: A call, and what it comes to if it neither runs nor waits: the outcome of a refused one, or the turn's result.
+_Classified: TypeAlias = tuple[RequestedCall, Outcome | Result | None]
 
 
 async def _result(output: FinalOutput, arguments: JsonObject, budget: _Budget) -> Result | Outcome:
@@ -243,17 +234,6 @@ async def _result(output: FinalOutput, arguments: JsonObject, budget: _Budget) -
     budget.results -= 1
     budget.calls -= 1
     return await output.read(arguments)
-
-
-def _requested_call(part: ToolCallPart, classified: _Classified) -> RequestedCall:
-    match classified.decision:
-        case CallRef() as ref:
-            made, ask = ref, None
-        case WaitingCall(ask=ask, ref=ref):
-            made = ref
-        case _:
-            made, ask = None, None
-    return RequestedCall(call_id=part.tool_call_id, tool=part.tool_name, input=classified.arguments, ref=made, ask=ask)
 
 
 def _with_result(
@@ -291,10 +271,12 @@ def _arguments(part: ToolCallPart, budget: _Budget) -> JsonObject:
 class Settlement:
     """What the last commit of a step writes; the record that ends the step comes first."""
 
-    records: Sequence[NewRecord] = ()
-    events: Sequence[NewEvent] = ()
+    #: What the turn gets to know of it.
+    outcome: ModelOutcome
+    records: Sequence[NewRecord]
+    events: Sequence[NewEvent]
+    change: SessionChange
     close: bool = False
-    change: SessionChange | None = None
     opens: Sequence[InputRequest] = ()
 
     @property
@@ -308,16 +290,6 @@ class Settlement:
         if EventType.TURN_CANCELLED in types:
             return "cancelled"
         return "completed" if EventType.TURN_COMPLETED in types else None
-
-    @property
-    def counted(self) -> SessionChange | None:
-        """The change of the session, with the number of call results."""
-        return self.change and replace(self.change, tool_calls=results_in(self.events))
-
-    def change_after(self, first: SessionChange) -> SessionChange:
-        """This change combined with that of the opening, for one commit."""
-        mine = self.change
-        return replace(mine, turns=first.turns) if mine else first
 
 
 @dataclass(frozen=True)
@@ -334,23 +306,29 @@ class ModelAnswer:
 
 def settle_reply(factory: EventFactory, mode: Mode, answer: ModelAnswer) -> Settlement:
     """The turn ends or parks with this reply, or continues with its calls."""
-    events = (*_reply_events(factory, answer), *answer.requested.events(factory))
-    if answer.requested.parks:
-        return _parked(factory, answer, events)
-    if answer.requested.result:
-        return _accepted(factory, mode, answer, events)
-    if answer.requested.calls:
-        # The turn continues even if all calls are refused: the model gets the reasons and replies again.
-        return Settlement(_records(factory, answer), events, change=_change(answer))
-    ending = factory.completed(mode, factory.step_completed(answer.reason, answer.usage))
-    return _ended(factory, answer, events, ending)
+    requested, result = answer.requested, answer.requested.result
+    events = (*_reply_events(factory, answer), *requested.events(factory))
+    completed = factory.step_completed(answer.reason, answer.usage)
+    if requested.parks:
+        parking = (completed, factory.inputs_requested(requested.requests))
+        return _settled(factory, answer, (*events, *parking), factory.parked(), parked=True)
+    if requested.calls:
+        # The turn continues even if all calls are refused: the model gets the reasons and replies again. With a
+        # result, it ends after the calls.
+        kept = replace(answer, response=without_final(answer.response)) if result else answer
+        return _settled(factory, kept, events, result=result)
+    if result:
+        kept = replace(answer, response=as_answer(answer.response, result))
+        ending = factory.completed(mode, completed, factory.result_completed(result.value))
+        return _settled(factory, kept, events, ending)
+    return _settled(factory, answer, events, factory.completed(mode, completed))
 
 
 def settle_unfulfilled(factory: EventFactory, mode: Mode, answer: ModelAnswer) -> Settlement:
     """The turn fails because the model has not produced the required result. Its reply is kept."""
     events = (*_reply_events(factory, answer), *answer.requested.events(factory))
     events = (*events, factory.step_completed(answer.reason, answer.usage))
-    return _ended(factory, answer, events, factory.failed(mode, NOT_FULFILLED), failure=NOT_FULFILLED)
+    return _settled(factory, answer, events, factory.failed(mode, NOT_FULFILLED), failure=NOT_FULFILLED)
 
 
 def settle_cancelled(factory: EventFactory, mode: Mode, answer: ModelAnswer) -> Settlement:
@@ -362,7 +340,7 @@ def settle_cancelled(factory: EventFactory, mode: Mode, answer: ModelAnswer) -> 
     }
     kept = replace(answer, requested=replace(answer.requested, refused={**answer.requested.refused, **not_run}))
     events = (*_reply_events(factory, answer), factory.step_completed(answer.reason, answer.usage))
-    return _ended(factory, kept, events, factory.cancelled(mode, CANCELLED), failure=CANCELLED)
+    return _settled(factory, kept, events, factory.cancelled(mode, CANCELLED), failure=CANCELLED)
 
 
 def settle_result(factory: EventFactory, mode: Mode, result: Result) -> Settlement:
@@ -371,68 +349,55 @@ def settle_result(factory: EventFactory, mode: Mode, result: Result) -> Settleme
     stored = StoredReply(response=dump_response(as_answer(empty, result)), finish_reason="stop", usage=Usage())
     record = written(factory.at.turn, factory.at.step + 1, REPLY, REPLY_FORMAT, stored)
     ending = factory.completed(mode, factory.result_completed(result.value))
-    return Settlement((record,), ending.events, ending.closes, ending.change())
-
-
-def _parked(factory: EventFactory, answer: ModelAnswer, events: Sequence[NewEvent]) -> Settlement:
-    requests = answer.requested.requests
-    parking = (factory.step_completed(answer.reason, answer.usage), factory.inputs_requested(requests))
-    ending = factory.parked()
-    records = _records(factory, answer, parked=True)
-    return Settlement(records, (*events, *parking, *ending.events), opens=requests, change=_change(answer, ending))
-
-
-def _accepted(factory: EventFactory, mode: Mode, answer: ModelAnswer, events: Sequence[NewEvent]) -> Settlement:
-    result = answer.requested.result
-    assert result is not None
-    if answer.requested.calls:
-        kept = replace(answer, response=without_final(answer.response))
-        return Settlement(_records(factory, kept, result=result), events, change=_change(answer))
-    last = (factory.step_completed(answer.reason, answer.usage), factory.result_completed(result.value))
-    kept = replace(answer, response=as_answer(answer.response, result))
-    return _ended(factory, kept, events, factory.completed(mode, *last))
-
-
-def _ended(
-    factory: EventFactory, answer: ModelAnswer, events: Sequence[NewEvent], ending: Ending, **more: Failure
-) -> Settlement:
-    records = _records(factory, answer, **more)
-    return Settlement(records, (*events, *ending.events), ending.closes, change=_change(answer, ending))
-
-
-def _records(factory: EventFactory, answer: ModelAnswer, **more: Any) -> tuple[NewRecord, ...]:
-    stored = StoredReply(
-        response=dump_response(answer.response),
-        finish_reason=answer.reason,
-        usage=answer.usage,
-        calls=answer.requested.calls,
-        parallel=answer.requested.parallel,
-        speaker=answer.speaker,
-        **more,
-    )
-    record = written(factory.at.turn, factory.at.step, REPLY, REPLY_FORMAT, stored)
-    return (record, *answer.requested.records(factory.at))
-
-
-def _change(answer: ModelAnswer, ending: Ending | None = None) -> SessionChange:
-    counts: dict[str, Any] = {"steps": 1, "usage": answer.usage}
-    return ending.change(**counts) if ending else SessionChange(**counts)
+    return Settlement(outcome_of_reply(stored), (record,), ending.events, ending.change(), ending.closes)
 
 
 def settle_failure(factory: EventFactory, mode: Mode, failure: Failure, usage: Usage) -> Settlement:
-    at = factory.at
-    record = written(at.turn, at.step, REPLY, FAILURE, StoredFailure(failure=failure, usage=usage))
-    ending = factory.failed(mode, failure)
-    return Settlement((record,), ending.events, ending.closes, ending.change(usage=usage))
+    return _failed(factory, factory.failed(mode, failure), failure, usage)
 
 
 def settle_stopped(factory: EventFactory, mode: Mode, usage: Usage) -> Settlement:
     """The turn was cancelled while it failed. Its usage is still reported."""
-    at = factory.at
-    record = written(at.turn, at.step, REPLY, FAILURE, StoredFailure(failure=CANCELLED, usage=usage))
-    ending = factory.cancelled(mode, CANCELLED)
-    completed = factory.step_completed("error", usage)
-    return Settlement((record,), (completed, *ending.events), ending.closes, ending.change(usage=usage))
+    return _failed(
+        factory, factory.cancelled(mode, CANCELLED), CANCELLED, usage, factory.step_completed("error", usage)
+    )
+
+
+def _settled(
+    factory: EventFactory,
+    answer: ModelAnswer,
+    events: Sequence[NewEvent],
+    ending: Ending | None = None,
+    **stored: Any,
+) -> Settlement:
+    """The reply is recorded, with the outcomes of the calls that do not run."""
+    requested = answer.requested
+    reply = StoredReply(
+        response=dump_response(answer.response),
+        finish_reason=answer.reason,
+        usage=answer.usage,
+        calls=requested.calls,
+        parallel=requested.parallel,
+        speaker=answer.speaker,
+        **stored,
+    )
+    record = written(factory.at.turn, factory.at.step, REPLY, REPLY_FORMAT, reply)
+    counts: dict[str, Any] = {"steps": 1, "usage": answer.usage, "tool_calls": results_in(events)}
+    return Settlement(
+        outcome=outcome_of_reply(reply),
+        records=(record, *requested.records(factory.at)),
+        events=(*events, *(ending.events if ending else ())),
+        change=ending.change(**counts) if ending else SessionChange(**counts),
+        close=bool(ending and ending.closes),
+        opens=requested.requests if reply.parked else (),
+    )
+
+
+def _failed(factory: EventFactory, ending: Ending, failure: Failure, usage: Usage, *before: NewEvent) -> Settlement:
+    stored = StoredFailure(failure=failure, usage=usage)
+    record = written(factory.at.turn, factory.at.step, REPLY, FAILURE, stored)
+    outcome = Finished(usage=usage, failure=failure)
+    return Settlement(outcome, (record,), (*before, *ending.events), ending.change(usage=usage), ending.closes)
 
 
 def _reply_events(factory: EventFactory, answer: ModelAnswer) -> tuple[NewEvent, ...]:

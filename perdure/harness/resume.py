@@ -11,7 +11,7 @@ from perdure.faults import reach
 from perdure.protocol.deliveries import Principal
 from perdure.protocol.events import NewEvent
 from perdure.protocol.inputs import InputRequest
-from perdure.protocol.names import outcome_slot
+from perdure.protocol.names import outcome_key
 from perdure.protocol.requests import ApprovedCall, CallRef, Coordinates, Failure, Resumed, ResumeTurn
 from perdure.protocol.wire import JsonObject
 from perdure.session.inputs import at_expiry, resolved
@@ -20,6 +20,7 @@ from perdure.store.values import (
     Attempt,
     Commit,
     DeliveryTaken,
+    InputChanges,
     InputRow,
     NewRecord,
     Record,
@@ -43,12 +44,13 @@ from .journal import (
     find_agent,
     find_session,
     read,
+    read_turn,
     written,
 )
 from .tools import builtin, outcomes
 from .tools.approvals import arguments_of, expiry_failure, log_of, outcome_without_run, remember_keys, remembered_key
 from .tools.toolbox import open_toolbox
-from .turn_begin import FileFetcher, Opening, begin_turn, read_deliveries
+from .turn_begin import FileFetcher, begin_turn, read_deliveries
 
 _TURN_FAILED = "Another request of this turn expired, and the turn failed with it; the call was not executed."
 
@@ -99,7 +101,7 @@ def add_outcome(
     records: list[NewRecord], events: list[NewEvent], factory: EventFactory, request: InputRequest, outcome: Outcome
 ) -> None:
     """The record belongs to the step that asked, the event to the current step. Questions have no event."""
-    records.append(written(request.turn, request.step, outcome_slot(request.call_id), OUTCOME, outcome))
+    records.append(written(request.turn, request.step, outcome_key(request.call_id), OUTCOME, outcome))
     if request.kind == "approval":
         events.append(factory.action_result(request.call_id, request.tool, outcome, coordinates_of(request)))
 
@@ -216,12 +218,12 @@ class TurnResumer:
 
     async def _read_context(self, resumption: ResumeTurn, attempt: Attempt, agent: Agent) -> _ResumeContext:
         at = resumption.at
-        session, records, rows = await asyncio.gather(
+        session, turn, rows = await asyncio.gather(
             find_session(self._store, at.session_id, resumption.head),
-            self._store.records(at.session_id, from_turn=at.turn, to_turn=at.turn),
+            read_turn(self._store, at.session_id, at.turn),
             self._rows(at.session_id, [each.request_id for each in resumption.open]),
         )
-        return _ResumeContext(resumption, attempt, agent, session, TurnJournal(list(records)), rows)
+        return _ResumeContext(resumption, attempt, agent, session, turn, rows)
 
     async def _rows(self, session_id: str, request_ids: Sequence[str]) -> dict[str, InputRow]:
         found = await asyncio.gather(*(self._store.input(each) for each in request_ids))
@@ -255,8 +257,7 @@ class TurnResumer:
                 ctx.at.session_id,
                 unless_cancelled=ctx.at.turn,
                 unless=ctx.key,
-                expires=answers,
-                resolved=expired_events,
+                inputs=InputChanges(expires=answers, resolved=expired_events),
                 # From now on a cancel request for the session means this turn.
                 change=SessionChange(status="running", turns=ctx.at.turn + 1),
             ),
@@ -284,8 +285,7 @@ class TurnResumer:
                 ctx.at.session_id,
                 unless_cancelled=ctx.at.turn,
                 unless=ctx.key,
-                withdraws=tuple(withdrawn_events),
-                resolved=withdrawn_events,
+                inputs=InputChanges(withdraws=tuple(withdrawn_events), resolved=withdrawn_events),
             )
             await commit_with_retries(self._store, withdrawal)
         done = await commit_with_retries(self._store, await self._commit(ctx, plan, stored))
@@ -296,8 +296,11 @@ class TurnResumer:
         return resumed
 
     async def _commit(self, ctx: _ResumeContext, plan: ResumePlan, stored: StoredResumption) -> Commit:
-        opening, ending = self._opening(ctx), plan.ending
+        model = ctx.agent.model or "unknown"
+        opening = begin_turn(ctx.factory, ctx.deliveries, ctx.turn, ctx.session.agent, model)
+        ending = plan.ending
         change = ending.change(turns=ctx.at.turn + 1) if ending else opening.change
+        remembered = [await self._remembered_key(ctx, row) for row in plan.remembers]
         return Commit(
             ctx.at.session_id,
             head=ctx.resumption.head,
@@ -306,41 +309,31 @@ class TurnResumer:
             records=(*opening.records, written(*ctx.key, RESUMPTION, stored), *plan.records),
             events=(*opening.events, *plan.events, *(ending.events if ending else ())),
             consume=opening.consume,
-            consume_turn=ctx.at.turn,
-            slots=await remember_keys(self._store, ctx.at.session_id, await self._remembered_keys(ctx, plan)),
+            slots=await remember_keys(self._store, ctx.at.session_id, [key for key in remembered if key]),
             close=bool(ending and ending.closes),
             close_turn=ctx.at.turn if ending else None,
             change=replace(change, tool_calls=results_in(plan.events)),
         )
 
-    async def _remembered_keys(self, ctx: _ResumeContext, plan: ResumePlan) -> list[str]:
-        """The keys of remembered approvals, made of the approved arguments, which the approver may have changed."""
-        found = [await self._remembered_key(ctx, row) for row in plan.remembers]
-        return [key for key in found if key]
-
     async def _remembered_key(self, ctx: _ResumeContext, row: InputRow) -> str | None:
+        """The key of a remembered approval, made of the approved arguments, which the approver may have changed."""
         request = row.request
         if row.answer is None or row.answer.arguments is None:
             return request.remember
         try:
             tool = (await open_toolbox(ctx.agent))[request.tool]
             runs_with = tool.read(arguments_of(request, row.answer))
-            return await remembered_key(request.tool, tool.gate, runs_with.values())
+            return await remembered_key(request.tool, tool.approval_policy, runs_with.values())
         except Exception:
             # The call may still run as approved; the next one needs an approval again.
             log = log_of(coordinates_of(request), request.tool, request.call_id)
             log.exception("this approval cannot be remembered")
             return None
 
-    def _opening(self, ctx: _ResumeContext) -> Opening:
-        model = ctx.agent.model or "unknown"
-        return begin_turn(ctx.at, ctx.attempt.number, ctx.deliveries, ctx.turn, ctx.session.agent, model)
-
     async def _asking_turns(self, ctx: _ResumeContext) -> dict[int, TurnJournal]:
         """The turns that asked, by number."""
         turns = sorted({row.request.turn for row in ctx.rows.values()})
-        read_turns = [await self._store.records(ctx.at.session_id, from_turn=each, to_turn=each) for each in turns]
-        return {turn: TurnJournal(list(records)) for turn, records in zip(turns, read_turns, strict=True)}
+        return {turn: await read_turn(self._store, ctx.at.session_id, turn) for turn in turns}
 
     async def _notes(self, ctx: _ResumeContext) -> tuple[str, ...]:
         """Notes to the model about answers that came too late. They authorise nothing."""

@@ -11,15 +11,14 @@ from perdure.errors import NeedsAttention, Superseded, TurnCancelled, Unreadable
 from perdure.faults import reach
 from perdure.protocol import names
 from perdure.protocol.events import EventType, NewEvent, delivery_refused
-from perdure.protocol.inputs import InputRequest, OpenInput
-from perdure.protocol.names import intent_slot, outcome_slot
+from perdure.protocol.inputs import InputRequest
+from perdure.protocol.names import intent_key, outcome_key
 from perdure.protocol.requests import (
     Attention,
     CloseSession,
     Concluded,
     Conclusion,
     Coordinates,
-    Parked,
     ParkTurn,
     Refusal,
     Reminder,
@@ -28,12 +27,21 @@ from perdure.protocol.requests import (
 from perdure.session.inputs import resolved
 from perdure.session.turn import CANCELLED as CANCELLATION
 from perdure.store.base import Store, commit_with_retries
-from perdure.store.values import Begun, Commit, DeliveryTaken, InputQuery, NewRecord, Record, SessionChange, SessionRow
+from perdure.store.values import (
+    AlreadyBegun,
+    Commit,
+    DeliveryTaken,
+    InputChanges,
+    InputQuery,
+    NewRecord,
+    SessionChange,
+    SessionRow,
+)
 from perdure.telemetry import spans
 
-from .events import Ending, EventFactory, results_in
+from .events import EventFactory, results_in
 from .journal import (
-    CANCELLED_SLOT,
+    CANCELLED_KEY,
     END,
     FAILURE,
     OUTCOME,
@@ -46,12 +54,12 @@ from .journal import (
     StoredPark,
     TurnJournal,
     find_session,
-    model_outcome,
+    read_turn,
     written,
 )
 from .prompt import INTERRUPTED, NOT_EXECUTED
 from .tools import builtin, outcomes
-from .turn_begin import Opening, begin_turn, complete_previous_step, open_step, read_deliveries
+from .turn_begin import begin_turn, completed_step, open_step, read_deliveries
 
 _CANCELLED = "This call was cancelled before it was executed."
 
@@ -72,7 +80,7 @@ class UnfinishedCall:
     @property
     def intent_key(self) -> tuple[int, int, str]:
         """The key of the intent's record."""
-        return self.at.turn, self.at.step, intent_slot(self.call.call_id)
+        return self.at.turn, self.at.step, intent_key(self.call.call_id)
 
     def outcome(self, kind: str) -> Outcome:
         if self.begun:
@@ -104,14 +112,10 @@ def unfinished_calls(session_id: str, turns: Sequence[tuple[int, TurnJournal]]) 
         )
         for number, turn in turns
         for step in range(turn.last_step + 1)
-        for call in _calls(turn, step)
+        if (reply := turn.reply(step))
+        for call in reply.calls
         if turn.outcome(step, call.call_id) is None
     )
-
-
-def _calls(turn: TurnJournal, step: int) -> Sequence[RequestedCall]:
-    reply = turn.reply(step)
-    return reply.calls if reply else ()
 
 
 def close_unfinished(
@@ -123,7 +127,7 @@ def close_unfinished(
     for each in unfinished:
         outcome = each.outcome(conclusion.kind)
         call_id = each.call.call_id
-        records.append(written(each.at.turn, each.at.step, outcome_slot(call_id), OUTCOME, outcome))
+        records.append(written(each.at.turn, each.at.step, outcome_key(call_id), OUTCOME, outcome))
         if each.call.ref:
             events.append(factory.action_result(call_id, each.call.tool, outcome, each.at))
     return tuple(records), tuple(events)
@@ -144,8 +148,7 @@ class TurnParker:
     async def park(self, park: ParkTurn) -> None:
         """Open the requests and emit their event in one commit."""
         at = park.at
-        records: list[Record] = list(await self._store.records(at.session_id, from_turn=at.turn, to_turn=at.turn))
-        turn = TurnJournal(records)
+        turn = await read_turn(self._store, at.session_id, at.turn)
         if turn.end_record or not (turn.deliveries() or turn.resumption):
             # The end is recorded already, or the turn has found nothing to do and has emitted no events.
             await find_session(self._store, at.session_id)
@@ -173,23 +176,19 @@ class TurnParker:
         reply = turn.reply(at.step)
         requests = [ask.request for ask in reply.asks] if reply else []
         # A turn that only processed some answers has no new requests: it emits those that are still open again.
-        waiting = requests or await self._still_open(park)
+        rows = [] if requests else [await self._store.input(each.request_id) for each in park.open]
+        waiting = requests or [row.request for row in rows if row]
         ending = factory.parked()
-        after = at.model_copy(update={"step": at.step + 1})
         return Commit(
             at.session_id,
             unless_cancelled=at.turn,
             unless=(at.turn, at.step, END),
             records=(written(at.turn, at.step, END, PARK, StoredPark(open=park.open)),),
-            events=(*complete_previous_step(after, None, turn), factory.inputs_requested(waiting), *ending.events),
+            events=(*completed_step(factory, turn), factory.inputs_requested(waiting), *ending.events),
             close_turn=at.turn,
-            opens=requests,
+            inputs=InputChanges(opens=requests),
             change=SessionChange(status=ending.status),
         )
-
-    async def _still_open(self, park: ParkTurn) -> list[InputRequest]:
-        rows = [await self._store.input(each.request_id) for each in park.open]
-        return [row.request for row in rows if row]
 
 
 def _reminder_event(request: InputRequest, left: int) -> NewEvent:
@@ -224,12 +223,15 @@ class TurnEnder:
         while not row.ended and await self._try_conclude(_with_cancel_request(conclusion, row), row):
             row = await find_session(self._store, session_id)
         row = await find_session(self._store, session_id)
+        token_hash = await self._store.token_of(session_id)
+        # The turn may have parked before this conclusion.
+        park = None if row.ended else (await read_turn(self._store, session_id, conclusion.at.turn)).park
         return Concluded(
-            token_hash=await self._store.token_of(session_id),
+            token_hash=token_hash,
             head=row.events,
             silent=row.turns <= conclusion.at.turn,
             over=row.ended,
-            open=() if row.ended else await self._open_requests(conclusion.at),
+            open=park.open if park else (),
         )
 
     async def withdraw(self, withdrawal: Withdrawal) -> None:
@@ -278,7 +280,7 @@ class TurnEnder:
         await self._write_attention(session_id, attention, turn)
 
     async def _write_attention(self, session_id: str, attention: Attention, turn: int | None = None) -> None:
-        if await self._store.attend(session_id, attention, turn):
+        if await self._store.set_attention(session_id, attention, turn):
             log.warning("session %s needs attention: %s", session_id, attention.code)
             spans.needs_attention(attention.code)
 
@@ -292,8 +294,8 @@ class TurnEnder:
     async def _try_conclude(self, conclusion: Conclusion, row: SessionRow) -> bool:
         """Try to conclude the turn; returns whether the attempt lost a race and must be repeated."""
         at = conclusion.at
-        turn = await self._turn(at.session_id, at.turn)
-        if turn.end_record and not (conclusion.kind == "cancelled" and turn.parked):
+        turn = await read_turn(self._store, at.session_id, at.turn)
+        if turn.end_record and not (conclusion.kind == "cancelled" and turn.park):
             await self._store.commit(Commit(row.session_id, close_turn=at.turn, recovers=True))
             return False
         deliveries, turn = await read_deliveries(self._store, at, [each.id for each in conclusion.deliveries], turn)
@@ -304,42 +306,30 @@ class TurnEnder:
             if conclusion.kind == "cancelled":
                 await self._store.commit(Commit(row.session_id, settles_cancel=True))
             return False
-        await self._withdraw(row, unfinished)
+        if withdrawn := withdrawals(unfinished):
+            # In a commit before the end of the turn: from then on no answer is accepted.
+            inputs = InputChanges(withdraws=tuple(withdrawn), resolved=withdrawn)
+            await self._store.commit(Commit(row.session_id, inputs=inputs))
         # An approved call has its fence in the turn that asked for it: close that too, against late attempts.
         for number in sorted({each.at.turn for each in unfinished if each.begun} - {at.turn}):
             await self._store.commit(Commit(row.session_id, close_turn=number))
         try:
             done = await self._store.commit(self._ending(conclusion, row, turn, deliveries, unfinished))
-        except (Begun, DeliveryTaken, TurnCancelled):
+        except (AlreadyBegun, DeliveryTaken, TurnCancelled):
             return True
         if done.existing is None:
             spans.turn_ended(row.agent, conclusion.kind)
         return done.existing is not None
 
-    async def _turn(self, session_id: str, turn: int) -> TurnJournal:
-        records: list[Record] = list(await self._store.records(session_id, from_turn=turn, to_turn=turn))
-        return TurnJournal(records)
-
-    async def _open_requests(self, at: Coordinates) -> tuple[OpenInput, ...]:
-        """The open requests of the turn, if it had parked before this conclusion."""
-        record = (await self._turn(at.session_id, at.turn)).end_record
-        outcome = model_outcome(record) if record else None
-        return outcome.open if isinstance(outcome, Parked) else ()
-
     async def _parked_before(self, at: Coordinates) -> list[tuple[int, TurnJournal]]:
         """The turns that parked directly before this one: their unfinished calls end with it."""
         parked: list[tuple[int, TurnJournal]] = []
         for number in range(at.turn - 1, -1, -1):
-            turn = await self._turn(at.session_id, number)
-            if turn.records and not turn.parked:
+            turn = await read_turn(self._store, at.session_id, number)
+            if turn.records and not turn.park:
                 break
             parked.insert(0, (number, turn))
         return parked
-
-    async def _withdraw(self, row: SessionRow, unfinished: Sequence[UnfinishedCall]) -> None:
-        """Withdraw the requests in a commit before the end of the turn: from then on no answer is accepted."""
-        if events := withdrawals(unfinished):
-            await self._store.commit(Commit(row.session_id, withdraws=tuple(events), resolved=events))
 
     def _ending(
         self,
@@ -352,38 +342,27 @@ class TurnEnder:
         # The driver may not know the last step of the turn.
         at = conclusion.at.model_copy(update={"step": max(conclusion.at.step, turn.last_step)})
         factory = EventFactory(at)
-        ending = _ending_of(factory, conclusion)
-        opening = self._opening(conclusion, at, row, turn, deliveries)
+        cancelled = conclusion.kind == "cancelled"
+        ending = (factory.cancelled if cancelled else factory.failed)(conclusion.mode, conclusion.failure)
+        # If it is not recorded yet: the turn may have ended before its first step.
+        agent = self._agents.get(row.agent)
+        begin = begin_turn if cancelled else open_step
+        opening = begin(factory, deliveries, turn, row.agent, (agent and agent.model) or "unknown")
         blocking = _blocking_records(conclusion, at, turn)
         call_records, call_events = close_unfinished(factory, conclusion, unfinished)
         return Commit(
             row.session_id,
-            unless_cancelled=at.turn if conclusion.kind == "failed" else None,
-            unless=(blocking[0].turn, blocking[0].step, blocking[0].slot),
+            unless_cancelled=None if cancelled else at.turn,
+            unless=(blocking[0].turn, blocking[0].step, blocking[0].key),
             # Their outcome says that they were not executed: an intent since then must make this commit fail.
             without=[each.intent_key for each in unfinished if not each.begun],
             records=(*opening.records, *blocking, *call_records),
             events=(*opening.events, *call_events, *_completed_step(conclusion, turn), *ending.events),
             consume=opening.consume,
-            consume_turn=at.turn,
             close=ending.closes,
             close_turn=at.turn,
             change=ending.change(turns=at.turn + 1, tool_calls=results_in(call_events)),
         )
-
-    def _opening(
-        self,
-        conclusion: Conclusion,
-        at: Coordinates,
-        row: SessionRow,
-        turn: TurnJournal,
-        deliveries: tuple[ConsumedDelivery, ...],
-    ) -> Opening:
-        """The beginning of the turn, if it is not recorded yet: the turn may have ended before its first step."""
-        agent = self._agents.get(row.agent)
-        model = (agent and agent.model) or "unknown"
-        begin = begin_turn if conclusion.kind == "cancelled" else open_step
-        return begin(at, None, deliveries, turn, row.agent, model)
 
 
 def _with_cancel_request(conclusion: Conclusion, row: SessionRow) -> Conclusion:
@@ -398,20 +377,15 @@ def _completed_step(conclusion: Conclusion, turn: TurnJournal) -> tuple[NewEvent
     answered = [step for step in range(turn.last_step + 1) if turn.reply(step)]
     if conclusion.kind != "cancelled" or not answered:
         return ()
-    return complete_previous_step(conclusion.at.model_copy(update={"step": answered[-1] + 1}), None, turn)
-
-
-def _ending_of(factory: EventFactory, conclusion: Conclusion) -> Ending:
-    make = factory.cancelled if conclusion.kind == "cancelled" else factory.failed
-    return make(conclusion.mode, conclusion.failure)
+    return completed_step(EventFactory(conclusion.at).of_another_step(answered[-1]), turn)
 
 
 def _blocking_records(conclusion: Conclusion, at: Coordinates, turn: TurnJournal) -> list[NewRecord]:
     """Records at the keys that a late attempt would write, so that it loses the race. The first key decides."""
     stored = StoredFailure(failure=conclusion.failure)
     blocking = [] if turn.at(at.step, names.REPLY) else [(at.step, names.REPLY)]
-    blocking.append((at.step, CANCELLED_SLOT if turn.at(at.step, END) else END))
+    blocking.append((at.step, CANCELLED_KEY if turn.at(at.step, END) else END))
     answers = not conclusion.deliveries or any(each.kind == "answer" for each in conclusion.deliveries)
     if answers and not turn.at(0, RESUME):
         blocking.append((0, RESUME))
-    return [written(at.turn, step, slot, FAILURE, stored) for step, slot in blocking]
+    return [written(at.turn, step, key, FAILURE, stored) for step, key in blocking]

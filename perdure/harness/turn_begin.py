@@ -14,10 +14,10 @@ from perdure.protocol.events import NewEvent, delivery_refused
 from perdure.protocol.requests import Coordinates
 from perdure.settings import Settings
 from perdure.store.base import Store
-from perdure.store.values import DeliveryRow, NewRecord, SessionChange
+from perdure.store.values import Consumption, NewRecord, SessionChange
 
 from .events import EventFactory
-from .journal import DELIVERY, ConsumedDelivery, TurnJournal, written
+from .journal import DELIVERY, ConsumedDelivery, TurnJournal, read_turn, written
 from .prompt import bare_type, is_linked, largest_of
 
 #: Seconds to fetch all files of one delivery.
@@ -85,7 +85,7 @@ class Opening:
     records: tuple[NewRecord, ...]
     events: tuple[NewEvent, ...]
     #: The deliveries that this commit consumes.
-    consume: tuple[str, ...]
+    consume: Consumption | None
     change: SessionChange
 
 
@@ -101,11 +101,14 @@ async def read_deliveries(
     rows = await store.deliveries(at.session_id, list(dict.fromkeys(delivery_ids)))
     if any(row.turn == at.turn for row in rows):
         # An older attempt has consumed them since the records were read.
-        turn = TurnJournal(await store.records(at.session_id, from_turn=at.turn, to_turn=at.turn))
+        turn = await read_turn(store, at.session_id, at.turn)
         return turn.deliveries(), turn
     await _report_lost(store, at.session_id, set(delivery_ids) - {row.delivery_id for row in rows})
     left = [row for row in rows if row.body is not None and row.refused is None and row.turn is None]
-    deliveries = tuple(_delivery_of(row) for row in left)
+    deliveries = tuple(
+        ConsumedDelivery(**DeliveryBody.model_validate(row.body).model_dump(), delivery_id=row.delivery_id)
+        for row in left
+    )
     if files:
         # Concurrently: each delivery may use its whole time, and the time-out of the activity is hardly longer.
         deliveries = tuple(await asyncio.gather(*(files.fetched(each) for each in deliveries)))
@@ -119,65 +122,40 @@ async def _report_lost(store: Store, session_id: str, delivery_ids: set[str]) ->
         await store.refuse(session_id, each, "delivery_lost", delivery_refused(each, "delivery_lost", message))
 
 
-def _delivery_of(row: DeliveryRow) -> ConsumedDelivery:
-    return ConsumedDelivery(**DeliveryBody.model_validate(row.body).model_dump(), delivery_id=row.delivery_id)
-
-
 def open_step(
-    at: Coordinates,
-    attempt: int | None,
-    deliveries: Sequence[ConsumedDelivery],
-    turn: TurnJournal,
-    agent: str,
-    model: str,
+    factory: EventFactory, deliveries: Sequence[ConsumedDelivery], turn: TurnJournal, agent: str, model: str
 ) -> Opening:
-    factory = EventFactory(at, attempt)
+    at = factory.at
     if at.step > 0:
         change = SessionChange(status="running", turns=at.turn + 1)
-        return Opening((), (*complete_previous_step(at, attempt, turn), factory.step_started()), (), change)
-    begun = begin_turn(at, attempt, deliveries, turn, agent, model)
+        previous = completed_step(factory.of_another_step(at.step - 1), turn)
+        return Opening((), (*previous, factory.step_started()), None, change)
+    begun = begin_turn(factory, deliveries, turn, agent, model)
     return replace(begun, events=(*begun.events, factory.step_started()))
 
 
 def begin_turn(
-    at: Coordinates,
-    attempt: int | None,
-    deliveries: Sequence[ConsumedDelivery],
-    turn: TurnJournal,
-    agent: str,
-    model: str,
+    factory: EventFactory, deliveries: Sequence[ConsumedDelivery], turn: TurnJournal, agent: str, model: str
 ) -> Opening:
     """The beginning of a turn, whether its first work is a model call or the processing of answers."""
-    fresh = not turn.deliveries()
-    return Opening(
-        records=_records(at, deliveries) if fresh else (),
-        events=first_events(EventFactory(at, attempt), deliveries, agent, model),
-        consume=tuple(each.delivery_id for each in deliveries) if fresh else (),
-        change=SessionChange(status="running", turns=at.turn + 1),
-    )
-
-
-def first_events(
-    factory: EventFactory, deliveries: Sequence[ConsumedDelivery], agent: str, model: str
-) -> tuple[NewEvent, ...]:
-    """The first events of a turn. The key of `session.started` makes it unique in its session."""
+    number, ids = factory.at.turn, tuple(each.delivery_id for each in deliveries)
     received = [
         factory.message_received(index, each) for index, each in enumerate(deliveries) if each.message is not None
     ]
-    ids = tuple(each.delivery_id for each in deliveries)
-    return (factory.session_started(agent, model), factory.turn_started(ids), *received)
-
-
-def _records(at: Coordinates, deliveries: Sequence[ConsumedDelivery]) -> tuple[NewRecord, ...]:
-    return tuple(
-        written(at.turn, 0, names.delivery_slot(index), DELIVERY, each) for index, each in enumerate(deliveries)
+    records = tuple(
+        written(number, 0, names.delivery_key(index), DELIVERY, each) for index, each in enumerate(deliveries)
+    )
+    fresh = not turn.deliveries()
+    return Opening(
+        records=records if fresh else (),
+        # The key of `session.started` makes it unique in its session.
+        events=(factory.session_started(agent, model), factory.turn_started(ids), *received),
+        consume=Consumption(number, ids) if fresh and ids else None,
+        change=SessionChange(status="running", turns=number + 1),
     )
 
 
-def complete_previous_step(at: Coordinates, attempt: int | None, turn: TurnJournal) -> tuple[NewEvent, ...]:
-    """The `step.completed` event of the previous step: its calls have ended by now."""
-    before = turn.reply(at.step - 1)
-    if before is None:
-        return ()
-    factory = EventFactory(at.model_copy(update={"step": at.step - 1}), attempt)
-    return (factory.step_completed("tool-calls", before.usage),)
+def completed_step(factory: EventFactory, turn: TurnJournal) -> tuple[NewEvent, ...]:
+    """The `step.completed` event of this step, if it has a reply with calls: they have ended by now."""
+    reply = turn.reply(factory.at.step)
+    return (factory.step_completed("tool-calls", reply.usage),) if reply else ()

@@ -104,6 +104,8 @@ def _counted(tokens: int) -> int:
     return min(max(tokens, 0), _MOST_TOKENS)
 
 
+#: Seconds between two words of the demo: its answers can be watched, and interrupted.
+_DEMO_PACE = 0.02
 _VARIABLE = re.compile(r"`([A-Z][A-Z0-9_]+)` environment variable")
 
 
@@ -132,7 +134,7 @@ class Models:
         if name == DEMO:
             from .demo import DemoModel
 
-            return DemoModel()
+            return DemoModel(delay=_DEMO_PACE)
         from .provider import ProviderModel
 
         try:

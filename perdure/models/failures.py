@@ -53,7 +53,8 @@ def failure(model: str, error: Exception, *, asked: bool = False, answered: bool
         case ModelHTTPError():
             return _http(model, error)
         case ModelConnectionError() | ModelRequestTimeout():
-            what = "did not answer in time" if _timed_out(error) else "could not be reached, or broke off its answer"
+            late = isinstance(error, ModelRequestTimeout) or "timed out" in str(error).lower()
+            what = "did not answer in time" if late else "could not be reached, or broke off its answer"
             return ModelFailed(f"The model {model} {what}.", transient=True, retry_after=error.retry_after)
         case ModelAPIError() if isinstance(error.__cause__, ValueError):
             return _unreadable(model)
@@ -124,7 +125,3 @@ def _provider_text(body: object) -> str | None:
 def public(text: str) -> str:
     """The text on one line, shortened, without anything that looks like a credential."""
     return shortened(_BLOB.sub("[…]", _SECRET.sub("[redacted]", " ".join(text.split()))), _LONGEST)
-
-
-def _timed_out(error: ModelAPIError) -> bool:
-    return isinstance(error, ModelRequestTimeout) or "timed out" in str(error).lower()

@@ -19,7 +19,6 @@ from pydantic_ai.messages import (
     ToolCallPartDelta,
 )
 from pydantic_ai.models import Model, ModelRequestParameters
-from pydantic_ai.models import Model as ForeignModel
 from pydantic_ai.settings import ModelSettings
 from pydantic_core import to_json
 
@@ -35,7 +34,7 @@ _OFFLINE = frozenset({"test", "function"})
 class ProviderModel:
     """One model of one provider; `silence` is how many seconds it may send nothing."""
 
-    def __init__(self, name: str, model: ForeignModel, *, silence: float) -> None:
+    def __init__(self, name: str, model: Model, *, silence: float) -> None:
         self._name = name
         self._model = model
         self._silence = silence

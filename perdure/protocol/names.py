@@ -49,15 +49,15 @@ REPLY = "reply"
 MARK = "mark"
 
 
-def delivery_slot(index: int) -> str:
+def delivery_key(index: int) -> str:
     return f"delivery/{index}"
 
 
-def intent_slot(call_id: str) -> str:
+def intent_key(call_id: str) -> str:
     return f"intent/{call_id}"
 
 
-def outcome_slot(call_id: str) -> str:
+def outcome_key(call_id: str) -> str:
     return f"call/{call_id}"
 
 

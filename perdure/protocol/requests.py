@@ -11,7 +11,7 @@ from .inputs import OpenInput
 from .wire import JsonObject, Versioned, Wire
 
 #: Replaces a failure's message where content is not allowed.
-TOLD = "The session's events say what has happened."
+SEE_EVENTS = "The session's events say what has happened."
 
 
 class Snapshot(Versioned):
@@ -40,7 +40,7 @@ class Failure(Wire):
         """The failure without content, for Temporal. An event has the full text already."""
         known = self.details or {}
         details = {"errorId": known["errorId"]} if "errorId" in known else None
-        return Failure(code=self.code, message=TOLD, details=details, structural=self.structural)
+        return Failure(code=self.code, message=SEE_EVENTS, details=details, structural=self.structural)
 
 
 class ModelCall(Versioned):
@@ -106,13 +106,13 @@ class Finished(Wire):
     head: int | None = None
 
 
-class Unheard(Wire):
+class NothingToRead(Wire):
     """No delivery was left to read; nothing was written."""
 
     kind: Literal["unheard"] = "unheard"
 
 
-ModelOutcome: TypeAlias = Annotated[Calls | Parked | Finished | Unheard, Field(discriminator="kind")]
+ModelOutcome: TypeAlias = Annotated[Calls | Parked | Finished | NothingToRead, Field(discriminator="kind")]
 
 
 class ResumeTurn(Versioned):

@@ -73,7 +73,7 @@ async def in_time(call: Awaitable[T], patience: timedelta = RPC_PATIENCE) -> T:
         raise TimeoutError(f"Temporal did not answer within {patience.total_seconds():g} s") from None
 
 
-async def connect(settings: Settings, *, plugins: Sequence[Plugin] = (), lazy: bool = False) -> Client:
+async def temporal_client(settings: Settings, *, plugins: Sequence[Plugin] = (), lazy: bool = False) -> Client:
     """A Temporal client. With `lazy` it connects with its first call, so that an API can start before Temporal."""
     connecting = Client.connect(
         settings.temporal_address,

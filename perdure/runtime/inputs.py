@@ -18,12 +18,12 @@ from perdure.errors import (
     SessionGone,
 )
 from perdure.protocol.deliveries import DeliveryBody, InputOutcome, InputResponse, Message, Principal, Receipt
-from perdure.protocol.events import NewEvent
-from perdure.protocol.inputs import InputAnswer, InputStatus
+from perdure.protocol.inputs import APPROVE, DENY, InputAnswer, InputStatus
 from perdure.session import inputs
 from perdure.session.inputs import may_answer, resolved
-from perdure.store.base import Store
+from perdure.store.base import Store, all_inputs
 from perdure.store.engine import cursor
+from perdure.store.engine.rows import stamp
 from perdure.store.values import Answered, Answering, DeliveryRow, InputPage, InputQuery, InputRow, Vote
 
 from .deliveries import CallerRequest
@@ -35,9 +35,6 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger("perdure.sessions")
-
-#: How many requests of a session are read at once. A session usually has a few.
-_PAGE = 200
 
 
 @dataclass(frozen=True)
@@ -86,9 +83,9 @@ class Answers:
         waiting = await self.waiting(request.session_id)
         return await self._handle_message(request, request.body.message, waiting) if waiting else None
 
-    async def answer(self, request_id: str, response: InputResponse, request: CallerRequest) -> Receipt:
-        """Answer one input request by its id; `InputClosed` when it has another outcome."""
-        row = await self._store.input(request_id)
+    async def answer(self, response: InputResponse, request: CallerRequest) -> Receipt:
+        """Answer one input request; `InputClosed` when it has another outcome."""
+        row = await self._store.input(response.request_id)
         if row is None or row.request.session_id != request.session_id:
             raise InputNotFound
         given = await self._read(request, response)
@@ -98,7 +95,7 @@ class Answers:
             raise InputExpired(status="expired", option_id=_option(row))
         if not given.counts and not given.repeats:
             raise _closed_error(row)
-        body = request.body.model_copy(update={"kind": "answer", "answers": (request_id,)})
+        body = request.body.model_copy(update={"kind": "answer", "answers": (response.request_id,)})
         answered = await self._count_votes(request, body, [given])
         receipt = await self._receipt(request, [given], answered)
         now = answered.rows[0]
@@ -108,23 +105,12 @@ class Answers:
 
     async def waiting(self, session_id: str) -> Sequence[InputRow]:
         """The open input requests of the session, oldest first."""
-        page = await self._store.inputs(InputQuery(session_id=session_id, limit=_PAGE))
-        found = list(page.rows)
-        while page.next_cursor is not None:
-            page = await self._store.inputs(InputQuery(session_id=session_id, limit=_PAGE, cursor=page.next_cursor))
-            found.extend(page.rows)
-        return found
+        return await all_inputs(self._store, InputQuery(session_id=session_id))
 
     async def closed_by(self, session_id: str, delivery_id: str) -> tuple[InputOutcome, ...]:
         """The requests that a delivery closed, for the receipt of a repeated request."""
-        found: list[InputOutcome] = []
-        cursor: str | None = None
-        while True:
-            query = InputQuery(session_id=session_id, status="answered", limit=_PAGE, cursor=cursor)
-            page = await self._store.inputs(query)
-            found.extend(outcome(row) for row in page.rows if row.delivery_id == delivery_id)
-            if (cursor := page.next_cursor) is None:
-                return tuple(found)
+        found = await all_inputs(self._store, InputQuery(session_id=session_id, status="answered"))
+        return tuple(outcome(row) for row in found if row.delivery_id == delivery_id)
 
     async def outcomes(self, request: CallerRequest, delivery_id: str) -> tuple[InputOutcome, ...]:
         """The outcomes of the requests that the delivery answered."""
@@ -186,10 +172,10 @@ class Answers:
             raise ForbiddenResponder(request_id=response.request_id)
         now = _now()
         status = _status(row, now)
-        answer = inputs.read(row.request, response, request.principal, _stamp(now))
+        answer = inputs.read(row.request, response, request.principal, stamp(now))
         if answer.arguments is not None:
             response = await self._edited(row, response, status)
-            answer = inputs.read(row.request, response, request.principal, _stamp(now))
+            answer = inputs.read(row.request, response, request.principal, stamp(now))
         return _Response(response, row, answer, status)
 
     async def _edited(self, row: InputRow, response: InputResponse, status: InputStatus) -> InputResponse:
@@ -217,14 +203,13 @@ class Answers:
             Vote(each.response.request_id, each.answer, each.ends)
             for each in given
             # An expired request takes no vote, even while the store still has it as open.
-            if each.row is not None and each.answer is not None and (each.status != "expired" or not _is_open(each.row))
+            if each.row and each.answer and (each.status != "expired" or each.row.status != "open")
         ]
         answering = Answering(request.session_id, votes, request.delivery(body), always=always, late=late)
         try:
-            answered = await self._store.answer(answering, _resolved_event)
+            return await self._store.answer(answering, lambda row: resolved(row.request, row.status, row.answer))
         except SessionGone:
             raise NoActiveSession from None
-        return answered
 
     async def _receipt(self, request: CallerRequest, given: Sequence[_Response], answered: Answered) -> Receipt:
         """Signal the session, then return the outcomes. A failure here does not undo the votes."""
@@ -251,9 +236,11 @@ class Answers:
 
         False when the signal has to be sent later. The votes are accepted in any case.
         """
-        mine = answered.delivery
+        winners = sorted({row.delivery_id for row in answered.rows if row.delivery_id is not None})
+        rows: Sequence[DeliveryRow] = [answered.delivery] if answered.delivery else ()
         try:
-            rows = [mine] if mine else await self._winning_deliveries(request.session_id, answered)
+            if not rows and winners:
+                rows = await self._store.deliveries(request.session_id, winners)
         except Exception as error:
             # The sweeper finds it: it was accepted earlier.
             log.warning("the first answer to session %s is signalled later: %s", request.session_id, error)
@@ -261,21 +248,16 @@ class Answers:
         signalled = [await self._signals.deliver(row, unsignalled=answered.unsignalled) for row in rows if row.unread]
         return all(signalled)
 
-    async def _winning_deliveries(self, session_id: str, answered: Answered) -> Sequence[DeliveryRow]:
-        """The deliveries that closed the requests."""
-        winners = sorted({row.delivery_id for row in answered.rows if row.delivery_id is not None})
-        return await self._store.deliveries(session_id, winners) if winners else ()
-
 
 def _may_vote(row: InputRow, response: InputResponse, principal: Principal, now: datetime) -> bool:
     """Whether this principal has not answered the request yet, or has given the same answer."""
-    answer = inputs.read(row.request, response, principal, _stamp(now))
+    answer = inputs.read(row.request, response, principal, stamp(now))
     own = [vote for vote in row.votes if vote.same_principal(answer)]
     return not own or own[0].same(answer)
 
 
 def _continued(row: InputRow, principal: Principal, now: datetime) -> _Response:
-    answer = inputs.continued(row.request, principal, _stamp(now))
+    answer = inputs.continued(row.request, principal, stamp(now))
     return _Response(InputResponse(request_id=row.request.request_id), row, answer, "open", ends=True)
 
 
@@ -287,10 +269,6 @@ def _receipt(
 
 def outcome(row: InputRow) -> InputOutcome:
     return InputOutcome(request_id=row.request.request_id, status=row.status, option_id=_option(row))
-
-
-def _resolved_event(row: InputRow) -> NewEvent:
-    return resolved(row.request, row.status, row.answer)
 
 
 def _closed_error(row: InputRow) -> InputClosed | InputExpired:
@@ -317,20 +295,12 @@ def _status(row: InputRow, now: datetime) -> InputStatus:
     return "expired" if row.status == "open" and inputs.is_late(row.request, now) else row.status
 
 
-def _is_open(row: InputRow) -> bool:
-    return row.status == "open"
-
-
 def _ids(given: Sequence[_Response]) -> list[str]:
     return [each.response.request_id for each in given]
 
 
 def _now() -> datetime:
     return datetime.now(UTC)
-
-
-def _stamp(moment: datetime) -> str:
-    return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 #: How many rows one read returns, and how many reads one page takes at most. A caller who may see few of very many
@@ -377,17 +347,21 @@ class Inputs:
     ) -> Receipt:
         """Answer one request. Its session is signalled when the votes close it.
 
-        `ForbiddenResponder` when the caller may not answer it, `InputClosed` or `InputExpired` when it has another
+        `Invalid` for an approval's option beside `approve` and `deny`, which would deny otherwise. `ForbiddenResponder`
+        when the caller may not answer it, `InputClosed` or `InputExpired` when it has another
         outcome.
         """
         row = await self.get(response.request_id, principal)
+        if row.request.kind == "approval" and response.option_id not in (None, APPROVE, DENY):
+            # A denial cannot be taken back: a slip must not be one.
+            raise Invalid(f"Request {response.request_id} is an approval: answer '{APPROVE}' or '{DENY}'.")
         body = DeliveryBody(input_responses=(response,), principal=principal)
         about = ("answer", response.request_id)
         request = CallerRequest(
             row.request.session_id, body, principal, about, idempotency_key, limit=self._inbox_limit
         )
-        return await self._answers.answer(response.request_id, response, request)
+        return await self._answers.answer(response, request)
 
 
 def visible(row: InputRow, principal: Principal) -> bool:
-    return row.requester.owner == principal.owner or may_answer(row.request.responders, principal, row.requester)
+    return row.requester.owner == principal.owner or _may_answer(principal, row)

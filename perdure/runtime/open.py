@@ -12,8 +12,7 @@ from perdure.settings import Settings, read_settings
 from perdure.store.base import Store
 from perdure.store.open import checked_store
 
-from .connect import connect as connect_to_temporal
-from .connect import secret
+from .connect import secret, temporal_client
 from .local import beside_dev
 from .sessions import Sessions
 
@@ -52,7 +51,7 @@ async def open_sessions(
     """The sessions of this store. Temporal is connected to at the first call, so it need not be there yet."""
     return Sessions(
         store,
-        await connect_to_temporal(settings, plugins=plugins, lazy=True),
+        await temporal_client(settings, plugins=plugins, lazy=True),
         secret=secret(settings),
         task_queue=settings.task_queue,
         ui_url=settings.temporal_ui_url,

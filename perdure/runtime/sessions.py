@@ -38,7 +38,6 @@ from perdure.protocol.deliveries import (
     summary,
 )
 from perdure.protocol.events import Event, EventType, NewEvent
-from perdure.protocol.inputs import APPROVE, DENY
 from perdure.protocol.wire import JsonObject
 from perdure.session.state import derive_token, hash_token
 from perdure.store.base import Store, events_of
@@ -104,7 +103,6 @@ class Sessions:
         driver = Driver(client, task_queue)
         self._signals = Signals(store, driver, agents, ui_detail=ui_detail)
         self._answers = Answers(store, self._signals, agents)
-        self._cancellation = CancelRequests(store, self._signals)
         self.inputs = Inputs(store, self._answers, inbox_limit=inbox_limit)
         self.sweeper = Sweeper(store, self._signals)
         self.reconciler = Reconciler(store, driver)
@@ -225,7 +223,8 @@ class Sessions:
         self, session_id: str, *, turn_id: str | None = None, principal: Principal | None = None
     ) -> Cancelled:
         """Stop the turn that runs, or withdraw its input requests; `no_active_turn` when there is nothing to stop."""
-        return await self._cancellation.cancel(await self.get(session_id, principal), turn_id)
+        row = await self.get(session_id, principal)
+        return await cancel_turn(self._store, self._signals, row.session_id, turn_id)
 
     async def answer(
         self,
@@ -243,14 +242,13 @@ class Sessions:
         request is for somebody else, `InputClosed` or `InputExpired` when it has another outcome.
         """
         row = await self.inputs.get(request_id, principal)
-        answer, reason = whole(answer), None if reason is None else whole(reason)
-        if row.request.kind == "approval":
-            # A denial cannot be taken back: a slip must not be one.
-            if answer not in (APPROVE, DENY):
-                raise Invalid(f"Request {request_id} is an approval: answer '{APPROVE}' or '{DENY}'.")
-            said = InputResponse(request_id=request_id, option_id=answer, arguments=arguments, reason=reason)
-        else:
-            said = InputResponse(request_id=request_id, text=answer, arguments=arguments, reason=reason)
+        chosen = "option_id" if row.request.kind == "approval" else "text"
+        said = InputResponse(
+            request_id=request_id,
+            arguments=arguments,
+            reason=None if reason is None else whole(reason),
+            **{chosen: whole(answer)},
+        )
         return await self.inputs.answer(said, principal, idempotency_key=idempotency_key)
 
     # --- look -----------------------------------------------------------------------------------------------
@@ -385,19 +383,15 @@ class Cancelled:
     delayed: bool = False
 
 
-class CancelRequests:
-    """Records cancel requests, then signals the driver, so that a turn stops at once."""
+async def cancel_turn(store: Store, signals: Signals, session_id: str, turn_id: str | None) -> Cancelled:
+    """Record a cancel request for the session's turn, if it has one, then signal the driver, so that it stops at once.
 
-    def __init__(self, store: Store, signals: Signals) -> None:
-        self._store = store
-        self._signals = signals
-
-    async def cancel(self, row: SessionRow, turn_id: str | None = None) -> Cancelled:
-        """Stop the session's turn, if it has one; with `turn_id`, only that turn. Idempotent."""
-        request = await self._store.cancel(row.session_id, turn_id, _cancel_event)
-        if request is None:
-            return Cancelled("no_active_turn")
-        return Cancelled("accepted", delayed=not await self._signals.cancel(request))
+    With `turn_id`, only that turn is stopped. Idempotent.
+    """
+    request = await store.cancel(session_id, turn_id, _cancel_event)
+    if request is None:
+        return Cancelled("no_active_turn")
+    return Cancelled("accepted", delayed=not await signals.cancel(request))
 
 
 def _cancel_event(turn: int) -> NewEvent:

@@ -267,7 +267,7 @@ class Signals:
         """
         if unsignalled or row.ref is None or self._is_slow(row.session_id):
             return await self._send_all_in_time(row.session_id)
-        return await self._send(row.session_id, self._deliver(row))
+        return await self._send(row.session_id, self._driver.deliver(row.session_id, reference(row)))
 
     async def start(self, session: NewSession, ref: JsonObject) -> bool:
         """Start the driver of a new session; False when it has to be started later."""
@@ -294,7 +294,7 @@ class Signals:
             return view
         if view.head is not None and now.events < view.head:
             message = f"The store has {now.events} events of this session, which has had {view.head}."
-            await attend(self._store, session_id, Attention(code=StoreBehind.code, message=message))
+            await set_attention(self._store, session_id, Attention(code=StoreBehind.code, message=message))
         elif view.is_behind(before.turns) or await self._is_dropped(session_id, view):
             log.warning("the driver of session %s is older than the store; it reads the store again", session_id)
             await self._driver.repair(session_id, "rebuild", "DRIVER_BEHIND")
@@ -378,10 +378,12 @@ class Signals:
     def _first_state(
         self, session: NewSession | SessionRow, token_hash: str, waiting: Sequence[JsonObject]
     ) -> SessionState:
+        agent = self._agents.get(session.agent) if self._agents else None
         state = SessionState(
             session_id=session.session_id,
             agent=session.agent,
-            model=self._model(session.agent),
+            # The Temporal UI shows it until the first model call.
+            model=(agent.model or DEMO) if agent else None,
             mode=session.mode,
             capabilities=session.capabilities,
             token_hash=token_hash,
@@ -395,14 +397,6 @@ class Signals:
     async def _start(self, state: SessionState, title: str | None) -> None:
         summary = f"{state.agent}: {title}" if self._ui_detail and title else state.agent
         await self._driver.start(state, summary=summary)
-
-    async def _deliver(self, row: DeliveryRow) -> None:
-        await self._driver.deliver(row.session_id, reference(row))
-
-    def _model(self, name: str) -> str | None:
-        """The model that the Temporal UI shows until the first model call."""
-        agent = self._agents.get(name) if self._agents else None
-        return (agent.model or DEMO) if agent else None
 
 
 async def restore(store: Store, driver: Driver, row: SessionRow, *, unattended: bool = False) -> str:
@@ -422,7 +416,7 @@ async def restore(store: Store, driver: Driver, row: SessionRow, *, unattended: 
         case WorkflowExecutionStatus.COMPLETED:
             # A workflow ends only after the store has recorded it, so this store was restored from an older backup.
             message = "The session's workflow has ended, and this store does not know of it."
-            await attend(store, session_id, Attention(code=StoreBehind.code, message=message))
+            await set_attention(store, session_id, Attention(code=StoreBehind.code, message=message))
             return "the store is older than the session; an operator has to decide"
         case WorkflowExecutionStatus.TERMINATED:
             rebuild = Rebuild(reason="WORKFLOW_TERMINATED", ends=OPERATOR_TERMINATED)
@@ -437,8 +431,8 @@ async def restore(store: Store, driver: Driver, row: SessionRow, *, unattended: 
     return f"it had no workflow ({rebuild.reason}); it is started from the store"
 
 
-async def attend(store: Store, session_id: str, attention: Attention) -> None:
+async def set_attention(store: Store, session_id: str, attention: Attention) -> None:
     """Mark the session as in need of attention, in the store, the log and the metrics."""
-    if await store.attend(session_id, attention):
+    if await store.set_attention(session_id, attention):
         log.warning("session %s needs attention: %s", session_id, attention.code)
         spans.needs_attention(attention.code)

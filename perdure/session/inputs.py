@@ -148,7 +148,8 @@ def _reply(request: InputRequest, response: InputResponse, principal: Principal,
         raise Invalid("Expected 'arguments' with an approval only.")
     option_id, text = response.option_id, response.text
     if option_id is not None and option_id not in {option.id for option in request.options}:
-        raise Invalid(f"Request {request.request_id} has no such option; it has {_listed(request.options)}.")
+        listed = ", ".join(repr(option.id) for option in request.options) or "none"
+        raise Invalid(f"Request {request.request_id} has no such option; it has {listed}.")
     if option_id is None and text is None:
         raise Invalid(f"Expected an 'optionId' or a 'text' for request {request.request_id}.")
     option = None if option_id is not None or text is None else option_named(request.options, text)
@@ -170,7 +171,3 @@ def _plain_text(message: Message) -> str | None:
         return message
     texts = [part.text for part in message if not isinstance(part, FilePart)]
     return "\n".join(texts) if len(texts) == len(message) else None
-
-
-def _listed(options: Sequence[Option]) -> str:
-    return ", ".join(repr(option.id) for option in options) or "none"

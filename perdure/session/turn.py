@@ -21,6 +21,7 @@ from perdure.protocol.requests import (
     Finished,
     ModelCall,
     ModelOutcome,
+    NothingToRead,
     Parked,
     ParkTurn,
     Resumed,
@@ -29,7 +30,6 @@ from perdure.protocol.requests import (
     ToolOutcome,
     TurnRequest,
     TurnResult,
-    Unheard,
 )
 from perdure.protocol.wire import Wire
 
@@ -152,7 +152,7 @@ class _Turn:
                 return self._result(failed.failure)
             except asyncio.CancelledError:
                 # All activities of the turn have ended by now, so the cancellation may be recorded.
-                await self._conclude(_cancellation(self._request, self._step))
+                await self._conclude(conclusion(self._request, self._step, CANCELLED, "cancelled"))
                 return self._result(CANCELLED, cancelled=True)
         except StepFailed as failed:
             if not (failed.held and self._request.holds):
@@ -192,7 +192,7 @@ class _Turn:
     async def _run_steps(self) -> TurnResult | ContinueAsNew:
         while True:
             outcome = await self._steps.call_model(self._model_call(), label=self._model)
-            if isinstance(outcome, Unheard):
+            if isinstance(outcome, NothingToRead):
                 return self._result(None, silent=True)
             self._state = self._state.after_step(outcome.usage)
             self._model = outcome.model or self._model
@@ -342,7 +342,3 @@ def conclusion(
         failure=failure,
         deliveries=request.deliveries,
     )
-
-
-def _cancellation(request: TurnRequest, step: int) -> Conclusion:
-    return conclusion(request, step, CANCELLED, "cancelled")

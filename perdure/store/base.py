@@ -7,6 +7,7 @@ read model. It is idempotent.
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
+from dataclasses import replace
 from typing import Protocol
 
 from perdure.bounds import quoted
@@ -82,7 +83,7 @@ class Store(Protocol):
         """
         ...
 
-    async def attend(self, session_id: str, attention: Attention, turn: int | None = None) -> bool:
+    async def set_attention(self, session_id: str, attention: Attention, turn: int | None = None) -> bool:
         """Mark the session as in need of attention and emit an event.
 
         False when it is marked with the same code, has ended, or `turn` has ended meanwhile.
@@ -158,10 +159,10 @@ class Store(Protocol):
     async def commit(self, commit: Commit) -> Committed: ...
 
     async def records(self, session_id: str, *, from_turn: int = 0, to_turn: int | None = None) -> Sequence[Record]:
-        """Records of the turns from_turn to to_turn (inclusive), ordered by turn, step and slot."""
+        """Records of the turns from_turn to to_turn (inclusive), ordered by turn, step and key."""
         ...
 
-    async def record(self, session_id: str, turn: int, step: int, slot: str) -> Record | None: ...
+    async def record(self, session_id: str, turn: int, step: int, key: str) -> Record | None: ...
 
     async def slots(self, session_id: str, names: Sequence[str]) -> dict[str, Slot]: ...
 
@@ -200,6 +201,16 @@ async def events_of(store: Store, session_id: str, start: int = 0, *, follow: bo
             if row.ended or not follow:
                 return
             await watch.changed()
+
+
+async def all_inputs(store: Store, query: InputQuery) -> Sequence[InputRow]:
+    """All requests that the query asks for. A session usually has a few."""
+    page = await store.inputs(replace(query, limit=200))
+    found = list(page.rows)
+    while page.next_cursor is not None:
+        page = await store.inputs(replace(query, limit=200, cursor=page.next_cursor))
+        found.extend(page.rows)
+    return found
 
 
 #: Half a minute in all: longer than a failover, shorter than anybody's patience.

@@ -179,7 +179,7 @@ class CancelRequest:
 # --- attempts and fences ------------------------------------------------------------------------------------
 
 
-class Begun(Exception):
+class AlreadyBegun(Exception):
     """A record of `Commit.without` exists: the work that the caller saw as not begun has begun meanwhile."""
 
 
@@ -225,7 +225,7 @@ class NewRecord:
 
     turn: int
     step: int
-    slot: str
+    key: str
     format: str
     body: JsonObject
 
@@ -253,6 +253,26 @@ class Slot:
 
 
 @dataclass(frozen=True)
+class Consumption:
+    """The deliveries that a turn reads."""
+
+    turn: int
+    delivery_ids: Sequence[str]
+
+
+@dataclass(frozen=True)
+class InputChanges:
+    """What a commit does to input requests, and the events of those that it closes."""
+
+    opens: Sequence[InputRequest] = ()
+    # With the default answer of each.
+    expires: Mapping[str, InputAnswer] = field(default_factory=dict[str, InputAnswer])
+    withdraws: Sequence[str] = ()
+    # By the request's id; also of those that the end of the session withdraws.
+    resolved: Mapping[str, NewEvent] = field(default_factory=dict[str, NewEvent])
+
+
+@dataclass(frozen=True)
 class Commit:
     """One transaction on one session. Any exception rolls back all of it. It works in this order:
 
@@ -262,23 +282,22 @@ class Commit:
     2. `unless`: when this record exists, another attempt has won. Write nothing and return the record
        (`Committed.existing`). In a closed session, `close` changes nothing, and a commit that adds something raises
        `Superseded`. `unless_cancelled`: raise `TurnCancelled` when this turn, or an earlier one, is to be stopped.
-       `without`: raise `Begun` when one of these records exists.
+       `without`: raise `AlreadyBegun` when one of these records exists.
     3. `fence`: RAISE replaces an older generation (then `superseding` is appended before `events`), and raises
        `Superseded` when the generation in the store is newer. KEEP and RELEASE raise `Superseded` unless the store has
        exactly this generation. RELEASE deletes the fence.
     4. `records`: insert them. A record whose key exists is not changed.
     5. `events`: append them at the next indexes. An event whose key exists is skipped.
-    6. `consume`: mark these deliveries as read by `consume_turn` and drop their bodies. Raise `DeliveryTaken` when one
-       is unknown, refused, or read by another turn.
+    6. `consume`: mark these deliveries as read by this turn and drop their bodies. Raise `DeliveryTaken` when one is
+       unknown, refused, or read by another turn.
     7. `slots`: write them. Raise `SlotConflict` when a slot has another version than expected.
     8. `route`: replace the session's routes by this token hash; `TokenConflict` when another live session owns it.
        `close`: end the session, delete its routes and fences, and refuse the deliveries that no turn has read. The
        events of the refusals come before the last event.
     9. `close_turn`: delete all fences of that turn, so that its late attempts cannot write.
-    10. `opens`: open these requests; a request whose id exists is not changed. `expires`: close those that are still
-       open as `expired`, with this default answer. `withdraws`: close those that are still open as `withdrawn`.
-       `resolved`: the events of the requests that this commit closed, appended after `events`, but before an event
-       that ends the session.
+    10. `inputs`: open the requests of `opens`; a request whose id exists is not changed. Close those of `expires` that
+       are still open as `expired`, and those of `withdraws` as `withdrawn`. The events in `resolved` of the requests
+       that this commit closed are appended after `events`, but before an event that ends the session.
     11. `change`: apply it to the row. A commit that ends a turn settles a cancel request for that turn; `close` settles
        one for any turn; `settles_cancel` settles one without ending a turn, if no turn is expected. A commit that
        raises a fence, ends a turn, closes the session or `recovers` shows progress, so it clears the session's
@@ -295,16 +314,12 @@ class Commit:
     superseding: NewEvent | None = None
     records: Sequence[NewRecord] = ()
     events: Sequence[NewEvent] = ()
-    consume: Sequence[str] = ()
-    consume_turn: int | None = None
+    consume: Consumption | None = None
     slots: Sequence[SlotWrite] = ()
     route: str | None = None
     close: bool = False
     close_turn: int | None = None
-    opens: Sequence[InputRequest] = ()
-    expires: Mapping[str, InputAnswer] = field(default_factory=dict[str, InputAnswer])
-    withdraws: Sequence[str] = ()
-    resolved: Mapping[str, NewEvent] = field(default_factory=dict[str, NewEvent])
+    inputs: InputChanges = field(default_factory=InputChanges)
     settles_cancel: bool = False
     recovers: bool = False
     change: SessionChange | None = None

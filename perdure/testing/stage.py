@@ -165,7 +165,10 @@ class Stage:
         """`by`: the responder to check; `ForbiddenResponder` when this principal may not answer."""
         principal = by or self._terms.principal
         if by is not None:
-            self._admit(by, [row.request for row in await self.waiting() if row.request.request_id in answers])
+            for row in await self.waiting():
+                asked = row.request.request_id in answers
+                if asked and not may_answer(row.request.responders, by, self._terms.principal):
+                    raise ForbiddenResponder
         body = DeliveryBody(kind="answer", answers=tuple(answers), message=message, principal=principal)
         delivery = self._delivery(body)
         whose = {"principal_id": principal.principal_id, "owner": principal.owner}
@@ -174,11 +177,6 @@ class Stage:
         answered = await self._store.answer(answering, lambda row: resolved(row.request, row.status, row.answer))
         if answered.closed or message is not None:
             await self._turn(self._ref(delivery, "answer"))
-
-    def _admit(self, principal: Principal, requests: Sequence[InputRequest]) -> None:
-        for request in requests:
-            if not may_answer(request.responders, principal, self._terms.principal):
-                raise ForbiddenResponder
 
     async def edited(self, request: InputRequest, arguments: JsonObject) -> JsonObject:
         """The arguments that an approval changes, validated; `Invalid` when the tool does not accept them."""

@@ -12,7 +12,7 @@ def test_times_may_be_seconds_or_timedeltas() -> None:
     @tool(approval="always", expires=timedelta(hours=1), remind=[timedelta(minutes=30), 60])
     def pay() -> None: ...
 
-    assert (pay.gate.expires, pay.gate.remind) == (3600.0, (60.0, 1800.0))
+    assert (pay.approval_policy.expires, pay.approval_policy.remind) == (3600.0, (60.0, 1800.0))
 
 
 def test_responders_read_as_they_are_meant() -> None:

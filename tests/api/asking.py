@@ -11,7 +11,7 @@ from perdure.protocol.deliveries import Principal
 from perdure.protocol.events import Event, EventType
 from perdure.protocol.inputs import InputKind, InputRequest, InputStatus, Option, Responders, digest
 from perdure.session.inputs import at_expiry
-from perdure.store.values import Commit, InputRow, SessionChange
+from perdure.store.values import Commit, InputChanges, InputRow, SessionChange
 from tests.api.served import URL, Api
 
 YES_OR_NO = (Option(id="approve", label="Yes"), Option(id="deny", label="No"))
@@ -81,7 +81,7 @@ class Waiting:
             for each in request_ids
         ]
         change = SessionChange(status="waiting", turns=1)
-        await self.api.store.commit(Commit(self.id, opens=requests, change=change))
+        await self.api.store.commit(Commit(self.id, inputs=InputChanges(opens=requests), change=change))
 
     async def say(self, body: dict[str, Any], headers: dict[str, str] | None = None) -> Response:
         content = {"continuationToken": self.session["continuationToken"], **body}
@@ -97,10 +97,10 @@ class Waiting:
 
     async def expire(self, request_id: str) -> None:
         row = await self.row(request_id)
-        await self.api.store.commit(Commit(self.id, expires={request_id: at_expiry(row.request)}))
+        await self.api.store.commit(Commit(self.id, inputs=InputChanges(expires={request_id: at_expiry(row.request)})))
 
     async def withdraw(self, request_id: str) -> None:
-        await self.api.store.commit(Commit(self.id, withdraws=[request_id]))
+        await self.api.store.commit(Commit(self.id, inputs=InputChanges(withdraws=[request_id])))
 
     async def resolved(self) -> list[Event]:
         return [each for each in await self.api.store.events(self.id) if each.type == EventType.INPUT_RESOLVED]

@@ -7,7 +7,7 @@ import pytest
 from httpx2 import Response
 
 from perdure.protocol.events import Usage
-from perdure.store.values import Commit, SessionChange
+from perdure.store.values import Commit, Consumption, SessionChange
 from tests.api.served import Api
 
 
@@ -98,7 +98,7 @@ async def test_a_list_that_makes_no_sense_is_refused(api: Api, params: dict[str,
 async def test_a_session_shows_what_it_did_and_what_it_waits_for(api: Api) -> None:
     created = await api.create("Plan my\n\nholiday")
     change = SessionChange(status="waiting", turns=1, steps=2, tool_calls=3, usage=Usage(input_tokens=10))
-    consuming = Commit(created["sessionId"], change=change, consume=[created["deliveryId"]], consume_turn=0)
+    consuming = Commit(created["sessionId"], change=change, consume=Consumption(0, [created["deliveryId"]]))
     await api.store.commit(consuming)
 
     shown = (await api.http.get(f"/v1/sessions/{created['sessionId']}")).json()

@@ -7,7 +7,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.protocol.events import EventType
 from perdure.protocol.names import CANCEL
-from perdure.store.values import Commit, SessionChange
+from perdure.store.values import Commit, Consumption, SessionChange
 from tests.api.asking import APPROVE, known_as, to, waiting
 from tests.api.served import URL, Api, session_ended, turn_events
 
@@ -33,8 +33,7 @@ async def idle(api: Api) -> dict[str, Any]:
         Commit(
             created["sessionId"],
             events=turn_events(0),
-            consume=[created["deliveryId"]],
-            consume_turn=0,
+            consume=Consumption(0, [created["deliveryId"]]),
             change=done,
         )
     )

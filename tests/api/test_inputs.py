@@ -175,6 +175,7 @@ async def test_a_responder_answers_without_owning_the_session(people: Api) -> No
         ({"reason": "too much"}, "Expected an 'optionId'"),
         ({"option": "approve"}, "Unknown field 'option'; an answer has 'optionId', 'text', 'arguments' and 'reason'."),
         ({"optionId": "approve", "Reason": "fine"}, "Unknown field 'Reason'"),
+        ({"optionId": "aprove"}, "Request r is an approval: answer 'approve' or 'deny'."),
     ],
 )
 async def test_a_slip_is_no_denial(people: Api, body: Any, problem: str) -> None:

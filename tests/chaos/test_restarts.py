@@ -14,7 +14,7 @@ import pytest
 from temporalio.client import Client, WorkflowHistory
 from temporalio.worker import Replayer
 
-from perdure.runtime.connect import connect
+from perdure.runtime.connect import temporal_client
 from tests.support.chaos.world import HEARTBEAT, RECOVERY
 from tests.support.plugin import StackFactory
 from tests.support.talk import Talk
@@ -41,7 +41,7 @@ async def test_a_restart_costs_little_more_than_one_replay_of_each_busy_history(
     await grow(sessions)
     active = sessions[:ACTIVE]
     undisturbed = await a_turn_of_each(active)
-    replays = await replayed(await connect(stack.settings), active)
+    replays = await replayed(await temporal_client(stack.settings), active)
 
     # These are in the middle of a turn, and all the others wait for their next message.
     await asyncio.gather(*(session.send("drip 20 words delay 30") for session in active))

@@ -84,9 +84,7 @@ async def test_a_file_is_fetched_once_and_kept() -> None:
         assert server.paths == ["/a.png"]
         for prompt in range(2):
             assert shown(model, prompt) == BinaryContent(PNG, media_type="image/png")
-        (record,) = [
-            each for each in await it.store.records(it.session) if each.slot == "delivery/0" and each.turn == 0
-        ]
+        (record,) = [each for each in await it.store.records(it.session) if each.key == "delivery/0" and each.turn == 0]
         assert record.body["message"][0]["data"] == base64.b64encode(PNG).decode()
 
 

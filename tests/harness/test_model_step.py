@@ -11,7 +11,7 @@ from perdure import Call, InvalidDeclaration, Limits, SessionView, tool
 from perdure.errors import AgentGone, ModelFailed, SessionGone
 from perdure.models.base import Delta, Prompt, Reply, TextDelta, ToolInputDelta
 from perdure.protocol.events import Usage, delivery_refused
-from perdure.protocol.requests import Calls, Coordinates, Finished, ModelCall, Unheard
+from perdure.protocol.requests import Calls, Coordinates, Finished, ModelCall, NothingToRead
 from perdure.store.values import Attempt
 from perdure.testing import ScriptedCall, ScriptedModel, call
 from tests.support.lab import SESSION, TEXT_TURN, lab
@@ -258,7 +258,7 @@ async def test_nothing_left_to_consume_writes_nothing() -> None:
         first, second = await it.deliver("One"), await it.deliver("Two")
         await it.store.refuse(SESSION, second.id, "stale", delivery_refused(second.id, "stale", "Too late."))
 
-        assert await it.model(second) == Unheard()
+        assert await it.model(second) == NothingToRead()
         assert await it.types() == ["delivery.refused"]
         assert isinstance(await it.model(first, second), Finished)
 

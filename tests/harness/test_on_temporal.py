@@ -13,7 +13,7 @@ from perdure import Agent, AgentRegistry, tool
 from perdure.protocol import names
 from perdure.protocol.deliveries import LOCAL, Capabilities, DeliveryBody, DeliveryRef, Mode
 from perdure.protocol.inputs import InputAnswer
-from perdure.runtime.connect import connect
+from perdure.runtime.connect import temporal_client
 from perdure.session.inputs import resolved
 from perdure.session.state import SessionState
 from perdure.settings import Settings
@@ -110,7 +110,7 @@ class Live:
 @contextlib.asynccontextmanager
 async def live(server: TemporalServer, *tools: Any, lines: list[Any]) -> AsyncGenerator[Live]:
     settings = Settings(temporal_address=server.address, task_queue=f"test-{uuid.uuid4().hex[:12]}", agents="")
-    client = await connect(settings)
+    client = await temporal_client(settings)
     store = await open_store("sqlite:///:memory:")
     await store.migrate()
     agents = AgentRegistry([Agent("tester", tools=tools)])

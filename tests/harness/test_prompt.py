@@ -37,7 +37,7 @@ from perdure.store.values import NewRecord
 
 def consumed(message: Message | None, *context: str) -> NewRecord:
     delivery = ConsumedDelivery(delivery_id="d", message=message, client_context=context)
-    return written(0, 0, names.delivery_slot(0), DELIVERY, delivery)
+    return written(0, 0, names.delivery_key(0), DELIVERY, delivery)
 
 
 def replied(*call_ids: str, step: int = 0) -> NewRecord:
@@ -50,7 +50,7 @@ def replied(*call_ids: str, step: int = 0) -> NewRecord:
 
 
 def outcome(call_id: str, output: Any, step: int = 0, **more: Any) -> NewRecord:
-    return written(0, step, names.outcome_slot(call_id), OUTCOME, Outcome(status="completed", output=output, **more))
+    return written(0, step, names.outcome_key(call_id), OUTCOME, Outcome(status="completed", output=output, **more))
 
 
 def content_of(message: Message) -> list[Any]:
@@ -76,7 +76,7 @@ def test_a_turn_reads_in_the_order_it_happened() -> None:
 
 
 def test_every_call_has_one_result_and_lost_ones_are_reported_as_lost() -> None:
-    intent = written(0, 0, names.intent_slot("b"), INTENT, Intent(tool="act", attempt=1, generation=1))
+    intent = written(0, 0, names.intent_key("b"), INTENT, Intent(tool="act", attempt=1, generation=1))
     turn = TurnJournal([consumed("Go"), replied("a", "b", "c"), intent, outcome("c", None)])
 
     returned = messages_of(turn, "mark")[-1]

@@ -63,7 +63,7 @@ class _AnsweredJustNow:
         return getattr(self._store, name)
 
     async def commit(self, commit: Commit) -> Committed:
-        if commit.expires and (answer := self._answer):
+        if commit.inputs.expires and (answer := self._answer):
             self._answer = None
             await answer()
         return await self._store.commit(commit)

@@ -275,7 +275,7 @@ async def test_what_a_tool_returns_is_data_and_no_status() -> None:
 def test_a_record_of_a_returned_failure_stays_readable() -> None:
     error = {"code": "OUT_OF_STOCK", "message": "No tea."}
     written = {"status": "failed", "output": error, "isError": False, "error": error, "tokenHash": None}
-    record = NewRecord(turn=0, step=0, slot="call/c", format=OUTCOME, body=written)
+    record = NewRecord(turn=0, step=0, key="call/c", format=OUTCOME, body=written)
 
     assert read(record, OUTCOME, Outcome) == Outcome(status="failed", output=error, error=error)
 
@@ -463,9 +463,9 @@ async def test_a_call_does_not_read_the_deliveries_of_its_turn(monkeypatch: pyte
         wanted: list[str] = []
         record = it.store.record
 
-        async def noted(session_id: str, turn: int, step: int, slot: str) -> Any:
-            wanted.append(slot)
-            return await record(session_id, turn, step, slot)
+        async def noted(session_id: str, turn: int, step: int, key: str) -> Any:
+            wanted.append(key)
+            return await record(session_id, turn, step, key)
 
         monkeypatch.setattr(it.store, "record", noted)
         await it.tool(ref)

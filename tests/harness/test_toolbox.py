@@ -43,7 +43,7 @@ async def test_foreign_tools_run_at_most_once_and_declare_when_they_need_approva
 
     box = await open_toolbox(Agent("mixed", tools=[gated]))
 
-    assert (box["gated"].effects, box["gated"].gate.approval) == ("at_most_once", "always")
+    assert (box["gated"].effects, box["gated"].approval_policy.approval) == ("at_most_once", "always")
 
 
 async def test_their_arguments_are_checked_too() -> None:

@@ -42,9 +42,10 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The Python of an empty environment with nothing but the wheel and what it needs."""
     home = tmp_path_factory.mktemp("venv")
-    _run([sys.executable, "-m", "venv", str(home)])
+    _run([sys.executable, "-m", "venv", "--without-pip", str(home)])
     python = home / "bin" / "python"
-    _run([str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", str(wheel)])
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check"]
+    _run([*pip, "install", "--quiet", str(wheel)])
     return python
 
 

@@ -10,7 +10,7 @@ import httpx2
 import pytest
 
 from perdure.dev.supervisor import command
-from perdure.runtime.connect import connect
+from perdure.runtime.connect import temporal_client
 from perdure.settings import Settings
 from tests.support import commands
 from tests.support.processes import Process, clean_environment, free_port, wait_until
@@ -67,7 +67,7 @@ async def test_a_client_that_connects_at_once_gives_up_in_time(black_hole: Black
     began = time.monotonic()
 
     with pytest.raises(TimeoutError, match="did not answer within 5 s"):
-        await connect(Settings(temporal_address=black_hole.address))
+        await temporal_client(Settings(temporal_address=black_hole.address))
 
     assert time.monotonic() - began < WITHIN
 

@@ -15,7 +15,7 @@ from perdure.dev.supervisor import command
 from perdure.dev.temporal_server import binary
 from perdure.errors import Misconfigured, NoDriver, Unavailable
 from perdure.protocol import names
-from perdure.runtime.connect import connect, namespace_missing
+from perdure.runtime.connect import namespace_missing, temporal_client
 from perdure.runtime.signals import Driver
 from perdure.settings import Settings
 from tests.support import commands
@@ -46,7 +46,7 @@ def nowhere(temporal_server: TemporalServer) -> Settings:
 @pytest.mark.parametrize("call", [signal, describe, start])
 async def test_a_missing_namespace_is_recognised(nowhere: Settings, call: Call) -> None:
     with pytest.raises(RPCError) as failed:
-        await call(await connect(nowhere))
+        await call(await temporal_client(nowhere))
 
     assert namespace_missing(failed.value)
 
@@ -54,7 +54,7 @@ async def test_a_missing_namespace_is_recognised(nowhere: Settings, call: Call) 
 @pytest.mark.parametrize("ask", ["deliver", "cancel", "describe", "status"])
 async def test_without_its_namespace_temporal_is_away_and_no_session_ends(nowhere: Settings, ask: str) -> None:
     """A process that took it for the end of the session would refuse what people have agreed to."""
-    driver = Driver(await connect(nowhere), "nobody")
+    driver = Driver(await temporal_client(nowhere), "nobody")
     asked: dict[str, Callable[[], Awaitable[object]]] = {
         "deliver": lambda: driver.deliver("ses_1", {"id": "dlv_1", "tokenHash": "now"}),
         "cancel": lambda: driver.cancel("ses_1", "turn_0"),
@@ -70,7 +70,7 @@ async def test_without_its_namespace_temporal_is_away_and_no_session_ends(nowher
 
 @pytest.mark.parametrize("call", [signal, describe])
 async def test_a_missing_workflow_is_not_a_missing_namespace(temporal_server: TemporalServer, call: Call) -> None:
-    client = await connect(Settings(temporal_address=temporal_server.address))
+    client = await temporal_client(Settings(temporal_address=temporal_server.address))
 
     with pytest.raises(RPCError) as failed:
         await call(client)

@@ -13,7 +13,7 @@ from perdure.runtime.signals import DriverView, Signals
 from perdure.runtime.sweeper import Sweeper
 from perdure.store.base import Store
 from perdure.store.open import open_store
-from perdure.store.values import Commit
+from perdure.store.values import Commit, Consumption
 from tests.runtime.fake_driver import FakeDriver
 from tests.support import given
 from tests.support.given import answer, answering, chooses, opening
@@ -69,7 +69,7 @@ async def test_an_unread_delivery_and_an_unread_answer_are_signalled_again_in_or
 
 async def test_consumed_and_refused_deliveries_and_those_of_an_ended_session_are_left_alone(store: Store) -> None:
     await stranded(store, "s", "t", "u")
-    await store.commit(Commit("s", consume=["s/d"], consume_turn=1))
+    await store.commit(Commit("s", consume=Consumption(1, ["s/d"])))
     await given.refuse(store, "t/d", "t")
     await store.commit(given.closing("u"))
     driver = FakeDriver("s", "t", "u")
@@ -348,7 +348,7 @@ async def test_a_session_that_consumed_a_delivery_in_between_starts_again(store:
     driver, clock = FakeDriver("s"), Clock()
     sweeping = sweeper(store, driver, clock)
     await sweep_for(sweeping, clock, 300)
-    await store.commit(Commit("s", consume=["s/d"], consume_turn=1))
+    await store.commit(Commit("s", consume=Consumption(1, ["s/d"])))
     await sweeping.sweep()
     await store.accept(given.delivery("e"))
 

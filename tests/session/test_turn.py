@@ -20,6 +20,7 @@ from perdure.protocol.requests import (
     Finished,
     ModelCall,
     ModelOutcome,
+    NothingToRead,
     Parked,
     ParkTurn,
     Resumed,
@@ -28,7 +29,6 @@ from perdure.protocol.requests import (
     ToolOutcome,
     TurnRequest,
     TurnResult,
-    Unheard,
 )
 from perdure.session.turn import ContinueAsNew, StepFailed, run_turn
 
@@ -211,7 +211,7 @@ async def test_a_long_turn_goes_on_where_it_stopped() -> None:
 async def test_a_turn_without_a_delivery_parks() -> None:
     task = REQUEST.model_copy(update={"mode": "task"})
     for request in (REQUEST, task):
-        assert (await finished(ScriptedSteps(Unheard()), request)).action == Park()
+        assert (await finished(ScriptedSteps(NothingToRead()), request)).action == Park()
 
 
 @pytest.mark.parametrize("rounds", [1, 5])

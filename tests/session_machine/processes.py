@@ -30,7 +30,7 @@ _WRITES = frozenset(
     {
         "create_session",
         "cancel",
-        "attend",
+        "set_attention",
         "accept",
         "refuse",
         "mark_unsignalled",

@@ -14,8 +14,10 @@ from perdure.store.values import (
     Attempt,
     CancelRequest,
     Commit,
+    Consumption,
     Fence,
     Hold,
+    InputChanges,
     InputRow,
     NewDelivery,
     NewRecord,
@@ -52,7 +54,7 @@ def delivery(
 
 
 def consuming(*delivery_ids: str, turn: int = 0) -> Commit:
-    return Commit("s", consume=delivery_ids, consume_turn=turn, events=[event(f"t{turn}/received")])
+    return Commit("s", consume=Consumption(turn, delivery_ids), events=[event(f"t{turn}/received")])
 
 
 async def refuse(store: Store, delivery_id: str = "d", session_id: str = "s") -> bool:
@@ -92,7 +94,10 @@ def ending(turn: int = 0, session_id: str = "s") -> Commit:
 
 def parking(*request_ids: str, turn: int = 0, session_id: str = "s") -> Commit:
     """The turn ends, and the session waits for people."""
-    return replace(ending(turn, session_id), opens=[request(each, session_id=session_id) for each in request_ids])
+    return replace(
+        ending(turn, session_id),
+        inputs=InputChanges(opens=[request(each, session_id=session_id) for each in request_ids]),
+    )
 
 
 def closing(session_id: str = "s") -> Commit:
@@ -110,7 +115,7 @@ def cancelling(turn: int) -> NewEvent:
 
 
 async def attend(store: Store, code: str = "AGENT_GONE", session_id: str = "s") -> bool:
-    return await store.attend(session_id, Attention(code=code, message=f"{code} happened."))
+    return await store.set_attention(session_id, Attention(code=code, message=f"{code} happened."))
 
 
 def request(
@@ -142,7 +147,7 @@ def request(
 
 def opening(*request_ids: str, session_id: str = "s", quorum: int = 1) -> Commit:
     opens = [request(each, session_id=session_id, quorum=quorum) for each in request_ids]
-    return Commit(session_id, opens=opens)
+    return Commit(session_id, inputs=InputChanges(opens=opens))
 
 
 def chooses(option: str, who: str = "ada") -> InputAnswer:

@@ -179,9 +179,9 @@ class Stack:
         )
 
     async def client(self) -> "Client":
-        from perdure.runtime.connect import connect
+        from perdure.runtime.connect import temporal_client
 
-        return await connect(self.settings)
+        return await temporal_client(self.settings)
 
     async def store(self) -> "Store":
         """The store that the parts share; close it."""

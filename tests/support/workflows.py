@@ -33,7 +33,7 @@ from perdure.protocol.requests import (
     Withdrawal,
 )
 from perdure.protocol.wire import JsonObject
-from perdure.runtime.connect import connect
+from perdure.runtime.connect import temporal_client
 from perdure.session.state import SessionState
 from perdure.settings import Settings
 from tests.support.processes import PATIENCE
@@ -248,7 +248,7 @@ class Bench:
 
 @pytest.fixture
 async def bench(temporal_server: TemporalServer) -> Bench:
-    return Bench(await connect(Settings(temporal_address=temporal_server.address)))
+    return Bench(await temporal_client(Settings(temporal_address=temporal_server.address)))
 
 
 @pytest.fixture

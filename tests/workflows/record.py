@@ -18,7 +18,7 @@ from typing import Any, cast
 from temporalio.client import Client, WorkflowHistory
 from temporalio.service import RPCError
 
-from perdure.runtime.connect import connect
+from perdure.runtime.connect import temporal_client
 from perdure.settings import Settings
 from tests.support.stack import TemporalServer
 
@@ -56,7 +56,7 @@ async def record(label: str, chosen: list[str]) -> None:
                     server = TemporalServer(Path(directory) / f"brief-{brief}", _BRIEF if brief else _PATIENT)
                     stack.callback(server.close)
                     address = server.address
-                await _play_all(label, some, await connect(Settings(temporal_address=address)))
+                await _play_all(label, some, await temporal_client(Settings(temporal_address=address)))
 
 
 def _named() -> str | None:

@@ -13,7 +13,7 @@ from perdure.protocol import names
 from perdure.protocol.deliveries import DeliveryRef
 from perdure.protocol.inputs import OpenInput
 from perdure.protocol.requests import CallRef, Calls, Conclusion, Failure, Finished, ModelCall, ModelOutcome, Parked
-from perdure.runtime.connect import connect
+from perdure.runtime.connect import temporal_client
 from perdure.session.state import Rebuild, SessionState
 from perdure.settings import Settings
 from tests.support.processes import PATIENCE
@@ -335,7 +335,7 @@ class _SlowToConclude(Outside):
 
 
 async def test_a_cancel_that_meets_the_end_of_a_failed_turn_changes_nothing(temporal_server: TemporalServer) -> None:
-    bench, outside = Bench(await connect(Settings(temporal_address=temporal_server.address))), _SlowToConclude()
+    bench, outside = Bench(await temporal_client(Settings(temporal_address=temporal_server.address))), _SlowToConclude()
 
     async def fails(call: ModelCall) -> ModelOutcome:
         if call.at.turn == 0:
@@ -360,7 +360,7 @@ async def test_a_cancel_that_meets_the_end_of_a_failed_turn_changes_nothing(temp
 # A turn is given half a minute to stop.
 @pytest.mark.slow
 async def test_an_operator_can_end_a_session_whose_turn_has_no_worker(temporal_server: TemporalServer) -> None:
-    bench, outside = Bench(await connect(Settings(temporal_address=temporal_server.address))), Outside()
+    bench, outside = Bench(await temporal_client(Settings(temporal_address=temporal_server.address))), Outside()
     asked = asyncio.Event()
 
     async def hangs(call: ModelCall) -> ModelOutcome:

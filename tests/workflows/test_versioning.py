@@ -20,7 +20,7 @@ from perdure.protocol.requests import (
     TurnRequest,
     TurnResult,
 )
-from perdure.runtime.connect import connect
+from perdure.runtime.connect import temporal_client
 from perdure.session.turn import ContinueAsNew, run_turn
 from perdure.settings import Settings
 from tests.support.fleet import KINDS, build_of, make_current
@@ -53,7 +53,7 @@ class Fleet:
     async def build(self, build: str, outside: Outside, turn: type = TurnWorkflow) -> AsyncGenerator[None]:
         """All the workers of one build, not current yet."""
         # A client of its own, as each process has: one client takes two workers of a queue for a mistake.
-        client = await connect(Settings(temporal_address=self._bench.client.service_client.config.target_host))
+        client = await temporal_client(Settings(temporal_address=self._bench.client.service_client.config.target_host))
         settings = Settings(task_queue=self._bench.settings.task_queue, deployment=self._deployment, build_id=build)
         async with (
             composition.activity_worker(client, settings, names.MODELS_QUEUE, outside.model_activities),

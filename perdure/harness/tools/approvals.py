@@ -20,6 +20,7 @@ from perdure.protocol.requests import Coordinates, Failure
 from perdure.protocol.wire import JsonObject
 from perdure.session.inputs import CONTINUED
 from perdure.store.base import Store
+from perdure.store.engine.rows import stamp
 from perdure.store.values import InputRow, SlotWrite
 
 from . import builtin, outcomes
@@ -45,18 +46,18 @@ class Approvals:
     remembered: frozenset[str]
     clock: Clock = time.time
 
-    async def approval(self, call: Call, arguments: Arguments, gate: ApprovalPolicy) -> Ask | Outcome | None:
+    async def approval(self, call: Call, arguments: Arguments, policy: ApprovalPolicy) -> Ask | Outcome | None:
         """The input request of the call, or the outcome of a refused one; None: it runs.
 
         The author's functions get the arguments as Python values, as the tool will; people see them as JSON.
         """
         try:
             typed = replace(call, arguments=arguments.values())
-            key = await remembered_key(call.tool, gate, typed.arguments)
-            decision = await self._decide(typed, gate.approval, key)
+            key = await remembered_key(call.tool, policy, typed.arguments)
+            decision = await self._decide(typed, policy.approval, key)
             # Inside `try`: the request is built from values of the author's functions, which may be invalid.
             asks = decision.kind == "ask"
-            request = await self._approval_request(call, gate, decision, typed.arguments, key) if asks else None
+            request = await self._approval_request(call, policy, decision, typed.arguments, key) if asks else None
         except Exception as error:
             log_of(self.at, call.tool, call.id).exception("whether this call needs an approval could not be decided")
             problem = f"Whether this call needs an approval could not be decided ({described(error)})"
@@ -66,13 +67,13 @@ class Approvals:
         return request if self.can_ask else outcomes.failed(_UNAVAILABLE, outcomes.REJECTED, "rejected")
 
     async def _approval_request(
-        self, call: Call, gate: ApprovalPolicy, decision: Decision, values: JsonObject, key: str | None
+        self, call: Call, policy: ApprovalPolicy, decision: Decision, values: JsonObject, key: str | None
     ) -> Ask:
-        summary = await result_of(gate.summary, values) if gate.summary else None
+        summary = await result_of(policy.summary, values) if policy.summary else None
         # Clients that know only the contract show nothing but the prompt.
         prompt = decision.prompt or summary or f"Approve tool call: {call.tool}"
         shown = {"prompt": prompt, "summary": summary, "display": "confirmation", "options": _OPTIONS}
-        return self._ask(call, gate, "approval", {**shown, "remember": key})
+        return self._ask(call, policy, "approval", {**shown, "remember": key})
 
     def question(self, call: Call, question: Question) -> Ask:
         return self._ask(call, OPEN, "question", question.shown)
@@ -88,9 +89,9 @@ class Approvals:
             raise TypeError(f"the approval function returned {result!r}, neither a bool nor a Decision")
         return result
 
-    def _ask(self, call: Call, gate: ApprovalPolicy, kind: str, shown: Mapping[str, Any]) -> Ask:
+    def _ask(self, call: Call, policy: ApprovalPolicy, kind: str, shown: Mapping[str, Any]) -> Ask:
         now = self.clock()
-        expires_at = None if gate.expires is None else now + gate.expires
+        expires_at = None if policy.expires is None else now + policy.expires
         values: dict[str, Any] = {
             **shown,
             "request_id": request_id(self.at, call.id),
@@ -103,12 +104,12 @@ class Approvals:
             "kind": kind,
             "input": call.arguments,
             "digest": digest(call.arguments),
-            "responders": gate.responders,
-            "expires_at": None if expires_at is None else _stamp(expires_at),
-            "on_expiry": gate.on_expiry,
+            "responders": policy.responders,
+            "expires_at": None if expires_at is None else stamp(datetime.fromtimestamp(expires_at, UTC)),
+            "on_expiry": policy.on_expiry,
         }
         request = InputRequest.model_validate(values)
-        return Ask(request=request, expires_at=expires_at, remind_at=tuple(now + each for each in gate.remind))
+        return Ask(request=request, expires_at=expires_at, remind_at=tuple(now + each for each in policy.remind))
 
 
 def request_id(at: Coordinates, call_id: str) -> str:
@@ -132,13 +133,13 @@ async def remember_keys(store: Store, session_id: str, keys: Sequence[str]) -> t
     return (SlotWrite(REMEMBERED_APPROVALS, value, version),)
 
 
-async def remembered_key(tool: str, gate: ApprovalPolicy, arguments: JsonObject) -> str | None:
+async def remembered_key(tool: str, policy: ApprovalPolicy, arguments: JsonObject) -> str | None:
     """The key under which an approval of a call with these arguments (as values) is remembered."""
-    if gate.approval != "once":
+    if policy.approval != "once":
         return None
-    if gate.key is None:
+    if policy.key is None:
         return tool
-    key: Any = await result_of(gate.key, arguments)
+    key: Any = await result_of(policy.key, arguments)
     # The text of many objects is their address in memory. A later object at the same address would count as approved.
     if not isinstance(key, str):
         raise TypeError(f"the approval_key returned an object of the type {type(key).__name__}, not text")
@@ -147,10 +148,6 @@ async def remembered_key(tool: str, gate: ApprovalPolicy, arguments: JsonObject)
 
 def log_of(at: Coordinates, tool: str, call_id: str) -> Log:
     return tool_log(tool, session_id=at.session_id, turn=at.turn, step=at.step, call_id=call_id)
-
-
-def _stamp(moment: float) -> str:
-    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 MISMATCH = "TOOL_APPROVAL_MISMATCH"

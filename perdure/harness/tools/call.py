@@ -21,10 +21,10 @@ from perdure.harness.journal import (
     Outcome,
     RequestedCall,
     StoredReply,
-    TurnJournal,
     find_agent,
     find_session,
     read,
+    read_turn,
     tool_outcome,
     view_of,
     written,
@@ -32,7 +32,6 @@ from perdure.harness.journal import (
 from perdure.harness.prompt import INTERRUPTED
 from perdure.protocol import names
 from perdure.protocol.deliveries import Principal
-from perdure.protocol.events import NewEvent
 from perdure.protocol.requests import Coordinates, ToolCall, ToolOutcome
 from perdure.protocol.wire import JsonObject
 from perdure.session.state import hash_token
@@ -44,7 +43,6 @@ from perdure.store.values import (
     Fence,
     Hold,
     InputRow,
-    NewRecord,
     Record,
     SessionChange,
     SlotConflict,
@@ -95,7 +93,7 @@ class _Work:
 
     @property
     def outcome_key(self) -> tuple[int, int, str]:
-        return self.at.turn, self.at.step, names.outcome_slot(self.call_id)
+        return self.at.turn, self.at.step, names.outcome_key(self.call_id)
 
 
 class ToolCaller:
@@ -132,9 +130,11 @@ class ToolCaller:
         row, reply, intent = await asyncio.gather(
             find_session(self._store, at.session_id),
             self._store.record(at.session_id, at.turn, at.step, names.REPLY),
-            self._store.record(at.session_id, at.turn, at.step, names.intent_slot(call_id)),
+            self._store.record(at.session_id, at.turn, at.step, names.intent_key(call_id)),
         )
-        stored = read(_require_reply(reply), REPLY, StoredReply)
+        if reply is None:
+            raise UnreadableState("There is no record of the reply that asks for this call.")
+        stored = read(reply, REPLY, StoredReply)
         requested = stored.call(call_id)
         return _Work(
             call=call,
@@ -150,19 +150,21 @@ class ToolCaller:
         """The principal for whom the reply acts. Reading it from the deliveries is slow: they may hold files."""
         if "speaker" in reply.model_fields_set:
             return reply.speaker
-        return TurnJournal(await self._store.records(at.session_id, from_turn=at.turn, to_turn=at.turn)).principal
+        return (await read_turn(self._store, at.session_id, at.turn)).principal
 
     # --- before the effect ---
 
     async def _record_intent(self, work: _Work) -> ToolOutcome | None:
         """Raise the fence and record the intent; returns the outcome if the call must not run."""
         refusal = _refusal(work)
+        intent = Intent(tool=work.call.call.tool, attempt=work.attempt.number, generation=work.attempt.generation)
+        intent_key = (work.at.turn, work.at.step, names.intent_key(work.call_id))
         commit = Commit(
             work.at.session_id,
             unless_cancelled=work.told_at.turn,
             unless=work.outcome_key,
             fence=work.fence(Hold.RAISE),
-            records=() if refusal else (self._intent(work),),
+            records=() if refusal else (written(*intent_key, INTENT, intent),),
         )
         try:
             done = await self._store.commit(commit)
@@ -170,10 +172,8 @@ class ToolCaller:
             # The commit may have succeeded. Then a repeated one finds our own fence and cannot report an older
             # attempt, so the intent is read to find out.
             done = await commit_with_retries(self._store, commit)
-            intent = await self._store.record(
-                work.at.session_id, work.at.turn, work.at.step, names.intent_slot(work.call_id)
-            )
-            work = replace(work, begun=_is_from_other_attempt(intent, work.attempt))
+            stored = await self._store.record(work.at.session_id, *intent_key)
+            work = replace(work, begun=_is_from_other_attempt(stored, work.attempt))
         if done.existing:
             return await self._recorded(work, done.existing)
         if refusal:
@@ -183,10 +183,6 @@ class ToolCaller:
             unknown = outcomes.failed(INTERRUPTED, outcomes.UNKNOWN, "unknown")
             return await self._settle(work, unknown, None)
         return None
-
-    def _intent(self, work: _Work) -> NewRecord:
-        intent = Intent(tool=work.call.call.tool, attempt=work.attempt.number, generation=work.attempt.generation)
-        return written(work.at.turn, work.at.step, names.intent_slot(work.call_id), INTENT, intent)
 
     def _context(self, work: _Work, cancelled: Signal) -> ToolContext:
         at = work.at
@@ -302,21 +298,18 @@ class ToolCaller:
 
     def _settlement(self, work: _Work, outcome: Outcome, context: ToolContext | None) -> Commit:
         at = work.at
+        factory = EventFactory(work.told_at, work.attempt.number)
         writes = context.staging.writes() if context else ()
         return Commit(
             at.session_id,
             unless=work.outcome_key,
             fence=work.fence(Hold.RELEASE),
             records=(written(*work.outcome_key, OUTCOME, outcome),),
-            events=(self._result_event(work, outcome),),
+            events=(factory.action_result(work.call_id, work.call.call.tool, outcome, at),),
             slots=tuple(SlotWrite(write.name, write.value, write.expected) for write in writes),
             route=outcome.token_hash,
             change=SessionChange(tool_calls=1),
         )
-
-    def _result_event(self, work: _Work, outcome: Outcome) -> NewEvent:
-        factory = EventFactory(work.told_at, work.attempt.number)
-        return factory.action_result(work.call_id, work.call.call.tool, outcome, work.at)
 
 
 async def _wait_for_thread(context: ToolContext, limit: float, stopping: Callable[[], bool]) -> None:
@@ -339,18 +332,12 @@ def _is_from_other_attempt(intent: Record | None, attempt: Attempt) -> bool:
     return intent is not None and read(intent, INTENT, Intent).generation != attempt.generation
 
 
-def _require_reply(reply: Record | None) -> Record:
-    if reply is None:
-        raise UnreadableState("There is no record of the reply that asks for this call.")
-    return reply
-
-
 def _refusal(work: _Work) -> Outcome | None:
     """The outcome if the call must not run. A call that needed an approval runs only as approved."""
     if work.requested.ask:
         if refused := approval_problem(work.request, work.arguments):
             return refused
-    elif work.tool and work.tool.gate.approval == "always":
+    elif work.tool and work.tool.approval_policy.approval == "always":
         # The approval was declared after the model had requested the call.
         message = "This tool needs an approval by now, and nobody was asked; it was not executed."
         return outcomes.failed(message, outcomes.REJECTED, "rejected")

@@ -47,7 +47,7 @@ class Usable(Protocol):
     @property
     def effects(self) -> Effects: ...
     @property
-    def gate(self) -> ApprovalPolicy: ...
+    def approval_policy(self) -> ApprovalPolicy: ...
     @property
     def timeout(self) -> float: ...
     @property
@@ -104,7 +104,7 @@ class OwnTool:
             name=tool.name, description=tool.description or None, parameters_json_schema=tool.signature.schema
         )
         self.effects: Effects = tool.effects
-        self.gate = tool.gate
+        self.approval_policy = tool.approval_policy
         self.timeout = tool.timeout
         self.retries = tool.retries
 
@@ -205,7 +205,7 @@ class _PydanticTool:
         return self.tool.tool_def
 
     @property
-    def gate(self) -> ApprovalPolicy:
+    def approval_policy(self) -> ApprovalPolicy:
         return CLOSED if self.tool.tool_def.kind == "unapproved" else OPEN
 
     @property
@@ -224,7 +224,7 @@ class _PydanticTool:
             tool_name=self.definition.name,
             tool_call_id=context.call_id,
             # A call that needs an approval runs only after it was approved.
-            tool_call_approved=self.gate is CLOSED,
+            tool_call_approved=self.approval_policy is CLOSED,
         )
         async with self.toolset:
             return await self.toolset.call_tool(self.definition.name, self._validated(arguments), run, self.tool)

@@ -8,11 +8,10 @@ from perdure.protocol import names
 from perdure.protocol.events import TERMINAL, EventType, NewEvent
 from perdure.protocol.inputs import InputAnswer, InputStatus
 from perdure.store.values import (
-    Begun,
+    AlreadyBegun,
     Commit,
     Committed,
     DeliveryTaken,
-    Fence,
     Hold,
     Record,
     SessionChange,
@@ -33,18 +32,23 @@ async def apply(tx: Transaction, commit: Commit, now: str) -> Written[Committed]
         raise StoreBehind(events=session.row.events, expected=commit.head)
     if commit.current and commit.head != session.row.events:
         raise Unavailable("The session has changed since it was read.")
-    if (existing := await _existing_record(tx, commit)) is not None:
+    if commit.unless and (existing := await record_at(tx, commit.session_id, *commit.unless)) is not None:
+        # Another attempt has won.
         return Written(Committed(session.row, existing=existing))
     if session.closed_at is not None and _extends(commit):
         if commit.close and commit.fence is None:
             return Written(Committed(session.row))
         raise Superseded("The session is over.")
-    _check_cancel(commit, session.row)
+    turn, cancelled = commit.unless_cancelled, session.row.cancel_turn
+    if turn is not None and cancelled is not None and cancelled <= turn:
+        raise TurnCancelled(turn=turn)
     for key in commit.without:
         if await record_at(tx, commit.session_id, *key) is not None:
-            raise Begun
+            raise AlreadyBegun
     superseded = await _apply_fence(tx, commit)
-    await _insert_records(tx, commit, now)
+    attempt = commit.fence.attempt.number if commit.fence else None
+    for record in commit.records:
+        await tx.run("insert_record", **rows.new_record(commit.session_id, record, attempt, now))
     events, last = _split_terminal(commit, superseded)
     log_head = session.row.events
 
@@ -57,8 +61,7 @@ async def apply(tx: Transaction, commit: Commit, now: str) -> Written[Committed]
     await _write_slots(tx, commit)
     await _write_route(tx, commit, session)
     await _close(tx, commit)
-    if touches_inputs(commit):
-        await append(await settle_inputs(tx, commit, session, now))
+    await append(await _change_inputs(tx, commit, session, now))
     if commit.close:
         await append(await refuse_unread(tx, commit.session_id))
     await append(last)
@@ -70,29 +73,14 @@ async def apply(tx: Transaction, commit: Commit, now: str) -> Written[Committed]
     return Written(Committed(row, superseded=superseded), log_head if log_head > session.row.events else None)
 
 
-async def record_at(tx: Transaction, session_id: str, turn: int, step: int, slot: str) -> Record | None:
-    found = await tx.row("record", session_id=session_id, turn=turn, step=step, slot=slot)
+async def record_at(tx: Transaction, session_id: str, turn: int, step: int, key: str) -> Record | None:
+    found = await tx.row("record", session_id=session_id, turn=turn, step=step, slot=key)
     return None if found is None else rows.record(found)
-
-
-async def _existing_record(tx: Transaction, commit: Commit) -> Record | None:
-    """The record of another attempt that has won."""
-    return None if commit.unless is None else await record_at(tx, commit.session_id, *commit.unless)
 
 
 def _extends(commit: Commit) -> bool:
     """Whether the commit adds something to the session. A closed session accepts no more."""
-    return bool(commit.records or commit.events or commit.consume or commit.opens or commit.change)
-
-
-def _check_cancel(commit: Commit, row: SessionRow) -> None:
-    """Raise `TurnCancelled` when a cancel request for this turn, or an earlier one, is open."""
-    if (
-        commit.unless_cancelled is not None
-        and row.cancel_turn is not None
-        and row.cancel_turn <= commit.unless_cancelled
-    ):
-        raise TurnCancelled(turn=commit.unless_cancelled)
+    return bool(commit.records or commit.events or commit.consume or commit.inputs.opens or commit.change)
 
 
 async def _apply_fence(tx: Transaction, commit: Commit) -> bool:
@@ -100,7 +88,7 @@ async def _apply_fence(tx: Transaction, commit: Commit) -> bool:
     fence = commit.fence
     if fence is None:
         return False
-    place = _fence_key(commit.session_id, fence)
+    place = {"session_id": commit.session_id, "turn": fence.turn, "step": fence.step, "scope": fence.scope}
     found = await tx.row("fence", **place)
     current: int | None = None if found is None else found["generation"]
     mine = fence.attempt.generation
@@ -117,10 +105,6 @@ async def _apply_fence(tx: Transaction, commit: Commit) -> bool:
             if fence.hold is Hold.RELEASE:
                 await tx.run("delete_fence", **place)
             return False
-
-
-def _fence_key(session_id: str, fence: Fence) -> dict[str, str | int]:
-    return {"session_id": session_id, "turn": fence.turn, "step": fence.step, "scope": fence.scope}
 
 
 def _split_terminal(commit: Commit, superseded: bool) -> tuple[Sequence[NewEvent], Sequence[NewEvent]]:
@@ -149,19 +133,11 @@ def _recovery_event(commit: Commit, row: SessionRow) -> Sequence[NewEvent]:
     return (NewEvent(type=EventType.SESSION_RECOVERED, key=key, data={"code": row.attention["code"]}),)
 
 
-async def _insert_records(tx: Transaction, commit: Commit, now: str) -> None:
-    attempt = commit.fence.attempt.number if commit.fence else None
-    for record in commit.records:
-        await tx.run("insert_record", **rows.new_record(commit.session_id, record, attempt, now))
-
-
 async def _consume(tx: Transaction, commit: Commit) -> None:
-    if not commit.consume:
+    if commit.consume is None:
         return
-    if commit.consume_turn is None:
-        raise ValueError("a commit that consumes deliveries must say for which turn")
-    wanted = sorted(set(commit.consume))
-    read = await tx.rows("hear_deliveries", session_id=commit.session_id, delivery_ids=wanted, turn=commit.consume_turn)
+    wanted, turn = sorted(set(commit.consume.delivery_ids)), commit.consume.turn
+    read = await tx.rows("hear_deliveries", session_id=commit.session_id, delivery_ids=wanted, turn=turn)
     if len(read) < len(wanted):
         taken = set(wanted) - {row["delivery_id"] for row in read}
         raise DeliveryTaken(*sorted(taken))
@@ -223,24 +199,21 @@ def _updated(row: SessionRow, commit: Commit, settles: bool) -> SessionRow:
     )
 
 
-def touches_inputs(commit: Commit) -> bool:
-    """Whether the commit may open or close input requests. Most commits do not, so they skip these queries."""
-    return bool(commit.opens or commit.expires or commit.withdraws or commit.close)
-
-
-async def settle_inputs(tx: Transaction, commit: Commit, session: LockedSession, now: str) -> Sequence[NewEvent]:
+async def _change_inputs(tx: Transaction, commit: Commit, session: LockedSession, now: str) -> Sequence[NewEvent]:
     """Open, expire and withdraw requests as the commit says. Return the events of those that it closed."""
-    for request in commit.opens:
+    changes = commit.inputs
+    for request in changes.opens:
         if request.session_id != commit.session_id:
             raise ValueError("a commit opens requests of its own session only")
         await tx.run("open_input", **rows.new_input(request, session.row.principal, now))
     closed = [
-        each for each, answer in commit.expires.items() if await _close_input(tx, commit, each, "expired", answer, now)
+        each for each, answer in changes.expires.items() if await _close_input(tx, commit, each, "expired", answer, now)
     ]
-    closed += [each for each in commit.withdraws if await _close_input(tx, commit, each, "withdrawn", None, now)]
+    closed += [each for each in changes.withdraws if await _close_input(tx, commit, each, "withdrawn", None, now)]
     if commit.close:
-        closed += await _withdraw_all(tx, commit.session_id, now)
-    return [commit.resolved[each] for each in closed if each in commit.resolved]
+        withdrawn = await tx.rows("withdraw_inputs", session_id=commit.session_id, now=now)
+        closed += sorted(row["request_id"] for row in withdrawn)
+    return [changes.resolved[each] for each in closed if each in changes.resolved]
 
 
 async def _close_input(
@@ -256,8 +229,3 @@ async def _close_input(
         now=now,
     )
     return closed is not None
-
-
-async def _withdraw_all(tx: Transaction, session_id: str, now: str) -> Sequence[str]:
-    withdrawn = await tx.rows("withdraw_inputs", session_id=session_id, now=now)
-    return sorted(row["request_id"] for row in withdrawn)

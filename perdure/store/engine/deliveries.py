@@ -75,7 +75,7 @@ async def refuse(
 async def refuse_unread(tx: Transaction, session_id: str) -> Sequence[NewEvent]:
     """At the end of a session: refuse the deliveries that no turn has read, and return the events of the refusals."""
     code, message = NoActiveSession.wire_code, "The session ended before this delivery was read."
-    refused = await tx.rows("refuse_unheard", session_id=session_id, code=code)
+    refused = await tx.rows("refuse_unread", session_id=session_id, code=code)
     return [delivery_refused(row["delivery_id"], code, message) for row in refused]
 
 
@@ -163,7 +163,9 @@ async def _turn(tx: Transaction, session: LockedSession) -> int | None:
             return None
 
 
-async def attend(tx: Transaction, session_id: str, attention: Attention, turn: int | None, now: str) -> Written[bool]:
+async def set_attention(
+    tx: Transaction, session_id: str, attention: Attention, turn: int | None, now: str
+) -> Written[bool]:
     """Mark the session as one that cannot continue without help. Repeating the same code changes nothing.
 
     False also when `turn`, which could not continue, has ended meanwhile.

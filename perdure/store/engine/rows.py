@@ -126,7 +126,7 @@ def record(row: Row) -> Record:
     return Record(
         turn=row["turn"],
         step=row["step"],
-        slot=row["slot"],
+        key=row["slot"],
         format=row["format"],
         body=decode(row["body"]),
         attempt=row["attempt"],
@@ -139,7 +139,7 @@ def new_record(session_id: str, record: NewRecord, attempt: int | None, now: str
         "session_id": session_id,
         "turn": record.turn,
         "step": record.step,
-        "slot": record.slot,
+        "slot": record.key,
         "format": record.format,
         "body": encode(record.body),
         "attempt": attempt,
@@ -265,20 +265,20 @@ def _is_utf8(text: str) -> bool:
 
 
 def utc_now() -> str:
-    return _stamp(datetime.now(UTC))
+    return stamp(datetime.now(UTC))
 
 
 def before(now: str, seconds: float) -> str:
     """The time `seconds` before `now`."""
-    return _stamp(datetime.fromisoformat(now) - timedelta(seconds=seconds))
+    return stamp(datetime.fromisoformat(now) - timedelta(seconds=seconds))
 
 
 def after(moment: str) -> str:
     """The next distinct time stamp."""
-    return _stamp(datetime.fromisoformat(moment) + timedelta(milliseconds=1))
+    return stamp(datetime.fromisoformat(moment) + timedelta(milliseconds=1))
 
 
-def _stamp(moment: datetime) -> str:
+def stamp(moment: datetime) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 

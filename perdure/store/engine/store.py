@@ -76,22 +76,11 @@ class SqlStore:
         return None if found is None else rows.session(found)
 
     async def sessions(self, query: SessionQuery) -> SessionPage:
-        place = cursor.NEWEST if query.cursor is None else cursor.read(query.cursor)
+        after = cursor.NEWEST if query.cursor is None else cursor.read(query.cursor)
         name, values = _sessions(query)
-        found = await self._rows(
-            name,
-            **values,
-            agent=query.agent,
-            mode=query.mode,
-            created_at=place.at,
-            session_id=place.id,
-            # One more row shows whether there is another page.
-            limit=query.limit + 1,
-        )
-        page = [rows.session(row) for row in found[: query.limit]]
-        if len(found) <= query.limit:
-            return SessionPage(page)
-        return SessionPage(page, cursor.write(cursor.Place(page[-1].created_at, page[-1].session_id)))
+        values |= {"agent": query.agent, "mode": query.mode}
+        found, next_cursor = await self._page(name, values, ("created_at", "session_id"), after, query.limit)
+        return SessionPage([rows.session(row) for row in found], next_cursor)
 
     async def route(self, token_hash: str) -> str | None:
         found = await self._row("route", token_hash=token_hash)
@@ -121,9 +110,9 @@ class SqlStore:
 
         return await self._write_and_notify(session_id, work)
 
-    async def attend(self, session_id: str, attention: Attention, turn: int | None = None) -> bool:
+    async def set_attention(self, session_id: str, attention: Attention, turn: int | None = None) -> bool:
         return await self._write_and_notify(
-            session_id, lambda tx: deliveries.attend(tx, session_id, attention, turn, self._now())
+            session_id, lambda tx: deliveries.set_attention(tx, session_id, attention, turn, self._now())
         )
 
     async def token_of(self, session_id: str) -> str | None:
@@ -180,21 +169,11 @@ class SqlStore:
         return None if found is None else rows.input_row(found)
 
     async def inputs(self, query: InputQuery) -> InputPage:
-        place = cursor.OLDEST if query.cursor is None else cursor.read(query.cursor)
+        after = cursor.OLDEST if query.cursor is None else cursor.read(query.cursor)
         name, values = _inputs(query)
-        found = await self._rows(
-            name,
-            **values,
-            agent=query.agent,
-            kind=query.kind,
-            opened_at=place.at,
-            request_id=place.id,
-            limit=query.limit + 1,
-        )
-        page = [rows.input_row(row) for row in found[: query.limit]]
-        if len(found) <= query.limit:
-            return InputPage(page)
-        return InputPage(page, cursor.write(cursor.Place(page[-1].opened_at, page[-1].request.request_id)))
+        values |= {"agent": query.agent, "kind": query.kind}
+        found, next_cursor = await self._page(name, values, ("opened_at", "request_id"), after, query.limit)
+        return InputPage([rows.input_row(row) for row in found], next_cursor)
 
     async def commit(self, commit: Commit) -> Committed:
         return await self._write_and_notify(commit.session_id, lambda tx: apply(tx, commit, self._now()), once=False)
@@ -204,8 +183,8 @@ class SqlStore:
         found = await self._rows("records", session_id=session_id, from_turn=from_turn, to_turn=last)
         return [rows.record(row) for row in found]
 
-    async def record(self, session_id: str, turn: int, step: int, slot: str) -> Record | None:
-        return await self._database.read(lambda tx: record_at(tx, session_id, turn, step, slot))
+    async def record(self, session_id: str, turn: int, step: int, key: str) -> Record | None:
+        return await self._database.read(lambda tx: record_at(tx, session_id, turn, step, key))
 
     async def slots(self, session_id: str, names: Sequence[str]) -> dict[str, Slot]:
         found = await self._rows("slots", session_id=session_id, names=list(names))
@@ -227,6 +206,18 @@ class SqlStore:
 
     async def _rows(self, query: str, **values: Value) -> Sequence[Row]:
         return await self._database.read(lambda tx: tx.rows(query, **values))
+
+    async def _page(
+        self, query: str, values: dict[str, Value], order: tuple[str, str], after: cursor.Place, limit: int
+    ) -> tuple[Sequence[Row], str | None]:
+        """The rows after this place, and the cursor of the next page. `order`: the columns of the time and the id."""
+        at, id = order
+        # One more row shows whether there is another page.
+        found = await self._rows(query, **values, **{at: after.at, id: after.id}, limit=limit + 1)
+        if len(found) <= limit:
+            return found, None
+        last = found[limit - 1]
+        return found[:limit], cursor.write(cursor.Place(last[at], last[id]))
 
     async def _write_once(self, work: Work[T]) -> T:
         """Write; when the outcome of the commit is unknown, retry until it is known. The work must be idempotent.

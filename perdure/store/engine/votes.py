@@ -40,7 +40,11 @@ async def answer(
     # Under the lock, so the later of two requests with one key finds the first one.
     if (first := await deliveries.find_first(tx, answering.delivery)) is not None:
         return Written(await _repeated(tx, answering, first))
-    count = _counted(await _requests(tx, answering), answering, now)
+    before = await _requests(tx, answering)
+    after = dict(before)
+    for vote in answering.votes:
+        after[vote.request_id] = _voted(after[vote.request_id], vote, answering.delivery.delivery_id, now)
+    count = _Count(before, after)
     delivered = None
     if count.closed or answering.always or (answering.late and count.is_late(answering.votes)):
         # An answer that closes a request ignores the limit: only it lets the session continue and empty its inbox.
@@ -83,13 +87,6 @@ async def _requests(tx: Transaction, answering: Answering) -> dict[str, InputRow
     if missing := [each for each in wanted if each not in ours]:
         raise NotFound("This session has no such request.", request_ids=missing)
     return {each: ours[each] for each in wanted}
-
-
-def _counted(before: dict[str, InputRow], answering: Answering, now: str) -> _Count:
-    after = dict(before)
-    for vote in answering.votes:
-        after[vote.request_id] = _voted(after[vote.request_id], vote, answering.delivery.delivery_id, now)
-    return _Count(before, after)
 
 
 def _is_late(row: InputRow, answer: InputAnswer) -> bool:

@@ -4,7 +4,7 @@ import asyncio
 
 from perdure.protocol.inputs import InputAnswer
 from perdure.store.base import Store
-from perdure.store.values import Answered, Commit, InputRow
+from perdure.store.values import Answered, Commit, InputChanges, InputRow
 from tests.support import given
 from tests.support.given import answer, answering, chooses, opening
 
@@ -115,8 +115,10 @@ async def test_of_an_answer_and_an_expiry_at_once_one_wins(store: Store, other: 
             other.commit(
                 Commit(
                     "s",
-                    expires={request_id: chooses("deny", "nobody")},
-                    resolved={request_id: given.event(f"expired/{request_id}")},
+                    inputs=InputChanges(
+                        expires={request_id: chooses("deny", "nobody")},
+                        resolved={request_id: given.event(f"expired/{request_id}")},
+                    ),
                 )
             ),
         )

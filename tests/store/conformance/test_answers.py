@@ -3,7 +3,7 @@ import pytest
 from perdure.errors import IdempotencyConflict, NotFound, SessionGone
 from perdure.protocol.inputs import InputStatus
 from perdure.store.base import Store
-from perdure.store.values import Commit, SessionChange
+from perdure.store.values import Commit, Consumption, InputChanges, SessionChange
 from tests.support import given
 from tests.support.given import answer, answering, chooses, opening
 
@@ -77,7 +77,9 @@ async def test_only_the_first_vote_of_a_principal_counts(store: Store) -> None:
 
 
 async def test_one_caller_may_answer_some_of_the_requests(store: Store) -> None:
-    await store.commit(Commit("s", opens=[given.request("p"), given.request("q", quorum=2), given.request("r")]))
+    await store.commit(
+        Commit("s", inputs=InputChanges(opens=[given.request("p"), given.request("q", quorum=2), given.request("r")]))
+    )
 
     answered = await answer(
         store, answering(("r", chooses("approve")), ("q", chooses("approve")), ("p", chooses("deny")))
@@ -109,9 +111,9 @@ async def test_a_vote_on_a_closed_request_changes_nothing(store: Store, status: 
         case "answered":
             await answer(store, answering(("r", chooses("approve")), delivery_id="first"))
         case "expired":
-            await store.commit(Commit("s", expires={"r": chooses("deny")}))
+            await store.commit(Commit("s", inputs=InputChanges(expires={"r": chooses("deny")})))
         case _:
-            await store.commit(Commit("s", withdraws=["r"]))
+            await store.commit(Commit("s", inputs=InputChanges(withdraws=["r"])))
     before = await given.input_row(store)
     emitted = await given.keys(store)
 
@@ -138,7 +140,7 @@ async def test_what_carries_more_than_answers_is_always_delivered(store: Store) 
 async def test_what_comes_too_late_is_delivered_when_that_is_wanted(store: Store) -> None:
     await store.commit(opening("r", "q"))
     await answer(store, answering(("r", chooses("approve")), delivery_id="a0"))
-    await store.commit(Commit("s", withdraws=["q"]))
+    await store.commit(Commit("s", inputs=InputChanges(withdraws=["q"])))
 
     same = await answer(store, answering(("r", chooses("approve")), delivery_id="a1", late=True))
     other = await answer(store, answering(("r", chooses("deny")), delivery_id="a2", late=True, key="k"))
@@ -226,7 +228,7 @@ async def test_a_repeated_key_with_another_request_is_a_conflict(store: Store) -
 async def test_a_repeated_key_gets_its_receipt_after_the_session_has_ended(store: Store) -> None:
     await store.commit(opening("r"))
     await answer(store, answering(("r", chooses("approve")), key="k"))
-    await store.commit(Commit("s", consume=["a"], consume_turn=1))
+    await store.commit(Commit("s", consume=Consumption(1, ["a"])))
     await store.commit(Commit("s", close=True, change=SessionChange(status="completed")))
 
     again = await answer(store, answering(("r", chooses("approve")), delivery_id="b", key="k"))

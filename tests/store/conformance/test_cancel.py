@@ -8,7 +8,7 @@ import pytest
 
 from perdure.errors import TurnCancelled
 from perdure.store.base import Store
-from perdure.store.values import CancelRequest, Commit, SessionChange, SessionStatus
+from perdure.store.values import CancelRequest, Commit, Consumption, SessionChange, SessionStatus
 from tests.support import given
 from tests.support.given import answer, answering, cancel, chooses, consuming, ending, parking, running
 
@@ -48,7 +48,7 @@ async def read(store: Store) -> None:
     """What was delivered has been read or refused."""
     for name in ("d", "e"):
         await store.accept(given.delivery(name))
-    await store.commit(replace(ending(2), consume=["d"], consume_turn=2))
+    await store.commit(replace(ending(2), consume=Consumption(2, ["d"])))
     await given.refuse(store, "e")
 
 
@@ -142,8 +142,7 @@ async def test_no_commit_that_heeds_the_turn_goes_through(store: Store, setup: S
                 fence=given.raising(1).fence,
                 records=[given.record(turn=turn)],
                 events=[given.event("on")],
-                consume=["unread"],
-                consume_turn=turn,
+                consume=Consumption(turn, ["unread"]),
                 route="new",
                 change=SessionChange(status="running", turns=turn + 1),
             )
@@ -276,7 +275,7 @@ async def test_the_refusal_of_the_last_delivery_that_waits_settles_the_cancel_re
     assert await stopped_turn(store) is None
     # What comes next is something else, and runs.
     await store.accept(given.delivery("f"))
-    await store.commit(replace(running(3), consume=["f"], consume_turn=3))
+    await store.commit(replace(running(3), consume=Consumption(3, ["f"])))
     assert await given.dense(store)
 
 
@@ -371,7 +370,7 @@ async def test_a_cancel_request_and_the_begin_of_the_turn_at_once_stop_the_same_
 
     async def begin(name: str) -> bool:
         try:
-            await other.commit(replace(running(3, session_id=name), consume=["d"], consume_turn=3))
+            await other.commit(replace(running(3, session_id=name), consume=Consumption(3, ["d"])))
         except TurnCancelled:
             return False
         return True

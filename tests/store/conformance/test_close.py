@@ -8,7 +8,17 @@ import pytest
 from perdure.errors import SessionGone, Superseded
 from perdure.protocol.events import EventType, NewEvent
 from perdure.store.base import Store
-from perdure.store.values import Accepted, Answered, Commit, Hold, SessionChange, SessionQuery, SessionStatus
+from perdure.store.values import (
+    Accepted,
+    Answered,
+    Commit,
+    Consumption,
+    Hold,
+    InputChanges,
+    SessionChange,
+    SessionQuery,
+    SessionStatus,
+)
 from tests.store.conformance.conftest import Database
 from tests.support import given
 from tests.support.given import answer, answering, chooses, closing
@@ -45,7 +55,7 @@ async def test_the_event_of_a_refusal_names_the_delivery_and_the_reason(store: S
 async def test_what_the_closing_commit_reads_itself_is_not_refused(store: Store) -> None:
     await store.accept(given.delivery())
 
-    await store.commit(replace(closing(), consume=["d"], consume_turn=0))
+    await store.commit(replace(closing(), consume=Consumption(0, ["d"])))
 
     (row,) = await store.deliveries("s", ["d"])
     assert (row.turn, row.refused) == (0, None)
@@ -57,7 +67,7 @@ async def test_open_requests_are_withdrawn_with_an_event_before_the_end(store: S
     await store.accept(given.delivery())
     emitted = {each: given.event(f"withdrawn/{each}") for each in ("r", "q")}
 
-    await store.commit(replace(closing(), withdraws=["r"], resolved=emitted))
+    await store.commit(replace(closing(), inputs=InputChanges(withdraws=["r"], resolved=emitted)))
 
     keys = await given.keys(store)
     assert keys == ["t0/end", "withdrawn/r", "withdrawn/q", "session/refused/d", "session/completed"]
@@ -183,7 +193,7 @@ async def test_an_answer_that_races_the_end_is_refused_or_comes_too_late(store: 
         await store.create_session(given.session(session_id))
         await store.commit(given.parking(request_id, session_id=session_id))
         answers = answering((request_id, chooses("approve")), session_id=session_id)
-        close = replace(closing(session_id), resolved={request_id: given.event("withdrawn")})
+        close = replace(closing(session_id), inputs=InputChanges(resolved={request_id: given.event("withdrawn")}))
         at_once = [answer(store, answers), other.commit(close)]
 
         outcomes = await asyncio.gather(*(at_once if n % 2 else at_once[::-1]))

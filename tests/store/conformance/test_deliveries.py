@@ -5,7 +5,7 @@ import pytest
 from perdure.errors import IdempotencyConflict, SessionGone
 from perdure.protocol.wire import JsonObject
 from perdure.store.base import Store
-from perdure.store.values import Commit, DeliveryTaken, SessionChange
+from perdure.store.values import Commit, Consumption, DeliveryTaken, SessionChange
 from tests.support import given
 from tests.support.given import consuming
 
@@ -172,7 +172,7 @@ async def test_a_delivery_has_one_fate(store: Store, other: Store) -> None:
 
     async def consume(name: str) -> bool:
         try:
-            await store.commit(Commit("s", consume=[name], consume_turn=0))
+            await store.commit(Commit("s", consume=Consumption(0, [name])))
         except DeliveryTaken:
             return False
         return True

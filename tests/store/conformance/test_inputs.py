@@ -6,7 +6,7 @@ from perdure.errors import Invalid, Superseded
 from perdure.protocol.events import NewEvent
 from perdure.protocol.inputs import InputRequest, InputStatus
 from perdure.store.base import Store
-from perdure.store.values import Commit, DeliveryTaken, InputPage, InputQuery, SessionChange
+from perdure.store.values import Commit, Consumption, DeliveryTaken, InputChanges, InputPage, InputQuery, SessionChange
 from tests.support import given
 from tests.support.given import answer, answering, chooses, opening
 from tests.support.waiting import until
@@ -16,13 +16,14 @@ def expiring(*request_ids: str) -> Commit:
     return Commit(
         "s",
         events=[given.event("before")],
-        expires={each: chooses("deny", "nobody") for each in request_ids},
-        resolved=closed_events(*request_ids),
+        inputs=InputChanges(
+            expires={each: chooses("deny", "nobody") for each in request_ids}, resolved=closed_events(*request_ids)
+        ),
     )
 
 
 def withdrawing(*request_ids: str) -> Commit:
-    return Commit("s", withdraws=request_ids, resolved=closed_events(*request_ids))
+    return Commit("s", inputs=InputChanges(withdraws=request_ids, resolved=closed_events(*request_ids)))
 
 
 def closed_events(*request_ids: str) -> dict[str, NewEvent]:
@@ -46,7 +47,7 @@ async def pages(store: Store, query: InputQuery) -> list[list[str]]:
 async def test_an_open_request_is_read_back_as_it_was_asked(store: Store) -> None:
     asked = given.request(summary="NUL \0, half a pair \ud800, ünïcödé", quorum=2)
 
-    await store.commit(Commit("s", opens=[asked]))
+    await store.commit(Commit("s", inputs=InputChanges(opens=[asked])))
 
     row = await given.input_row(store)
     assert (row.request, row.status, row.requester) == (asked, "open", given.ADA)
@@ -59,10 +60,10 @@ async def test_an_unknown_request_is_none(store: Store) -> None:
 
 
 async def test_asking_twice_is_asking_once(store: Store) -> None:
-    await store.commit(Commit("s", opens=[given.request(summary="first")]))
+    await store.commit(Commit("s", inputs=InputChanges(opens=[given.request(summary="first")])))
     first = await given.input_row(store)
 
-    await store.commit(Commit("s", opens=[given.request(summary="second")]))
+    await store.commit(Commit("s", inputs=InputChanges(opens=[given.request(summary="second")])))
 
     assert await given.input_row(store) == first
 
@@ -83,9 +84,8 @@ async def test_a_commit_that_fails_opens_nothing(store: Store) -> None:
                 "s",
                 records=[given.record()],
                 events=[given.event("a")],
-                consume=["unknown"],
-                consume_turn=0,
-                opens=[given.request()],
+                consume=Consumption(0, ["unknown"]),
+                inputs=InputChanges(opens=[given.request()]),
             )
         )
 
@@ -97,14 +97,14 @@ async def test_a_commit_that_fails_opens_nothing(store: Store) -> None:
 async def test_a_commit_that_came_second_opens_nothing(store: Store) -> None:
     await store.commit(Commit("s", records=[given.record()]))
 
-    await store.commit(Commit("s", unless=(0, 0, "reply"), opens=[given.request()]))
+    await store.commit(Commit("s", unless=(0, 0, "reply"), inputs=InputChanges(opens=[given.request()])))
 
     assert await store.input("r") is None
 
 
 async def test_a_request_belongs_to_the_session_that_asks(store: Store) -> None:
     with pytest.raises(ValueError, match="its own session"):
-        await store.commit(Commit("s", opens=[given.request(session_id="t")]))
+        await store.commit(Commit("s", inputs=InputChanges(opens=[given.request(session_id="t")])))
 
     assert await store.input("r") is None
 
@@ -179,7 +179,9 @@ async def test_a_closed_session_has_no_open_requests(store: Store) -> None:
     await store.commit(opening("r", "q"))
     await answer(store, answering(("q", chooses("approve"))))
 
-    await store.commit(Commit("s", close=True, opens=[given.request("p")], resolved=closed_events("p", "q", "r")))
+    await store.commit(
+        Commit("s", close=True, inputs=InputChanges(opens=[given.request("p")], resolved=closed_events("p", "q", "r")))
+    )
 
     statuses = [(await given.input_row(store, name)).status for name in ("p", "q", "r")]
     assert statuses == ["withdrawn", "answered", "withdrawn"]
@@ -230,7 +232,7 @@ async def test_each_filter_narrows(store: Store) -> None:
         given.request("e", session_id="t", agent="clerk", kind="question"),
     ]
     for request in asked:
-        await store.commit(Commit(request.session_id, opens=[request]))
+        await store.commit(Commit(request.session_id, inputs=InputChanges(opens=[request])))
     await store.commit(withdrawing("c"))
 
     async def found(query: InputQuery) -> str:

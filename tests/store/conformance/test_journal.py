@@ -34,7 +34,7 @@ async def test_the_first_writer_wins(store: Store) -> None:
 
     await store.commit(Commit("s", records=[given.record(by="second"), given.record("call/1", by="second")]))
 
-    assert {r.slot: r.body for r in await store.records("s")} == {"call/1": {"by": "second"}, "reply": {"by": "first"}}
+    assert {r.key: r.body for r in await store.records("s")} == {"call/1": {"by": "second"}, "reply": {"by": "first"}}
 
 
 async def test_a_second_writer_gets_the_first_record(store: Store) -> None:
@@ -68,7 +68,7 @@ async def test_records_come_by_turn_step_and_slot(store: Store) -> None:
     places = [(1, 0, "reply"), (0, 1, "reply"), (0, 0, "reply"), (0, 0, "call/a"), (0, 0, "call/B"), (0, 0, "Ärger")]
     await store.commit(Commit("s", records=[given.record(slot, turn=turn, step=step) for turn, step, slot in places]))
 
-    found = [(r.turn, r.step, r.slot) for r in await store.records("s")]
+    found = [(r.turn, r.step, r.key) for r in await store.records("s")]
 
     assert found == sorted(places)
 

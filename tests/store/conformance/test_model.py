@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 from perdure.errors import InboxFull, SessionGone, Superseded, TurnCancelled
 from perdure.store.base import Store
 from perdure.store.open import open_store
-from perdure.store.values import CancelRequest, Commit, Committed, Hold
+from perdure.store.values import CancelRequest, Commit, Committed, Consumption, Hold, InputChanges
 from tests.support import given
 
 T = TypeVar("T")
@@ -130,7 +130,7 @@ class StoreMachine(RuleBasedStateMachine):
     @invariant()
     def the_records_are_alike(self) -> None:
         records = self._runner.run(self._store.records(self._session_id))
-        found = {(record.turn, record.step, record.slot): record.body["text"] for record in records}
+        found = {(record.turn, record.step, record.key): record.body["text"] for record in records}
         assert found == self._model.records
         assert list(found) == sorted(self._model.records)
 
@@ -267,7 +267,9 @@ class LifeMachine(RuleBasedStateMachine):
         """A turn begins, and reads what waits; one that is to be stopped ends instead."""
         life = self._life
         turn = life.turns
-        reading = Commit(self._id, consume=[*life.waiting], consume_turn=turn, withdraws=[self._request])
+        reading = Commit(
+            self._id, consume=Consumption(turn, [*life.waiting]), inputs=InputChanges(withdraws=[self._request])
+        )
         begin = replace(reading, unless_cancelled=turn, fence=given.raising(1).fence, change=given.running(turn).change)
         stopped = self._stopped(begin, turn)
         if stopped:
@@ -319,7 +321,9 @@ class LifeMachine(RuleBasedStateMachine):
     @rule()
     def close(self) -> None:
         life = self._life
-        self._commit(replace(given.closing(self._id), resolved={self._request: given.event("withdrawn")}))
+        self._commit(
+            replace(given.closing(self._id), inputs=InputChanges(resolved={self._request: given.event("withdrawn")}))
+        )
         life.recover()
         if life.asked:
             life.emit("withdrawn")

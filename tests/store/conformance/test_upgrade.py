@@ -12,7 +12,7 @@ from perdure.errors import SchemaOutdated
 from perdure.runtime.deliveries import reference
 from perdure.store.base import Store
 from perdure.store.engine import database
-from perdure.store.values import CancelRequest, SlotWrite
+from perdure.store.values import CancelRequest, Consumption, InputChanges, SlotWrite
 from tests.store.conformance.conftest import OpenStore
 from tests.support import given
 from tests.support.given import answer, answering, chooses, opening
@@ -196,10 +196,9 @@ async def test_a_live_session_goes_on(upgraded: Store) -> None:
         replace(
             given.keeping(2, turn=1),
             events=[given.event("b"), given.event("c")],
-            consume=["waiting"],
-            consume_turn=1,
+            consume=Consumption(1, ["waiting"]),
             slots=[SlotWrite("x", {"n": 2}, expected=4)],
-            opens=[given.request()],
+            inputs=InputChanges(opens=[given.request()]),
         )
     )
     answered = await answer(upgraded, answering(("r", chooses("approve"))))

@@ -13,9 +13,9 @@ from perdure.protocol.requests import (
     Finished,
     ModelCall,
     ModelOutcome,
+    NothingToRead,
     ToolCall,
     ToolOutcome,
-    Unheard,
 )
 
 from .stage import Gate, Stage, Table, Unstoppable, calls
@@ -214,7 +214,7 @@ async def unheard(stage: Stage) -> None:
 
     async def answer(call: ModelCall) -> ModelOutcome:
         consumed.append(call.at.session_id)
-        return Finished() if len(consumed) > 1 else Unheard()
+        return Finished() if len(consumed) > 1 else NothingToRead()
 
     stage.outside.answer = answer
     session = await stage.start()
