@@ -1,5 +1,7 @@
 """The commands. Each imports its modules when it runs, so that it starts fast."""
 
+import logging
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -50,10 +52,12 @@ def main(words: Sequence[str] | None = None) -> None:
         place = _place(error)
         _refuse(f"{error.message} ({place})" if place else error.message)
     except Exception as error:
-        if _debugging():
+        requested = os.environ.get("PERDURE_LOG_LEVEL", "").lower() == "debug"
+        if requested or logging.getLogger().isEnabledFor(logging.DEBUG):
             raise
-        place = _place(error)
-        _refuse(f"{_one_line(error)} ({f'{place}; ' if place else ''}PERDURE_LOG_LEVEL=debug shows where)")
+        place, text = _place(error), str(error).partition("\n")[0]
+        what = f"{type(error).__name__}: {text}" if text else type(error).__name__
+        _refuse(f"{what} ({f'{place}; ' if place else ''}PERDURE_LOG_LEVEL=debug shows where)")
 
 
 @app.command()
@@ -76,15 +80,7 @@ def dev(
     if kill is not None:
         typer.echo(machine.kill(settings.data_dir, kill))
         return
-    options = machine.DevOptions(
-        data_dir=settings.data_dir,
-        agents=agents,
-        host=host,
-        port=port,
-        temporal_port=temporal_port,
-        ui_port=ui_port,
-        log_level=log_level,
-    )
+    options = machine.DevOptions(settings.data_dir, agents, host, port, temporal_port, ui_port, log_level)
     machine.run(options, typer.echo)
 
 
@@ -246,21 +242,6 @@ def _operating(data_dir: Path | None) -> "Settings":
     from perdure.runtime.local import beside_dev
 
     return beside_dev(_settings(data_dir=data_dir))
-
-
-def _debugging() -> bool:
-    """Whether the user wants tracebacks."""
-    import logging
-    import os
-
-    requested = os.environ.get("PERDURE_LOG_LEVEL", "").lower() == "debug"
-    return requested or logging.getLogger().isEnabledFor(logging.DEBUG)
-
-
-def _one_line(error: Exception) -> str:
-    """An exception as one line."""
-    first, _, _ = str(error).partition("\n")
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
 def _place(error: Exception) -> str | None:

@@ -18,7 +18,7 @@ from perdure.store.open import checked_store, open_store
 from perdure.store.values import SessionQuery, SessionRow, ShownStatus
 
 if TYPE_CHECKING:
-    from temporalio.client import Client
+    from perdure.runtime.signals import Driver
 
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 _ATTRIBUTE = re.compile(r"[A-Za-z][A-Za-z0-9_-]*=[A-Za-z0-9._:/@-]+")
@@ -91,13 +91,13 @@ def repair(settings: Settings, session_id: str, how: Repair, *, sure: bool = Fal
     """Repair a session that cannot continue without help; `sure`: also when no worker would run it now."""
 
     async def work() -> str:
-        from perdure.runtime.signals import Driver, restore
+        from perdure.runtime.signals import restore
 
         async with checked_store(settings.database) as store:
             row = await _known(store, session_id)
             if row.ended:
                 return "The session is over; there is nothing to repair."
-            driver = Driver(await _connected(settings), settings.task_queue)
+            driver = await _driver(settings)
             try:
                 await driver.repair(session_id, how)
             except NoDriver:
@@ -122,11 +122,12 @@ _REPAIRED: dict[Repair, str] = {
 }
 
 
-async def _connected(settings: Settings) -> Client:
+async def _driver(settings: Settings) -> Driver:
     from perdure.runtime.connect import ABSENT, temporal_client
+    from perdure.runtime.signals import Driver
 
     try:
-        return await temporal_client(settings)
+        return Driver(await temporal_client(settings), settings.task_queue)
     except ABSENT:
         where = settings.temporal_address
         raise Unavailable(f"Temporal does not answer at {where} (PERDURE_TEMPORAL_ADDRESS).") from None
@@ -137,11 +138,9 @@ def reconcile(settings: Settings, *, end_orphans: bool, sure: bool = False) -> S
 
     async def work() -> Sequence[str]:
         from perdure.runtime.reconciler import Reconciler
-        from perdure.runtime.signals import Driver
 
         async with checked_store(settings.database) as store:
-            driver = Driver(await _connected(settings), settings.task_queue)
-            reconciler = Reconciler(store, driver)
+            reconciler = Reconciler(store, await _driver(settings))
             found = await reconciler.reconcile()
             if end_orphans and found.orphans and not (found.driven or sure):
                 raise Invalid(

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Literal, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from perdure.errors import Misconfigured
 from perdure.settings import Settings, misspelt
@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 #: Runs until `stop` is set; sets `ready` when it is ready.
 Serve: TypeAlias = Callable[[Settings, asyncio.Event, asyncio.Event], Awaitable[None]]
+
+Part: TypeAlias = Literal["worker", "api"]
 
 _SHIPPED = "perdure.shells"
 _CHECKOUT = Path(__file__).resolve().parents[2]
@@ -45,42 +47,31 @@ def shell(name: str) -> ModuleType:
     """The module of this name outside the core: of the wheel or of the checkout."""
     if find_spec(_SHIPPED) is not None:
         return importlib.import_module(f"{_SHIPPED}.{name}")
+    # In a checkout our names are common: a module of the working folder may hide one of ours.
     for top in _TOP:
-        _refuse_hidden(top)
+        spec = find_spec(top)
+        places = [spec.origin, *(spec.submodule_search_locations or ())] if spec else []
+        found = next(filter(None, places), None)
+        if found is None or Path(found).resolve() not in (_CHECKOUT / f"{top}.py", _CHECKOUT / top / "__init__.py"):
+            raise Misconfigured(
+                f"{found} has the name of a module of Perdure's: rename it, start in another folder, or install the "
+                "wheel (`make build`), which brings no module but `perdure`."
+            )
     return importlib.import_module(name)
 
 
-def _refuse_hidden(top: str) -> None:
-    """Refuse a module of the working folder that hides one of ours: in a checkout their names are common."""
-    spec = find_spec(top)
-    places = [spec.origin, *(spec.submodule_search_locations or ())] if spec else []
-    found = next(filter(None, places), None)
-    if found is None or Path(found).resolve() not in (_CHECKOUT / f"{top}.py", _CHECKOUT / top / "__init__.py"):
-        raise Misconfigured(
-            f"{found} has the name of a module of Perdure's: rename it, start in another folder, or install the "
-            "wheel (`make build`), which brings no module but `perdure`."
-        )
-
-
-def run(part: Literal["worker", "api"], settings: Settings, ready_file: Path | None = None) -> None:
+def run(part: Part, settings: Settings, ready_file: Path | None = None) -> None:
     """Run the worker or the API until SIGINT or SIGTERM."""
     for sentence in misspelt(os.environ):
         logger.warning("%s", sentence)
     if part == "worker":
-        asyncio.run(_worker(settings, ready_file))
+        asyncio.run(_serve(part, settings, ready_file))
     else:
         import uvloop
 
-        uvloop.run(_api(settings, ready_file))
-    _leave()
-
-
-def _leave() -> NoReturn:
-    """End the process, with everything written.
-
-    Temporal's client has threads of its own. One of them that returns a result to Python while the interpreter shuts
-    down aborts the process, which then looks like a crash.
-    """
+        uvloop.run(_serve(part, settings, ready_file))
+    # Temporal's client has threads of its own. One of them that returns a result to Python while the interpreter shuts
+    # down aborts the process, which then looks like a crash. So it ends here, with everything written.
     # Libraries of the author's tools may have something to write at exit.
     atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
     logging.shutdown()
@@ -89,21 +80,14 @@ def _leave() -> NoReturn:
     os._exit(0)
 
 
-async def _worker(settings: Settings, ready_file: Path | None) -> None:
-    stop = _stopped_by_signals()
-    serve: Serve = shell("worker").run
-    if await answered(settings, stop):
-        await _serve(serve, settings, stop, ready_file)
-
-
-async def _api(settings: Settings, ready_file: Path | None) -> None:
-    stop = _stopped_by_signals()
-    serve: Serve = shell("api.server").serve
-    if await ready_or_absent(settings, stop):
-        await _serve(serve, settings, stop, ready_file)
-
-
-async def _serve(serve: Serve, settings: Settings, stop: asyncio.Event, ready_file: Path | None) -> None:
+async def _serve(part: Part, settings: Settings, ready_file: Path | None) -> None:
+    stop = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop.set)
+    serve: Serve = shell("worker").run if part == "worker" else shell("api.server").serve
+    reach = answered if part == "worker" else ready_or_absent
+    if not await reach(settings, stop):
+        return
     if ready_file is not None:
         # A killed process leaves its file, and in a container it may have had the same process id.
         ready_file.unlink(missing_ok=True)
@@ -137,7 +121,8 @@ async def answered(settings: Settings, stop: asyncio.Event, *, patience: float =
             return await namespace_exists(client) or await _namespace_created(client, settings, stop, patience)
         except ABSENT as error:
             if tries % _REMINDER == 0:
-                logger.warning("waiting for Temporal at %s: %s", settings.temporal_address, _first_line(error))
+                line = str(error).partition("\n")[0]
+                logger.warning("waiting for Temporal at %s: %s", settings.temporal_address, line)
         tries += 1
         await _elapsed(stop, _RETRY)
     return False
@@ -174,19 +159,6 @@ async def _namespace_created(client: "Client", settings: Settings, stop: asyncio
     return False
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
-
-
 async def _elapsed(stop: asyncio.Event, seconds: float) -> None:
-    waiting = asyncio.ensure_future(stop.wait())
-    await asyncio.wait({waiting}, timeout=seconds)
-    waiting.cancel()
-
-
-def _stopped_by_signals() -> asyncio.Event:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-    return stop
+    with contextlib.suppress(TimeoutError):
+        await asyncio.wait_for(stop.wait(), seconds)

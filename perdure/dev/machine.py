@@ -95,12 +95,20 @@ class Dev:
         self._say = say
         self._agents = tuple(agents)
         self._data = options.data_dir.absolute()
+        self._server = DevServer(self._data / "temporal.db", options.temporal_port, options.ui_port)
         self._supervisor = Supervisor(self._data / "logs", say)
 
     async def run(self) -> None:
         with locked(self._data):
             work = asyncio.create_task(self._work())
-            self._on_signals(work)
+
+            def interrupt() -> None:
+                # A second signal kills the processes.
+                if not work.cancel():
+                    self._supervisor.kill()
+
+            for number in (signal.SIGINT, signal.SIGTERM):
+                asyncio.get_running_loop().add_signal_handler(number, interrupt)
             try:
                 await work
             except asyncio.CancelledError:
@@ -109,21 +117,20 @@ class Dev:
                 await self._supervisor.stop()
 
     async def _work(self) -> None:
+        options, server = self._options, self._server
         # The file may be of an earlier run on another port.
         (self._data / ADDRESS).unlink(missing_ok=True)
-        await self._free_ports()
-        await self._supervisor.start(self._temporal(), Part("migration", command("migrate"), None, self._environment()))
-        write_temporal_address(Settings(data_dir=self._data), self._server().address)
+        await _free(options.host, options.port, "--port")
+        await _free("127.0.0.1", options.temporal_port, "--temporal-port")
+        await _free("127.0.0.1", options.ui_port, "--ui-port")
+        await self._supervisor.start(
+            Part("temporal", server.command(), lambda _: server.ready(), shown=False, private=True, patience=5.0),
+            Part("migration", command("migrate"), None, self._environment()),
+        )
+        write_temporal_address(Settings(data_dir=self._data), server.address)
         await self._supervisor.start(self._part("worker"), self._part("api"))
         self._say(self._welcome())
         await self._supervisor.keep()
-
-    def _temporal(self) -> Part:
-        server = self._server()
-        return Part("temporal", server.command(), lambda _: server.ready(), shown=False, private=True, patience=5.0)
-
-    def _server(self) -> DevServer:
-        return DevServer(self._data / "temporal.db", self._options.temporal_port, self._options.ui_port)
 
     def _part(self, name: str) -> Part:
         flag = self._data / f"{name}.ready"
@@ -135,7 +142,7 @@ class Dev:
         options = self._options
         return {
             "PERDURE_DATA_DIR": str(self._data),
-            "PERDURE_TEMPORAL_ADDRESS": self._server().address,
+            "PERDURE_TEMPORAL_ADDRESS": self._server.address,
             "PERDURE_TEMPORAL_UI_URL": options.ui_url,
             # The dev server has one namespace and needs no key, whatever the environment says about a cloud.
             "PERDURE_TEMPORAL_NAMESPACE": "default",
@@ -147,22 +154,6 @@ class Dev:
             "PERDURE_LOG_LEVEL": options.log_level,
             "PYTHONUNBUFFERED": "1",
         }
-
-    async def _free_ports(self) -> None:
-        options = self._options
-        await _free(options.host, options.port, "--port")
-        await _free("127.0.0.1", options.temporal_port, "--temporal-port")
-        await _free("127.0.0.1", options.ui_port, "--ui-port")
-
-    def _on_signals(self, work: "asyncio.Task[None]") -> None:
-        def interrupt() -> None:
-            # A second signal kills the processes.
-            if not work.cancel():
-                self._supervisor.kill()
-
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, interrupt)
 
     def _welcome(self) -> str:
         url, key = self._options.url, self._key
@@ -210,38 +201,26 @@ def locked(data_dir: Path) -> Generator[None]:
             raise Occupied(
                 f"Another `perdure dev` runs on {data_dir}; give this one a --data-dir of its own."
             ) from None
-        _close(data_dir)
+        # An older build left these files open to other users.
+        if (logs := data_dir / "logs").is_dir():
+            close_folder(logs, _LOGS)
+        close_folder(data_dir, _FILES)
         yield
     finally:
         os.close(descriptor)
 
 
-def _close(data_dir: Path) -> None:
-    """Remove other users' access to files that an older build left open."""
-    if (logs := data_dir / "logs").is_dir():
-        close_folder(logs, _LOGS)
-    close_folder(data_dir, _FILES)
-
-
 async def _free(host: str, port: int, option: str) -> None:
     """Wait a short time until the port is free; `Occupied` when it is not."""
     for _ in range(int(_PORT_PATIENCE / 0.05)):
-        if _bindable(host, port):
-            return
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+            # The servers set this too. Without it, recently closed connections keep the port busy.
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with contextlib.suppress(OSError):
+                probe.bind((host, port))
+                return
         await asyncio.sleep(0.05)
     raise Occupied(f"Port {port} is taken; choose another one with {option}.")
-
-
-def _bindable(host: str, port: int) -> bool:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family) as probe:
-        # The servers set this too. Without it, recently closed connections keep the port busy.
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-        return True
 
 
 async def _pid_written(flag: Path, pid: int) -> None:

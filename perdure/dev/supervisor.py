@@ -205,6 +205,8 @@ class Keeper:
             kill_group(self._process.pid)
 
     async def _spawn(self) -> asyncio.subprocess.Process:
+        ours = bare_environment() if self._part.private else dict(os.environ)
+        environment = {**ours, **self._part.environment}
         # Not asyncio's pipe: with it, `wait` does not return while a child of the dead process holds the pipe.
         source, sink = os.pipe()
         try:
@@ -213,7 +215,7 @@ class Keeper:
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=sink,
                 stderr=sink,
-                env=_environment(self._part),
+                env={name: value for name, value in environment.items() if value is not None},
                 umask=0o077 if self._part.private else -1,
                 # Only the supervisor gets Ctrl-C; it stops the parts in order.
                 start_new_session=True,
@@ -231,14 +233,11 @@ class Keeper:
         loop = asyncio.get_running_loop()
         transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(output), os.fdopen(pipe, "rb"))
         with contextlib.closing(transport):
-            await self._copy(output)
-
-    async def _copy(self, output: asyncio.StreamReader) -> None:
-        while chunk := await output.read(65_536):
-            self._log.write(chunk)
-            for line in self._notices.feed(chunk):
-                if self._part.shown:
-                    self._say(f"{self._part.name} | {line}")
+            while chunk := await output.read(65_536):
+                self._log.write(chunk)
+                for line in self._notices.feed(chunk):
+                    if self._part.shown:
+                        self._say(f"{self._part.name} | {line}")
 
     async def _drained(self) -> None:
         """Wait a short time for the end of the output: a process that left the group may keep the pipe open."""
@@ -252,8 +251,3 @@ class Keeper:
         await self._drained()
         reason = self._notices.last.removeprefix("perdure: ") or f"it {how}"
         return f"The {self._part.name} did not start: {reason} (see {self._path})"
-
-
-def _environment(part: Part) -> dict[str, str]:
-    ours = bare_environment() if part.private else dict(os.environ)
-    return {name: value for name, value in {**ours, **part.environment}.items() if value is not None}

@@ -16,10 +16,8 @@ _SHOWN = frozenset({b"WARNING", b"ERROR", b"CRITICAL"})
 # A log line can contain a whole workflow history.
 _LONGEST_LINE = 2_000
 
-
 #: The ids of a log line, by their names in `extra`.
 IDS = ("session_id", "turn", "step", "call_id")
-
 
 #: Libraries that log addresses, headers and bodies, which contain content and keys.
 TALKATIVE = (

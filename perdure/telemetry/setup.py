@@ -52,9 +52,14 @@ def _export_spans(resource: "Resource", closers: list[Callable[[], Any]]) -> Plu
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
     from temporalio.contrib.opentelemetry import OpenTelemetryPlugin, create_tracer_provider
 
+    try:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    except ImportError:
+        raise _missing() from None
+
     # This provider does not export the spans of a replayed workflow again.
     provider = create_tracer_provider(resource=resource)
-    provider.add_span_processor(BatchSpanProcessor(_span_exporter()))
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     trace.set_tracer_provider(provider)
     closers.append(provider.shutdown)
     return OpenTelemetryPlugin()
@@ -64,29 +69,17 @@ def _export_metrics(resource: "Resource", closers: list[Callable[[], Any]]) -> N
     from opentelemetry.sdk.metrics import MeterProvider
     from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
 
-    provider = MeterProvider(resource=resource, metric_readers=[PeriodicExportingMetricReader(_metric_exporter())])
+    try:
+        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+    except ImportError:
+        raise _missing() from None
+    provider = MeterProvider(resource=resource, metric_readers=[PeriodicExportingMetricReader(OTLPMetricExporter())])
     metrics.set_meter_provider(provider)
     closers.append(provider.shutdown)
 
 
 def _enabled(signal: str) -> bool:
     return bool(os.environ.get(_ENDPOINT) or os.environ.get(f"OTEL_EXPORTER_OTLP_{signal}_ENDPOINT"))
-
-
-def _span_exporter() -> Any:
-    try:
-        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-    except ImportError:
-        raise _missing() from None
-    return OTLPSpanExporter()
-
-
-def _metric_exporter() -> Any:
-    try:
-        from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
-    except ImportError:
-        raise _missing() from None
-    return OTLPMetricExporter()
 
 
 def _missing() -> Invalid:

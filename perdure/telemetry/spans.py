@@ -5,7 +5,7 @@ A span has ids, names, counts and durations, and never content. Without an SDK a
 """
 
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import Token
 from time import perf_counter
 
@@ -68,14 +68,13 @@ class Spanned:
 @contextmanager
 def turn(request: TurnRequest) -> Generator[None]:
     """The span of a turn, in the trace of the delivery that began it. Safe in a workflow: it reads no clock."""
-    carrier = {"traceparent": request.traceparent} if request.traceparent else {}
     attributes: dict[str, AttributeValue] = {
         OPERATION: "invoke_agent",
         SESSION_ID: request.session_id,
         AGENT: request.agent,
         TURN: request.turn,
     }
-    parent = propagate.extract(carrier)
+    parent = propagate.extract({"traceparent": request.traceparent} if request.traceparent else {})
     span = trace.get_tracer(SCOPE).start_span(f"invoke_agent {request.agent}", context=parent, attributes=attributes)
     token = context.attach(trace.set_span_in_context(span, parent))
     try:
@@ -95,14 +94,12 @@ def _end(span: Span, token: Token[Context]) -> None:
     span.end()
 
 
-@contextmanager
-def model_call(at: Coordinates, agent: str, model: str, attempt: int) -> Generator[Spanned]:
+def model_call(at: Coordinates, agent: str, model: str, attempt: int) -> AbstractContextManager[Spanned]:
     """The span of a model call."""
     provider, _, name = model.rpartition(":")
     base: dict[str, AttributeValue] = {OPERATION: "chat", PROVIDER: provider or name, REQUEST_MODEL: name}
     where = _where(at, agent, attempt)
-    with _timed(f"chat {name}", SpanKind.CLIENT, {**base, **where}, _model_seconds, keep=base) as spanned:
-        yield spanned
+    return _timed(f"chat {name}", SpanKind.CLIENT, {**base, **where}, _model_seconds, keep=base)
 
 
 def _where(at: Coordinates, agent: str, attempt: int) -> dict[str, AttributeValue]:
@@ -119,13 +116,11 @@ def model_replied(spanned: Spanned, usage: Usage, finish_reason: str) -> None:
     _tokens.record(usage.output_tokens, {**base, TOKEN_TYPE: "output"})
 
 
-@contextmanager
-def tool_call(at: Coordinates, agent: str, call: CallRef, attempt: int) -> Generator[Spanned]:
+def tool_call(at: Coordinates, agent: str, call: CallRef, attempt: int) -> AbstractContextManager[Spanned]:
     """The span of a tool call."""
     base: dict[str, AttributeValue] = {OPERATION: "execute_tool", TOOL: call.tool}
     where = {**_where(at, agent, attempt), CALL_ID: call.call_id}
-    with _timed(f"execute_tool {call.tool}", SpanKind.INTERNAL, {**base, **where}, _tool_seconds, keep=base) as spanned:
-        yield spanned
+    return _timed(f"execute_tool {call.tool}", SpanKind.INTERNAL, {**base, **where}, _tool_seconds, keep=base)
 
 
 def tool_settled(tool: str, status: str) -> None:
@@ -140,13 +135,11 @@ def needs_attention(reason: str) -> None:
     _attention.add(1, {OUTCOME: reason})
 
 
-@contextmanager
-def http_request(method: str, route: str, headers: Mapping[str, str]) -> Generator[Spanned]:
+def http_request(method: str, route: str, headers: Mapping[str, str]) -> AbstractContextManager[Spanned]:
     """The span of an HTTP request in the caller's trace. It has the name of the route: a path contains ids."""
     base: dict[str, AttributeValue] = {"http.request.method": method, "http.route": route}
     parent = propagate.extract(headers)
-    with _timed(f"{method} {route}", SpanKind.SERVER, base, _request_seconds, keep=base, parent=parent) as spanned:
-        yield spanned
+    return _timed(f"{method} {route}", SpanKind.SERVER, base, _request_seconds, keep=base, parent=parent)
 
 
 @contextmanager
