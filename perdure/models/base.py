@@ -122,7 +122,11 @@ class Models:
             try:
                 self.model(agent.model or DEMO)
             except ModelFailed as failed:
-                raise Misconfigured(f"Agent {agent.name!r}: {failed.message} {_advice(failed)}".rstrip()) from None
+                # pydantic-ai's own advice includes Python code that does not apply here.
+                advice = failed.reason or ""
+                if missing := _VARIABLE.search(advice):
+                    advice = f"Set {missing[1]}, or let `{DEMO}` answer, which needs no key."
+                raise Misconfigured(f"Agent {agent.name!r}: {failed.message} {advice}".rstrip()) from None
 
     def model(self, name: str) -> Model:
         if name not in self._models:
@@ -141,10 +145,3 @@ class Models:
             return ProviderModel(name, infer_model(name), silence=self._silence)
         except Exception as error:
             raise failure(name, error) from error
-
-
-def _advice(failed: ModelFailed) -> str:
-    """How to fix it. pydantic-ai's own advice includes Python code that does not apply here."""
-    reason = failed.reason or ""
-    missing = _VARIABLE.search(reason)
-    return f"Set {missing[1]}, or let `{DEMO}` answer, which needs no key." if missing else reason

@@ -52,8 +52,12 @@ class DemoModel:
         calls = list(_calls(wanted[rounds], prompt)) if rounds < len(wanted) else []
         calls = calls or list(_result_call(message, prompt))
         text = "" if calls else _answer(message, returns)
-        async for delta in self._deltas(text, calls):
-            yield delta
+        for call in calls:
+            yield ToolInputDelta(call.tool_call_id, call.tool_name, json.dumps(call.args))
+        for piece in _PIECES.findall(text):
+            yield TextDelta(piece)
+            if self._delay:
+                await asyncio.sleep(self._delay)
         response = ModelResponse(
             parts=calls or [TextPart(text)],
             usage=RequestUsage(input_tokens=len(message.split()), output_tokens=len(text.split()) + 8 * len(calls)),
@@ -62,14 +66,6 @@ class DemoModel:
         )
         yield Reply(response=response, finish_reason=finish_reason(response), usage=usage_of(response))
 
-    async def _deltas(self, text: str, calls: Sequence[ToolCallPart]) -> AsyncGenerator[Delta, None]:
-        for call in calls:
-            yield ToolInputDelta(call.tool_call_id, call.tool_name, json.dumps(call.args))
-        for piece in _PIECES.findall(text):
-            yield TextDelta(piece)
-            if self._delay:
-                await asyncio.sleep(self._delay)
-
 
 def _last_message(messages: Sequence[ModelMessage]) -> tuple[str, list[ToolReturnPart], int]:
     """The last message, the tool results since, and the number of rounds of calls since."""
@@ -77,19 +73,14 @@ def _last_message(messages: Sequence[ModelMessage]) -> tuple[str, list[ToolRetur
     rounds = 0
     for message in reversed(messages):
         if isinstance(message, ModelRequest):
-            texts = [_text_of(part) for part in message.parts if isinstance(part, UserPromptPart)]
-            if texts:
-                return texts[-1], returns, rounds
+            prompts = [part.content for part in message.parts if isinstance(part, UserPromptPart)]
+            if prompts:
+                pieces = [prompts[-1]] if isinstance(prompts[-1], str) else prompts[-1]
+                return " ".join(piece for piece in pieces if isinstance(piece, str)), returns, rounds
             returns[:0] = [part for part in message.parts if isinstance(part, ToolReturnPart)]
         elif message.tool_calls:
             rounds += 1
     return "", returns, rounds
-
-
-def _text_of(part: UserPromptPart) -> str:
-    if isinstance(part.content, str):
-        return part.content
-    return " ".join(content for content in part.content if isinstance(content, str))
 
 
 def _calls(message: str, prompt: Prompt) -> Iterator[ToolCallPart]:
@@ -150,7 +141,10 @@ def _value(schema: dict[str, Any], message: str, root: dict[str, Any], left: Ite
     if next(left, None) is None:
         raise Unfit("the schema is too large or recursive")
     if "$ref" in schema:
-        return _value(_referred(schema["$ref"], root), message, root, left)
+        found = root
+        for step in filter(None, schema["$ref"].removeprefix("#").split("/")):
+            found = found[step]
+        return _value(found, message, root, left)
     if "const" in schema:
         return schema["const"]
     if "enum" in schema:
@@ -162,10 +156,9 @@ def _value(schema: dict[str, Any], message: str, root: dict[str, Any], left: Ite
     match types if isinstance(types, str) else next((each for each in types if each != "null"), "null"):
         case "integer" | "number":
             number = re.search(r"\d+", message)
-            least, most = schema.get("minimum"), schema.get("maximum")
             value = int(number[0]) if number else 1
-            value = value if least is None else max(value, least)
-            return value if most is None else min(value, most)
+            value = max(value, schema.get("minimum", value))
+            return min(value, schema.get("maximum", value))
         case "boolean":
             return True
         case "null":
@@ -182,12 +175,6 @@ def _value(schema: dict[str, Any], message: str, root: dict[str, Any], left: Ite
             return {name: _value(properties.get(name, {}), message, root, left) for name in wanted}
         case _:
             return message[: schema.get("maxLength", len(message))]
-
-
-def _referred(reference: str, root: Any) -> dict[str, Any]:
-    for step in filter(None, reference.removeprefix("#").split("/")):
-        root = root[step]
-    return root
 
 
 def _answer(message: str, returns: Sequence[ToolReturnPart]) -> str:

@@ -88,10 +88,6 @@ def _rejected(error: ModelAPIError) -> bool:
     return code in _REJECTIONS or code.startswith(("invalid_", "image_"))
 
 
-def truncated(model: str) -> ModelFailed:
-    return ModelFailed(f"The model {model} broke off its answer.", transient=True)
-
-
 def _unreadable(model: str) -> ModelFailed:
     # The answer was complete, because a broken connection raises other errors. It may be paid for, so a retry would pay
     # again.

@@ -25,7 +25,7 @@ from pydantic_core import to_json
 from perdure.errors import ModelFailed
 
 from .base import Delta, Prompt, ReasoningDelta, Reply, TextDelta, ToolInputDelta, finish_reason, usage_of
-from .failures import failure, truncated
+from .failures import failure
 
 #: Models without a provider: they never have a finish reason.
 _OFFLINE = frozenset({"test", "function"})
@@ -54,10 +54,11 @@ class ProviderModel:
 
     async def _stream(self, prompt: Prompt) -> AsyncGenerator[Delta | Reply, None]:
         calls = _Calls()
+        settings = {"timeout": self._silence, **prompt.settings, "max_retries": self._max_retries}
         async with model_request_stream(
             self._model,
             list(prompt.messages),
-            model_settings=self._settings(prompt),
+            model_settings=cast("ModelSettings", settings),
             model_request_parameters=ModelRequestParameters(function_tools=list(prompt.tools)),
         ) as answer:
             async for event in answer:
@@ -66,7 +67,7 @@ class ProviderModel:
                         yield delta
             response = answer.get()
         if self._broken_off(response):
-            raise truncated(self._name)
+            raise ModelFailed(f"The model {self._name} broke off its answer.", transient=True)
         response = calls.renamed(response)
         yield Reply(response=response, finish_reason=finish_reason(response), usage=usage_of(response))
 
@@ -79,10 +80,6 @@ class ProviderModel:
         # pydantic-ai invents a reason when this API gave none.
         guessed = response.provider_name == "openai" and "finish_reason" not in (response.provider_details or {})
         return guessed and response.finish_reason != "content_filter"
-
-    def _settings(self, prompt: Prompt) -> ModelSettings:
-        ours = {"timeout": self._silence, **prompt.settings, "max_retries": self._max_retries}
-        return cast("ModelSettings", ours)
 
 
 class _Calls:
