@@ -2,10 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from threading import Event
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Final, Protocol, TypeAlias, TypeVar
 
 from perdure.errors import Invalid
 from perdure.protocol.deliveries import Mode, Principal
@@ -27,18 +27,11 @@ class StagedWrite:
 
 @dataclass
 class _Staged:
-    base: JsonObject | None
     version: int
     current: JsonObject | None = None
-    #: The value of `replace`; the stored value does not matter then.
-    replaced: JsonObject | None = None
+    #: By `replace`; the stored value does not matter then.
+    replaced: bool = False
     changes: list[Change] = field(default_factory=list[Change])
-
-    def compute(self) -> None:
-        value = self.base if self.replaced is None else self.replaced
-        for change in self.changes:
-            value = change(value)
-        self.current = value
 
 
 class Staging:
@@ -53,8 +46,8 @@ class Staging:
 
     async def replace(self, name: str, value: JsonObject) -> None:
         # Not read first: the last writer wins, whatever the stored value is.
-        staged = self._slots.setdefault(name, _Staged(base=None, version=0))
-        staged.replaced = staged.current = value
+        staged = self._slots.setdefault(name, _Staged(version=0))
+        staged.replaced, staged.current = True, value
         staged.changes.clear()
 
     async def change(self, name: str, change: Change) -> JsonObject:
@@ -66,23 +59,25 @@ class Staging:
 
     def writes(self) -> tuple[StagedWrite, ...]:
         return tuple(
-            StagedWrite(name, staged.current, None if staged.replaced is not None else staged.version)
+            StagedWrite(name, staged.current, None if staged.replaced else staged.version)
             for name, staged in self._slots.items()
-            if staged.current is not None and (staged.replaced is not None or staged.changes)
+            if staged.current is not None and (staged.replaced or staged.changes)
         )
 
     async def rebase(self) -> None:
         """Another writer was first: read again, and apply the changes to the stored values."""
         for name, staged in self._slots.items():
-            if staged.replaced is None:
-                staged.base, staged.version = await self._read(name)
-                staged.compute()
+            if not staged.replaced:
+                value, staged.version = await self._read(name)
+                for change in staged.changes:
+                    value = change(value)
+                staged.current = value
 
     async def _slot(self, name: str) -> _Staged:
         if name not in self._slots:
-            base, version = await self._read(name)
+            value, version = await self._read(name)
             # Another coroutine of the same tool may have staged the slot while this one read.
-            self._slots.setdefault(name, _Staged(base=base, version=version, current=base))
+            self._slots.setdefault(name, _Staged(version, value))
         return self._slots[name]
 
 
@@ -130,32 +125,13 @@ class ToolSession:
     """The session of a running tool."""
 
     def __init__(self, view: SessionView) -> None:
-        self._view = view
+        self.id: Final = view.id
+        self.agent: Final = view.agent
+        self.turn: Final = view.turn
+        self.step: Final = view.step
+        self.auth: Final = view.auth
+        self.parent: Final = view.parent
         self._token: str | None = None
-
-    @property
-    def id(self) -> str:
-        return self._view.id
-
-    @property
-    def agent(self) -> str:
-        return self._view.agent
-
-    @property
-    def turn(self) -> int:
-        return self._view.turn
-
-    @property
-    def step(self) -> int:
-        return self._view.step
-
-    @property
-    def auth(self) -> Principal:
-        return self._view.auth
-
-    @property
-    def parent(self) -> JsonObject | None:
-        return self._view.parent
 
     @property
     def requested_token(self) -> str | None:
@@ -164,7 +140,7 @@ class ToolSession:
 
     async def set_continuation_token(self, token: str) -> None:
         """Request another continuation token; the transaction that records the outcome of this call claims it."""
-        if self._view.turn != 0:
+        if self.turn != 0:
             raise Invalid("A continuation token can only be chosen in the first turn of a session.")
         if not token:
             raise Invalid("A continuation token cannot be empty.")
@@ -210,9 +186,13 @@ class ToolContext:
 
     def wait(self, awaitable: Awaitable[T]) -> T:
         """For tools that are not async: `cart = ctx.wait(CART.get(ctx))`."""
+
+        async def result() -> T:
+            return await awaitable
+
         if _running_loop() is self._loop:
             raise RuntimeError("ctx.wait() would block the loop that it waits for; use `await`.")
-        return asyncio.run_coroutine_threadsafe(_coroutine(awaitable), self._loop).result()
+        return asyncio.run_coroutine_threadsafe(result(), self._loop).result()
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:
@@ -220,10 +200,3 @@ def _running_loop() -> asyncio.AbstractEventLoop | None:
         return asyncio.get_running_loop()
     except RuntimeError:
         return None
-
-
-def _coroutine(awaitable: Awaitable[T]) -> Coroutine[Any, Any, T]:
-    async def wait() -> T:
-        return await awaitable
-
-    return wait()

@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
+from itertools import islice
 from typing import Any, cast
 from urllib.parse import unquote
 
@@ -141,7 +142,13 @@ class _Limits:
         if sum(1 for _ in _values(self._root)) > _MOST_VALUES:
             raise _Unusable(f"it has more than {_MOST_VALUES} values")
         schemas = list(self._schemas())
-        patterns = self._patterns(schemas)
+        patterns = {schema["pattern"] for schema in schemas if isinstance(schema.get("pattern"), str)}
+        for schema in schemas:
+            patterns.update(_mapping(schema.get("patternProperties")))
+        if len(patterns) > _MOST_PATTERNS:
+            raise _Unusable(f"it has more than {_MOST_PATTERNS} patterns")
+        if any(len(pattern) > _LONGEST_PATTERN for pattern in patterns):
+            raise _Unusable(f"a pattern is longer than {_LONGEST_PATTERN} characters")
         for schema in schemas:
             if any(isinstance(schema.get(name), str | bool) for name in _UNSUPPORTED):
                 raise _Unusable(f"{', '.join(_UNSUPPORTED)} are not supported")
@@ -150,16 +157,6 @@ class _Limits:
             if self._schemas_per_value(schema, 0) > _MOST_PER_VALUE:
                 raise _Unusable(f"more than {_MOST_PER_VALUE} of its parts apply to one value")
         self._expanded_size(self._root, 0)
-        return patterns
-
-    def _patterns(self, schemas: list[Schema]) -> set[str]:
-        patterns = {schema["pattern"] for schema in schemas if isinstance(schema.get("pattern"), str)}
-        for schema in schemas:
-            patterns.update(_mapping(schema.get("patternProperties")))
-        if len(patterns) > _MOST_PATTERNS:
-            raise _Unusable(f"it has more than {_MOST_PATTERNS} patterns")
-        if any(len(pattern) > _LONGEST_PATTERN for pattern in patterns):
-            raise _Unusable(f"a pattern is longer than {_LONGEST_PATTERN} characters")
         return patterns
 
     def _schemas(self) -> Iterator[Schema]:
@@ -317,11 +314,8 @@ def main() -> None:
     _write_line({"fits": fits})
     if not fits:
         # Finding all errors can take very long although the first answer was quick.
-        _write_line([_error_line(error) for error, _ in zip(checked.iter_errors(value), range(5), strict=False)])
-
-
-def _error_line(error: Any) -> str:
-    return f"{_path(error.instance_path)}: {_one_line(error.message)}"
+        errors = islice(checked.iter_errors(value), 5)
+        _write_line([f"{_path(error.instance_path)}: {_one_line(error.message)}" for error in errors])
 
 
 def _path(path: list[str | int]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from importlib import import_module
 from types import ModuleType
-from typing import Any, cast
+from typing import cast
 
 from perdure.bounds import quoted
 from perdure.errors import AgentNotFound, InvalidDeclaration
@@ -98,8 +98,9 @@ def _load(reference: str) -> list[Agent]:
     listed = cast("Sequence[object]", found) if isinstance(found, list | tuple) else (found,)
     agents = [each for each in listed if isinstance(each, Agent)]
     if not agents or len(agents) != len(listed):
+        kind = f"of type {type(getattr(module, attribute)).__name__}" if listed else "an empty list"
         raise InvalidDeclaration(
-            f"{reference!r} is not an Agent or a list of Agents, but {_kind(getattr(module, attribute))}; "
+            f"{reference!r} is not an Agent or a list of Agents, but {kind}; "
             f"the module has {', '.join(_agents_in(module)) or 'no agent at all'}."
         )
     return agents
@@ -108,7 +109,3 @@ def _load(reference: str) -> list[Agent]:
 def _agents_in(module: ModuleType) -> Sequence[str]:
     """The names of the module's agents, as used in a reference."""
     return [repr(name) for name, value in vars(module).items() if isinstance(value, Agent) and not name.startswith("_")]
-
-
-def _kind(found: Any) -> str:
-    return "an empty list" if found in ([], ()) else f"of type {type(found).__name__}"

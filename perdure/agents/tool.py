@@ -22,7 +22,6 @@ R = TypeVar("R")
 #: The effect of running a tool twice: none, the same as once, or harm.
 Effects: TypeAlias = Literal["pure", "idempotent", "at_most_once"]
 
-
 #: Temporal counts attempts in 32 bits, and a workflow that schedules more cannot continue.
 _MOST_RETRIES = 1_000
 
