@@ -17,30 +17,10 @@ from .base import Watch
 LINGER = 1.0
 
 
-class FeedListener(Protocol):
-    """The receiver of a feed: the watchers of this process."""
-
-    def sessions(self) -> Sequence[str]:
-        """The ids of the watched sessions."""
-        ...
-
-    def advanced(self, session_id: str, head: int) -> None:
-        """This session has `head` events now."""
-        ...
-
-    def compare(self, heads: Mapping[str, int]) -> None:
-        """These sessions have so many events now."""
-        ...
-
-    def wake(self, session_id: str | None = None) -> None:
-        """Wake the watchers of one session, or of all: there may be new events."""
-        ...
-
-
 class Feed(Protocol):
     """Notices of new events between processes."""
 
-    async def follow(self, listener: FeedListener) -> None:
+    async def follow(self, listener: "Watchers") -> None:
         """Report what other processes write, including what they wrote before the first check."""
         ...
 
@@ -78,6 +58,8 @@ class Subscription:
 
 
 class Watchers:
+    """The watchers of this process: what its feed reports to."""
+
     def __init__(self, feed: Feed, linger: float = LINGER) -> None:
         self._feed = feed
         self._linger = linger
@@ -100,22 +82,32 @@ class Watchers:
         try:
             yield subscription
         finally:
-            self._leave(session_id, subscription)
+            remaining = self._subscriptions[session_id]
+            remaining.discard(subscription)
+            if not remaining:
+                del self._subscriptions[session_id]
+                self._heads.pop(session_id, None)
+            if not self._subscriptions and self._following is not None:
+                self._stopping = asyncio.get_running_loop().call_later(self._linger, self._stop)
 
     def sessions(self) -> Sequence[str]:
+        """The ids of the watched sessions."""
         return list(self._subscriptions)
 
     def advanced(self, session_id: str, head: int) -> None:
+        """This session has `head` events now."""
         # A watcher that subscribed after the last wake reads the database afterwards, so it has seen that head.
         if session_id in self._subscriptions and head > self._heads.get(session_id, -1):
             self._heads[session_id] = head
             self.wake(session_id)
 
     def compare(self, heads: Mapping[str, int]) -> None:
+        """These sessions have so many events now."""
         for session_id, head in heads.items():
             self.advanced(session_id, head)
 
     def wake(self, session_id: str | None = None) -> None:
+        """Wake the watchers of one session, or of all: there may be new events."""
         watched = self.sessions() if session_id is None else (session_id,)
         for each in watched:
             for subscription in self._subscriptions.get(each, ()):
@@ -129,15 +121,6 @@ class Watchers:
         await self._feed.close()
         # Nothing wakes them any more: a reader that goes on waiting would wait for ever.
         self._fail(RuntimeError("the store was closed"))
-
-    def _leave(self, session_id: str, subscription: Subscription) -> None:
-        remaining = self._subscriptions[session_id]
-        remaining.discard(subscription)
-        if not remaining:
-            del self._subscriptions[session_id]
-            self._heads.pop(session_id, None)
-        if not self._subscriptions and self._following is not None:
-            self._stopping = asyncio.get_running_loop().call_later(self._linger, self._stop)
 
     def _start(self) -> None:
         if self._stopping is not None:

@@ -56,8 +56,10 @@ class PostgresDatabase:
     """`Database` over a PostgreSQL database."""
 
     def __init__(self, url: str, *, size: int = SIZE, patience: float = PATIENCE) -> None:
-        self._queries = {name: _translated_query(text) for name, text in database.queries("postgres").items()}
-        self._migrations = database.migrations("postgres")
+        # psycopg writes the placeholder of all queries, `:name`, as `%(name)s`.
+        queries = database.queries("postgres")
+        self._queries = {name: _PLACEHOLDER.sub(r"%(\1)s", text).encode() for name, text in queries.items()}
+        self.migrations: Sequence[str] = database.migrations("postgres")
         self._pool: AsyncConnectionPool[Connection] = AsyncConnectionPool(
             url,
             connection_class=psycopg.AsyncConnection[DictRow],
@@ -68,10 +70,6 @@ class PostgresDatabase:
             timeout=patience,
             open=False,
         )
-
-    @property
-    def migrations(self) -> Sequence[str]:
-        return self._migrations
 
     async def open(self) -> None:
         """Begin to connect. A failure is raised by the first query."""
@@ -110,11 +108,6 @@ async def _configure(connection: Connection) -> None:
     # A process that hangs in a transaction must not keep the lock of a session's row.
     await connection.execute("SET idle_in_transaction_session_timeout = '30s'")
     await connection.execute("SET lock_timeout = '10s'")
-
-
-def _translated_query(text: str) -> bytes:
-    """Replace `:name`, the placeholder of all queries, by the `%(name)s` of psycopg."""
-    return _PLACEHOLDER.sub(r"%(\1)s", text).encode()
 
 
 @contextmanager

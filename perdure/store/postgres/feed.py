@@ -12,7 +12,7 @@ import psycopg
 
 from perdure.errors import Unavailable
 from perdure.store.engine.database import heads
-from perdure.store.watchers import FeedListener
+from perdure.store.watchers import Watchers
 
 from .database import KEEPALIVE, PostgresDatabase
 
@@ -33,7 +33,7 @@ class Notifications:
         self._pending: dict[str, int] = {}
         self._sending: asyncio.Task[None] | None = None
 
-    async def follow(self, listener: FeedListener) -> None:
+    async def follow(self, listener: Watchers) -> None:
         failures = 0
         while True:
             try:
@@ -48,7 +48,7 @@ class Notifications:
                 await asyncio.sleep(RETRY[min(failures, len(RETRY) - 1)])
                 failures += 1
 
-    async def _listen(self, connection: psycopg.AsyncConnection, listener: FeedListener) -> None:
+    async def _listen(self, connection: psycopg.AsyncConnection, listener: Watchers) -> None:
         while True:
             async for notice in connection.notifies(timeout=self._look):
                 head, _, session_id = notice.payload.partition(" ")

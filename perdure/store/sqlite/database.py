@@ -5,7 +5,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Coroutine, Generator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from perdure.errors import Invalid, Misconfigured, SchemaUnknown, Unavailable
 from perdure.store.engine import database
 from perdure.store.engine.database import Row, T, Value, Work, heads
 from perdure.store.engine.rows import encode
-from perdure.store.watchers import FeedListener
+from perdure.store.watchers import Watchers
 
 #: Seconds to wait for another process to finish its transaction.
 PATIENCE = 5.0
@@ -72,14 +72,10 @@ class SqliteDatabase:
         self._file = file
         self._patience = patience
         self._queries = dict(database.queries("sqlite"))
-        self._migrations = database.migrations("sqlite")
+        self.migrations: Sequence[str] = database.migrations("sqlite")
         self._writer = Threads("perdure-sqlite-writer", 1, self._connect)
         # A database in memory exists in its one connection only.
         self._readers = Threads("perdure-sqlite-reader", readers, self._connect_reader) if file else self._writer
-
-    @property
-    def migrations(self) -> Sequence[str]:
-        return self._migrations
 
     async def write(self, work: Work[T]) -> T:
         return await self._writer.run(lambda connection: self._transact(connection, work))
@@ -197,7 +193,15 @@ class Threads:
     async def run(self, job: Callable[[sqlite3.Connection], T]) -> T:
         if self._closed:
             raise Unavailable("The store is closed.")
-        return await _result(self._pool.submit(self._do, job))
+        submitted = self._pool.submit(self._do, job)
+        waiting = asyncio.wrap_future(submitted)
+        try:
+            return await asyncio.shield(waiting)
+        except asyncio.CancelledError:
+            # A cancelled caller returns only after the job has ended, or was removed before it began.
+            if not submitted.cancel():
+                await asyncio.wait([waiting])
+            raise
 
     async def close(self) -> None:
         """Wait for running and queued jobs, then close the connections."""
@@ -215,17 +219,6 @@ class Threads:
         return job(connection)
 
 
-async def _result(job: Future[T]) -> T:
-    """The job's result. A cancelled caller returns only after the job has ended, or was removed before it began."""
-    waiting = asyncio.wrap_future(job)
-    try:
-        return await asyncio.shield(waiting)
-    except asyncio.CancelledError:
-        if not job.cancel():
-            await asyncio.wait([waiting])
-        raise
-
-
 #: Seconds between two polls. Events come in bursts, so polls are frequent after a change.
 EAGER = 0.002
 BUSY = 0.008
@@ -241,7 +234,7 @@ class ChangePoll:
     def __init__(self, database: SqliteDatabase) -> None:
         self._database = database
 
-    async def follow(self, listener: FeedListener) -> None:
+    async def follow(self, listener: Watchers) -> None:
         loop = asyncio.get_running_loop()
         # No version is known: the first poll compares in any case, for writes before it.
         seen: int | None = None
@@ -255,7 +248,8 @@ class ChangePoll:
             except Unavailable:
                 # Readers get the same error when they read. The next poll compares in any case.
                 seen = None
-            await asyncio.sleep(_pause(loop.time() - news_at))
+            silence = loop.time() - news_at
+            await asyncio.sleep(EAGER if silence < BURST else BUSY if silence < SILENCE else QUIET)
 
     def announce(self, session_id: str, head: int) -> None:
         """Nothing to do: other processes poll for the commit."""
@@ -263,17 +257,10 @@ class ChangePoll:
     async def close(self) -> None: ...
 
 
-def _pause(silence: float) -> float:
-    """Seconds until the next poll."""
-    if silence < BURST:
-        return EAGER
-    return BUSY if silence < SILENCE else QUIET
-
-
 class NoFeed:
     """The feed of a database in memory: no other process can write to it."""
 
-    async def follow(self, listener: FeedListener) -> None: ...
+    async def follow(self, listener: Watchers) -> None: ...
 
     def announce(self, session_id: str, head: int) -> None: ...
 
