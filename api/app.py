@@ -1,6 +1,5 @@
 """The application: composes the routes from given parts."""
 
-import functools
 from collections.abc import Sequence
 
 from fastapi import FastAPI
@@ -55,7 +54,10 @@ def create_app(
     about = AboutRoutes(gate, scopes, development=development)
     sessions_in = SessionRoutes(gate, scopes, sessions, bodies, limits)
     stream = StreamRoutes(gate, scopes, feeds or Broadcasts(store))
-    route = functools.partial(_route, app, bodies)
+
+    def route(method: str, path: str, handler: Handler) -> None:
+        app.add_api_route(path, traced(bodies, method, path, handler), methods=[method], response_model=None)
+
     for prefix in PREFIXES:
         route("GET", f"{prefix}/health", about.health)
         route("GET", f"{prefix}/info", about.info)
@@ -71,7 +73,3 @@ def create_app(
     route("GET", "/v1/inputs/{request_id}", inputs.show)
     route("POST", "/v1/inputs/{request_id}", inputs.answer)
     return app
-
-
-def _route(app: FastAPI, bodies: BodyReader, method: str, path: str, handler: Handler) -> None:
-    app.add_api_route(path, traced(bodies, method, path, handler), methods=[method], response_model=None)

@@ -11,6 +11,8 @@ from perdure.errors import Invalid
 _FIELDS = ("callId", "subagentName", "token", "url")
 _ROUTE = "/eve/v1/callback/"
 _MOST_KEYS = 10
+#: The types of JSON values in the contract's words; every other value is an object.
+_KINDS = {"NoneType": "null", "bool": "boolean", "int": "number", "float": "number", "str": "string", "list": "array"}
 _RESERVED = tuple(
     ipaddress.ip_network(network)
     for network in (
@@ -107,17 +109,5 @@ def _legacy_address(host: str) -> ipaddress.IPv4Address | None:
         return None
 
 
-def _kind(value: Any) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int() | float():
-            return "number"
-        case str():
-            return "string"
-        case list():
-            return "array"
-        case _:
-            return "object"
+def _kind(value: object) -> str:
+    return _KINDS.get(type(value).__name__, "object")

@@ -52,10 +52,6 @@ class Connections:
         self._waiting: dict[Connection, None] = {}
         self._open: set[Connection] = set()
 
-    def connection(self, **given: Any) -> "Connection":
-        """The protocol factory: the server calls it for each accepted connection."""
-        return Connection(self, **given)
-
     def add(self, connection: "Connection") -> None:
         self._open.add(connection)
         self._waiting[connection] = None

@@ -62,14 +62,11 @@ def flags(*, deduplicated: bool = False, delayed: bool = False) -> dict[str, str
 def problem(error: PerdureError) -> Response:
     """The response to an error that the caller may see."""
     response = reply(_body(error), error.status)
-    match error:
-        case Unauthenticated():
-            for challenge in error.details.get("challenges", ("Bearer",)):
-                response.headers.append("www-authenticate", challenge)
-        case Unavailable() | InboxFull():
-            response.headers["retry-after"] = "1"
-        case _:
-            pass
+    if isinstance(error, Unauthenticated):
+        for challenge in error.details.get("challenges", ("Bearer",)):
+            response.headers.append("www-authenticate", challenge)
+    elif isinstance(error, Unavailable | InboxFull):
+        response.headers["retry-after"] = "1"
     return response
 
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import errno
+import functools
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Generator
@@ -20,7 +21,7 @@ from perdure.telemetry import setup
 
 from .app import create_app
 from .auth import build_authenticators
-from .connections import ConnectionLimits, Connections, most_connections
+from .connections import Connection, ConnectionLimits, Connections, most_connections
 from .stream.broadcast import Broadcasts
 
 #: The kernel's send buffer per connection (it doubles the value). Without it the buffer grows to megabytes.
@@ -70,24 +71,11 @@ async def run(
     terms: ConnectionLimits | None = None,
 ) -> None:
     """Serve until `stop`, then end streams and requests within a few seconds."""
-    server = _Server(_config(app, Connections(terms or ConnectionLimits(most_connections()))), ready)
-    serving = asyncio.create_task(server.serve(sockets=[sock]))
-    stopping = asyncio.create_task(stop.wait())
-    try:
-        await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        stopping.cancel()
-        server.should_exit = True
-        if on_stop is not None:
-            await on_stop()
-        await serving
-
-
-def _config(app: ASGIApp, connections: Connections) -> uvicorn.Config:
-    return uvicorn.Config(
+    connections = Connections(terms or ConnectionLimits(most_connections()))
+    config = uvicorn.Config(
         app,
-        # uvicorn only calls it, and it returns a protocol.
-        http=cast("Any", connections.connection),
+        # uvicorn calls it for each accepted connection, and it returns a protocol.
+        http=cast("Any", functools.partial(Connection, connections)),
         ws="none",
         lifespan="off",
         access_log=False,
@@ -98,6 +86,17 @@ def _config(app: ASGIApp, connections: Connections) -> uvicorn.Config:
         timeout_keep_alive=65,
         timeout_graceful_shutdown=GRACE,
     )
+    server = _Server(config, ready)
+    serving = asyncio.create_task(server.serve(sockets=[sock]))
+    stopping = asyncio.create_task(stop.wait())
+    try:
+        await asyncio.wait((serving, stopping), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopping.cancel()
+        server.should_exit = True
+        if on_stop is not None:
+            await on_stop()
+        await serving
 
 
 log = logging.getLogger("perdure.api")

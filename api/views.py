@@ -3,15 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
-from perdure.agents.agent import Agent
+from perdure.agents.agent import DEMO, Agent
 from perdure.agents.tool import Tool
 from perdure.bounds import shortened
-from perdure.protocol.inputs import InputRequest, Responders
+from perdure.protocol.inputs import Responders
 from perdure.protocol.wire import JsonObject
 from perdure.store.values import InputRow, SessionRow
-
-#: The model while neither the agent nor the deployment names one.
-_DEMO_MODEL = "demo"
 
 
 def describe(agent: Agent, *, development: bool) -> JsonObject:
@@ -66,7 +63,7 @@ def _agent(agent: Agent) -> JsonObject:
         "agentRoot": f"agents/{agent.name}",
         "appRoot": ".",
         "name": agent.name,
-        "model": {"id": agent.model or _DEMO_MODEL},
+        "model": {"id": agent.model or DEMO},
     }
     if agent.description is not None:
         about["description"] = agent.description
@@ -151,14 +148,12 @@ def _open_requests(waiting: Sequence[InputRow]) -> str:
     request = first.request
     until = f", until {request.expires_at} (then: {request.on_expiry})" if request.expires_at else ""
     more = f" And {len(others)} more." if others else ""
-    return f"{_subject(request)} by {_responders(request.responders)}, since {first.opened_at}{until}.{more}"
-
-
-def _subject(request: InputRequest) -> str:
     if request.kind == "approval":
-        return f"Approval of `{request.tool}` ({request.request_id})"
-    question = shortened(" ".join(request.prompt.split()), _SHOWN)
-    return f"An answer to “{question}” ({request.request_id})"
+        subject = f"Approval of `{request.tool}`"
+    else:
+        subject = f"An answer to “{shortened(' '.join(request.prompt.split()), _SHOWN)}”"
+    asked = f"{subject} ({request.request_id}) by {_responders(request.responders)}"
+    return f"{asked}, since {first.opened_at}{until}.{more}"
 
 
 def _responders(responders: Responders) -> str:

@@ -73,7 +73,7 @@ class Broadcast:
         self._ended = session.status in ("completed", "failed")
         # The row of an ended session also counts events after the terminal one; readers do not get those.
         self._end_known = not self._ended
-        self._failed = False
+        self.failed = False
         self._closed = False
         # In the order of their arrival.
         self._waiting: dict[asyncio.Future[None], None] = {}
@@ -89,10 +89,6 @@ class Broadcast:
     def stop(self) -> None:
         if self._follower is not None:
             self._follower.cancel()
-
-    @property
-    def usable(self) -> bool:
-        return not self._failed
 
     async def close(self) -> None:
         """End the streams of all readers cleanly."""
@@ -115,7 +111,7 @@ class Broadcast:
                 yield chunk
             elif self._ended:
                 return
-            elif self._failed:
+            elif self.failed:
                 raise FeedFailed
             elif not await self._wait_for_line():
                 yield b"\n"
@@ -201,7 +197,7 @@ class Broadcast:
                     await asyncio.sleep(self._pace.retry)
         except Exception:
             log.exception("the feed of %s failed", self._session_id)
-            self._failed = True
+            self.failed = True
         await self._wake()
 
     async def _read(self, watch: Watch) -> None:
@@ -271,7 +267,7 @@ class Broadcasts:
     @asynccontextmanager
     async def open(self, session: SessionRow) -> AsyncGenerator[Broadcast]:
         feed = self._feeds.get(session.session_id)
-        if feed is None or not feed.usable:
+        if feed is None or feed.failed:
             feed = self._feeds[session.session_id] = Broadcast(self._store, session, self.pace, self._replays)
             feed.start()
         feed.readers += 1

@@ -1,6 +1,5 @@
 """Events as lines: one JSON object and a newline each. Every delta gets the text so far."""
 
-from collections.abc import AsyncIterator
 from typing import Any
 
 from api.responses import dumps
@@ -25,19 +24,15 @@ class NdjsonLines:
         if event.type in DELTAS and not self._so_far.covers(event):
             # The first event is in the middle of a message: the earlier deltas are read once.
             so_far = _SoFar(event)
-            async for earlier in self._earlier(event):
+            started = names.step_key(event.turn or 0, event.step or 0, "started")
+            start = await self._store.index_of(self._session_id, started)
+            async for earlier in read_all(self._store, self._session_id, start or 0):
+                if earlier.index >= event.index:
+                    break
                 so_far.take(earlier)
             self._so_far = so_far
         self._so_far.take(event)
         return encode(self._session_id, event, self._so_far.field(event))
-
-    async def _earlier(self, event: Event) -> AsyncIterator[Event]:
-        started = names.step_key(event.turn or 0, event.step or 0, "started")
-        start = await self._store.index_of(self._session_id, started)
-        async for earlier in read_all(self._store, self._session_id, start or 0):
-            if earlier.index >= event.index:
-                return
-            yield earlier
 
 
 class _SoFar:
@@ -78,14 +73,10 @@ def encode(session_id: str, event: Event, more: dict[str, str]) -> bytes:
     if event.data is not None:
         line["data"] = {**event.data, **more}
     line["type"] = event.type
-    line["meta"] = _meta(session_id, event)
-    return dumps(line) + b"\n"
-
-
-def _meta(session_id: str, event: Event) -> dict[str, Any]:
     meta: dict[str, Any] = {"at": event.at, "id": f"{session_id}:{event.index}", "index": event.index}
     if event.attempt is not None:
         meta["attempt"] = event.attempt
     if event.delivery_ids:
         meta["deliveryIds"] = list(event.delivery_ids)
-    return meta
+    line["meta"] = meta
+    return dumps(line) + b"\n"

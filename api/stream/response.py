@@ -24,7 +24,16 @@ class EventStream(Response):
     """A session's events from `start` on, then live ones. A slow client delays only itself."""
 
     def __init__(self, feeds: Broadcasts, session: SessionRow, start: int) -> None:
-        super().__init__(headers=_headers(session.session_id))
+        super().__init__(
+            headers={
+                "cache-control": "no-store, no-transform",
+                "content-type": CONTENT_TYPE,
+                "x-accel-buffering": "no",
+                "x-eve-session-id": session.session_id,
+                "x-eve-stream-format": FORMAT,
+                "x-eve-stream-version": VERSION,
+            }
+        )
         # A stream has no length.
         del self.headers["content-length"]
         self._feeds = feeds
@@ -70,17 +79,6 @@ class EventStream(Response):
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
         except TimeoutError:
             raise TimeoutError(f"the client took nothing for {self._feeds.pace.stall:g} s") from None
-
-
-def _headers(session_id: str) -> dict[str, str]:
-    return {
-        "cache-control": "no-store, no-transform",
-        "content-type": CONTENT_TYPE,
-        "x-accel-buffering": "no",
-        "x-eve-session-id": session_id,
-        "x-eve-stream-format": FORMAT,
-        "x-eve-stream-version": VERSION,
-    }
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:
