@@ -24,10 +24,7 @@ MODEL = Policy(
     start_to_close=timedelta(minutes=30),
     heartbeat=timedelta(seconds=5),
     retry=RetryPolicy(
-        initial_interval=timedelta(milliseconds=500),
-        backoff_coefficient=2.0,
-        maximum_interval=timedelta(seconds=30),
-        maximum_attempts=10,
+        initial_interval=timedelta(milliseconds=500), maximum_interval=timedelta(seconds=30), maximum_attempts=10
     ),
 )
 
@@ -61,7 +58,6 @@ def tool(call: CallRef) -> Policy:
         heartbeat=timedelta(seconds=call.heartbeat),
         retry=RetryPolicy(
             initial_interval=timedelta(milliseconds=200),
-            backoff_coefficient=2.0,
             maximum_interval=timedelta(seconds=30),
             maximum_attempts=call.attempts,
         ),

@@ -63,17 +63,14 @@ class _Play:
         begun = self._begun
         events = tuple([event async for event in read_all(self._store, SESSION)]) if begun else ()
         slots = await self._store.slots(SESSION, sorted(self._recording.names)) if begun else {}
-        calls = await self._calls() if begun else ()
+        records = await self._store.records(SESSION) if begun else ()
+        replies = [read(record, REPLY, StoredReply) for record in records if record.format == REPLY]
+        # In the order in which the model asked for them.
+        calls = tuple(call for reply in replies for call in reply.calls)
         pending = tuple(row.request for row in await self.stage.waiting())
         if not pending:
             await self._store.close()
         return Played(events, pending, {name: slot.value for name, slot in slots.items()}, calls, self)
-
-    async def _calls(self) -> tuple[RequestedCall, ...]:
-        """All calls, in the order in which the model asked for them."""
-        records = await self._store.records(SESSION)
-        replies = [read(record, REPLY, StoredReply) for record in records if record.format == REPLY]
-        return tuple(call for reply in replies for call in reply.calls)
 
 
 @dataclass(frozen=True)
