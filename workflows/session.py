@@ -35,13 +35,17 @@ from perdure.protocol.wire import JsonObject
 from perdure.session import decisions
 from perdure.session.decisions import ForgetCancel, Move, Refuse, Remind, Renew, Restore, RunTurn, Wait, Withdraw
 from perdure.session.state import (
+    KINDS,
     OPERATOR_CANCELLED,
     OPERATOR_FAILED,
     REMEMBERED_DELIVERIES,
+    WAS_UNREADABLE,
     Rebuild,
     SessionState,
     can_be_kept,
+    is_unknown,
     load_session,
+    marked,
     read_delivery,
     read_repair,
     read_turn,
@@ -64,9 +68,6 @@ _RETRY_PAUSE = timedelta(seconds=10)
 
 #: How long the driver waits for a turn to stop when an operator ends its session.
 _STOP_TIMEOUT = timedelta(seconds=30)
-
-#: Set in a state that a build could not read. The build that can read it clears the session's attention.
-_WAS_UNREADABLE = "wasUnreadable"
 
 
 @workflow.defn(name=names.SESSION_WORKFLOW)
@@ -103,11 +104,13 @@ class SessionWorkflow:
         if self._unreadable is not None:
             self._unread_signals.extend(each for each in data if can_be_kept(each) and each not in self._unread_signals)
         delivery = read_delivery(data[0]) if len(data) == 1 else None
-        if delivery is None:
-            # It is no delivery, or it was accepted by a newer build. Then it is also in the store, and is signalled
-            # again until a driver of that build reads it.
+        unknown = delivery is not None and self._is_unknown(delivery)
+        # Older runs ignored deliveries of unknown kinds, which the sweeper signalled again.
+        if delivery is None or (unknown and not workflow.patched("keep-unknown-kinds")):
+            # If it is a delivery after all, it is also in the store, and is signalled again.
             workflow.logger.warning("A signal of unknown shape was ignored")
             return
+        delivery = marked(delivery, unknown=unknown)
         # Older builds queued signals in the order of arrival; a replay of their runs must do the same.
         in_order = not self._state.is_out_of_order(delivery) or workflow.patched("inbox-in-order")
         state = self._state.with_delivery(delivery, in_order=in_order)
@@ -116,6 +119,10 @@ class SessionWorkflow:
         if is_new or (state.held is not None and not workflow.patched("only-news-makes-due")):
             state = state.due()
         self._state = state
+
+    def _is_unknown(self, delivery: DeliveryRef) -> bool:
+        patch = KINDS.get(delivery.kind)
+        return is_unknown(delivery) or (patch is not None and not workflow.patched(patch))
 
     @workflow.signal(name=names.CANCEL)
     def cancel(self, *data: Any) -> None:
@@ -184,7 +191,7 @@ class SessionWorkflow:
 
     async def _drive(self) -> None:
         """Make one move after another until the session has ended."""
-        if self._data.get(_WAS_UNREADABLE) and self._unreadable is None:
+        if self._data.get(WAS_UNREADABLE) and self._unreadable is None:
             await self._set_attention(None)
         while self._ending is None:
             if self._unreadable is not None:
@@ -203,8 +210,8 @@ class SessionWorkflow:
                 await self._withdraw()
                 # A cancelled task has no next message.
                 return self._state.mode == "task"
-            case Refuse(delivery=delivery):
-                await self._refuse(delivery)
+            case Refuse():
+                await self._refuse(move)
             case Remind(request=request):
                 await self._remind(request)
             case RunTurn():
@@ -212,7 +219,7 @@ class SessionWorkflow:
             case ForgetCancel():
                 self._state = self._state.cancelled(None)
             case Renew():
-                _continue_as_new(self._state.model_dump(mode="json"))
+                _continue_as_new(decisions.renewed(self._state, workflow.time()).model_dump(mode="json"))
             case Wait(until=until):
                 await self._wait(until)
         return False
@@ -339,16 +346,12 @@ class SessionWorkflow:
         await self._execute_until_done(names.REMIND, reminder, summary="remind")
         self._state = self._state.reminded(request)
 
-    async def _refuse(self, delivery: DeliveryRef) -> None:
-        """Refuse a delivery whose token was replaced. An accepted delivery always leads to an event."""
-        refusal = Refusal(
-            session_id=self._state.session_id,
-            delivery_id=delivery.id,
-            code="session_not_active",
-            message="The continuation token was replaced before this delivery was read.",
-        )
-        await self._execute_until_done(names.REFUSE_DELIVERY, refusal, summary="stale delivery")
-        self._state = self._state.without(delivery)
+    async def _refuse(self, move: Refuse) -> None:
+        """Refuse a delivery that no turn can read. An accepted delivery always leads to an event."""
+        session_id, delivery_id = self._state.session_id, move.delivery.id
+        refusal = Refusal(session_id=session_id, delivery_id=delivery_id, code=move.code, message=move.message)
+        await self._execute_until_done(names.REFUSE_DELIVERY, refusal, summary=move.summary)
+        self._state = self._state.without(move.delivery)
 
     async def _set_attention(self, attention: Attention | None, turn: int | None = None) -> None:
         attend = AttendSession(session_id=self._state.session_id, attention=attention, turn=turn)
@@ -408,7 +411,7 @@ class SessionWorkflow:
             known = cast("list[Any]", inbox) if isinstance(inbox, list) else []
             more = [each for each in self._unread_signals if each not in known]
             # All deliveries are in the store as well; those dropped here are signalled again.
-            _continue_as_new({**self._data, "inbox": [*known, *more][:REMEMBERED_DELIVERIES], _WAS_UNREADABLE: True})
+            _continue_as_new({**self._data, "inbox": [*known, *more][:REMEMBERED_DELIVERIES], WAS_UNREADABLE: True})
 
 
 def _is_suggested() -> bool:

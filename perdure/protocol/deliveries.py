@@ -87,11 +87,14 @@ class DeliveryBody(Versioned):
     principal: Principal | None = None
 
 
-class DeliveryRef(Versioned):
-    """A delivery as Temporal sees it: a signal's payload and an entry of the driver's inbox."""
+class DeliveryRef(Versioned, extra="allow"):
+    """A delivery as Temporal sees it: a signal's payload and an entry of the driver's inbox.
+
+    Kinds and fields of newer builds are kept: the driver may be older than the API that accepted the delivery.
+    """
 
     id: str
-    kind: Literal["message", "answer"] = "message"
+    kind: str = "message"
     token_hash: str
     coalesce: bool = False
     traceparent: str | None = None

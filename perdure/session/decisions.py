@@ -1,6 +1,7 @@
 """What a driver does next. Pure and total: no clock, no I/O, no logging."""
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Literal, TypeAlias
 
 from perdure.protocol.actions import Action, Done, Park
@@ -9,9 +10,13 @@ from perdure.protocol.inputs import OpenInput
 from perdure.protocol.requests import Concluded, Failure, TurnRequest
 from perdure.protocol.wire import JsonObject
 
-from .state import Rebuild, SessionState
+from .state import UNKNOWN, Rebuild, SessionState, is_unknown
 
 Boundary: TypeAlias = Literal["waiting", "completed", "failed"]
+
+#: Seconds until a delivery of a kind that no build could read is refused, and until another build is looked for first.
+_UNKNOWN_KEPT = 3600.0
+_FIRST_LOOK = 60.0
 
 
 def boundary(mode: Mode, failure: Failure | None) -> Boundary:
@@ -60,6 +65,10 @@ class Refuse:
     """Refuse a delivery whose continuation token is no longer the session's."""
 
     delivery: DeliveryRef
+    code: str = "session_not_active"
+    message: str = "The continuation token was replaced before this delivery was read."
+    #: For Temporal's UI.
+    summary: str = "stale delivery"
 
 
 @dataclass(frozen=True)
@@ -106,9 +115,13 @@ def next_move(session: SessionState, now: float, *, renew: bool = False) -> Move
         return Withdraw()
     if stale := next((delivery for delivery in session.inbox if _is_stale(session, delivery)), None):
         return Refuse(stale)
+    unknown = (delivery for delivery in session.inbox if is_unknown(delivery))
+    if forgotten := next((each for each in unknown if _accepted_at(each) + _UNKNOWN_KEPT <= now), None):
+        return _refuse_unknown(forgotten)
     if due := reminders(session, now):
         return Remind(due[0])
-    if renew:
+    look = _next_look(session)
+    if renew or (look is not None and look <= now):
         return Renew()
     if session.held is not None:
         return _held_move(session, session.held, now)
@@ -117,7 +130,34 @@ def next_move(session: SessionState, now: float, *, renew: bool = False) -> Move
         return RunTurn(batch, overdue)
     if session.cancel is not None:
         return ForgetCancel()
-    return Wait(next_deadline(session))
+    return Wait(min((time for time in (next_deadline(session), look) if time is not None), default=None))
+
+
+def renewed(session: SessionState, now: float) -> SessionState:
+    """The state with which the driver continues as new."""
+    return session.model_copy(update={"looked_at": now if any(map(is_unknown, session.inbox)) else None})
+
+
+def _next_look(session: SessionState) -> float | None:
+    """When to continue as new to find a build that can read all of the inbox. The pauses double."""
+    accepted = min((_accepted_at(each) for each in session.inbox if is_unknown(each)), default=None)
+    if accepted is None:
+        return None
+    looked = max(session.looked_at or 0.0, accepted)
+    return min(looked + max(_FIRST_LOOK, looked - accepted), accepted + _UNKNOWN_KEPT)
+
+
+def _accepted_at(delivery: DeliveryRef) -> float:
+    """When the store accepted it, in seconds since the epoch; 0 if that is not known."""
+    try:
+        return datetime.fromisoformat(delivery.at or "").timestamp()
+    except ValueError:
+        return 0.0
+
+
+def _refuse_unknown(delivery: DeliveryRef) -> Refuse:
+    message = f"No worker can read a delivery of this kind ({delivery.kind.removeprefix(UNKNOWN)})."
+    return Refuse(delivery, "delivery_kind_unknown", message, "unknown delivery")
 
 
 def _held_move(session: SessionState, held: JsonObject, now: float) -> Move:
@@ -166,14 +206,11 @@ def next_batch(session: SessionState) -> tuple[DeliveryRef, ...]:
     if session.open:
         answer = next((delivery for delivery in session.inbox if delivery.kind == "answer"), None)
         return () if answer is None else (answer,)
-    if not session.inbox:
-        return ()
-    first, *rest = session.inbox
+    inbox = tuple(delivery for delivery in session.inbox if not is_unknown(delivery))
     size = 1
-    if first.coalesce:
-        while size <= len(rest) and rest[size - 1].coalesce:
-            size += 1
-    return session.inbox[:size]
+    while size < len(inbox) and inbox[0].coalesce and inbox[size].coalesce:
+        size += 1
+    return inbox[:size]
 
 
 def has_ended(session: SessionState, turn: int | None) -> bool:

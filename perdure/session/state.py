@@ -51,6 +51,12 @@ SESSION = Chain("session state")
 #: Ids of deliveries that the driver keeps to drop duplicates. The store knows all ids; this is the last check.
 REMEMBERED_DELIVERIES = 512
 
+#: The kinds of deliveries that this build can read, and for each later kind the patch since which runs read it: a run
+#: that has kept such a delivery as unknown must replay.
+KINDS: dict[str, str | None] = {"message": None, "answer": None}
+#: Before the kind of a delivery in the inbox of a run that could not read it. The next run may be able to.
+UNKNOWN = "?"
+
 Cancel: TypeAlias = Literal["this", "next"]
 Repair: TypeAlias = Literal["retry", "rebuild", "fail"]
 
@@ -83,8 +89,11 @@ OPERATOR_CANCELLED = Failure(
 )
 
 
-class SessionState(Wire):
-    """What the driver keeps between turns and runs. Its size does not grow with the age of the session."""
+class SessionState(Wire, extra="allow"):
+    """What the driver keeps between turns and runs. Its size does not grow with the age of the session.
+
+    Fields of newer builds are kept, so that an older driver in between does not lose them.
+    """
 
     version: int = SESSION.version
     session_id: str
@@ -115,6 +124,8 @@ class SessionState(Wire):
     head: int | None = None
     # Set if the state must be derived from the store first.
     rebuild: Rebuild | None = None
+    # When this run began, if it began to find a build that can read all of the inbox (seconds since the epoch).
+    looked_at: float | None = None
 
     @property
     def next_reader_turn(self) -> int:
@@ -211,8 +222,10 @@ def read_delivery(data: Any) -> DeliveryRef | None:
         delivery = DeliveryRef.model_validate(data)
     except ValidationError:
         return None
+    if delivery.model_extra and not can_be_kept(data):
+        delivery = DeliveryRef.model_validate(delivery.model_dump(include=set(DeliveryRef.model_fields)))
     # No API sends anything else. A refusal of an id that no store can look up would be retried for ever.
-    texts = (delivery.id, delivery.token_hash, delivery.traceparent or "", delivery.at or "")
+    texts = (delivery.id, delivery.kind, delivery.token_hash, delivery.traceparent or "", delivery.at or "")
     return delivery if delivery.id and all(len(text) <= _LONGEST and text.isprintable() for text in texts) else None
 
 
@@ -222,6 +235,18 @@ def can_be_kept(data: Any) -> bool:
         return not deeper_than(data, DEEPEST) and len(json.dumps(data)) <= _LARGEST
     except (TypeError, ValueError):
         return False
+
+
+def is_unknown(delivery: DeliveryRef) -> bool:
+    """Whether only a newer build can read this delivery. It stays in the inbox, and others overtake it."""
+    return delivery.kind not in KINDS
+
+
+def marked(delivery: DeliveryRef, *, unknown: bool) -> DeliveryRef:
+    """The delivery with or without the mark of an unknown kind."""
+    bare = delivery.kind.removeprefix(UNKNOWN)
+    kind = UNKNOWN + bare if unknown else bare
+    return delivery if kind == delivery.kind else delivery.model_copy(update={"kind": kind})
 
 
 class _OfTurn(Wire):
@@ -251,15 +276,24 @@ def read_repair(data: Any) -> RepairOrder | None:
         return None
 
 
+#: Set in a state that a build could not read. The build that can read it clears the session's attention.
+WAS_UNREADABLE = "wasUnreadable"
+
+
 def load_session(data: JsonObject) -> SessionState:
     """Read the driver's state, in whatever version it was written."""
+    data = {name: value for name, value in data.items() if name != WAS_UNREADABLE}
     try:
         state = SessionState.model_validate(_with_deliveries(SESSION.lift(data.get("version", 1), data)))
     except ValidationError as invalid:
         raise UnreadableState("The session state cannot be read.", problems=invalid.error_count()) from None
     # While the state was unreadable, signals were added to the inbox unchecked, so it may hold duplicates.
     first = {delivery.id: delivery for delivery in reversed(state.inbox)}
-    inbox = tuple(delivery for delivery in state.inbox if first[delivery.id] is delivery)
+    inbox = tuple(
+        marked(each, unknown=each.kind.removeprefix(UNKNOWN) not in KINDS)
+        for each in state.inbox
+        if first[each.id] is each
+    )
     return state.model_copy(update={"inbox": inbox, "seen": _remembered(*state.seen, *first)})
 
 

@@ -34,7 +34,7 @@ from perdure.protocol.requests import (
 from perdure.protocol.wire import Wire
 
 from . import decisions
-from .state import TurnState, dump_turn, load_turn
+from .state import TurnState, dump_turn, is_unknown, load_turn
 
 
 class StepFailed(PerdureError):
@@ -96,6 +96,8 @@ class ContinueAsNew(Wire):
 async def run_turn(request: TurnRequest, steps: Steps) -> TurnResult | ContinueAsNew:
     try:
         state = load_turn(request.snapshot)
+        if any(map(is_unknown, request.deliveries)):
+            raise UnreadableState("This build cannot read a delivery of this kind.")
     except UnreadableState as unreadable:
         return await _unreadable(request, steps, unreadable)
     return await _Turn(request, steps, state).run()

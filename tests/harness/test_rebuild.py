@@ -10,6 +10,7 @@ from perdure.harness.rebuild import SessionRebuilder
 from perdure.protocol.requests import RebuildSession, TurnRequest
 from perdure.session import decisions
 from perdure.session.decisions import RunTurn
+from perdure.session.state import load_session
 from perdure.store.base import Store
 from perdure.store.values import Attempt, Commit, DeliveryRow, NewDelivery, SessionChange
 from tests.support.lab import SESSION, YES, lab
@@ -135,6 +136,6 @@ async def test_what_a_newer_build_has_accepted_keeps_no_session_from_being_rebui
         state = await SessionRebuilder(it.store).rebuild(LOST, NOW)
 
         assert state is not None
-        assert [each.id for each in state.inbox] == ["plain"]
-        # It is signalled to a driver that can read it.
+        inbox = load_session(state.model_dump(mode="json")).inbox
+        assert [(each.id, each.kind) for each in inbox] == [("later", "?telepathy"), ("plain", "message")]
         assert [row.delivery_id for row in await it.store.unread(SESSION)] == ["later", "plain"]

@@ -20,6 +20,7 @@ from perdure.session.decisions import (
     Wait,
     Withdraw,
     next_move,
+    renewed,
     turn_request,
 )
 from perdure.session.state import Rebuild, SessionState
@@ -28,6 +29,7 @@ NOW = 100.0
 MESSAGE = DeliveryRef(id="dlv_1", token_hash="now")
 STALE = DeliveryRef(id="dlv_2", token_hash="old")
 ANSWER = DeliveryRef(id="dlv_3", kind="answer", token_hash="")
+LATER = DeliveryRef(id="dlv_4", kind="?later", token_hash="old", at="1970-01-01T00:01:10.000Z")
 ASKED = OpenInput(request_id="inp_1")
 LATE = OpenInput(request_id="inp_2", expires_at=NOW - 1)
 FORGOTTEN = OpenInput(request_id="inp_3", expires_at=NOW + 50, remind_at=(NOW - 1,))
@@ -71,6 +73,13 @@ def a_session(**changes: object) -> SessionState:
         ({"held": HELD, "retry_at": NOW + 5, "cancel": "this", "open": (ASKED,)}, RunTurn(held=HELD)),
         ({"held": HELD, "retry_at": NOW + 5, "open": (FORGOTTEN,)}, Remind(FORGOTTEN)),
         ({"held": HELD, "retry_at": NOW + 5, "open": (LATE,)}, Wait(NOW + 5)),
+        # Of a kind that this build cannot read.
+        ({"inbox": (LATER,)}, Wait(NOW + 30)),
+        ({"inbox": (LATER, MESSAGE)}, RunTurn((MESSAGE,))),
+        ({"inbox": (LATER,), "open": (ASKED,)}, Wait(NOW + 30)),
+        ({"inbox": (LATER, ANSWER), "open": (ASKED,)}, RunTurn((ANSWER,))),
+        ({"inbox": (LATER,), "cancel": "this"}, ForgetCancel()),
+        ({"inbox": (LATER,), "looked_at": NOW - 10}, Wait(NOW + 50)),
         # Lost.
         ({"rebuild": Rebuild(reason="LOST"), "inbox": (MESSAGE,), "held": HELD}, Restore(Rebuild(reason="LOST"))),
     ],
@@ -86,6 +95,33 @@ def test_a_driver_continues_as_new_before_a_turn_and_after_what_is_due() -> None
     assert next_move(a_session(held=HELD, retry_at=NOW), NOW, renew=True) == Renew()
     assert next_move(a_session(inbox=(STALE,)), NOW, renew=True) == Refuse(STALE)
     assert next_move(a_session(cancel="this", open=(ASKED,)), NOW, renew=True) == Withdraw()
+
+
+def test_an_unreadable_delivery_makes_the_driver_continue_as_new_ever_more_rarely_and_is_refused_after_an_hour() -> (
+    None
+):
+    session, accepted = a_session(inbox=(LATER,)), NOW - 30
+    looks: list[float] = []
+    now = NOW
+    while not isinstance(move := next_move(session, now), Refuse):
+        if isinstance(move, Renew):
+            looks.append(now - accepted)
+            session = renewed(session, now)
+        else:
+            assert isinstance(move, Wait)
+            assert move.until is not None
+            now = move.until
+
+    assert looks == [60, 120, 240, 480, 960, 1920]
+    assert (move.delivery, move.code) == (LATER, "delivery_kind_unknown")
+    assert now - accepted == 3600
+    assert "(later)" in move.message
+
+
+def test_messages_that_coalesce_do_so_across_one_that_cannot_be_read() -> None:
+    first, second = (MESSAGE.model_copy(update={"id": each, "coalesce": True}) for each in ("a", "b"))
+
+    assert next_move(a_session(inbox=(first, LATER, second)), NOW) == RunTurn((first, second))
 
 
 def every_state() -> list[SessionState]:

@@ -1,5 +1,7 @@
 """The driver's state, and what migrations make of older ones."""
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,6 +12,7 @@ from perdure.protocol.deliveries import DeliveryRef
 from perdure.protocol.events import Usage
 from perdure.protocol.inputs import OpenInput
 from perdure.protocol.requests import Snapshot, TurnResult
+from perdure.protocol.wire import JsonObject
 from perdure.session import decisions, state
 from perdure.session.decisions import Refuse, RunTurn, Wait
 from perdure.session.state import REMEMBERED_DELIVERIES, Chain, SessionState, dump_turn, load_session, load_turn
@@ -113,6 +116,48 @@ def test_a_state_from_the_future_is_refused() -> None:
 def test_a_state_that_is_damaged_is_refused(data: dict[str, object]) -> None:
     with pytest.raises(UnreadableState):
         load_session(data)
+
+
+def newer(number: int, **fields: object) -> JsonObject:
+    """A delivery as a newer build signals it."""
+    return {**a_delivery(number).model_dump(mode="json"), **fields}
+
+
+def test_fields_of_newer_builds_survive_an_older_driver() -> None:
+    data = {**a_session().model_dump(mode="json"), "inbox": [newer(1, lane="background")], "goals": [{"deep": 1}]}
+
+    session = load_session(data).with_delivery(DeliveryRef.model_validate(newer(2, lane="main")))
+    session = session.after_turn(TurnResult(snapshot=Snapshot(), action=Park()))
+    written = json.loads(json.dumps(session.model_dump(mode="json")))
+
+    assert written["goals"] == [{"deep": 1}]
+    assert [each["lane"] for each in written["inbox"]] == ["background", "main"]
+    request = decisions.turn_request(session, RunTurn(load_session(written).inbox[:1]))
+    assert request.model_dump(mode="json")["deliveries"][0]["lane"] == "background"
+
+
+def test_fields_of_newer_builds_that_are_too_large_are_dropped_and_the_delivery_is_kept() -> None:
+    assert state.read_delivery(newer(1, lane="x" * 10_000)) == a_delivery(1)
+
+
+def test_a_state_that_was_read_does_not_say_that_it_could_not_be() -> None:
+    session = load_session({**a_session().model_dump(mode="json"), state.WAS_UNREADABLE: True})
+
+    assert state.WAS_UNREADABLE not in session.model_dump(mode="json")
+
+
+def test_a_kind_is_unknown_until_the_next_run_of_a_build_that_knows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    later = state.marked(DeliveryRef.model_validate(newer(1, kind="later")), unknown=True)
+    before = load_session(a_session().with_delivery(later).model_dump(mode="json"))
+
+    monkeypatch.setitem(state.KINDS, "later", "kind-later")
+    # The run that has kept it as unknown must replay, so it still does.
+    assert state.is_unknown(later)
+    after = load_session(before.model_dump(mode="json"))
+
+    assert [each.kind for each in before.inbox] == ["?later"]
+    assert [each.kind for each in after.inbox] == ["later"]
+    assert not state.is_unknown(after.inbox[0])
 
 
 def test_the_turn_snapshot_survives_its_trip() -> None:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from temporalio import activity
@@ -179,9 +179,10 @@ class Driven:
         *,
         token: str = "now",
         coalesce: bool = False,
-        kind: Literal["message", "answer"] = "message",
+        kind: str = "message",
+        at: str | None = None,
     ) -> None:
-        ref = DeliveryRef(id=delivery_id, kind=kind, token_hash=token, coalesce=coalesce)
+        ref = DeliveryRef(id=delivery_id, kind=kind, token_hash=token, coalesce=coalesce, at=at)
         await self.handle.signal(names.DELIVER, ref.model_dump(mode="json"))
 
     async def parked(self) -> None:

@@ -1,6 +1,7 @@
 """What turns read, do and end with."""
 
 import asyncio
+from datetime import UTC, datetime
 
 from temporalio.exceptions import ApplicationError
 
@@ -17,6 +18,7 @@ from perdure.protocol.requests import (
     ToolCall,
     ToolOutcome,
 )
+from perdure.store.engine.rows import stamp
 
 from .stage import Gate, Stage, Table, Unstoppable, calls
 
@@ -83,6 +85,24 @@ async def unreadable_signals(stage: Stage) -> None:
     await session.handle.signal("other", {"a": 1})
     await session.deliver("dlv_0")
     await session.deliver("dlv_0")
+
+
+@TURNS.add(
+    {
+        "": (
+            *("signal deliver", "patch keep-unknown-kinds", "ask refuse_delivery", "refuse_delivery ends"),
+            *("signal deliver", "signal deliver", *_TURN),
+        )
+    }
+)
+async def unknown_kinds(stage: Stage) -> None:
+    """Of two deliveries that only a newer build can read one is refused after an hour; the other one stays."""
+    session = await stage.start()
+    await session.deliver("dlv_0", kind="later", at="2026-01-01T00:00:00.000Z")
+    await stage.until("refuse_delivery ends")
+    await session.deliver("dlv_1", kind="later", at=stamp(datetime.now(UTC)))
+    await session.deliver("dlv_2")
+    await stage.until(*_TURN)
 
 
 @TURNS.add(
