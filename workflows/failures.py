@@ -2,13 +2,7 @@
 
 from typing import Any, cast
 
-from temporalio.exceptions import (
-    ActivityError,
-    ApplicationError,
-    ChildWorkflowError,
-    TerminatedError,
-    TimeoutError,
-)
+from temporalio.exceptions import ActivityError, ApplicationError, ChildWorkflowError, TerminatedError, TimeoutError
 
 from perdure.errors import TurnCancelled
 from perdure.protocol.requests import Failure

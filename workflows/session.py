@@ -6,12 +6,7 @@ from datetime import timedelta
 from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 from temporalio import workflow
-from temporalio.exceptions import (
-    ActivityError,
-    ChildWorkflowError,
-    WorkflowAlreadyStartedError,
-    is_cancelled_exception,
-)
+from temporalio.exceptions import ActivityError, ChildWorkflowError, WorkflowAlreadyStartedError, is_cancelled_exception
 
 from perdure.errors import UnreadableState
 from perdure.protocol import names

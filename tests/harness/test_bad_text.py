@@ -12,13 +12,7 @@ import pytest
 from hypothesis import HealthCheck, example, settings
 from hypothesis import given as examples
 from hypothesis import strategies as st
-from pydantic_ai.messages import (
-    ModelMessagesTypeAdapter,
-    ModelResponse,
-    TextPart,
-    ThinkingPart,
-    ToolCallPart,
-)
+from pydantic_ai.messages import ModelMessagesTypeAdapter, ModelResponse, TextPart, ThinkingPart, ToolCallPart
 from pydantic_ai.usage import RequestUsage
 
 from api.responses import dumps

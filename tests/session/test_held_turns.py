@@ -3,15 +3,7 @@
 import pytest
 
 from perdure.protocol.actions import Park
-from perdure.protocol.requests import (
-    Concluded,
-    Conclusion,
-    Finished,
-    Resumed,
-    ResumeTurn,
-    Snapshot,
-    TurnRequest,
-)
+from perdure.protocol.requests import Concluded, Conclusion, Finished, Resumed, ResumeTurn, Snapshot, TurnRequest
 from perdure.session.turn import StepFailed, run_turn
 
 from .test_turn import ANSWERED, BROKEN, GONE, HELD_BY, REQUEST, ScriptedSteps, calls, finished

@@ -22,9 +22,7 @@ from temporalio.exceptions import (
     TimeoutType,
     WorkflowAlreadyStartedError,
 )
-from temporalio.exceptions import (
-    TimeoutError as TimedOut,
-)
+from temporalio.exceptions import TimeoutError as TimedOut
 from temporalio.testing import ActivityEnvironment
 
 from perdure.errors import NoDriver, Unavailable

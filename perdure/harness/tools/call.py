@@ -37,17 +37,7 @@ from perdure.protocol.wire import JsonObject
 from perdure.session.state import hash_token
 from perdure.settings import Settings
 from perdure.store.base import Store, commit_with_retries
-from perdure.store.values import (
-    Attempt,
-    Commit,
-    Fence,
-    Hold,
-    InputRow,
-    Record,
-    SessionChange,
-    SlotConflict,
-    SlotWrite,
-)
+from perdure.store.values import Attempt, Commit, Fence, Hold, InputRow, Record, SessionChange, SlotConflict, SlotWrite
 from perdure.telemetry import spans
 
 from . import outcomes
