@@ -1,1 +1,1 @@
-"""The activities: thin wrappers around the methods of the harness."""
+"""The activities: thin wrappers around the methods of the harness. Read `attempt`, `model`, `tools`, `turns`."""

@@ -33,9 +33,9 @@ def create_app(
     agents: AgentRegistry,
     settings: Settings,
     authenticators: Sequence[Authenticator],
-    feeds: Broadcasts | None = None,
+    broadcasts: Broadcasts | None = None,
 ) -> FastAPI:
-    """The HTTP API over these parts. The owner of `feeds` can end all open streams."""
+    """The HTTP API over these parts. The owner of `broadcasts` can end all open streams."""
     development = is_development(settings)
     app = FastAPI(
         title="Perdure",
@@ -53,7 +53,7 @@ def create_app(
     bodies, limits = BodyReader(settings.max_body_bytes), RequestLimits.of(settings)
     about = AboutRoutes(gate, scopes, development=development)
     sessions_in = SessionRoutes(gate, scopes, sessions, bodies, limits)
-    stream = StreamRoutes(gate, scopes, feeds or Broadcasts(store))
+    stream = StreamRoutes(gate, scopes, broadcasts or Broadcasts(store))
 
     def route(method: str, path: str, handler: Handler) -> None:
         app.add_api_route(path, traced(bodies, method, path, handler), methods=[method], response_model=None)

@@ -46,8 +46,8 @@ def most_connections(wanted: int | None = None) -> int:
 class Connections:
     """All connections of one server. When there are too many, the one that has been idle longest is closed."""
 
-    def __init__(self, terms: ConnectionLimits) -> None:
-        self.terms = terms
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self.limits = limits
         # Connections without a complete request head since they opened, or since their last response; oldest first.
         self._waiting: dict[Connection, None] = {}
         self._open: set[Connection] = set()
@@ -55,7 +55,7 @@ class Connections:
     def add(self, connection: "Connection") -> None:
         self._open.add(connection)
         self._waiting[connection] = None
-        if len(self._open) <= self.terms.connections:
+        if len(self._open) <= self.limits.connections:
             return
         oldest = next(iter(self._waiting))
         self.discard(oldest)
@@ -84,7 +84,7 @@ class Connection(HttpToolsProtocol):
     def __init__(self, all_connections: Connections, **given: Any) -> None:
         super().__init__(**given)
         self._all = all_connections
-        self._terms = all_connections.terms
+        self._limits = all_connections.limits
         # Whether a head is being read, and its bytes so far.
         self._in_head = True
         self._head_size = 0
@@ -100,7 +100,7 @@ class Connection(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
         super().connection_made(transport)
         # An idle connection waits for the head of its next request.
-        self._expect(self._terms.head_time, self._head_late)
+        self._expect(self._limits.head_time, self._head_late)
         self._all.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -116,8 +116,8 @@ class Connection(HttpToolsProtocol):
                 self._receive_body(data)
                 return
             if self._receiving is None:
-                self._expect(self._terms.head_time, self._head_late)
-            room = self._terms.head_bytes - self._head_size
+                self._expect(self._limits.head_time, self._head_late)
+            room = self._limits.head_bytes - self._head_size
             if room <= 0:
                 self.refuse(431, "The head of the request is too large.")
                 return
@@ -129,7 +129,7 @@ class Connection(HttpToolsProtocol):
         self._body_size += len(data)
         self._around_body += len(data)
         super().data_received(data)
-        if not self._in_head and self._around_body > self._terms.head_bytes:
+        if not self._in_head and self._around_body > self._limits.head_bytes:
             # They are not part of the body, so the body limit does not apply to them.
             log.info("connection cut: %d bytes of chunk extensions or trailers are too many", self._around_body)
             self.transport.abort()
@@ -158,7 +158,7 @@ class Connection(HttpToolsProtocol):
         self._in_head, self._head_size, self._around_body = False, 0, 0
         self._all.head_received(self)
         self._body_since, self._body_size = self.loop.time(), 0
-        self._expect(self._terms.body_time, self._body_late)
+        self._expect(self._limits.body_time, self._body_late)
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -186,7 +186,7 @@ class Connection(HttpToolsProtocol):
         if not self._in_head:
             # The rest of the body is dropped, but it must not arrive for ever.
             self._unset_keepalive_if_required()
-            self._expect(self._terms.rest_time, self.transport.abort)
+            self._expect(self._limits.rest_time, self.transport.abort)
 
     def timeout_keep_alive_handler(self) -> None:
         # Closing would wait for a response that the client never read.
@@ -213,7 +213,7 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
 
     def _body_late(self) -> None:
-        allowed = self._terms.body_time + self._body_size / self._terms.body_pace
+        allowed = self._limits.body_time + self._body_size / self._limits.body_pace
         left = self._body_since + allowed - self.loop.time()
         if left > 0:
             self._expect(left, self._body_late)
@@ -233,4 +233,4 @@ class Connection(HttpToolsProtocol):
         """Start or stop the deadline for a client that does not read."""
         if self._stalled is not None:
             self._stalled.cancel()
-        self._stalled = self.loop.call_later(self._terms.stall_time, self.transport.abort) if stalled else None
+        self._stalled = self.loop.call_later(self._limits.stall_time, self.transport.abort) if stalled else None

@@ -69,7 +69,7 @@ class JwksKeys:
         return self._keys
 
     async def _refreshed(self, kid: str | None) -> None:
-        """Fetch the keys if the pause is over, and wait for the running fetch."""
+        """Fetch the keys if the pause has passed, and wait for the running fetch."""
         now = asyncio.get_running_loop().time()
         # Unauthenticated callers choose the kid of their tokens; they must not control how often keys are fetched.
         if self._fetching is None and self._clock() - self._asked >= self._pause:

@@ -68,10 +68,10 @@ async def run(
     *,
     ready: asyncio.Event | None = None,
     on_stop: Callable[[], Awaitable[None]] | None = None,
-    terms: ConnectionLimits | None = None,
+    limits: ConnectionLimits | None = None,
 ) -> None:
     """Serve until `stop`, then end streams and requests within a few seconds."""
-    connections = Connections(terms or ConnectionLimits(most_connections()))
+    connections = Connections(limits or ConnectionLimits(most_connections()))
     config = uvicorn.Config(
         app,
         # uvicorn calls it for each accepted connection, and it returns a protocol.
@@ -115,16 +115,16 @@ async def serve(settings: Settings, stop: asyncio.Event, ready: asyncio.Event | 
         sessions = await open_sessions(settings, store, agents=agents, plugins=tracing.plugins)
         await stack.enter_async_context(sessions.sweeper.running())
         await stack.enter_async_context(sessions.reconciler.running())
-        feeds = Broadcasts(store)
-        terms = ConnectionLimits(most_connections(settings.max_connections))
+        broadcasts = Broadcasts(store)
+        limits = ConnectionLimits(most_connections(settings.max_connections))
         app = create_app(
             sessions=sessions,
             store=store,
             agents=agents,
             settings=settings,
             authenticators=authenticators,
-            feeds=feeds,
+            broadcasts=broadcasts,
         )
         host, port = sock.getsockname()[:2]
         log.info("Serving %s on http://%s:%s", ", ".join(agents.names), host, port)
-        await run(app, sock, stop, ready=ready, on_stop=feeds.close, terms=terms)
+        await run(app, sock, stop, ready=ready, on_stop=broadcasts.close, limits=limits)

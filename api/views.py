@@ -127,7 +127,7 @@ def waiting_for(row: SessionRow, waiting: Sequence[InputRow] = (), queued: int =
         case "waiting" if waiting:
             return _open_requests(waiting)
         case "starting" | "waiting" if queued and row.unsignalled:
-            return f"Temporal, which could not be reached: {_deliveries(queued)} accepted and told to it later."
+            return f"Temporal, which could not be reached: {_deliveries(queued)} accepted, and signalled later."
         case "starting":
             return "A worker that takes up its first turn."
         case "waiting" if queued:

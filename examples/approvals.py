@@ -22,7 +22,7 @@ def by_amount(call: Call, session: SessionView) -> bool | Decision:
     return Decision.ask(f"{session.auth.principal_id} asks for {amount:.2f} back. Agreed?") if amount > 20 else False
 
 
-# Whoever is asked sees the summary, and may approve a smaller amount. Nobody answers in a day: it is denied.
+# Responders see the summary, and may approve a smaller amount. Without an answer in a day it is denied.
 @tool(
     approval=by_amount,
     summary=in_words,

@@ -48,7 +48,7 @@ async def add_to_cart(ctx: ToolContext, sku: str, count: int = 1) -> Cart:
 
 
 # Runs at most once, as every tool does that does not say otherwise: if the process dies while it runs, the model is
-# told that nobody knows whether the order went out, and can ask instead of ordering twice.
+# informed that the outcome is unknown, and can ask instead of ordering twice.
 @tool(timeout=30)
 async def order(ctx: ToolContext) -> str:
     """Order what is in the cart, and pay for it."""

@@ -1,1 +1,4 @@
-"""The workflows: a driver for each session and a child workflow for each turn. They decide; activities act."""
+"""The workflows: a driver for each session and a child workflow for each turn. They decide; activities act.
+
+Read `session` (the driver), `turn`, `steps`, `policies`.
+"""

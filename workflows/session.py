@@ -28,7 +28,7 @@ from perdure.protocol.requests import (
 )
 from perdure.protocol.wire import JsonObject
 from perdure.session import decisions
-from perdure.session.decisions import ForgetCancel, Move, Refuse, Remind, Renew, Restore, RunTurn, Wait, Withdraw
+from perdure.session.decisions import ForgetCancel, Move, RebuildState, Refuse, Remind, Renew, RunTurn, Wait, Withdraw
 from perdure.session.state import (
     KINDS,
     OPERATOR_CANCELLED,
@@ -40,15 +40,15 @@ from perdure.session.state import (
     can_be_kept,
     is_unknown,
     load_session,
-    marked,
     read_delivery,
     read_repair,
-    read_turn,
+    read_turn_number,
+    with_unknown_prefix,
 )
 from perdure.session.turn import CANCELLED, conclusion
 
 from . import failures
-from .steps import CONCLUDED, NOTHING, execute_until_done
+from .steps import CONCLUDED_TYPE, NONE_TYPE, execute_until_done
 
 T = TypeVar("T")
 
@@ -105,7 +105,7 @@ class SessionWorkflow:
             # If it is a delivery after all, it is also in the store, and is signalled again.
             workflow.logger.warning("A signal of unknown shape was ignored")
             return
-        delivery = marked(delivery, unknown=unknown)
+        delivery = with_unknown_prefix(delivery, unknown=unknown)
         # Older builds queued signals in the order of arrival; a replay of their runs must do the same.
         in_order = not self._state.is_out_of_order(delivery) or workflow.patched("inbox-in-order")
         state = self._state.with_delivery(delivery, in_order=in_order)
@@ -125,7 +125,7 @@ class SessionWorkflow:
         state = self._state
         if not (self._in_turn or state.open or state.inbox or state.held):
             return
-        turn = read_turn(data[0] if data else None)
+        turn = read_turn_number(data[0] if data else None)
         if decisions.has_ended(state, turn):
             # The signal is late: the turn that it names has ended, and the next one must not be cancelled.
             return
@@ -180,7 +180,7 @@ class SessionWorkflow:
         with contextlib.suppress(TimeoutError):
             await workflow.wait_condition(drive.done, timeout=_STOP_TIMEOUT)
         close = CloseSession(session_id=self._state.session_id, failure=self._ending)
-        await self._execute_until_done(names.CLOSE_SESSION, close, summary=self._ending.code)
+        await self._execute_until_success(names.CLOSE_SESSION, close, summary=self._ending.code)
         if self._ending is OPERATOR_CANCELLED:
             raise asyncio.CancelledError
 
@@ -199,8 +199,8 @@ class SessionWorkflow:
     async def _make_move(self, move: Move) -> bool:
         """Make one move; returns whether the session has ended."""
         match move:
-            case Restore(rebuild=rebuild):
-                return await self._restore(rebuild)
+            case RebuildState(rebuild=rebuild):
+                return await self._rebuild_state(rebuild)
             case Withdraw():
                 await self._withdraw()
                 # A cancelled task has no next message.
@@ -303,13 +303,13 @@ class SessionWorkflow:
         self, request: TurnRequest, failure: Failure, kind: Literal["failed", "cancelled"] = "failed"
     ) -> TurnResult:
         end = conclusion(request, request.step, failure, kind)
-        concluded = await self._execute_until_done(
-            names.CONCLUDE_TURN, end, summary=f"{kind}: {failure.code}", result=CONCLUDED
+        concluded = await self._execute_until_success(
+            names.CONCLUDE_TURN, end, summary=f"{kind}: {failure.code}", result=CONCLUDED_TYPE
         )
         open = concluded.open if concluded else ()
         return TurnResult(
             snapshot=request.snapshot,
-            action=Park() if open else decisions.after_conclusion(request.mode, failure, concluded),
+            action=Park() if open else decisions.action_after_conclusion(request.mode, failure, concluded),
             open=open,
             token_hash=concluded.token_hash if concluded else None,
             head=concluded.head if concluded else None,
@@ -332,32 +332,34 @@ class SessionWorkflow:
         state = self._state
         parked = Coordinates(session_id=state.session_id, turn=max(0, state.turn - 1))
         withdrawal = Withdrawal(at=parked, mode=state.mode, open=state.open)
-        await self._execute_until_done(names.WITHDRAW_INPUTS, withdrawal, summary=f"withdraw: {len(state.open)} open")
+        await self._execute_until_success(
+            names.WITHDRAW_INPUTS, withdrawal, summary=f"withdraw: {len(state.open)} open"
+        )
         self._state = self._state.withdrawn()
 
     async def _remind(self, request: OpenInput) -> None:
         left = len(request.remind_at) - 1
         reminder = Reminder(session_id=self._state.session_id, request_id=request.request_id, left=left)
-        await self._execute_until_done(names.REMIND, reminder, summary="remind")
+        await self._execute_until_success(names.REMIND, reminder, summary="remind")
         self._state = self._state.reminded(request)
 
     async def _refuse(self, move: Refuse) -> None:
         """Refuse a delivery that no turn can read. An accepted delivery always leads to an event."""
         session_id, delivery_id = self._state.session_id, move.delivery.id
         refusal = Refusal(session_id=session_id, delivery_id=delivery_id, code=move.code, message=move.message)
-        await self._execute_until_done(names.REFUSE_DELIVERY, refusal, summary=move.summary)
+        await self._execute_until_success(names.REFUSE_DELIVERY, refusal, summary=move.summary)
         self._state = self._state.without(move.delivery)
 
     async def _set_attention(self, attention: Attention | None, turn: int | None = None) -> None:
         attend = AttendSession(session_id=self._state.session_id, attention=attention, turn=turn)
         what = f"needs attention: {attention.code}" if attention else "recovered"
-        await self._execute_until_done(names.ATTEND_SESSION, attend, summary=what)
+        await self._execute_until_success(names.ATTEND_SESSION, attend, summary=what)
 
-    async def _restore(self, rebuild: Rebuild) -> bool:
+    async def _rebuild_state(self, rebuild: Rebuild) -> bool:
         """Derive a state that Temporal has lost from the store; returns whether the session has ended."""
         argument = RebuildSession(session_id=self._state.session_id, reason=rebuild.reason)
         result = cast("type[JsonObject | None]", JsonObject | None)
-        found = await self._execute_until_done(
+        found = await self._execute_until_success(
             names.REBUILD_SESSION, argument, summary=f"rebuild: {rebuild.reason}", result=result
         )
         if found is None:
@@ -371,7 +373,7 @@ class SessionWorkflow:
             self._data, self._unreadable = found, unreadable
         return False
 
-    async def _execute_until_done(self, name: str, argument: Any, *, summary: str, result: type[T] = NOTHING) -> T:
+    async def _execute_until_success(self, name: str, argument: Any, *, summary: str, result: type[T] = NONE_TYPE) -> T:
         """Execute an activity until it succeeds. One worker's non-retryable error is no verdict for all workers."""
         while True:
             try:

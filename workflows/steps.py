@@ -23,9 +23,9 @@ from . import failures, policies
 from .policies import Policy
 
 T = TypeVar("T")
-NOTHING: Any = type(None)
+NONE_TYPE: Any = type(None)
 #: Workers of older builds return None.
-CONCLUDED = cast("type[Concluded | None]", Concluded | None)
+CONCLUDED_TYPE = cast("type[Concluded | None]", Concluded | None)
 
 
 class ActivitySteps:
@@ -63,7 +63,7 @@ class ActivitySteps:
     async def conclude(self, conclusion: Conclusion) -> Concluded | None:
         summary = f"{conclusion.kind}: {conclusion.failure.code}"
         concluding = asyncio.ensure_future(
-            execute_until_done(names.CONCLUDE_TURN, conclusion, summary=summary, result=CONCLUDED)
+            execute_until_done(names.CONCLUDE_TURN, conclusion, summary=summary, result=CONCLUDED_TYPE)
         )
         try:
             try:
@@ -93,7 +93,7 @@ class ActivitySteps:
         return not early or workflow.patched("stop-before-calls")
 
 
-async def execute_until_done(name: str, argument: Any, *, summary: str, result: type[T] = NOTHING) -> T:
+async def execute_until_done(name: str, argument: Any, *, summary: str, result: type[T] = NONE_TYPE) -> T:
     """Execute an activity that must succeed in the end, however long the store is unavailable."""
     return await workflow.execute_activity(
         name,

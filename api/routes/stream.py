@@ -16,17 +16,17 @@ _LARGEST = 2**53 - 1
 
 
 class StreamRoutes:
-    def __init__(self, gate: Gate, scopes: Scopes, feeds: Broadcasts) -> None:
+    def __init__(self, gate: Gate, scopes: Scopes, broadcasts: Broadcasts) -> None:
         self._gate = gate
         self._scopes = scopes
-        self._feeds = feeds
+        self._broadcasts = broadcasts
 
     async def events(self, request: Request) -> Response:
         """Every event from `startIndex` on as a line of JSON, then live ones, until the session ends."""
         self._scopes.agent(request)
         principal = await self._gate.admit(request)
         start = start_index(request.query_params.getlist("startIndex"))
-        return EventStream(self._feeds, await self._scopes.session(request, principal), start)
+        return EventStream(self._broadcasts, await self._scopes.session(request, principal), start)
 
 
 def start_index(given: list[str]) -> int:

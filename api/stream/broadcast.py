@@ -1,7 +1,7 @@
 """Live events for many readers: one follower of the store per watched session, for any number of readers.
 
-The follower encodes each event once and keeps the latest lines. A reader is an index: it takes lines from the feed
-while it keeps up, and pages from the store when the feed no longer has its next line. So a reader that never reads
+The follower encodes each event once and keeps the latest lines. A reader is an index: it takes lines from the broadcast
+while it keeps up, and pages from the store when the broadcast no longer has its next line. So a reader that never reads
 costs only its own connection.
 """
 
@@ -30,7 +30,7 @@ _TAIL = 32
 
 @dataclass(frozen=True)
 class Pace:
-    """The timing and the limits of feeds. Times are in seconds."""
+    """The timing and the limits of broadcasts. Times are in seconds."""
 
     # An idle stream sends a blank line this often, so that proxies keep the connection.
     heartbeat: float = 10.0
@@ -54,8 +54,8 @@ class Pace:
     rest: float = 0.0001
 
 
-class FeedFailed(Exception):
-    """The feed has failed; its readers should reconnect."""
+class BroadcastFailed(Exception):
+    """The broadcast has failed; its readers should reconnect."""
 
 
 class Broadcast:
@@ -84,7 +84,7 @@ class Broadcast:
 
     def start(self) -> None:
         if not self._ended:
-            self._follower = asyncio.create_task(self._follow(), name=f"feed {self._session_id}")
+            self._follower = asyncio.create_task(self._follow(), name=f"broadcast {self._session_id}")
 
     def stop(self) -> None:
         if self._follower is not None:
@@ -112,7 +112,7 @@ class Broadcast:
             elif self._ended:
                 return
             elif self.failed:
-                raise FeedFailed
+                raise BroadcastFailed
             elif not await self._wait_for_line():
                 yield b"\n"
 
@@ -134,7 +134,7 @@ class Broadcast:
         page = await self._store.events(self._session_id, index, min(wanted, self._pace.page))
         if not page:
             # The row counts an event that the log does not contain: waiting for it would loop for ever.
-            raise FeedFailed
+            raise BroadcastFailed
         chunk, taken = bytearray(), 0
         for event in page:
             chunk += await lines.line(event)
@@ -193,10 +193,10 @@ class Broadcast:
                         await self._read(watch)
                 except Unavailable as error:
                     # Readers keep waiting: the store recovers, or they disconnect.
-                    log.warning("the feed of %s waits for the store: %s", self._session_id, error)
+                    log.warning("the broadcast of %s waits for the store: %s", self._session_id, error)
                     await asyncio.sleep(self._pace.retry)
         except Exception:
-            log.exception("the feed of %s failed", self._session_id)
+            log.exception("the broadcast of %s failed", self._session_id)
             self.failed = True
         await self._wake()
 
@@ -246,41 +246,41 @@ class Broadcast:
 
 
 class Broadcasts:
-    """The feeds of this process; each exists while it has readers."""
+    """The broadcasts of this process; each exists while it has readers."""
 
     def __init__(self, store: Store, pace: Pace | None = None) -> None:
         self._store = store
         self.pace = pace or Pace()
         self.unsent = Unsent(self.pace.unsent_bytes)
         self._replays = asyncio.Semaphore(self.pace.replays)
-        self._feeds: dict[str, Broadcast] = {}
+        self._broadcasts: dict[str, Broadcast] = {}
 
     @property
     def watched(self) -> int:
         """How many sessions have readers here."""
-        return len(self._feeds)
+        return len(self._broadcasts)
 
     @property
     def readers(self) -> int:
-        return sum(feed.readers for feed in self._feeds.values())
+        return sum(broadcast.readers for broadcast in self._broadcasts.values())
 
     @asynccontextmanager
     async def open(self, session: SessionRow) -> AsyncGenerator[Broadcast]:
-        feed = self._feeds.get(session.session_id)
-        if feed is None or feed.failed:
-            feed = self._feeds[session.session_id] = Broadcast(self._store, session, self.pace, self._replays)
-            feed.start()
-        feed.readers += 1
+        broadcast = self._broadcasts.get(session.session_id)
+        if broadcast is None or broadcast.failed:
+            broadcast = self._broadcasts[session.session_id] = Broadcast(self._store, session, self.pace, self._replays)
+            broadcast.start()
+        broadcast.readers += 1
         try:
-            yield feed
+            yield broadcast
         finally:
-            feed.readers -= 1
-            if not feed.readers:
-                feed.stop()
-                if self._feeds.get(session.session_id) is feed:
-                    del self._feeds[session.session_id]
+            broadcast.readers -= 1
+            if not broadcast.readers:
+                broadcast.stop()
+                if self._broadcasts.get(session.session_id) is broadcast:
+                    del self._broadcasts[session.session_id]
 
     async def close(self) -> None:
         """End all streams, so that the process can stop."""
-        for feed in list(self._feeds.values()):
-            await feed.close()
+        for broadcast in list(self._broadcasts.values()):
+            await broadcast.close()

@@ -1,4 +1,4 @@
-"""The streaming response: lines of a feed, sent as fast as the client reads them."""
+"""The streaming response: lines of a broadcast, sent as fast as the client reads them."""
 
 import asyncio
 import contextlib
@@ -23,7 +23,7 @@ TRANSPORT = "perdure.transport"
 class EventStream(Response):
     """A session's events from `start` on, then live ones. A slow client delays only itself."""
 
-    def __init__(self, feeds: Broadcasts, session: SessionRow, start: int) -> None:
+    def __init__(self, broadcasts: Broadcasts, session: SessionRow, start: int) -> None:
         super().__init__(
             headers={
                 "cache-control": "no-store, no-transform",
@@ -36,7 +36,7 @@ class EventStream(Response):
         )
         # A stream has no length.
         del self.headers["content-length"]
-        self._feeds = feeds
+        self._broadcasts = broadcasts
         self._session = session
         self._start = start
 
@@ -63,10 +63,10 @@ class EventStream(Response):
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         # Proxies forward the headers with the first byte; clients skip blank lines.
         await self._send(send, b"\n", outflow)
-        with spans.open_stream(), self._feeds.unsent.of(outflow):
+        with spans.open_stream(), self._broadcasts.unsent.of(outflow):
             async with (
-                self._feeds.open(self._session) as feed,
-                contextlib.aclosing(feed.chunks(self._start)) as chunks,
+                self._broadcasts.open(self._session) as broadcast,
+                contextlib.aclosing(broadcast.chunks(self._start)) as chunks,
             ):
                 async for chunk in chunks:
                     await self._send(send, chunk, outflow)
@@ -74,11 +74,11 @@ class EventStream(Response):
 
     async def _send(self, send: Send, chunk: bytes, outflow: Outflow) -> None:
         try:
-            async with asyncio.timeout(self._feeds.pace.stall):
-                with self._feeds.unsent.sending(outflow, len(chunk)):
+            async with asyncio.timeout(self._broadcasts.pace.stall):
+                with self._broadcasts.unsent.sending(outflow, len(chunk)):
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
         except TimeoutError:
-            raise TimeoutError(f"the client took nothing for {self._feeds.pace.stall:g} s") from None
+            raise TimeoutError(f"the client took nothing for {self._broadcasts.pace.stall:g} s") from None
 
 
 async def _wait_for_disconnect(receive: Receive) -> None:

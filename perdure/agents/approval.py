@@ -43,12 +43,12 @@ class Decision:
 
     @classmethod
     def ask(cls, prompt: str | None = None) -> "Decision":
-        """Ask somebody, as True does; `prompt` is what they read instead of the summary."""
+        """Ask the responders, as True does; `prompt` is what they read instead of the summary."""
         return cls("ask", prompt=prompt)
 
     @classmethod
     def deny(cls, reason: str) -> "Decision":
-        """Refuse the call; the model is told why."""
+        """Refuse the call; the model gets the reason."""
         return cls("deny", reason=reason)
 
 
@@ -173,7 +173,7 @@ def _wrong_type(approval: object, key: object, summary: object, responders: obje
 
 def _problem(policy: ApprovalPolicy) -> str | None:
     if policy.approval == "never" and policy != OPEN:
-        return "it asks nobody, so nothing about the asking can be said; declare an approval"
+        return "it never asks, so the other approval options have no effect; declare an approval"
     if policy.key and policy.approval != "once":
         return "an approval_key is what approval='once' remembers; nothing else does"
     if policy.on_expiry not in ("deny", "approve", "fail"):

@@ -18,7 +18,7 @@ from perdure.store.open import checked_store, open_store
 from perdure.store.values import SessionQuery, SessionRow, ShownStatus
 
 if TYPE_CHECKING:
-    from perdure.runtime.signals import Driver
+    from perdure.runtime.signals import DriverClient
 
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 _ATTRIBUTE = re.compile(r"[A-Za-z][A-Za-z0-9_-]*=[A-Za-z0-9._:/@-]+")
@@ -70,11 +70,11 @@ def cancel(settings: Settings, session_id: str, turn_id: str | None) -> str:
     async def work() -> str:
         from perdure.runtime.connect import temporal_client
         from perdure.runtime.sessions import cancel_turn
-        from perdure.runtime.signals import Driver, Signals
+        from perdure.runtime.signals import DriverClient, Signals
 
         async with checked_store(settings.database) as store:
             row = await _known(store, session_id)
-            driver = Driver(await temporal_client(settings, lazy=True), settings.task_queue)
+            driver = DriverClient(await temporal_client(settings, lazy=True), settings.task_queue)
             cancelled = await cancel_turn(store, Signals(store, driver), row.session_id, turn_id)
             return _CANCELLED[cancelled.status]
 
@@ -83,7 +83,7 @@ def cancel(settings: Settings, session_id: str, turn_id: str | None) -> str:
 
 _CANCELLED = {
     "accepted": "Its turn will be stopped; `perdure tail` shows turn.cancelled once it is.",
-    "no_active_turn": "There is nothing to stop: no such turn runs or waits for anybody.",
+    "no_active_turn": "There is nothing to stop: no such turn runs or waits for an answer.",
 }
 
 
@@ -91,18 +91,18 @@ def repair(settings: Settings, session_id: str, how: Repair, *, sure: bool = Fal
     """Repair a session that cannot continue without help; `sure`: also when no worker would run it now."""
 
     async def work() -> str:
-        from perdure.runtime.signals import restore
+        from perdure.runtime.signals import start_lost_driver
 
         async with checked_store(settings.database) as store:
             row = await _known(store, session_id)
             if row.ended:
-                return "The session is over; there is nothing to repair."
+                return "The session has ended; there is nothing to repair."
             driver = await _driver(settings)
             try:
                 await driver.repair(session_id, how)
             except NoDriver:
                 if how == "retry":
-                    return f"{session_id}: {await restore(store, driver, row, unattended=sure)}."
+                    return f"{session_id}: {await start_lost_driver(store, driver, row, unattended=sure)}."
                 # The first action of the new driver.
                 rebuild = Rebuild(reason="OPERATOR", ends=OPERATOR_FAILED if how == "fail" else None)
                 await driver.rebuild(session_id, rebuild, unattended=sure)
@@ -116,18 +116,18 @@ def repair(settings: Settings, session_id: str, how: Repair, *, sure: bool = Fal
 
 
 _REPAIRED: dict[Repair, str] = {
-    "retry": "Whatever it could not do is tried again now.",
-    "rebuild": "Its workflow goes on with what the store holds; `perdure tail` shows session.rebuilt.",
+    "retry": "The failed work is retried now.",
+    "rebuild": "Its workflow continues from the store; `perdure tail` shows session.rebuilt.",
     "fail": "It will be ended; `perdure tail` shows session.failed.",
 }
 
 
-async def _driver(settings: Settings) -> Driver:
+async def _driver(settings: Settings) -> DriverClient:
     from perdure.runtime.connect import ABSENT, temporal_client
-    from perdure.runtime.signals import Driver
+    from perdure.runtime.signals import DriverClient
 
     try:
-        return Driver(await temporal_client(settings), settings.task_queue)
+        return DriverClient(await temporal_client(settings), settings.task_queue)
     except ABSENT:
         where = settings.temporal_address
         raise Unavailable(f"Temporal does not answer at {where} (PERDURE_TEMPORAL_ADDRESS).") from None
@@ -151,7 +151,7 @@ def reconcile(settings: Settings, *, end_orphans: bool, sure: bool = False) -> S
                 await reconciler.end_orphans(found.orphans)
             orphaned = "ended" if end_orphans else "end it with --end-orphans"
             return [
-                *(f"{each}  {found.mended.get(each, 'could not be looked after')}" for each in found.undriven),
+                *(f"{each}  {found.mended.get(each, 'could not be repaired')}" for each in found.undriven),
                 *(f"{each}  is a workflow without a session in this store; {orphaned}" for each in found.orphans),
             ] or ["The store and Temporal agree."]
 

@@ -353,7 +353,7 @@ class TurnJournal:
         return TurnJournal([*self.records, *records])
 
 
-async def read_turn(store: Store, session_id: str, turn: int) -> TurnJournal:
+async def read_journal(store: Store, session_id: str, turn: int) -> TurnJournal:
     return TurnJournal(await store.records(session_id, from_turn=turn, to_turn=turn))
 
 

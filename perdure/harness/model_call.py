@@ -26,10 +26,10 @@ from .events import DeltaWriter, EventFactory
 from .journal import ConsumedDelivery, Result, TurnJournal, find_agent, find_session, model_outcome, readable, view_of
 from .prompt import History, HistoryCache, call_ids_of, joined, messages_of, new_mark
 from .reply import (
-    ModelAnswer,
     ReplyReader,
     RequestedCalls,
     Settlement,
+    UsableReply,
     settle_cancelled,
     settle_failure,
     settle_reply,
@@ -234,7 +234,7 @@ class ModelCaller:
             reply = await self._reply(ctx, deltas, prompt, usages)
             response = calls.applied(readable(reply.response))
             requested = await reader.read(response)
-            answer = ModelAnswer(response, reply.finish_reason, sum(usages, Usage()), requested, ctx.turn.principal)
+            answer = UsableReply(response, reply.finish_reason, sum(usages, Usage()), requested, ctx.turn.principal)
             settle = settle_unfulfilled if _is_unfulfilled(offer, ctx.turn, requested) else settle_reply
             return await self._settle(
                 ctx, deltas, settle(factory, mode, answer), settle_cancelled(factory, mode, answer)
@@ -379,8 +379,8 @@ def _is_unfulfilled(offer: Offer, turn: TurnJournal, requested: RequestedCalls) 
         return False
     tries = [call for reply in turn.replies() for call in reply.calls if call.tool == FINAL_OUTPUT]
     tries += [call for call in requested.calls if call.tool == FINAL_OUTPUT]
-    goes_on = requested.requests or requested.runs
-    return not requested.calls or (len(tries) >= TRIES and not goes_on)
+    continues = requested.requests or requested.runs
+    return not requested.calls or (len(tries) >= TRIES and not continues)
 
 
 def _log_failure(ctx: _ModelContext, failed: ModelFailed) -> None:

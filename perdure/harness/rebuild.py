@@ -14,7 +14,7 @@ from perdure.session.state import SessionState, TurnState, dump_turn, read_deliv
 from perdure.store.base import Store, all_inputs
 from perdure.store.values import Attempt, Commit, DeliveryRow, Fence, Hold, InputQuery, InputRow, SessionRow
 
-from .journal import find_session, read_turn
+from .journal import find_session, read_journal
 
 
 class SessionRebuilder:
@@ -75,10 +75,10 @@ class SessionRebuilder:
     async def _parked(self, row: SessionRow) -> tuple[tuple[OpenInput, ...], tuple[OpenInput, ...]]:
         """The open requests of the last turn, and those of the turn before it."""
         if row.status != "running":
-            park = (await read_turn(self._store, row.session_id, row.turns - 1)).park
+            park = (await read_journal(self._store, row.session_id, row.turns - 1)).park
             return park.open if park else (), ()
         for turn in range(row.turns - 2, -1, -1):
-            journal = await read_turn(self._store, row.session_id, turn)
+            journal = await read_journal(self._store, row.session_id, turn)
             # Turns without events have no records either.
             if journal.records:
                 return (), journal.park.open if journal.park else ()
@@ -94,7 +94,7 @@ class SessionRebuilder:
     ) -> TurnRequest:
         """The request of the running turn from its first step: recorded work is not repeated."""
         number = max(0, row.turns - 1)
-        journal = await read_turn(self._store, row.session_id, number)
+        journal = await read_journal(self._store, row.session_id, number)
         closed = {each.request.request_id for each in inputs if each.status != "open"}
         return TurnRequest(
             session_id=row.session_id,

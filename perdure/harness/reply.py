@@ -46,8 +46,8 @@ from .tools.builtin import (
     TRIES,
     FinalOutput,
     Offer,
-    as_answer,
     read_question,
+    with_result_as_text,
     without_final,
 )
 from .tools.toolbox import InvalidArguments, Usable
@@ -224,7 +224,7 @@ class _Budget:
     size: int = _LARGEST
 
 
-#: A call, and what it comes to if it neither runs nor waits: the outcome of a refused one, or the turn's result.
+#: A call, and its result if it neither runs nor waits: the outcome of a refused one, or the turn's result.
 _Classified: TypeAlias = tuple[RequestedCall, Outcome | Result | None]
 
 
@@ -293,7 +293,7 @@ class Settlement:
 
 
 @dataclass(frozen=True)
-class ModelAnswer:
+class UsableReply:
     """A usable reply of the model, its calls and its usage."""
 
     response: ModelResponse
@@ -304,7 +304,7 @@ class ModelAnswer:
     speaker: Principal | None
 
 
-def settle_reply(factory: EventFactory, mode: Mode, answer: ModelAnswer) -> Settlement:
+def settle_reply(factory: EventFactory, mode: Mode, answer: UsableReply) -> Settlement:
     """The turn ends or parks with this reply, or continues with its calls."""
     requested, result = answer.requested, answer.requested.result
     events = (*_reply_events(factory, answer), *requested.events(factory))
@@ -318,20 +318,20 @@ def settle_reply(factory: EventFactory, mode: Mode, answer: ModelAnswer) -> Sett
         kept = replace(answer, response=without_final(answer.response)) if result else answer
         return _settled(factory, kept, events, result=result)
     if result:
-        kept = replace(answer, response=as_answer(answer.response, result))
+        kept = replace(answer, response=with_result_as_text(answer.response, result))
         ending = factory.completed(mode, completed, factory.result_completed(result.value))
         return _settled(factory, kept, events, ending)
     return _settled(factory, answer, events, factory.completed(mode, completed))
 
 
-def settle_unfulfilled(factory: EventFactory, mode: Mode, answer: ModelAnswer) -> Settlement:
+def settle_unfulfilled(factory: EventFactory, mode: Mode, answer: UsableReply) -> Settlement:
     """The turn fails because the model has not produced the required result. Its reply is kept."""
     events = (*_reply_events(factory, answer), *answer.requested.events(factory))
     events = (*events, factory.step_completed(answer.reason, answer.usage))
     return _settled(factory, answer, events, factory.failed(mode, NOT_FULFILLED), failure=NOT_FULFILLED)
 
 
-def settle_cancelled(factory: EventFactory, mode: Mode, answer: ModelAnswer) -> Settlement:
+def settle_cancelled(factory: EventFactory, mode: Mode, answer: UsableReply) -> Settlement:
     """The turn was cancelled during the model call. The reply is kept, and none of its calls runs."""
     not_run = {
         call.call_id: cancelled_before(call)
@@ -346,7 +346,9 @@ def settle_cancelled(factory: EventFactory, mode: Mode, answer: ModelAnswer) -> 
 def settle_result(factory: EventFactory, mode: Mode, result: Result) -> Settlement:
     """The turn ends with a result whose other calls have ended. `factory` is that of the step with the result."""
     empty = ModelResponse(parts=[])
-    stored = StoredReply(response=dump_response(as_answer(empty, result)), finish_reason="stop", usage=Usage())
+    stored = StoredReply(
+        response=dump_response(with_result_as_text(empty, result)), finish_reason="stop", usage=Usage()
+    )
     record = written(factory.at.turn, factory.at.step + 1, REPLY, REPLY_FORMAT, stored)
     ending = factory.completed(mode, factory.result_completed(result.value))
     return Settlement(outcome_of_reply(stored), (record,), ending.events, ending.change(), ending.closes)
@@ -365,7 +367,7 @@ def settle_stopped(factory: EventFactory, mode: Mode, usage: Usage) -> Settlemen
 
 def _settled(
     factory: EventFactory,
-    answer: ModelAnswer,
+    answer: UsableReply,
     events: Sequence[NewEvent],
     ending: Ending | None = None,
     **stored: Any,
@@ -400,7 +402,7 @@ def _failed(factory: EventFactory, ending: Ending, failure: Failure, usage: Usag
     return Settlement(outcome, (record,), (*before, *ending.events), ending.change(usage=usage), ending.closes)
 
 
-def _reply_events(factory: EventFactory, answer: ModelAnswer) -> tuple[NewEvent, ...]:
+def _reply_events(factory: EventFactory, answer: UsableReply) -> tuple[NewEvent, ...]:
     """The complete reasoning and the complete text of the step."""
     reasoning = "".join(part.content for part in answer.response.parts if isinstance(part, ThinkingPart))
     text = "".join(part.content for part in answer.response.parts if isinstance(part, TextPart))

@@ -44,7 +44,7 @@ from .journal import (
     find_agent,
     find_session,
     read,
-    read_turn,
+    read_journal,
     written,
 )
 from .tools import builtin, outcomes
@@ -220,7 +220,7 @@ class TurnResumer:
         at = resumption.at
         session, turn, rows = await asyncio.gather(
             find_session(self._store, at.session_id, resumption.head),
-            read_turn(self._store, at.session_id, at.turn),
+            read_journal(self._store, at.session_id, at.turn),
             self._rows(at.session_id, [each.request_id for each in resumption.open]),
         )
         return _ResumeContext(resumption, attempt, agent, session, turn, rows)
@@ -333,7 +333,7 @@ class TurnResumer:
     async def _asking_turns(self, ctx: _ResumeContext) -> dict[int, TurnJournal]:
         """The turns that asked, by number."""
         turns = sorted({row.request.turn for row in ctx.rows.values()})
-        return {turn: await read_turn(self._store, ctx.at.session_id, turn) for turn in turns}
+        return {turn: await read_journal(self._store, ctx.at.session_id, turn) for turn in turns}
 
     async def _notes(self, ctx: _ResumeContext) -> tuple[str, ...]:
         """Notes to the model about answers that came too late. They authorise nothing."""

@@ -54,7 +54,7 @@ from .journal import (
     StoredPark,
     TurnJournal,
     find_session,
-    read_turn,
+    read_journal,
     written,
 )
 from .prompt import INTERRUPTED, NOT_EXECUTED
@@ -148,7 +148,7 @@ class TurnParker:
     async def park(self, park: ParkTurn) -> None:
         """Open the requests and emit their event in one commit."""
         at = park.at
-        turn = await read_turn(self._store, at.session_id, at.turn)
+        turn = await read_journal(self._store, at.session_id, at.turn)
         if turn.end_record or not (turn.deliveries() or turn.resumption):
             # The end is recorded already, or the turn has found nothing to do and has emitted no events.
             await find_session(self._store, at.session_id)
@@ -225,7 +225,7 @@ class TurnEnder:
         row = await find_session(self._store, session_id)
         token_hash = await self._store.token_of(session_id)
         # The turn may have parked before this conclusion.
-        park = None if row.ended else (await read_turn(self._store, session_id, conclusion.at.turn)).park
+        park = None if row.ended else (await read_journal(self._store, session_id, conclusion.at.turn)).park
         return Concluded(
             token_hash=token_hash,
             head=row.events,
@@ -294,7 +294,7 @@ class TurnEnder:
     async def _try_conclude(self, conclusion: Conclusion, row: SessionRow) -> bool:
         """Try to conclude the turn; returns whether the attempt lost a race and must be repeated."""
         at = conclusion.at
-        turn = await read_turn(self._store, at.session_id, at.turn)
+        turn = await read_journal(self._store, at.session_id, at.turn)
         if turn.end_record and not (conclusion.kind == "cancelled" and turn.park):
             await self._store.commit(Commit(row.session_id, close_turn=at.turn, recovers=True))
             return False
@@ -325,7 +325,7 @@ class TurnEnder:
         """The turns that parked directly before this one: their unfinished calls end with it."""
         parked: list[tuple[int, TurnJournal]] = []
         for number in range(at.turn - 1, -1, -1):
-            turn = await read_turn(self._store, at.session_id, number)
+            turn = await read_journal(self._store, at.session_id, number)
             if turn.records and not turn.park:
                 break
             parked.insert(0, (number, turn))

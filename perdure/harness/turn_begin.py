@@ -17,7 +17,7 @@ from perdure.store.base import Store
 from perdure.store.values import Consumption, NewRecord, SessionChange
 
 from .events import EventFactory
-from .journal import DELIVERY, ConsumedDelivery, TurnJournal, read_turn, written
+from .journal import DELIVERY, ConsumedDelivery, TurnJournal, read_journal, written
 from .prompt import bare_type, is_linked, largest_of
 
 #: Seconds to fetch all files of one delivery.
@@ -101,7 +101,7 @@ async def read_deliveries(
     rows = await store.deliveries(at.session_id, list(dict.fromkeys(delivery_ids)))
     if any(row.turn == at.turn for row in rows):
         # An older attempt has consumed them since the records were read.
-        turn = await read_turn(store, at.session_id, at.turn)
+        turn = await read_journal(store, at.session_id, at.turn)
         return turn.deliveries(), turn
     await _report_lost(store, at.session_id, set(delivery_ids) - {row.delivery_id for row in rows})
     left = [row for row in rows if row.body is not None and row.refused is None and row.turn is None]

@@ -20,7 +20,7 @@ def beside_dev(settings: Settings) -> Settings:
     known = read_temporal_address(settings)
     if known is None:
         return settings
-    # Whatever cloud the environment speaks of: this server has one namespace, and asks for no key.
+    # Also if the environment names a cloud: this server has one namespace, and needs no key.
     plain = {"temporal_namespace": "default", "temporal_tls": False, "temporal_api_key": None}
     return settings.model_copy(update={"temporal_address": known, **plain})
 

@@ -34,10 +34,10 @@ async def connect(
     with them may an approval change arguments, and only with them does `while_waiting="deny"` count here.
 
     The store must be there, with a schema of this version, or `Misconfigured` or `SchemaOutdated` is raised:
-    `perdure migrate` makes both. Temporal may be away: what is accepted then has `delayed` in its receipt, and Temporal
-    is told later, by the sweeper that each API process runs. This function runs none, and neither do workers. Where no
-    API process runs, keep `sessions.sweeper.running()` and `sessions.reconciler.running()` open in a process that
-    stays.
+    `perdure migrate` makes both. Temporal may be away: what is accepted then has `delayed` in its receipt, and the
+    sweeper that each API process runs signals the workflow later. This function runs none, and neither do workers.
+    Where no API process runs, keep `sessions.sweeper.running()` and `sessions.reconciler.running()` open in a process
+    that stays.
     """
     settings = beside_dev(read_settings(temporal_address=address, database_url=database, data_dir=data_dir))
     known = _known(settings, agents)

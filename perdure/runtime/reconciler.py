@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from perdure.errors import NoDriver, NoWorker, Unavailable
 from perdure.store.base import Store
 
-from .signals import Driver, restore
+from .signals import DriverClient, start_lost_driver
 from .sweeper import repeating
 
 log = logging.getLogger("perdure.sessions")
@@ -36,7 +36,7 @@ class Disagreement:
 class Reconciler:
     """Compares all open sessions with all running drivers. Several may run at once."""
 
-    def __init__(self, store: Store, driver: Driver, *, every: float = 30.0) -> None:
+    def __init__(self, store: Store, driver: DriverClient, *, every: float = 30.0) -> None:
         self._store = store
         self._driver = driver
         self._every = every
@@ -97,7 +97,7 @@ class Reconciler:
             try:
                 result = await self._restored(session_id)
             except NoWorker as none:
-                # Go on with the others: a session whose workflow has completed needs no worker.
+                # Continue with the others: a session whose workflow has completed needs no worker.
                 result, unattended = f"it waits for a worker: {none.message}", True
                 if not self._warned_unattended:
                     log.warning(
@@ -120,7 +120,7 @@ class Reconciler:
             # The sweeper starts a session that has not begun.
             if row is None or row.ended or row.status == "starting":
                 return "it needs no workflow now"
-            return await restore(self._store, self._driver, row)
+            return await start_lost_driver(self._store, self._driver, row)
         except NoWorker:
             raise
         except Unavailable:

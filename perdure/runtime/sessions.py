@@ -1,6 +1,6 @@
 """Sessions from outside: start one, deliver to one, read them.
 
-This is what the HTTP API stands on, and what `perdure.connect` gives to trusted code:
+This is what the HTTP API uses, and what `perdure.connect` gives to trusted code:
 
     try:
         await sessions.deliver(token, "hello")
@@ -48,7 +48,7 @@ from .connect import ABSENT, in_time
 from .deliveries import CallerRequest, reference
 from .inputs import Answers, Inputs
 from .reconciler import Reconciler
-from .signals import Driver, Signals
+from .signals import DriverClient, Signals
 from .sweeper import Sweeper
 
 
@@ -100,7 +100,7 @@ class Sessions:
         self._secret = secret
         self._ui_url = ui_url.rstrip("/")
         self._inbox_limit = inbox_limit
-        driver = Driver(client, task_queue)
+        driver = DriverClient(client, task_queue)
         self._signals = Signals(store, driver, agents, ui_detail=ui_detail)
         self._answers = Answers(store, self._signals, agents)
         self.inputs = Inputs(store, self._answers, inbox_limit=inbox_limit)
@@ -127,7 +127,7 @@ class Sessions:
         Two requests with one idempotency key are the same if their bodies and `same_as` are equal. The default of
         `same_as` is made of the other arguments.
         """
-        body = body or _said(message, principal)
+        body = body or _message_body(message, principal)
         if not agent or not agent.isprintable():
             raise Invalid("A session is started for an agent, by its name.")
         if mode not in get_args(Mode):
@@ -169,7 +169,7 @@ class Sessions:
         With `session_id` the token must belong to that session. A repeated request gets its first receipt, also when
         the token has another owner now.
         """
-        body = body or _said(message, principal)
+        body = body or _message_body(message, principal)
         token_hash = hash_token(token)
         about = same_as or ("deliver", token_hash, str(coalesce))
         owner = await self._owner(token_hash, session_id)
@@ -198,8 +198,8 @@ class Sessions:
         idempotency_key: str | None = None,
     ) -> Receipt:
         """Deliver to the owner of `token`, or start a session that owns it. Many callers at once: one session."""
-        body = body or _said(message, principal)
-        # Whether the first try started or delivered must not decide what a repeated one is told.
+        body = body or _message_body(message, principal)
+        # Whether the first try started or delivered must not decide the receipt of a repeated one.
         arguments: _Arguments = {
             "body": body,
             "principal": principal,
@@ -243,13 +243,13 @@ class Sessions:
         """
         row = await self.inputs.get(request_id, principal)
         chosen = "option_id" if row.request.kind == "approval" else "text"
-        said = InputResponse(
+        response = InputResponse(
             request_id=request_id,
             arguments=arguments,
             reason=None if reason is None else whole(reason),
             **{chosen: whole(answer)},
         )
-        return await self.inputs.answer(said, principal, idempotency_key=idempotency_key)
+        return await self.inputs.answer(response, principal, idempotency_key=idempotency_key)
 
     # --- look -----------------------------------------------------------------------------------------------
 
@@ -271,7 +271,7 @@ class Sessions:
     async def events(
         self, session_id: str, start: int = 0, *, follow: bool = True, principal: Principal | None = None
     ) -> AsyncGenerator[Event]:
-        """The session's events from index `start` on. With `follow` it waits for more until the session is over.
+        """The session's events from index `start` on. With `follow` it waits for more until the session has ended.
 
         A conversation waits for its next message without an end: leave the loop at `session.waiting`.
         """
@@ -352,16 +352,16 @@ class Sessions:
         )
 
 
-def _said(message: Message | None, principal: Principal) -> DeliveryBody:
-    """The body of a plain message, with text that everybody can take."""
+def _message_body(message: Message | None, principal: Principal) -> DeliveryBody:
+    """The body of a plain message, with text that UTF-8 can encode."""
     if not message:
         raise Invalid("A delivery needs a message.")
     try:
         body = DeliveryBody(message=message, principal=principal)
     except ValidationError:
         raise Invalid("A message is text, or a sequence of text and file parts.") from None
-    said = body.message
-    parts = whole(said) if isinstance(said, str) else tuple(_whole(part) for part in said or ())
+    content = body.message
+    parts = whole(content) if isinstance(content, str) else tuple(_whole(part) for part in content or ())
     return body.model_copy(update={"message": parts})
 
 

@@ -102,7 +102,7 @@ class DriverView(Wire):
         return self.idle and self.held is None
 
 
-class Driver:
+class DriverClient:
     """The drivers of all sessions. Raises `NoDriver` when there is none, `Unavailable` without Temporal."""
 
     def __init__(self, client: Client, task_queue: str) -> None:
@@ -250,7 +250,7 @@ class Signals:
     """Signals drivers. Repeating a signal is safe: a driver ignores a delivery that it knows."""
 
     def __init__(
-        self, store: Store, driver: Driver, agents: AgentRegistry | None = None, *, ui_detail: bool = True
+        self, store: Store, driver: DriverClient, agents: AgentRegistry | None = None, *, ui_detail: bool = True
     ) -> None:
         self._store = store
         self._driver = driver
@@ -317,7 +317,7 @@ class Signals:
             try:
                 await self._send_all(row, set() if signalled is None else signalled)
             except NoDriver:
-                await restore(self._store, self._driver, row)
+                await start_lost_driver(self._store, self._driver, row)
         if row.unsignalled:
             # After the signals, so that later deliveries cannot overtake them. A mark added meanwhile stays.
             await self._store.clear_unsignalled(session_id, row.unsignalled)
@@ -399,7 +399,7 @@ class Signals:
         await self._driver.start(state, summary=summary)
 
 
-async def restore(store: Store, driver: Driver, row: SessionRow, *, unattended: bool = False) -> str:
+async def start_lost_driver(store: Store, driver: DriverClient, row: SessionRow, *, unattended: bool = False) -> str:
     """Repair a session that is open in the store but has no running workflow. The result says what was found.
 
     `unattended`: start a workflow also when no worker would run it; else that raises `NoWorker`.

@@ -128,7 +128,7 @@ class Sweeper:
             self._pauses.pop(session_id, None)
             return False
         except Exception:
-            log.exception("session %s could not be told what it was sent", session_id)
+            log.exception("session %s could not be signalled", session_id)
         return True
 
     async def _query_driver(self, session_id: str, signalled: set[str]) -> None:

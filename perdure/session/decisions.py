@@ -14,8 +14,9 @@ from .state import UNKNOWN, Rebuild, SessionState, is_unknown
 
 Boundary: TypeAlias = Literal["waiting", "completed", "failed"]
 
-#: Seconds until a delivery of a kind that no build could read is refused, and until another build is looked for first.
+#: Seconds after which a delivery of an unknown kind is refused.
 _UNKNOWN_KEPT = 3600.0
+#: Seconds until the driver first continues as new, to find a build that knows the kind.
 _FIRST_LOOK = 60.0
 
 
@@ -27,7 +28,7 @@ def boundary(mode: Mode, failure: Failure | None) -> Boundary:
     return "failed" if failure.structural or mode == "task" else "waiting"
 
 
-def after_turn(mode: Mode, failure: Failure | None) -> Action:
+def action_after_turn(mode: Mode, failure: Failure | None) -> Action:
     """What the driver does when a turn has ended."""
     match boundary(mode, failure):
         case "waiting":
@@ -38,10 +39,10 @@ def after_turn(mode: Mode, failure: Failure | None) -> Action:
             return Done(is_error=True)
 
 
-def after_conclusion(mode: Mode, failure: Failure | None, concluded: Concluded | None) -> Action:
-    """Like `after_turn`, but the session's status decides, if it is known: another process may have ended the turn."""
+def action_after_conclusion(mode: Mode, failure: Failure | None, concluded: Concluded | None) -> Action:
+    """As above, but the session's status decides, if it is known: another process may have ended the turn."""
     if concluded is None or concluded.over is None:
-        return after_turn(mode, failure)
+        return action_after_turn(mode, failure)
     return Done(is_error=failure is not None) if concluded.over else Park()
 
 
@@ -49,7 +50,7 @@ def after_conclusion(mode: Mode, failure: Failure | None, concluded: Concluded |
 
 
 @dataclass(frozen=True)
-class Restore:
+class RebuildState:
     """Derive the state from the store."""
 
     rebuild: Rebuild
@@ -62,7 +63,7 @@ class Withdraw:
 
 @dataclass(frozen=True)
 class Refuse:
-    """Refuse a delivery whose continuation token is no longer the session's."""
+    """Refuse a delivery that no turn will read: its token was replaced, or no build knew its kind in time."""
 
     delivery: DeliveryRef
     code: str = "session_not_active"
@@ -104,13 +105,13 @@ class Wait:
     until: float | None = None
 
 
-Move: TypeAlias = Restore | Withdraw | Refuse | Remind | RunTurn | ForgetCancel | Renew | Wait
+Move: TypeAlias = RebuildState | Withdraw | Refuse | Remind | RunTurn | ForgetCancel | Renew | Wait
 
 
 def next_move(session: SessionState, now: float, *, renew: bool = False) -> Move:
     """The next move of a driver, in the order of precedence."""
     if session.rebuild is not None:
-        return Restore(session.rebuild)
+        return RebuildState(session.rebuild)
     if session.cancel == "this" and session.open and session.held is None:
         return Withdraw()
     if stale := next((delivery for delivery in session.inbox if _is_stale(session, delivery)), None):

@@ -51,10 +51,10 @@ SESSION = Chain("session state")
 #: Ids of deliveries that the driver keeps to drop duplicates. The store knows all ids; this is the last check.
 REMEMBERED_DELIVERIES = 512
 
-#: The kinds of deliveries that this build can read, and for each later kind the patch since which runs read it: a run
-#: that has kept such a delivery as unknown must replay.
+#: The kinds of deliveries that this build can read. The value is the patch that guards a kind that was added later: a
+#: run that began before it must treat the kind as unknown, so that it replays alike.
 KINDS: dict[str, str | None] = {"message": None, "answer": None}
-#: Before the kind of a delivery in the inbox of a run that could not read it. The next run may be able to.
+#: The prefix of a delivery's kind in the inbox of a run that cannot read it. A run that knows the kind begins without.
 UNKNOWN = "?"
 
 Cancel: TypeAlias = Literal["this", "next"]
@@ -242,7 +242,7 @@ def is_unknown(delivery: DeliveryRef) -> bool:
     return delivery.kind not in KINDS
 
 
-def marked(delivery: DeliveryRef, *, unknown: bool) -> DeliveryRef:
+def with_unknown_prefix(delivery: DeliveryRef, *, unknown: bool) -> DeliveryRef:
     """The delivery with or without the mark of an unknown kind."""
     bare = delivery.kind.removeprefix(UNKNOWN)
     kind = UNKNOWN + bare if unknown else bare
@@ -253,7 +253,7 @@ class _OfTurn(Wire):
     turn_id: str = Field(pattern=r"^turn_\d{1,9}$")
 
 
-def read_turn(data: Any) -> int | None:
+def read_turn_number(data: Any) -> int | None:
     """The number of the turn that a signal names, if any."""
     try:
         return int(_OfTurn.model_validate(data).turn_id.removeprefix("turn_"))
@@ -290,7 +290,7 @@ def load_session(data: JsonObject) -> SessionState:
     # While the state was unreadable, signals were added to the inbox unchecked, so it may hold duplicates.
     first = {delivery.id: delivery for delivery in reversed(state.inbox)}
     inbox = tuple(
-        marked(each, unknown=each.kind.removeprefix(UNKNOWN) not in KINDS)
+        with_unknown_prefix(each, unknown=each.kind.removeprefix(UNKNOWN) not in KINDS)
         for each in state.inbox
         if first[each.id] is each
     )

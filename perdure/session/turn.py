@@ -118,7 +118,7 @@ async def _unreadable(request: TurnRequest, steps: Steps, unreadable: Unreadable
         return result.model_copy(update={"held": request.model_dump(mode="json")})
     concluded = await steps.conclude(conclusion(request, request.step, failure)) or Concluded()
     ended = {
-        "action": Park() if concluded.open else decisions.after_conclusion(request.mode, failure, concluded),
+        "action": Park() if concluded.open else decisions.action_after_conclusion(request.mode, failure, concluded),
         "token_hash": concluded.token_hash or request.token_hash,
         "head": concluded.head or request.head,
         "open": concluded.open,
@@ -318,7 +318,7 @@ class _Turn:
         waits = open or silent
         return TurnResult(
             snapshot=dump_turn(state),
-            action=Park() if waits else decisions.after_conclusion(self._request.mode, failure, self._concluded),
+            action=Park() if waits else decisions.action_after_conclusion(self._request.mode, failure, self._concluded),
             token_hash=self._token_hash,
             retired=self._retired,
             failure=failure,

@@ -105,7 +105,7 @@ class Store(Protocol):
         ...
 
     async def first(self, delivery: NewDelivery) -> Accepted | None:
-        """The delivery that was accepted under this idempotency key (`IdempotencyConflict` as above)."""
+        """The delivery that was accepted under this idempotency key or this id (`IdempotencyConflict` as above)."""
         ...
 
     async def refuse(self, session_id: str, delivery_id: str, code: str, event: NewEvent) -> bool:
@@ -144,10 +144,11 @@ class Store(Protocol):
     async def answer(self, answering: Answering, to_event: Callable[[InputRow], NewEvent]) -> Answered:
         """Count the votes against the current state of the requests. The first verdict wins.
 
-        A vote on an open request is added to its votes (only the first one of each principal). When
-        `session.inputs.verdict` returns an answer, the request is closed as `answered` with that answer and this
-        delivery's id, and the event `to_event(row)` is appended. A vote on a closed request changes nothing. An unknown
-        request, or one of another session, raises `NotFound` before any write. Idempotency keys as for `accept`.
+        A vote on an open request is added to its votes (only the first one of each principal, unless it `ends` the
+        request). When `session.inputs.verdict` returns an answer, or a vote `ends` the request, it is closed as
+        `answered` with that answer and this delivery's id, and the event `to_event(row)` is appended. A vote on a
+        closed request changes nothing. An unknown request, or one of another session, raises `NotFound` before any
+        write. Idempotency keys as for `accept`.
         """
         ...
 
@@ -187,10 +188,10 @@ async def read_all(store: Store, session_id: str, start: int = 0) -> AsyncIterat
 
 
 async def events_of(store: Store, session_id: str, start: int = 0, *, follow: bool = True) -> AsyncGenerator[Event]:
-    """The session's events from `start` on. With `follow` it waits for more until the session is over."""
+    """The session's events from `start` on. With `follow` it waits for more until the session has ended."""
     async with store.watch(session_id) as watch:
         while True:
-            # Read before its events, so that those of a session that is over are all there.
+            # Read before its events, so that those of a session that has ended are all there.
             row = await store.session(session_id)
             if row is None:
                 raise SessionNotFound(f"The store knows no session {quoted(session_id)}.")
@@ -213,7 +214,7 @@ async def all_inputs(store: Store, query: InputQuery) -> Sequence[InputRow]:
     return found
 
 
-#: Half a minute in all: longer than a failover, shorter than anybody's patience.
+#: Half a minute in all: longer than a failover, shorter than a caller's time-out.
 _PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0)
 
 

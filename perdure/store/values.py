@@ -280,9 +280,9 @@ class Commit:
        events than this, because the store is older than the caller. `current`: raise `Unavailable` when the number of
        events is not exactly `head`; the caller reads the session again.
     2. `unless`: when this record exists, another attempt has won. Write nothing and return the record
-       (`Committed.existing`). In a closed session, `close` changes nothing, and a commit that adds something raises
-       `Superseded`. `unless_cancelled`: raise `TurnCancelled` when this turn, or an earlier one, is to be stopped.
-       `without`: raise `AlreadyBegun` when one of these records exists.
+       (`Committed.existing`). In a closed session, a `close` without a `fence` changes nothing, and a commit that adds
+       something raises `Superseded`. `unless_cancelled`: raise `TurnCancelled` when this turn, or an earlier one, is
+       to be stopped. `without`: raise `AlreadyBegun` when one of these records exists.
     3. `fence`: RAISE replaces an older generation (then `superseding` is appended before `events`), and raises
        `Superseded` when the generation in the store is newer. KEEP and RELEASE raise `Superseded` unless the store has
        exactly this generation. RELEASE deletes the fence.
@@ -292,12 +292,12 @@ class Commit:
        unknown, refused, or read by another turn.
     7. `slots`: write them. Raise `SlotConflict` when a slot has another version than expected.
     8. `route`: replace the session's routes by this token hash; `TokenConflict` when another live session owns it.
-       `close`: end the session, delete its routes and fences, and refuse the deliveries that no turn has read. The
-       events of the refusals come before the last event.
+       `close`: end the session, and delete its routes and fences.
     9. `close_turn`: delete all fences of that turn, so that its late attempts cannot write.
     10. `inputs`: open the requests of `opens`; a request whose id exists is not changed. Close those of `expires` that
        are still open as `expired`, and those of `withdraws` as `withdrawn`. The events in `resolved` of the requests
-       that this commit closed are appended after `events`, but before an event that ends the session.
+       that this commit closed are appended after `events`, but before an event that ends the session. `close` refuses
+       the deliveries that no turn has read; the events of the refusals come before the last event, too.
     11. `change`: apply it to the row. A commit that ends a turn settles a cancel request for that turn; `close` settles
        one for any turn; `settles_cancel` settles one without ending a turn, if no turn is expected. A commit that
        raises a fence, ends a turn, closes the session or `recovers` shows progress, so it clears the session's

@@ -119,7 +119,7 @@ class Watchers:
         if following is not None:
             await asyncio.wait([following])
         await self._feed.close()
-        # Nothing wakes them any more: a reader that goes on waiting would wait for ever.
+        # Nothing wakes them any more: a reader that still waits would wait for ever.
         self._fail(RuntimeError("the store was closed"))
 
     def _start(self) -> None:

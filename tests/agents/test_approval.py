@@ -58,8 +58,8 @@ def no_argument() -> str:
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"approval": "never", "expires": 5}, "asks nobody"),
-    ({"approval": "never", "summary": str}, "asks nobody"),
+    ({"approval": "never", "expires": 5}, "never asks"),
+    ({"approval": "never", "summary": str}, "never asks"),
     ({"approval": "always", "approval_key": str}, "approval_key is what"),
     ({"approval": "always", "on_expiry": "approve"}, "say when that is"),
     ({"approval": "always", "expires": 5, "on_expiry": "explode"}, "on_expiry is"),

@@ -98,7 +98,7 @@ class Api:
     http: httpx2.AsyncClient
     store: Store
     temporal: Recorder
-    feeds: Broadcasts
+    broadcasts: Broadcasts
 
     async def create(self, message: str = "hello", *, prefix: str = "", **fields: Any) -> dict[str, Any]:
         answer = await self.http.post(f"{prefix}{URL}", json={"message": message, **fields})
@@ -204,7 +204,7 @@ async def serving(
     chosen = Settings.model_validate({"data_dir": directory, "port": 0, **settings})
     store = await open_store(database or f"sqlite:///{directory / 'test.db'}")
     await store.migrate()
-    temporal, feeds = Recorder(), Broadcasts(store, pace)
+    temporal, broadcasts = Recorder(), Broadcasts(store, pace)
     agents = AgentRegistry([CONCIERGE, CLERK, BURSAR, HASTY])
     app = create_app(
         sessions=Sessions(store, cast("Client", temporal), secret=b"a test's secret", agents=agents),
@@ -212,17 +212,17 @@ async def serving(
         agents=agents,
         settings=chosen,
         authenticators=build_authenticators(chosen) if authenticators is None else authenticators,
-        feeds=feeds,
+        broadcasts=broadcasts,
     )
     sock = listen("127.0.0.1", 0)
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     stop, ready = asyncio.Event(), asyncio.Event()
-    server = asyncio.create_task(run(app, sock, stop, ready=ready, on_stop=feeds.close, terms=terms))
+    server = asyncio.create_task(run(app, sock, stop, ready=ready, on_stop=broadcasts.close, limits=terms))
     await ready.wait()
     try:
         limits = httpx2.Limits(max_connections=None)
         async with httpx2.AsyncClient(base_url=url, limits=limits, timeout=PATIENCE) as http:
-            yield Api(url, http, store, temporal, feeds)
+            yield Api(url, http, store, temporal, broadcasts)
     finally:
         stop.set()
         await server

@@ -193,10 +193,10 @@ async def test_a_session_waits_for_temporal_while_a_delivery_is_not_signalled(ap
         await api.deliver(old)
 
     assert await waits_for(api, old) == (
-        "Temporal, which could not be reached: 2 deliveries are accepted and told to it later."
+        "Temporal, which could not be reached: 2 deliveries are accepted, and signalled later."
     )
     assert await waits_for(api, new) == (
-        "Temporal, which could not be reached: 1 delivery is accepted and told to it later."
+        "Temporal, which could not be reached: 1 delivery is accepted, and signalled later."
     )
 
 

@@ -72,7 +72,7 @@ async def test_open_streams_end_when_the_server_does(tmp_path: Path) -> None:
             session_id = (await api.create())["sessionId"]
             url = f"{api.url}{URL}/{session_id}/stream"
             readers = [asyncio.create_task(http.get(url)) for _ in range(20)]
-            await until(lambda: api.feeds.readers == 20)
+            await until(lambda: api.broadcasts.readers == 20)
             began = time.perf_counter()
         took = time.perf_counter() - began
         answers = await asyncio.gather(*readers)

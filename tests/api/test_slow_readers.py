@@ -41,14 +41,14 @@ async def test_a_reader_that_never_reads_delays_no_other(tmp_path: Path) -> None
     async with serving(tmp_path, pace=Pace(ring_bytes=100_000)) as api:
         session_id = (await api.create())["sessionId"]
         with silent(api, session_id):
-            await until(lambda: api.feeds.watched == 1)
+            await until(lambda: api.broadcasts.watched == 1)
             async with api.stream(session_id) as reading:
                 await flood(api, session_id, 5)
                 events = await reading.events(5 * 16)
 
             assert [event["meta"]["index"] for event in events] == list(range(5 * 16))
             # The one that reads has left; the other one still holds what fits into its connection, and no more.
-            await until(lambda: api.feeds.readers == 1)
+            await until(lambda: api.broadcasts.readers == 1)
 
 
 async def test_a_reader_that_takes_nothing_for_long_is_cut_off(
@@ -58,8 +58,8 @@ async def test_a_reader_that_takes_nothing_for_long_is_cut_off(
         session_id = (await api.create())["sessionId"]
         await flood(api, session_id, 5)
         with silent(api, session_id) as sock:
-            await until(lambda: api.feeds.readers == 1)
-            await until(lambda: api.feeds.readers == 0)
+            await until(lambda: api.broadcasts.readers == 1)
+            await until(lambda: api.broadcasts.readers == 0)
 
             assert not (await drained(sock)).endswith(b"0\r\n\r\n")
     assert "took nothing for 0.3 s" in caplog.text
@@ -109,9 +109,9 @@ async def test_two_hundred_watchers_do_not_slow_posts(api: Api) -> None:
         async with contextlib.AsyncExitStack() as watchers:
             for _ in range(200):
                 watchers.enter_context(silent(api, watched))
-            await until(lambda: api.feeds.readers == 200)
+            await until(lambda: api.broadcasts.readers == 200)
             crowded = await typical()
-        await until(lambda: api.feeds.readers == 0)
+        await until(lambda: api.broadcasts.readers == 0)
         return crowded / alone
 
     await typical()
@@ -137,7 +137,7 @@ async def test_two_hundred_readers_of_a_busy_session_leave_room_for_posts(api: A
     async with contextlib.AsyncExitStack() as watchers:
         for _ in range(200):
             watchers.enter_context(silent(api, watched))
-        await until(lambda: api.feeds.readers == 200)
+        await until(lambda: api.broadcasts.readers == 200)
         talking = asyncio.create_task(talk(api, watched))
         try:
             # The best of a few rounds: the machine may do other things besides.

@@ -276,9 +276,9 @@ async def test_a_reader_that_leaves_is_let_go_at_once(api: Api) -> None:
 
     async with api.stream(session_id) as reading:
         await reading.event()
-        assert api.feeds.watched == 1
+        assert api.broadcasts.watched == 1
 
-    await until(lambda: api.feeds.watched == 0)
+    await until(lambda: api.broadcasts.watched == 0)
 
 
 async def test_many_readers_share_one_feed_and_each_gets_everything(api: Api) -> None:
@@ -289,8 +289,8 @@ async def test_many_readers_share_one_feed_and_each_gets_everything(api: Api) ->
             return await reading.rest()
 
     readers = [asyncio.create_task(read()) for _ in range(200)]
-    await until(lambda: api.feeds.readers == 200)
-    assert api.feeds.watched == 1
+    await until(lambda: api.broadcasts.readers == 200)
+    assert api.broadcasts.watched == 1
     for number in range(1, 4):
         await api.emit(session_id, *turn_events(number, ["b", "c"]))
     await api.emit(session_id, session_ended(), change=ENDED)

@@ -8,7 +8,7 @@ from temporalio.client import Client, WorkflowExecutionStatus
 
 from perdure.errors import NoDriver, NoWorker, Unavailable
 from perdure.protocol.wire import JsonObject
-from perdure.runtime.signals import Driver, DriverView, read_view
+from perdure.runtime.signals import DriverClient, DriverView, read_view
 from perdure.session.state import Rebuild, Repair, SessionState
 
 RUNNING = WorkflowExecutionStatus.RUNNING
@@ -23,7 +23,7 @@ class Call:
     detail: str = ""
 
 
-class FakeDriver(Driver):
+class FakeDriver(DriverClient):
     def __init__(self, *running: str) -> None:
         super().__init__(cast("Client", None), "test")
         self.workflows: dict[str, WorkflowExecutionStatus] = dict.fromkeys(running, RUNNING)

@@ -26,7 +26,7 @@ FORGED = "forged-bearer-wagtail"
 #: What is planted, by the rows of the table.
 PLANTED = {
     "the first 80 characters of the first message": ["message-heron", "file-egret.txt"],
-    "all else that is said, client context, files": ["later-ibis", "context-stork", "aGVyZSBpcyBhIGNyYW5l"],
+    "all other messages and replies, client context, files": ["later-ibis", "context-stork", "aGVyZSBpcyBhIGNyYW5l"],
     "arguments of tool calls": ["argument-plover", "approve-dunlin"],
     "results of tools, what is wrong with arguments, replies of models": [
         private.RETURNED,

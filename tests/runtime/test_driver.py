@@ -9,7 +9,7 @@ from perdure.errors import NoDriver, NoWorker
 from perdure.protocol import names
 from perdure.protocol.inputs import OpenInput
 from perdure.protocol.requests import Finished, ModelCall, ModelOutcome
-from perdure.runtime.signals import Driver
+from perdure.runtime.signals import DriverClient
 from perdure.session.state import Rebuild, SessionState
 from tests.support.workflows import Bench, Outside
 
@@ -17,18 +17,18 @@ LOST = Rebuild(reason="WORKFLOW_LOST")
 
 
 @pytest.fixture
-def driver(bench: Bench) -> Driver:
-    return Driver(bench.client, bench.settings.task_queue)
+def driver(bench: Bench) -> DriverClient:
+    return DriverClient(bench.client, bench.settings.task_queue)
 
 
-async def held(driver: Driver, session_id: str) -> frozenset[str]:
+async def held(driver: DriverClient, session_id: str) -> frozenset[str]:
     view = await driver.describe(session_id)
     assert view is not None
     return view.holds
 
 
 @pytest.mark.usefixtures("working")
-async def test_a_driver_describes_what_waits_in_it(bench: Bench, outside: Outside, driver: Driver) -> None:
+async def test_a_driver_describes_what_waits_in_it(bench: Bench, outside: Outside, driver: DriverClient) -> None:
     session = await bench.start(outside, open=(OpenInput(request_id="inp_1"),))
     await session.deliver("dlv_1")
     await session.deliver("dlv_2")
@@ -37,7 +37,7 @@ async def test_a_driver_describes_what_waits_in_it(bench: Bench, outside: Outsid
 
 
 @pytest.mark.usefixtures("working")
-async def test_a_driver_describes_what_its_turn_reads(bench: Bench, outside: Outside, driver: Driver) -> None:
+async def test_a_driver_describes_what_its_turn_reads(bench: Bench, outside: Outside, driver: DriverClient) -> None:
     found: list[frozenset[str]] = []
 
     async def answer(call: ModelCall) -> ModelOutcome:
@@ -53,7 +53,9 @@ async def test_a_driver_describes_what_its_turn_reads(bench: Bench, outside: Out
 
 
 @pytest.mark.usefixtures("working")
-async def test_a_driver_describes_what_its_held_turn_would_read(bench: Bench, outside: Outside, driver: Driver) -> None:
+async def test_a_driver_describes_what_its_held_turn_would_read(
+    bench: Bench, outside: Outside, driver: DriverClient
+) -> None:
     request = {"sessionId": "x", "turn": 0, "agent": "demo", "deliveries": [{"id": "dlv_1", "tokenHash": "now"}]}
     session = await bench.start(outside, held=request, retry_at=2.0**40)
 
@@ -62,7 +64,7 @@ async def test_a_driver_describes_what_its_held_turn_would_read(bench: Bench, ou
 
 @pytest.mark.usefixtures("working")
 async def test_a_workflow_that_has_ended_or_never_was_holds_nothing(
-    bench: Bench, outside: Outside, driver: Driver
+    bench: Bench, outside: Outside, driver: DriverClient
 ) -> None:
     session = await bench.start(outside)
     await session.handle.terminate()
@@ -72,13 +74,15 @@ async def test_a_workflow_that_has_ended_or_never_was_holds_nothing(
             await driver.describe(session_id)
 
 
-async def test_without_a_worker_a_driver_cannot_be_described(bench: Bench, outside: Outside, driver: Driver) -> None:
+async def test_without_a_worker_a_driver_cannot_be_described(
+    bench: Bench, outside: Outside, driver: DriverClient
+) -> None:
     session = await bench.start(outside)
 
     assert await driver.describe(session.handle.id) is None
 
 
-async def test_no_session_is_started_on_a_queue_that_no_worker_polls(driver: Driver) -> None:
+async def test_no_session_is_started_on_a_queue_that_no_worker_polls(driver: DriverClient) -> None:
     with pytest.raises(NoWorker, match=r"task queue test-\w+-sessions"):
         await driver.rebuild("ses_unattended", LOST)
     assert await driver.status("ses_unattended") is None
@@ -90,7 +94,7 @@ async def test_no_session_is_started_on_a_queue_that_no_worker_polls(driver: Dri
 
 
 @pytest.mark.usefixtures("working")
-async def test_a_session_is_started_where_a_worker_polls(bench: Bench, outside: Outside, driver: Driver) -> None:
+async def test_a_session_is_started_where_a_worker_polls(bench: Bench, outside: Outside, driver: DriverClient) -> None:
     session_id = f"ses_{bench.settings.task_queue}"
     outside.rebuilds = SessionState(session_id=session_id, agent="demo", token_hash="now").model_dump(mode="json")
 

@@ -16,7 +16,7 @@ from perdure.dev.temporal_server import binary
 from perdure.errors import Misconfigured, NoDriver, Unavailable
 from perdure.protocol import names
 from perdure.runtime.connect import namespace_missing, temporal_client
-from perdure.runtime.signals import Driver
+from perdure.runtime.signals import DriverClient
 from perdure.settings import Settings
 from tests.support import commands
 from tests.support.processes import Process, clean_environment, free_port, wait_until
@@ -54,7 +54,7 @@ async def test_a_missing_namespace_is_recognised(nowhere: Settings, call: Call) 
 @pytest.mark.parametrize("ask", ["deliver", "cancel", "describe", "status"])
 async def test_without_its_namespace_temporal_is_away_and_no_session_ends(nowhere: Settings, ask: str) -> None:
     """A process that took it for the end of the session would refuse what people have agreed to."""
-    driver = Driver(await temporal_client(nowhere), "nobody")
+    driver = DriverClient(await temporal_client(nowhere), "nobody")
     asked: dict[str, Callable[[], Awaitable[object]]] = {
         "deliver": lambda: driver.deliver("ses_1", {"id": "dlv_1", "tokenHash": "now"}),
         "cancel": lambda: driver.cancel("ses_1", "turn_0"),

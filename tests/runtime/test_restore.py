@@ -6,7 +6,7 @@ import pytest
 from temporalio.client import WorkflowExecutionStatus
 
 from perdure.errors import Unavailable
-from perdure.runtime.signals import Signals, restore
+from perdure.runtime.signals import Signals, start_lost_driver
 from perdure.store.base import Store
 from tests.runtime.fake_driver import RUNNING, FakeDriver
 from tests.support import given
@@ -33,7 +33,7 @@ async def test_an_open_session_without_a_workflow_is_started_from_the_store(
         driver.workflows["s"] = status
 
     with caplog.at_level(logging.WARNING):
-        await restore(store, driver, await given.read_session(store))
+        await start_lost_driver(store, driver, await given.read_session(store))
 
     rebuild = driver.rebuilt["s"]
     assert rebuild.reason == reason
@@ -46,7 +46,7 @@ async def test_a_workflow_that_runs_is_left_alone(store: Store, status: Workflow
     driver = FakeDriver()
     driver.workflows["s"] = status
 
-    await restore(store, driver, await given.read_session(store))
+    await start_lost_driver(store, driver, await given.read_session(store))
 
     assert driver.calls == []
     assert (await given.read_session(store)).attention is None
@@ -57,7 +57,7 @@ async def test_a_workflow_that_ended_by_itself_shows_that_the_store_is_older(sto
     driver.workflows["s"] = WorkflowExecutionStatus.COMPLETED
 
     for _ in range(2):
-        await restore(store, driver, await given.read_session(store))
+        await start_lost_driver(store, driver, await given.read_session(store))
 
     row = await given.read_session(store)
     assert row.attention is not None
@@ -72,7 +72,7 @@ async def test_a_session_that_ended_while_it_was_looked_at_needs_no_attention(st
     before = await given.read_session(store)
     await store.commit(given.closing())
 
-    await restore(store, driver, before)
+    await start_lost_driver(store, driver, before)
 
     assert (await given.read_session(store)).attention is None
     assert (await given.keys(store))[-1] == "session/completed"
@@ -82,6 +82,6 @@ async def test_while_temporal_is_away_nothing_is_made_of_it(store: Store, driver
     driver.away = True
 
     with pytest.raises(Unavailable):
-        await restore(store, driver, await given.read_session(store))
+        await start_lost_driver(store, driver, await given.read_session(store))
 
     assert (await given.read_session(store)).attention is None

@@ -369,7 +369,7 @@ async def test_a_session_that_fails_stops_none_of_the_others(store: Store, caplo
         await sweeper(store, driver).sweep()
 
     assert {call.session_id for call in driver.calls} == set(sessions) - set(broken)
-    assert "session s00 could not be told" in caplog.text
+    assert "session s00 could not be signalled" in caplog.text
 
 
 async def test_a_few_sessions_that_cannot_be_reached_stop_none_of_the_others(store: Store) -> None:

@@ -12,10 +12,10 @@ from perdure.protocol.wire import JsonObject
 from perdure.session.decisions import (
     ForgetCancel,
     Move,
+    RebuildState,
     Refuse,
     Remind,
     Renew,
-    Restore,
     RunTurn,
     Wait,
     Withdraw,
@@ -81,7 +81,7 @@ def a_session(**changes: object) -> SessionState:
         ({"inbox": (LATER,), "cancel": "this"}, ForgetCancel()),
         ({"inbox": (LATER,), "looked_at": NOW - 10}, Wait(NOW + 50)),
         # Lost.
-        ({"rebuild": Rebuild(reason="LOST"), "inbox": (MESSAGE,), "held": HELD}, Restore(Rebuild(reason="LOST"))),
+        ({"rebuild": Rebuild(reason="LOST"), "inbox": (MESSAGE,), "held": HELD}, RebuildState(Rebuild(reason="LOST"))),
     ],
 )
 def test_the_next_move(changes: dict[str, object], move: Move) -> None:
@@ -150,7 +150,7 @@ def after(session: SessionState, move: Move) -> SessionState:
             return session.without(*deliveries).after_turn(TurnResult(snapshot=Snapshot(), action=Park()))
         case ForgetCancel():
             return session.cancelled(None)
-        case Restore() | Renew() | Wait():
+        case RebuildState() | Renew() | Wait():
             return session
 
 

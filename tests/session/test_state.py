@@ -147,7 +147,7 @@ def test_a_state_that_was_read_does_not_say_that_it_could_not_be() -> None:
 
 
 def test_a_kind_is_unknown_until_the_next_run_of_a_build_that_knows_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    later = state.marked(DeliveryRef.model_validate(newer(1, kind="later")), unknown=True)
+    later = state.with_unknown_prefix(DeliveryRef.model_validate(newer(1, kind="later")), unknown=True)
     before = load_session(a_session().with_delivery(later).model_dump(mode="json"))
 
     monkeypatch.setitem(state.KINDS, "later", "kind-later")
@@ -217,7 +217,7 @@ def test_whatever_a_signal_holds_it_is_understood_or_nothing(signal: object) -> 
     delivery = state.read_delivery(signal)
 
     assert delivery is None or a_session().with_delivery(delivery).model_dump_json()
-    assert isinstance(state.read_turn(signal), int | None)
+    assert isinstance(state.read_turn_number(signal), int | None)
     assert state.read_repair(signal) in ("retry", "rebuild", "fail", None)
 
 
@@ -308,7 +308,7 @@ def test_each_reminder_is_due_once() -> None:
     [({"turnId": "turn_3"}, 3), ({}, None), (None, None), ({"turnId": "turn_x"}, None), ("turn_3", None)],
 )
 def test_a_signal_may_name_a_turn(signal: object, turn: int | None) -> None:
-    assert state.read_turn(signal) == turn
+    assert state.read_turn_number(signal) == turn
 
 
 def test_a_parked_turn_has_not_ended() -> None:

@@ -29,7 +29,7 @@ from perdure.errors import NoDriver, Unavailable
 from perdure.protocol import names
 from perdure.protocol.requests import TurnRequest, TurnResult
 from perdure.protocol.wire import JsonObject, Wire
-from perdure.runtime.signals import Driver, DriverView, read_view
+from perdure.runtime.signals import DriverClient, DriverView, read_view
 from perdure.session.state import Rebuild, Repair, SessionState
 from workflows.session import SessionWorkflow
 from workflows.turn import TurnWorkflow
@@ -412,7 +412,7 @@ def _losers(activities: Sequence[_Activity]) -> list[Callable[[], None]]:
     return [activity.lose for activity in activities]
 
 
-class PlayedDriver(Driver):
+class PlayedDriver(DriverClient):
     """Drivers as the API sees them; whoever asks may die just then, or find Temporal away."""
 
     def __init__(self, temporal: Temporal) -> None:

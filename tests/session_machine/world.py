@@ -151,7 +151,7 @@ class World:
         patch.setattr(activities.attempt, "HANDED_BACK", 2)
         patch.setattr(perdure.runtime.inputs, "_now", lambda: datetime.fromtimestamp(self.now, UTC))
         patch.setattr(perdure.runtime.deliveries, "ulid", lambda: f"{next(self._ids):06}")
-        patch.setattr(perdure.runtime.sessions, "Driver", self._driver)
+        patch.setattr(perdure.runtime.sessions, "DriverClient", self._driver)
 
     def _worker(self, settings: Settings) -> dict[str, Callable[..., Any]]:
         """As `worker.py` puts it together."""

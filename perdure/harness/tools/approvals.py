@@ -61,10 +61,10 @@ class Approvals:
         except Exception as error:
             log_of(self.at, call.tool, call.id).exception("whether this call needs an approval could not be decided")
             problem = f"Whether this call needs an approval could not be decided ({described(error)})"
-            return outcomes.failed(f"{problem}; it was not executed.", outcomes.REJECTED, "rejected")
+            return outcomes.failed(f"{problem}; it was not executed.", outcomes.APPROVAL_UNAVAILABLE, "rejected")
         if request is None:
             return outcomes.denied(decision.reason) if decision.kind == "deny" else None
-        return request if self.can_ask else outcomes.failed(_UNAVAILABLE, outcomes.REJECTED, "rejected")
+        return request if self.can_ask else outcomes.failed(_UNAVAILABLE, outcomes.APPROVAL_UNAVAILABLE, "rejected")
 
     async def _approval_request(
         self, call: Call, policy: ApprovalPolicy, decision: Decision, values: JsonObject, key: str | None

@@ -204,7 +204,7 @@ def without_final(response: ModelResponse) -> ModelResponse:
     return replace(response, parts=parts)
 
 
-def as_answer(response: ModelResponse, result: Result) -> ModelResponse:
+def with_result_as_text(response: ModelResponse, result: Result) -> ModelResponse:
     """The reply as the history keeps it: the result becomes text, because later turns may not have the tool."""
     text = TextPart(json.dumps(result.value, ensure_ascii=False))
     # OpenAI rejects a reasoning item without the item that followed it, and the reverse: all later requests of the

@@ -24,7 +24,7 @@ from perdure.harness.journal import (
     find_agent,
     find_session,
     read,
-    read_turn,
+    read_journal,
     tool_outcome,
     view_of,
     written,
@@ -65,7 +65,7 @@ class _Work:
         return self.call.at
 
     @property
-    def told_at(self) -> Coordinates:
+    def event_at(self) -> Coordinates:
         return self.call.told_at or self.at
 
     @property
@@ -140,7 +140,7 @@ class ToolCaller:
         """The principal for whom the reply acts. Reading it from the deliveries is slow: they may hold files."""
         if "speaker" in reply.model_fields_set:
             return reply.speaker
-        return (await read_turn(self._store, at.session_id, at.turn)).principal
+        return (await read_journal(self._store, at.session_id, at.turn)).principal
 
     # --- before the effect ---
 
@@ -151,7 +151,7 @@ class ToolCaller:
         intent_key = (work.at.turn, work.at.step, names.intent_key(work.call_id))
         commit = Commit(
             work.at.session_id,
-            unless_cancelled=work.told_at.turn,
+            unless_cancelled=work.event_at.turn,
             unless=work.outcome_key,
             fence=work.fence(Hold.RAISE),
             records=() if refusal else (written(*intent_key, INTENT, intent),),
@@ -288,7 +288,7 @@ class ToolCaller:
 
     def _settlement(self, work: _Work, outcome: Outcome, context: ToolContext | None) -> Commit:
         at = work.at
-        factory = EventFactory(work.told_at, work.attempt.number)
+        factory = EventFactory(work.event_at, work.attempt.number)
         writes = context.staging.writes() if context else ()
         return Commit(
             at.session_id,
@@ -330,7 +330,7 @@ def _refusal(work: _Work) -> Outcome | None:
     elif work.tool and work.tool.approval_policy.approval == "always":
         # The approval was declared after the model had requested the call.
         message = "This tool needs an approval by now, and nobody was asked; it was not executed."
-        return outcomes.failed(message, outcomes.REJECTED, "rejected")
+        return outcomes.failed(message, outcomes.APPROVAL_UNAVAILABLE, "rejected")
     return None if work.tool else outcomes.failed(f"The tool {work.call.call.tool!r} no longer exists.")
 
 

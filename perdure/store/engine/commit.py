@@ -38,7 +38,7 @@ async def apply(tx: Transaction, commit: Commit, now: str) -> Written[Committed]
     if session.closed_at is not None and _extends(commit):
         if commit.close and commit.fence is None:
             return Written(Committed(session.row))
-        raise Superseded("The session is over.")
+        raise Superseded("The session has ended.")
     turn, cancelled = commit.unless_cancelled, session.row.cancel_turn
     if turn is not None and cancelled is not None and cancelled <= turn:
         raise TurnCancelled(turn=turn)

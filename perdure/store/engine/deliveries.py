@@ -45,7 +45,7 @@ async def enqueue(
 ) -> Accepted:
     """Append the delivery to the session's inbox; with `limited`, `InboxFull` when `delivery.limit` is reached."""
     if session is None or session.ended:
-        raise SessionGone("The session is over.", session_id=delivery.session_id)
+        raise SessionGone("The session has ended.", session_id=delivery.session_id)
     waiting = await _waiting(tx, delivery.session_id)
     if limited and delivery.limit is not None and waiting.count >= delivery.limit:
         raise InboxFull(session_id=delivery.session_id)
