@@ -11,7 +11,6 @@ from temporalio.exceptions import ActivityError, ChildWorkflowError, WorkflowAlr
 from perdure.errors import UnreadableState
 from perdure.protocol import names
 from perdure.protocol.actions import DispatchCodeModeRuntimeActions, DispatchRuntimeActions, Done, Park
-from perdure.protocol.deliveries import DeliveryRef
 from perdure.protocol.inputs import OpenInput
 from perdure.protocol.requests import (
     AttendSession,
@@ -38,7 +37,6 @@ from perdure.session.state import (
     Rebuild,
     SessionState,
     can_be_kept,
-    is_unknown,
     load_session,
     read_delivery,
     read_repair,
@@ -75,7 +73,7 @@ class SessionWorkflow:
         self._data = data
         self._unreadable: UnreadableState | None = None
         try:
-            self._state = load_session(data)
+            self._state = load_session(data, _reads)
         except UnreadableState as unreadable:
             self._unreadable = unreadable
             self._state = SessionState(session_id=workflow.info().workflow_id, agent="", token_hash="")
@@ -99,9 +97,9 @@ class SessionWorkflow:
         if self._unreadable is not None:
             self._unread_signals.extend(each for each in data if can_be_kept(each) and each not in self._unread_signals)
         delivery = read_delivery(data[0]) if len(data) == 1 else None
-        unknown = delivery is not None and self._is_unknown(delivery)
+        unknown = delivery is not None and not _reads(delivery.kind)
         # Older runs ignored deliveries of unknown kinds, which the sweeper signalled again.
-        if delivery is None or (unknown and not workflow.patched("keep-unknown-kinds")):
+        if delivery is None or (unknown and not (workflow.patched("keep-unknown-kinds") and self._state.has_room)):
             # If it is a delivery after all, it is also in the store, and is signalled again.
             workflow.logger.warning("A signal of unknown shape was ignored")
             return
@@ -114,10 +112,6 @@ class SessionWorkflow:
         if is_new or (state.held is not None and not workflow.patched("only-news-makes-due")):
             state = state.due()
         self._state = state
-
-    def _is_unknown(self, delivery: DeliveryRef) -> bool:
-        patch = KINDS.get(delivery.kind)
-        return is_unknown(delivery) or (patch is not None and not workflow.patched(patch))
 
     @workflow.signal(name=names.CANCEL)
     def cancel(self, *data: Any) -> None:
@@ -349,6 +343,8 @@ class SessionWorkflow:
         refusal = Refusal(session_id=session_id, delivery_id=delivery_id, code=move.code, message=move.message)
         await self._execute_until_success(names.REFUSE_DELIVERY, refusal, summary=move.summary)
         self._state = self._state.without(move.delivery)
+        if move.ends_cancel:
+            self._state = self._state.cancelled(None)
 
     async def _set_attention(self, attention: Attention | None, turn: int | None = None) -> None:
         attend = AttendSession(session_id=self._state.session_id, attention=attention, turn=turn)
@@ -367,7 +363,7 @@ class SessionWorkflow:
         # An operator may have ended the session meanwhile.
         self._ending = self._ending or rebuild.ends
         try:
-            self._state = self._state.rebuilt(load_session(found))
+            self._state = self._state.rebuilt(load_session(found, _reads))
         except UnreadableState as unreadable:
             # The activity ran on a newer build than the driver: the state is kept until such a build reads it.
             self._data, self._unreadable = found, unreadable
@@ -409,6 +405,11 @@ class SessionWorkflow:
             more = [each for each in self._unread_signals if each not in known]
             # All deliveries are in the store as well; those dropped here are signalled again.
             _continue_as_new({**self._data, "inbox": [*known, *more][:REMEMBERED_DELIVERIES], WAS_UNREADABLE: True})
+
+
+def _reads(kind: str) -> bool:
+    """Whether this run reads deliveries of this kind. A run that began before the kind existed replays as it ran."""
+    return kind in KINDS and ((patch := KINDS[kind]) is None or workflow.patched(patch))
 
 
 def _is_suggested() -> bool:

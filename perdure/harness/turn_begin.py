@@ -8,10 +8,12 @@ from dataclasses import dataclass, replace
 import httpx2
 from pydantic_ai._ssrf import safe_download
 
+from perdure.errors import UnreadableState
 from perdure.protocol import names
 from perdure.protocol.deliveries import DeliveryBody, FilePart, TextPart
 from perdure.protocol.events import NewEvent, delivery_refused
 from perdure.protocol.requests import Coordinates
+from perdure.session.state import KINDS
 from perdure.settings import Settings
 from perdure.store.base import Store
 from perdure.store.values import Consumption, NewRecord, SessionChange
@@ -94,7 +96,8 @@ async def read_deliveries(
 ) -> tuple[tuple[ConsumedDelivery, ...], TurnJournal]:
     """The deliveries of this turn: those that it has consumed already, else those that can still be consumed.
 
-    With `files`, linked files are fetched, so that the journal holds their content.
+    With `files` they are read for the model: linked files are fetched, so that the journal holds their content, and
+    deliveries of kinds that this build does not know raise `UnreadableState`.
     """
     if deliveries := turn.deliveries():
         return deliveries, turn
@@ -105,6 +108,8 @@ async def read_deliveries(
         return turn.deliveries(), turn
     await _report_lost(store, at.session_id, set(delivery_ids) - {row.delivery_id for row in rows})
     left = [row for row in rows if row.body is not None and row.refused is None and row.turn is None]
+    if files and any(row.kind not in KINDS for row in left):
+        raise UnreadableState("This build cannot read a delivery of this kind.")
     deliveries = tuple(
         ConsumedDelivery(**DeliveryBody.model_validate(row.body).model_dump(), delivery_id=row.delivery_id)
         for row in left

@@ -77,7 +77,8 @@ class DeliveryBody(Versioned):
     """The content of a delivery. It lives in the store and never in Temporal."""
 
     # An answer is counted in the store before it is delivered: the delivery makes the session read the requests again.
-    kind: Literal["message", "answer"] = "message"
+    # Kinds of newer builds are in `DeliveryRef`.
+    kind: str = "message"
     message: Message | None = None
     client_context: tuple[str, ...] = ()
     input_responses: tuple[InputResponse, ...] = ()

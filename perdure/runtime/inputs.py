@@ -95,6 +95,9 @@ class Answers:
             raise InputExpired(status="expired", option_id=_option(row))
         if not given.counts and not given.repeats:
             raise _closed_error(row)
+        if row.request.kind == "approval" and given.counts and response.option_id not in (APPROVE, DENY):
+            # A denial cannot be taken back: a slip must not be one.
+            raise Invalid(f"Request {response.request_id} is an approval: answer '{APPROVE}' or '{DENY}'.")
         body = request.body.model_copy(update={"kind": "answer", "answers": (response.request_id,)})
         answered = await self._count_votes(request, body, [given])
         receipt = await self._receipt(request, [given], answered)
@@ -352,9 +355,6 @@ class Inputs:
         outcome.
         """
         row = await self.get(response.request_id, principal)
-        if row.request.kind == "approval" and response.option_id not in (None, APPROVE, DENY):
-            # A denial cannot be taken back: a slip must not be one.
-            raise Invalid(f"Request {response.request_id} is an approval: answer '{APPROVE}' or '{DENY}'.")
         body = DeliveryBody(input_responses=(response,), principal=principal)
         about = ("answer", response.request_id)
         request = CallerRequest(

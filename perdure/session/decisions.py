@@ -70,6 +70,8 @@ class Refuse:
     message: str = "The continuation token was replaced before this delivery was read."
     #: For Temporal's UI.
     summary: str = "stale delivery"
+    #: Whether the delivery was to begin the turn that is to be cancelled.
+    ends_cancel: bool = False
 
 
 @dataclass(frozen=True)
@@ -116,19 +118,25 @@ def next_move(session: SessionState, now: float, *, renew: bool = False) -> Move
         return Withdraw()
     if stale := next((delivery for delivery in session.inbox if _is_stale(session, delivery)), None):
         return Refuse(stale)
-    unknown = (delivery for delivery in session.inbox if is_unknown(delivery))
-    if forgotten := next((each for each in unknown if _accepted_at(each) + _UNKNOWN_KEPT <= now), None):
-        return _refuse_unknown(forgotten)
+    unknown = [delivery for delivery in session.inbox if is_unknown(delivery)]
+    # Only in a run that began after that time, to find a newer build.
+    looked = float("-inf") if session.looked_at is None else session.looked_at
+    if late := next((each for each in unknown if _accepted_at(each) + _UNKNOWN_KEPT <= looked), None):
+        message = f"No worker can read a delivery of this kind ({late.kind.removeprefix(UNKNOWN)})."
+        return Refuse(late, "delivery_kind_unknown", message, "unknown delivery")
     if due := reminders(session, now):
         return Remind(due[0])
     look = _next_look(session)
     if renew or (look is not None and look <= now):
         return Renew()
     if session.held is not None:
-        return _held_move(session, session.held, now)
+        return _held_move(session, session.held, now, look)
     overdue, batch = expired(session, now), next_batch(session)
     if batch or overdue:
         return RunTurn(batch, overdue)
+    if session.cancel is not None and unknown:
+        message = "The turn was cancelled before a worker could read this delivery."
+        return Refuse(unknown[0], "turn_cancelled", message, "cancelled delivery", ends_cancel=True)
     if session.cancel is not None:
         return ForgetCancel()
     return Wait(min((time for time in (next_deadline(session), look) if time is not None), default=None))
@@ -140,12 +148,10 @@ def renewed(session: SessionState, now: float) -> SessionState:
 
 
 def _next_look(session: SessionState) -> float | None:
-    """When to continue as new to find a build that can read all of the inbox. The pauses double."""
-    accepted = min((_accepted_at(each) for each in session.inbox if is_unknown(each)), default=None)
-    if accepted is None:
-        return None
-    looked = max(session.looked_at or 0.0, accepted)
-    return min(looked + max(_FIRST_LOOK, looked - accepted), accepted + _UNKNOWN_KEPT)
+    """When to continue as new to find a build that can read all of the inbox. For each delivery the pauses double."""
+    accepted = [_accepted_at(delivery) for delivery in session.inbox if is_unknown(delivery)]
+    looked = session.looked_at or 0.0
+    return min((max(looked, each) + max(_FIRST_LOOK, looked - each) for each in accepted), default=None)
 
 
 def _accepted_at(delivery: DeliveryRef) -> float:
@@ -156,16 +162,11 @@ def _accepted_at(delivery: DeliveryRef) -> float:
         return 0.0
 
 
-def _refuse_unknown(delivery: DeliveryRef) -> Refuse:
-    message = f"No worker can read a delivery of this kind ({delivery.kind.removeprefix(UNKNOWN)})."
-    return Refuse(delivery, "delivery_kind_unknown", message, "unknown delivery")
-
-
-def _held_move(session: SessionState, held: JsonObject, now: float) -> Move:
+def _held_move(session: SessionState, held: JsonObject, now: float, look: float | None) -> Move:
     if session.cancel == "this" or session.retry_at is None or session.retry_at <= now:
         return RunTurn(held=held)
     retry_at = next((each.remind_at[0] for each in session.open if each.remind_at), session.retry_at)
-    return Wait(min(retry_at, session.retry_at))
+    return Wait(min(retry_at, session.retry_at, look or session.retry_at))
 
 
 def turn_request(session: SessionState, move: RunTurn) -> TurnRequest:

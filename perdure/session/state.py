@@ -64,6 +64,9 @@ Repair: TypeAlias = Literal["retry", "rebuild", "fail"]
 _LONGEST = 255
 _LARGEST = 2_048
 
+#: The most deliveries of unknown kinds that a driver keeps. The sweeper signals the others again.
+_MOST_UNKNOWN = 200
+
 #: Replaced tokens that are kept.
 _RETIRED = 16
 
@@ -145,6 +148,11 @@ class SessionState(Wire, extra="allow"):
             }
         )
 
+    @property
+    def has_room(self) -> bool:
+        """Whether one more delivery of an unknown kind can be kept."""
+        return sum(map(is_unknown, self.inbox)) < _MOST_UNKNOWN
+
     def is_out_of_order(self, delivery: DeliveryRef) -> bool:
         """Whether the inbox already holds a delivery that was accepted later."""
         return any(_accepted_after(each, delivery) for each in self.inbox)
@@ -225,7 +233,8 @@ def read_delivery(data: Any) -> DeliveryRef | None:
     if delivery.model_extra and not can_be_kept(data):
         delivery = DeliveryRef.model_validate(delivery.model_dump(include=set(DeliveryRef.model_fields)))
     # No API sends anything else. A refusal of an id that no store can look up would be retried for ever.
-    texts = (delivery.id, delivery.kind, delivery.token_hash, delivery.traceparent or "", delivery.at or "")
+    kind = delivery.kind.removeprefix(UNKNOWN)
+    texts = (delivery.id, kind, delivery.token_hash, delivery.traceparent or "", delivery.at or "")
     return delivery if delivery.id and all(len(text) <= _LONGEST and text.isprintable() for text in texts) else None
 
 
@@ -280,8 +289,8 @@ def read_repair(data: Any) -> RepairOrder | None:
 WAS_UNREADABLE = "wasUnreadable"
 
 
-def load_session(data: JsonObject) -> SessionState:
-    """Read the driver's state, in whatever version it was written."""
+def load_session(data: JsonObject, reads: Callable[[str], bool] = KINDS.__contains__) -> SessionState:
+    """Read the driver's state, in whatever version it was written. `reads`: whether this run reads a kind."""
     data = {name: value for name, value in data.items() if name != WAS_UNREADABLE}
     try:
         state = SessionState.model_validate(_with_deliveries(SESSION.lift(data.get("version", 1), data)))
@@ -290,7 +299,7 @@ def load_session(data: JsonObject) -> SessionState:
     # While the state was unreadable, signals were added to the inbox unchecked, so it may hold duplicates.
     first = {delivery.id: delivery for delivery in reversed(state.inbox)}
     inbox = tuple(
-        with_unknown_prefix(each, unknown=each.kind.removeprefix(UNKNOWN) not in KINDS)
+        with_unknown_prefix(each, unknown=not reads(each.kind.removeprefix(UNKNOWN)))
         for each in state.inbox
         if first[each.id] is each
     )

@@ -176,6 +176,7 @@ async def test_a_responder_answers_without_owning_the_session(people: Api) -> No
         ({"option": "approve"}, "Unknown field 'option'; an answer has 'optionId', 'text', 'arguments' and 'reason'."),
         ({"optionId": "approve", "Reason": "fine"}, "Unknown field 'Reason'"),
         ({"optionId": "aprove"}, "Request r is an approval: answer 'approve' or 'deny'."),
+        ({"text": "approve"}, "Request r is an approval: answer 'approve' or 'deny'."),
     ],
 )
 async def test_a_slip_is_no_denial(people: Api, body: Any, problem: str) -> None:
@@ -186,6 +187,17 @@ async def test_a_slip_is_no_denial(people: Api, body: Any, problem: str) -> None
     assert answer.status_code == 400
     assert answer.json()["error"].startswith(problem)
     assert (await session.row("r")).status == "open"
+
+
+async def test_a_slip_of_a_caller_who_may_not_answer_or_comes_too_late_gets_the_same_as_an_answer(people: Api) -> None:
+    session = await waiting(people, "r", responders=FINANCE)
+
+    forbidden = await post(people, "r", {"optionId": "aprove"})
+    await post(people, "r", APPROVE, CFO)
+    late = await post(people, "r", {"optionId": "aprove"}, CFO)
+
+    assert (forbidden.status_code, late.status_code) == (403, 409)
+    assert (await session.row("r")).status == "answered"
 
 
 async def test_the_owner_of_the_session_sees_but_may_not_answer_what_is_for_others(people: Api) -> None:

@@ -6,8 +6,9 @@ from typing import Any, cast
 import pytest
 
 from perdure import tool
-from perdure.errors import SessionGone
+from perdure.errors import SessionGone, UnreadableState
 from perdure.protocol.actions import Park
+from perdure.protocol.deliveries import DeliveryRef
 from perdure.protocol.inputs import OpenInput
 from perdure.protocol.requests import (
     Attention,
@@ -34,7 +35,7 @@ from perdure.session import decisions
 from perdure.session.state import OPERATOR_FAILED, SessionState, load_session
 from perdure.session.turn import CANCELLED, StepFailed, run_turn
 from perdure.store.base import Store
-from perdure.store.values import Commit, Committed
+from perdure.store.values import Commit, Committed, NewDelivery
 from perdure.telemetry import spans
 from perdure.testing import call
 from perdure.testing.stage import LocalSteps
@@ -217,6 +218,22 @@ async def test_a_delivery_signalled_twice_while_the_state_was_unreadable_is_cons
         assert move.deliveries == (delivery,)
         await it.model(delivery, delivery)
         assert (await it.types()).count("message.received") == 1
+
+
+async def test_a_delivery_of_a_later_kind_is_left_to_a_build_that_reads_it_and_its_turn_can_be_cancelled() -> None:
+    """A newer turn may ask an older worker; what it cannot read it must not take for a message."""
+    async with lab(["One."]) as it:
+        await it.deliver("Go")
+        ref = DeliveryRef(id="dlv_later", kind="later", token_hash="")
+        body = {"kind": "later", "message": "Go later"}
+        await it.store.accept(NewDelivery(SESSION, ref.id, body, "owner", ref=ref.model_dump(mode="json")))
+
+        with pytest.raises(UnreadableState):
+            await it.model(ref)
+        assert "turn.started" not in await it.types()
+
+        await it.harness.conclude_turn(Conclusion(kind="cancelled", at=_AT, failure=CANCELLED, deliveries=(ref,)))
+        assert (await it.types())[-2:] == ["turn.cancelled", "session.waiting"]
 
 
 _AT = Coordinates(session_id=SESSION, turn=0)

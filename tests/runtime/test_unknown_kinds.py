@@ -1,6 +1,5 @@
 """A delivery that the session's workers cannot read is kept until a build serves that can."""
 
-import asyncio
 import sqlite3
 from datetime import UTC, datetime, timedelta
 
@@ -11,8 +10,8 @@ from perdure.protocol.deliveries import DeliveryBody, DeliveryRef
 from perdure.store.engine.rows import stamp
 from perdure.store.values import NewDelivery
 from tests.support.plugin import StackFactory
-from tests.support.processes import PATIENCE
 from tests.support.stack import Stack
+from tests.support.waiting import until
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -42,14 +41,19 @@ async def kinds_in_the_inbox(stack: Stack, session_id: str) -> list[str]:
     return [each["kind"] for each in (await handle.query(names.DESCRIBE))["inbox"]]
 
 
+async def until_it_is_kept(stack: Stack, session_id: str) -> None:
+    async def kept() -> bool:
+        return await kinds_in_the_inbox(stack, session_id) == ["?later"]
+
+    await until(kept, "the driver to keep the delivery")
+
+
 async def test_it_is_read_once_a_build_serves_that_knows_its_kind(make_stack: StackFactory) -> None:
     stack = make_stack(agents="tests.runtime.served:kept", provider=True)
     async with stack.talk() as talk:
         assert await talk.say("say one") == "one"
         await accept_later(stack, talk.session_id, "say late")
-        async with asyncio.timeout(PATIENCE):
-            while await kinds_in_the_inbox(stack, talk.session_id) != ["?later"]:
-                await asyncio.sleep(0.1)
+        await until_it_is_kept(stack, talk.session_id)
 
         # Others overtake it.
         assert await talk.say("say two") == "two"
@@ -61,3 +65,19 @@ async def test_it_is_read_once_a_build_serves_that_knows_its_kind(make_stack: St
 
     assert [event["data"]["message"] for event in events if event["type"] == "message.completed"] == ["late"]
     assert [event["meta"]["deliveryIds"] for event in events if event["type"] == "turn.started"] == [["dlv_later"]]
+
+
+async def test_a_cancel_is_about_it_and_not_about_the_next_message(make_stack: StackFactory) -> None:
+    stack = make_stack(agents="tests.runtime.served:kept", provider=True)
+    async with stack.talk() as talk:
+        assert await talk.say("say one") == "one"
+        before = talk.cursor
+        await accept_later(stack, talk.session_id, "say late")
+        await until_it_is_kept(stack, talk.session_id)
+
+        cancelled = await talk.http.post(f"/eve/v1/session/{talk.session_id}/cancel", json={})
+        (refused,) = (await talk.until("delivery.refused", before))[-1:]
+
+        assert cancelled.json()["status"] == "accepted"
+        assert (refused["data"]["deliveryId"], refused["data"]["code"]) == ("dlv_later", "turn_cancelled")
+        assert await talk.say("say two") == "two"

@@ -78,7 +78,8 @@ def a_session(**changes: object) -> SessionState:
         ({"inbox": (LATER, MESSAGE)}, RunTurn((MESSAGE,))),
         ({"inbox": (LATER,), "open": (ASKED,)}, Wait(NOW + 30)),
         ({"inbox": (LATER, ANSWER), "open": (ASKED,)}, RunTurn((ANSWER,))),
-        ({"inbox": (LATER,), "cancel": "this"}, ForgetCancel()),
+        ({"inbox": (LATER, MESSAGE), "cancel": "this"}, RunTurn((MESSAGE,))),
+        ({"inbox": (LATER,), "held": HELD, "retry_at": NOW + 90}, Wait(NOW + 30)),
         ({"inbox": (LATER,), "looked_at": NOW - 10}, Wait(NOW + 50)),
         # Lost.
         ({"rebuild": Rebuild(reason="LOST"), "inbox": (MESSAGE,), "held": HELD}, RebuildState(Rebuild(reason="LOST"))),
@@ -112,10 +113,33 @@ def test_an_unreadable_delivery_makes_the_driver_continue_as_new_ever_more_rarel
             assert move.until is not None
             now = move.until
 
-    assert looks == [60, 120, 240, 480, 960, 1920]
+    assert looks == [60, 120, 240, 480, 960, 1920, 3840]
     assert (move.delivery, move.code) == (LATER, "delivery_kind_unknown")
-    assert now - accepted == 3600
+    assert now - accepted == 3840
     assert "(later)" in move.message
+
+
+def test_a_cancel_refuses_the_delivery_that_was_to_begin_the_turn_though_no_build_can_read_it() -> None:
+    later = LATER.model_copy(update={"id": "dlv_5"})
+
+    move = next_move(a_session(inbox=(LATER, later), cancel="this"), NOW)
+
+    assert isinstance(move, Refuse)
+    assert (move.delivery, move.code, move.ends_cancel) == (LATER, "turn_cancelled", True)
+
+
+def test_a_delivery_that_waited_for_an_hour_before_it_was_seen_gets_one_look() -> None:
+    session, now = a_session(inbox=(LATER,)), NOW + 7200
+
+    assert next_move(session, now) == Renew()
+    assert isinstance(next_move(renewed(session, now), now + 1), Refuse)
+
+
+def test_a_new_unreadable_delivery_is_looked_for_within_a_minute_whatever_others_wait() -> None:
+    now = NOW + 1800
+    new = LATER.model_copy(update={"id": "dlv_5", "at": "1970-01-01T00:31:30.000Z"})
+
+    assert next_move(a_session(inbox=(LATER, new), looked_at=now - 60), now) == Wait(now + 50)
 
 
 def test_messages_that_coalesce_do_so_across_one_that_cannot_be_read() -> None:

@@ -89,19 +89,30 @@ async def unreadable_signals(stage: Stage) -> None:
 
 @TURNS.add(
     {
-        "": (
-            *("signal deliver", "patch keep-unknown-kinds", "ask refuse_delivery", "refuse_delivery ends"),
+        "": ("signal deliver", "patch keep-unknown-kinds", "goes on in a new run"),
+        "run-1": (
+            *("begins", "ask refuse_delivery", "refuse_delivery ends"),
             *("signal deliver", "signal deliver", *_TURN),
-        )
+        ),
     }
 )
 async def unknown_kinds(stage: Stage) -> None:
-    """Of two deliveries that only a newer build can read one is refused after an hour; the other one stays."""
+    """Of two deliveries that only a newer build can read, the one of long ago gets one look and is refused."""
     session = await stage.start()
     await session.deliver("dlv_0", kind="later", at="2026-01-01T00:00:00.000Z")
-    await stage.until("refuse_delivery ends")
+    await stage.until("refuse_delivery ends", part="run-1")
     await session.deliver("dlv_1", kind="later", at=stamp(datetime.now(UTC)))
     await session.deliver("dlv_2")
+    await stage.until(*_TURN, part="run-1")
+
+
+@TURNS.add({"": ("begins", "timer", "signal deliver", *_TURN)})
+async def began_with_an_unknown_kind(stage: Stage) -> None:
+    """The run began with a delivery in its inbox that only a newer build can read."""
+    kept = DeliveryRef(id="dlv_0", kind="?later", token_hash="now", at=stamp(datetime.now(UTC)))
+    session = await stage.start(inbox=(kept,))
+    await stage.until("timer")
+    await session.deliver("dlv_1")
     await stage.until(*_TURN)
 
 
