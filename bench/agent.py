@@ -11,7 +11,7 @@ def nothing() -> str:
 
 @tool(effects="pure", approval="always")
 def guarded() -> str:
-    """Do nothing, once somebody agrees."""
+    """Do nothing, once it is approved."""
     return "done"
 
 

@@ -30,7 +30,7 @@ class Plan:
     parked: int = 1000
     parked_warmup: int = 100
     idle_seconds: float = 20.0
-    # A restart of the worker: sessions, turns that each has had, sessions that go on talking.
+    # A restart of the worker: sessions, turns that each has had, sessions that keep taking turns.
     restarted: int = 500
     restarted_turns: int = 300
     restarted_active: int = 50

@@ -21,7 +21,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Asking:
-    """A session that waits for somebody's approval."""
+    """A session that waits for an approval."""
 
     session_id: str
     token: str
@@ -35,7 +35,7 @@ class ProductClient:
         self._port = port
 
     async def session(self, message: str = "hello") -> "ProductSession":
-        """A session whose first turn is over, and its stream open."""
+        """A session whose first turn has ended, and its stream open."""
         posts, stream = await Connection.open(self._port), await Connection.open(self._port)
         started = await posts.post(_SESSIONS, {"message": message})
         session = ProductSession(posts, stream, started["sessionId"], started["continuationToken"])
@@ -51,20 +51,20 @@ class ProductClient:
         return session
 
     async def parked(self) -> str:
-        """The id of a session that waits and that nobody watches."""
+        """The id of a session that waits without a reader."""
         session = await self.session()
         await session.close()
         return session.id
 
     async def asking(self) -> Asking:
-        """A session that waits for somebody's approval, and that nobody watches."""
+        """A session that waits for an approval, without a reader."""
         session = await self.session("ask")
         await session.close()
         (request_id,) = session.requests
         return Asking(session.id, session.token, request_id)
 
     async def approve(self, asking: Asking) -> float:
-        """Seconds from before the answer until the turn that it caused was over."""
+        """Seconds from before the answer until the turn that it caused ended."""
         session = await self.again(asking.session_id, asking.token, turns=1)
         begun = perf_counter()
         await session.post({"inputResponses": [{"requestId": asking.request_id, "optionId": "approve"}]})

@@ -1,7 +1,7 @@
 """A model provider without latency, over real HTTP: `python -m bench.provider PORT`.
 
 It speaks OpenAI's chat completions, streamed. To `rounds N` it answers with a tool call N times, to `ask` with a call
-that somebody has to approve, to all else with one short text.
+that needs an approval, to all else with one short text.
 """
 
 import asyncio
@@ -15,10 +15,10 @@ import orjson
 def reply(request: dict[str, Any]) -> bytes:
     """The answer as server-sent events."""
     messages: list[dict[str, Any]] = request["messages"]
-    heard = max(place for place, message in enumerate(messages) if message["role"] == "user")
-    said = messages[heard]["content"]
+    latest = max(place for place, message in enumerate(messages) if message["role"] == "user")
+    said = messages[latest]["content"]
     wanted = 1 if said == "ask" else _rounds(said)
-    had = sum(message["role"] == "tool" for message in messages[heard:])
+    had = sum(message["role"] == "tool" for message in messages[latest:])
     return _tool_call(had, "guarded" if said == "ask" else "nothing") if had < wanted else _TEXT
 
 

@@ -1,6 +1,6 @@
 """Readers of the event log in a process of their own: `python -m bench.readers DATABASE COUNT`.
 
-Standard input names the sessions and how many events each will get; standard output tells each reader's delays.
+Standard input names the sessions and how many events each will get; standard output reports each reader's delays.
 """
 
 import asyncio

@@ -10,7 +10,7 @@ from .table import Line, markdown
 
 
 def progress(sentence: str) -> None:
-    """Tell whoever waits; the table alone goes to standard output."""
+    """Report progress on standard error; the table alone goes to standard output."""
     sys.stderr.write(f"{sentence}\n")
     sys.stderr.flush()
 

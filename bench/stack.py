@@ -100,7 +100,7 @@ async def running(directory: Path) -> AsyncGenerator[Stack]:
         stack.callback(floor.close)
         flag = directory / "floor.ready"
         program = _module("bench.floor.worker", str(reports), str(flag))
-        ready = Part("floor", program, lambda pid: _told(flag, pid), _temporal_environment(temporal))
+        ready = Part("floor", program, lambda pid: _wait_for_flag(flag, pid), _temporal_environment(temporal))
         await supervisor.start(ready)
         yield Stack(directory, temporal, client, floor, provider)
 
@@ -115,7 +115,7 @@ async def supervised(logs: Path) -> AsyncGenerator[Supervisor]:
 
 
 def free_port() -> int:
-    """A port nobody listens on, below those that the kernel hands to outgoing connections until somebody does."""
+    """A port that is free, below those that the kernel hands to outgoing connections in the meantime."""
     while True:
         port = random.randint(30_000, 32_000)
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -127,7 +127,7 @@ def _part(name: str, data: Path, environment: dict[str, str], pids: dict[str, in
     flag = data / f"{name}.ready"
 
     async def ready(pid: int) -> None:
-        await _told(flag, pid)
+        await _wait_for_flag(flag, pid)
         pids[name] = pid
 
     return Part(name, command(name, "--ready-file", str(flag)), ready, environment)
@@ -151,7 +151,7 @@ async def _listening(port: int) -> None:
         await asyncio.sleep(0.02)
 
 
-async def _told(flag: Path, pid: int) -> None:
+async def _wait_for_flag(flag: Path, pid: int) -> None:
     """Wait until the process with this id has written its id there."""
     while not flag.exists() or flag.read_text() != str(pid):
         await asyncio.sleep(0.02)

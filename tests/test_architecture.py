@@ -22,7 +22,7 @@ REGISTRY_HOSTS = re.compile(
 def texts() -> dict[str, str]:
     """Every text file of the project, by its path."""
     if shutil.which("git") is None or not (ROOT / ".git").exists():
-        pytest.skip("NOT CHECKED: this is no git checkout, so nobody knows which files are the project's")
+        pytest.skip("NOT CHECKED: this is no git checkout, so the project's files are unknown")
     listing = ["git", "-C", str(ROOT), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     names = subprocess.run(listing, check=True, capture_output=True, text=True).stdout.split("\0")
     found: dict[str, str] = {}

@@ -1,4 +1,4 @@
-"""The floor's client: signals a session, and hears of the activity through a datagram."""
+"""The floor's client: signals a session, and gets the activity's report as a datagram."""
 
 import asyncio
 import socket
@@ -20,7 +20,7 @@ class FloorClient:
         self._waiting: dict[str, asyncio.Future[None]] = {}
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         self._socket.bind(str(reports))
-        asyncio.get_running_loop().add_reader(self._socket, self._heard)
+        asyncio.get_running_loop().add_reader(self._socket, self._on_datagram)
 
     def close(self) -> None:
         asyncio.get_running_loop().remove_reader(self._socket)
@@ -36,10 +36,10 @@ class FloorClient:
 
     async def report(self, delivery: str) -> None:
         """Wait for the activity of this delivery."""
-        heard = self._waiting[delivery] = asyncio.get_running_loop().create_future()
-        await heard
+        reported = self._waiting[delivery] = asyncio.get_running_loop().create_future()
+        await reported
 
-    def _heard(self) -> None:
+    def _on_datagram(self) -> None:
         delivery = self._socket.recv(256).decode()
         waiting = self._waiting.pop(delivery, None)
         if waiting is not None:

@@ -20,7 +20,7 @@ from .workflows import FloorSession, FloorTurn
 
 
 class Reports:
-    """Tells the client that an activity has run: one datagram on a unix socket, the fastest way there is."""
+    """Reports to the client that an activity has run: one datagram on a unix socket, the fastest way there is."""
 
     def __init__(self, path: str) -> None:
         self._path = path

@@ -11,7 +11,7 @@ from . import names
 
 @workflow.defn(name=names.SESSION)
 class FloorSession:
-    """Hears a signal and runs a child for it."""
+    """Receives signals and runs a child for each."""
 
     def __init__(self) -> None:
         self._inbox: list[str] = []

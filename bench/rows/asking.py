@@ -1,4 +1,4 @@
-"""Row 6: many sessions that wait for somebody's approval, and how soon each goes on when it comes."""
+"""Row 6: many sessions that wait for an approval, and how soon each continues when it comes."""
 
 import asyncio
 
@@ -31,10 +31,10 @@ async def measure(product: Product, plan: Plan) -> list[Line]:
         share = 100 * (consumption.of_all(pids).cpu - cpu) / plan.idle_seconds
         # One after another: the time of one is not the others' queue.
         took = [1000 * await product.client.approve(each) for each in waiting]
-    goes_on = "answer until its turn is over"
+    label = "answer until its turn has ended"
     return [
         Line(name, f"worker + API, processor over {plan.idle_seconds:g} s", "%", share, target=Target("≤", 1)),
-        Line(name, f"{goes_on}, p50", "ms", median(took)),
-        Line(name, f"{goes_on}, p95", "ms", quantile(took, 0.95)),
-        Line(name, f"{goes_on}, max", "ms", max(took), target=Target("≤", _SOON)),
+        Line(name, f"{label}, p50", "ms", median(took)),
+        Line(name, f"{label}, p95", "ms", quantile(took, 0.95)),
+        Line(name, f"{label}, max", "ms", max(took), target=Target("≤", _SOON)),
     ]

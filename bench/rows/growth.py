@@ -31,7 +31,7 @@ async def measure(stack: Stack, product: Product, plan: Plan) -> list[Line]:
     async with asyncio.timeout(plan.patience * 4 + plan.growth):
         grown = await _grow(product, session, plan)
         await session.turn(f"rounds {plan.tool_rounds}")
-        # One more, so that the turn before it is over for its driver too.
+        # One more, so that the turn before it has ended for its driver too.
         await session.turn()
         lines = [
             _latency(grown, plan),

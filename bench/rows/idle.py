@@ -1,4 +1,4 @@
-"""Row 5: many parked sessions that nobody talks to."""
+"""Row 5: many parked sessions without deliveries."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

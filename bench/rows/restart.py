@@ -39,7 +39,7 @@ async def measure(product: Product, plan: Plan) -> list[Line]:
         restarted = await _through(active, product.restart_worker)
     for each in active:
         await each.close()
-    what = "worker killed until its next turn is over"
+    what = "worker killed until its next turn has ended"
     return [
         Line(name, f"{what}, p50", "s", quantile(restarted, 0.5), quantile(undisturbed, 0.5)),
         Line(name, f"{what}, the last session", "s", max(restarted), target=Target("≤", _SOON)),

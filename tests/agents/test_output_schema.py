@@ -172,7 +172,7 @@ values: st.SearchStrategy[Any] = st.recursive(atoms, _larger, max_leaves=10)
 
 
 def _schema(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """As one should be, but for what stands in it now and then."""
+    """As one should be, but for a change in it now and then."""
     kinds = st.sampled_from(["object", "array", "string", "integer", "null", "nonsense"])
     alternatives = st.lists(inner, min_size=1, max_size=3)
     parts = st.dictionaries(names, inner, max_size=3)

@@ -1,1 +1,1 @@
-"""The HTTP API: a real server over a real store; only Temporal is stood in for."""
+"""The HTTP API: a real server over a real store; only Temporal is replaced."""

@@ -67,11 +67,11 @@ class ApiProcess:
         does other things besides.
         """
         watched = Watched()
-        over = threading.Event()
+        ended = threading.Event()
 
         def ask() -> None:
             both = (self.process.pid, threading.get_native_id())
-            while not (watched.taken and over.is_set()):
+            while not (watched.taken and ended.is_set()):
                 before = sum(map(_waited, both))
                 took = self.health()
                 watched.taken.append(took - (sum(map(_waited, both)) - before))
@@ -82,7 +82,7 @@ class ApiProcess:
         try:
             yield watched
         finally:
-            over.set()
+            ended.set()
             asking.join()
 
 

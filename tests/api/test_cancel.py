@@ -57,7 +57,7 @@ async def test_a_running_turn_is_asked_to_stop(api: Api, body: Any) -> None:
     assert api.temporal.signals == [(session_id, CANCEL, {"turnId": "turn_0"})]
 
 
-async def test_asking_twice_is_wishing_once(api: Api) -> None:
+async def test_cancelling_twice_is_one_cancel_request(api: Api) -> None:
     session_id = await running(api)
 
     answers = [await cancel(api, session_id) for _ in range(2)]

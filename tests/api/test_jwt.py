@@ -183,7 +183,7 @@ async def test_clocks_may_differ_by_half_a_minute(guarded: Guarded) -> None:
     assert (late.status_code, too_late.status_code) == (200, 401)
 
 
-async def test_a_token_signed_by_somebody_else_is_refused(guarded: Guarded) -> None:
+async def test_a_token_signed_by_another_issuer_is_refused(guarded: Guarded) -> None:
     assert (await guarded.get(guarded.provider.token(ec("one")))).status_code == 401
 
 
@@ -286,7 +286,7 @@ async def test_keys_that_come_late_are_used(provider: Provider) -> None:
 
 
 @pytest.mark.parametrize("subject", ["می\u200cخواهم", "山田\u3000花子", "ada\u00a0b"])
-async def test_a_subject_with_more_than_letters_is_somebody(guarded: Guarded, subject: str) -> None:
+async def test_a_subject_with_more_than_letters_is_a_principal(guarded: Guarded, subject: str) -> None:
     token = guarded.provider.token(sub=subject)
 
     answer = await guarded.api.http.post(URL, json={"message": "hi"}, headers={"authorization": f"Bearer {token}"})

@@ -133,8 +133,8 @@ async def test_the_token_must_belong_to_the_session_of_the_path(api: Api) -> Non
 
 async def test_the_token_of_a_finished_session_is_stale(api: Api) -> None:
     created = await api.create()
-    over = SessionChange(status="completed")
-    await api.store.commit(Commit(created["sessionId"], events=[session_ended()], close=True, change=over))
+    closed = SessionChange(status="completed")
+    await api.store.commit(Commit(created["sessionId"], events=[session_ended()], close=True, change=closed))
 
     answer = await api.deliver(created)
 

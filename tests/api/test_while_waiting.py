@@ -94,7 +94,7 @@ async def test_a_hasty_agent_takes_another_message_for_a_denial(api: Api) -> Non
 
 
 @pytest.mark.parametrize("said", ["What about my train?", "no"])
-async def test_a_hasty_agent_goes_on_also_when_the_owner_has_voted(api: Api, said: str) -> None:
+async def test_a_hasty_agent_continues_also_when_the_owner_has_voted(api: Api, said: str) -> None:
     session = await waiting(api, "r", agent="hasty", responders=Responders(kind="anyone", quorum=2))
     await session.respond(to("r", APPROVE))
     assert (await session.row("r")).status == "open"

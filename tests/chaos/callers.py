@@ -25,7 +25,7 @@ _PERSISTENCE = 40.0
 #: How often a caller takes 503 for the last word.
 _RESIGNS = 0.3
 
-#: How many deliveries may wait, of sessions that wait for nobody's answer, before callers hold back: people wait for
+#: How many deliveries may wait, of sessions that wait for no answer, before callers hold back: people wait for
 #: answers, and what comes after hours in a queue shows nothing new.
 _BACKLOG = 200
 
@@ -45,7 +45,7 @@ class Known:
 
 
 @dataclass
-class Heard:
+class Observed:
     """All that callers have done, and the responses."""
 
     posts: list[Post] = field(default_factory=list[Post])
@@ -64,7 +64,7 @@ class Callers:
         self._clients: dict[str, httpx2.AsyncClient] = {}
         self._followers: set[asyncio.Task[None]] = set()
         self._room = asyncio.Event()
-        self.heard = Heard()
+        self.observed = Observed()
 
     async def run(self, number: int) -> None:
         """All of them, until the time has passed; each ends what it has begun."""
@@ -83,18 +83,18 @@ class Callers:
 
     async def _watch_the_backlog(self) -> None:
         while True:
-            # The database may be dead just now; then the number is unknown, and all go on.
+            # The database may be dead just now; then the number is unknown, and all continue.
             with contextlib.suppress(OSError, psycopg.Error):
                 moving = await asyncio.to_thread(self._world.moving)
-                (self._room.set if self.over or len(moving.due) < _BACKLOG else self._room.clear)()
+                (self._room.set if self.ended or len(moving.due) < _BACKLOG else self._room.clear)()
             await asyncio.sleep(1)
 
     @property
-    def over(self) -> bool:
+    def ended(self) -> bool:
         return time.monotonic() > self._end
 
     def follow(self, session_id: str) -> None:
-        """Have somebody read the session from now on, if not too many are read already."""
+        """Read the session from now on, if not too many are read already."""
         if len(self._followers) < _MOST_FOLLOWED:
             task = asyncio.create_task(self._follow(session_id))
             self._followers.add(task)
@@ -121,17 +121,19 @@ class Callers:
             return Try(began, time.time(), None, "refused"), response
         except httpx2.HTTPError:
             return Try(began, time.time(), None, "broken"), response
-        told = _json(response)
+        receipt = _json(response)
         return (
             Try(
                 began,
                 time.time(),
                 response.status_code,
-                code=str(told.get("code", "")),
-                session_id=str(told.get("sessionId", "")),
-                delivery_id=told.get("deliveryId"),
+                code=str(receipt.get("code", "")),
+                session_id=str(receipt.get("sessionId", "")),
+                delivery_id=receipt.get("deliveryId"),
                 delayed=response.headers.get("x-perdure-delayed") == "true",
-                outcomes=tuple((each["requestId"], each["status"], each.get("optionId")) for each in _outcomes(told)),
+                outcomes=tuple(
+                    (each["requestId"], each["status"], each.get("optionId")) for each in _outcomes(receipt)
+                ),
             ),
             response,
         )
@@ -144,7 +146,7 @@ class Callers:
 
     async def _follow(self, session_id: str) -> None:
         read: list[Json] = []
-        self.heard.followed.append((session_id, read))
+        self.observed.followed.append((session_id, read))
         while True:
             with contextlib.suppress(httpx2.HTTPError):
                 if await self._read(session_id, read):
@@ -173,7 +175,7 @@ class SoakCaller:
         self._sessions: list[Known] = []
 
     async def live(self) -> None:
-        while not self._callers.over:
+        while not self._callers.ended:
             await self._callers.room()
             await self._some_act()()
             await asyncio.sleep(self._chance.expovariate(2.5))
@@ -182,9 +184,9 @@ class SoakCaller:
         acts: dict[Callable[[], Awaitable[None]], float] = {
             self._begin: 3,
             self._begin_task: 2,
-            self._speak: 3,
-            self._speak_at_once: 1.5,
-            self._speak_and_stop: 2,
+            self._deliver_one: 3,
+            self._deliver_at_once: 1.5,
+            self._deliver_and_stop: 2,
             self._stop: 1.5,
             self._answer: 5,
         }
@@ -202,21 +204,21 @@ class SoakCaller:
     async def _begin_task(self) -> None:
         await self._begin("task")
 
-    async def _speak(self) -> None:
-        await self._tell(self._chance.choice(self._sessions))
+    async def _deliver_one(self) -> None:
+        await self._deliver(self._chance.choice(self._sessions))
 
-    async def _speak_at_once(self) -> None:
+    async def _deliver_at_once(self) -> None:
         """Several messages for one session, which consumes one at a time."""
         session = self._chance.choice(self._sessions)
-        await asyncio.gather(*(self._tell(session) for _ in range(self._chance.randint(2, 4))))
+        await asyncio.gather(*(self._deliver(session) for _ in range(self._chance.randint(2, 4))))
 
-    async def _speak_and_stop(self) -> None:
+    async def _deliver_and_stop(self) -> None:
         """A cancel that comes before the turn, at its begin, while it runs, or when it has parked."""
         session = self._chance.choice(self._sessions)
-        speaking = asyncio.create_task(self._tell(session))
+        delivering = asyncio.create_task(self._deliver(session))
         await asyncio.sleep(self._chance.choice([0, 0.05, 0.2, 0.5, 1.0]))
         await self._cancel(session)
-        await speaking
+        await delivering
 
     async def _stop(self) -> None:
         await self._cancel(self._chance.choice(self._sessions))
@@ -233,7 +235,7 @@ class SoakCaller:
 
     # --- requests -------------------------------------------------------------------------------------------
 
-    async def _tell(self, session: Known) -> None:
+    async def _deliver(self, session: Known) -> None:
         script = self._script(asks=session.mode == "conversation")
         body = {"continuationToken": session.token, "message": script.message}
         post = self._post("message", session.session_id, script)
@@ -244,7 +246,7 @@ class SoakCaller:
     ) -> Post:
         message, answer = (script.message, script.answer) if script else ("", "")
         post = Post(kind, unique("key"), session_id, message, answer)
-        self._callers.heard.posts.append(post)
+        self._callers.observed.posts.append(post)
         return post
 
     async def _persist(self, post: Post, path: str, body: Json, mode: Mode = "conversation") -> None:
@@ -271,7 +273,7 @@ class SoakCaller:
             f"{_SESSION}/{session.session_id}/cancel", None, None, self._chance.uniform(*_PATIENCE)
         )
         status = _json(response).get("status") if tried.status == 200 else None
-        self._callers.heard.cancels.append(Cancel(session.session_id, tried, status))
+        self._callers.observed.cancels.append(Cancel(session.session_id, tried, status))
 
     async def _asked(self, session: Known) -> list[Json]:
         params = {"status": "open", "sessionId": session.session_id}
@@ -320,5 +322,5 @@ def _json(response: httpx2.Response) -> Json:
         return {}
 
 
-def _outcomes(told: Json) -> list[Json]:
-    return told.get("inputs", [])
+def _outcomes(receipt: Json) -> list[Json]:
+    return receipt.get("inputs", [])

@@ -11,10 +11,10 @@ from tests.support.chaos.invariants import Check, problems, streamed
 _CLOCKS = 0.05
 
 #: How long a call that has begun takes to act, beside busy neighbours.
-_GOING_ON = 5.0
+_TIME_TO_ACT = 5.0
 
 _TERMINAL = ("session.completed", "session.failed")
-_OVER = ("completed", "failed")
+_ENDED = ("completed", "failed")
 
 #: What a caller who asks for nothing wrong may get as a response, besides that it is accepted.
 _REFUSALS = {
@@ -40,7 +40,7 @@ def what_was_accepted_is_answered_once(evidence: Evidence) -> Iterator[str]:
     """A 2xx names a delivery of a session that exists, consumed by one turn or refused by one event, never both."""
     rows = {(session_id, row["delivery_id"]) for session_id, each in evidence.deliveries.items() for row in each}
     sessions = {session["session_id"]: session for session in evidence.sessions}
-    heard, refused = _heard(evidence), _refused(evidence)
+    consumed, refused = _consumed(evidence), _refused(evidence)
     for post, tried in _accepted(evidence):
         place = (tried.session_id, tried.delivery_id or "")
         name = f"{post.kind} {post.key} ({tried.session_id} {tried.delivery_id})"
@@ -51,8 +51,8 @@ def what_was_accepted_is_answered_once(evidence: Evidence) -> Iterator[str]:
             continue
         elif place not in rows:
             yield f"{name}: accepted, and there is no such delivery"
-        elif (heard[place], refused[place]) not in ((1, 0), (0, 1)):
-            times = f"heard {heard[place]} times, refused {refused[place]} times"
+        elif (consumed[place], refused[place]) not in ((1, 0), (0, 1)):
+            times = f"consumed {consumed[place]} times, refused {refused[place]} times"
             session = sessions[tried.session_id]
             yield f"{name}: {times}; its session is a {session['mode']}, {session['status']}"
 
@@ -61,11 +61,11 @@ def one_key_has_one_receipt(evidence: Evidence) -> Iterator[str]:
     """Every try that was accepted got the same receipt, and no other post got that one."""
     owners: dict[str, set[str]] = defaultdict(set)
     for post in evidence.posts:
-        told = {(tried.session_id, tried.delivery_id) for tried in post.tries if tried.accepted}
-        if len(told) > 1:
-            yield f"{post.kind} {post.key}: told {sorted(told, key=str)}"
+        receipts = {(tried.session_id, tried.delivery_id) for tried in post.tries if tried.accepted}
+        if len(receipts) > 1:
+            yield f"{post.kind} {post.key}: receipts {sorted(receipts, key=str)}"
         if post.kind != "answer":
-            for _, delivery_id in told:
+            for _, delivery_id in receipts:
                 owners[delivery_id or "none"].add(post.key)
     for delivery_id, keys in owners.items():
         if len(keys) > 1:
@@ -97,9 +97,9 @@ def no_caller_gets_nonsense(evidence: Evidence) -> Iterator[str]:
     """Who asks for nothing wrong is accepted, or refused in a way that the contract knows."""
     for post in evidence.posts:
         for tried in post.tries:
-            told = (tried.status, tried.code)
-            if tried.status is not None and not tried.accepted and told not in _REFUSALS:
-                yield f"{post.kind} {post.key} to {post.session_id or 'a new session'}: answered {told}"
+            response = (tried.status, tried.code)
+            if tried.status is not None and not tried.accepted and response not in _REFUSALS:
+                yield f"{post.kind} {post.key} to {post.session_id or 'a new session'}: answered {response}"
     for cancel in evidence.cancels:
         if cancel.tried.status not in (None, 200, 503):
             yield f"cancel of {cancel.session_id}: answered {cancel.tried.status} {cancel.tried.code}"
@@ -107,7 +107,7 @@ def no_caller_gets_nonsense(evidence: Evidence) -> Iterator[str]:
 
 def no_caller_is_refused_by_a_running_session(evidence: Evidence) -> Iterator[str]:
     """`session_not_active` is returned of a session that has ended by then."""
-    over = {
+    ends = {
         session_id: seconds(event["at"])
         for session_id, events in evidence.events.items()
         for event in reversed(events)
@@ -115,8 +115,8 @@ def no_caller_is_refused_by_a_running_session(evidence: Evidence) -> Iterator[st
     }
     for post in evidence.posts:
         for tried in post.tries:
-            if tried.code == "session_not_active" and over.get(post.session_id, float("inf")) > tried.ended + _CLOCKS:
-                yield f"{post.kind} {post.key}: turned away from {post.session_id}, which was not over"
+            if tried.code == "session_not_active" and ends.get(post.session_id, float("inf")) > tried.ended + _CLOCKS:
+                yield f"{post.kind} {post.key}: turned away from {post.session_id}, which had not ended"
 
 
 def a_counted_answer_counts(evidence: Evidence) -> Iterator[str]:
@@ -128,7 +128,7 @@ def a_counted_answer_counts(evidence: Evidence) -> Iterator[str]:
             answer: Json = (row and row["answer"]) or {}
             kept = (row and row["status"], answer.get("optionId"))
             if status == "answered" and kept != (status, option):
-                yield f"{post.key} {request_id}: told {(status, option)}, and it is {kept}"
+                yield f"{post.key} {request_id}: reported {(status, option)}, and it is {kept}"
 
 
 # --- turns --------------------------------------------------------------------------------------------------
@@ -148,12 +148,12 @@ def consumed_deliveries_are_answered(evidence: Evidence) -> Iterator[str]:
     """The turn that consumed a message, or the one that resumed it after an answer, has the scripted text."""
     for post, tried in _accepted(evidence):
         events = evidence.events.get(tried.session_id, ())
-        spoken = [event for event in events if event["type"] == "message.received"]
-        begun = next((event["turn"] for event in spoken if tried.delivery_id in event["delivery_ids"]), None)
+        received = [event for event in events if event["type"] == "message.received"]
+        begun = next((event["turn"] for event in received if tried.delivery_id in event["delivery_ids"]), None)
         if not post.answer or begun is None:
             continue
         # Turns that consume an answer resume what was sent before, until another message is consumed.
-        end = min((event["turn"] for event in spoken if event["turn"] > begun), default=float("inf"))
+        end = min((event["turn"] for event in received if event["turn"] > begun), default=float("inf"))
         its = [event for event in events if event["turn"] is not None and begun <= event["turn"] < end]
         said = [event["data"]["message"] for event in its if event["type"] == "message.completed"]
         stopped = any(event["type"] == "turn.cancelled" for event in its)
@@ -175,39 +175,39 @@ def _noted(evidence: Evidence, session_id: str, begun: int, end: float) -> bool:
 def an_accepted_cancel_stops_its_turn_once(evidence: Evidence) -> Iterator[str]:
     """It was written down when it was accepted, and one `turn.cancelled` of that turn follows.
 
-    A turn that waited for people may have begun to go on with their answers: then that one is cancelled.
+    A turn that waited for people may have begun to resume with their answers: then that one is cancelled.
     """
-    for cancel, wish in _wishes(evidence):
+    for cancel, request in _cancel_requests(evidence):
         name = f"{cancel.session_id}: a cancel asked for at {cancel.tried.began:.3f}"
-        if wish is None:
+        if request is None:
             yield f"{name} was accepted, and no cancel.requested was written by then"
             continue
         later = [
             event
             for event in evidence.events[cancel.session_id]
-            if event["type"] == "turn.cancelled" and event["idx"] > wish["idx"]
+            if event["type"] == "turn.cancelled" and event["idx"] > request["idx"]
         ]
-        stopped = [event for event in later if event["turn"] == wish["turn"]]
+        stopped = [event for event in later if event["turn"] == request["turn"]]
         if not stopped:
-            going_on = _going_on(evidence, cancel.session_id, wish)
-            stopped = [event for event in later if event["turn"] == going_on]
+            resuming = _resuming(evidence, cancel.session_id, request)
+            stopped = [event for event in later if event["turn"] == resuming]
         if len(stopped) != 1:
-            yield f"{name} was accepted for turn {wish['turn']}, which was cancelled {len(stopped)} times after that"
+            yield f"{name} was accepted for turn {request['turn']}, which was cancelled {len(stopped)} times after that"
         elif seconds(stopped[0]["at"]) < cancel.tried.began - _CLOCKS:
-            yield f"{name} was accepted, and the last turn that anybody wanted stopped had been stopped before"
+            yield f"{name} was accepted, and the last turn with a cancel request had been cancelled before"
 
 
-def _going_on(evidence: Evidence, session_id: str, wish: Json) -> int | None:
-    """The turn that went on with a parked one, if that was to be stopped."""
-    before = [event for event in evidence.events[session_id] if event["idx"] < wish["idx"]]
-    parked = any(event["type"] == "input.requested" and event["turn"] == wish["turn"] for event in before)
-    return wish["turn"] + 1 if parked else None
+def _resuming(evidence: Evidence, session_id: str, request: Json) -> int | None:
+    """The turn that resumed a parked one, if that was to be cancelled."""
+    before = [event for event in evidence.events[session_id] if event["idx"] < request["idx"]]
+    parked = any(event["type"] == "input.requested" and event["turn"] == request["turn"] for event in before)
+    return request["turn"] + 1 if parked else None
 
 
 def nothing_begins_after_an_accepted_cancel(evidence: Evidence) -> Iterator[str]:
     """A caller who got `accepted` sees no effect of that turn begin, but those that were about to happen.
 
-    A call that was asked about in an earlier turn acts in the one that goes on with it, under its own turn's number.
+    A call that was asked about in an earlier turn acts in the one that resumes it, under its own turn's number.
     """
     intents = {
         (session_id, record["turn"], record["slot"].removeprefix("intent/")): seconds(record["at"])
@@ -215,24 +215,24 @@ def nothing_begins_after_an_accepted_cancel(evidence: Evidence) -> Iterator[str]
         for record in records
         if record["slot"].startswith("intent/")
     }
-    for cancel, wish in _wishes(evidence):
-        if wish is None:
+    for cancel, request in _cancel_requests(evidence):
+        if request is None:
             continue
-        told = cancel.tried.ended + _CLOCKS
+        answered = cancel.tried.ended + _CLOCKS
         for effect in evidence.effects:
             body = effect["body"]
-            if body["session"] != cancel.session_id or body["turn"] > wish["turn"] or effect["at"] <= told:
+            if body["session"] != cancel.session_id or body["turn"] > request["turn"] or effect["at"] <= answered:
                 continue
-            begun = intents.get((body["session"], body["turn"], body["call"]), told + 1) <= told
+            begun = intents.get((body["session"], body["turn"], body["call"]), answered + 1) <= answered
             # Of a call that had begun, this attempt may still act; another one, some time later, may not begin.
-            going_on = effect["at"] <= told + _GOING_ON or evidence.may_be_late(effect["at"])
-            if not (begun and going_on):
+            in_time = effect["at"] <= answered + _TIME_TO_ACT or evidence.may_be_late(effect["at"])
+            if not (begun and in_time):
                 late = effect["at"] - cancel.tried.ended
                 yield f"{cancel.session_id} {body['call']}: acted {late:.3f} s after its cancel was accepted"
 
 
-def _wishes(evidence: Evidence) -> Iterator[tuple[Cancel, Json | None]]:
-    """Each accepted cancel, and the newest `cancel.requested` that stood in the log when it was accepted."""
+def _cancel_requests(evidence: Evidence) -> Iterator[tuple[Cancel, Json | None]]:
+    """Each accepted cancel, and the newest `cancel.requested` that was in the log when it was accepted."""
     for cancel in evidence.cancels:
         if cancel.status == "accepted":
             written = [
@@ -250,16 +250,16 @@ def nothing_is_left_to_do(evidence: Evidence) -> Iterator[str]:
     """Every session waits or has ended; one that waits for people has asked them; none needs attention."""
     for session in evidence.sessions:
         session_id = session["session_id"]
-        unheard = [
+        unread = [
             row["delivery_id"]
             for row in evidence.deliveries.get(session_id, ())
             if row["turn"] is None and row["refused"] is None
         ]
         asks = [row for row in evidence.inputs.get(session_id, ()) if row["status"] == "open"]
-        if session["status"] not in ("waiting", *_OVER):
-            yield f"{session_id} is {session['status']} since {session['updated_at']}, with {unheard} to hear"
-        elif unheard and not asks:
-            yield f"{session_id} is {session['status']} and asks nobody, and has not heard {unheard}"
+        if session["status"] not in ("waiting", *_ENDED):
+            yield f"{session_id} is {session['status']} since {session['updated_at']}, with {unread} unread"
+        elif unread and not asks:
+            yield f"{session_id} is {session['status']} and has no open request, and has not consumed {unread}"
         if session.get("attention") is not None:
             yield f"{session_id} wants attention: {session['attention']}"
 
@@ -274,7 +274,7 @@ def live_readers_got_the_log(evidence: Evidence) -> Iterator[str]:
             yield f"{session_id}: a live reader differs from the log at {first}: {given[first]} ({len(kept)} kept)"
 
 
-# --- what is told of it all ---------------------------------------------------------------------------------
+# --- what is reported of it all -----------------------------------------------------------------------------
 
 
 def slowest_delivery(evidence: Evidence) -> tuple[float, str]:
@@ -283,24 +283,28 @@ def slowest_delivery(evidence: Evidence) -> tuple[float, str]:
     for session_id, events in evidence.events.items():
         started = {each: event for event in events if event["type"] == "turn.started" for each in event["delivery_ids"]}
         for row in evidence.deliveries.get(session_id, ()):
-            heard = started.get(row["delivery_id"])
-            if heard is not None and not _parked(evidence.inputs.get(session_id, ()), row, heard):
-                took = seconds(heard["at"]) - seconds(row["accepted_at"])
+            consumed = started.get(row["delivery_id"])
+            if consumed is not None and not _parked(evidence.inputs.get(session_id, ()), row, consumed):
+                took = seconds(consumed["at"]) - seconds(row["accepted_at"])
                 slowest = max(slowest, (took, f"{session_id} {row['delivery_id']}"))
     return slowest
 
 
-def _parked(inputs: Sequence[Json], row: Json, heard: Json) -> bool:
-    """Whether anybody was asked while the delivery waited."""
-    return any(each["opened_at"] <= heard["at"] and (each["closed_at"] or "~") >= row["accepted_at"] for each in inputs)
+def _parked(inputs: Sequence[Json], row: Json, consumed: Json) -> bool:
+    """Whether a request was open while the delivery waited."""
+    return any(
+        each["opened_at"] <= consumed["at"] and (each["closed_at"] or "~") >= row["accepted_at"] for each in inputs
+    )
 
 
 def answers(evidence: Evidence) -> Mapping[str, int]:
     """How often callers got which response."""
     tries = [tried for post in evidence.posts for tried in post.tries]
-    told = Counter(str(tried.status or tried.problem) for tried in tries)
-    told += Counter("delayed" for tried in tries if tried.delayed)
-    return told + Counter(f"cancel {cancel.status or cancel.tried.status or 'lost'}" for cancel in evidence.cancels)
+    responses = Counter(str(tried.status or tried.problem) for tried in tries)
+    responses += Counter("delayed" for tried in tries if tried.delayed)
+    return responses + Counter(
+        f"cancel {cancel.status or cancel.tried.status or 'lost'}" for cancel in evidence.cancels
+    )
 
 
 # --- helpers ------------------------------------------------------------------------------------------------
@@ -312,7 +316,7 @@ def _accepted(evidence: Evidence) -> Iterator[tuple[Post, Try]]:
             yield post, tried
 
 
-def _heard(evidence: Evidence) -> Counter[tuple[str, str]]:
+def _consumed(evidence: Evidence) -> Counter[tuple[str, str]]:
     return Counter(
         (session_id, delivery_id)
         for session_id, events in evidence.events.items()

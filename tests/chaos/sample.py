@@ -26,26 +26,28 @@ class _Log:
         self.session_id = session_id
         self.rows: list[Json] = []
 
-    def tell(self, second: float, type: str, turn: int | None = None, step: int | None = None, **more: Any) -> None:
+    def add_event(
+        self, second: float, type: str, turn: int | None = None, step: int | None = None, **more: Any
+    ) -> None:
         ids = more.pop("ids", None)
         row = {"session_id": self.session_id, "idx": len(self.rows), "type": type, "turn": turn, "step": step}
         self.rows.append({**row, "data": more or None, "delivery_ids": ids, "at": stamp(second)})
 
     def begin(self, second: float, turn: int, delivery: str, message: str | None) -> None:
-        self.tell(second, "turn.started", turn, ids=[delivery])
+        self.add_event(second, "turn.started", turn, ids=[delivery])
         if message is not None:
-            self.tell(second, "message.received", turn, ids=[delivery], message=message)
+            self.add_event(second, "message.received", turn, ids=[delivery], message=message)
 
     def say(self, second: float, turn: int, step: int, words: str) -> None:
         place = {"turnId": f"turn_{turn}", "stepIndex": step}
-        self.tell(second, "step.started", turn, step)
-        self.tell(second, "message.appended", turn, step, **place, messageDelta=words)
-        self.tell(second, "message.completed", turn, step, **place, message=words)
-        self.tell(second, "step.completed", turn, step)
+        self.add_event(second, "step.started", turn, step)
+        self.add_event(second, "message.appended", turn, step, **place, messageDelta=words)
+        self.add_event(second, "message.completed", turn, step, **place, message=words)
+        self.add_event(second, "step.completed", turn, step)
 
     def end(self, second: float, turn: int, how: str = "completed") -> None:
-        self.tell(second, f"turn.{how}", turn)
-        self.tell(second, "session.waiting", turn)
+        self.add_event(second, f"turn.{how}", turn)
+        self.add_event(second, "session.waiting", turn)
 
     def stream(self) -> list[Json]:
         """As a reader gets it: the text so far in each delta."""
@@ -67,7 +69,7 @@ def _record(turn: int, step: int, slot: str, second: float, **body: Any) -> Json
     return {"turn": turn, "step": step, "slot": slot, "format": form, "body": body, "at": stamp(second)}
 
 
-def _heard(turn: int, delivery: str, message: str | None, second: float) -> Json:
+def _consumed(turn: int, delivery: str, message: str | None, second: float) -> Json:
     return _record(turn, 0, "delivery/0", second, deliveryId=delivery, message=message)
 
 
@@ -99,24 +101,24 @@ def evidence() -> Evidence:
         events={TALK: talk.rows, TASK: task.rows},
         records={
             TALK: [
-                _heard(0, "d0", "call charge then say zero", 1),
+                _consumed(0, "d0", "call charge then say zero", 1),
                 _record(0, 0, "reply", 2),
                 _record(0, 0, "intent/c0", 3),
                 _record(0, 0, "call/c0", 4),
                 _record(0, 1, "reply", 5),
-                _heard(1, "d1", "call pay then say one", 11),
+                _consumed(1, "d1", "call pay then say one", 11),
                 _record(1, 0, "reply", 12),
-                _heard(2, "d2", None, 16),
+                _consumed(2, "d2", None, 16),
                 _record(2, 0, "resume", 16, notes=[]),
                 _record(1, 0, "intent/c1", 17),
                 _record(1, 0, "call/c1", 18),
                 _record(2, 0, "reply", 19),
-                _heard(3, "d3", "call put then say three", 21),
+                _consumed(3, "d3", "call put then say three", 21),
                 _record(3, 0, "reply", 22),
                 _record(3, 0, "intent/c3", 23),
                 _record(3, 0, "call/c3", 24),
             ],
-            TASK: [_heard(0, "e0", "say task", 1), _record(0, 0, "reply", 2)],
+            TASK: [_consumed(0, "e0", "say task", 1), _record(0, 0, "reply", 2)],
         },
         deliveries={
             TALK: [
@@ -165,42 +167,42 @@ def evidence() -> Evidence:
 
 def _talk() -> _Log:
     log = _Log(TALK)
-    log.tell(1, "session.started", 0)
+    log.add_event(1, "session.started", 0)
     log.begin(1, 0, "d0", "call charge then say zero")
-    log.tell(1, "step.started", 0, 0)
-    log.tell(2, "actions.requested", 0, 0, actions=[{"callId": "c0"}])
-    log.tell(4, "action.result", 0, 0, **_result("charge", "c0"))
-    log.tell(4, "step.completed", 0, 0)
+    log.add_event(1, "step.started", 0, 0)
+    log.add_event(2, "actions.requested", 0, 0, actions=[{"callId": "c0"}])
+    log.add_event(4, "action.result", 0, 0, **_result("charge", "c0"))
+    log.add_event(4, "step.completed", 0, 0)
     log.say(5, 0, 1, "zero")
     log.end(6, 0)
     log.begin(11, 1, "d1", "call pay then say one")
-    log.tell(11, "step.started", 1, 0)
-    log.tell(12, "step.completed", 1, 0)
+    log.add_event(11, "step.started", 1, 0)
+    log.add_event(12, "step.completed", 1, 0)
     request = {"requestId": "r1", "action": {"callId": "c1"}}
-    log.tell(12, "input.requested", 1, 0, requests=[request], details={"r1": {"kind": "approval"}})
+    log.add_event(12, "input.requested", 1, 0, requests=[request], details={"r1": {"kind": "approval"}})
     log.end(12, 1)
-    log.tell(15, "input.resolved", 1, 0, requestId="r1", status="answered")
+    log.add_event(15, "input.resolved", 1, 0, requestId="r1", status="answered")
     log.begin(16, 2, "d2", None)
-    log.tell(18, "action.result", 2, 0, **_result("pay", "c1"))
+    log.add_event(18, "action.result", 2, 0, **_result("pay", "c1"))
     log.say(19, 2, 0, "one")
     log.end(19, 2)
     log.begin(21, 3, "d3", "call put then say three")
-    log.tell(21, "step.started", 3, 0)
-    log.tell(22, "actions.requested", 3, 0, actions=[{"callId": "c3"}])
-    log.tell(23.2, "cancel.requested", 3, turnId="turn_3")
-    log.tell(24, "action.result", 3, 0, **_result("put", "c3"))
+    log.add_event(21, "step.started", 3, 0)
+    log.add_event(22, "actions.requested", 3, 0, actions=[{"callId": "c3"}])
+    log.add_event(23.2, "cancel.requested", 3, turnId="turn_3")
+    log.add_event(24, "action.result", 3, 0, **_result("put", "c3"))
     log.end(25, 3, "cancelled")
     return log
 
 
 def _task() -> _Log:
     log = _Log(TASK)
-    log.tell(1, "session.started", 0)
+    log.add_event(1, "session.started", 0)
     log.begin(1, 0, "e0", "say task")
     log.say(2, 0, 0, "task")
-    log.tell(2, "turn.completed", 0)
-    log.tell(2, "delivery.refused", deliveryId="e1", code="session_not_active")
-    log.tell(2, "session.completed", 0)
+    log.add_event(2, "turn.completed", 0)
+    log.add_event(2, "delivery.refused", deliveryId="e1", code="session_not_active")
+    log.add_event(2, "session.completed", 0)
     return log
 
 

@@ -1,10 +1,10 @@
 """Random failures under random talk, and a judge: `python -m tests.chaos.soak --minutes 5 [--seed N] [--postgres]`.
 
-Callers start sessions, speak to them, answer them and stop them, while processes are killed and frozen and connections
-go dead. When all is well again, and nothing moves any more, what callers were promised is checked from outside: the
-rows of the store, the effects in the ledger, what the provider was asked, the streams. It prints its seed, what it
-does, and everything that does not hold; then its code is 1. The seed repeats the choices; when things happen is up to
-the machine.
+Callers start sessions, send messages, answers and cancels, while processes are killed and frozen and connections go
+dead. When all is well again, and nothing moves any more, what callers were promised is checked from outside: the rows
+of the store, the effects in the ledger, what the provider was asked, the streams. It prints its seed, what it does,
+and everything that does not hold; then its code is 1. The seed repeats the choices; when things happen is up to the
+machine.
 """
 
 import argparse
@@ -33,9 +33,9 @@ from tests.support.postgres import Cluster, find_binaries
 from tests.support.stack import Stack, TemporalServer
 
 from .callers import Callers, crowd
-from .deeds import Hand, Lines, log
+from .faults import Hand, Lines, log
 from .promises import answers, broken_promises, slowest_delivery
-from .stubborn import Stubborn
+from .retrying_caller import RetryingCaller
 
 _CALLERS = 8
 #: How long nothing may change, once nothing fails any more, before what has not come to rest is said to be stuck; and
@@ -76,7 +76,7 @@ class Soak:
     async def _begin(self) -> None:
         """Nothing is judged before the product works at all."""
         script = say()
-        answer = await Stubborn(self._world, self._chance).say(script.message)
+        answer = await RetryingCaller(self._world, self._chance).say(script.message)
         assert answer == script.answer, answer
 
     async def _rest(self, callers: Callers) -> None:
@@ -95,8 +95,10 @@ class Soak:
             limit = limit or began + _REST + _REST_OF_EACH * len(waiting)
             if not waiting or time.monotonic() > min(changed + _STILLNESS, limit):
                 break
-        told = f"{len(waiting)} sessions, deliveries and requests have not come to rest" if waiting else "nothing moves"
-        log(f"{told} after {time.monotonic() - began:.0f} s")
+        summary = (
+            f"{len(waiting)} sessions, deliveries and requests have not come to rest" if waiting else "nothing moves"
+        )
+        log(f"{summary} after {time.monotonic() - began:.0f} s")
 
     async def _answer_everything(self, callers: Callers) -> None:
         with contextlib.suppress(httpx2.HTTPError, TimeoutError):
@@ -108,19 +110,19 @@ class Soak:
 
     async def _evidence(self, callers: Callers) -> Evidence:
         seen = await self._world.evidence()
-        heard = callers.heard
+        observed = callers.observed
         await callers.close()
         receipts = [
             (tried.session_id, tried.delivery_id)
-            for post in heard.posts
+            for post in observed.posts
             if (tried := post.accepted) is not None and tried.delivery_id is not None
         ]
         return replace(
             seen,
             receipts=(*seen.receipts, *receipts),
-            posts=heard.posts,
-            cancels=heard.cancels,
-            followed=heard.followed,
+            posts=observed.posts,
+            cancels=observed.cancels,
+            followed=observed.followed,
             absences=self._hand.absences,
         )
 
@@ -129,10 +131,10 @@ def judged(evidence: Evidence, broken: dict[str, list[str]], hand: Hand) -> bool
     """Say what was seen; whether all of it holds."""
     turns = sum(event["type"] == "turn.started" for events in evidence.events.values() for event in events)
     read = sum(len(events) for _, events in evidence.followed)
-    log(f"{len(hand.done)} deeds, {turns} turns in {len(evidence.sessions)} sessions, {read} events read live")
-    log("callers were told: " + ", ".join(f"{what} {n} times" for what, n in sorted(answers(evidence).items())))
+    log(f"{len(hand.done)} faults, {turns} turns in {len(evidence.sessions)} sessions, {read} events read live")
+    log("callers got: " + ", ".join(f"{what} {n} times" for what, n in sorted(answers(evidence).items())))
     seconds, name = slowest_delivery(evidence)
-    log(f"the slowest delivery was heard after {seconds:.1f} s: {name}")
+    log(f"the slowest delivery was consumed after {seconds:.1f} s: {name}")
     for check, wrong in broken.items():
         log(f"{check}: {len(wrong)} violations")
         for problem in wrong[:_SHOWN]:

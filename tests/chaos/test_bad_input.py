@@ -68,12 +68,12 @@ async def test_a_bad_body_is_refused_and_the_session_lives_on(world: World, what
 async def test_what_does_not_exist_is_named_as_such(world: World) -> None:
     async with await living_session(world) as caller:
         body = {"continuationToken": caller.token, "message": "hello"}
-        unknown_agent = await caller.http.post("/agents/nobody/eve/v1/session", json={"message": "hello"})
-        unknown_session = await caller.http.post("/eve/v1/session/ses_nobody", json=body)
+        unknown_agent = await caller.http.post("/agents/unknown/eve/v1/session", json={"message": "hello"})
+        unknown_session = await caller.http.post("/eve/v1/session/ses_unknown", json=body)
         unknown_token = await caller.http.post(
             f"/eve/v1/session/{caller.session_id}", json={**body, "continuationToken": "eve:guessed"}
         )
-        unknown_stream = await caller.http.get("/eve/v1/session/ses_nobody/stream")
+        unknown_stream = await caller.http.get("/eve/v1/session/ses_unknown/stream")
 
         assert unknown_agent.status_code == 404
         assert unknown_session.status_code == 404
@@ -97,7 +97,7 @@ async def test_a_signal_of_unknown_shape_is_ignored(world: World) -> None:
         for name in (names.DELIVER, names.CANCEL):
             await handle.signal(name, args=["one", "two", "three"])
             await handle.signal(name)
-        await handle.signal("a signal that nobody knows", "hello")
+        await handle.signal("an unknown signal", "hello")
 
         await lives_on(caller)
 

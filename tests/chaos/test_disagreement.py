@@ -72,7 +72,7 @@ def perdure(world: World, *words: str) -> str:
 # --- Temporal has lost its data -----------------------------------------------------------------------------
 
 
-async def test_a_session_goes_on_when_temporal_has_lost_it(own_world: World, caller: Caller) -> None:
+async def test_a_session_continues_when_temporal_has_lost_it(own_world: World, caller: Caller) -> None:
     first, second = say(), say()
     assert await caller.say(first.message) == first.answer
 
@@ -99,7 +99,7 @@ async def test_an_approval_counts_and_is_carried_out_when_temporal_has_lost_the_
     await own_world.check()
 
 
-async def test_a_turn_goes_on_where_it_was_when_temporal_has_lost_it(own_world: World, caller: Caller) -> None:
+async def test_a_turn_continues_where_it_was_when_temporal_has_lost_it(own_world: World, caller: Caller) -> None:
     script = call("charge", gate="after")
     await caller.create(script.message)
     await until(lambda: own_world.ledger.of_call("charge", script.note), "the effect")
@@ -107,7 +107,7 @@ async def test_a_turn_goes_on_where_it_was_when_temporal_has_lost_it(own_world: 
     lose_temporal(own_world)
     own_world.ledger.open(script.note)
 
-    # The message of somebody else is not needed for that.
+    # The message of another caller is not needed for that.
     assert text(await caller.until_boundary(within=NOTICED)) == script.answer
     assert len(own_world.ledger.of_call("charge", script.note)) == 1
     assert own_world.times_asked(script.message) == 1
@@ -129,15 +129,15 @@ async def test_a_request_expires_though_temporal_has_lost_the_session(own_world:
 # --- an operator ends something in Temporal -----------------------------------------------------------------
 
 
-async def test_a_terminated_session_is_over_and_says_so(calm_world: World, calm_caller: Caller) -> None:
+async def test_a_terminated_session_has_ended_and_reports_it(calm_world: World, calm_caller: Caller) -> None:
     script = call("pay")
     (request_id,) = await park(calm_caller, script)
     client = await calm_world.stack.client()
 
     await client.get_workflow_handle(calm_caller.session_id).terminate(reason="enough")
 
-    told = await emitted_after(calm_caller, "session.failed", calm_caller.cursor)
-    assert told[-1]["data"]["code"] == "SESSION_TERMINATED"
+    events = await emitted_after(calm_caller, "session.failed", calm_caller.cursor)
+    assert events[-1]["data"]["code"] == "SESSION_TERMINATED"
     assert row_of(calm_world, request_id)["status"] == "withdrawn"
     late = await calm_caller.http.post(
         f"/eve/v1/session/{calm_caller.session_id}", json={"continuationToken": calm_caller.token, "message": "hello?"}
@@ -153,8 +153,8 @@ async def test_what_a_terminated_session_was_sent_is_refused_visibly(calm_world:
 
     receipt = await calm_caller.send("hello?")
 
-    told = await emitted_after(calm_caller, "session.failed", calm_caller.cursor)
-    assert [each["data"]["deliveryId"] for each in told if each["type"] == "delivery.refused"] == [
+    events = await emitted_after(calm_caller, "session.failed", calm_caller.cursor)
+    assert [each["data"]["deliveryId"] for each in events if each["type"] == "delivery.refused"] == [
         receipt["deliveryId"]
     ]
     await calm_world.check()
@@ -168,9 +168,9 @@ async def test_a_cancelled_workflow_ends_its_session_and_says_so(own_world: Worl
 
     await client.get_workflow_handle(caller.session_id).cancel()
 
-    told = await emitted_after(caller, "session.failed", 0)
-    assert [each["type"] for each in told][-3:] == ["turn.cancelled", "session.waiting", "session.failed"]
-    assert told[-1]["data"]["code"] == "SESSION_CANCELLED"
+    events = await emitted_after(caller, "session.failed", 0)
+    assert [each["type"] for each in events][-3:] == ["turn.cancelled", "session.waiting", "session.failed"]
+    assert events[-1]["data"]["code"] == "SESSION_CANCELLED"
     own_world.ledger.open(script.note)
 
 
@@ -212,15 +212,15 @@ async def test_a_store_restored_from_an_older_copy_is_noticed_and_the_operator_d
 
     async with own_world.caller(caller) as later:
         await later.send(two.message)
-        told = await emitted_after(later, "session.attention", kept)
-        assert told[-1]["data"]["code"] == "STORE_BEHIND"
+        events = await emitted_after(later, "session.attention", kept)
+        assert events[-1]["data"]["code"] == "STORE_BEHIND"
         assert own_world.times_asked(two.message) == 0
 
         assert "session.rebuilt" in perdure(own_world, "sessions", "repair", later.session_id, "--rebuild")
 
-        told = await emitted_after(later, "session.waiting", told[-1]["meta"]["index"] + 1)
-        assert text(told) == two.answer
-        later.cursor = told[-1]["meta"]["index"] + 1
+        events = await emitted_after(later, "session.waiting", events[-1]["meta"]["index"] + 1)
+        assert text(events) == two.answer
+        later.cursor = events[-1]["meta"]["index"] + 1
         assert await later.say(three.message) == three.answer
 
 

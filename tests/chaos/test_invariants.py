@@ -108,14 +108,14 @@ def _a_call_without_a_result(seen: Evidence) -> None:
 
 @spoils("each_delivery_is_answered_once")
 @spoils("what_was_accepted_is_answered_once")
-def _a_delivery_that_two_turns_hear(seen: Evidence) -> None:
+def _a_delivery_that_two_turns_consume(seen: Evidence) -> None:
     event(seen, "turn.started", turn=3)["delivery_ids"] = ["d1", "d3"]
 
 
 @spoils("each_delivery_is_answered_once")
 @spoils("what_was_accepted_is_answered_once")
 @spoils("nothing_is_left_to_do")
-def _a_delivery_that_nobody_hears(seen: Evidence) -> None:
+def _a_delivery_that_no_turn_consumes(seen: Evidence) -> None:
     event(seen, "turn.started", turn=3)["delivery_ids"] = []
     delivery(seen, TALK, "d3")["turn"] = None
 
@@ -126,7 +126,7 @@ def _a_delivery_that_is_refused_in_silence(seen: Evidence) -> None:
 
 
 @spoils("what_was_accepted_is_answered_once")
-def _a_delivery_that_is_heard_and_refused(seen: Evidence) -> None:
+def _a_delivery_that_is_consumed_and_refused(seen: Evidence) -> None:
     event(seen, "delivery.refused", TASK)["data"]["deliveryId"] = "e0"
 
 
@@ -172,13 +172,13 @@ def _a_cancel_that_is_not_found(seen: Evidence) -> Evidence:
 
 
 @spoils("no_caller_is_refused_by_a_running_session")
-def _a_conversation_that_turns_somebody_away(seen: Evidence) -> Evidence:
+def _a_conversation_that_refuses_a_delivery(seen: Evidence) -> Evidence:
     away = Try(at(30), at(31), 409, code="session_not_active")
     return replace(seen, posts=[*seen.posts, Post("message", "k8", TALK, "say hi", "hi", [away])])
 
 
 @spoils("no_caller_is_refused_by_a_running_session")
-def _a_task_that_turns_somebody_away_before_its_end(seen: Evidence) -> Evidence:
+def _a_task_that_refuses_a_delivery_before_its_end(seen: Evidence) -> Evidence:
     away = Try(at(1.0), at(1.5), 409, code="session_not_active")
     return replace(seen, posts=[*seen.posts, Post("message", "k8", TASK, "say hi", "hi", [away])])
 
@@ -190,7 +190,7 @@ def _a_session_that_runs_for_ever(seen: Evidence) -> None:
 
 
 @spoils("every_session_has_settled")
-def _a_fence_that_still_stands(seen: Evidence) -> Evidence:
+def _a_fence_that_is_left(seen: Evidence) -> Evidence:
     return replace(seen, fences=[{"session_id": TALK, "scope": "model", "turn": 3}])
 
 
@@ -218,7 +218,7 @@ def _a_call_that_did_nothing_and_is_complete(seen: Evidence) -> Evidence:
 
 
 @spoils("at_most_once_holds")
-def _a_call_that_acted_and_is_not_told(seen: Evidence) -> Evidence:
+def _a_call_that_acted_and_is_not_reported(seen: Evidence) -> Evidence:
     effect = {**seen.effects[0], "body": {**seen.effects[0]["body"], "call": "c9"}}
     return replace(seen, effects=[*seen.effects, effect])
 
@@ -267,7 +267,7 @@ def _a_cancel_that_is_written_down_after_it_was_accepted(seen: Evidence) -> None
 
 
 @spoils("an_accepted_cancel_stops_its_turn_once")
-def _a_cancel_that_is_accepted_when_all_is_over(seen: Evidence) -> Evidence:
+def _a_cancel_that_is_accepted_when_all_has_ended(seen: Evidence) -> Evidence:
     return replace(seen, cancels=[Cancel(TALK, Try(at(30), at(31), 200), "accepted")])
 
 
@@ -284,9 +284,9 @@ def _another_attempt_at_a_call_that_had_begun_before_its_cancel(seen: Evidence) 
 
 
 @spoils("nothing_begins_after_an_accepted_cancel")
-def _an_approved_call_that_begins_after_the_cancel_of_the_turn_that_goes_on_with_it(seen: Evidence) -> Evidence:
-    wish = event(seen, "cancel.requested")
-    wish.update(turn=2, at=stamp(16.2))
+def _an_approved_call_that_begins_after_the_cancel_of_the_turn_that_resumes_it(seen: Evidence) -> Evidence:
+    request = event(seen, "cancel.requested")
+    request.update(turn=2, at=stamp(16.2))
     return replace(seen, cancels=[Cancel(TALK, Try(at(16.1), at(16.3), 200), "accepted")])
 
 

@@ -15,13 +15,13 @@ from tests.support.waiting import until
 
 pytestmark = pytest.mark.chaos
 
-#: A session is told of what was accepted within this time after Temporal is back, in seconds; and of so many turns as
+#: A session is signalled what was accepted within this time after Temporal is back, in seconds; and of so many turns as
 #: the machine is in that minute.
 SIGNALLED_AGAIN = 15.0
 TURNS = 5
 
 
-async def test_a_reader_goes_on_at_another_api_where_the_first_one_died(world: World) -> None:
+async def test_a_reader_continues_at_another_api_where_the_first_one_died(world: World) -> None:
     """In one stream, read in two pieces: no gap, no repeat, and the turn did not notice."""
     world.only_worker()
     doomed = world.stack.start_api()
@@ -81,9 +81,7 @@ async def test_a_session_whose_api_died_starts_once_when_it_is_asked_for_again(w
 
 
 @pytest.mark.parametrize("moment", ["before_signal", "after_signal", "before_start", "after_start"])
-async def test_what_an_api_had_written_before_it_died_is_heard_though_nobody_asks_again(
-    world: World, moment: str
-) -> None:
+async def test_what_an_api_had_written_before_it_died_is_consumed_without_a_retry(world: World, moment: str) -> None:
     world.only_worker()
     script = say()
     async with world.caller() as caller:
@@ -98,7 +96,7 @@ async def test_what_an_api_had_written_before_it_died_is_heard_though_nobody_ask
         await until(lambda: not doomed.alive, "the API to die")
 
         died = time.monotonic()
-        await until(lambda: world.times_asked(script.message) == 1, "the message to be heard")
+        await until(lambda: world.times_asked(script.message) == 1, "the message to be consumed")
         assert time.monotonic() - died < bound
 
 
@@ -119,7 +117,7 @@ async def test_a_turn_outlives_temporal(world: World) -> None:
     assert len(world.ledger.of_call("charge", tool_turn.note)) == 1
 
 
-async def test_a_message_is_accepted_while_temporal_is_away_and_heard_once_it_is_back(world: World) -> None:
+async def test_a_message_is_accepted_while_temporal_is_away_and_consumed_once_it_is_back(world: World) -> None:
     world.only_worker()
     async with world.caller() as caller:
         await caller.say(say().message)
@@ -146,7 +144,7 @@ async def test_a_message_is_accepted_while_temporal_is_away_and_heard_once_it_is
 
 
 async def test_everything_may_die_at_once(world: World) -> None:
-    """Sessions in the middle of a text, in the middle of a tool, and at rest: all go on."""
+    """Sessions in the middle of a text, in the middle of a tool, and at rest: all continue."""
     world.only_worker()
     scripts = [drip(words=60), drip(words=60), call("charge", gate="before"), call("put", gate="after")]
     callers = [world.caller() for _ in scripts]

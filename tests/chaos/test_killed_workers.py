@@ -22,7 +22,7 @@ pytestmark = pytest.mark.chaos
 #: The deaths are died once for all tests; processes beside each other would each die them for themselves.
 dies_once = pytest.mark.alone
 
-#: What the loss of a worker's cache may cost, and the turns whose time goes on top of a bound: as much as the machine
+#: What the loss of a worker's cache may cost, and the turns whose time is added to a bound: as much as the machine
 #: needs in that minute.
 STICKY = 3.0
 TURNS = 2
@@ -58,8 +58,8 @@ class Turn:
 
     script: Script
     events: list[Json]
-    #: Seconds from the death to the end of the turn, and how many they may be. The promise is that it begins to go on
-    #: by then; here it has ended.
+    #: Seconds from the death to the end of the turn, and how many they may be. The promise is that it continues by
+    #: then; here it has ended.
     took: float
     bound: float
 

@@ -1,4 +1,4 @@
-"""`kill -9` at every place between the model's request and the step after somebody's answer."""
+"""`kill -9` at every place between the model's request and the step after an answer."""
 
 import asyncio
 import time
@@ -109,7 +109,7 @@ async def test_an_answer_survives_the_worker_that_carries_it_out(
     assert story.took < story.bound
 
 
-async def test_an_answer_is_told_by_another_api_when_its_own_died(world: World) -> None:
+async def test_an_answer_is_signalled_by_another_api_when_its_own_died(world: World) -> None:
     """Counted, and neither the caller nor the session knows it. Any running API notices."""
     world.only_worker()
     script = call("pay")
@@ -139,7 +139,7 @@ async def test_an_answer_whose_api_died_counts_once_when_it_is_given_again(world
     assert kept_types(world, caller.session_id).count("turn.started") == 2
 
 
-async def test_a_wish_to_stop_whose_api_died_is_honoured_when_it_is_told_again(world: World) -> None:
+async def test_a_cancel_request_whose_api_died_is_honoured_when_it_is_retried(world: World) -> None:
     """The caller was promised nothing yet."""
     world.only_worker()
     async with world.caller() as caller:
@@ -156,7 +156,7 @@ async def test_a_wish_to_stop_whose_api_died_is_honoured_when_it_is_told_again(w
     assert kept_types(world, caller.session_id).count("cancel.requested") == 1
 
 
-async def test_an_answer_is_kept_while_temporal_is_away_and_told_soon_after_its_return(world: World) -> None:
+async def test_an_answer_is_kept_while_temporal_is_away_and_signalled_soon_after_its_return(world: World) -> None:
     world.only_worker()
     script = call("pay")
     async with world.caller() as caller:
@@ -214,7 +214,7 @@ async def test_time_runs_out_while_no_worker_lives(world: World) -> None:
     world.kill_workers()
     requests = [request_id for (request_id,) in parked]
 
-    await until(lambda: all(has_expired(row_of(world, each)) for each in requests), "the time to answer to be over")
+    await until(lambda: all(has_expired(row_of(world, each)) for each in requests), "the time to answer to end")
     late = await posted(callers[0], requests[0])
     world.only_worker()
     events = [await caller.until_boundary() for caller in callers]
@@ -226,25 +226,25 @@ async def test_time_runs_out_while_no_worker_lives(world: World) -> None:
     assert len(world.ledger.of_call("pay_anyway", agreed.note)) == 1
 
 
-async def test_a_wish_to_stop_waits_for_a_worker(world: World) -> None:
+async def test_a_cancel_request_waits_for_a_worker(world: World) -> None:
     """One session waits for an answer, another one has a message that no turn has consumed."""
     world.only_worker()
-    gated, unheard = call("pay"), say()
+    gated, unread = call("pay"), say()
     parked, idle = world.caller(), world.caller()
     (request_id,) = await park(parked, gated)
     await idle.say(say().message)
     world.kill_workers()
 
-    await idle.send(unheard.message)
-    wishes = [await cancel(parked), await cancel(idle)]
+    await idle.send(unread.message)
+    responses = [await cancel(parked), await cancel(idle)]
     assert "turn.cancelled" not in kept_types(world, parked.session_id) + kept_types(world, idle.session_id)
     world.only_worker()
     await stopped(world, parked)
     await stopped(world, idle)
 
-    assert wishes == ["accepted", "accepted"]
+    assert responses == ["accepted", "accepted"]
     assert row_of(world, request_id)["status"] == "withdrawn"
-    assert world.times_asked(unheard.message) == 0
+    assert world.times_asked(unread.message) == 0
     assert world.ledger.of_call("pay", gated.note) == []
 
 

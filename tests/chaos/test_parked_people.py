@@ -90,7 +90,7 @@ async def test_of_fifty_answers_at_once_one_counts_on_postgresql(shared_out: Wor
     assert len(world.ledger.of_call("pay", script.note)) == 1
 
 
-async def test_an_answer_and_a_wish_to_stop_meet(world: World) -> None:
+async def test_an_answer_and_a_cancel_request_race(world: World) -> None:
     """Whichever wins, all get the same outcome; what was stopped does not act."""
     scripts = [call("pay") for _ in range(8)]
     callers = [world.caller() for _ in scripts]
@@ -107,9 +107,9 @@ async def test_an_answer_and_a_wish_to_stop_meet(world: World) -> None:
     for caller, request_id, script in zip(callers, requests, scripts, strict=True):
         (row,) = evidence.inputs[caller.session_id]
         acted = len(world.ledger.of_call("pay", script.note))
-        told = [each["data"] for each in evidence.events[caller.session_id] if each["type"] == "action.result"]
+        results = [each["data"] for each in evidence.events[caller.session_id] if each["type"] == "action.result"]
         assert row["status"] in ("answered", "withdrawn"), request_id
-        assert [each["status"] == "completed" for each in told] == [acted == 1]
+        assert [each["status"] == "completed" for each in results] == [acted == 1]
 
 
 # --- by others ----------------------------------------------------------------------------------------------
@@ -198,7 +198,7 @@ async def test_an_answer_that_makes_no_sense_leaves_the_request_open(
     assert await still_open(world, caller, script, request_id)
 
 
-async def test_a_second_answer_changes_nothing_and_the_model_is_told(world: World, caller: Caller) -> None:
+async def test_a_second_answer_changes_nothing_and_the_model_is_informed(world: World, caller: Caller) -> None:
     script = call("pay")
     (request_id,) = await park(caller, script)
     await answer(caller, request_id, "deny")
@@ -228,10 +228,10 @@ async def test_the_same_answer_again_is_no_new_turn(world: World, caller: Caller
 # --- stopped ------------------------------------------------------------------------------------------------
 
 
-async def test_a_model_that_speaks_is_stopped(world: World, caller: Caller) -> None:
+async def test_a_model_that_streams_is_cancelled(world: World, caller: Caller) -> None:
     script = drip(words=2000, delay=20)
     await caller.create(script.message)
-    await until(lambda: "message.appended" in kept_types(world, caller.session_id), "the model to speak")
+    await until(lambda: "message.appended" in kept_types(world, caller.session_id), "the model to stream")
 
     began = time.monotonic()
     status = await cancel(caller)
@@ -314,9 +314,9 @@ async def all_at_once(world: World, caller: Caller, said: list[Json]) -> list[Js
 
     async def one(number: int, each: Json) -> Json:
         http = callers[number % len(callers)].http
-        told = await http.post(f"/eve/v1/session/{caller.session_id}", json={**body, "inputResponses": [each]})
-        assert told.status_code == 200, told.text
-        (outcome,) = told.json()["inputs"]
+        answered = await http.post(f"/eve/v1/session/{caller.session_id}", json={**body, "inputResponses": [each]})
+        assert answered.status_code == 200, answered.text
+        (outcome,) = answered.json()["inputs"]
         return outcome
 
     outcomes = await asyncio.gather(*(one(number, each) for number, each in enumerate(said)))

@@ -40,7 +40,7 @@ async def test_what_is_said_is_forwarded_both_ways() -> None:
         assert await said(await opened(proxy), b"hello") == b"hello"
 
 
-async def test_a_stalled_line_says_nothing_and_stays_open_and_then_goes_on() -> None:
+async def test_a_stalled_line_says_nothing_and_stays_open_and_then_continues() -> None:
     async with relayed() as proxy:
         ends = await opened(proxy)
         assert await said(ends, b"one") == b"one"

@@ -14,14 +14,14 @@ from worker import GRACE
 
 pytestmark = pytest.mark.chaos
 
-#: What the end of the process takes on top of the time that tools may go on for, and as long as it took to start.
+#: What the end of the process takes on top of the time that tools may continue for, and as long as it took to start.
 ENDING = 5.0
 #: How long the signal may take to arrive, on top of so many turns as the machine is in that minute.
 NOTICE = 1.0
 TURNS = 3
 
 
-async def test_a_worker_that_is_told_to_stop_starts_nothing(world: World) -> None:
+async def test_a_worker_that_gets_a_stop_signal_starts_nothing(world: World) -> None:
     """People talk on while it waits for a slow tool; not one model call more is made, until another worker is there."""
     slow = call("put", gate="before")
     began = time.monotonic()
@@ -34,13 +34,13 @@ async def test_a_worker_that_is_told_to_stop_starts_nothing(world: World) -> Non
     await acting.create(slow.message)
     await until(lambda: world.ledger.reached(slow.note), "the tool to be at its gate")
 
-    told, began = time.time(), time.monotonic()
+    signalled, began = time.time(), time.monotonic()
     ending = asyncio.create_task(asyncio.to_thread(worker.terminate))
     waiting = await talk_until_it_ends(world, worker)
     code, took = await ending, time.monotonic() - began
 
     assert (code, took < GRACE.total_seconds() + ENDING + starting) == (0, True), worker.output
-    assert [each.said for each in world.asked() if each.at > told + NOTICE + calm] == []
+    assert [each.said for each in world.asked() if each.at > signalled + NOTICE + calm] == []
     # Nothing is lost: what it did not get to do, and what it could not finish, is done elsewhere.
     world.ledger.open(slow.note)
     world.stack.start_worker(wait=False)

@@ -1,4 +1,4 @@
-"""PostgreSQL, two workers, two APIs: when one of a kind dies, the other one goes on."""
+"""PostgreSQL, two workers, two APIs: when one of a kind dies, the other one continues."""
 
 import asyncio
 import random
@@ -13,7 +13,7 @@ from tests.support.chaos.world import World, dies_at, reported
 from tests.support.talk import text
 from tests.support.waiting import until
 
-from .stubborn import Stubborn
+from .retrying_caller import RetryingCaller
 
 pytestmark = [pytest.mark.chaos, pytest.mark.postgres, pytest.mark.timeout(400)]
 
@@ -62,7 +62,7 @@ async def test_clients_notice_nothing_but_a_pause(shared_out: World) -> None:
     world, chance = shared_out, random.Random(4)
     world.stack.start_worker(wait=False)
     world.stack.start_worker()
-    clients = [Stubborn(world, chance) for _ in range(8)]
+    clients = [RetryingCaller(world, chance) for _ in range(8)]
 
     async with asyncio.TaskGroup() as group:
         talks = [group.create_task(talk(client, chance)) for client in clients]
@@ -82,7 +82,7 @@ async def test_clients_notice_nothing_but_a_pause(shared_out: World) -> None:
         assert answered == said
 
 
-async def talk(client: Stubborn, chance: random.Random) -> tuple[list[str], list[str]]:
+async def talk(client: RetryingCaller, chance: random.Random) -> tuple[list[str], list[str]]:
     """A few turns of all kinds; what the model was to say, and what it said."""
     scripts = [say(), drip(words=30), call("charge"), call("put"), call("look"), say()]
     chance.shuffle(scripts)

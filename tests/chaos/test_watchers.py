@@ -81,7 +81,7 @@ async def slowdown(caller: Caller) -> float:
         alone += await post_times(caller, 20)
         with watching(caller, _WATCHERS, deaf=1):
             watched += await post_times(caller, 20)
-    # Of the faster posts of each: the slower ones tell of whoever else wants the processors.
+    # Of the faster posts of each: the slower ones show what else runs on the processors.
     return statistics.quantiles(watched)[0] / statistics.quantiles(alone)[0]
 
 

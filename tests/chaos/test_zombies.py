@@ -14,10 +14,10 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(400)]
 
 async def test_a_frozen_worker_that_wakes_up_writes_nothing(world: World) -> None:
     """One freeze for all: a model that streams, tools before their effect and after it."""
-    speaking = drip(words=60, delay=40)
+    streaming = drip(words=60, delay=40)
     before = {tool: call(tool, gate="before") for tool in ("charge", "charge_in_thread", "put")}
     after = call("charge", gate="after")
-    scripts = [speaking, after, *before.values()]
+    scripts = [streaming, after, *before.values()]
     zombie = world.only_worker()
     callers = [await begun(world, script) for script in scripts]
 
@@ -42,9 +42,9 @@ async def test_a_frozen_worker_that_wakes_up_writes_nothing(world: World) -> Non
 
 async def test_a_worker_that_a_tool_blocks_loses_what_it_does(world: World) -> None:
     """It sends no heartbeat, and it does not learn in time that others have taken over: the store must refuse it."""
-    speaking, blocking = drip(words=40, delay=40), call("charge_blocking", gate="before")
+    streaming, blocking = drip(words=40, delay=40), call("charge_blocking", gate="before")
     blocked = world.only_worker()
-    callers = [await begun(world, speaking), await begun(world, blocking)]
+    callers = [await begun(world, streaming), await begun(world, blocking)]
 
     world.stack.start_worker()
     events = [await caller.until_boundary() for caller in callers]
@@ -53,7 +53,7 @@ async def test_a_worker_that_a_tool_blocks_loses_what_it_does(world: World) -> N
     await until(lambda: effects(world, "charge_blocking", blocking), "the blocked tool to act")
     assert blocked.terminate() == 0, blocked.output
 
-    assert [text(each) for each in events] == [speaking.answer, blocking.answer]
+    assert [text(each) for each in events] == [streaming.answer, blocking.answer]
     assert reported(events[1]) == "unknown"
     assert effects(world, "charge_blocking", blocking) == 1
     assert_untouched(kept, world.store())
@@ -66,7 +66,7 @@ async def begun(world: World, script: Script) -> Caller:
     if script.note:
         await until(lambda: world.ledger.reached(script.note), "the tool to be at its gate")
     else:
-        await until(lambda: "message.appended" in kept_types(world, caller.session_id), "the model to speak")
+        await until(lambda: "message.appended" in kept_types(world, caller.session_id), "the model to stream")
     return caller
 
 

@@ -1,7 +1,7 @@
 """Readers of one stream, in a process of their own: `python -m tests.chaos.watchers URL SESSION READING DEAF`.
 
 `READING` of them read, and `DEAF` of them open the stream and never read a byte. Prints "open" when all have begun;
-told a number, it prints how many events each reader got once all have that many.
+given a number, it prints how many events each reader got once all have that many.
 """
 
 import asyncio

@@ -152,7 +152,7 @@ def modes(folder: Path) -> dict[str, int]:
 
 @pytest.fixture
 def old(tmp_path: Path) -> Path:
-    """The data directory of an older build: everybody may read it."""
+    """The data directory of an older build: every user may read it."""
     data = tmp_path / "data"
     (data / "logs").mkdir(parents=True)
     for name in ("perdure.db", "temporal.db", "temporal.db-wal", "secret", "worker.ready", "logs/api.1.log"):

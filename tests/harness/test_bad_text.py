@@ -1,4 +1,4 @@
-"""Whatever a model, a provider, a tool or a caller sends: the turn ends once, and the session goes on."""
+"""Whatever a model, a provider, a tool or a caller sends: the turn ends once, and the session continues."""
 
 import asyncio
 import json

@@ -40,11 +40,11 @@ class Paused:
 
 
 async def cancelled_during_the_model_call(it: Lab, model: Paused) -> Any:
-    speaking = asyncio.create_task(it.model(await it.deliver("Go")))
+    calling = asyncio.create_task(it.model(await it.deliver("Go")))
     await model.asked.wait()
     await it.request_cancel()
     model.may.set()
-    return await speaking
+    return await calling
 
 
 async def cancel_is_settled(it: Lab) -> bool:

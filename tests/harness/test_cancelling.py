@@ -88,7 +88,7 @@ async def test_a_model_call_is_closed_at_once_and_what_was_shown_stays() -> None
         assert (await it.types())[-3:] == ["message.appended", "turn.cancelled", "session.waiting"]
 
 
-async def test_a_model_call_that_goes_on_can_write_nothing_more() -> None:
+async def test_a_model_call_that_continues_can_write_nothing_more() -> None:
     model = Endless()
     async with lab(model) as it:
         delivery = await it.deliver("Hi")

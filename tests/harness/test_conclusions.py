@@ -1,4 +1,4 @@
-"""A turn is ended by somebody else than its steps, while other things happen to its session."""
+"""A turn is ended by something else than its steps, while other things happen to its session."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
@@ -63,7 +63,7 @@ async def test_a_cancel_of_a_message_outlives_a_turn_before_it_that_emits_nothin
         waiting = await it.deliver("Delete everything")
         request = await it.request_cancel()
 
-        # The driver takes the second answer first, and knows that somebody wants to stop.
+        # The driver takes the second answer first, and knows of the cancel request.
         await it.cancel(second, turn=2)
 
         assert request is not None

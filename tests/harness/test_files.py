@@ -92,8 +92,8 @@ async def test_the_deliveries_of_a_turn_do_not_wait_for_each_others_files() -> N
     """A turn that executes answers has half a minute for all that it reads."""
     model = ScriptedModel(["Two pictures."])
     async with serving() as server, lab(model, settings=settings()) as it, asyncio.timeout(10):
-        heard = [await it.deliver(linked(server.url("/together"))) for _ in range(2)]
-        await it.model(*heard)
+        deliveries = [await it.deliver(linked(server.url("/together"))) for _ in range(2)]
+        await it.model(*deliveries)
 
     parts: Any = model.prompts[0].messages[0].parts
     assert [part.content for part in parts] == [[BinaryContent(PNG, media_type="image/png")]] * 2

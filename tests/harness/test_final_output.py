@@ -234,7 +234,7 @@ async def test_a_result_that_takes_too_long_to_compare_fails_the_turn_once() -> 
         assert (await it.types())[-1] == "session.waiting"
         assert await it.model(delivery, generation=2) == outcome
         assert len(model.prompts) == 1
-        assert len(beats) > 10, "others went on meanwhile"
+        assert len(beats) > 10, "others continued meanwhile"
 
 
 async def test_where_the_reasons_have_no_end_the_model_learns_that_it_does_not_fit() -> None:

@@ -67,7 +67,7 @@ async def test_an_attempt_at_an_older_turn_does_not_see_later_ones() -> None:
 
         assert past.until == 1
         assert len(past.messages) == 2
-        assert [heard.message for heard in turn.deliveries()] == ["m1"]
+        assert [delivery.message for delivery in turn.deliveries()] == ["m1"]
         assert (await histories.load(SESSION, 3))[0].until == 3
 
 

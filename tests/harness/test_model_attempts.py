@@ -20,14 +20,14 @@ class Talking:
 
     def __init__(self) -> None:
         self.started = asyncio.Event()
-        self.go_on = asyncio.Event()
+        self.release = asyncio.Event()
         self.closed = asyncio.Event()
 
     async def stream(self, prompt: Prompt) -> AsyncGenerator[Delta | Reply, None]:
         try:
             yield TextDelta("Half ")
             self.started.set()
-            await self.go_on.wait()
+            await self.release.wait()
             yield TextDelta("a thought")
             await asyncio.Event().wait()
         finally:
@@ -45,7 +45,7 @@ async def test_a_zombie_is_stopped_and_its_text_is_retracted() -> None:
 
         it.models.now = ScriptedModel(["Hello"])
         await it.model(delivery, generation=2)
-        model.go_on.set()
+        model.release.set()
 
         with pytest.raises(Superseded):
             await zombie

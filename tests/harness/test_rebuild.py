@@ -58,17 +58,17 @@ async def test_an_answer_of_the_last_moment_is_carried_out_when_the_driver_is_lo
 
 
 class Interrupted:
-    """The store, while somebody else goes on between two reads."""
+    """The store, while another process writes between two reads."""
 
-    def __init__(self, store: Store, go_on: Callable[[], Awaitable[object]]) -> None:
+    def __init__(self, store: Store, meanwhile: Callable[[], Awaitable[object]]) -> None:
         self._store = store
-        self._go_on = go_on
+        self._meanwhile = meanwhile
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
 
     async def unread(self, session_id: str) -> Sequence[DeliveryRow]:
-        await self._go_on()
+        await self._meanwhile()
         return await self._store.unread(session_id)
 
 
@@ -77,12 +77,12 @@ async def test_a_driver_is_not_derived_from_two_moments_of_a_session() -> None:
         await it.model(await it.deliver("Hi"))
         message = await it.deliver("Bye")
 
-        async def turn_goes_on() -> None:
+        async def turn_continues() -> None:
             await it.model(message, turn=1)
 
         # A worker that Temporal has forgotten reads the message while the session is looked at.
         with pytest.raises(Unavailable):
-            await SessionRebuilder(cast(Store, Interrupted(it.store, turn_goes_on))).rebuild(LOST, NOW)
+            await SessionRebuilder(cast(Store, Interrupted(it.store, turn_continues))).rebuild(LOST, NOW)
         assert "session.rebuilt" not in await it.types()
 
         state = await SessionRebuilder(it.store).rebuild(LOST, NOW)

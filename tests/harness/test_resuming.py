@@ -62,7 +62,7 @@ async def test_an_approved_call_runs_in_the_next_turn_and_its_result_is_emitted_
         assert last_parts(model) == ["paid 5"]
         assert len(model.prompts[-1].messages) == 3
         record = await it.store.record(SESSION, 0, 0, "call/call_0_0")
-        assert record is not None, "the outcome stands with the step that asked"
+        assert record is not None, "the outcome is recorded with the step that asked"
 
 
 async def test_resuming_twice_is_resuming_once() -> None:

@@ -53,7 +53,7 @@ async def test_an_answer_in_the_last_moment_counts() -> None:
 
 
 class _AnsweredJustNow:
-    """A store in which somebody answers between the look at what is due and the moment in which it is closed."""
+    """A store in which an answer comes between the look at what is due and the moment in which it is closed."""
 
     def __init__(self, store: Store, answer: Callable[[], Awaitable[object]]) -> None:
         self._store = store

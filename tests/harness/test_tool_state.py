@@ -30,12 +30,12 @@ async def basket(it: Lab) -> list[str]:
 
 
 async def test_parallel_updates_all_count() -> None:
-    everybody = asyncio.Barrier(4)
+    together = asyncio.Barrier(4)
 
     @tool
     async def add(ctx: ToolContext, item: str) -> int:
         await BASKET.get(ctx)
-        await everybody.wait()
+        await together.wait()
         made = await BASKET.update(ctx, lambda basket: Basket(items=[*basket.items, item]))
         return len(made.items)
 

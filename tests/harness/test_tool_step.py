@@ -106,7 +106,7 @@ async def test_an_interrupted_call_that_may_run_once_is_not_run_again() -> None:
 
 
 class LosesAnAnswer:
-    """A store whose first commit meets somebody else's, goes through, and is not answered."""
+    """A store whose first commit meets another writer's, goes through, and is not answered."""
 
     def __init__(self, store: Store, before: Callable[[], Awaitable[object]]) -> None:
         self._store = store
@@ -160,7 +160,7 @@ async def test_an_interrupted_call_that_may_run_again_runs_with_the_same_key(kin
 
 
 async def test_a_zombie_cannot_settle() -> None:
-    started, go_on = asyncio.Event(), asyncio.Event()
+    started, release = asyncio.Event(), asyncio.Event()
     ran: list[int] = []
 
     @tool(effects="idempotent")
@@ -168,7 +168,7 @@ async def test_a_zombie_cannot_settle() -> None:
         ran.append(1)
         if len(ran) == 1:
             started.set()
-            await go_on.wait()
+            await release.wait()
             return "zombie"
         return "winner"
 
@@ -177,7 +177,7 @@ async def test_a_zombie_cannot_settle() -> None:
         zombie = asyncio.create_task(it.tool(ref))
         await started.wait()
         winner = await it.tool(ref, generation=2)
-        go_on.set()
+        release.set()
 
         assert await zombie == winner
         (emitted,) = await it.emitted("action.result")
@@ -440,8 +440,8 @@ async def test_an_approval_and_the_call_see_the_same_principal(
     if older_build:
         monkeypatch.setattr("perdure.harness.reply.StoredReply", OlderReply)
     async with lab([call("whoami"), "Done."], whoami) as it:
-        heard = [await it.deliver("Go", principal=someone(name)) for name in ("admin", "guest")]
-        (ref,) = await it.calls(*heard)
+        deliveries = [await it.deliver("Go", principal=someone(name)) for name in ("admin", "guest")]
+        (ref,) = await it.calls(*deliveries)
         await it.tool(ref)
 
         (result,) = await it.emitted("action.result")
@@ -449,7 +449,7 @@ async def test_an_approval_and_the_call_see_the_same_principal(
 
 
 class OlderReply(StoredReply):
-    """A reply as builds before the speaker stood in it have written it."""
+    """A reply as builds wrote it that did not record its speaker yet."""
 
     def model_dump(self, **options: Any) -> dict[str, Any]:
         return super().model_dump(**options, exclude={"speaker"})

@@ -92,7 +92,7 @@ def test_what_else_pydantic_ai_has_is_no_tool() -> None:
         (CombinedToolset([FunctionToolset([foreign]), FunctionToolset([foreign])]), "Agent 'mixed': .*'foreign'"),
     ],
 )
-async def test_what_a_toolset_has_is_looked_at_before_anybody_is_served(toolset: Any, complaint: str) -> None:
+async def test_what_a_toolset_has_is_checked_before_a_request_is_served(toolset: Any, complaint: str) -> None:
     @tool
     def own() -> None: ...
 

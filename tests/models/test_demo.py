@@ -48,9 +48,9 @@ async def test_then_makes_a_second_round_and_the_end_reports() -> None:
     first = await reply(said)
     noted = ModelRequest([ToolReturnPart("remember_note", "Noted.", first.response.tool_calls[0].tool_call_id)])
     second = await reply(said, first.response, noted)
-    told = ModelRequest([ToolReturnPart("current_time", "noon", second.response.tool_calls[0].tool_call_id)])
+    returned = ModelRequest([ToolReturnPart("current_time", "noon", second.response.tool_calls[0].tool_call_id)])
 
-    last = await reply(said, first.response, noted, second.response, told)
+    last = await reply(said, first.response, noted, second.response, returned)
 
     assert first.response.tool_calls[0].args == {"note": "tea is hot"}
     assert second.response.tool_calls[0].tool_name == "current_time"
@@ -78,9 +78,9 @@ async def test_a_result_that_is_asked_for_is_handed_over() -> None:
 async def test_tools_are_used_before_the_result_is_handed_over() -> None:
     said = ModelRequest.user_text_prompt("tell me the time")
     first = await reply(said, tools=handing_over(TEXT))
-    told = ModelRequest([ToolReturnPart("current_time", "noon", first.response.tool_calls[0].tool_call_id)])
+    returned = ModelRequest([ToolReturnPart("current_time", "noon", first.response.tool_calls[0].tool_call_id)])
 
-    last = await reply(said, first.response, told, tools=handing_over(TEXT))
+    last = await reply(said, first.response, returned, tools=handing_over(TEXT))
 
     assert [call.tool_name for call in first.response.tool_calls] == ["current_time"]
     assert [call.tool_name for call in last.response.tool_calls] == [FINAL_OUTPUT]

@@ -63,8 +63,8 @@ async def test_parallel_calls_arrive_with_their_input(provider: Provider, name: 
     calls = [part for part in reply.response.parts if isinstance(part, ToolCallPart)]
     assert [call.args_as_dict() for call in calls] == [{"a": 1}, {"a": 2}]
     assert reply.finish_reason == "tool-calls"
-    told = {delta.call_id: delta.text for delta in deltas if isinstance(delta, ToolInputDelta)}
-    assert told == {calls[0].tool_call_id: '{"a": 1}', calls[1].tool_call_id: '{"a": 2}'}
+    streamed = {delta.call_id: delta.text for delta in deltas if isinstance(delta, ToolInputDelta)}
+    assert streamed == {calls[0].tool_call_id: '{"a": 1}', calls[1].tool_call_id: '{"a": 2}'}
 
 
 @pytest.mark.parametrize("name", NAMES)

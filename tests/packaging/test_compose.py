@@ -14,7 +14,7 @@ from perdure.dev.temporal_server import DYNAMIC_CONFIG
 ROOT = Path(__file__).parent.parent.parent
 COMPOSE = ROOT / "docker-compose.temporal.yml"
 ONE_SHOT = {"migrate", "temporal-schema", "temporal-namespace"}
-# It has neither a shell nor anybody who waits for it.
+# It has neither a shell nor a process that waits for it.
 UNWATCHED = {"temporal-ui"}
 
 

@@ -19,7 +19,7 @@ async def posted(case: Case, **body: object) -> Response:
 
 
 async def reads_the_next(case: Case) -> None:
-    """The session goes on with the next message, and says nothing else before."""
+    """The session continues with the next message, and emits nothing else before."""
     case.caller.cursor = len(log(case))
     script = say()
     assert await case.caller.say(script.message) == script.answer
@@ -55,8 +55,8 @@ def is_approval(case: Case, request_id: str) -> bool:
 
 
 async def expires(case: Case) -> None:
-    over = seconds(row_of(case.world, case.approval)["request"]["expiresAt"])
-    await until(lambda: time.time() > over, "the time to answer to be over")
+    end = seconds(row_of(case.world, case.approval)["request"]["expiresAt"])
+    await until(lambda: time.time() > end, "the time to answer to end")
 
 
 def wire(case: Case) -> list[dict[str, object]]:

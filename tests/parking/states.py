@@ -85,7 +85,7 @@ async def half_answered(world: World, other: str = "pay", *, cling: bool = False
 
 
 async def cancelling(world: World) -> Case:
-    """A tool is at work that does not listen, and somebody wants it to stop."""
+    """A tool runs that does not react to a cancel, and its turn is to be cancelled."""
     case = await half_answered(world, cling=True)
     assert await cancel(case.caller) == "accepted"
     return case

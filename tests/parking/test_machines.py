@@ -10,7 +10,7 @@ from perdure.protocol import names
 from tests.support.chaos.world import World, running_world
 from tests.support.fleet import build_of, make_current
 
-from .going_on import AFTER_A_CRASH, AFTER_A_DEPLOY
+from .recovery import AFTER_A_CRASH, AFTER_A_DEPLOY
 from .states import STATES, Case, log
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(400)]

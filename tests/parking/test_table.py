@@ -9,7 +9,7 @@ from tests.support.chaos.world import World, running_world
 
 from . import people, silence
 from .cells import CELLS
-from .going_on import AFTER_A_CRASH, AFTER_A_DEPLOY
+from .recovery import AFTER_A_CRASH, AFTER_A_DEPLOY
 from .states import STATES
 
 pytestmark = pytest.mark.chaos

@@ -90,7 +90,7 @@ async def test_no_session_is_started_on_a_queue_that_no_worker_polls(driver: Dri
     await driver.rebuild("ses_unattended", LOST, unattended=True)
 
     assert await driver.status("ses_unattended") is not None
-    await driver.terminate("ses_unattended", "the test is over")
+    await driver.terminate("ses_unattended", "the test has ended")
 
 
 @pytest.mark.usefixtures("working")

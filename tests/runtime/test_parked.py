@@ -48,7 +48,7 @@ async def cancel(talk: Talk, body: dict[str, Any] | None = None) -> dict[str, An
     return answer.json()
 
 
-async def test_an_answer_to_the_request_itself_goes_on_with_the_turn(stack: Stack) -> None:
+async def test_an_answer_to_the_request_itself_resumes_the_turn(stack: Stack) -> None:
     async with stack.talk() as talk:
         request_id = await parked(talk)
         shown = (await talk.http.get(f"/v1/sessions/{talk.session_id}")).json()
@@ -127,7 +127,7 @@ async def test_a_message_waits_behind_an_approval(stack: Stack) -> None:
     assert (text(first), text(second)) == ("settled", "later")
 
 
-async def test_a_hasty_agent_goes_on_with_the_message(stack: Stack) -> None:
+async def test_a_hasty_agent_continues_with_the_message(stack: Stack) -> None:
     async with Talk(f"{stack.url}/agents/hasty") as talk:
         await talk.create('call pay {"amount": 3} and ask_question {"prompt": "Sure?"} then say never')
         await talk.until_boundary()
@@ -190,7 +190,7 @@ async def test_an_answer_whose_api_died_before_the_signal_is_consumed(stack: Sta
     async with stack.talk() as talk:
         request_id = await parked(talk)
         body = DeliveryBody(kind="answer", answers=(request_id,)).model_dump(mode="json")
-        delivery = NewDelivery(talk.session_id, "dlv_stranded", body, owner="nobody")
+        delivery = NewDelivery(talk.session_id, "dlv_stranded", body, owner="unknown")
         vote = Vote(request_id, InputAnswer(option_id="approve", digest=(await _digest(store, request_id))))
 
         await store.answer(Answering(talk.session_id, [vote], delivery), _resolved_event)

@@ -54,7 +54,7 @@ async def test_a_conversation_with_thoughts_text_and_tools(stack: Stack, agent: 
     for events in (first, second):
         assert types(events)[-2:] == ["turn.completed", "session.waiting"]
     requests = await asked(stack)
-    assert requests[-1]["heard"][0].endswith("say Hello there")
+    assert requests[-1]["texts"][0].endswith("say Hello there")
     assert requests[-1]["said"] == "say remembered"
 
 
@@ -77,7 +77,7 @@ async def test_a_reply_that_cannot_be_used_is_paid_once(stack: Stack, agent: str
 
 
 @pytest.mark.parametrize("agent", AGENTS)
-async def test_after_a_result_that_was_thought_about_the_session_goes_on(stack: Stack, agent: str) -> None:
+async def test_after_a_result_that_was_thought_about_the_session_continues(stack: Stack, agent: str) -> None:
     schema = {"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"]}
     both = 'call final_output {"sum": 3} and add {"a": 1, "b": 2}'
     async with talking_to(stack, agent) as talk:
@@ -107,7 +107,7 @@ async def test_a_call_that_was_thought_about_and_approved_is_answered(stack: Sta
 
 
 @pytest.mark.parametrize("agent", AGENTS)
-async def test_after_a_turn_that_was_stopped_the_session_goes_on(stack: Stack, agent: str) -> None:
+async def test_after_a_turn_that_was_stopped_the_session_continues(stack: Stack, agent: str) -> None:
     async with talking_to(stack, agent) as talk:
         await talk.create('think Costly; call pay {"amount": 5} then say never')
         await talk.until_boundary()
@@ -133,8 +133,8 @@ async def test_a_refusal_fails_the_turn_and_the_next_one_is_answered(stack: Stac
     assert emitted(failed, "turn.failed")[0]["code"] == "MODEL_CALL_FAILED"
     assert f"answered {status}" in emitted(failed, "turn.failed")[0]["message"]
     assert after == "after"
-    heard = (await asked(stack))[-1]["heard"]
-    assert any(f"say never {agent}" in said for said in heard), "what was said in the failed turn is still known"
+    texts = (await asked(stack))[-1]["texts"]
+    assert any(f"say never {agent}" in said for said in texts), "what was said in the failed turn is still known"
 
 
 async def test_a_provider_that_is_down_is_asked_again_and_then_fails_the_turn(stack: Stack) -> None:
@@ -148,7 +148,7 @@ async def test_a_provider_that_is_down_is_asked_again_and_then_fails_the_turn(st
     requests = await asked(stack)
     assert sum(request["said"].endswith("never while down") for request in requests) > 1
     assert after == "after"
-    assert any("never while down" in said for said in requests[-1]["heard"])
+    assert any("never while down" in said for said in requests[-1]["texts"])
 
 
 async def test_a_provider_that_does_not_answer_is_asked_again_after_the_configured_time(

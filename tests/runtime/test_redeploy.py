@@ -1,4 +1,4 @@
-"""A deployment that no longer serves an agent: its sessions wait, say why, and go on once it is served again."""
+"""A deployment that no longer serves an agent: its sessions wait, report why, and continue once it is served again."""
 
 from tests.support.plugin import StackFactory
 from tests.support.stack import Stack
@@ -16,7 +16,7 @@ def redeploy(stack: Stack) -> None:
     stack.start_api(ONE)
 
 
-async def test_the_session_of_a_dropped_agent_needs_attention_and_goes_on_with_the_agent(
+async def test_the_session_of_a_dropped_agent_needs_attention_and_continues_with_the_agent(
     make_stack: StackFactory,
 ) -> None:
     stack = make_stack(agents=BOTH, provider=True)
@@ -49,6 +49,6 @@ async def test_the_session_of_a_dropped_agent_needs_attention_and_goes_on_with_t
 
 
 def follow(talk: Talk, other: Talk) -> Talk:
-    """Let the caller go on where the other one stands."""
+    """Let the caller continue where the other one is."""
     talk.session_id, talk.token, talk.cursor = other.session_id, other.token, other.cursor
     return talk

@@ -120,12 +120,12 @@ async def test_resume_or_start_ends_even_if_the_token_never_stops_changing(
 
     async def raised(*_: Any, **__: Any) -> None: ...
 
-    async def somebody(*_: Any, **__: Any) -> Receipt:
+    async def another_caller(*_: Any, **__: Any) -> Receipt:
         rounds.append("start")
         raise TokenConflict
 
     monkeypatch.setattr(sessions, "_owner", raised)
-    monkeypatch.setattr(sessions, "start", somebody)
+    monkeypatch.setattr(sessions, "start", another_caller)
 
     with pytest.raises(Unavailable):
         await sessions.deliver_or_start(a_token(), "host", "hello")

@@ -48,7 +48,7 @@ async def begun(store: Store, *session_ids: str) -> None:
 
 
 async def stranded(store: Store, *session_ids: str, names: tuple[str, ...] = ("d",)) -> None:
-    """Deliveries that were accepted by somebody who died before the signal."""
+    """Deliveries that were accepted by an API that died before the signal."""
     await begun(store, *session_ids)
     for session_id in session_ids:
         for name in names:

@@ -1,4 +1,4 @@
-"""Turns that cannot go on, and what a conclusion says of them."""
+"""Turns that cannot continue, and what a conclusion reports of them."""
 
 import pytest
 
@@ -51,7 +51,7 @@ async def test_a_turn_that_no_worker_can_serve_is_held_and_emits_nothing() -> No
     assert (held.step, held.turn, held.deliveries) == (1, 3, REQUEST.deliveries)
 
 
-async def test_a_held_turn_goes_on_where_it_stopped() -> None:
+async def test_a_held_turn_continues_where_it_stopped() -> None:
     result = await finished(ScriptedSteps(calls("a"), StepFailed(GONE, held=True)), HELD_BY)
     assert result.held is not None
     steps = ScriptedSteps(Finished())

@@ -93,7 +93,7 @@ def test_approvals_of_different_arguments_do_not_add_up() -> None:
         (Responders(kind="anyone"), True),
         (Responders(kind="principals", values=("test:ada",)), True),
         (Responders(kind="principals", values=("test:bob",)), False),
-        # A service of this name is somebody else.
+        # A service of this name is another principal.
         (Responders(kind="principals", values=("api-key:ada",)), False),
         # As older builds have asked.
         (Responders(kind="principals", values=("ada",)), True),

@@ -208,13 +208,13 @@ def test_a_held_turn_is_started_again_as_it_is() -> None:
     assert turn_request(a_session(held=HELD), RunTurn(held=HELD)) == HELD_REQUEST
 
 
-def test_a_turn_is_told_how_far_the_session_had_come() -> None:
+def test_a_turn_is_given_how_far_the_session_had_come() -> None:
     request = turn_request(a_session(head=17), RunTurn((MESSAGE,)))
 
     assert (request.head, request.holds, request.turn) == (17, True, 4)
 
 
-def test_a_turn_that_could_not_go_on_is_tried_less_and_less_often() -> None:
+def test_a_turn_that_could_not_continue_is_tried_less_and_less_often() -> None:
     session, pauses = a_session(), list[float]()
 
     for _ in range(12):

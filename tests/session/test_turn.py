@@ -195,7 +195,7 @@ async def test_a_token_that_a_tool_set_reaches_the_driver() -> None:
     assert (await finished(steps)).token_hash == "next"
 
 
-async def test_a_long_turn_goes_on_where_it_stopped() -> None:
+async def test_a_long_turn_continues_where_it_stopped() -> None:
     steps = ScriptedSteps(calls("a"), Finished())
     steps.continues_as_new_after = 1
 
@@ -361,7 +361,7 @@ async def test_all_tokens_that_were_set_are_reported_whichever_call_reports_firs
     assert (together.token_hash, together.retired) == ("second", ("first",))
 
 
-async def test_a_turn_that_goes_on_in_a_fresh_run_keeps_the_tokens_that_it_has_replaced() -> None:
+async def test_a_turn_that_continues_as_new_keeps_the_tokens_that_it_has_replaced() -> None:
     def tool(call: ToolCall) -> ToolOutcome:
         return ToolOutcome(call_id=call.call.tool, status="completed", token_hash=call.call.tool)
 

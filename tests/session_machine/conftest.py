@@ -21,7 +21,7 @@ _EMPTY = "TRUNCATE sessions, routes, deliveries, records, events, inputs, slots,
 @pytest.fixture
 def runner() -> Generator[asyncio.Runner]:
     def report(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        # What died is awaited by nobody.
+        # No task awaits what died.
         if not isinstance(context.get("exception"), Died):
             loop.default_exception_handler(context)
 

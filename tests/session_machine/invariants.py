@@ -9,7 +9,7 @@ from perdure.protocol.events import TERMINAL, Event, EventType
 from perdure.session.state import hash_token
 from perdure.store.base import read_all
 
-from .world import AT_MOST_ONCE, COST, Notes, Wish, World
+from .world import AT_MOST_ONCE, COST, CancelRequest, Notes, World
 
 _ENDS = {EventType.TURN_COMPLETED: "completed", EventType.TURN_FAILED: "failed", EventType.TURN_CANCELLED: "cancelled"}
 
@@ -22,26 +22,26 @@ class Log:
         self._keys: set[str] = set()
         self._running: int | None = None
         self._last = -1
-        self._over = False
+        self._ended = False
         self._ends: defaultdict[int, list[str]] = defaultdict(list)
         self._asked: dict[str, tuple[str, Any]] = {}
         self._parked: set[int] = set()
-        #: Turns that go on with what the turn before them waited for, and that turn.
+        #: Turns that resume what the turn before them waited for, and that turn.
         self._resumed: dict[int, int] = {}
-        self._wished: set[int] = set()
-        #: Somebody has signalled to stop a turn or the session, of which the store knows nothing.
+        self._cancels_requested: set[int] = set()
+        #: A signal has asked to stop a turn or the session, without a request in the store.
         self.stopped_by_signal = False
         self.results: Counter[str] = Counter()
         self.statuses: dict[str, tuple[str, str]] = {}
         self.calls: set[str] = set()
-        self.heard: Counter[str] = Counter()
+        self.consumed: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
 
     def read(self, events: Sequence[Event]) -> None:
         for event in events:
             assert event.index == len(self.events), f"a gap before {event}"
             assert event.key not in self._keys, f"twice: {event.key}"
-            assert not self._over, f"after the end: {event}"
+            assert not self._ended, f"after the end: {event}"
             self._keys.add(event.key)
             self.events.append(event)
             self._read(event, event.data or {})
@@ -55,7 +55,7 @@ class Log:
                 if self._last in self._parked:
                     self._resumed[turn] = self._last
                 self._running = self._last = turn
-                self.heard.update(event.delivery_ids)
+                self.consumed.update(event.delivery_ids)
             case EventType.TURN_COMPLETED | EventType.TURN_FAILED | EventType.TURN_CANCELLED:
                 self._end(event, data["sequence"], _ENDS[event.type])
             case EventType.INPUT_REQUESTED:
@@ -75,15 +75,19 @@ class Log:
             case EventType.DELIVERY_REFUSED:
                 self.refused[data["deliveryId"]] += 1
             case EventType.CANCEL_REQUESTED:
-                self._wished.add(int(data["turnId"].removeprefix("turn_")))
+                self._cancels_requested.add(int(data["turnId"].removeprefix("turn_")))
             case _:
-                self._over = event.type in TERMINAL
+                self._ended = event.type in TERMINAL
 
     def _end(self, event: Event, turn: int, end: str) -> None:
         ends = self._ends[turn]
         if end == "cancelled":
-            wanted = self.stopped_by_signal or turn in self._wished or self._resumed.get(turn) in self._wished
-            assert wanted, f"nobody wanted turn {turn} stopped"
+            wanted = (
+                self.stopped_by_signal
+                or turn in self._cancels_requested
+                or self._resumed.get(turn) in self._cancels_requested
+            )
+            assert wanted, f"no cancel of turn {turn} was requested"
             # What a turn waits for may be withdrawn after it has parked.
             after_park = turn == self._last and turn in self._parked and ends == ["completed"]
             assert self._running == turn or (self._running is None and after_park), f"{event} in turn {self._running}"
@@ -94,12 +98,12 @@ class Log:
         ends.append(end)
         self._running = None
 
-    def met(self, wish: Wish) -> int | None:
-        """The turn that was stopped as it was wished: the one that was meant, or the one that went on with it."""
-        if "cancelled" in self._ends[wish.turn]:
-            return wish.turn
-        heir = next((turn for turn, parked in self._resumed.items() if parked == wish.turn), None)
-        return heir if heir is not None and "cancelled" in self._ends[heir] else None
+    def met(self, request: CancelRequest) -> int | None:
+        """The turn that the request cancelled: the one that it named, or the one that resumed it."""
+        if "cancelled" in self._ends[request.turn]:
+            return request.turn
+        successor = next((turn for turn, parked in self._resumed.items() if parked == request.turn), None)
+        return successor if successor is not None and "cancelled" in self._ends[successor] else None
 
     @property
     def asks(self) -> bool:
@@ -132,7 +136,7 @@ async def check_at_rest(world: World, log: Log) -> None:
     """What holds once there is nothing left to do."""
     await check_now(world, log)
     await _check_deliveries(world, log)
-    _check_wishes(world, log)
+    _check_cancels(world, log)
     _check_calls(world, log)
     await _check_session(world, log)
     await _check_usage(world, log)
@@ -142,24 +146,24 @@ async def _check_deliveries(world: World, log: Log) -> None:
     """Each accepted delivery was read by one turn, or refused once, and never both."""
     rows = await world.store.deliveries(world.session_id, sorted(world.notes.accepted))
     assert {row.delivery_id for row in rows} == set(world.notes.accepted)
-    over = (await world.row()).ended
+    ended = (await world.row()).ended
     token = hash_token(await world.token(old=False))
     for row in rows:
-        seen = (log.heard[row.delivery_id], log.refused[row.delivery_id])
-        assert seen == ((1, 0) if row.turn is not None else (0, 1)), f"heard and refused {seen} times: {row}"
+        seen = (log.consumed[row.delivery_id], log.refused[row.delivery_id])
+        assert seen == ((1, 0) if row.turn is not None else (0, 1)), f"consumed and refused {seen} times: {row}"
         assert (row.turn is None) == (row.refused is not None), row
-        if row.refused is not None and not over:
+        if row.refused is not None and not ended:
             assert world.notes.accepted[row.delivery_id] != token, f"refused, and its token is the session's: {row}"
 
 
-def _check_wishes(world: World, log: Log) -> None:
+def _check_cancels(world: World, log: Log) -> None:
     """Each accepted cancel has stopped its turn at once, unless all that it could meet was refused."""
-    for wish in world.notes.wishes:
-        refused = wish.met is not None and all(log.refused[each] for each in wish.met)
-        turn = log.met(wish)
-        assert turn is not None or refused, f"not met: {wish}"
-        late = [each for each in world.notes.effects if each.turn == turn and each.begun > wish.at]
-        assert not late, f"begun after {wish}: {late}"
+    for request in world.notes.cancel_requests:
+        refused = request.met is not None and all(log.refused[each] for each in request.met)
+        turn = log.met(request)
+        assert turn is not None or refused, f"not met: {request}"
+        late = [each for each in world.notes.effects if each.turn == turn and each.begun > request.at]
+        assert not late, f"begun after {request}: {late}"
 
 
 def _check_calls(world: World, log: Log) -> None:
@@ -187,8 +191,8 @@ async def _check_session(world: World, log: Log) -> None:
 
 
 async def _check_usage(world: World, log: Log) -> None:
-    """What was paid is what readers were told, and what was spent on steps that failed."""
-    told = sum(event.data["usage"]["inputTokens"] for event in log.events if _completed(event) and event.data)
+    """What was paid is what readers were shown, and what was spent on steps that failed."""
+    shown = sum(event.data["usage"]["inputTokens"] for event in log.events if _completed(event) and event.data)
     failed = {(event.turn, event.step) for event in log.events if event.type == EventType.STEP_FAILED}
     lost = 0
     completed = {(event.turn, event.step) for event in log.events if _completed(event)}
@@ -198,7 +202,7 @@ async def _check_usage(world: World, log: Log) -> None:
             usage: dict[str, int] = record.body.get("usage") or {}
             lost += usage.get("inputTokens", 0)
     row = await world.row()
-    assert row.usage.input_tokens == told + lost, f"{row.usage} is not {told} + {lost}"
+    assert row.usage.input_tokens == shown + lost, f"{row.usage} is not {shown} + {lost}"
     assert row.usage.input_tokens % COST == 0
 
 

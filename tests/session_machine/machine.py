@@ -205,7 +205,7 @@ class Machine(RuleBasedStateMachine):
         await world.finish(answers=self.answers)
         await check_at_rest(world, self.log)
         if not (await world.row()).ended:
-            # It hears the next message, and the model is asked with a prompt that is whole.
+            # It consumes the next message, and the model is asked with a prompt that is whole.
             await world.say(self._plan(""), coalesce=False, old=False, fate="lives", pace="end")
             await world.finish(answers=True)
             await check_at_rest(world, self.log)

@@ -1,7 +1,7 @@
 """The processes around a session, one step at a time.
 
 A process (an attempt at an activity, or a request to the API) stops at gates: where it begins, at each access to the
-store, and in the middle of a model call or a tool. The test lets one go on, kills it there, or takes it for dead.
+store, and in the middle of a model call or a tool. The test lets one continue, kills it there, or takes it for dead.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from perdure.store.base import Store
 #: How far a process goes when it is let go: to the next gate of this kind, or to its end.
 Pace: TypeAlias = Literal["read", "write", "work", "end"]
 Gate: TypeAlias = Literal["begin", "read", "write", "written", "work"]
-#: What happens to a request when it wants to tell Temporal.
+#: What happens to a request when it is about to call Temporal.
 Fate: TypeAlias = Literal["lives", "dies", "temporal is away", "answer is lost"]
 
 _STOPS: dict[Pace, frozenset[Gate]] = {
@@ -40,7 +40,7 @@ _WRITES = frozenset(
     }
 )
 
-#: How often the loop must turn without any news before everybody is taken to wait.
+#: How often the loop must turn without any news before all processes are taken to wait.
 _QUIET = 30
 
 
@@ -129,7 +129,7 @@ class Processes:
                 process.waiting = None
 
     async def go(self, process: Process, pace: Pace) -> None:
-        """Let one process go on, until everybody waits."""
+        """Let one process continue, until all processes wait."""
         process.pace = pace
         self._release(process)
         await self.rest()
@@ -148,7 +148,7 @@ class Processes:
         raise Died
 
     async def rest(self) -> None:
-        """Until everybody waits: at a gate, or for something that is to happen."""
+        """Until all processes wait: at a gate, or for something that is to happen."""
         quiet = 0
         while quiet < _QUIET:
             await asyncio.sleep(0)
@@ -178,7 +178,7 @@ class Processes:
                 self._idle.set()
 
     async def end(self) -> None:
-        """End all of them, wherever they are, and whoever waits for something."""
+        """End all of them, wherever they are, and all that wait for something."""
         for each in self._conditions:
             each.met.set_exception(Died())
         tasks = [each.task for each in self.alive if each.task is not None]
@@ -212,7 +212,7 @@ async def patiently(call: Awaitable[None]) -> None:
 
 
 class WatchedStore:
-    """The real store, with a gate before each access and after each write; `observe` is told what was written."""
+    """The real store, with a gate before each access and after each write; `observe` gets what was written."""
 
     def __init__(
         self, store: Store, processes: Processes, observe: Callable[[str, tuple[Any, ...], Any], Awaitable[None]]

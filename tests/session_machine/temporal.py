@@ -133,7 +133,7 @@ class _Activity:
         self._cancelled = False
         self._process: Process | None = None
         self.result: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        # Nobody may be left to ask for it.
+        # It may be that no task awaits it any more.
         self.result.add_done_callback(lambda done: done.exception())
 
     def attempt(self) -> None:
@@ -243,7 +243,7 @@ class Temporal:
         self.processes = processes
         self.runs: dict[str, Run] = {}
         self.statuses: dict[str, WorkflowExecutionStatus] = {}
-        #: What drivers that went on in a new run were given.
+        #: What drivers that continued as new were given.
         self.inputs: list[JsonObject] = []
         self._workers = workers
         self._now = now
@@ -313,7 +313,7 @@ class Temporal:
         run.task.add_done_callback(lambda task: None if task.cancelled() else task.exception())
 
     def _made(self, run: Run, data: JsonObject) -> SessionWorkflow:
-        """A driver of its own run, whoever starts it."""
+        """A driver of its own run, from any caller's context."""
 
         def make() -> SessionWorkflow:
             _RUN.set(run)
@@ -413,7 +413,7 @@ def _losers(activities: Sequence[_Activity]) -> list[Callable[[], None]]:
 
 
 class PlayedDriver(DriverClient):
-    """Drivers as the API sees them; whoever asks may die just then, or find Temporal away."""
+    """Drivers as the API sees them; the process that asks may die just then, or find Temporal away."""
 
     def __init__(self, temporal: Temporal) -> None:
         super().__init__(cast("Client", None), "perdure")

@@ -166,7 +166,7 @@ def test_no_signal_breaks_a_session(
             else:
                 machine.play_all()
 
-        # It goes on to its rest, and all that was accepted was read once or refused once.
+        # It continues until it is at rest, and all that was accepted was read once or refused once.
         machine.teardown()
 
 
@@ -184,7 +184,7 @@ def test_no_signal_breaks_a_state_that_cannot_be_read_yet(on_sqlite: type[Machin
 
         for data in (*came, ({"id": "dlv_known", "tokenHash": "t"},)):
             machine.signal(names.DELIVER, *data)
-        # It goes on in a new run, which is given all of it as JSON.
+        # It continues as new, and the new run is given all of it as JSON.
         machine.later(70)
 
         read = load_session({**machine.it.temporal.inputs[-1], "version": before.version})

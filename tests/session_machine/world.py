@@ -86,7 +86,7 @@ class Effect:
 
 
 @dataclass(frozen=True)
-class Wish:
+class CancelRequest:
     """A cancel that was accepted."""
 
     at: int
@@ -100,7 +100,7 @@ class Notes:
     """What the test has seen happen, beside what the product says."""
 
     effects: list[Effect] = field(default_factory=list[Effect])
-    wishes: list[Wish] = field(default_factory=list[Wish])
+    cancel_requests: list[CancelRequest] = field(default_factory=list[CancelRequest])
     #: Accepted deliveries, and the hash of the token that each came with.
     accepted: dict[str, str] = field(default_factory=dict[str, str])
     #: The key of the request that each came with.
@@ -223,7 +223,7 @@ class World:
     async def _must_be_approved(self, context: ToolContext, n: int) -> None:
         asked = [row for row in await self.inputs() if row.request.call_id == context.call_id]
         if context.tool in GATED and not asked:
-            self.notes.wrong.append(f"{context.call_id} ran and nobody was asked")
+            self.notes.wrong.append(f"{context.call_id} ran without a request")
         for row in asked:
             answer = row.answer
             if answer is None or not answer.approves or row.status not in ("answered", "expired"):
@@ -272,7 +272,7 @@ class World:
                 self.notes.wrong.append(f"a prompt has the calls {asked} twice")
             known.update(asked)
 
-    # --- what the store was told ----------------------------------------------------------------------------
+    # --- what was written to the store -----------------------------------------------------------------------
 
     async def _observe(self, name: str, args: tuple[Any, ...], result: Any) -> None:
         match name:
@@ -282,12 +282,12 @@ class World:
                 if result.delivery is not None:
                     self._accept(result.delivery)
             case "cancel":
-                if result is not None and all(wish.turn != result.turn for wish in self.notes.wishes):
+                if result is not None and all(each.turn != result.turn for each in self.notes.cancel_requests):
                     row = await self.row()
                     waits = row.turns == result.turn
                     met = frozenset(each.delivery_id for each in await self.store.unread(self.session_id))
                     at = next(self.processes.order)
-                    self.notes.wishes.append(Wish(at, result.turn, met if waits else None))
+                    self.notes.cancel_requests.append(CancelRequest(at, result.turn, met if waits else None))
             case _:
                 pass
 
@@ -336,7 +336,7 @@ class World:
         await self.request("answer", give, key, fate, pace)
 
     async def repeat(self, which: int) -> None:
-        """Somebody whose request was not answered sends it once more."""
+        """A caller whose request was not answered retries it."""
         if self.repeats:
             await self.repeats[which % len(self.repeats)]()
 
@@ -347,7 +347,7 @@ class World:
         await self._run("cancel", stop, fate, pace)
 
     async def signal(self, name: str, *data: Any) -> None:
-        """Whoever may speak to Temporal sends the driver anything at all."""
+        """A client of Temporal signals the driver with anything at all."""
         run = self.temporal.runs[self.session_id]
         if self.temporal.statuses[self.session_id] is not RUNNING or run.session is None:
             return
@@ -425,7 +425,7 @@ class World:
     # --- to the end -----------------------------------------------------------------------------------------
 
     async def run_all(self) -> None:
-        """Everybody goes on until all that can be done without people or time is done."""
+        """All processes run until all that can be done without people or time is done."""
         for _ in range(500):
             await self.processes.rest()
             for process in self.temporal.stopping():
@@ -433,7 +433,7 @@ class World:
             if not self.processes.alive:
                 return
             await self.processes.go(self.processes.alive[0], "end")
-        raise AssertionError("the processes do not come to an end")
+        raise AssertionError("the processes do not end")
 
     async def notice(self, process: Process) -> None:
         """The process learns that its turn is to be stopped."""
@@ -469,7 +469,7 @@ class World:
                 await self.processes.rest()
             else:
                 return
-        raise AssertionError(f"the session does not come to rest: {await self.row()}, {self.state}")
+        raise AssertionError(f"the session does not settle: {await self.row()}, {self.state}")
 
     async def end(self) -> None:
         await self.temporal.end()

@@ -41,7 +41,7 @@ def conversation(body: Json) -> list[Json]:
     return body["messages"] if "messages" in body else body["input"]
 
 
-def heard(body: Json) -> list[str]:
+def texts_of(body: Json) -> list[str]:
     """What people have said in a request, message by message."""
     said = [_texts(message["content"]) for message in conversation(body) if message.get("role") == "user"]
     return [text for text in said if text]
@@ -117,8 +117,8 @@ class OpenAI:
 
 
 def _usage(plan: Plan) -> Json:
-    spoken = len(plan.words) + 5 * len(plan.calls)
-    return {"prompt_tokens": 10, "completion_tokens": spoken, "total_tokens": 10 + spoken}
+    tokens = len(plan.words) + 5 * len(plan.calls)
+    return {"prompt_tokens": 10, "completion_tokens": tokens, "total_tokens": 10 + tokens}
 
 
 class Anthropic:
@@ -137,7 +137,7 @@ class Anthropic:
             rounds += bool(due)
             results += [_texts(block.get("content")) for block in blocks if block["type"] == "tool_result"]
             if message["role"] == "user" and (texts := [block for block in blocks if block["type"] == "text"]):
-                # What two messages in a row said stands in one here; the later one counts.
+                # What two messages in a row said is in one here; the later one counts.
                 said, rounds, results = texts[-1]["text"], 0, []
         if due:
             raise Unpaired(f"`tool_use` ids were found without `tool_result` blocks: {due}")
@@ -231,10 +231,10 @@ class Responses:
 
     def events(self, plan: Plan, model: str) -> Iterator[bytes]:
         numbers = itertools.count()
-        for type, data in self._told(plan, model):
+        for type, data in self._stream_events(plan, model):
             yield _sse(type, sequence_number=next(numbers), **data)
 
-    def _told(self, plan: Plan, model: str) -> Iterator[tuple[str, Json]]:
+    def _stream_events(self, plan: Plan, model: str) -> Iterator[tuple[str, Json]]:
         response = _response(model)
         yield "response.created", {"response": response}
         yield "response.in_progress", {"response": response}
@@ -253,18 +253,18 @@ class Responses:
             yield "response.failed", {"response": {**response, "status": "failed", "output": output, "error": error}}
             return
         usage = _usage(plan)
-        told = {
+        usage = {
             "input_tokens": usage["prompt_tokens"],
             "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
             "output_tokens": usage["completion_tokens"],
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": usage["total_tokens"],
         }
-        ended = {**response, "status": "completed", "output": output, "usage": told}
+        ended = {**response, "status": "completed", "output": output, "usage": usage}
         yield "response.completed", {"response": ended}
 
 
-_Told = list[tuple[str, Json]]
+_StreamEvents = list[tuple[str, Json]]
 
 
 def _response(model: str) -> Json:
@@ -286,7 +286,7 @@ def _begun(item: Json) -> Json:
     return {**item, **{key: type(item[key])() for key in ("summary", "content", "arguments") if key in item}}
 
 
-def _items(plan: Plan) -> Iterator[tuple[_Told, Json]]:
+def _items(plan: Plan) -> Iterator[tuple[_StreamEvents, Json]]:
     """What an answer is made of: the events of each item, and the item in the end."""
     if plan.thoughts:
         yield _thought(plan.thoughts)
@@ -296,32 +296,32 @@ def _items(plan: Plan) -> Iterator[tuple[_Told, Json]]:
         yield _call(name, arguments, plan.call_id)
 
 
-def _thought(thoughts: str) -> tuple[_Told, Json]:
+def _thought(thoughts: str) -> tuple[_StreamEvents, Json]:
     part = {"type": "summary_text", "text": thoughts}
-    told: _Told = [
+    events: _StreamEvents = [
         ("response.reasoning_summary_part.added", {"summary_index": 0, "part": {**part, "text": ""}}),
         ("response.reasoning_summary_text.delta", {"summary_index": 0, "delta": thoughts}),
         ("response.reasoning_summary_text.done", {"summary_index": 0, "text": thoughts}),
         ("response.reasoning_summary_part.done", {"summary_index": 0, "part": part}),
     ]
     item = {"id": f"rs_{next(_numbers)}", "type": "reasoning", "summary": [part], "encrypted_content": "scripted"}
-    return told, item
+    return events, item
 
 
-def _message(words: tuple[str, ...]) -> tuple[_Told, Json]:
+def _message(words: tuple[str, ...]) -> tuple[_StreamEvents, Json]:
     part: Json = {"type": "output_text", "text": "".join(words), "annotations": [], "logprobs": []}
-    told: _Told = [
+    events: _StreamEvents = [
         ("response.content_part.added", {"content_index": 0, "part": {**part, "text": ""}}),
         *(("response.output_text.delta", {"content_index": 0, "delta": word, "logprobs": []}) for word in words),
         ("response.output_text.done", {"content_index": 0, "text": part["text"], "logprobs": []}),
         ("response.content_part.done", {"content_index": 0, "part": part}),
     ]
     item = {"id": f"msg_{next(_numbers)}", "type": "message", "role": "assistant", "status": "completed"}
-    return told, {**item, "content": [part]}
+    return events, {**item, "content": [part]}
 
 
-def _call(name: Any, arguments: str, call_id: Any) -> tuple[_Told, Json]:
-    told: _Told = [
+def _call(name: Any, arguments: str, call_id: Any) -> tuple[_StreamEvents, Json]:
+    events: _StreamEvents = [
         ("response.function_call_arguments.delta", {"delta": arguments}),
         ("response.function_call_arguments.done", {"arguments": arguments, "name": name}),
     ]
@@ -332,7 +332,7 @@ def _call(name: Any, arguments: str, call_id: Any) -> tuple[_Told, Json]:
         "status": "completed",
         "call_id": call_id or f"call_{number}",
     }
-    return told, {**item, "name": name, "arguments": arguments}
+    return events, {**item, "name": name, "arguments": arguments}
 
 
 OPENAI = OpenAI()

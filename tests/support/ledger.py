@@ -1,7 +1,7 @@
 """The outside world of a tool: a process that writes down every effect before it answers.
 
     POST /effect {"key": …, "body": …}   one line, on the disk before the answer
-    POST /pass {"gate": …}               waits there until somebody opens the gate
+    POST /pass {"gate": …}               waits there until the gate is opened
     POST /open {"gate": …}               opens a gate for good
     GET  /effects  GET /waiting          what happened, and who waits where
 
@@ -161,7 +161,7 @@ class Ledger:
         self._post("/open", {"gate": gate})
 
     def reached(self, gate: str) -> bool:
-        """Whether somebody waits at the gate right now."""
+        """Whether a tool waits at the gate right now."""
         return gate in self._get("/waiting")
 
     def _get(self, path: str) -> Any:

@@ -98,10 +98,10 @@ class Cluster:
             "--no-locale",
             "--no-sync",
         )
-        self.go_on()
+        self.start_again()
         return f"postgresql://perdure@127.0.0.1:{self.port}/postgres"
 
-    def go_on(self, *, wait: bool = True) -> None:
+    def start_again(self, *, wait: bool = True) -> None:
         """Start the server on the data that are there; without `wait` it may still be recovering."""
         settings = {**self._settings, "port": str(self.port), "unix_socket_directories": str(self._home)}
         options = " ".join(f"-c {name}={value}" for name, value in settings.items())

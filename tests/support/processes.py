@@ -116,8 +116,8 @@ def free_port() -> int:
 def clean_environment() -> dict[str, str]:
     """Ours, without what would change how Perdure behaves or let a test spend money."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith("PERDURE_")}
-    if told := os.environ.get("PERDURE_TEMPORAL_BIN"):
-        ours["PERDURE_TEMPORAL_BIN"] = told
+    if given := os.environ.get("PERDURE_TEMPORAL_BIN"):
+        ours["PERDURE_TEMPORAL_BIN"] = given
     for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "OPENAI_BASE_URL", "ANTHROPIC_BASE_URL"):
         ours.pop(name, None)
     return ours

@@ -1,6 +1,6 @@
 """A model provider of our own, over real HTTP: `python -m tests.support.provider --port 0` prints its port.
 
-What it answers is said by the message (see `script`). `GET /requests` and `GET /count` tell what it was asked, so
+What it answers is said by the message (see `script`). `GET /requests` and `GET /count` return what it was asked, so
 that a test can see whether something was asked twice; `POST /reset` forgets.
 """
 
@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from .dialects import DIALECTS, Unpaired, conversation, heard
+from .dialects import DIALECTS, Unpaired, conversation, texts_of
 from .script import Plan, plan
 
 _Headers = dict[str, str]
@@ -103,8 +103,8 @@ class Provider:
                 _json(writer, 200, {"requests": self.requests})
             case "GET", "/count":
                 repeated = {key: count for key, count in self.counts.items() if count > 1}
-                told = {"total": len(self.requests), "distinct": len(self.counts), "repeated": repeated}
-                _json(writer, 200, {**told, "abandoned": self.abandoned, "unpaired": self.unpaired})
+                counts = {"total": len(self.requests), "distinct": len(self.counts), "repeated": repeated}
+                _json(writer, 200, {**counts, "abandoned": self.abandoned, "unpaired": self.unpaired})
             case "POST", "/reset":
                 self.requests.clear()
                 self.counts.clear()
@@ -135,7 +135,7 @@ class Provider:
         self.requests.append(
             {"key": key, "path": path, "model": body["model"], "said": asked.said, "round": asked.rounds}
             | {"messages": len(messages), "tools": tools, "time": self.counts[key]}
-            | {"at": time.time(), "results": asked.results, "heard": heard(body)[-20:]}
+            | {"at": time.time(), "results": asked.results, "texts": texts_of(body)[-20:]}
         )
         made = plan(asked.said, asked.rounds, asked.results)
         if made.fail and self.counts[key] <= made.fail.times:

@@ -56,7 +56,7 @@ class Proxy:
     # --- in its own thread ----------------------------------------------------------------------------------
 
     def _call(self, what: Callable[[], None]) -> None:
-        """Have it done before going on."""
+        """Have it done before continuing."""
 
         async def done() -> None:
             what()

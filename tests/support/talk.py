@@ -54,28 +54,28 @@ class Talk:
 
     async def until_boundary(self, within: float | None = None) -> list[Json]:
         """The events from where we stopped reading to the next boundary."""
-        heard: list[Json] = []
+        events: list[Json] = []
         async with asyncio.timeout(within or self._timeout):
             stream = self.events(self.cursor)
             async for event in stream:
-                heard.append(event)
+                events.append(event)
                 self.cursor += 1
                 if event["type"] in BOUNDARIES:
                     break
             await stream.aclose()
-        return heard
+        return events
 
     async def until(self, type: str, start: int = 0, within: float | None = None) -> list[Json]:
         """The events from an index on to the first one of this type."""
-        heard: list[Json] = []
+        events: list[Json] = []
         async with asyncio.timeout(within or self._timeout):
             stream = self.events(start)
             async for event in stream:
-                heard.append(event)
+                events.append(event)
                 if event["type"] == type:
                     break
             await stream.aclose()
-        return heard
+        return events
 
     async def say(self, message: Any, **body: Any) -> str:
         """Say something and return the answer, whether the session is new or not."""

@@ -55,7 +55,7 @@ async def acts(call: ToolCall) -> None:
 
 
 class Outside:
-    """Stands where the harness stands: says what the test wants, remembers what it was asked."""
+    """Replaces the harness: returns what the test wants, and remembers its requests."""
 
     def __init__(self) -> None:
         self.answer: Answer = finishes

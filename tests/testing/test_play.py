@@ -78,7 +78,7 @@ async def pay(amount: int) -> str:
 BANK = Agent("bank", tools=[pay])
 
 
-async def test_a_play_stops_where_people_are_asked_and_goes_on_with_their_answers() -> None:
+async def test_a_play_stops_where_people_are_asked_and_continues_with_their_answers() -> None:
     model = ScriptedModel([call("pay", amount=5), "Paid.", "Bye."])
 
     played = await play(BANK, "Pay", "Thanks", model=model)
@@ -123,7 +123,7 @@ async def test_a_message_may_deny_what_is_asked() -> None:
     assert said[1] == "No, leave it"
 
 
-def somebody(name: str, role: str) -> Principal:
+def user_named(name: str, role: str) -> Principal:
     return Principal(principal_id=name, principal_type="user", authenticator="jwt", attributes={"role": role})
 
 
@@ -133,10 +133,10 @@ async def test_a_play_knows_who_may_answer_and_how_many_must_agree() -> None:
     played = await play(Agent("bank", tools=[asks]), "Pay", model=model)
 
     with pytest.raises(ForbiddenResponder):
-        await played.answer("pay", "approve", by=somebody("eve", "guest"))
-    played = await played.answer("pay", "approve", by=somebody("ada", "boss"))
+        await played.answer("pay", "approve", by=user_named("eve", "guest"))
+    played = await played.answer("pay", "approve", by=user_named("ada", "boss"))
     assert [asked.tool for asked in played.pending] == ["pay"]
-    played = await played.answer("pay", "approve", by=somebody("bob", "boss"))
+    played = await played.answer("pay", "approve", by=user_named("bob", "boss"))
 
     assert (played.pending, played.text) == ((), "Paid.")
 
@@ -145,7 +145,7 @@ async def test_a_play_counts_a_service_and_a_user_of_one_name_as_two() -> None:
     asks = tool(name="pay", approval="always", responders=responders.role("boss", quorum=2))(pay.function)
     model = ScriptedModel([call("pay", amount=5), "Paid."])
     played = await play(Agent("bank", tools=[asks]), "Pay", model=model)
-    user = somebody("ada", "boss")
+    user = user_named("ada", "boss")
 
     played = await played.answer("pay", "approve", by=user)
     assert [asked.tool for asked in played.pending] == ["pay"]

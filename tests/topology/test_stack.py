@@ -1,4 +1,4 @@
-"""The stack that other tests stand on does what they believe it does."""
+"""The stack that other tests use does what they believe it does."""
 
 from tests.support.stack import Stack
 

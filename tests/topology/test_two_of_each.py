@@ -42,7 +42,7 @@ async def test_a_reader_at_one_api_reads_what_the_other_accepted(topology: Stack
 
 
 def follow(reader: Talk, speaker: Talk) -> None:
-    """Let the reader join the speaker's session where the speaker stands."""
+    """Let the reader join the speaker's session where the caller is."""
     reader.session_id, reader.token, reader.cursor = speaker.session_id, speaker.token, speaker.cursor
 
 

@@ -90,7 +90,7 @@ async def _played(scenario: Scenario, client: Client) -> Mapping[str, WorkflowHi
             with contextlib.suppress(TimeoutError, RPCError):
                 await scenario.play(stage)
                 histories = await _histories_of(scenario, stage)
-            # Nothing that goes on disturbs the others.
+            # Nothing that still runs disturbs the others.
             with contextlib.suppress(RPCError):
                 if stage.started is not None:
                     await client.get_workflow_handle(stage.started.id).terminate()

@@ -1,4 +1,4 @@
-"""What a driver does when it, its turn or its operator cannot go on as usual."""
+"""What a driver does when it, its turn or its operator cannot continue as usual."""
 
 import asyncio
 import contextlib
@@ -56,7 +56,7 @@ class Serving:
         return Finished()
 
 
-async def test_a_turn_that_no_worker_can_serve_is_held_and_goes_on_with_the_next_delivery(
+async def test_a_turn_that_no_worker_can_serve_is_held_and_continues_with_the_next_delivery(
     bench: Bench, outside: Outside
 ) -> None:
     outside.answer = serving = Serving()
@@ -90,7 +90,7 @@ async def test_only_news_has_a_held_turn_tried_again(bench: Bench, outside: Outs
     await session.consumed("dlv_1", "dlv_2")
 
 
-async def test_a_held_turn_goes_on_by_itself(bench: Bench, outside: Outside) -> None:
+async def test_a_held_turn_continues_by_itself(bench: Bench, outside: Outside) -> None:
     outside.answer = serving = Serving()
     session = await bench.start(outside)
     await session.deliver("dlv_1")
@@ -113,7 +113,7 @@ async def test_an_operator_can_have_a_held_turn_tried_again(bench: Bench, outsid
     await session.consumed("dlv_1")
 
 
-async def test_a_turn_that_is_held_in_its_second_step_goes_on_there(bench: Bench, outside: Outside) -> None:
+async def test_a_turn_that_is_held_in_its_second_step_continues_there(bench: Bench, outside: Outside) -> None:
     serving = Serving()
 
     async def answer(call: ModelCall) -> ModelOutcome:

@@ -1,4 +1,4 @@
-"""Somebody stops the turn that runs, waits or comes next."""
+"""A caller cancels the turn that runs, waits or comes next."""
 
 import asyncio
 import time

@@ -21,7 +21,7 @@ from perdure.protocol.requests import TurnRequest, TurnResult
 from workflows.session import SessionWorkflow
 from workflows.turn import TurnWorkflow
 
-from .overhearing import Overhearing, departures, ordered, recorded
+from .commands import CommandRecorder, departures, ordered, recorded
 from .record import HISTORIES as DIRECTORY
 from .scenarios import SCENARIOS
 from .story import attributes, contains, story
@@ -72,24 +72,24 @@ def named(path: Path) -> tuple[int, str]:
     return int(found[1]), found[2]
 
 
-async def replayed(history: WorkflowHistory) -> Overhearing:
+async def replayed(history: WorkflowHistory) -> CommandRecorder:
     """Replay it as workers run it, and collect its commands."""
-    hearing = Overhearing(composition.SANDBOX)
+    recorder = CommandRecorder(composition.SANDBOX)
     turn = attributes(history.events[0]).workflow_type.name == names.TURN_WORKFLOW
     kind, fails_with = (TurnWorkflow, [PerdureError]) if turn else (SessionWorkflow, [])
-    await a_replayer(kind, runner=hearing, fails_with=fails_with).replay_workflow(history)
-    return hearing
+    await a_replayer(kind, runner=recorder, fails_with=fails_with).replay_workflow(history)
+    return recorder
 
 
 @pytest.mark.parametrize("path", HISTORIES, ids=lambda path: path.stem)
 async def test_a_recorded_history_replays(path: Path) -> None:
     history = a_history(path)
 
-    hearing = await replayed(history)
+    recorder = await replayed(history)
 
     # Those that are older were recorded when some of what is asked had other fields or bounds.
     if named(path)[0] >= _NAMED:
-        assert departures(recorded(history), ordered(hearing.commands)) == []
+        assert departures(recorded(history), ordered(recorder.commands)) == []
 
 
 @pytest.mark.parametrize("path", HISTORIES, ids=lambda path: path.stem)
@@ -110,7 +110,7 @@ def test_every_scenario_is_recorded() -> None:
 
 
 def test_every_guard_of_the_workflows_is_met_by_a_recording() -> None:
-    """A patch that no recording has met could be turned around without anybody noticing."""
+    """A patch that no recording has met could be turned around unnoticed."""
     shells = Path(composition.__file__).parent / "workflows"
     guards = set(re.findall(r"""patched\("([\w-]+)"\)""", "".join(each.read_text() for each in shells.glob("*.py"))))
 

@@ -288,7 +288,7 @@ async def test_three_hundred_signals_are_consumed_once_and_in_order_across_conti
 
 
 async def held(call: ModelCall) -> ModelOutcome:
-    """A model call that goes on until it is cancelled."""
+    """A model call that continues until it is cancelled."""
     del call
     while True:
         activity.heartbeat()

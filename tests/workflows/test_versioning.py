@@ -139,11 +139,11 @@ async def test_the_work_of_a_new_turn_is_done_by_the_newest_build_alone(bench: B
 
 async def test_a_turn_ends_on_its_build_and_so_does_its_work(bench: Bench, fleet: Fleet) -> None:
     first, second = working(), working()
-    inside, go_on = asyncio.Event(), asyncio.Event()
+    inside, release = asyncio.Event(), asyncio.Event()
 
     async def waits(call: ToolCall) -> None:
         inside.set()
-        await go_on.wait()
+        await release.wait()
 
     first.act = waits
     async with fleet.current("1", first):
@@ -152,7 +152,7 @@ async def test_a_turn_ends_on_its_build_and_so_does_its_work(bench: Bench, fleet
         await asyncio.wait_for(inside.wait(), PATIENCE)
 
         async with fleet.current("2", second):
-            go_on.set()
+            release.set()
             await session.deliver("dlv_2")
             await second.until(lambda: len(second.model_calls) == 2)
 

@@ -1,4 +1,4 @@
-"""Answers that come at the same time, from two processes: one verdict, and everybody agrees on it."""
+"""Answers that come at the same time, from two processes: one verdict, and all processes agree on it."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Sessions that cannot go on by themselves, and how they are known to go on."""
+"""Sessions that cannot continue by themselves, and how they are known to continue."""
 
 import asyncio
 from dataclasses import replace
@@ -93,7 +93,7 @@ async def test_an_ended_or_unknown_session_needs_none(store: Store) -> None:
     ],
     ids=["a fence raised", "a turn ended", "a turn parked", "recovers"],
 )
-async def test_a_session_that_goes_on_needs_none_any_more_and_readers_know(store: Store, commit: Commit) -> None:
+async def test_a_session_that_continues_needs_none_any_more_and_readers_know(store: Store, commit: Commit) -> None:
     await attend(store)
 
     await store.commit(replace(commit, events=[given.event("on")]))
@@ -148,7 +148,7 @@ async def test_an_attempt_that_comes_too_late_shows_nothing(store: Store) -> Non
     assert (await given.read_session(store)).attention is not None
 
 
-async def test_a_commit_that_somebody_else_has_written_shows_nothing(store: Store) -> None:
+async def test_a_commit_that_another_process_has_written_shows_nothing(store: Store) -> None:
     await store.commit(Commit("s", records=[given.record()]))
     await attend(store)
 

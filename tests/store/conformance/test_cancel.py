@@ -1,4 +1,4 @@
-"""A wish to stop a turn: accepted under the lock of the session, heeded by every commit that says so, settled once."""
+"""A cancel request: accepted under the lock of the session, checked by every commit that says so, settled once."""
 
 import asyncio
 from collections.abc import Awaitable, Callable

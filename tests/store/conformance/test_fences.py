@@ -17,7 +17,7 @@ async def test_a_first_attempt_supersedes_no_other(store: Store) -> None:
     assert await given.keys(store) == ["started"]
 
 
-async def test_a_scope_that_was_closed_before_anybody_began_is_open_to_newer_attempts(store: Store) -> None:
+async def test_a_scope_that_was_closed_before_an_attempt_began_is_open_to_newer_attempts(store: Store) -> None:
     closed = Fence(0, 0, given.MODEL, Attempt(number=0, generation=5), Hold.RAISE)
     await store.commit(Commit("s", fence=closed))
 

@@ -190,7 +190,7 @@ async def test_a_live_session_reads_as_it_did(upgraded: Store) -> None:
     assert (await upgraded.slots("s", ["x"]))["x"].version == 4
 
 
-async def test_a_live_session_goes_on(upgraded: Store) -> None:
+async def test_a_live_session_continues(upgraded: Store) -> None:
     repeated = await upgraded.accept(replace(given.delivery("new", key="k"), owner="o"))
     await upgraded.commit(
         replace(

@@ -59,19 +59,19 @@ async def put(note: str, ctx: ToolContext, before: str = "", after: str = "") ->
 
 @tool(timeout=120)
 async def charge(note: str, ctx: ToolContext, before: str = "", after: str = "") -> str:
-    """Charge somebody: never twice."""
+    """Charge a customer: never twice."""
     return await _act("charge", note, ctx, before, after)
 
 
 @tool(timeout=120)
 def charge_in_thread(note: str, ctx: ToolContext, before: str = "", after: str = "") -> str:
-    """Charge somebody, from a thread of its own."""
+    """Charge a customer, from a thread of its own."""
     return ctx.wait(_act("charge_in_thread", note, ctx, before, after))
 
 
 @tool(timeout=120)
 async def charge_blocking(note: str, ctx: ToolContext, before: str = "") -> str:
-    """Charge somebody, and let nobody else on this worker do anything meanwhile: a mistake that authors make."""
+    """Charge a customer, and block all other work of this worker meanwhile: a mistake that authors make."""
     with httpx2.Client(base_url=os.environ["LEDGER_URL"], timeout=_PATIENCE, trust_env=False) as client:
         client.post("/pass", json={"gate": before}).raise_for_status()
     return await _act("charge_blocking", note, ctx, "", "")
@@ -79,19 +79,19 @@ async def charge_blocking(note: str, ctx: ToolContext, before: str = "") -> str:
 
 @tool(approval="always", timeout=120)
 async def pay(note: str, ctx: ToolContext, before: str = "", after: str = "", cling: bool = False) -> str:
-    """Pay somebody, once somebody else agrees: never twice."""
+    """Pay a supplier, once an approver agrees: never twice."""
     return await _act("pay", note, ctx, before, after, cling=cling)
 
 
 @tool(approval="always", expires=SOON, timeout=120)
 async def pay_soon(note: str, ctx: ToolContext) -> str:
-    """Pay somebody, if somebody else agrees in time."""
+    """Pay a supplier, if an approver agrees in time."""
     return await _act("pay_soon", note, ctx, "", "")
 
 
 @tool(approval="always", expires=SOON, on_expiry="approve", timeout=120)
 async def pay_anyway(note: str, ctx: ToolContext) -> str:
-    """Pay somebody, unless somebody else objects in time."""
+    """Pay a supplier, unless an approver objects in time."""
     return await _act("pay_anyway", note, ctx, "", "")
 
 

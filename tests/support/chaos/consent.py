@@ -45,12 +45,12 @@ def each_request_is_asked_and_closed_once(evidence: Evidence) -> Iterator[str]:
         rows = {row["request_id"]: row["status"] for row in evidence.inputs.get(session_id, ())}
         if shown != rows.keys():
             yield f"{session_id}: shown {sorted(shown)}, kept {sorted(rows)}"
-        told = Counter((each["data"]["requestId"], each["data"]["status"]) for each in events if _resolves(each))
+        shown_ends = Counter((each["data"]["requestId"], each["data"]["status"]) for each in events if _resolves(each))
         closed = Counter((request_id, status) for request_id, status in rows.items() if status != "open")
-        if told != closed:
-            yield f"{session_id}: closed {dict(closed)}, told {dict(told)}"
+        if shown_ends != closed:
+            yield f"{session_id}: closed {dict(closed)}, shown {dict(shown_ends)}"
         if session["status"] in ("completed", "failed") and "open" in rows.values():
-            yield f"{session_id} is over, and still asks"
+            yield f"{session_id} has ended, and still asks"
 
 
 def nothing_acts_after_it_was_stopped(evidence: Evidence) -> Iterator[str]:
@@ -73,7 +73,7 @@ CHECKS = (nothing_acts_unapproved, each_request_is_asked_and_closed_once, nothin
 
 
 def approved(row: Json) -> bool:
-    """Whether somebody agreed, or silence was declared to mean that."""
+    """Whether an approver agreed, or silence was declared to mean that."""
     return row["status"] in ("answered", "expired") and _answer(row).get("optionId") == "approve"
 
 

@@ -59,7 +59,7 @@ class Try:
     delivery_id: str | None = None
     #: The receipt says that Temporal has not been signalled yet.
     delayed: bool = False
-    #: How the requests stand that it answered: id, status, option.
+    #: The status of the requests that it answered: id, status, option.
     outcomes: tuple[tuple[str, str, str | None], ...] = ()
 
     @property
@@ -97,7 +97,7 @@ class Cancel:
 
 @dataclass(frozen=True)
 class Absence:
-    """A time in which workers could act and not hear, or hear and not act: frozen, or cut off from what they need."""
+    """A time in which workers could act or receive, but not both: frozen, or cut off from what they need."""
 
     kind: str
     began: float
@@ -149,7 +149,7 @@ class Moving:
     #: The requests that wait for an answer.
     asking: Sequence[str]
     #: How many events there are in all.
-    told: int
+    emitted: int
 
     @property
     def unsettled(self) -> list[str]:
@@ -159,12 +159,12 @@ class Moving:
 def read_moving(database_url: str) -> Moving:
     """What still moves, with plain SQL."""
     tables = _tables(database_url, _MOVING)
-    [[told]] = [row.values() for row in tables["events"]]
+    [[total]] = [row.values() for row in tables["events"]]
     sessions, deliveries, due, asking = (
         [str(value) for row in tables[name] for value in row.values()]
         for name in ("sessions", "deliveries", "due", "asking")
     )
-    return Moving(sessions, deliveries, due, asking, int(told or 0))
+    return Moving(sessions, deliveries, due, asking, int(total or 0))
 
 
 def read_store(database_url: str) -> Evidence:

@@ -143,16 +143,16 @@ def each_action_has_one_result(evidence: Evidence) -> Iterator[str]:
             if event["type"] == "actions.requested"
             for action in event["data"]["actions"]
         ) + Counter(gated - open)
-        told = Counter(event["data"]["result"]["callId"] for event in events if event["type"] == "action.result")
+        reported = Counter(event["data"]["result"]["callId"] for event in events if event["type"] == "action.result")
         # A turn may end before people are asked about a call: its result is emitted, and it was no action before.
         refused = {
             event["data"]["result"]["callId"]
             for event in events
             if event["type"] == "action.result" and event["data"]["status"] == "rejected"
         }
-        told -= Counter(refused - asked.keys())
-        if asked != told or any(count > 1 for count in asked.values()):
-            yield f"{session_id}: asked {dict(asked)}, told {dict(told)}"
+        reported -= Counter(refused - asked.keys())
+        if asked != reported or any(count > 1 for count in asked.values()):
+            yield f"{session_id}: asked {dict(asked)}, reported {dict(reported)}"
 
 
 # --- deliveries ---------------------------------------------------------------------------------------------
@@ -163,7 +163,7 @@ def each_delivery_is_answered_once(evidence: Evidence) -> Iterator[str]:
     for session in evidence.sessions:
         session_id = session["session_id"]
         events = evidence.events.get(session_id, ())
-        heard = Counter(
+        consumed = Counter(
             delivery for event in events if event["type"] == "turn.started" for delivery in event["delivery_ids"] or ()
         )
         shown = Counter(
@@ -173,10 +173,10 @@ def each_delivery_is_answered_once(evidence: Evidence) -> Iterator[str]:
         for delivery in evidence.deliveries.get(session_id, ()):
             known = delivery["delivery_id"]
             expected = (1, 0) if delivery["refused"] is None else (0, 1)
-            if (heard[known], refused[known]) != expected or (delivery["turn"] is None) != (expected[0] == 0):
+            if (consumed[known], refused[known]) != expected or (delivery["turn"] is None) != (expected[0] == 0):
                 yield (
                     f"{session_id} {known}: turn {delivery['turn']}, refused {delivery['refused']}; "
-                    f"heard {heard[known]} times, refused {refused[known]} times"
+                    f"consumed {consumed[known]} times, refused {refused[known]} times"
                 )
         journal = Counter(
             record["body"]["deliveryId"]
@@ -197,14 +197,14 @@ def each_delivery_is_answered_once(evidence: Evidence) -> Iterator[str]:
 
 
 def every_session_has_settled(evidence: Evidence) -> Iterator[str]:
-    """A session's row stands as its last boundary says, and no late attempt may write to it."""
+    """A session's row agrees with its last boundary, and no late attempt may write to it."""
     for session in evidence.sessions:
         events = evidence.events.get(session["session_id"], ())
         last = next((event["type"] for event in reversed(events) if event["type"] in _BOUNDARIES), "none")
         if last != f"session.{session['status']}":
             yield f"{session['session_id']} is {session['status']}, and its last boundary is {last}"
     for fence in evidence.fences:
-        yield f"{fence['session_id']}: the fence {fence['scope']} of turn {fence['turn']} still stands"
+        yield f"{fence['session_id']}: the fence {fence['scope']} of turn {fence['turn']} is left"
 
 
 # --- effects ------------------------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ def at_most_once_holds(evidence: Evidence, effects: Mapping[str, str]) -> Iterat
             yield from _of_call(effects[result["toolName"]], made, completed, f"{session_id} {result['callId']}")
     for (session_id, call_id), made in happened.items():
         if session_id in evidence.events:
-            yield f"{session_id} {call_id}: {len(made)} effects, and nobody was told"
+            yield f"{session_id} {call_id}: {len(made)} effects, and none was reported"
 
 
 def _of_call(effects: str, made: list[Json], completed: bool, name: str) -> Iterator[str]:
@@ -248,7 +248,7 @@ def requests_are_paired(evidence: Evidence) -> Iterator[str]:
 
 
 def recorded_replies_are_not_asked_again(evidence: Evidence) -> Iterator[str]:
-    """No request for a step was made after that step's reply stood in the journal, but by a worker that was frozen."""
+    """No request for a step was made after that step's reply was in the journal, but by a worker that was frozen."""
     recorded = _recorded_replies(evidence)
     for request in evidence.asked:
         at = recorded.get((request.said, request.step))
@@ -286,9 +286,9 @@ def streamed_text_is_the_message(evidence: Evidence) -> Iterator[str]:
                     if so_far[place] != data["messageSoFar"]:
                         yield f"{event['meta']['id']}: {data['messageSoFar']!r} instead of {so_far[place]!r}"
                 case "message.completed":
-                    told = so_far.pop((data["turnId"], data["stepIndex"]), "")
-                    if told != data["message"]:
-                        yield f"{event['meta']['id']}: streamed {told!r}, completed {data['message']!r}"
+                    streamed_text = so_far.pop((data["turnId"], data["stepIndex"]), "")
+                    if streamed_text != data["message"]:
+                        yield f"{event['meta']['id']}: streamed {streamed_text!r}, completed {data['message']!r}"
                 case _:
                     pass
 

@@ -34,22 +34,22 @@ def response(request_id: str, option: str = "approve", **more: Any) -> Json:
 
 
 async def answer(caller: Caller, request_id: str, option: str = "approve", **more: Any) -> Json:
-    """Answer one request; how it stands now."""
+    """Answer one request; its status now."""
     receipt = await caller.send(inputResponses=[response(request_id, option, **more)])
     (outcome,) = receipt["inputs"]
     return outcome
 
 
 async def answered_by(url: str, request_id: str, body: Json, who: str) -> httpx2.Response:
-    """Answer as somebody with a key, who need not own the session."""
+    """Answer as a caller with a key, who need not own the session."""
     async with httpx2.AsyncClient(base_url=url, headers={"x-api-key": KEYS[who]}) as http:
         return await http.post(f"/v1/inputs/{request_id}", json=body)
 
 
 async def cancel(caller: Caller) -> str:
-    told = await caller.http.post(f"/eve/v1/session/{caller.session_id}/cancel")
-    assert told.status_code == 200, told.text
-    return told.json()["status"]
+    answered = await caller.http.post(f"/eve/v1/session/{caller.session_id}/cancel")
+    assert answered.status_code == 200, answered.text
+    return answered.json()["status"]
 
 
 async def stopped(world: World, caller: Caller, times: int = 1, within: float = PATIENCE) -> None:
@@ -67,11 +67,11 @@ def row_of(world: World, request_id: str) -> Json:
 
 def results(events: list[Json]) -> list[tuple[str, str]]:
     """The outcomes of the calls, as a reader sees them: tool and status."""
-    told = [event["data"] for event in events if event["type"] == "action.result"]
-    return [(each["result"]["toolName"], each["status"]) for each in told]
+    found = [event["data"] for event in events if event["type"] == "action.result"]
+    return [(each["result"]["toolName"], each["status"]) for each in found]
 
 
 def kinds(events: list[Json]) -> list[str]:
     """What kinds of requests they are, in the order of their ids."""
-    told = (event["data"] for event in events if event["type"] == "input.requested")
-    return [each["details"][request["requestId"]]["kind"] for each in told for request in each["requests"]]
+    asked = (event["data"] for event in events if event["type"] == "input.requested")
+    return [each["details"][request["requestId"]]["kind"] for each in asked for request in each["requests"]]

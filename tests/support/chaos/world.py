@@ -136,7 +136,7 @@ class World:
     # --- evidence -------------------------------------------------------------------------------------------
 
     def store(self) -> Evidence:
-        """The store as it stands now."""
+        """The store as it is now."""
         return read_store(self.stack.settings.database)
 
     def asked(self) -> list[Asked]:

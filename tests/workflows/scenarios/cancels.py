@@ -135,7 +135,7 @@ async def cancel_before_calls(stage: Stage) -> None:
     }
 )
 async def cancel_that_a_step_finds(stage: Stage) -> None:
-    """The step has found the wish in the store, before any signal."""
+    """The step has found the cancel request in the store, before any signal."""
     found = ApplicationError("cancelled", type=TurnCancelled.code, non_retryable=True)
     stage.script({(0, 0): found})
     session = await stage.start()

@@ -1,4 +1,4 @@
-"""A driver, its turn or its operator cannot go on as usual."""
+"""A driver, its turn or its operator cannot continue as usual."""
 
 import asyncio
 from typing import Any
@@ -51,7 +51,7 @@ async def _held(stage: Stage, step: int = 0, **state: Any) -> tuple[Driven, _Awa
     }
 )
 async def held_session(stage: Stage) -> None:
-    """A turn that is held in its second step goes on there by itself."""
+    """A turn that is held in its second step continues there by itself."""
     _, away = await _held(stage, step=1)
     away.gone = False
 
@@ -177,7 +177,7 @@ async def unreadable_state(stage: Stage) -> None:
 
 @CARE.add({"": ("ask attend_session", "timer", "timer fires", "goes on in a new run")})
 async def unreadable_state_that_is_read_again(stage: Stage) -> None:
-    """After a minute, without anybody's doing."""
+    """After a minute, by itself."""
     await stage.start(data={"version": 999})
     await stage.until("timer")
     await asyncio.sleep(55)
@@ -218,7 +218,7 @@ async def rebuilt(stage: Stage) -> None:
 
 @CARE.add({"": ("ask rebuild_session", "rebuild_session ends", *_TURN), "turn-4": ("ask resume_turn", "ends")})
 async def rebuilt_with_a_turn_to_resume(stage: Stage) -> None:
-    """The turn that ran when the workflow was lost is held, and goes on at once, with the people's answers."""
+    """The turn that ran when the workflow was lost is held, and continues at once, with the people's answers."""
     request = TurnRequest(
         session_id="ses_lost",
         turn=4,

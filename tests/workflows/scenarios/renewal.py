@@ -1,4 +1,4 @@
-"""A run becomes long, and another one goes on."""
+"""A run becomes long, and continues as new."""
 
 from perdure.protocol import names
 from perdure.protocol.requests import Finished, ModelCall, ModelOutcome

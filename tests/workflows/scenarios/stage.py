@@ -1,4 +1,4 @@
-"""Where a scenario is played: a session on a real server, with workers that stand where the harness stands."""
+"""Where a scenario is played: a session on a real server, with workers in place of the harness."""
 
 import asyncio
 import contextlib
@@ -37,7 +37,7 @@ class Gate:
 
 
 async def hangs() -> None:
-    """Work that goes on until it is cancelled."""
+    """Work that continues until it is cancelled."""
     while True:
         activity.heartbeat()
         await asyncio.sleep(0.05)
@@ -62,7 +62,7 @@ class Scripted:
 
 
 class Unstoppable:
-    """The first turn's first answer comes once its gate is opened, whatever anybody wants by then."""
+    """The first turn's first answer comes once its gate is opened, whatever is requested by then."""
 
     def __init__(self, said: ModelOutcome) -> None:
         self.gate = Gate()

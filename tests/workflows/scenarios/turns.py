@@ -256,7 +256,7 @@ async def unheard(stage: Stage) -> None:
 
 @TURNS.add({"": ("turn begins", "turn is terminated", "ask conclude_turn", "conclude_turn ends", *_TURN)})
 async def terminated_turn(stage: Stage) -> None:
-    """An operator terminates a turn; its driver says so and goes on."""
+    """An operator terminates a turn; its driver reports it and continues."""
     stage.outside.answer = said = Unstoppable(Finished())
     session = await stage.start()
     await session.deliver("dlv_0")

@@ -39,7 +39,7 @@ assert.deepEqual(states(three), [
 assert.equal(three.snapshot.status, "ready");
 assert.equal(three.snapshot.error, undefined);
 
-// Whoever reads the session from its beginning, without having kept anything, sees the same.
+// A client that reads the session from its beginning, without having kept anything, sees the same.
 const { sessionId, continuationToken, streamIndex } = three.snapshot.session;
 const reader = client().session({ sessionId, continuationToken, streamIndex: 0 });
 const reducer = defaultMessageReducer();

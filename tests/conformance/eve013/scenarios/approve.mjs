@@ -51,5 +51,5 @@ assert.equal(paid.result.callId, request.action.callId);
 assert.deepEqual(paid.result.output, { paid: 3 });
 assert.equal(approved.message, "paid");
 
-// The session goes on as ever.
+// The session continues as before.
 assert.equal((await (await session.send("say next")).result()).message, "next");

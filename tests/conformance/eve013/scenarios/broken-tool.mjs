@@ -1,4 +1,4 @@
-// A tool that raises is a failed action; the turn goes on.
+// A tool that raises is a failed action; the turn continues.
 import assert from "node:assert/strict";
 import { client } from "../support.mjs";
 

@@ -1,4 +1,4 @@
-// A denial: the call is not run, the model is told, the window shows it.
+// A denial: the call is not run, the model is informed, the window shows it.
 import assert from "node:assert/strict";
 import { client, outcome, outline } from "../support.mjs";
 

@@ -13,7 +13,7 @@ for (let index = 0; index <= last; index += 1) {
   assert.deepEqual(await read(client().session(state), index, last), whole.slice(index));
 }
 
-// Live: readers start at any index while the next turn is being told.
+// Live: readers start at any index while the next turn is being emitted.
 const response = await session.send("drip 30 words delay 10");
 const until = last + 12;
 const readers = await Promise.all(

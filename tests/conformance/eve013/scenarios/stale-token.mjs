@@ -1,4 +1,4 @@
-// A token that nobody waits on is an error, and never a new session.
+// A token that no session waits on is an error, and never a new session.
 import assert from "node:assert/strict";
 import { ClientError } from "eve/client";
 import { client } from "../support.mjs";

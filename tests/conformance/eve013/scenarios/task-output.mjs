@@ -1,4 +1,4 @@
-// A task hands over its result and is over; one that cannot has failed. Either way the stream ends.
+// A task hands over its result and ends; one that cannot has failed. Either way the stream ends.
 import assert from "node:assert/strict";
 import { client, host, types } from "../support.mjs";
 

@@ -24,7 +24,7 @@ from .story import attributes, kind
 Orders: TypeAlias = dict[str, list[dict[str, Any]]]
 
 
-class Overhearing(WorkflowRunner):
+class CommandRecorder(WorkflowRunner):
     """Runs workflows as another runner does, and keeps what they order."""
 
     def __init__(self, runner: WorkflowRunner) -> None:
@@ -35,13 +35,13 @@ class Overhearing(WorkflowRunner):
         self._runner.prepare_workflow(defn)
 
     def create_instance(self, det: WorkflowInstanceDetails) -> WorkflowInstance:
-        return _Overheard(self._runner.create_instance(det), self.commands)
+        return _Recorded(self._runner.create_instance(det), self.commands)
 
     def set_worker_level_failure_exception_types(self, types: Sequence[type[BaseException]]) -> None:
         self._runner.set_worker_level_failure_exception_types(types)
 
 
-class _Overheard(WorkflowInstance):
+class _Recorded(WorkflowInstance):
     def __init__(self, instance: WorkflowInstance, commands: list[WorkflowCommand]) -> None:
         self._instance = instance
         self._commands = commands
@@ -101,7 +101,7 @@ def ordered(commands: Sequence[WorkflowCommand]) -> Orders:
             case "complete_workflow_execution":
                 orders["end"].append({"result": _values([about.result])})
             case "continue_as_new_workflow_execution":
-                orders["end"].append({"goes on with": _values(about.arguments)})
+                orders["end"].append({"continues as new with": _values(about.arguments)})
             case "fail_workflow_execution":
                 orders["end"].append({"failure": about.failure.application_failure_info.type})
             case "cancel_workflow_execution":
@@ -132,7 +132,7 @@ def recorded(history: WorkflowHistory) -> Orders:
             case "WORKFLOW_EXECUTION_COMPLETED":
                 orders["end"].append({"result": _values(about.result.payloads)})
             case "WORKFLOW_EXECUTION_CONTINUED_AS_NEW":
-                orders["end"].append({"goes on with": _values(about.input.payloads)})
+                orders["end"].append({"continues as new with": _values(about.input.payloads)})
             case "WORKFLOW_EXECUTION_FAILED":
                 orders["end"].append({"failure": about.failure.application_failure_info.type})
             case "WORKFLOW_EXECUTION_CANCELED":

@@ -1,4 +1,4 @@
-"""A client that does not give up: it sends again what was not answered, and reads again where its stream broke."""
+"""A client that retries: it sends again what was not answered, and reads again where its stream broke."""
 
 import asyncio
 import random
@@ -13,7 +13,7 @@ from tests.support.talk import text
 _AGAIN = (502, 503, 504)
 
 
-class Stubborn:
+class RetryingCaller:
     """One caller and one session, over whichever APIs live at the moment."""
 
     def __init__(self, world: World, chance: random.Random) -> None:
@@ -44,12 +44,12 @@ class Stubborn:
         while True:
             async with self._caller() as caller:
                 try:
-                    heard = await caller.until_boundary()
+                    events = await caller.until_boundary()
                 except (httpx2.HTTPError, TryAgain):
                     await asyncio.sleep(0.1)
                     continue
             self._session = caller
-            return heard
+            return events
 
     def _caller(self) -> "_Caller":
         caller = _Caller(self._chance.choice(self._world.living_apis), self._world.receipts)
@@ -63,13 +63,13 @@ class TryAgain(Exception):
 
 
 class _Caller(Caller):
-    """Tells "try again" from what is wrong."""
+    """Distinguishes "try again" from what is wrong."""
 
     def __init__(self, url: str, receipts: list[tuple[str, str]]) -> None:
         super().__init__(url, receipts)
-        self.http.event_hooks["response"].append(_heed)
+        self.http.event_hooks["response"].append(_raise_if_transient)
 
 
-async def _heed(response: httpx2.Response) -> None:
+async def _raise_if_transient(response: httpx2.Response) -> None:
     if response.status_code in _AGAIN:
         raise TryAgain

@@ -9,7 +9,7 @@ from tests.support.talk import text
 from .checks import posted, reads_the_next, wire
 from .states import Case, types
 
-GoesOn: TypeAlias = Callable[[Case], Awaitable[None]]
+Check: TypeAlias = Callable[[Case], Awaitable[None]]
 
 
 async def idle(case: Case) -> None:
@@ -63,7 +63,7 @@ async def finished(case: Case) -> None:
     assert (await posted(case, message="hello")).status_code == 409
 
 
-_ALIKE: dict[str, GoesOn] = {
+_ALIKE: dict[str, Check] = {
     "idle": idle,
     "parked on approval": on_approval,
     "parked on question": on_question,
@@ -71,5 +71,5 @@ _ALIKE: dict[str, GoesOn] = {
     "cancelling": cancelling,
     "finished": finished,
 }
-AFTER_A_CRASH: dict[str, GoesOn] = {**_ALIKE, "running": running_without_its_worker}
-AFTER_A_DEPLOY: dict[str, GoesOn] = {**_ALIKE, "running": running_on_its_build}
+AFTER_A_CRASH: dict[str, Check] = {**_ALIKE, "running": running_without_its_worker}
+AFTER_A_DEPLOY: dict[str, Check] = {**_ALIKE, "running": running_on_its_build}

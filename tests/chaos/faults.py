@@ -1,4 +1,4 @@
-"""What happens to the processes and connections of a product: one deed after the other, all of them sooner or later."""
+"""Faults of the processes and connections of a product: one after the other, all of them sooner or later."""
 
 import asyncio
 import contextlib
@@ -19,9 +19,9 @@ from tests.support.proxy import Proxy
 from tests.support.stack import Stack, TemporalServer
 from tests.support.waiting import until
 
-Deed: TypeAlias = Callable[[], Awaitable[None]]
+Fault: TypeAlias = Callable[[], Awaitable[None]]
 
-STRANGER = "tests.chaos.strangers:agent"
+OTHER_AGENT = "tests.chaos.other_agent:agent"
 
 _POINTS = (
     *("model_before_begin", "model_after_begin", "model_mid_stream", "model_before_settle", "model_after_settle"),
@@ -68,9 +68,9 @@ class Hand:
         self._chance = chance
         self._number = 0
         self._doomed_come = True
-        self._nobody_comes = False
+        self._none_are_replaced = False
         self._temporal_is_left_dead = False
-        self._strangers: list[Process] = []
+        self._others: list[Process] = []
         self._absences: list[Absence] = []
         self.done: list[str] = []
 
@@ -85,7 +85,7 @@ class Hand:
             self.replace_the_dead()
 
     def replace_the_dead(self) -> None:
-        while not self._nobody_comes and len(self._workers()) < 2:
+        while not self._none_are_replaced and len(self._workers()) < 2:
             self._start_worker()
         while sum(api.alive for api in self._stack.apis) < 2:
             self._stack.start_api(self._lines.of_api, wait=False)
@@ -93,43 +93,43 @@ class Hand:
             self._stack.temporal.launch()
 
     async def do_everything(self, seconds: float) -> None:
-        """Deeds until the time has passed; none comes again before all have come."""
+        """Faults until the time has passed; none comes again before all have come."""
         end = time.monotonic() + seconds
-        bag: list[Deed] = []
+        bag: list[Fault] = []
         while (left := end - time.monotonic()) > 0:
             bag = bag or self._shuffled()
-            deed = bag.pop()
+            fault = bag.pop()
             await asyncio.sleep(min(left, self._chance.uniform(1.0, 5.0)))
-            name = getattr(deed, "__name__", "").strip("_").replace("_", " ")
+            name = getattr(fault, "__name__", "").strip("_").replace("_", " ")
             log(name)
             self.done.append(name)
-            await deed()
+            await fault()
 
     async def make_well(self) -> None:
         """From now on nothing fails any more."""
         self._doomed_come = False
-        self._nobody_comes = False
+        self._none_are_replaced = False
         for line in self._lines.all:
             line.resume()
-        for stranger in self._strangers:
-            stranger.kill()
+        for other in self._others:
+            other.kill()
         # Those that would die later are replaced now.
         for worker in self._workers():
             worker.kill()
         log("all is well again")
 
-    # --- deeds ----------------------------------------------------------------------------------------------
+    # --- faults ---------------------------------------------------------------------------------------------
 
-    def _shuffled(self) -> list[Deed]:
-        deeds: list[Deed] = [
+    def _shuffled(self) -> list[Fault]:
+        faults: list[Fault] = [
             *(self._kill_worker, self._kill_worker, self._kill_api, self._kill_temporal, self._kill_everything),
-            *(self._freeze_worker, self._stall_temporal, self._no_workers, self._let_a_stranger_in),
+            *(self._freeze_worker, self._stall_temporal, self._no_workers, self._start_a_worker_of_another_agent),
             *(self._cut_workers_from_temporal, self._cut_apis_from_temporal),
         ]
         if self._cluster is not None:
-            deeds += [self._kill_postgres, self._kill_postgres_while_it_recovers, self._cut_workers_from_postgres]
-        self._chance.shuffle(deeds)
-        return deeds
+            faults += [self._kill_postgres, self._kill_postgres_while_it_recovers, self._cut_workers_from_postgres]
+        self._chance.shuffle(faults)
+        return faults
 
     async def _kill_worker(self) -> None:
         self._chance.choice(self._workers() or self._stack.workers).kill()
@@ -167,18 +167,18 @@ class Hand:
             process.cont()
 
     async def _no_workers(self) -> None:
-        self._nobody_comes = True
+        self._none_are_replaced = True
         for worker in self._workers():
             worker.kill()
         await asyncio.sleep(self._chance.uniform(2.0, 6.0))
-        self._nobody_comes = False
+        self._none_are_replaced = False
 
-    async def _let_a_stranger_in(self) -> None:
+    async def _start_a_worker_of_another_agent(self) -> None:
         """It serves another agent, and polls the same queues."""
-        stranger = self._stack.start_worker({**self._lines.of_worker, "PERDURE_AGENTS": STRANGER}, wait=False)
-        self._strangers.append(stranger)
+        other = self._stack.start_worker({**self._lines.of_worker, "PERDURE_AGENTS": OTHER_AGENT}, wait=False)
+        self._others.append(other)
         await asyncio.sleep(self._chance.uniform(5.0, 15.0))
-        stranger.signal(self._chance.choice([signal.SIGTERM, signal.SIGKILL]))
+        other.signal(self._chance.choice([signal.SIGTERM, signal.SIGKILL]))
 
     async def _cut_workers_from_temporal(self) -> None:
         with self._absence("temporal away"):
@@ -193,7 +193,7 @@ class Hand:
             await self._cut(self._lines.worker_postgres)
 
     async def _cut(self, line: Proxy) -> None:
-        """Half open for a while; then broken, or going on as if nothing had been."""
+        """Half open for a while; then broken, or continuing as if nothing had happened."""
         line.stall()
         await asyncio.sleep(self._chance.uniform(2.0, 12.0))
         if self._chance.random() < 0.7:
@@ -210,7 +210,7 @@ class Hand:
         assert cluster is not None
         with self._absence("postgres away"):
             await asyncio.to_thread(cluster.kill)
-            await asyncio.to_thread(cluster.go_on, wait=False)
+            await asyncio.to_thread(cluster.start_again, wait=False)
             await until(lambda: cluster.running, "PostgreSQL to begin")
             await asyncio.sleep(self._chance.uniform(0.0, 0.2))
             await self._restart_postgres()
@@ -219,7 +219,7 @@ class Hand:
         assert self._cluster is not None
         await asyncio.to_thread(self._cluster.kill)
         await asyncio.sleep(pause)
-        await asyncio.to_thread(self._cluster.go_on)
+        await asyncio.to_thread(self._cluster.start_again)
 
     # --- processes ------------------------------------------------------------------------------------------
 
@@ -228,7 +228,7 @@ class Hand:
         return self._world.stack
 
     def _workers(self) -> list[Process]:
-        return [worker for worker in self._stack.workers if worker.alive and worker not in self._strangers]
+        return [worker for worker in self._stack.workers if worker.alive and worker not in self._others]
 
     def _start_worker(self) -> None:
         """Every third one is going to die by itself, at some place and some pass."""
