@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from uuid import uuid4
@@ -237,7 +237,7 @@ class ModelCaller:
             answer = UsableReply(response, reply.finish_reason, sum(usages, Usage()), requested, ctx.turn.principal)
             settle = settle_unfulfilled if _is_unfulfilled(offer, ctx.turn, requested) else settle_reply
             return await self._settle(
-                ctx, deltas, settle(factory, mode, answer), settle_cancelled(factory, mode, answer)
+                ctx, deltas, settle(factory, mode, answer), lambda: settle_cancelled(factory, mode, answer)
             )
         except SchemaFailed as failed:
             failure = failed.failure
@@ -305,7 +305,11 @@ class ModelCaller:
     # --- after the model call ---
 
     async def _settle(
-        self, ctx: _ModelContext, deltas: DeltaWriter, settlement: Settlement, cancelled: Settlement | None = None
+        self,
+        ctx: _ModelContext,
+        deltas: DeltaWriter,
+        settlement: Settlement,
+        cancelled: Callable[[], Settlement] | None = None,
     ) -> ModelOutcome:
         """Record the reply, emit its events and release the fence, in one commit.
 
@@ -321,7 +325,7 @@ class ModelCaller:
             spent = settlement.change.usage or Usage()
             if cancelled is None and spent == Usage():
                 raise
-            settlement = cancelled or settle_stopped(ctx.factory, ctx.call.mode, spent)
+            settlement = cancelled() if cancelled else settle_stopped(ctx.factory, ctx.call.mode, spent)
             done = await self._commit(ctx, settlement, unwritten)
         if settlement.opens:
             reach("park_after_commit")

@@ -147,15 +147,15 @@ def begin_turn(
     received = [
         factory.message_received(index, each) for index, each in enumerate(deliveries) if each.message is not None
     ]
-    records = tuple(
-        written(number, 0, names.delivery_key(index), DELIVERY, each) for index, each in enumerate(deliveries)
-    )
-    fresh = not turn.deliveries()
+    # Those that the turn has recorded already are neither written nor consumed again.
+    fresh = () if turn.deliveries() else deliveries
     return Opening(
-        records=records if fresh else (),
+        records=tuple(
+            written(number, 0, names.delivery_key(index), DELIVERY, each) for index, each in enumerate(fresh)
+        ),
         # The key of `session.started` makes it unique in its session.
         events=(factory.session_started(agent, model), factory.turn_started(ids), *received),
-        consume=Consumption(number, ids) if fresh and ids else None,
+        consume=Consumption(number, ids) if fresh else None,
         change=SessionChange(status="running", turns=number + 1),
     )
 

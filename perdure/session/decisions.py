@@ -1,5 +1,6 @@
 """What a driver does next. Pure and total: no clock, no I/O, no logging."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, TypeAlias
@@ -126,7 +127,7 @@ def next_move(session: SessionState, now: float, *, renew: bool = False) -> Move
         return Refuse(late, "delivery_kind_unknown", message, "unknown delivery")
     if due := reminders(session, now):
         return Remind(due[0])
-    look = _next_look(session)
+    look = _next_look(session, unknown)
     if renew or (look is not None and look <= now):
         return Renew()
     if session.held is not None:
@@ -147,9 +148,9 @@ def renewed(session: SessionState, now: float) -> SessionState:
     return session.model_copy(update={"looked_at": now if any(map(is_unknown, session.inbox)) else None})
 
 
-def _next_look(session: SessionState) -> float | None:
-    """When to continue as new to find a build that can read all of the inbox. For each delivery the pauses double."""
-    accepted = [_accepted_at(delivery) for delivery in session.inbox if is_unknown(delivery)]
+def _next_look(session: SessionState, unknown: Sequence[DeliveryRef]) -> float | None:
+    """When to continue as new to find a build that can read these. For each delivery the pauses double."""
+    accepted = map(_accepted_at, unknown)
     looked = session.looked_at or 0.0
     return min((max(looked, each) + max(_FIRST_LOOK, looked - each) for each in accepted), default=None)
 
