@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import uuid
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -25,14 +26,21 @@ ROOT = Path(__file__).parents[2]
 
 
 def perdure(*words: str, **environment: str) -> "subprocess.CompletedProcess[str]":
+    return run(words, environment=environment, within=120)
+
+
+def run(
+    words: Sequence[str], *, environment: Mapping[str, str], within: float, folder: Path | None = None
+) -> "subprocess.CompletedProcess[str]":
     part, *options = words
     return subprocess.run(
         command(part, *options),
+        cwd=folder,
         env={**clean_environment(), **environment},
         capture_output=True,
         text=True,
         check=False,
-        timeout=120,
+        timeout=within,
     )
 
 
@@ -106,15 +114,7 @@ def test_an_error_is_one_sentence(
 def test_a_mistake_in_the_authors_module_is_reported_with_its_line(tmp_path: Path, line: str, sentence: str) -> None:
     (tmp_path / "mine.py").write_text(f"from perdure import Agent, tool\n\n{line}\n")
 
-    ended = subprocess.run(
-        command("dev", "--agents", "mine:agent"),
-        cwd=tmp_path,
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    ended = run(("dev", "--agents", "mine:agent"), environment={}, within=60, folder=tmp_path)
 
     assert ended.returncode == 1
     assert ended.stderr.startswith(f"perdure: {sentence}")
@@ -137,8 +137,8 @@ def test_a_command_in_a_wrong_folder_says_so_and_leaves_nothing(tmp_path: Path, 
 
     # Nothing listens there.
     temporal = f"127.0.0.1:{free_port()}"
-    run = perdure if words == ("api",) else operate
-    ended = run(*words, "--data-dir", str(nowhere), PERDURE_TEMPORAL_ADDRESS=temporal, PERDURE_PORT=str(free_port()))
+    called = perdure if words == ("api",) else operate
+    ended = called(*words, "--data-dir", str(nowhere), PERDURE_TEMPORAL_ADDRESS=temporal, PERDURE_PORT=str(free_port()))
 
     assert ended.returncode == 1
     assert ended.stderr.splitlines()[-1].startswith(f"perdure: There is no store at {nowhere}/perdure.db")
@@ -152,15 +152,7 @@ def test_a_module_of_the_authors_that_hides_one_of_ours_is_named(tmp_path: Path,
     theirs.touch()
 
     # As `perdure dev` starts its parts: the folder that it was started in comes first.
-    ended = subprocess.run(
-        command("worker"),
-        cwd=tmp_path,
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+    ended = run(("worker",), environment={}, within=60, folder=tmp_path)
 
     assert ended.returncode == 1
     assert ended.stderr.startswith(f"perdure: {theirs} has the name of a module of Perdure's: rename it")
