@@ -234,19 +234,20 @@ def test_temporal_is_given_none_of_our_keys(tmp_path: Path, monkeypatch: pytest.
     dev = Dev(tmp_path, tmp_path / "data")
     try:
         dev.ready()
-        environments = {
-            Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode(): Path(
-                f"/proc/{pid}/environ"
-            ).read_bytes()
+        environments = [
+            (
+                Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode(),
+                Path(f"/proc/{pid}/environ").read_bytes(),
+            )
             for pid in dev.family()
-        }
+        ]
     finally:
         dev.process.close()
 
-    (temporal,) = (environment for program, environment in environments.items() if program == binary())
+    (temporal,) = (environment for program, environment in environments if program == binary())
     assert b"a secret" not in temporal
     # What is ours has them: models need keys.
-    assert any(b"a secret" in environment for environment in environments.values())
+    assert any(b"a secret" in environment for _, environment in environments)
 
 
 async def test_a_killed_worker_and_a_killed_api_come_back(start_dev: DevFactory) -> None:

@@ -1,16 +1,19 @@
 """Processes of a test: leashed to it, their output in files."""
 
 import contextlib
+import functools
 import os
 import random
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from perdure.dev.supervisor import die_with_parent, kill_group
+from tests.support.forkserver import Child, ForkServer
 
 _TAIL = 6_000
 
@@ -34,23 +37,27 @@ class Process:
         self.log = log
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
-            self._popen = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env=dict(environment),
-                start_new_session=True,
-                preexec_fn=die_with_parent(),
-            )
+            server = _fork_server()
+            if server and server.can_start(command, environment):
+                self._child: Child = server.start(command, output.fileno(), environment)
+            else:
+                self._child = subprocess.Popen(
+                    command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=output,
+                    stderr=subprocess.STDOUT,
+                    env=dict(environment),
+                    start_new_session=True,
+                    preexec_fn=die_with_parent(),
+                )
 
     @property
     def pid(self) -> int:
-        return self._popen.pid
+        return self._child.pid
 
     @property
     def alive(self) -> bool:
-        return self._popen.poll() is None
+        return self._child.poll() is None
 
     @property
     def output(self) -> str:
@@ -60,34 +67,39 @@ class Process:
             return file.read().decode(errors="replace")
 
     def signal(self, number: signal.Signals) -> None:
-        self._popen.send_signal(number)
+        self._child.send_signal(number)
 
     def kill(self) -> None:
         """End it as a crash does; the children of its tools live on."""
-        self._popen.kill()
-        self._popen.wait()
+        self._child.send_signal(signal.SIGKILL)
+        self._child.wait()
 
     def stop(self) -> None:
         """Freeze it."""
-        self._popen.send_signal(signal.SIGSTOP)
+        self._child.send_signal(signal.SIGSTOP)
 
     def cont(self) -> None:
-        self._popen.send_signal(signal.SIGCONT)
+        self._child.send_signal(signal.SIGCONT)
 
     def terminate(self, within: float = PATIENCE) -> int:
         """Ask it to end, and say how it did."""
-        self._popen.terminate()
-        return self._popen.wait(within)
+        self._child.send_signal(signal.SIGTERM)
+        return self._child.wait(within)
 
     def wait(self, within: float = PATIENCE) -> int:
-        return self._popen.wait(within)
+        return self._child.wait(within)
 
     def close(self) -> None:
         """Leave nothing of it and of its group."""
         kill_group(self.pid)
-        with contextlib.suppress(ProcessLookupError):
-            self._popen.kill()
-        self._popen.wait()
+        self._child.send_signal(signal.SIGKILL)
+        self._child.wait()
+
+
+@functools.cache
+def _fork_server() -> ForkServer | None:
+    """Tests fork most of their processes; the chaos that runs for itself starts each from nothing, as a user does."""
+    return ForkServer() if "PYTEST_VERSION" in os.environ and sys.platform == "linux" else None
 
 
 def wait_until(condition: Callable[[], bool], what: str, within: float = PATIENCE) -> None:
