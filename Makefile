@@ -44,6 +44,7 @@ lint: $(STAMP) docs  ## Format, rules, types, architecture, and links of the doc
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.rooms
+	$(BIN)/python -m tests.patches
 
 format: $(STAMP)  ## Put the code in its form
 	$(BIN)/ruff format .

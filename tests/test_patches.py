@@ -1,0 +1,59 @@
+"""A patch that is not listed, or that nothing uses, is noticed."""
+
+import shutil
+from datetime import date
+from pathlib import Path
+
+import pytest
+
+from tests import patches
+from workflows.patches import PATCHES, Patch
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A copy of the workflows, for a test to edit."""
+    shutil.copytree(patches.ROOT / "workflows", tmp_path / "workflows")
+    return tmp_path
+
+
+def test_the_list_of_patches_is_that_of_the_code(tree: Path) -> None:
+    assert patches.problems() == []
+    assert patches.problems(tree) == []
+
+
+@pytest.mark.parametrize(
+    ("edit", "what"),
+    [
+        ('workflow.patched("new")', "the patch 'new' is not in workflows/patches.py"),
+        ('workflow.deprecate_patch("new")', "the patch 'new' is not in workflows/patches.py"),
+        ('workflow.patched("inbox-" + "in-order")', "steps.py:200: write the id of a patch as one literal"),
+        ('workflow.patched(f"inbox-{order}")', "steps.py:200: write the id of a patch as one literal"),
+        ('workflow.patched(id="inbox-in-order")', "steps.py:200: write the id of a patch as one literal"),
+        ("guard = workflow.patched", "steps.py:200: call it as workflow.patched(…)"),
+        ("from temporalio.workflow import patched as guard", "steps.py:200: call it as workflow.patched(…)"),
+    ],
+)
+def test_a_patch_that_the_list_does_not_have_is_noticed(tree: Path, edit: str, what: str) -> None:
+    steps = tree / "workflows" / "steps.py"
+    lines = steps.read_text().splitlines()
+    steps.write_text("\n".join([*lines, *[""] * (199 - len(lines)), edit]))
+
+    [problem] = patches.problems(tree)
+
+    assert what in problem
+
+
+def test_a_listed_patch_that_nothing_uses_is_noticed(tree: Path) -> None:
+    gone = Patch("gone", "turn", date(2026, 11, 19), "…")
+
+    assert patches.problems(tree, [*PATCHES, gone]) == ["nothing uses the patch 'gone' of workflows/patches.py"]
+    assert patches.problems(tree, [*PATCHES, PATCHES[0]]) == ["workflows/patches.py lists 'inbox-in-order' twice"]
+
+
+def test_a_kind_of_deliveries_that_is_guarded_by_an_unlisted_patch_is_noticed(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(patches.FROM_TABLES, ("workflows/session.py", "_reads"), ["kind-later"])
+
+    assert patches.problems(tree) == ["the patch 'kind-later' is not in workflows/patches.py"]

@@ -1,0 +1,72 @@
+"""All patches of the workflows; `make lint` compares this list with the code.
+
+A patch keeps runs replayable that began before a change. From its date on it may be removed, in two steps: first
+`workflow.deprecate_patch(id)` replaces the branch; once no run is open that began with the branch, the call goes, too.
+"""
+
+from dataclasses import dataclass
+from datetime import date, timedelta
+from typing import Literal
+
+#: A parked session may keep its run for months. A turn ends within days, even if it is retried.
+_DRIVER_STAYS = timedelta(days=365)
+_TURN_STAYS = timedelta(days=90)
+
+
+@dataclass(frozen=True)
+class Patch:
+    """A row of the table in docs/deploying.md."""
+
+    id: str
+    workflow: Literal["driver", "turn"]
+    since: date
+    #: What runs do that began without it.
+    before: str
+
+    @property
+    def may_go(self) -> date:
+        """The first day on which it may be removed, if no run is open that began without it."""
+        return self.since + (_DRIVER_STAYS if self.workflow == "driver" else _TURN_STAYS)
+
+
+PATCHES = (
+    Patch("inbox-in-order", "driver", date(2026, 11, 18), "read deliveries in the order in which signals arrived"),
+    Patch(
+        "only-news-makes-due", "driver", date(2026, 11, 18), "retried a held turn for a delivery that they had already"
+    ),
+    Patch(
+        "spare-what-is-parked",
+        "driver",
+        date(2026, 11, 18),
+        "withdrew input requests when a cancel of the next turn came before the answer",
+    ),
+    Patch(
+        "tokens-in-between",
+        "driver",
+        date(2026, 11, 19),
+        "refused deliveries that came with a token which a turn had set and replaced again",
+    ),
+    Patch("silent-turns-keep-their-number", "driver", date(2026, 11, 18), "counted turns that emitted no events"),
+    Patch(
+        "renew-when-parked",
+        "driver",
+        date(2026, 11, 18),
+        "continued as new only after a turn, and only when Temporal suggested it",
+    ),
+    Patch(
+        "stop-before-calls",
+        "turn",
+        date(2026, 11, 18),
+        "began the tool calls of a reply although its turn was being cancelled",
+    ),
+    Patch(
+        "conclude-to-the-end", "turn", date(2026, 11, 18), "cancelled the activity that was writing the end of a turn"
+    ),
+    Patch(
+        "keep-unknown-kinds",
+        "driver",
+        date(2026, 11, 19),
+        "ignored deliveries of kinds that they could not read, until the sweeper signalled them again",
+    ),
+    Patch("parallel-calls", "turn", date(2026, 11, 18), "began all calls of a reply at once"),
+)
