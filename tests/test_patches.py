@@ -51,9 +51,10 @@ def test_a_listed_patch_that_nothing_uses_is_noticed(tree: Path) -> None:
     assert patches.problems(tree, [*PATCHES, PATCHES[0]]) == ["workflows/patches.py lists 'inbox-in-order' twice"]
 
 
-def test_a_kind_of_deliveries_that_is_guarded_by_an_unlisted_patch_is_noticed(
-    tree: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("function", "id"), [("_reads", "kind-later"), ("_reads_version", "session-state-2")])
+def test_a_kind_or_a_version_that_is_guarded_by_an_unlisted_patch_is_noticed(
+    tree: Path, monkeypatch: pytest.MonkeyPatch, function: str, id: str
 ) -> None:
-    monkeypatch.setitem(patches.FROM_TABLES, ("workflows/session.py", "_reads"), ["kind-later"])
+    monkeypatch.setitem(patches.FROM_TABLES, ("workflows/session.py", function), [id])
 
-    assert patches.problems(tree) == ["the patch 'kind-later' is not in workflows/patches.py"]
+    assert patches.problems(tree) == [f"the patch {id!r} is not in workflows/patches.py"]

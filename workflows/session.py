@@ -41,6 +41,7 @@ from perdure.session.state import (
     read_delivery,
     read_repair,
     read_turn_number,
+    version_patch,
     with_unknown_prefix,
 )
 from perdure.session.turn import CANCELLED, conclusion
@@ -73,7 +74,7 @@ class SessionWorkflow:
         self._data = data
         self._unreadable: UnreadableState | None = None
         try:
-            self._state = load_session(data, _reads)
+            self._state = load_session(data, _reads, _reads_version)
         except UnreadableState as unreadable:
             self._unreadable = unreadable
             self._state = SessionState(session_id=workflow.info().workflow_id, agent="", token_hash="")
@@ -363,7 +364,7 @@ class SessionWorkflow:
         # An operator may have ended the session meanwhile.
         self._ending = self._ending or rebuild.ends
         try:
-            self._state = self._state.rebuilt(load_session(found, _reads))
+            self._state = self._state.rebuilt(load_session(found, _reads, _reads_version))
         except UnreadableState as unreadable:
             # The activity ran on a newer build than the driver: the state is kept until such a build reads it.
             self._data, self._unreadable = found, unreadable
@@ -410,6 +411,11 @@ class SessionWorkflow:
 def _reads(kind: str) -> bool:
     """Whether this run reads deliveries of this kind. A run that began before the kind existed replays as it ran."""
     return kind in KINDS and ((patch := KINDS[kind]) is None or workflow.patched(patch))
+
+
+def _reads_version(version: int) -> bool:
+    """Whether this run reads a state of this version. A run that began on an older build replays as it ran."""
+    return workflow.patched(version_patch(version))
 
 
 def _is_suggested() -> bool:

@@ -40,13 +40,27 @@ class Chain:
                 f"The {self._name} has version {version!r}; this code reads versions 1 to {self.version}.",
                 version=version,
             )
-        for migrate in self._migrators[version - 1 :]:
-            data = migrate(data)
+        try:
+            for migrate in self._migrators[version - 1 :]:
+                data = migrate(data)
+        except Exception as error:
+            # Another build may have a migrator that can lift it.
+            raised = f"a migrator of the {self._name} raised {type(error).__name__}"
+            raise UnreadableState(f"Version {version} could not be lifted: {raised}.", version=version) from error
         return data
 
 
 SNAPSHOT = Chain("turn snapshot")
 SESSION = Chain("session state")
+
+
+def version_patch(version: int) -> str:
+    """The patch that guards a version of the session state after the first.
+
+    A run that began when its build could not read its state must treat it as unreadable, so that it replays alike.
+    """
+    return f"session-state-{version}"
+
 
 #: Ids of deliveries that the driver keeps to drop duplicates. The store knows all ids; this is the last check.
 REMEMBERED_DELIVERIES = 512
@@ -289,11 +303,22 @@ def read_repair(data: Any) -> RepairOrder | None:
 WAS_UNREADABLE = "wasUnreadable"
 
 
-def load_session(data: JsonObject, reads: Callable[[str], bool] = KINDS.__contains__) -> SessionState:
-    """Read the driver's state, in whatever version it was written. `reads`: whether this run reads a kind."""
+def load_session(
+    data: JsonObject,
+    reads: Callable[[str], bool] = KINDS.__contains__,
+    reads_version: Callable[[int], bool] = lambda version: True,
+) -> SessionState:
+    """Read the driver's state, in whatever version it was written.
+
+    `reads` and `reads_version`: whether this run reads a kind, and a version of the state after the first.
+    """
     data = {name: value for name, value in data.items() if name != WAS_UNREADABLE}
+    version = data.get("version", 1)
+    lifted = SESSION.lift(version, data)
+    if version > 1 and not reads_version(version):
+        raise UnreadableState("This run began on a build that could not read the session state.", version=version)
     try:
-        state = SessionState.model_validate(_with_deliveries(SESSION.lift(data.get("version", 1), data)))
+        state = SessionState.model_validate(_with_deliveries({**lifted, "version": SESSION.version}))
     except ValidationError as invalid:
         raise UnreadableState("The session state cannot be read.", problems=invalid.error_count()) from None
     # While the state was unreadable, signals were added to the inbox unchecked, so it may hold duplicates.

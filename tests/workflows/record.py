@@ -1,7 +1,8 @@
-"""Record the histories of all scenarios: `python -m tests.workflows.record LABEL [SCENARIO …]`.
+"""Record the histories of scenarios: `python -m tests.workflows.record LABEL [SCENARIO …]`.
 
-It starts dev servers of its own; `PERDURE_TEMPORAL_ADDRESS` names another one for the scenarios that any server can
-play. Record when workflow code ships, and keep every recording: a change that cannot replay them strands live sessions.
+Without a scenario, it records those that have no recording yet. It starts dev servers of its own;
+`PERDURE_TEMPORAL_ADDRESS` names another one for the scenarios that any server can play. Record when workflow code
+ships, and keep every recording: a change that cannot replay them strands live sessions.
 """
 
 import asyncio
@@ -46,7 +47,9 @@ log = logging.getLogger("record")
 
 
 async def record(label: str, chosen: list[str]) -> None:
-    asked = [each for each in SCENARIOS if not chosen or each.name in chosen]
+    asked = [each for each in SCENARIOS if each.name in chosen] if chosen else unrecorded()
+    if kept := [name for each in asked for name in each.recordings() if (HISTORIES / f"{label}-{name}.json").exists()]:
+        sys.exit(f"A recording is never overwritten; choose another label than {label}: {', '.join(kept)}")
     with tempfile.TemporaryDirectory() as directory, contextlib.ExitStack() as stack:
         for brief in (False, True):
             some = [each for each in asked if each.brief == brief]
@@ -57,6 +60,12 @@ async def record(label: str, chosen: list[str]) -> None:
                     stack.callback(server.close)
                     address = server.address
                 await _play_all(label, some, await temporal_client(Settings(temporal_address=address)))
+
+
+def unrecorded() -> list[Scenario]:
+    """The scenarios of which a part has no recording."""
+    kept = {path.stem.partition("-")[2] for path in HISTORIES.glob("*.json")}
+    return [each for each in SCENARIOS if not kept.issuperset(each.recordings())]
 
 
 def _named() -> str | None:

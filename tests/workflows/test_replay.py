@@ -110,6 +110,43 @@ def test_every_scenario_is_recorded() -> None:
     assert set(EARLIER) <= {path.stem for path in HISTORIES}
 
 
+#: The recordings of what sessions go through most.
+KINDS_OF_SESSIONS = {
+    "text": ["session"],
+    "tools": ["session", "task"],
+    "parallel tools": ["called-in-turns-turn-0", "unlimited-calls", "rekeyed"],
+    "approval by answer": ["approved", "answered-in-parts", "answered-again"],
+    "approval by expiry": ["expired"],
+    "reminder": ["reminded"],
+    "withdrawal": ["withdrawn", "withdrawn-task"],
+    "question": ["question"],
+    "stale refusal": ["session", "rekeyed"],
+    "rollover": ["renewed", "renewed-turn", "renewed-while-parked", "renewed-by-length"],
+    "failed turn": ["session", "failed-task", "lost-call", "silent-call-turn-0", "terminated-turn"],
+    "cancel while idle": ["cancel-while-idle"],
+    "cancel before the turn": ["cancel-before-the-turn", "cancel-while-the-turn-begins", "cancel-that-is-early"],
+    "cancel in the turn": [
+        *("cancel-while-the-model-is-called", "cancel-before-calls", "cancel-while-tools-run"),
+        *("cancel-while-tools-end-well", "cancel-that-a-step-finds", "cancel-while-resuming", "cancelled-task"),
+    ],
+    "cancel at the end of the turn": [
+        *("cancel-while-a-turn-concludes", "cancel-that-meets-the-end", "cancel-that-is-late"),
+        *("cancelled-while-parking", "cancel-while-concluding"),
+    ],
+    "cancel while parked": ["withdrawn", "parked", "cancel-while-reminding", "cancel-while-withdrawing"],
+    "cancel while refusing": ["cancel-while-refusing", "cancel-of-an-unknown-kind"],
+    "cancel while held": ["held-until-cancelled", "cancel-while-attention-is-asked-for"],
+    "cancel while the state is lost": ["cancel-while-rebuilding", "cancel-while-unreadable"],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS_OF_SESSIONS)
+def test_each_kind_of_session_is_recorded(kind: str) -> None:
+    recordings = {name for label, name in map(named, HISTORIES) if label >= _NAMED}
+
+    assert {*KINDS_OF_SESSIONS[kind]} - recordings == set()
+
+
 def test_every_guard_of_the_workflows_is_met_by_a_recording() -> None:
     """A patch that no recording has met could be turned around unnoticed."""
     met = {line.removeprefix("patch ") for path in HISTORIES for line in story(a_history(path)) if "patch " in line}

@@ -1,16 +1,21 @@
 """A cancel meets a session in each of its states."""
 
+from datetime import UTC, datetime
+
 from temporalio.exceptions import ApplicationError
 
 from perdure.errors import TurnCancelled
 from perdure.protocol import names
 from perdure.protocol.inputs import OpenInput
 from perdure.protocol.requests import Concluded, Finished, ModelCall, ModelOutcome, Parked, ToolCall
+from perdure.session.state import Rebuild, SessionState
+from perdure.store.engine.rows import stamp
 
 from .stage import ASKED, Gate, Stage, Table, Unstoppable, calls, hangs
 
 CANCELS = Table()
 
+_TURN = ("ask turn", "turn begins", "turn ends")
 _STOPPED = ("ask turn", "turn begins", "signal cancel", "stop turn", "turn ends")
 _LOST = ApplicationError("no", {}, type="MODEL_CALL_FAILED", non_retryable=True)
 
@@ -318,3 +323,59 @@ async def cancelled_task_before_its_turn(stage: Stage) -> None:
     await session.deliver("dlv_0")
     await session.handle.signal(names.CANCEL, {})
     await stage.work()
+
+
+@CANCELS.add({"": ("ask withdraw_inputs", "signal cancel", "withdraw_inputs ends", "signal deliver", *_TURN)})
+async def cancel_while_withdrawing(stage: Stage) -> None:
+    """The withdrawal is the whole effect of both cancels; the next message is read."""
+    withdrawing = stage.hold(names.WITHDRAW_INPUTS)
+    session = await stage.start(open=(ASKED,), turn=1, cancel="this")
+    await withdrawing.reached()
+    await session.handle.signal(names.CANCEL, {})
+    await stage.until("signal cancel")
+    withdrawing.open()
+    await stage.until("withdraw_inputs ends")
+    await stage.settled()
+    await session.deliver("dlv_0")
+
+
+@CANCELS.add({"": ("ask rebuild_session", "signal cancel", "rebuild_session ends", "ask withdraw_inputs", *_TURN)})
+async def cancel_while_rebuilding(stage: Stage) -> None:
+    """The driver has nothing to cancel yet; the store contains the cancel request."""
+    rebuilding = stage.hold(names.REBUILD_SESSION)
+    session = await stage.start(agent="", token_hash="", rebuild=Rebuild(reason="WORKFLOW_LOST"))
+    state = SessionState(session_id=session.handle.id, agent="demo", token_hash="now", turn=1)
+    found = state.model_copy(update={"open": (ASKED,), "cancel": "this"})
+    stage.outside.rebuilds = found.model_dump(mode="json")
+    await rebuilding.reached()
+    await session.handle.signal(names.CANCEL, {})
+    await stage.until("signal cancel")
+    rebuilding.open()
+    await stage.until("withdraw_inputs ends")
+    await session.deliver("dlv_0")
+
+
+@CANCELS.add(
+    {
+        "": ("ask attend_session", "signal deliver", "signal cancel", "signal repair", "goes on in a new run"),
+        "run-1": ("begins", "ask attend_session"),
+    }
+)
+async def cancel_while_unreadable(stage: Stage) -> None:
+    """It is in the store for the build that can read the session's state."""
+    session = await stage.start(data={"version": 999})
+    await stage.until("timer")
+    await session.deliver("dlv_0")
+    await session.handle.signal(names.CANCEL, {})
+    await session.handle.signal(names.REPAIR, {"how": "retry"})
+
+
+@CANCELS.add({"": ("signal deliver", "signal cancel", "ask refuse_delivery", "refuse_delivery ends", *_TURN)})
+async def cancel_of_an_unknown_kind(stage: Stage) -> None:
+    """The delivery that was to begin the turn is refused."""
+    session = await stage.start()
+    await session.deliver("dlv_0", kind="later", at=stamp(datetime.now(UTC)))
+    await stage.until("timer")
+    await session.handle.signal(names.CANCEL, {})
+    await stage.until("refuse_delivery ends")
+    await session.deliver("dlv_1")

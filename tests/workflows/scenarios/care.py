@@ -191,6 +191,28 @@ async def state_that_can_be_read_again(stage: Stage) -> None:
     await stage.start(data={**state, "inbox": [delivery, delivery], "wasUnreadable": True})
 
 
+@CARE.add(
+    {
+        "": ("begins", "ask attend_session", "timer", "signal deliver", "signal repair", "goes on in a new run"),
+        "run-1": ("begins", "ask attend_session", "attend_session ends", "timer"),
+    }
+)
+async def state_of_the_next_version(stage: Stage) -> None:
+    """The state is whole, but only the next build can read it; deliveries arrive meanwhile."""
+    session = await stage.start(data={**_state("ses_next", turn=3), "version": 2})
+    await stage.until("timer")
+    await session.deliver("dlv_1")
+    await session.handle.signal(names.REPAIR, {"how": "retry"})
+
+
+@CARE.add({"": ("ask rebuild_session", "rebuild_session ends", "ask attend_session", "attend_session ends", "timer")})
+async def rebuilt_in_the_next_version(stage: Stage) -> None:
+    """The next build has derived the state from the store."""
+    stage.outside.rebuilds = {**_state("ses_lost", turn=3), "version": 2}
+    await _from_store(stage)
+    await stage.until("timer")
+
+
 @CARE.add({"": ("ask attend_session", "signal deliver", "signal repair", "ask rebuild_session", *_TURN)})
 async def unreadable_state_that_is_rebuilt(stage: Stage) -> None:
     session = await stage.start(data={"version": 999})
