@@ -14,7 +14,7 @@ from pydantic_ai.messages import ModelResponse, ToolCallPart
 from perdure.bounds import whole
 from perdure.errors import ModelFailed
 from perdure.faults import reach
-from perdure.models.base import Delta, ReasoningDelta, Reply, TextDelta, ToolInputDelta
+from perdure.models.base import Delta, Item, ReasoningDelta, Reply, TextDelta, ToolInputDelta, UsageSoFar
 from perdure.protocol import names
 from perdure.protocol.deliveries import Mode, summary
 from perdure.protocol.events import EventType, FinishReason, NewEvent, Usage, step_coordinates, turn_coordinates
@@ -270,11 +270,13 @@ class DeltaWriter:
         self._size = 0
         self._emitted_events = 0
         self._emitted_chars = 0
+        #: What all replies of this attempt have used so far, as far as the provider has said.
+        self.usage = Usage()
         self._ended = False
         self._arrived = asyncio.Event()
         self._full = asyncio.Event()
 
-    async def follow(self, stream: AsyncGenerator[Delta | Reply, None]) -> Reply:
+    async def follow(self, stream: AsyncGenerator[Item, None]) -> Reply:
         """Consume one reply of the model. If a write fails, for example after a newer attempt, the call is stopped."""
         self._ended = False
         reading = asyncio.create_task(self._read(stream))
@@ -302,12 +304,16 @@ class DeltaWriter:
         """Drop the deltas that are not written yet."""
         self._take()
 
-    async def _read(self, stream: AsyncGenerator[Delta | Reply, None]) -> Reply:
+    async def _read(self, stream: AsyncGenerator[Item, None]) -> Reply:
+        before = self.usage
         async with aclosing(stream):
             async for item in stream:
+                if isinstance(item, Reply | UsageSoFar):
+                    self.usage = before + item.usage
                 if isinstance(item, Reply):
                     return item
-                self._add(item)
+                if not isinstance(item, UsageSoFar):
+                    self._add(item)
         raise ModelFailed("The model ended without an answer.", transient=True)
 
     def _add(self, delta: Delta) -> None:

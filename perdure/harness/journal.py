@@ -28,8 +28,8 @@ from perdure.protocol.requests import (
     ToolOutcome,
 )
 from perdure.protocol.wire import JsonObject, Wire
-from perdure.store.base import Store
-from perdure.store.values import NewRecord, SessionRow
+from perdure.store.base import Store, commit_with_retries
+from perdure.store.values import Commit, NewRecord, SessionChange, SessionRow
 
 DELIVERY = "perdure/delivery/1"
 REPLY = "pydantic-ai/2"
@@ -39,6 +39,7 @@ OUTCOME = "perdure/outcome/1"
 PARK = "perdure/park/1"
 RESUMPTION = "perdure/resumption/1"
 MARK = "perdure/mark/1"
+USAGE = "perdure/usage/1"
 
 #: The key of the record of a turn that failed, was cancelled or parked outside its model call.
 END = "end"
@@ -155,6 +156,14 @@ class StoredResumption(Wire):
     # The speaker of the turn that asked: to approve a call does not make a principal the speaker.
     speaker: Principal | None = None
     output_schema: JsonObject | None = None
+
+
+class StoredUsage(Wire):
+    """What was paid for and is in no other record."""
+
+    # What used it: `attempt`, a model call whose reply was not recorded, or something beside the steps.
+    kind: str
+    usage: Usage
 
 
 class StoredMark(Wire):
@@ -365,6 +374,21 @@ async def find_session(store: Store, session_id: str, head: int | None = None) -
     if head is not None and row.events < head:
         raise StoreBehind(f"The store has {row.events} events of this session, which has had {head}.")
     return row
+
+
+async def add_usage(store: Store, at: Coordinates, key: str, kind: str, usage: Usage) -> None:
+    """Count what was paid for and is in no other record: once for each key of a step, also after the session's end."""
+    if usage == Usage():
+        return
+    key = names.usage_key(key)
+    commit = Commit(
+        at.session_id,
+        unless=(at.turn, at.step, key),
+        records=(written(at.turn, at.step, key, USAGE, StoredUsage(kind=kind, usage=usage)),),
+        change=SessionChange(usage=usage),
+        late=True,
+    )
+    await commit_with_retries(store, commit)
 
 
 def find_agent(agents: AgentRegistry, name: str) -> Agent:

@@ -1,9 +1,10 @@
 """One model call: from the records of the session to the record of the reply."""
 
+import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from uuid import uuid4
 
@@ -13,7 +14,7 @@ from perdure.agents.registry import AgentRegistry
 from perdure.errors import Invalid, ModelFailed, PerdureError, TurnCancelled, Unavailable
 from perdure.faults import reach
 from perdure.harness.events import CallNames
-from perdure.models.base import Delta, ModelSource, Prompt, Reply
+from perdure.models.base import Item, ModelSource, Prompt, Reply
 from perdure.protocol.events import NewEvent, Usage
 from perdure.protocol.names import MODEL_SCOPE, REPLY
 from perdure.protocol.requests import Failure, ModelCall, ModelOutcome, NothingToRead
@@ -23,7 +24,17 @@ from perdure.store.values import Attempt, Commit, Committed, DeliveryTaken, Fenc
 from perdure.telemetry import spans
 
 from .events import DeltaWriter, EventFactory
-from .journal import ConsumedDelivery, Result, TurnJournal, find_agent, find_session, model_outcome, readable, view_of
+from .journal import (
+    ConsumedDelivery,
+    Result,
+    TurnJournal,
+    add_usage,
+    find_agent,
+    find_session,
+    model_outcome,
+    readable,
+    view_of,
+)
 from .prompt import History, HistoryCache, call_ids_of, joined, messages_of, new_mark
 from .reply import (
     ReplyReader,
@@ -46,6 +57,9 @@ log = logging.getLogger("perdure.model")
 #: Attempts at a provider that returns transient errors: about 15 seconds with their pauses. Then the turn fails and
 #: the session continues. An activity whose worker died has more attempts (workflows/policies.py).
 _PROVIDER_ATTEMPTS = 6
+
+#: Seconds for counting the usage of an attempt that has failed or was cancelled.
+_COUNTING = 5.0
 
 UNUSABLE = "MODEL_REPLY_UNUSABLE"
 
@@ -222,19 +236,23 @@ class ModelCaller:
     # --- the model call ---
 
     async def _call_and_settle(self, ctx: _ModelContext) -> ModelOutcome:
-        factory, mode = ctx.factory, ctx.call.mode
         offer = await open_offer(ctx.agent, can_ask=ctx.call.capabilities.request_input, output=ctx.output)
         reader = await self._reply_reader(ctx, offer)
         calls = CallNames(ctx.call.at, ctx.history.call_ids | call_ids_of(ctx.turn), offer.names)
-        deltas = DeltaWriter(self._store, factory, ctx.attempt, calls, offer.hidden)
+        deltas = DeltaWriter(self._store, ctx.factory, ctx.attempt, calls, offer.hidden)
+        async with self._counted(ctx, deltas):
+            return await self._reply_and_settle(ctx, offer, reader, calls, deltas)
+
+    async def _reply_and_settle(
+        self, ctx: _ModelContext, offer: Offer, reader: ReplyReader, calls: CallNames, deltas: DeltaWriter
+    ) -> ModelOutcome:
+        factory, mode = ctx.factory, ctx.call.mode
         prompt = await self._prompt(ctx, offer)
-        # The usage of each reply, also of those that cannot be used.
-        usages: list[Usage] = []
         try:
-            reply = await self._reply(ctx, deltas, prompt, usages)
+            reply = await self._reply(ctx, deltas, prompt)
             response = calls.applied(readable(reply.response))
             requested = await reader.read(response)
-            answer = UsableReply(response, reply.finish_reason, sum(usages, Usage()), requested, ctx.turn.principal)
+            answer = UsableReply(response, reply.finish_reason, deltas.usage, requested, ctx.turn.principal)
             settle = settle_unfulfilled if _is_unfulfilled(offer, ctx.turn, requested) else settle_reply
             return await self._settle(
                 ctx, deltas, settle(factory, mode, answer), lambda: settle_cancelled(factory, mode, answer)
@@ -254,7 +272,29 @@ class ModelCaller:
             failure = _failure(ModelFailed(f"The reply of the model cannot be used ({type(error).__name__})."))
             failure = failure.model_copy(update={"code": UNUSABLE})
             deltas.discard()
-        return await self._settle(ctx, deltas, settle_failure(factory, mode, failure, sum(usages, Usage())))
+        return await self._settle(ctx, deltas, settle_failure(factory, mode, failure, deltas.usage))
+
+    @asynccontextmanager
+    async def _counted(self, ctx: _ModelContext, deltas: DeltaWriter) -> AsyncGenerator[None]:
+        """Count what this attempt was charged for also when its reply is not recorded."""
+        try:
+            yield
+        except (Exception, asyncio.CancelledError, SystemExit):
+            try:
+                async with asyncio.timeout(_COUNTING):
+                    await self._count(ctx, deltas.usage)
+            except Exception as error:
+                log.warning("usage of %s was not counted: %s", ctx.call.at.session_id, type(error).__name__)
+            raise
+
+    async def _count(self, ctx: _ModelContext, usage: Usage) -> None:
+        at, attempt = ctx.call.at, ctx.attempt
+        if usage == Usage():
+            return
+        recorded = await self._store.record(at.session_id, at.turn, at.step, REPLY)
+        # The attempt may have recorded its reply, with its usage, before it failed.
+        if recorded is None or recorded.attempt != attempt.number:
+            await add_usage(self._store, at, f"{attempt.generation}", "attempt", usage)
 
     async def _reply_reader(self, ctx: _ModelContext, offer: Offer) -> ReplyReader:
         at = ctx.call.at
@@ -268,7 +308,7 @@ class ModelCaller:
         )
         return ReplyReader(offer, approvals, self._settings, ctx.agent.limits)
 
-    async def _reply(self, ctx: _ModelContext, deltas: DeltaWriter, prompt: Prompt, usages: list[Usage]) -> Reply:
+    async def _reply(self, ctx: _ModelContext, deltas: DeltaWriter, prompt: Prompt) -> Reply:
         """The model's reply; the model is called a second time if the first reply is empty."""
         model = self._models.model(self._model(ctx))
         for number in range(2):
@@ -277,7 +317,6 @@ class ModelCaller:
             with spans.model_call(ctx.call.at, ctx.agent.name, self._model(ctx), ctx.attempt.number) as spanned:
                 reply = await deltas.follow(_with_model_errors(model.stream(prompt)))
                 spans.model_replied(spanned, reply.usage, reply.finish_reason)
-            usages.append(reply.usage)
             if reply.response.tool_calls or (reply.response.text or "").strip():
                 return reply
         raise ModelFailed("Empty model response", name="Empty model response")
@@ -331,6 +370,8 @@ class ModelCaller:
             reach("park_after_commit")
         if done.existing is None and (ended := settlement.ended):
             spans.turn_ended(ctx.agent.name, ended)
+        if done.existing is not None:
+            await self._count(ctx, deltas.usage)
         return _outcome(done, settlement.outcome)
 
     async def _commit(self, ctx: _ModelContext, settlement: Settlement, unwritten: tuple[NewEvent, ...]) -> Committed:
@@ -358,7 +399,7 @@ class ModelCaller:
         return ctx.agent.model or self._settings.model or DEMO
 
 
-async def _with_model_errors(stream: AsyncGenerator[Delta | Reply, None]) -> AsyncGenerator[Delta | Reply, None]:
+async def _with_model_errors(stream: AsyncGenerator[Item, None]) -> AsyncGenerator[Item, None]:
     """The stream; an unexpected error of the model becomes a `ModelFailed` that is not retried, because of its cost."""
     async with aclosing(stream):
         try:

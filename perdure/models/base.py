@@ -9,6 +9,7 @@ from pydantic_ai.messages import FinishReason as ProviderFinishReason
 from pydantic_ai.messages import ModelMessage, ModelResponse
 from pydantic_ai.models import infer_model
 from pydantic_ai.tools import ToolDefinition
+from pydantic_ai.usage import RequestUsage
 
 from perdure.agents.agent import DEMO, Agent
 from perdure.errors import Misconfigured, ModelFailed
@@ -52,14 +53,25 @@ class Reply:
     usage: Usage
 
 
+@dataclass(frozen=True)
+class UsageSoFar:
+    """What the provider has counted of this reply so far. It replaces what was counted before."""
+
+    usage: Usage
+
+
 Delta: TypeAlias = TextDelta | ReasoningDelta | ToolInputDelta
+Item: TypeAlias = Delta | UsageSoFar | Reply
 
 
 class Model(Protocol):
     """Replies to prompts. Failures are `ModelFailed`, with `transient` set."""
 
-    def stream(self, prompt: Prompt) -> AsyncGenerator[Delta | Reply, None]:
-        """Deltas, then one reply. Closing the generator stops the provider."""
+    def stream(self, prompt: Prompt) -> AsyncGenerator[Item, None]:
+        """Deltas, then one reply. Closing the generator stops the provider.
+
+        A reply that breaks off is paid for as well: its usage is known if a `UsageSoFar` came before.
+        """
         ...
 
 
@@ -90,7 +102,10 @@ def finish_reason(response: ModelResponse) -> FinishReason:
 
 
 def usage_of(response: ModelResponse) -> Usage:
-    usage = response.usage
+    return counted(response.usage)
+
+
+def counted(usage: RequestUsage) -> Usage:
     return Usage(
         input_tokens=_counted(usage.input_tokens),
         output_tokens=_counted(usage.output_tokens),

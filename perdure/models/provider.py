@@ -1,6 +1,7 @@
 """Real models, through pydantic-ai: `openai:…`, `openai-chat:…`, `anthropic:…` and its other providers."""
 
 from collections.abc import AsyncGenerator, Iterator
+from copy import copy
 from typing import Any, cast
 
 from openai import AsyncOpenAI, Omit, omit
@@ -20,11 +21,24 @@ from pydantic_ai.messages import (
 )
 from pydantic_ai.models import Model, ModelRequestParameters
 from pydantic_ai.settings import ModelSettings
+from pydantic_ai.usage import RequestUsage
 from pydantic_core import to_json
 
 from perdure.errors import ModelFailed
 
-from .base import Delta, Prompt, ReasoningDelta, Reply, TextDelta, ToolInputDelta, finish_reason, usage_of
+from .base import (
+    Delta,
+    Item,
+    Prompt,
+    ReasoningDelta,
+    Reply,
+    TextDelta,
+    ToolInputDelta,
+    UsageSoFar,
+    counted,
+    finish_reason,
+    usage_of,
+)
 from .failures import failure
 
 #: Models without a provider: they never have a finish reason.
@@ -41,7 +55,7 @@ class ProviderModel:
         # Temporal does the retries: it waits without a worker, and each attempt emits events.
         self._max_retries = None if make_lean(model) else 0
 
-    async def stream(self, prompt: Prompt) -> AsyncGenerator[Delta | Reply, None]:
+    async def stream(self, prompt: Prompt) -> AsyncGenerator[Item, None]:
         answered = False
         try:
             async for item in self._stream(prompt):
@@ -52,7 +66,7 @@ class ProviderModel:
         except Exception as error:
             raise failure(self._name, error, asked=True, answered=answered) from error
 
-    async def _stream(self, prompt: Prompt) -> AsyncGenerator[Delta | Reply, None]:
+    async def _stream(self, prompt: Prompt) -> AsyncGenerator[Item, None]:
         calls = _Calls()
         settings = {"timeout": self._silence, **prompt.settings, "max_retries": self._max_retries}
         async with model_request_stream(
@@ -61,12 +75,21 @@ class ProviderModel:
             model_settings=cast("ModelSettings", settings),
             model_request_parameters=ModelRequestParameters(function_tools=list(prompt.tools)),
         ) as answer:
-            async for event in answer:
-                if isinstance(event, PartStartEvent | PartDeltaEvent):
-                    for delta in _deltas(event, calls):
-                        yield delta
+            known = RequestUsage()
+            try:
+                async for event in answer:
+                    if answer.usage != known:
+                        known = copy(answer.usage)
+                        yield UsageSoFar(counted(known))
+                    if isinstance(event, PartStartEvent | PartDeltaEvent):
+                        for delta in _deltas(event, calls):
+                            yield delta
+            except Exception:
+                yield UsageSoFar(counted(answer.usage))
+                raise
             response = answer.get()
         if self._broken_off(response):
+            yield UsageSoFar(usage_of(response))
             raise ModelFailed(f"The model {self._name} broke off its answer.", transient=True)
         response = calls.renamed(response)
         yield Reply(response=response, finish_reason=finish_reason(response), usage=usage_of(response))

@@ -53,6 +53,10 @@ def delivery_key(index: int) -> str:
     return f"delivery/{index}"
 
 
+def usage_key(what: str) -> str:
+    return f"usage/{what}"
+
+
 def intent_key(call_id: str) -> str:
     return f"intent/{call_id}"
 

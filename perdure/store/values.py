@@ -281,8 +281,8 @@ class Commit:
        events is not exactly `head`; the caller reads the session again.
     2. `unless`: when this record exists, another attempt has won. Write nothing and return the record
        (`Committed.existing`). In a closed session, a `close` without a `fence` changes nothing, and a commit that adds
-       something raises `Superseded`. `unless_cancelled`: raise `TurnCancelled` when this turn, or an earlier one, is
-       to be stopped. `without`: raise `AlreadyBegun` when one of these records exists.
+       something raises `Superseded`, unless it is `late`. `unless_cancelled`: raise `TurnCancelled` when this turn, or
+       an earlier one, is to be stopped. `without`: raise `AlreadyBegun` when one of these records exists.
     3. `fence`: RAISE replaces an older generation (then `superseding` is appended before `events`), and raises
        `Superseded` when the generation in the store is newer. KEEP and RELEASE raise `Superseded` unless the store has
        exactly this generation. RELEASE deletes the fence.
@@ -322,6 +322,7 @@ class Commit:
     inputs: InputChanges = field(default_factory=InputChanges)
     settles_cancel: bool = False
     recovers: bool = False
+    late: bool = False
     change: SessionChange | None = None
 
 

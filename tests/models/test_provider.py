@@ -11,7 +11,7 @@ from pydantic_ai.messages import ModelRequest, ThinkingPart, ToolCallPart, ToolR
 from pydantic_ai.tools import ToolDefinition
 
 from perdure.errors import ModelFailed
-from perdure.models.base import Delta, Models, Prompt, ReasoningDelta, Reply, TextDelta, ToolInputDelta
+from perdure.models.base import Delta, Models, Prompt, ReasoningDelta, Reply, TextDelta, ToolInputDelta, UsageSoFar
 from tests.support.provider import Provider, serving
 
 NAMES = ["openai-chat:scripted", "openai:gpt-5-scripted", "anthropic:claude-scripted"]
@@ -34,7 +34,7 @@ async def answer(name: str, prompt: Prompt, patience: float = 60.0) -> tuple[lis
     items = [item async for item in Models(silence=patience).model(name).stream(prompt)]
     *deltas, reply = items
     assert isinstance(reply, Reply)
-    return [delta for delta in deltas if not isinstance(delta, Reply)], reply
+    return [delta for delta in deltas if not isinstance(delta, Reply | UsageSoFar)], reply
 
 
 async def refused(name: str, prompt: Prompt, patience: float = 60.0) -> ModelFailed:
@@ -259,3 +259,20 @@ async def test_openais_sdk_is_not_given_the_conversation_to_walk(
     [given] = walked
     assert not any(given.get(what) for what in ("messages", "input", "tools"))
     assert (provider.requests[0]["said"], provider.requests[0]["tools"]) == ("say Hello", ["roll"])
+
+
+@pytest.mark.parametrize("said", ["cut after 3; say a b c d e", "stop after 3; say a b c d e", "hang"])
+async def test_what_a_provider_has_counted_is_known_although_its_answer_breaks_off(
+    provider: Provider, said: str
+) -> None:
+    known: list[UsageSoFar] = []
+
+    async def read() -> None:
+        async for item in Models(silence=0.5).model("anthropic:claude-scripted").stream(prompt_of(said)):
+            known.extend([item] if isinstance(item, UsageSoFar) else [])
+
+    with pytest.raises(ModelFailed):
+        await read()
+
+    # Anthropic counts the input in its first event, if there is one.
+    assert [each.usage.input_tokens for each in known[-1:]] == ([] if said == "hang" else [10])

@@ -35,7 +35,7 @@ async def apply(tx: Transaction, commit: Commit, now: str) -> Written[Committed]
     if commit.unless and (existing := await record_at(tx, commit.session_id, *commit.unless)) is not None:
         # Another attempt has won.
         return Written(Committed(session.row, existing=existing))
-    if session.closed_at is not None and _extends(commit):
+    if session.closed_at is not None and _extends(commit) and not commit.late:
         if commit.close and commit.fence is None:
             return Written(Committed(session.row))
         raise Superseded("The session has ended.")

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from perdure.errors import SessionGone, Superseded
-from perdure.protocol.events import EventType, NewEvent
+from perdure.protocol.events import EventType, NewEvent, Usage
 from perdure.store.base import Store
 from perdure.store.values import (
     Accepted,
@@ -229,3 +229,15 @@ async def test_what_races_the_close_of_a_session_is_early_or_too_late(store: Sto
         assert (row.status, row.cancel_turn, row.attention) == ("completed", None, None)
         assert (await given.keys(store, session_id))[-1] == "session/completed"
         assert await given.dense(store, session_id)
+
+
+async def test_usage_may_be_counted_after_the_end(store: Store) -> None:
+    await store.commit(given.closing())
+    paid = Commit("s", records=[given.record("usage/1")], change=SessionChange(usage=Usage(input_tokens=5)))
+
+    with pytest.raises(Superseded):
+        await store.commit(paid)
+    await store.commit(replace(paid, late=True))
+
+    row = await given.read_session(store)
+    assert (row.status, row.usage.input_tokens) == ("completed", 5)
