@@ -95,6 +95,7 @@ async def test_the_agents_of_the_authors_guide_work() -> None:
     guide = definitions("authoring.md")
 
     await guide["test_the_shop_adds_tea"]()
+    guide["test_older_wishes_are_kept"]()
     await guide["test_a_large_refund_is_asked_for"]()
 
     advised = await play(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from threading import Event
 from typing import Final, Protocol, TypeAlias, TypeVar
 
-from perdure.errors import Invalid
+from perdure.errors import Invalid, UnreadableState
 from perdure.protocol.deliveries import Mode, Principal
 from perdure.protocol.wire import JsonObject
 
@@ -40,6 +40,8 @@ class Staging:
     def __init__(self, read: ReadSlot) -> None:
         self._read = read
         self._slots: dict[str, _Staged] = {}
+        # Set once a slot could not be read.
+        self.unreadable: UnreadableState | None = None
 
     async def get(self, name: str) -> JsonObject | None:
         return (await self._slot(name)).current

@@ -9,6 +9,7 @@ from typing import Any
 
 from perdure.agents.context import Cancellation, Log, SessionView, Signal, Staging, ToolContext, ToolSession
 from perdure.agents.registry import AgentRegistry
+from perdure.agents.state import check_readable, declared_names
 from perdure.bounds import described
 from perdure.errors import Invalid, PerdureError, ToolFailed, Unavailable, UnreadableState
 from perdure.faults import reach
@@ -117,10 +118,11 @@ class ToolCaller:
         """Read all that the call needs, so that nothing can fail between the intent and the effect."""
         at, call_id = call.at, call.call.call_id
         agent = find_agent(self._agents, call.agent)
-        row, reply, intent = await asyncio.gather(
+        row, reply, intent, _ = await asyncio.gather(
             find_session(self._store, at.session_id),
             self._store.record(at.session_id, at.turn, at.step, names.REPLY),
             self._store.record(at.session_id, at.turn, at.step, names.intent_key(call_id)),
+            self._check_slots(call),
         )
         if reply is None:
             raise UnreadableState("There is no record of the reply that asks for this call.")
@@ -135,6 +137,16 @@ class ToolCaller:
             view=view_of(row, at, await self._speaker(at, stored)),
             begun=_is_from_other_attempt(intent, attempt),
         )
+
+    async def _check_slots(self, call: ToolCall) -> None:
+        """Refuse the call before its intent if this build cannot read the author's state: another one may."""
+        if declared := declared_names():
+            for name, slot in (await self._store.slots(call.at.session_id, declared)).items():
+                try:
+                    check_readable(name, slot.value)
+                except UnreadableState as unreadable:
+                    log_of(call.at, call.call.tool, call.call.call_id).error("%s", unreadable, exc_info=unreadable)
+                    raise
 
     async def _speaker(self, at: Coordinates, reply: StoredReply) -> Principal | None:
         """The principal for whom the reply acts. Reading it from the deliveries is slow: they may hold files."""
@@ -210,13 +222,22 @@ class ToolCaller:
                 raise
             return outcomes.failed("CancelledError: the tool cancelled itself.")
         except (Exception, SystemExit, KeyboardInterrupt) as error:
+            self._raise_unreadable(work, context)
             return self._handle_error(work, error)
         reach("tool_after_effect")
+        self._raise_unreadable(work, context)
         try:
             return outcomes.completed(result, self._settings.max_tool_output_bytes)
         except Invalid as unsendable:
             self._log(work).error("%s", unsendable.message)
             return outcomes.failed(unsendable.message)
+
+    def _raise_unreadable(self, work: _Work, context: ToolContext) -> None:
+        """Hand the call back if it could not read the author's state. One that runs at most once has failed."""
+        assert work.tool is not None
+        if context.staging.unreadable and work.tool.effects != "at_most_once":
+            self._log(work).error("%s", context.staging.unreadable, exc_info=context.staging.unreadable)
+            raise context.staging.unreadable
 
     def _log(self, work: _Work) -> Log:
         return log_of(work.at, work.call.call.tool, work.call_id)
@@ -261,6 +282,7 @@ class ToolCaller:
                 try:
                     await kept.staging.rebase()
                 except (Exception, SystemExit, KeyboardInterrupt) as error:
+                    self._raise_unreadable(work, kept)
                     self._log(work).error("the tool's update of its state raised", exc_info=error)
                     outcome, kept = outcomes.failed(described(error)), None
                 continue
