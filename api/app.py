@@ -68,6 +68,7 @@ def create_app(
     inspection = InspectionRoutes(gate, sessions)
     route("GET", "/v1/sessions", inspection.sessions)
     route("GET", "/v1/sessions/{session_id}", inspection.session)
+    route("POST", "/v1/sessions/{session_id}/fork", sessions_in.fork)
     inputs = InputRoutes(gate, sessions.inputs, bodies, limits)
     route("GET", "/v1/inputs", inputs.list)
     route("GET", "/v1/inputs/{request_id}", inputs.show)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeGuard, TypeVar, cast
 
 import orjson
 from starlette.requests import Request
@@ -26,6 +26,8 @@ T = TypeVar("T")
 LARGE = 262_144
 #: The most values in a body. The parser holds the GIL, and a value costs 50 to 1000 times its bytes.
 MOST_VALUES = 100_000
+#: Greater than the number of any turn or step.
+_LARGEST_NUMBER = 2**53
 #: How many bodies of the greatest size all requests together may hold at once.
 _AT_ONCE = 2
 _THREADS = 2
@@ -348,6 +350,20 @@ def _arguments(value: Any) -> JsonObject:
     if more_than(value, _MOST_ARGUMENTS):
         raise Invalid(f"Expected 'arguments' to hold at most {_MOST_ARGUMENTS} values.")
     return cast("JsonObject", value)
+
+
+def parse_fork(fields: Fields) -> tuple[int, int | None]:
+    """The turn, and the step of it, after which the fork begins."""
+    turn, step = fields.get("turn"), fields.get("step")
+    if not _is_number(turn):
+        raise Invalid("Expected 'turn' to be the number of a turn, 0 or more.")
+    if step is not None and not _is_number(step):
+        raise Invalid("Expected 'step' to be the number of a step, 0 or more.")
+    return turn, step
+
+
+def _is_number(value: Any) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LARGEST_NUMBER
 
 
 def parse_cancel(fields: Fields) -> str | None:

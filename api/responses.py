@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from perdure.bounds import quoted, shortened
 from perdure.errors import (
+    ForkRefused,
     InboxFull,
     InputClosed,
     InputExpired,
@@ -84,6 +85,9 @@ def _body(error: PerdureError) -> dict[str, Any]:
         case InputClosed() | InputExpired():
             outcome = {"status": error.details.get("status"), "optionId": error.details.get("option_id")}
             known = {name: value for name, value in outcome.items() if value is not None}
+            return {"code": error.code, "error": message, "ok": False, **known}
+        case ForkRefused():
+            known = {name: error.details[name] for name in ("reason", "nearest") if name in error.details}
             return {"code": error.code, "error": message, "ok": False, **known}
         case _:
             return {"code": getattr(error, "wire_code", error.code), "error": message, "ok": False}

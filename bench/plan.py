@@ -26,6 +26,9 @@ class Plan:
     writers: int = 16
     readers: int = 200
     published: int = 200
+    # Forks: turns of the old session, forks of each session that are timed.
+    forked_turns: int = 1000
+    forks: int = 100
     # Idle.
     parked: int = 1000
     parked_warmup: int = 100
@@ -51,6 +54,7 @@ QUICK = Plan(
     tool_rounds=10,
     appends=500,
     published=50,
+    forks=30,
     parked=200,
     parked_warmup=50,
     idle_seconds=5.0,
@@ -75,6 +79,8 @@ TINY = Plan(
     writers=4,
     readers=5,
     published=5,
+    forked_turns=20,
+    forks=5,
     parked=3,
     parked_warmup=2,
     idle_seconds=0.5,

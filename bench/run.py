@@ -8,12 +8,12 @@ from pathlib import Path
 from . import postgres
 from .plan import Plan
 from .report import progress
-from .rows import asking, crowd, growth, idle, log, restart, session
+from .rows import asking, crowd, fork, growth, idle, log, restart, session
 from .stack import Product, Stack, running
 from .table import Line
 
 #: The rows of a run that names none.
-ROWS = ("session", "crowd", "growth", "log", "idle", "parked")
+ROWS = ("session", "crowd", "growth", "log", "fork", "idle", "parked")
 #: The rows by the names that `--only` takes. A restart is measured only when it is asked for: its sessions need an hour
 #: and more to grow.
 ALL = (*ROWS, "restart")
@@ -23,7 +23,7 @@ async def measure(plan: Plan, rows: Sequence[str] = ROWS, *, on_postgres: bool =
     lines: list[Line] = []
     async with _directory() as directory, contextlib.AsyncExitStack() as parts:
         database = await parts.enter_async_context(postgres.cluster(directory)) if on_postgres else None
-        stack = await parts.enter_async_context(running(directory)) if set(rows) != {"log"} else None
+        stack = await parts.enter_async_context(running(directory)) if not set(rows) <= {"log", "fork"} else None
         for row in rows:
             progress(f"Measuring: {row} …")
             lines += await _row(row, plan, stack, database, directory)
@@ -33,6 +33,8 @@ async def measure(plan: Plan, rows: Sequence[str] = ROWS, *, on_postgres: bool =
 async def _row(row: str, plan: Plan, stack: Stack | None, database: str | None, directory: Path) -> list[Line]:
     if row == "log":
         return await log.measure(database or f"sqlite:///{directory / 'log.db'}", plan)
+    if row == "fork":
+        return await fork.measure(database or f"sqlite:///{directory / 'fork.db'}", plan)
     assert stack is not None
     # Each row has a product of its own: none inherits the caches of the row before it.
     async with stack.product(row, database) as product:

@@ -14,7 +14,8 @@ PerdureError
 │   ├── TokenConflict            two live sessions cannot own one token
 │   ├── IdempotencyConflict      one key, two different requests
 │   ├── InputClosed              answered already, or withdrawn
-│   └── InputExpired             not answered in time
+│   ├── InputExpired             not answered in time
+│   └── ForkRefused              no boundary at which a fork would be safe
 ├── TooLarge                413
 ├── UnsupportedMedia        415
 ├── InboxFull               429  too many deliveries wait in this session: nothing was accepted
@@ -156,6 +157,12 @@ class InputExpired(Conflict):
     """The time to answer this request is over."""
 
     code = "input_expired"
+
+
+class ForkRefused(Conflict):
+    """The session cannot be forked there."""
+
+    code = "fork_boundary_not_offered"
 
 
 class TooLarge(PerdureError):

@@ -86,6 +86,8 @@ def summary(row: SessionRow, pending: Pending) -> JsonObject:
         shown["error"] = row.error
     if row.parent is not None:
         shown["parent"] = row.parent
+    elif row.forked_from is not None:
+        shown["parent"] = {"sessionId": row.forked_from, "turn": row.forked_turns - 1}
     return shown
 
 

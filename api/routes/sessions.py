@@ -4,8 +4,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.auth import Gate
-from api.bodies import BodyReader, ContinueBody, CreateBody, Fields, parse_cancel, parse_continue, parse_create
-from api.requests import RequestLimits, Scopes, idempotency_key
+from api.bodies import (
+    BodyReader,
+    ContinueBody,
+    CreateBody,
+    Fields,
+    parse_cancel,
+    parse_continue,
+    parse_create,
+    parse_fork,
+)
+from api.requests import RequestLimits, Scopes, idempotency_key, known_id
 from api.responses import flags, reply
 from perdure.protocol.deliveries import Capabilities, Receipt
 from perdure.protocol.wire import JsonObject
@@ -66,6 +75,21 @@ class SessionRoutes:
             coalesce=body.coalesce,
         )
         return _accepted(receipt, 200)
+
+    async def fork(self, request: Request) -> Response:
+        """Start a session that shares the first turns of this one."""
+        principal = await self._gate.admit(request)
+        key = idempotency_key(request)
+        turn, step = await self._bodies.read(request, parse_fork)
+        session_id = known_id(request.path_params["session_id"])
+        fork = await self._sessions.fork(session_id, turn, step=step, principal=principal, idempotency_key=key)
+        body = {
+            "sessionId": fork.session_id,
+            "continuationToken": fork.continuation_token,
+            "parent": {"sessionId": fork.parent, "turn": fork.turn},
+        }
+        headers = flags(deduplicated=fork.deduplicated, delayed=fork.delayed)
+        return reply(body, 201, {"x-eve-session-id": fork.session_id, **headers})
 
     async def cancel(self, request: Request) -> Response:
         """Stop the session's turn, or withdraw what it waits for."""

@@ -43,6 +43,7 @@ class EventType:
     SESSION_ATTENTION = "session.attention"
     SESSION_RECOVERED = "session.recovered"
     SESSION_REBUILT = "session.rebuilt"
+    SESSION_FORKED = "session.forked"
 
 
 #: Deltas are stored without the text so far; the API adds it when it serves them (`messageSoFar`, `reasoningSoFar`).

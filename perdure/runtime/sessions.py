@@ -46,6 +46,7 @@ from perdure.store.values import Accepted, DeliveryRow, NewSession, SessionPage,
 from . import deliveries
 from .connect import ABSENT, in_time
 from .deliveries import CallerRequest, reference
+from .forks import ForkReceipt, Forks
 from .inputs import Answers, Inputs
 from .reconciler import Reconciler
 from .signals import DriverClient, Signals
@@ -104,6 +105,7 @@ class Sessions:
         self._signals = Signals(store, driver, agents, ui_detail=ui_detail)
         self._answers = Answers(store, self._signals, agents)
         self.inputs = Inputs(store, self._answers, inbox_limit=inbox_limit)
+        self._forks = Forks(store, self._signals, secret)
         self.sweeper = Sweeper(store, self._signals)
         self.reconciler = Reconciler(store, driver)
 
@@ -250,6 +252,23 @@ class Sessions:
             **{chosen: whole(answer)},
         )
         return await self.inputs.answer(response, principal, idempotency_key=idempotency_key)
+
+    async def fork(
+        self,
+        session_id: str,
+        turn: int,
+        *,
+        step: int | None = None,
+        principal: Principal | None = None,
+        idempotency_key: str | None = None,
+    ) -> ForkReceipt:
+        """Start a session that shares the turns of this one up to the end of `turn`, and continues from there.
+
+        `ForkRefused` when that is no boundary, with the next earlier one. Nothing is copied but the slots. The fork
+        belongs to the owner of the session.
+        """
+        row = await self.get(session_id, principal)
+        return await self._forks.fork(row, turn, step, principal or row.principal, idempotency_key)
 
     # --- look -----------------------------------------------------------------------------------------------
 

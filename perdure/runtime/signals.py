@@ -274,6 +274,10 @@ class Signals:
         state = self._first_state(session, session.token_hash, [ref])
         return await self._send(session.session_id, self._start(state, session.title))
 
+    async def start_fork(self, row: SessionRow) -> bool:
+        """Start the driver of a fork in which nothing has happened yet; False when it has to be started later."""
+        return await self._send(row.session_id, self._start(await self._state_of_fork(row), row.title))
+
     async def cancel(self, request: CancelRequest) -> bool:
         """Signal a cancel request, which the store has already; False when it has to be signalled later."""
         turn_id = names.turn_id(request.turn)
@@ -368,6 +372,9 @@ class Signals:
         if row.status == "starting":
             refs = [reference(each, token_hash) for each in waiting]
             await self._start(self._first_state(row, token_hash, refs), row.title)
+        elif row.is_new_fork:
+            # Nothing happens if its driver runs.
+            await self._start(await self._state_of_fork(row), row.title)
         for each in waiting:
             if each.delivery_id not in signalled:
                 await self._driver.deliver(row.session_id, reference(each, token_hash))
@@ -393,6 +400,11 @@ class Signals:
             if (delivery := read_delivery(ref)) is not None:
                 state = state.with_delivery(delivery)
         return state
+
+    async def _state_of_fork(self, row: SessionRow) -> SessionState:
+        """The state that a rebuild would find: all turns so far are shared ones, and nothing waits."""
+        state = self._first_state(row, await self._store.token_of(row.session_id) or "", [])
+        return state.model_copy(update={"turn": row.turns, "told": row.turns, "head": row.events})
 
     async def _start(self, state: SessionState, title: str | None) -> None:
         summary = f"{state.agent}: {title}" if self._ui_detail and title else state.agent
@@ -422,6 +434,9 @@ async def start_lost_driver(store: Store, driver: DriverClient, row: SessionRow,
             rebuild = Rebuild(reason="WORKFLOW_TERMINATED", ends=OPERATOR_TERMINATED)
         case WorkflowExecutionStatus.CANCELED:
             rebuild = Rebuild(reason="WORKFLOW_CANCELLED", ends=OPERATOR_CANCELLED)
+        case None if row.is_new_fork:
+            # Temporal was not reachable when the session was forked.
+            rebuild = Rebuild(reason="FORKED")
         case None:
             rebuild = Rebuild(reason="WORKFLOW_LOST")
         case _:

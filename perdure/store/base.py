@@ -23,10 +23,12 @@ from .values import (
     Commit,
     Committed,
     DeliveryRow,
+    Forked,
     InputPage,
     InputQuery,
     InputRow,
     NewDelivery,
+    NewFork,
     NewSession,
     Record,
     SessionPage,
@@ -62,6 +64,15 @@ class Store(Protocol):
 
         When the idempotency key is known, nothing is written and the first delivery is returned (`fresh` is False);
         `IdempotencyConflict` when its digest differs. `TokenConflict` when a live session owns the token.
+        """
+        ...
+
+    async def fork(self, fork: NewFork) -> Forked:
+        """Write a session that shares the first turns of another one, in one transaction, however many they are.
+
+        It has the parent's agent, owner and capabilities, and the parent's slots as they were at the end of `turn`:
+        `ForkRefused` when that is not known. The caller has checked that the turn has ended and waits for nobody.
+        `SessionNotFound` when there is no parent. Idempotency keys as for `accept`.
         """
         ...
 
@@ -160,7 +171,10 @@ class Store(Protocol):
     async def commit(self, commit: Commit) -> Committed: ...
 
     async def records(self, session_id: str, *, from_turn: int = 0, to_turn: int | None = None) -> Sequence[Record]:
-        """Records of the turns from_turn to to_turn (inclusive), ordered by turn, step and key."""
+        """Records of the turns from_turn to to_turn (inclusive), ordered by turn, step and key.
+
+        Those of a fork include the turns that it shares.
+        """
         ...
 
     async def record(self, session_id: str, turn: int, step: int, key: str) -> Record | None: ...

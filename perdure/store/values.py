@@ -61,6 +61,9 @@ class SessionRow:
     attention: JsonObject | None = None
     # How many signals have failed since the workflow last received everything.
     unsignalled: int = 0
+    # The session whose first turns it shares, and how many of them.
+    forked_from: str | None = None
+    forked_turns: int = 0
 
     @property
     def shown_status(self) -> ShownStatus:
@@ -69,6 +72,35 @@ class SessionRow:
     @property
     def ended(self) -> bool:
         return self.status in ("completed", "failed")
+
+    @property
+    def is_new_fork(self) -> bool:
+        """Whether it is a fork in which nothing has happened yet: there is only the event of the fork."""
+        return self.forked_from is not None and self.events == 1
+
+
+#: The format of the record that keeps code without forks from serving a fork.
+FORK = "perdure/fork/1"
+
+
+@dataclass(frozen=True)
+class NewFork:
+    """A session to create that shares the turns of another one up to `turn`, with that turn."""
+
+    session_id: str
+    token_hash: str
+    parent: str
+    turn: int
+    # Carries the idempotency key of the request; no turn reads it.
+    delivery: "NewDelivery | None" = None
+
+
+@dataclass(frozen=True)
+class Forked:
+    """The new fork, or the first one under the same idempotency key."""
+
+    session_id: str
+    fresh: bool
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from perdure.dev.supervisor import command
+from tests.support import given
 from tests.support.processes import clean_environment, free_port
 from tests.support.stack import TemporalServer
 
@@ -50,7 +51,7 @@ def test_a_process_does_not_migrate_and_names_the_command_to_run(
 
     assert ended.returncode == 1
     assert ended.stderr.splitlines()[-1] == (
-        "perdure: The database has schema version 0; this code needs 3. Run `perdure migrate` first."
+        f"perdure: The database has schema version 0; this code needs {given.SCHEMA}. Run `perdure migrate` first."
     )
     assert tables(tmp_path) == []
 
@@ -67,7 +68,7 @@ def test_a_process_that_is_too_old_for_the_schema_says_so(
     assert ended.returncode == 1
     assert ended.stderr.splitlines()[-1] == (
         "perdure: The database has schema version 99, which needs code that knows 98; "
-        "this one knows 3. Upgrade Perdure."
+        f"this one knows {given.SCHEMA}. Upgrade Perdure."
     )
 
 
@@ -80,4 +81,4 @@ def test_an_older_migrate_leaves_a_newer_schema_alone_and_says_so(
     ended = run(tmp_path, temporal_server, "migrate")
 
     assert (ended.returncode, ended.stdout) == (0, "The store is up to date.\n")
-    assert "newer than the 3 of this code, which can work with it. Nothing was changed." in ended.stderr
+    assert f"newer than the {given.SCHEMA} of this code, which can work with it. Nothing was changed." in ended.stderr

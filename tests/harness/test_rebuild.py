@@ -5,14 +5,16 @@ from typing import Any, cast
 
 import pytest
 
-from perdure.errors import Superseded, Unavailable
+from perdure.errors import Superseded, Unavailable, UnreadableState
+from perdure.harness.journal import TurnJournal
+from perdure.harness.prompt import messages_of
 from perdure.harness.rebuild import SessionRebuilder
 from perdure.protocol.requests import RebuildSession, TurnRequest
 from perdure.session import decisions
 from perdure.session.decisions import RunTurn
 from perdure.session.state import load_session
 from perdure.store.base import Store
-from perdure.store.values import Attempt, Commit, DeliveryRow, NewDelivery, SessionChange
+from perdure.store.values import Attempt, Commit, DeliveryRow, NewDelivery, NewFork, SessionChange
 from tests.support.lab import SESSION, YES, lab
 
 from .till import Till, asked
@@ -139,3 +141,27 @@ async def test_what_a_newer_build_has_accepted_keeps_no_session_from_being_rebui
         inbox = load_session(state.model_dump(mode="json")).inbox
         assert [(each.id, each.kind) for each in inbox] == [("later", "?telepathy"), ("plain", "message")]
         assert [row.delivery_id for row in await it.store.unread(SESSION)] == ["later", "plain"]
+
+
+async def test_a_fork_begins_where_its_shared_turns_end() -> None:
+    async with lab(["Hello", "Goodbye"]) as it:
+        await it.model(await it.deliver("Hi"))
+        await it.model(await it.deliver("Bye"), turn=1)
+        await it.store.fork(NewFork("f", "token of f", SESSION, 0))
+
+        state = await SessionRebuilder(it.store).rebuild(RebuildSession(session_id="f", reason="FORKED"), NOW)
+
+        assert state is not None
+        assert (state.turn, state.told, state.inbox, state.open, state.held) == (1, 1, (), (), None)
+
+
+async def test_code_without_forks_hands_a_fork_back() -> None:
+    async with lab(["Hello"]) as it:
+        await it.model(await it.deliver("Hi"))
+        await it.store.fork(NewFork("f", "token of f", SESSION, 0))
+        # What the query of the version before returns of the fork.
+        shared = await it.store.record("f", 0, 0, "delivery/0")
+        assert shared is not None
+
+        with pytest.raises(UnreadableState):
+            messages_of(TurnJournal([shared]), None)

@@ -10,9 +10,9 @@ from perdure.agents import Agent
 from perdure.agents.registry import AgentRegistry
 from perdure.errors import Unavailable
 from perdure.protocol.wire import JsonObject
-from perdure.runtime.signals import Signals
+from perdure.runtime.signals import Signals, start_lost_driver
 from perdure.store.base import Store
-from perdure.store.values import CancelRequest, DeliveryRow
+from perdure.store.values import CancelRequest, DeliveryRow, NewFork
 from tests.runtime.fake_driver import FakeDriver
 from tests.support import given
 
@@ -409,3 +409,27 @@ async def test_a_lost_session_that_no_worker_would_take_up_stays_marked(store: S
 
 
 # --- restore ------------------------------------------------------------------------------------------------
+
+
+async def test_a_fork_whose_workflow_was_not_started_is_started_like_a_new_session(
+    store: Store, driver: FakeDriver, signals: Signals
+) -> None:
+    await store.fork(NewFork("f", "token of f", "s", 0))
+    fork = await given.read_session(store, "f")
+    driver.away = True
+    assert not await signals.start_fork(fork)
+    driver.away = False
+
+    await signals.signal_all("f")
+
+    state = driver.started["f"]
+    assert (state.turn, state.next_reader_turn, state.head, state.token_hash) == (1, 1, 1, "token of f")
+    assert (await given.read_session(store, "f")).unsignalled == 0
+
+
+async def test_a_fork_without_a_workflow_is_found(store: Store, driver: FakeDriver) -> None:
+    await store.fork(NewFork("f", "token of f", "s", 0))
+
+    await start_lost_driver(store, driver, await given.read_session(store, "f"))
+
+    assert driver.rebuilt["f"].reason == "FORKED"

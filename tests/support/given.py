@@ -8,6 +8,7 @@ from perdure.protocol.inputs import InputAnswer, InputKind, InputRequest, Respon
 from perdure.protocol.requests import Attention
 from perdure.protocol.wire import JsonObject
 from perdure.store.base import Store
+from perdure.store.engine.database import migrations
 from perdure.store.values import (
     Answered,
     Answering,
@@ -31,6 +32,9 @@ ADA = Principal(principal_id="ada", principal_type="user", authenticator="test",
 BOB = Principal(principal_id="bob", principal_type="user", authenticator="test")
 
 MODEL = "model"
+
+#: The newest version of the schema.
+SCHEMA = len(migrations("sqlite"))
 
 
 def session(

@@ -135,6 +135,7 @@ class Provider:
         self.requests.append(
             {"key": key, "path": path, "model": body["model"], "said": asked.said, "round": asked.rounds}
             | {"messages": len(messages), "tools": tools, "time": self.counts[key]}
+            | {"digest": hashlib.sha256(raw).hexdigest()}
             | {"at": time.time(), "results": asked.results, "texts": texts_of(body)[-20:]}
         )
         made = plan(asked.said, asked.rounds, asked.results)

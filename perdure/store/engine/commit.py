@@ -20,7 +20,7 @@ from perdure.store.values import (
 )
 
 from . import rows
-from .database import Transaction, Written
+from .database import Transaction, Value, Written
 from .deliveries import expects_turn, refuse_unread
 from .rows import LockedSession, encode, lock
 
@@ -58,7 +58,7 @@ async def apply(tx: Transaction, commit: Commit, now: str) -> Written[Committed]
 
     await append([*_recovery_event(commit, session.row), *events])
     await _consume(tx, commit)
-    await _write_slots(tx, commit)
+    await _write_slots(tx, commit, session.row)
     await _write_route(tx, commit, session)
     await _close(tx, commit)
     await append(await _change_inputs(tx, commit, session, now))
@@ -143,7 +143,7 @@ async def _consume(tx: Transaction, commit: Commit) -> None:
         raise DeliveryTaken(*sorted(taken))
 
 
-async def _write_slots(tx: Transaction, commit: Commit) -> None:
+async def _write_slots(tx: Transaction, commit: Commit, row: SessionRow) -> None:
     if not commit.slots:
         return
     names = [write.name for write in commit.slots]
@@ -155,13 +155,11 @@ async def _write_slots(tx: Transaction, commit: Commit) -> None:
         if write.expected is not None and write.expected != version:
             raise SlotConflict(write.name)
         versions[write.name] = version + 1
-        await tx.run(
-            "write_slot",
-            session_id=commit.session_id,
-            name=write.name,
-            value=encode(write.value),
-            version=version + 1,
-        )
+        written: dict[str, Value] = {"name": write.name, "value": encode(write.value), "version": version + 1}
+        await tx.run("write_slot", session_id=commit.session_id, **written)
+        # For forks: only turns write slots, so this is the turn that runs.
+        turn = max(0, row.turns - 1, (commit.change.turns or 0) - 1 if commit.change else 0)
+        await tx.run("write_slot_version", session_id=commit.session_id, turn=turn, **written)
 
 
 async def _write_route(tx: Transaction, commit: Commit, session: LockedSession) -> None:

@@ -51,6 +51,8 @@ def session(row: Row) -> SessionRow:
         cancel_turn=row["cancel_turn"],
         attention=decode_some(row["attention"]),
         unsignalled=row["untold"],
+        forked_from=row["forked_from"],
+        forked_turns=row["forked_turns"],
     )
 
 

@@ -18,10 +18,12 @@ from perdure.store.values import (
     Commit,
     Committed,
     DeliveryRow,
+    Forked,
     InputPage,
     InputQuery,
     InputRow,
     NewDelivery,
+    NewFork,
     NewSession,
     Record,
     SessionPage,
@@ -32,7 +34,7 @@ from perdure.store.values import (
 )
 from perdure.store.watchers import Feed, Watchers
 
-from . import cursor, deliveries, rows, schema
+from . import cursor, deliveries, forks, rows, schema
 from .commit import apply, record_at
 from .database import Database, Row, T, Transaction, Value, Work, Written
 from .rows import before, utc_now
@@ -70,6 +72,9 @@ class SqlStore:
 
     async def create_session(self, session: NewSession, delivery: NewDelivery | None = None) -> Accepted | None:
         return await self._write_once(lambda tx: deliveries.create_session(tx, session, delivery, self._now()))
+
+    async def fork(self, fork: NewFork) -> Forked:
+        return await self._write_once(lambda tx: forks.fork(tx, fork, self._now()))
 
     async def session(self, session_id: str) -> SessionRow | None:
         found = await self._row("session", session_id=session_id)

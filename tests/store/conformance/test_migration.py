@@ -8,6 +8,7 @@ from perdure.store.base import Store
 from perdure.store.engine import database as engine
 from perdure.store.values import SessionQuery
 from tests.store.conformance.conftest import Database, OpenStore
+from tests.support import given
 
 
 async def test_an_empty_database_must_be_migrated_first(open_another: OpenStore) -> None:
@@ -26,7 +27,7 @@ async def test_a_migrated_database_is_left_alone(open_another: OpenStore, databa
 
     await store.migrate()
 
-    assert database.run("SELECT application, version FROM perdure_schema") == [("perdure", 3)]
+    assert database.run("SELECT application, version FROM perdure_schema") == [("perdure", given.SCHEMA)]
 
 
 async def test_two_may_migrate_at_once(open_another: OpenStore, database: Database) -> None:
@@ -52,7 +53,7 @@ async def test_a_newer_schema_that_this_code_can_work_with_is_good_and_left_alon
         await getattr(store, ask)()
 
     assert database.run("SELECT version, compatible FROM perdure_schema") == [(99, 3)]
-    assert "schema version 99, newer than the 3" in caplog.text
+    assert f"schema version 99, newer than the {given.SCHEMA}" in caplog.text
     assert await store.sessions(SessionQuery())
 
 
@@ -66,7 +67,9 @@ async def test_a_newer_schema_that_needs_newer_code_is_refused_before_anything_i
     before = database.tables()
     store = await open_another()
 
-    with pytest.raises(SchemaUnknown, match=r"version 99, .* knows 98; this one knows 3. Upgrade Perdure."):
+    with pytest.raises(
+        SchemaUnknown, match=rf"version 99, .* knows 98; this one knows {given.SCHEMA}. Upgrade Perdure."
+    ):
         await getattr(store, ask)()
 
     assert database.tables() == before
@@ -87,14 +90,14 @@ async def test_a_later_migration_declares_which_code_can_work_with_it(
         return await open_another()
 
     adds = "ALTER TABLE slots ADD COLUMN more integer;\n"
-    takes = "ALTER TABLE slots DROP COLUMN more;\nUPDATE perdure_schema SET compatible = 5;\n"
+    takes = f"ALTER TABLE slots DROP COLUMN more;\nUPDATE perdure_schema SET compatible = {given.SCHEMA + 2};\n"
     of_tomorrow, of_next_week = await later(adds), await later(adds, takes)
 
     await of_tomorrow.migrate()
     await of_today.check()
     await of_next_week.migrate()
 
-    assert database.run("SELECT version, compatible FROM perdure_schema") == [(5, 5)]
+    assert database.run("SELECT version, compatible FROM perdure_schema") == [(given.SCHEMA + 2, given.SCHEMA + 2)]
     for outdated in (of_today, of_tomorrow):
         with pytest.raises(SchemaUnknown):
             await outdated.check()

@@ -172,7 +172,7 @@ async def test_an_upgrade_keeps_every_row(old: str, open_another: OpenStore) -> 
 
     assert contents(old) == before
     assert all(before)
-    assert run(old, ["SELECT application, version FROM perdure_schema"]) == [[("perdure", 3)]]
+    assert run(old, ["SELECT application, version FROM perdure_schema"]) == [[("perdure", given.SCHEMA)]]
 
 
 async def test_a_live_session_reads_as_it_did(upgraded: Store) -> None:
@@ -260,7 +260,7 @@ async def test_an_upgrade_may_happen_while_the_database_is_in_use(old: str, open
     # This one has looked at the old tables before, and holds its connections.
     store = await open_another()
     assert len(await given.everything(store)) == 2
-    assert len(await store.records("s")) == 1
+    assert await store.record("s", 0, 0, "reply") is not None
 
     await (await open_another()).migrate()
 

@@ -1,0 +1,115 @@
+"""The route that forks a session: who may, and what it answers."""
+
+from typing import Any
+
+import pytest
+from temporalio.service import RPCError, RPCStatusCode
+
+from perdure.harness.journal import DELIVERY, FAILURE, ConsumedDelivery, StoredFailure, written
+from perdure.protocol.requests import Failure
+from perdure.store.values import Commit, SessionChange
+from tests.api.asking import known_as
+from tests.api.served import Api
+
+
+async def ended_turn(api: Api, session_id: str, turn: int = 0) -> None:
+    """A turn that has failed: the end that needs the fewest records."""
+    heard = ConsumedDelivery(delivery_id="d", message="hello")
+    failed = StoredFailure(failure=Failure(code="X", message="It failed."))
+    records = (written(turn, 0, "delivery/0", DELIVERY, heard), written(turn, 0, "end", FAILURE, failed))
+    change = SessionChange(status="waiting", turns=turn + 1)
+    await api.store.commit(Commit(session_id, records=records, change=change))
+
+
+async def test_a_fork_answers_with_its_token_and_parent(api: Api) -> None:
+    parent = await api.create()
+    await ended_turn(api, parent["sessionId"])
+
+    answer = await api.http.post(f"/v1/sessions/{parent['sessionId']}/fork", json={"turn": 0, "step": 0})
+
+    assert answer.status_code == 201
+    body = answer.json()
+    assert body.keys() == {"sessionId", "continuationToken", "parent"}
+    assert body["parent"] == {"sessionId": parent["sessionId"], "turn": 0}
+    assert answer.headers["x-eve-session-id"] == body["sessionId"]
+    assert (await api.deliver(body)).status_code == 200
+    started = api.temporal.started[-1]
+    assert (started["id"], started["state"]["turn"], started["state"]["told"]) == (body["sessionId"], 1, 1)
+    shown = (await api.http.get(f"/v1/sessions/{body['sessionId']}")).json()
+    assert shown["parent"] == body["parent"]
+
+
+async def test_only_the_owner_forks(people: Api) -> None:
+    parent = await people.create()
+    await ended_turn(people, parent["sessionId"])
+    path = f"/v1/sessions/{parent['sessionId']}/fork"
+
+    refused = await people.http.post(path, json={"turn": 0}, headers=known_as("bob"))
+    unknown = await people.http.post("/v1/sessions/ses_unknown/fork", json={"turn": 0}, headers=known_as("bob"))
+
+    assert refused.status_code == 404
+    assert refused.json() == unknown.json()
+    assert (await people.http.post(path, json={"turn": 0})).status_code == 201
+
+
+@pytest.mark.parametrize(
+    "body", [{}, {"turn": "0"}, {"turn": -1}, {"turn": True}, {"turn": 1.5}, {"turn": 0, "step": "x"}, {"turn": 2**53}]
+)
+async def test_a_boundary_is_named_by_numbers(api: Api, body: dict[str, Any]) -> None:
+    parent = await api.create()
+
+    answer = await api.http.post(f"/v1/sessions/{parent['sessionId']}/fork", json=body)
+
+    assert answer.status_code == 400
+    assert answer.json()["ok"] is False
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ({"turn": 1}, "turn_not_ended"),
+        ({"turn": 9}, "turn_not_begun"),
+        ({"turn": 2**53 - 1}, "turn_not_begun"),
+        ({"turn": 0, "step": 1}, "inside_turn"),
+    ],
+)
+async def test_another_place_is_refused_with_the_reason(api: Api, body: dict[str, Any], reason: str) -> None:
+    parent = await api.create()
+    await ended_turn(api, parent["sessionId"])
+    await api.emit(parent["sessionId"], change=SessionChange(status="running", turns=2))
+
+    answer = await api.http.post(f"/v1/sessions/{parent['sessionId']}/fork", json=body)
+
+    assert answer.status_code == 409
+    refused = answer.json()
+    assert (refused["code"], refused["reason"]) == ("fork_boundary_not_offered", reason)
+    assert refused.get("nearest") == (None if body["turn"] == 0 else {"turn": 0})
+
+
+async def test_the_same_key_forks_once(api: Api) -> None:
+    parent = await api.create()
+    await ended_turn(api, parent["sessionId"])
+    path, key = f"/v1/sessions/{parent['sessionId']}/fork", {"idempotency-key": "k"}
+
+    first = await api.http.post(path, json={"turn": 0}, headers=key)
+    second = await api.http.post(path, json={"turn": 0}, headers=key)
+    other = await api.http.post(path, json={"turn": 0, "step": 0}, headers=key)
+
+    assert first.content == second.content
+    assert second.headers["idempotency-replayed"] == "true"
+    assert other.status_code == 409
+    assert len([each for each in api.temporal.started if each["id"] == first.json()["sessionId"]]) == 2
+
+
+async def test_a_fork_is_accepted_while_temporal_is_away(api: Api) -> None:
+    parent = await api.create()
+    await ended_turn(api, parent["sessionId"])
+    api.temporal.failure = RPCError("away", RPCStatusCode.UNAVAILABLE, b"")
+
+    answer = await api.http.post(f"/v1/sessions/{parent['sessionId']}/fork", json={"turn": 0})
+
+    assert answer.status_code == 201
+    assert answer.headers["x-perdure-delayed"] == "true"
+    row = await api.store.session(answer.json()["sessionId"])
+    assert row is not None
+    assert row.unsignalled == 1
