@@ -17,7 +17,7 @@ from .bodies import BodyReader
 from .requests import Handler, RequestLimits, Scopes, traced
 from .responses import Shield, on_error, on_http_error
 from .routes.inputs import InputRoutes
-from .routes.inspection import AboutRoutes, InspectionRoutes
+from .routes.inspection import AboutRoutes, DeadLetterRoutes, InspectionRoutes
 from .routes.sessions import SessionRoutes
 from .routes.stream import StreamRoutes
 from .stream.broadcast import Broadcasts
@@ -68,9 +68,6 @@ def create_app(
     inspection = InspectionRoutes(gate, sessions)
     route("GET", "/v1/sessions", inspection.sessions)
     route("GET", "/v1/sessions/{session_id}", inspection.session)
-    route("POST", "/v1/sessions/{session_id}/fork", sessions_in.fork)
-    inputs = InputRoutes(gate, sessions.inputs, bodies, limits)
-    route("GET", "/v1/inputs", inputs.list)
-    route("GET", "/v1/inputs/{request_id}", inputs.show)
-    route("POST", "/v1/inputs/{request_id}", inputs.answer)
-    return app
+    dead_letters = DeadLetterRoutes(gate, sessions.dead_letters)
+    route("GET", "/v1/dead-letters", dead_letters.list)
+    route("POST", "/v1/dead-letters/{session_id}/{turn_id}/requeue", dead_letters.requeue)

@@ -115,6 +115,12 @@ class AgentNotFound(NotFound):
     code = "agent_not_found"
 
 
+class DeadLetterNotFound(NotFound):
+    """There is no such failed turn."""
+
+    code = "dead_letter_not_found"
+
+
 class InputNotFound(NotFound):
     """There is no such request to answer."""
 

@@ -1,4 +1,4 @@
-"""What callers may look at: sessions, agents, and whether the service answers."""
+"""What callers may look at: sessions, failed turns, agents, and whether the service answers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,13 +10,24 @@ from starlette.responses import Response
 
 from api.auth import Gate
 from api.requests import Scopes, known_id, limit, name, one_of
-from api.responses import reply
+from api.responses import flags, reply
 from api.views import describe, waiting_for
+from perdure.errors import DeadLetterNotFound
+from perdure.protocol import names
 from perdure.protocol.deliveries import Mode, Principal
-from perdure.protocol.names import SESSION_WORKFLOW
 from perdure.protocol.wire import JsonObject
+from perdure.runtime.dead_letters import DeadLetters
 from perdure.runtime.sessions import Description, Sessions
-from perdure.store.values import InputRow, SessionQuery, SessionRow, ShownStatus
+from perdure.session.state import read_turn_number
+from perdure.store.values import (
+    DeadLetter,
+    DeadLetterQuery,
+    DeadLetterStatus,
+    InputRow,
+    SessionQuery,
+    SessionRow,
+    ShownStatus,
+)
 
 
 @dataclass(frozen=True)
@@ -109,6 +120,56 @@ def detail(description: Description, pending: Pending) -> JsonObject:
     return shown
 
 
+class DeadLetterRoutes:
+    def __init__(self, gate: Gate, dead_letters: DeadLetters) -> None:
+        self._gate = gate
+        self._dead_letters = dead_letters
+
+    async def list(self, request: Request) -> Response:
+        """One page of the failed turns of the caller's sessions, newest first."""
+        principal = await self._gate.admit(request)
+        page = await self._dead_letters.list(dead_letter_query(request.query_params, principal))
+        listed: JsonObject = {"deadLetters": [failed_turn(letter) for letter in page.dead_letters]}
+        if page.next_cursor is not None:
+            listed["nextCursor"] = page.next_cursor
+        return reply(listed)
+
+    async def requeue(self, request: Request) -> Response:
+        """Deliver the messages of a failed turn again."""
+        principal = await self._gate.admit(request)
+        session_id = known_id(request.path_params["session_id"], DeadLetterNotFound)
+        turn = read_turn_number({"turnId": request.path_params["turn_id"]})
+        if turn is None:
+            raise DeadLetterNotFound
+        requeued = await self._dead_letters.requeue(session_id, turn, principal)
+        body = {"ok": True, "sessionId": session_id, "deliveryIds": list(requeued.delivery_ids)}
+        return reply(body, headers=flags(deduplicated=requeued.deduplicated, delayed=requeued.delayed))
+
+
+def dead_letter_query(params: QueryParams, principal: Principal) -> DeadLetterQuery:
+    return DeadLetterQuery(
+        owner=principal.owner,
+        agent=name("agent", params.get("agent")),
+        status=one_of("status", get_args(DeadLetterStatus), params.get("status", "open")),
+        limit=limit(params.get("limit")),
+        cursor=params.get("cursor"),
+    )
+
+
+def failed_turn(letter: DeadLetter) -> JsonObject:
+    fields: JsonObject = {
+        "sessionId": letter.session_id,
+        "turnId": names.turn_id(letter.turn),
+        "agent": letter.agent,
+        "code": letter.code,
+        "message": letter.message,
+        "failedAt": letter.failed_at,
+    }
+    if letter.requeued_at is not None:
+        fields["requeuedAt"] = letter.requeued_at
+    return fields
+
+
 class AboutRoutes:
     def __init__(self, gate: Gate, scopes: Scopes, *, development: bool) -> None:
         self._gate = gate
@@ -118,7 +179,7 @@ class AboutRoutes:
     async def health(self, request: Request) -> Response:
         """Whether this process responds; needs no credentials."""
         self._scopes.agent(request)
-        return reply({"ok": True, "status": "ready", "workflowId": SESSION_WORKFLOW})
+        return reply({"ok": True, "status": "ready", "workflowId": names.SESSION_WORKFLOW})
 
     async def info(self, request: Request) -> Response:
         """The agent: its model, instructions and tools."""

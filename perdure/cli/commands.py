@@ -24,6 +24,9 @@ app = typer.Typer(
 session_commands = typer.Typer()
 app.add_typer(session_commands, name="sessions")
 
+dead_letter_commands = typer.Typer()
+app.add_typer(dead_letter_commands, name="dead-letters")
+
 Agents = Annotated[
     str | None, typer.Option(envvar="PERDURE_AGENTS", help="module:attribute[,module:attribute…]; the first is default")
 ]
@@ -191,6 +194,36 @@ def reconcile(
 
     for line in operator.reconcile(_operating(data_dir or context.obj), end_orphans=end_orphans, sure=yes):
         typer.echo(line)
+
+
+@dead_letter_commands.callback(invoke_without_command=True)
+def dead_letters(
+    context: typer.Context,
+    limit: Annotated[int, typer.Option(help="How many, newest first.")] = 20,
+    requeued: Annotated[bool, typer.Option("--requeued", help="Those that were requeued, not the open ones.")] = False,
+    data_dir: DataDir = None,
+) -> None:
+    """List the turns that failed, or have the messages of one delivered again."""
+    context.obj = data_dir
+    if context.invoked_subcommand is not None:
+        return
+    from . import operator
+
+    for line in operator.dead_letters(_settings(data_dir=data_dir), limit, "requeued" if requeued else "open"):
+        typer.echo(line)
+
+
+@dead_letter_commands.command()
+def requeue(
+    context: typer.Context,
+    session: Annotated[str, typer.Argument(help="The id of the session.")],
+    turn: Annotated[str, typer.Argument(help="The turn that failed, as `turn_3`.")],
+    data_dir: DataDir = None,
+) -> None:
+    """Deliver the messages of a failed turn to its session again, once."""
+    from . import operator
+
+    typer.echo(operator.requeue(_operating(data_dir or context.obj), session, turn))
 
 
 @app.command()

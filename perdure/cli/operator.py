@@ -10,12 +10,21 @@ import secrets
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, get_args
 
+from perdure.bounds import quoted
 from perdure.errors import Invalid, NoDriver, NoWorker, SessionNotFound, Unavailable
-from perdure.session.state import OPERATOR_FAILED, Rebuild, Repair
+from perdure.protocol import names
+from perdure.session.state import OPERATOR_FAILED, Rebuild, Repair, read_turn_number
 from perdure.settings import Settings
 from perdure.store.base import Store, events_of
 from perdure.store.open import checked_store, open_store
-from perdure.store.values import SessionQuery, SessionRow, ShownStatus
+from perdure.store.values import (
+    DeadLetterPage,
+    DeadLetterQuery,
+    DeadLetterStatus,
+    SessionQuery,
+    SessionRow,
+    ShownStatus,
+)
 
 if TYPE_CHECKING:
     from perdure.runtime.signals import DriverClient
@@ -85,6 +94,41 @@ _CANCELLED = {
     "accepted": "Its turn will be stopped; `perdure tail` shows turn.cancelled once it is.",
     "no_active_turn": "There is nothing to stop: no such turn runs or waits for an answer.",
 }
+
+
+def dead_letters(settings: Settings, limit: int, status: DeadLetterStatus) -> Sequence[str]:
+    """The newest failed turns, one line each."""
+
+    async def work() -> DeadLetterPage:
+        async with checked_store(settings.database) as store:
+            return await store.dead_letters(DeadLetterQuery(status=status, limit=limit))
+
+    return [
+        f"{letter.session_id}  {names.turn_id(letter.turn):<9}  {letter.failed_at}  {letter.agent}  "
+        f"{letter.code}: {letter.message}"
+        for letter in asyncio.run(work()).dead_letters
+    ]
+
+
+def requeue(settings: Settings, session_id: str, turn_id: str) -> str:
+    """Deliver the messages of a failed turn again. The result is a sentence for the operator."""
+
+    async def work() -> str:
+        from perdure.runtime.connect import temporal_client
+        from perdure.runtime.dead_letters import DeadLetters
+        from perdure.runtime.signals import DriverClient, Signals
+
+        turn = read_turn_number({"turnId": turn_id})
+        if turn is None:
+            raise Invalid(f"A turn is named as in the list, turn_3 for one; not {quoted(turn_id)}.")
+        async with checked_store(settings.database) as store:
+            driver = DriverClient(await temporal_client(settings, lazy=True), settings.task_queue)
+            requeued = await DeadLetters(store, Signals(store, driver)).requeue(session_id, turn)
+        if requeued.deduplicated:
+            return "It was requeued before; nothing was done now."
+        return "Its messages are delivered again; `perdure tail` shows the new turn."
+
+    return asyncio.run(work())
 
 
 def repair(settings: Settings, session_id: str, how: Repair, *, sure: bool = False) -> str:

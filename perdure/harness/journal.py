@@ -59,10 +59,6 @@ class ConsumedDelivery(DeliveryBody):
 
     delivery_id: str
 
-    @property
-    def is_message(self) -> bool:
-        return self.kind == "message" or self.message is not None
-
 
 class Ask(Wire):
     """The input request of a call that waits for people. Times are seconds since the epoch."""

@@ -87,6 +87,10 @@ class DeliveryBody(Versioned):
     output_schema: JsonObject | None = None
     principal: Principal | None = None
 
+    @property
+    def is_message(self) -> bool:
+        return self.kind == "message" or self.message is not None
+
 
 class DeliveryRef(Versioned, extra="allow"):
     """A delivery as Temporal sees it: a signal's payload and an entry of the driver's inbox.

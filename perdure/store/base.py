@@ -22,6 +22,9 @@ from .values import (
     CancelRequest,
     Commit,
     Committed,
+    DeadLetter,
+    DeadLetterPage,
+    DeadLetterQuery,
     DeliveryRow,
     Forked,
     InputPage,
@@ -166,6 +169,14 @@ class Store(Protocol):
     async def input(self, request_id: str) -> InputRow | None: ...
 
     async def inputs(self, query: InputQuery) -> InputPage: ...
+
+    # dead letters
+    async def dead_letter(self, session_id: str, turn: int) -> DeadLetter | None: ...
+
+    async def dead_letters(self, query: DeadLetterQuery) -> DeadLetterPage: ...
+
+    async def mark_requeued(self, session_id: str, turn: int) -> None:
+        """Note that the messages of the failed turn were delivered again. Idempotent."""
 
     # journal
     async def commit(self, commit: Commit) -> Committed: ...

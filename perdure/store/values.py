@@ -375,6 +375,42 @@ class DeliveryTaken(Exception):
     """A delivery was read by another turn, or was refused."""
 
 
+# --- dead letters -------------------------------------------------------------------------------------------
+
+DeadLetterStatus: TypeAlias = Literal["open", "requeued"]
+
+
+@dataclass(frozen=True)
+class DeadLetter:
+    """A turn that failed. Every commit with the event of a failed turn leaves one."""
+
+    session_id: str
+    turn: int
+    agent: str
+    code: str
+    message: str
+    failed_at: str
+    # When its messages were delivered again.
+    requeued_at: str | None = None
+
+
+@dataclass(frozen=True)
+class DeadLetterQuery:
+    """One page of dead letters, newest first."""
+
+    owner: str | None = None
+    agent: str | None = None
+    status: DeadLetterStatus = "open"
+    limit: int = 50
+    cursor: str | None = None
+
+
+@dataclass(frozen=True)
+class DeadLetterPage:
+    dead_letters: Sequence[DeadLetter]
+    next_cursor: str | None = None
+
+
 # --- inputs -------------------------------------------------------------------------------------------------
 
 

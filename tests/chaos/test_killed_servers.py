@@ -102,7 +102,8 @@ async def test_what_an_api_had_written_before_it_died_is_consumed_without_a_retr
 
 async def test_a_turn_outlives_temporal(world: World) -> None:
     """The server is killed while the model streams and while a tool works; it comes back on its file."""
-    world.only_worker()
+    # Nobody is taken for dead while Temporal is away, however long its start takes on a busy machine.
+    world.only_worker({"PERDURE_HEARTBEAT_TIMEOUT": "60"})
     text_turn, tool_turn = drip(words=40, delay=30), call("charge", gate="before")
 
     async with world.caller() as one, world.caller() as other:

@@ -27,6 +27,9 @@ dies_once = pytest.mark.alone
 #: Turns whose time a story may take beyond what is promised: what a parked turn does is the work of about three.
 _TURNS = 3
 
+#: Nobody is taken for dead while Temporal is away, however long its start takes on a busy machine.
+PATIENT = {"PERDURE_HEARTBEAT_TIMEOUT": "60"}
+
 #: Seconds after Temporal's return until all that was accepted meanwhile is signalled.
 SIGNALLED_WITHIN = 15.0
 
@@ -175,7 +178,7 @@ async def test_an_answer_is_kept_while_temporal_is_away_and_signalled_soon_after
 
 
 async def test_a_resumed_call_outlives_temporal(world: World) -> None:
-    world.only_worker()
+    world.only_worker(PATIENT)
     script = call("pay", gate="before")
     async with world.caller() as caller:
         (request_id,) = await park(caller, script)

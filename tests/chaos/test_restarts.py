@@ -78,7 +78,9 @@ async def a_turn_of_each(sessions: Sequence[Talk]) -> float:
 
 async def replayed(client: Client, sessions: Sequence[Talk]) -> float:
     """Seconds to fetch and replay what a new worker has to: the driver of each session, one after another."""
-    replayer = Replayer(workflows=[SessionWorkflow], workflow_runner=SANDBOX, data_converter=client.data_converter)
+    replayer = Replayer(
+        workflows=[SessionWorkflow], workflow_runner=SANDBOX, data_converter=client.data_converter, debug_mode=True
+    )
     began = time.monotonic()
     for session in sessions:
         history: WorkflowHistory = await client.get_workflow_handle(session.session_id).fetch_history()

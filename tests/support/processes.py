@@ -75,8 +75,10 @@ class Process:
         self._child.wait()
 
     def stop(self) -> None:
-        """Freeze it."""
+        """Freeze it, and wait until none of its threads runs: on a busy machine they may run on for a while."""
         self._child.send_signal(signal.SIGSTOP)
+        if sys.platform == "linux":
+            wait_until(lambda: set(_states(self.pid)) <= {"T", "t", "Z"}, f"{self.name} to freeze")
 
     def cont(self) -> None:
         self._child.send_signal(signal.SIGCONT)
@@ -109,6 +111,15 @@ def wait_until(condition: Callable[[], bool], what: str, within: float = PATIENC
         if time.monotonic() > deadline:
             raise TimeoutError(f"waited {within:g} s for {what}")
         time.sleep(0.02)
+
+
+def _states(pid: int) -> list[str]:
+    """The state of each thread of a process, as the kernel abbreviates it."""
+    states: list[str] = []
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            states.append((thread / "stat").read_text().rpartition(")")[2].split()[0])
+    return states
 
 
 def free_port() -> int:

@@ -27,6 +27,7 @@ class Provider:
     def __init__(self) -> None:
         self.requests: list[dict[str, Any]] = []
         self.counts: Counter[str] = Counter()
+        self.said: Counter[str] = Counter()
         #: Streams that the client closed before their end.
         self.abandoned = 0
         #: Requests in which a tool call had no result, or a result no call.
@@ -139,7 +140,9 @@ class Provider:
             | {"at": time.time(), "results": asked.results, "texts": texts_of(body)[-20:]}
         )
         made = plan(asked.said, asked.rounds, asked.results)
-        if made.fail and self.counts[key] <= made.fail.times:
+        self.said[asked.said] += 1
+        refused = self.said[asked.said] if made.fail and made.fail.once else self.counts[key]
+        if made.fail and refused <= made.fail.times:
             headers = {"retry-after": made.fail.retry_after} if made.fail.retry_after else {}
             message = f"scripted failure {made.fail.status}"
             if made.fail.quotes:

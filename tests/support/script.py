@@ -6,6 +6,7 @@
     call roll {} then say Rolled             a second round, once the results are in
     drip 50 words delay 10                   fifty words, ten milliseconds apart
     fail 429 times 2 after 1; say Hello      two refusals (Retry-After: 1), then the rest
+    fail 400 once; say Hello                 a refusal of the first request that says this
     fail 400 quoting                         a refusal that quotes the key, as some providers do
     cut after 3; say a b c d e               the connection breaks after three chunks
     stop after 3; say a b c d e              the stream ends politely, but too early
@@ -29,7 +30,7 @@ _VERB = re.compile(
     r"(?:;\s*)?(say|think|call|drip|fail|cut after|stop after|break|junk|hang|empty|odd)\b\s*", re.DOTALL
 )
 _DRIP = re.compile(r"(\d+)(?:\s+words)?(?:\s+delay\s+([\d.]+))?")
-_FAIL = re.compile(r"(\d+)(?:\s+times\s+(\d+))?(?:\s+after\s+([\d.]+))?(\s+quoting)?")
+_FAIL = re.compile(r"(\d+)(?:\s+times\s+(\d+))?(?:\s+after\s+([\d.]+))?(\s+quoting)?(\s+once)?")
 _NAME = re.compile(r"([\w-]+)\s*")
 
 
@@ -39,6 +40,8 @@ class Fail:
     times: int
     retry_after: str | None
     quotes: bool = False
+    # What counts are requests with these words, whatever was said before them.
+    once: bool = False
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,9 @@ def _apply(made: Plan, verb: str, rest: str) -> tuple[Plan, str]:
             return replace(made, words=words, delay=float(found[1] or 0) / 1000), rest
         case "fail":
             found, rest = _take(_FAIL, rest)
-            return replace(made, fail=Fail(int(found[0]), int(found[1] or 1), found[2], bool(found[3]))), rest
+            return replace(
+                made, fail=Fail(int(found[0]), int(found[1] or 1), found[2], bool(found[3]), bool(found[4]))
+            ), rest
         case "break":
             found, rest = _take(_NAME, rest)
             return replace(made, breaks=found[0]), rest

@@ -57,6 +57,7 @@ async def apply(tx: Transaction, commit: Commit, now: str) -> Written[Committed]
         log_head = await rows.append(tx, commit.session_id, log_head, events, now)
 
     await append([*_recovery_event(commit, session.row), *events])
+    await _keep_failed_turns(tx, session.row, events, now)
     await _consume(tx, commit)
     await _write_slots(tx, commit, session.row)
     await _write_route(tx, commit, session)
@@ -131,6 +132,13 @@ def _recovery_event(commit: Commit, row: SessionRow) -> Sequence[NewEvent]:
         return ()
     key = names.session_key(f"attention/{row.attention['number']}/recovered")
     return (NewEvent(type=EventType.SESSION_RECOVERED, key=key, data={"code": row.attention["code"]}),)
+
+
+async def _keep_failed_turns(tx: Transaction, row: SessionRow, events: Sequence[NewEvent], now: str) -> None:
+    """Leave a dead letter for each turn that failed, whoever ended it."""
+    for event in events:
+        if event.type == EventType.TURN_FAILED:
+            await tx.run("insert_dead_letter", **rows.new_dead_letter(row, event, now))
 
 
 async def _consume(tx: Transaction, commit: Commit) -> None:

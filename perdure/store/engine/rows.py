@@ -7,10 +7,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from perdure.errors import SessionGone
+from perdure.protocol import names
 from perdure.protocol.deliveries import Capabilities, Principal
 from perdure.protocol.events import Event, EventType, NewEvent, Usage
 from perdure.protocol.inputs import InputAnswer, InputRequest, as_requested
 from perdure.store.values import (
+    DeadLetter,
     DeliveryRow,
     InputRow,
     NewDelivery,
@@ -147,6 +149,32 @@ def new_record(session_id: str, record: NewRecord, attempt: int | None, now: str
         "attempt": attempt,
         "now": now,
     }
+
+
+def new_dead_letter(session: SessionRow, event: NewEvent, now: str) -> dict[str, Value]:
+    data = event.data or {}
+    return {
+        "dead_letter_id": names.turn_workflow(session.session_id, event.turn or 0),
+        "session_id": session.session_id,
+        "turn": event.turn or 0,
+        "owner": session.principal.owner,
+        "agent": session.agent,
+        "code": data.get("code", ""),
+        "message": data.get("message", ""),
+        "now": now,
+    }
+
+
+def dead_letter(row: Row) -> DeadLetter:
+    return DeadLetter(
+        session_id=row["session_id"],
+        turn=row["turn"],
+        agent=row["agent"],
+        code=row["code"],
+        message=row["message"],
+        failed_at=row["failed_at"],
+        requeued_at=row["requeued_at"],
+    )
 
 
 def event(row: Row) -> Event:

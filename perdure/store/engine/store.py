@@ -17,6 +17,9 @@ from perdure.store.values import (
     CancelRequest,
     Commit,
     Committed,
+    DeadLetter,
+    DeadLetterPage,
+    DeadLetterQuery,
     DeliveryRow,
     Forked,
     InputPage,
@@ -179,6 +182,23 @@ class SqlStore:
         values |= {"agent": query.agent, "kind": query.kind}
         found, next_cursor = await self._page(name, values, ("opened_at", "request_id"), after, query.limit)
         return InputPage([rows.input_row(row) for row in found], next_cursor)
+
+    async def dead_letter(self, session_id: str, turn: int) -> DeadLetter | None:
+        found = await self._row("dead_letter", dead_letter_id=names.turn_workflow(session_id, turn))
+        return None if found is None else rows.dead_letter(found)
+
+    async def dead_letters(self, query: DeadLetterQuery) -> DeadLetterPage:
+        after = cursor.NEWEST if query.cursor is None else cursor.read(query.cursor)
+        values: dict[str, Value] = {"agent": query.agent, "status": query.status}
+        name = "dead_letters"
+        if query.owner is not None:
+            name, values["owner"] = "dead_letters_of_owner", query.owner
+        found, next_cursor = await self._page(name, values, ("failed_at", "dead_letter_id"), after, query.limit)
+        return DeadLetterPage([rows.dead_letter(row) for row in found], next_cursor)
+
+    async def mark_requeued(self, session_id: str, turn: int) -> None:
+        values = {"dead_letter_id": names.turn_workflow(session_id, turn), "now": self._now()}
+        await self._write_once(lambda tx: tx.run("requeue_dead_letter", **values))
 
     async def commit(self, commit: Commit) -> Committed:
         return await self._write_and_notify(commit.session_id, lambda tx: apply(tx, commit, self._now()), once=False)
