@@ -68,6 +68,12 @@ def create_app(
     inspection = InspectionRoutes(gate, sessions)
     route("GET", "/v1/sessions", inspection.sessions)
     route("GET", "/v1/sessions/{session_id}", inspection.session)
+    route("POST", "/v1/sessions/{session_id}/fork", sessions_in.fork)
     dead_letters = DeadLetterRoutes(gate, sessions.dead_letters)
     route("GET", "/v1/dead-letters", dead_letters.list)
     route("POST", "/v1/dead-letters/{session_id}/{turn_id}/requeue", dead_letters.requeue)
+    inputs = InputRoutes(gate, sessions.inputs, bodies, limits)
+    route("GET", "/v1/inputs", inputs.list)
+    route("GET", "/v1/inputs/{request_id}", inputs.show)
+    route("POST", "/v1/inputs/{request_id}", inputs.answer)
+    return app

@@ -106,4 +106,319 @@ class Sessions:
         self._signals = Signals(store, driver, agents, ui_detail=ui_detail)
         self._answers = Answers(store, self._signals, agents)
         self.inputs = Inputs(store, self._answers, inbox_limit=inbox_limit)
+        self._forks = Forks(store, self._signals, secret)
         self.dead_letters = DeadLetters(store, self._signals)
+        self.sweeper = Sweeper(store, self._signals)
+        self.reconciler = Reconciler(store, driver)
+
+    # --- write ----------------------------------------------------------------------------------------------
+
+    async def start(
+        self,
+        agent: str,
+        message: Message | None = None,
+        *,
+        body: DeliveryBody | None = None,
+        mode: Mode = "conversation",
+        token: str | None = None,
+        principal: Principal = LOCAL,
+        capabilities: Capabilities | None = None,
+        idempotency_key: str | None = None,
+        same_as: tuple[str, ...] | None = None,
+    ) -> Receipt:
+        """Start a session with its first delivery. `TokenConflict` when a live session owns `token`.
+
+        Two requests with one idempotency key are the same if their bodies and `same_as` are equal. The default of
+        `same_as` is made of the other arguments.
+        """
+        body = body or _message_body(message, principal)
+        if not agent or not agent.isprintable():
+            raise Invalid("A session is started for an agent, by its name.")
+        if mode not in get_args(Mode):
+            raise Invalid(f"A session's mode is one of {', '.join(get_args(Mode))}.")
+        session_id = deliveries.session_id()
+        session = NewSession(
+            session_id=session_id,
+            agent=agent,
+            mode=mode,
+            token_hash=hash_token(token or derive_token(self._secret, session_id)),
+            principal=principal,
+            capabilities=capabilities or Capabilities(request_input=mode == "conversation"),
+            title=_title(body),
+        )
+        about = same_as or ("start", agent, mode, token or "")
+        request = CallerRequest(session_id, body, principal, about, idempotency_key, session.token_hash)
+        accepted = await self._store.create_session(session, request.delivery())
+        assert accepted is not None
+        first = accepted.delivery
+        if not accepted.fresh:
+            return await self._repeated_start(first, token)
+        signalled = await self._signals.start(session, reference(first))
+        return self._start_receipt(first, token, delayed=not signalled)
+
+    async def deliver(
+        self,
+        token: str,
+        message: Message | None = None,
+        *,
+        body: DeliveryBody | None = None,
+        session_id: str | None = None,
+        principal: Principal = LOCAL,
+        idempotency_key: str | None = None,
+        coalesce: bool = False,
+        same_as: tuple[str, ...] | None = None,
+    ) -> Receipt:
+        """Deliver to the session that owns `token`; `NoActiveSession` when there is none.
+
+        With `session_id` the token must belong to that session. A repeated request gets its first receipt, also when
+        the token has another owner now.
+        """
+        body = body or _message_body(message, principal)
+        token_hash = hash_token(token)
+        about = same_as or ("deliver", token_hash, str(coalesce))
+        owner = await self._owner(token_hash, session_id)
+        request = CallerRequest(
+            owner or session_id or "",
+            body,
+            principal,
+            about,
+            idempotency_key,
+            token_hash,
+            coalesce=coalesce,
+            limit=self._inbox_limit,
+        )
+        if owner is None:
+            return await self._repeated_delivery(request)
+        return await self._answers.take(request) or await self._deliver(request)
+
+    async def deliver_or_start(
+        self,
+        token: str,
+        agent: str,
+        message: Message | None = None,
+        *,
+        body: DeliveryBody | None = None,
+        principal: Principal = LOCAL,
+        idempotency_key: str | None = None,
+    ) -> Receipt:
+        """Deliver to the owner of `token`, or start a session that owns it. Many callers at once: one session."""
+        body = body or _message_body(message, principal)
+        # Whether the first try started or delivered must not decide the receipt of a repeated one.
+        arguments: _Arguments = {
+            "body": body,
+            "principal": principal,
+            "idempotency_key": idempotency_key,
+            "same_as": (token, agent),
+        }
+        for _ in range(_TRIES):
+            if await self._owner(hash_token(token)) is not None:
+                try:
+                    return await self.deliver(token, **arguments)
+                except NoActiveSession:
+                    pass
+            try:
+                return await self.start(agent, token=token, **arguments)
+            except TokenConflict:
+                # Another caller was faster: the token has an owner now, and the next try delivers to it.
+                continue
+        raise Unavailable("Sessions that own this token come and go too quickly; try again.")
+
+    async def cancel(
+        self, session_id: str, *, turn_id: str | None = None, principal: Principal | None = None
+    ) -> Cancelled:
+        """Stop the turn that runs, or withdraw its input requests; `no_active_turn` when there is nothing to stop."""
+        row = await self.get(session_id, principal)
+        return await cancel_turn(self._store, self._signals, row.session_id, turn_id)
+
+    async def answer(
+        self,
+        request_id: str,
+        answer: str,
+        *,
+        arguments: JsonObject | None = None,
+        reason: str | None = None,
+        principal: Principal = LOCAL,
+        idempotency_key: str | None = None,
+    ) -> Receipt:
+        """Answer one request: `approve` or `deny`, an option of a question, or text.
+
+        `arguments` changes what is approved; `inputs.waiting` lists what a session asks. `ForbiddenResponder` when the
+        request is for somebody else, `InputClosed` or `InputExpired` when it has another outcome.
+        """
+        row = await self.inputs.get(request_id, principal)
+        chosen = "option_id" if row.request.kind == "approval" else "text"
+        response = InputResponse(
+            request_id=request_id,
+            arguments=arguments,
+            reason=None if reason is None else whole(reason),
+            **{chosen: whole(answer)},
+        )
+        return await self.inputs.answer(response, principal, idempotency_key=idempotency_key)
+
+    async def fork(
+        self,
+        session_id: str,
+        turn: int,
+        *,
+        step: int | None = None,
+        principal: Principal | None = None,
+        idempotency_key: str | None = None,
+    ) -> ForkReceipt:
+        """Start a session that shares the turns of this one up to the end of `turn`, and continues from there.
+
+        `ForkRefused` when that is no boundary, with the next earlier one. Nothing is copied but the slots. The fork
+        belongs to the owner of the session.
+        """
+        row = await self.get(session_id, principal)
+        return await self._forks.fork(row, turn, step, principal or row.principal, idempotency_key)
+
+    # --- look -----------------------------------------------------------------------------------------------
+
+    async def get(self, session_id: str, principal: Principal | None = None) -> SessionRow:
+        """The session, if the caller owns it; else `SessionNotFound`, as for an unknown one."""
+        row = await self._store.session(session_id)
+        if row is None or (principal is not None and row.principal.owner != principal.owner):
+            raise SessionNotFound
+        return row
+
+    async def list(self, query: SessionQuery = _NEWEST) -> SessionPage:
+        """One page of the sessions that the query asks for, newest first."""
+        if query.limit < 1:
+            raise Invalid("A page has at least one session.")
+        if query.status is not None and query.status not in get_args(ShownStatus):
+            raise Invalid(f"A session's status is one of {', '.join(get_args(ShownStatus))}.")
+        return await self._store.sessions(query)
+
+    async def events(
+        self, session_id: str, start: int = 0, *, follow: bool = True, principal: Principal | None = None
+    ) -> AsyncGenerator[Event]:
+        """The session's events from index `start` on. With `follow` it waits for more until the session has ended.
+
+        A conversation waits for its next message without an end: leave the loop at `session.waiting`.
+        """
+        if start < 0:
+            raise Invalid("The index of the first event is 0 or more.")
+        await self.get(session_id, principal)
+        async for event in events_of(self._store, session_id, start, follow=follow):
+            yield event
+
+    async def queued(self, session_id: str) -> int:
+        """How many deliveries wait to be read by a turn."""
+        return await self._store.count_unread(session_id)
+
+    async def describe(self, session_id: str, principal: Principal | None = None) -> Description:
+        """The session, and what Temporal says of its workflow; `SessionNotFound` when there is none."""
+        row = await self.get(session_id, principal)
+        run_id, status = await self._workflow(session_id)
+        url = f"{self._ui_url}/namespaces/{self._client.namespace}/workflows/{session_id}"
+        return Description(row=row, workflow_id=session_id, run_id=run_id, workflow_status=status, ui_url=url)
+
+    async def _workflow(self, session_id: str) -> tuple[str | None, str | None]:
+        try:
+            handle = self._client.get_workflow_handle(session_id)
+            found = await in_time(handle.describe(), timedelta(seconds=2))
+        except ABSENT:
+            return None, None
+        return found.run_id, found.status.name.lower() if found.status else None
+
+    # --- deliveries -----------------------------------------------------------------------------------------
+
+    async def _owner(self, token_hash: str, session_id: str | None = None) -> str | None:
+        """The session that owns the token; None when it is not `session_id`."""
+        owner = await self._store.route(token_hash)
+        return owner if session_id in (None, owner) else None
+
+    async def _deliver(self, request: CallerRequest) -> Receipt:
+        try:
+            accepted = await self._store.accept(request.delivery())
+        except SessionGone:
+            raise NoActiveSession from None
+        # It is accepted from here on, even if this process or Temporal fails. An earlier one is signalled again: the
+        # process that accepted it may have died before the signal, and the driver ignores an id that it knows.
+        row = accepted.delivery
+        signalled = not row.unread or await self._signals.deliver(row, unsignalled=accepted.unsignalled)
+        return await self._receipt(request, accepted, delayed=not signalled)
+
+    async def _receipt(self, request: CallerRequest, accepted: Accepted, *, delayed: bool = False) -> Receipt:
+        row = accepted.delivery
+        # The first request may have been an answer; then its receipt had the outcomes.
+        inputs = () if accepted.fresh else await self._answers.outcomes(request, row.delivery_id)
+        return Receipt(
+            session_id=row.session_id,
+            delivery_id=row.delivery_id,
+            inputs=inputs,
+            deduplicated=not accepted.fresh,
+            delayed=delayed,
+        )
+
+    async def _repeated_delivery(self, request: CallerRequest) -> Receipt:
+        """The first receipt of a repeated request whose token has no session any more."""
+        first = await self._store.first(request.delivery()) if request.idempotency_key is not None else None
+        if first is None:
+            raise NoActiveSession
+        return await self._receipt(request, first)
+
+    async def _repeated_start(self, first: DeliveryRow, token: str | None) -> Receipt:
+        """Signal again: the first process may have died before it started the workflow. Starting is idempotent."""
+        signalled = not first.unread or await self._signals.deliver(first, unsignalled=True)
+        receipt = self._start_receipt(first, token, delayed=not signalled)
+        return receipt.model_copy(update={"deduplicated": True})
+
+    def _start_receipt(self, first: DeliveryRow, token: str | None, *, delayed: bool) -> Receipt:
+        return Receipt(
+            session_id=first.session_id,
+            delivery_id=first.delivery_id,
+            continuation_token=token or derive_token(self._secret, first.session_id),
+            delayed=delayed,
+        )
+
+
+def _message_body(message: Message | None, principal: Principal) -> DeliveryBody:
+    """The body of a plain message, with text that UTF-8 can encode."""
+    if not message:
+        raise Invalid("A delivery needs a message.")
+    try:
+        body = DeliveryBody(message=message, principal=principal)
+    except ValidationError:
+        raise Invalid("A message is text, or a sequence of text and file parts.") from None
+    content = body.message
+    parts = whole(content) if isinstance(content, str) else tuple(_whole(part) for part in content or ())
+    return body.model_copy(update={"message": parts})
+
+
+def _whole(part: TextPart | FilePart) -> TextPart | FilePart:
+    return part.model_copy(update={name: whole(value) for name, value in part if isinstance(value, str)})
+
+
+def _title(body: DeliveryBody) -> str | None:
+    """The first words of the message, for lists and for the Temporal UI."""
+    if body.message is None:
+        return None
+    return shortened(" ".join(summary(body.message)[:400].split()), 80)
+
+
+@dataclass(frozen=True)
+class Cancelled:
+    status: Literal["accepted", "no_active_turn"]
+    # The signal has failed for now. The turn stops all the same: every step checks the store.
+    delayed: bool = False
+
+
+async def cancel_turn(store: Store, signals: Signals, session_id: str, turn_id: str | None) -> Cancelled:
+    """Record a cancel request for the session's turn, if it has one, then signal the driver, so that it stops at once.
+
+    With `turn_id`, only that turn is stopped. Idempotent.
+    """
+    request = await store.cancel(session_id, turn_id, _cancel_event)
+    if request is None:
+        return Cancelled("no_active_turn")
+    return Cancelled("accepted", delayed=not await signals.cancel(request))
+
+
+def _cancel_event(turn: int) -> NewEvent:
+    return NewEvent(
+        type=EventType.CANCEL_REQUESTED,
+        key=names.turn_key(turn, "cancel-requested"),
+        data={"turnId": names.turn_id(turn)},
+        turn=turn,
+    )
