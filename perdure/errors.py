@@ -26,6 +26,7 @@ PerdureError
 ├── DriverRefused                Temporal refuses a signal to this session
 ├── Superseded                   an attempt that is no longer the newest one
 ├── TurnCancelled                a cancel of this turn was accepted
+├── DeadlineExceeded             a turn had not ended by its deadline
 ├── ModelFailed                  the provider refused or failed
 ├── ToolFailed                   a tool raised, and its declaration allows a retry
 ├── InvalidDeclaration           an agent or a tool is not declared in a way that can work
@@ -233,6 +234,13 @@ class TurnCancelled(PerdureError):
     """The turn was cancelled."""
 
     code = "TURN_CANCELLED"
+
+
+class DeadlineExceeded(PerdureError):
+    """The turn was stopped at its deadline."""
+
+    code = "TURN_DEADLINE_EXCEEDED"
+    plain = True
 
 
 class ModelFailed(PerdureError):

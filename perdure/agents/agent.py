@@ -28,6 +28,9 @@ FINAL_OUTPUT = "final_output"
 #: The number of calls that one worker runs at the same time. Temporal allows four times as many open in one turn.
 _MOST_PARALLEL = 500
 
+#: A hundred years, in seconds: more would not fit into dates.
+_LONGEST_TIME = 3_155_760_000
+
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9_-]{0,62}[a-z0-9])?")
 
 
@@ -42,6 +45,8 @@ class Limits:
     parallel_calls: int = 16
     input_tokens: int | None = None
     output_tokens: int | None = None
+    #: Seconds from the beginning of a turn until it fails, whatever it does then. Each answer of people begins a turn.
+    turn_seconds: float | None = None
 
     def __post_init__(self) -> None:
         for name, limit in (("steps_per_turn", self.steps_per_turn), ("calls_per_step", self.calls_per_step)):
@@ -52,10 +57,17 @@ class Limits:
         for name, limit in (("input_tokens", self.input_tokens), ("output_tokens", self.output_tokens)):
             if limit is not None and not _is_count(limit):
                 raise InvalidDeclaration(f"{name} must be a whole number, at least 1, or None; not {limit!r}.")
+        for name, limit in (("turn_seconds", self.turn_seconds),):
+            if limit is not None and not _is_time(limit):
+                raise InvalidDeclaration(f"{name} must be a number of seconds above 0, or None; not {limit!r}.")
 
 
 def _is_count(number: object) -> bool:
     return isinstance(number, int) and not isinstance(number, bool) and number >= 1
+
+
+def _is_time(seconds: object) -> bool:
+    return isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds <= _LONGEST_TIME
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ class Harness:
         clock: Clock = time.time,
     ) -> None:
         self._models = ModelCaller(store, agents, models, settings, histories, clock)
-        self._tools = ToolCaller(store, agents, settings)
+        self._tools = ToolCaller(store, agents, settings, clock)
         self._resumer = TurnResumer(store, agents, FileFetcher(settings))
         self._parker = TurnParker(store)
         self._ender = TurnEnder(store, agents)

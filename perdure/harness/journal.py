@@ -1,6 +1,7 @@
 """The records of a session: how a step finds its session and agent, and what its turn has recorded."""
 
 from collections.abc import Sequence
+from datetime import datetime
 from math import isfinite
 from typing import Any, Literal, TypeAlias, TypeVar, cast
 
@@ -29,7 +30,7 @@ from perdure.protocol.requests import (
 )
 from perdure.protocol.wire import JsonObject, Wire
 from perdure.store.base import Store, commit_with_retries
-from perdure.store.values import Commit, NewRecord, SessionChange, SessionRow
+from perdure.store.values import Commit, NewRecord, Record, SessionChange, SessionRow
 
 DELIVERY = "perdure/delivery/1"
 REPLY = "pydantic-ai/2"
@@ -108,6 +109,8 @@ class StoredReply(Wire):
     result: Result | None = None
     # The failure of the turn, if it failed although the model had replied.
     failure: Failure | None = None
+    # When the turn fails, in seconds since the epoch: its calls end by then.
+    deadline: float | None = None
     # The principal for whom the model and its calls act. Replies of older builds do not have it.
     speaker: Principal | None = None
 
@@ -282,6 +285,12 @@ class TurnJournal:
         return tuple(
             read(self._by_key[0, names.delivery_key(index)], DELIVERY, ConsumedDelivery) for index in range(count)
         )
+
+    @property
+    def began_at(self) -> float | None:
+        """When the turn began, in seconds since the epoch. None: nothing of it is stored yet."""
+        times = [record.at for record in self.records if isinstance(record, Record)]
+        return datetime.fromisoformat(min(times)).timestamp() if times else None
 
     @property
     def principal(self) -> Principal | None:

@@ -11,7 +11,7 @@ from uuid import uuid4
 from perdure.agents.agent import DEMO, FINAL_OUTPUT, Agent
 from perdure.agents.approval import result_of
 from perdure.agents.registry import AgentRegistry
-from perdure.errors import Invalid, ModelFailed, PerdureError, TurnCancelled, Unavailable
+from perdure.errors import DeadlineExceeded, Invalid, ModelFailed, PerdureError, TurnCancelled, Unavailable
 from perdure.faults import reach
 from perdure.harness.events import CallNames
 from perdure.models.base import Item, ModelSource, Prompt, Reply
@@ -58,6 +58,9 @@ log = logging.getLogger("perdure.model")
 #: the session continues. An activity whose worker died has more attempts (workflows/policies.py).
 _PROVIDER_ATTEMPTS = 6
 
+#: Seconds after the first attempt; they double with each one, as in the policy of the activity.
+_FIRST_PAUSE = 0.5
+
 #: Seconds for counting the usage of an attempt that has failed or was cancelled.
 _COUNTING = 5.0
 
@@ -74,6 +77,14 @@ class _ModelContext:
     agent: Agent
     history: History
     turn: TurnJournal
+    #: When this attempt began, in seconds since the epoch.
+    now: float
+
+    @property
+    def deadline(self) -> float | None:
+        """When the turn fails, in seconds since the epoch."""
+        seconds, began_at = self.agent.limits.turn_seconds, self.turn.began_at
+        return None if seconds is None else (self.now if began_at is None else began_at) + seconds
 
     @property
     def factory(self) -> EventFactory:
@@ -125,7 +136,7 @@ class ModelCaller:
         row = await find_session(self._store, call.at.session_id, call.head)
         agent = find_agent(self._agents, call.agent)
         history, turn = await self._histories.load(call.at.session_id, call.at.turn)
-        ctx = _ModelContext(call, attempt, row, agent, history, turn)
+        ctx = _ModelContext(call, attempt, row, agent, history, turn, self._clock())
         if ctx.recorded:
             return ctx.recorded.model_copy(update={"head": ctx.row.events})
         if ctx.pending_result:
@@ -197,6 +208,8 @@ class ModelCaller:
         if ctx.output and ctx.output.problem:
             return ctx.output.problem
         limits, used = ctx.agent.limits, ctx.row.usage
+        if ctx.deadline is not None and self._clock() >= ctx.deadline:
+            return _deadline_failure(ctx)
         if ctx.call.at.step >= limits.steps_per_turn:
             return Failure(
                 code="STEP_LIMIT_REACHED",
@@ -241,18 +254,33 @@ class ModelCaller:
         calls = CallNames(ctx.call.at, ctx.history.call_ids | call_ids_of(ctx.turn), offer.names)
         deltas = DeltaWriter(self._store, ctx.factory, ctx.attempt, calls, offer.hidden)
         async with self._counted(ctx, deltas):
-            return await self._reply_and_settle(ctx, offer, reader, calls, deltas)
+            try:
+                async with self._until_deadline(ctx):
+                    prompt = await self._prompt(ctx, offer)
+                return await self._reply_and_settle(ctx, offer, reader, calls, deltas, prompt)
+            except DeadlineExceeded:
+                failure = _deadline_failure(ctx)
+                return await self._settle(
+                    ctx, deltas, settle_failure(ctx.factory, ctx.call.mode, failure, deltas.usage)
+                )
 
     async def _reply_and_settle(
-        self, ctx: _ModelContext, offer: Offer, reader: ReplyReader, calls: CallNames, deltas: DeltaWriter
+        self,
+        ctx: _ModelContext,
+        offer: Offer,
+        reader: ReplyReader,
+        calls: CallNames,
+        deltas: DeltaWriter,
+        prompt: Prompt,
     ) -> ModelOutcome:
         factory, mode = ctx.factory, ctx.call.mode
-        prompt = await self._prompt(ctx, offer)
         try:
-            reply = await self._reply(ctx, deltas, prompt)
-            response = calls.applied(readable(reply.response))
-            requested = await reader.read(response)
-            answer = UsableReply(response, reply.finish_reason, deltas.usage, requested, ctx.turn.principal)
+            async with self._until_deadline(ctx):
+                reply = await self._reply(ctx, deltas, prompt)
+                response = calls.applied(readable(reply.response))
+                requested = await reader.read(response)
+            speaker, deadline = ctx.turn.principal, ctx.deadline
+            answer = UsableReply(response, reply.finish_reason, deltas.usage, requested, speaker, deadline)
             settle = settle_unfulfilled if _is_unfulfilled(offer, ctx.turn, requested) else settle_reply
             return await self._settle(
                 ctx, deltas, settle(factory, mode, answer), lambda: settle_cancelled(factory, mode, answer)
@@ -262,6 +290,10 @@ class ModelCaller:
         except ModelFailed as failed:
             _log_failure(ctx, failed)
             if failed.transient and ctx.attempt.number < _PROVIDER_ATTEMPTS:
+                # The next attempt comes at the deadline at the latest, and ends the turn.
+                if (left := self._left(ctx)) is not None:
+                    pause = _FIRST_PAUSE * 2 ** (ctx.attempt.number - 1)
+                    failed.retry_after = min(failed.retry_after or pause, left)
                 raise
             failure = _failure(failed)
         except (Exception, SystemExit) as error:
@@ -273,6 +305,21 @@ class ModelCaller:
             failure = failure.model_copy(update={"code": UNUSABLE})
             deltas.discard()
         return await self._settle(ctx, deltas, settle_failure(factory, mode, failure, deltas.usage))
+
+    def _left(self, ctx: _ModelContext) -> float | None:
+        """Seconds until the deadline of the turn."""
+        return None if ctx.deadline is None else max(0.0, ctx.deadline - self._clock())
+
+    @asynccontextmanager
+    async def _until_deadline(self, ctx: _ModelContext) -> AsyncGenerator[None]:
+        limit = asyncio.timeout(self._left(ctx))
+        try:
+            async with limit:
+                yield
+        except TimeoutError:
+            if limit.expired():
+                raise DeadlineExceeded from None
+            raise
 
     @asynccontextmanager
     async def _counted(self, ctx: _ModelContext, deltas: DeltaWriter) -> AsyncGenerator[None]:
@@ -436,6 +483,11 @@ def _log_failure(ctx: _ModelContext, failed: ModelFailed) -> None:
         *(at.session_id, at.turn, at.step, ctx.attempt.number, error_id),
         " ".join(filter(None, (failed.message, failed.reason))),
     )
+
+
+def _deadline_failure(ctx: _ModelContext) -> Failure:
+    seconds = ctx.agent.limits.turn_seconds
+    return Failure(code=DeadlineExceeded.code, message=f"The turn was stopped: its deadline is {seconds:g} seconds.")
 
 
 def _failure(failed: ModelFailed) -> Failure:

@@ -302,6 +302,8 @@ class UsableReply:
     requested: RequestedCalls
     #: The principal for whom the model acts.
     speaker: Principal | None
+    #: When the turn fails, in seconds since the epoch.
+    deadline: float | None = None
 
 
 def settle_reply(factory: EventFactory, mode: Mode, answer: UsableReply) -> Settlement:
@@ -380,6 +382,7 @@ def _settled(
         usage=answer.usage,
         calls=requested.calls,
         parallel=requested.parallel,
+        deadline=answer.deadline,
         speaker=answer.speaker,
         **stored,
     )

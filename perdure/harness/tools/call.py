@@ -3,10 +3,14 @@
 import asyncio
 import contextlib
 import hashlib
+import math
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from datetime import datetime
 from typing import Any
 
+from perdure.agents.agent import Agent
 from perdure.agents.context import Cancellation, Log, SessionView, Signal, Staging, ToolContext, ToolSession
 from perdure.agents.registry import AgentRegistry
 from perdure.agents.state import check_readable, declared_names
@@ -18,6 +22,7 @@ from perdure.harness.journal import (
     INTENT,
     OUTCOME,
     REPLY,
+    RESUME,
     Intent,
     Outcome,
     RequestedCall,
@@ -60,6 +65,8 @@ class _Work:
     view: SessionView
     #: Whether an older attempt has recorded its intent.
     begun: bool
+    #: When the turn fails, in seconds since the epoch.
+    deadline: float | None = None
 
     @property
     def at(self) -> Coordinates:
@@ -90,10 +97,13 @@ class _Work:
 class ToolCaller:
     """Runs tool calls. Each call gets exactly one outcome, even if the process that runs it dies."""
 
-    def __init__(self, store: Store, agents: AgentRegistry, settings: Settings) -> None:
+    def __init__(
+        self, store: Store, agents: AgentRegistry, settings: Settings, clock: Callable[[], float] = time.time
+    ) -> None:
         self._store = store
         self._agents = agents
         self._settings = settings
+        self._clock = clock
 
     async def run(
         self, call: ToolCall, attempt: Attempt, cancelled: Signal, stopping: Callable[[], bool] = lambda: False
@@ -136,6 +146,7 @@ class ToolCaller:
             tool=(await open_toolbox(agent)).get(call.call.tool),
             view=view_of(row, at, await self._speaker(at, stored)),
             begun=_is_from_other_attempt(intent, attempt),
+            deadline=await self._deadline(agent, call, stored),
         )
 
     async def _check_slots(self, call: ToolCall) -> None:
@@ -148,6 +159,19 @@ class ToolCaller:
                     log_of(call.at, call.call.tool, call.call.call_id).error("%s", unreadable, exc_info=unreadable)
                     raise
 
+    async def _deadline(self, agent: Agent, call: ToolCall, reply: StoredReply) -> float | None:
+        """When the turn fails that runs the call."""
+        seconds, at = agent.limits.turn_seconds, call.told_at
+        if seconds is None or at is None:
+            return reply.deadline
+        # The call was approved: it runs in a later turn than the one that asked.
+        resumed = await self._store.record(at.session_id, at.turn, 0, RESUME)
+        return None if resumed is None else datetime.fromisoformat(resumed.at).timestamp() + seconds
+
+    def _left(self, work: _Work) -> float:
+        """Seconds until the deadline of the turn."""
+        return math.inf if work.deadline is None else max(0.0, work.deadline - self._clock())
+
     async def _speaker(self, at: Coordinates, reply: StoredReply) -> Principal | None:
         """The principal for whom the reply acts. Reading it from the deliveries is slow: they may hold files."""
         if "speaker" in reply.model_fields_set:
@@ -159,6 +183,7 @@ class ToolCaller:
     async def _record_intent(self, work: _Work) -> ToolOutcome | None:
         """Raise the fence and record the intent; returns the outcome if the call must not run."""
         refusal = _refusal(work)
+        late = refusal is None and self._left(work) == 0
         intent = Intent(tool=work.call.call.tool, attempt=work.attempt.number, generation=work.attempt.generation)
         intent_key = (work.at.turn, work.at.step, names.intent_key(work.call_id))
         commit = Commit(
@@ -166,7 +191,7 @@ class ToolCaller:
             unless_cancelled=work.event_at.turn,
             unless=work.outcome_key,
             fence=work.fence(Hold.RAISE),
-            records=() if refusal else (written(*intent_key, INTENT, intent),),
+            records=() if refusal or late else (written(*intent_key, INTENT, intent),),
         )
         try:
             done = await self._store.commit(commit)
@@ -180,6 +205,10 @@ class ToolCaller:
             return await self._recorded(work, done.existing)
         if refusal:
             return await self._settle(work, refusal, None)
+        if late and not (work.begun or done.superseded):
+            return await self._settle(work, outcomes.failed(_TOO_LATE, outcomes.DEADLINE), None)
+        if late:
+            return await self._settle(work, outcomes.failed(INTERRUPTED, outcomes.UNKNOWN, "unknown"), None)
         # An older attempt may have begun after the records were read; then it held the fence.
         if work.tool and work.tool.effects == "at_most_once" and (work.begun or done.superseded):
             unknown = outcomes.failed(INTERRUPTED, outcomes.UNKNOWN, "unknown")
@@ -208,7 +237,7 @@ class ToolCaller:
     async def _outcome(self, work: _Work, context: ToolContext, stopping: Callable[[], bool]) -> Outcome:
         assert work.tool is not None
         try:
-            result = await self._call(work.tool, work.arguments, context)
+            result = await self._call(work.tool, work.arguments, context, self._left(work))
         except InvalidArguments as refused:
             return outcomes.failed(str(refused))
         except _TimeLimitExceeded as late:
@@ -242,8 +271,8 @@ class ToolCaller:
     def _log(self, work: _Work) -> Log:
         return log_of(work.at, work.call.call.tool, work.call_id)
 
-    async def _call(self, tool: Usable, arguments: JsonObject, context: ToolContext) -> Any:
-        limit = asyncio.timeout(tool.timeout)
+    async def _call(self, tool: Usable, arguments: JsonObject, context: ToolContext, left: float) -> Any:
+        limit = asyncio.timeout(min(tool.timeout, left))
         try:
             async with limit:
                 return await tool.call(arguments, context)
@@ -252,6 +281,8 @@ class ToolCaller:
                 raise
             # A tool in a thread cannot be stopped; it can only check this flag.
             context.cancelled.set()
+            if left < tool.timeout:
+                raise _TimeLimitExceeded("The tool did not finish before the deadline of its turn.") from None
             raise _TimeLimitExceeded(f"The tool did not finish within {tool.timeout:g} seconds.") from None
 
     def _handle_error(self, work: _Work, error: BaseException) -> Outcome:
@@ -260,7 +291,7 @@ class ToolCaller:
         self._log(work).error("the tool raised, in attempt %d", work.attempt.number, exc_info=error)
         message = outcomes.cut(described(error), self._settings.max_tool_output_bytes)
         again = work.tool.effects != "at_most_once" and work.attempt.number <= work.tool.retries
-        if again and work.attempt.number < work.call.call.attempts:
+        if again and self._left(work) > 0 and work.attempt.number < work.call.call.attempts:
             # Temporal stores and shows the texts of failures, so this one has only the type.
             raise ToolFailed(f"The tool raised {type(error).__name__}.", attempt=work.attempt.number) from None
         return outcomes.failed(message)
@@ -332,6 +363,7 @@ async def _wait_for_thread(context: ToolContext, limit: float, stopping: Callabl
                 await asyncio.sleep(0.02)
 
 
+_TOO_LATE = "This call was not executed: the deadline of the turn has passed."
 _UNWRITABLE = "The tool has returned, but what it returned or wrote could not be recorded ({})."
 
 

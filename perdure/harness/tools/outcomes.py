@@ -5,7 +5,7 @@ from typing import Any
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from perdure.bounds import DEEPEST, deeper_than, described, whole
-from perdure.errors import Invalid
+from perdure.errors import DeadlineExceeded, Invalid
 from perdure.harness.journal import Outcome
 
 FAILED = "ACTION_RESULT_FAILED"
@@ -14,6 +14,7 @@ APPROVAL_UNAVAILABLE = "TOOL_APPROVAL_UNAVAILABLE"
 DENIED = "TOOL_EXECUTION_DENIED"
 TURN_CANCELLED = "TURN_CANCELLED"
 TOO_MANY = "TOOL_CALL_LIMIT_REACHED"
+DEADLINE = DeadlineExceeded.code
 
 
 def completed(result: Any, largest: int) -> Outcome:
