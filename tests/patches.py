@@ -5,13 +5,13 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from perdure.session.state import KINDS, SESSION, version_patch
+from perdure.session.state import KINDS, REFERENCE_VERSIONS, SESSION, version_patch
 from tests.rooms import ROOT, product
 from workflows.patches import PATCHES, Patch
 
 #: Functions whose patch ids are not written where they are asked for, and the tables that contain the ids.
 FROM_TABLES = {
-    ("workflows/session.py", "_reads"): [patch for patch in KINDS.values() if patch],
+    ("workflows/session.py", "_reads"): [patch for patch in (*KINDS.values(), *REFERENCE_VERSIONS.values()) if patch],
     ("workflows/session.py", "_reads_version"): [version_patch(each) for each in range(2, SESSION.version + 1)],
 }
 

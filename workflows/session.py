@@ -11,6 +11,7 @@ from temporalio.exceptions import ActivityError, ChildWorkflowError, WorkflowAlr
 from perdure.errors import UnreadableState
 from perdure.protocol import names
 from perdure.protocol.actions import DispatchCodeModeRuntimeActions, DispatchRuntimeActions, Done, Park
+from perdure.protocol.deliveries import DeliveryRef
 from perdure.protocol.inputs import OpenInput
 from perdure.protocol.requests import (
     AttendSession,
@@ -32,11 +33,13 @@ from perdure.session.state import (
     KINDS,
     OPERATOR_CANCELLED,
     OPERATOR_FAILED,
+    REFERENCE_VERSIONS,
     REMEMBERED_DELIVERIES,
     WAS_UNREADABLE,
     Rebuild,
     SessionState,
     can_be_kept,
+    is_unknown,
     load_session,
     read_delivery,
     read_repair,
@@ -98,7 +101,7 @@ class SessionWorkflow:
         if self._unreadable is not None:
             self._unread_signals.extend(each for each in data if can_be_kept(each) and each not in self._unread_signals)
         delivery = read_delivery(data[0]) if len(data) == 1 else None
-        unknown = delivery is not None and not _reads(delivery.kind)
+        unknown = delivery is not None and not _reads(delivery)
         # Older runs ignored deliveries of unknown kinds, which the sweeper signalled again.
         if delivery is None or (unknown and not (workflow.patched("keep-unknown-kinds") and self._state.has_room)):
             # If it is a delivery after all, it is also in the store, and is signalled again.
@@ -408,9 +411,12 @@ class SessionWorkflow:
             _continue_as_new({**self._data, "inbox": [*known, *more][:REMEMBERED_DELIVERIES], WAS_UNREADABLE: True})
 
 
-def _reads(kind: str) -> bool:
-    """Whether this run reads deliveries of this kind. A run that began before the kind existed replays as it ran."""
-    return kind in KINDS and ((patch := KINDS[kind]) is None or workflow.patched(patch))
+def _reads(delivery: DeliveryRef) -> bool:
+    """Whether this run reads this delivery. A run that began before its kind or version existed replays as it ran."""
+    if is_unknown(delivery):
+        return False
+    patches = (KINDS[delivery.kind], REFERENCE_VERSIONS[delivery.version])
+    return all(patch is None or workflow.patched(patch) for patch in patches)
 
 
 def _reads_version(version: int) -> bool:

@@ -29,18 +29,49 @@ from perdure.protocol.requests import (
     ToolOutcome,
 )
 from perdure.protocol.wire import JsonObject, Wire
+from perdure.session.state import Chain, Migrator
 from perdure.store.base import Store, commit_with_retries
 from perdure.store.values import Commit, NewRecord, Record, SessionChange, SessionRow
 
-DELIVERY = "perdure/delivery/1"
-REPLY = "pydantic-ai/2"
-FAILURE = "perdure/failure/1"
-INTENT = "perdure/intent/1"
-OUTCOME = "perdure/outcome/1"
-PARK = "perdure/park/1"
-RESUMPTION = "perdure/resumption/1"
-MARK = "perdure/mark/1"
-USAGE = "perdure/usage/1"
+
+class Format:
+    """A kind of record bodies. A record names it with a version: `perdure/failure/1`.
+
+    A new version is a migrator here; the records of older versions stay as they are, and are lifted when they are read.
+    """
+
+    def __init__(self, name: str, migrators: Sequence[Migrator] = (), *, first: int = 1) -> None:
+        self.name = name
+        self.chain = Chain(f"record of the format {name!r}", migrators, first=first)
+
+    @property
+    def current(self) -> str:
+        return f"{self.name}/{self.chain.version}"
+
+    def includes(self, record: NewRecord) -> bool:
+        """Whether the record has this format, in any version: one of a newer build, too."""
+        return record.format.rpartition("/")[0] == self.name
+
+    def lift(self, record: NewRecord) -> JsonObject:
+        if not self.includes(record):
+            what = f"the format {record.format!r}; {self.current!r} was expected"
+            raise UnreadableState(f"The record {record.key!r} has {what}.")
+        version = record.format.rpartition("/")[2]
+        return self.chain.lift(int(version) if version.isdecimal() else version, record.body)
+
+
+#: The body of a delivery, before a turn has consumed it.
+BODY = Chain("delivery")
+
+DELIVERY = Format("perdure/delivery")
+REPLY = Format("pydantic-ai", first=2)
+FAILURE = Format("perdure/failure")
+INTENT = Format("perdure/intent")
+OUTCOME = Format("perdure/outcome")
+PARK = Format("perdure/park")
+RESUMPTION = Format("perdure/resumption")
+MARK = Format("perdure/mark")
+USAGE = Format("perdure/usage")
 
 #: The key of the record of a turn that failed, was cancelled or parked outside its model call.
 END = "end"
@@ -189,15 +220,14 @@ class Outcome(Wire):
     token_hash: str | None = None
 
 
-def written(turn: int, step: int, key: str, form: str, body: Wire) -> NewRecord:
-    return NewRecord(turn=turn, step=step, key=key, format=form, body=body.model_dump(mode="json"))
+def written(turn: int, step: int, key: str, form: Format, body: Wire) -> NewRecord:
+    return NewRecord(turn=turn, step=step, key=key, format=form.current, body=body.model_dump(mode="json"))
 
 
-def read(record: NewRecord, form: str, shape: type[W]) -> W:
-    if record.format != form:
-        raise UnreadableState(f"The record {record.key!r} has the format {record.format!r}; {form!r} was expected.")
+def read(record: NewRecord, form: Format, shape: type[W]) -> W:
+    body = form.lift(record)
     try:
-        return shape.model_validate(record.body)
+        return shape.model_validate(body)
     except ValidationError as invalid:
         raise UnreadableState(f"The record {record.key!r} cannot be read.", problems=invalid.error_count()) from None
 
@@ -243,12 +273,12 @@ def load_response(reply: StoredReply) -> ModelResponse:
 
 def model_outcome(record: NewRecord) -> ModelOutcome:
     """The outcome of a model call, from the record of its reply or from another record that ended the turn."""
-    if record.format == FAILURE:
+    if FAILURE.includes(record):
         failed = read(record, FAILURE, StoredFailure)
         return Finished(usage=failed.usage, failure=failed.failure)
-    if record.format == PARK:
+    if PARK.includes(record):
         return Parked(open=read(record, PARK, StoredPark).open)
-    if record.format == RESUMPTION:
+    if RESUMPTION.includes(record):
         return Finished(failure=read(record, RESUMPTION, StoredResumption).resumed.failure)
     return outcome_of_reply(read(record, REPLY, StoredReply))
 
@@ -318,11 +348,11 @@ class TurnJournal:
     def resumption(self) -> StoredResumption | None:
         """The result of processed answers, if the turn began with that."""
         record = self.at(0, RESUME)
-        return read(record, RESUMPTION, StoredResumption) if record and record.format == RESUMPTION else None
+        return read(record, RESUMPTION, StoredResumption) if record and RESUMPTION.includes(record) else None
 
     def reply(self, step: int) -> StoredReply | None:
         record = self.at(step, names.REPLY)
-        return read(record, REPLY, StoredReply) if record and record.format == REPLY else None
+        return read(record, REPLY, StoredReply) if record and REPLY.includes(record) else None
 
     def replies(self) -> tuple[StoredReply, ...]:
         found = (self.reply(step) for step in range(self.last_step + 1))
@@ -347,7 +377,7 @@ class TurnJournal:
             return self.failure_record
         if self.resumption and self.resumption.resumed.failure:
             return self.at(0, RESUME)
-        if park := next((record for record in self.records if record.format == PARK), None):
+        if park := next((record for record in self.records if PARK.includes(record)), None):
             return park
         last = self.reply(self.last_step)
         return self.at(self.last_step, names.REPLY) if last and last.ends else None
@@ -355,7 +385,7 @@ class TurnJournal:
     @property
     def failure_record(self) -> NewRecord | None:
         """The record of a failure or a cancellation."""
-        return next((record for record in self.records if record.format == FAILURE), None)
+        return next((record for record in self.records if FAILURE.includes(record)), None)
 
     @property
     def park(self) -> Parked | None:

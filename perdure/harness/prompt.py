@@ -113,7 +113,7 @@ def _clean(text: str, mark: str | None) -> str:
 
 def _was_refused(turn: TurnJournal) -> bool:
     """Whether the turn's prompt could not be sent or was rejected: its files would make later turns fail too."""
-    if turn.failure_record is None or turn.failure_record.format != FAILURE:
+    if turn.failure_record is None or not FAILURE.includes(turn.failure_record):
         return False
     details = read(turn.failure_record, FAILURE, StoredFailure).failure.details or {}
     return details.get("statusCode") in _REFUSED or details.get(UNSENT) is True

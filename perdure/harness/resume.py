@@ -344,6 +344,6 @@ class TurnResumer:
 
 
 def _resumed(record: Record) -> Resumed:
-    if record.format == FAILURE:
+    if FAILURE.includes(record):
         return Resumed(failure=read(record, FAILURE, StoredFailure).failure)
     return read(record, RESUMPTION, StoredResumption).resumed

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import httpx2
+from pydantic import ValidationError
 from pydantic_ai._ssrf import safe_download
 
 from perdure.errors import UnreadableState
@@ -16,10 +17,10 @@ from perdure.protocol.requests import Coordinates
 from perdure.session.state import KINDS
 from perdure.settings import Settings
 from perdure.store.base import Store
-from perdure.store.values import Consumption, NewRecord, SessionChange
+from perdure.store.values import Consumption, DeliveryRow, NewRecord, SessionChange
 
 from .events import EventFactory
-from .journal import DELIVERY, ConsumedDelivery, TurnJournal, read_journal, written
+from .journal import BODY, DELIVERY, ConsumedDelivery, TurnJournal, read_journal, written
 from .prompt import bare_type, is_linked, largest_of
 
 #: Seconds to fetch all files of one delivery.
@@ -111,13 +112,24 @@ async def read_deliveries(
     if files and any(row.kind not in KINDS for row in left):
         raise UnreadableState("This build cannot read a delivery of this kind.")
     deliveries = tuple(
-        ConsumedDelivery(**DeliveryBody.model_validate(row.body).model_dump(), delivery_id=row.delivery_id)
+        ConsumedDelivery(**_read_body(row, strict=files is not None).model_dump(), delivery_id=row.delivery_id)
         for row in left
     )
     if files:
         # Concurrently: each delivery may use its whole time, and the time-out of the activity is hardly longer.
         deliveries = tuple(await asyncio.gather(*(files.fetched(each) for each in deliveries)))
     return deliveries, turn
+
+
+def _read_body(row: DeliveryRow, *, strict: bool) -> DeliveryBody:
+    """The body in today's version. Without `strict`, one that only a newer build can read is read as far as it goes."""
+    body = row.body or {}
+    version = body.get("version", 1)
+    newer = isinstance(version, int) and version > BODY.version
+    try:
+        return DeliveryBody.model_validate(body if newer and not strict else BODY.lift(version, body))
+    except ValidationError as invalid:
+        raise UnreadableState("A delivery cannot be read.", problems=invalid.error_count()) from None
 
 
 async def _report_lost(store: Store, session_id: str, delivery_ids: set[str]) -> None:

@@ -1,9 +1,11 @@
 """Events: the facts on a session's stream."""
 
+from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
 from pydantic import Field
 
+from .inputs import as_requested
 from .names import session_key, turn_id
 from .wire import JsonObject, Wire
 
@@ -57,6 +59,33 @@ BOUNDARIES = frozenset({EventType.SESSION_WAITING, EventType.SESSION_COMPLETED, 
 
 #: One of these is the last event of a session's stream.
 TERMINAL = frozenset({EventType.SESSION_COMPLETED, EventType.SESSION_FAILED})
+
+
+#: How the stored data of older versions is lifted, by the type of the event: the first function lifts version 1 to 2.
+#: A shipped one is never edited.
+EVENT_MIGRATORS: dict[str, tuple[Callable[[JsonObject], JsonObject], ...]] = {
+    EventType.INPUT_REQUESTED: (as_requested,),
+}
+
+#: The field of the stored data that holds its version. Readers never see it. Data without it has version 1.
+_VERSION = "$version"
+
+
+def stored_data(type: str, data: JsonObject | None) -> JsonObject | None:
+    """The data of an event as it is stored."""
+    migrators = EVENT_MIGRATORS.get(type, ())
+    return {**data, _VERSION: len(migrators) + 1} if migrators and data is not None else data
+
+
+def read_data(type: str, stored: JsonObject | None) -> JsonObject | None:
+    """The data of a stored event, in today's version. What a newer build has stored is shown as it is."""
+    migrators = EVENT_MIGRATORS.get(type, ())
+    if stored is None or (not migrators and _VERSION not in stored):
+        return stored
+    data = {name: value for name, value in stored.items() if name != _VERSION}
+    for migrate in migrators[stored.get(_VERSION, 1) - 1 :]:
+        data = migrate(data)
+    return data
 
 
 class NewEvent(Wire):

@@ -26,26 +26,27 @@ class Chain:
     with an empty state would lose the session silently.
     """
 
-    def __init__(self, name: str, migrators: Sequence[Migrator] = ()) -> None:
-        self._name = name
-        self._migrators = tuple(migrators)
+    def __init__(self, name: str, migrators: Sequence[Migrator] = (), *, first: int = 1) -> None:
+        self.name = name
+        self.first = first
+        self.migrators = tuple(migrators)
 
     @property
     def version(self) -> int:
-        return len(self._migrators) + 1
+        return self.first + len(self.migrators)
 
     def lift(self, version: object, data: JsonObject) -> JsonObject:
-        if not isinstance(version, int) or version < 1 or version > self.version:
+        if not isinstance(version, int) or not self.first <= version <= self.version:
             raise UnreadableState(
-                f"The {self._name} has version {version!r}; this code reads versions 1 to {self.version}.",
+                f"The {self.name} has version {version!r}; this code reads versions {self.first} to {self.version}.",
                 version=version,
             )
         try:
-            for migrate in self._migrators[version - 1 :]:
+            for migrate in self.migrators[version - self.first :]:
                 data = migrate(data)
         except Exception as error:
             # Another build may have a migrator that can lift it.
-            raised = f"a migrator of the {self._name} raised {type(error).__name__}"
+            raised = f"a migrator of the {self.name} raised {type(error).__name__}"
             raise UnreadableState(f"Version {version} could not be lifted: {raised}.", version=version) from error
         return data
 
@@ -68,6 +69,8 @@ REMEMBERED_DELIVERIES = 512
 #: The kinds of deliveries that this build can read. The value is the patch that guards a kind that was added later: a
 #: run that began before it must treat the kind as unknown, so that it replays alike.
 KINDS: dict[str, str | None] = {"message": None, "answer": None}
+#: The versions of a delivery's reference that this build can read, and their patches, in the same way.
+REFERENCE_VERSIONS: dict[int, str | None] = {1: None}
 #: The prefix of a delivery's kind in the inbox of a run that cannot read it. A run that knows the kind begins without.
 UNKNOWN = "?"
 
@@ -262,7 +265,7 @@ def can_be_kept(data: Any) -> bool:
 
 def is_unknown(delivery: DeliveryRef) -> bool:
     """Whether only a newer build can read this delivery. It stays in the inbox, and others overtake it."""
-    return delivery.kind not in KINDS
+    return delivery.kind not in KINDS or delivery.version not in REFERENCE_VERSIONS
 
 
 def with_unknown_prefix(delivery: DeliveryRef, *, unknown: bool) -> DeliveryRef:
@@ -305,12 +308,12 @@ WAS_UNREADABLE = "wasUnreadable"
 
 def load_session(
     data: JsonObject,
-    reads: Callable[[str], bool] = KINDS.__contains__,
+    reads: Callable[[DeliveryRef], bool] = lambda delivery: not is_unknown(delivery),
     reads_version: Callable[[int], bool] = lambda version: True,
 ) -> SessionState:
     """Read the driver's state, in whatever version it was written.
 
-    `reads` and `reads_version`: whether this run reads a kind, and a version of the state after the first.
+    `reads` and `reads_version`: whether this run reads a delivery, and a version of the state after the first.
     """
     data = {name: value for name, value in data.items() if name != WAS_UNREADABLE}
     version = data.get("version", 1)
@@ -324,7 +327,7 @@ def load_session(
     # While the state was unreadable, signals were added to the inbox unchecked, so it may hold duplicates.
     first = {delivery.id: delivery for delivery in reversed(state.inbox)}
     inbox = tuple(
-        with_unknown_prefix(each, unknown=not reads(each.kind.removeprefix(UNKNOWN)))
+        with_unknown_prefix(each, unknown=not reads(with_unknown_prefix(each, unknown=False)))
         for each in state.inbox
         if first[each.id] is each
     )

@@ -64,7 +64,7 @@ class _Play:
         events = tuple([event async for event in read_all(self._store, SESSION)]) if begun else ()
         slots = await self._store.slots(SESSION, sorted(self._recording.names)) if begun else {}
         records = await self._store.records(SESSION) if begun else ()
-        replies = [read(record, REPLY, StoredReply) for record in records if record.format == REPLY]
+        replies = [read(record, REPLY, StoredReply) for record in records if REPLY.includes(record)]
         # In the order in which the model asked for them.
         calls = tuple(call for reply in replies for call in reply.calls)
         pending = tuple(row.request for row in await self.stage.waiting())

@@ -236,6 +236,18 @@ async def test_a_delivery_of_a_later_kind_is_left_to_a_build_that_reads_it_and_i
         assert (await it.types())[-2:] == ["turn.cancelled", "session.waiting"]
 
 
+async def test_a_delivery_of_a_later_version_is_left_to_a_build_that_reads_it_and_its_turn_can_be_cancelled() -> None:
+    async with lab(["One."]) as it:
+        ref = await it.deliver("Go", version=2)
+
+        with pytest.raises(UnreadableState, match="The delivery has version 2; this code reads versions 1 to 1"):
+            await it.model(ref)
+        assert "turn.started" not in await it.types()
+
+        await it.harness.conclude_turn(Conclusion(kind="cancelled", at=_AT, failure=CANCELLED, deliveries=(ref,)))
+        assert (await it.types())[-3:] == ["message.received", "turn.cancelled", "session.waiting"]
+
+
 _AT = Coordinates(session_id=SESSION, turn=0)
 _ASKED = (OpenInput(request_id="inp_1"),)
 _ENDS: dict[str, Callable[[Lab], Awaitable[object]]] = {

@@ -275,7 +275,7 @@ async def test_what_a_tool_returns_is_data_and_no_status() -> None:
 def test_a_record_of_a_returned_failure_stays_readable() -> None:
     error = {"code": "OUT_OF_STOCK", "message": "No tea."}
     written = {"status": "failed", "output": error, "isError": False, "error": error, "tokenHash": None}
-    record = NewRecord(turn=0, step=0, key="call/c", format=OUTCOME, body=written)
+    record = NewRecord(turn=0, step=0, key="call/c", format="perdure/outcome/1", body=written)
 
     assert read(record, OUTCOME, Outcome) == Outcome(status="failed", output=error, error=error)
 

@@ -160,6 +160,24 @@ def test_a_kind_is_unknown_until_the_next_run_of_a_build_that_knows_it(monkeypat
     assert not state.is_unknown(after.inbox[0])
 
 
+def test_a_version_of_a_delivery_is_unknown_until_the_next_run_of_a_build_that_knows_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    later = state.read_delivery(newer(1, version=2))
+    assert later is not None
+    assert state.is_unknown(later)
+    kept = state.with_unknown_prefix(later, unknown=True)
+    before = load_session(a_session().with_delivery(kept).model_dump(mode="json"))
+
+    monkeypatch.setitem(state.REFERENCE_VERSIONS, 2, "delivery-2")
+    assert state.is_unknown(kept)
+    after = load_session(before.model_dump(mode="json"))
+
+    assert [each.kind for each in before.inbox] == ["?message"]
+    assert [(each.kind, each.version) for each in after.inbox] == [("message", 2)]
+    assert not state.is_unknown(after.inbox[0])
+
+
 def test_the_turn_snapshot_survives_its_trip() -> None:
     turn = state.TurnState().after_step(Usage(input_tokens=3)).after_failure()
 

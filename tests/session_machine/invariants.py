@@ -198,7 +198,7 @@ async def _check_usage(world: World, log: Log) -> None:
     completed = {(event.turn, event.step) for event in log.events if _completed(event)}
     for record in await world.store.records(world.session_id):
         place = (record.turn, record.step)
-        if record.format in (REPLY, FAILURE) and place in failed and place not in completed:
+        if (REPLY.includes(record) or FAILURE.includes(record)) and place in failed and place not in completed:
             usage: dict[str, int] = record.body.get("usage") or {}
             lost += usage.get("inputTokens", 0)
     row = await world.row()

@@ -64,6 +64,28 @@ async def test_a_newer_build_replays_a_run_that_was_rebuilt_with_one(
     await a_replayer(SessionWorkflow).replay_workflow(await session.handle.fetch_history())
 
 
+async def test_a_newer_build_reads_a_delivery_of_a_later_version_that_an_older_one_has_kept(
+    bench: Bench, outside: Outside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    later = DeliveryRef(id="dlv_0", token_hash="now", at=stamp(datetime.now(UTC)), version=2)
+    async with bench.working(outside):
+        session = await bench.start(outside)
+        await session.handle.signal("deliver", later.model_dump(mode="json"))
+        await until_it_waits(session)
+        assert outside.consumed == []
+        # It continues as new after a minute; this is the state with which it does so.
+        view = await session.handle.query("describe")
+
+    monkeypatch.setitem(state.REFERENCE_VERSIONS, 2, "delivery-2")
+    # The run of the older build replays with the newer one, and the next run reads the delivery.
+    await a_replayer(SessionWorkflow).replay_workflow(await session.handle.fetch_history())
+    second = Outside()
+    async with bench.working(second):
+        renewed = await bench.start(second, {**view, "sessionId": session.handle.id})
+        await second.until(lambda: second.consumed == ["dlv_0"])
+        await renewed.handle.terminate()
+
+
 async def test_only_so_many_are_kept(bench: Bench, outside: Outside) -> None:
     async with bench.working(outside):
         session = await bench.start(outside)

@@ -9,8 +9,8 @@ from typing import Any
 from perdure.errors import SessionGone
 from perdure.protocol import names
 from perdure.protocol.deliveries import Capabilities, Principal
-from perdure.protocol.events import Event, EventType, NewEvent, Usage
-from perdure.protocol.inputs import InputAnswer, InputRequest, as_requested
+from perdure.protocol.events import Event, NewEvent, Usage, read_data, stored_data
+from perdure.protocol.inputs import InputAnswer, InputRequest
 from perdure.store.values import (
     DeadLetter,
     DeliveryRow,
@@ -178,13 +178,10 @@ def dead_letter(row: Row) -> DeadLetter:
 
 
 def event(row: Row) -> Event:
-    data = decode_some(row["data"])
-    if row["type"] == EventType.INPUT_REQUESTED and data is not None:
-        data = as_requested(data)
     return Event(
         type=row["type"],
         key=row["key"],
-        data=data,
+        data=read_data(row["type"], decode_some(row["data"])),
         turn=row["turn"],
         step=row["step"],
         attempt=row["attempt"],
@@ -203,7 +200,7 @@ def new_event(session_id: str, event: NewEvent, index: int, now: str) -> dict[st
         "turn": event.turn,
         "step": event.step,
         "attempt": event.attempt,
-        "data": encode_some(event.data),
+        "data": encode_some(stored_data(event.type, event.data)),
         # Few events name deliveries; NULL takes less space than an empty list.
         "delivery_ids": encode_some(event.delivery_ids or None),
         "now": now,

@@ -1,4 +1,5 @@
 import asyncio
+import json
 import sys
 
 import pytest
@@ -11,6 +12,7 @@ from perdure.protocol.events import NewEvent
 from perdure.protocol.wire import JsonObject
 from perdure.store.base import Store
 from perdure.store.values import Commit
+from tests.store.conformance.conftest import Database
 from tests.support import given
 
 
@@ -34,7 +36,7 @@ async def test_an_event_is_read_back_as_it_was_written(store: Store) -> None:
     assert event.at.endswith("Z")
 
 
-async def test_a_request_that_an_older_build_emitted_is_read_as_todays_are(store: Store) -> None:
+async def test_a_request_that_an_older_build_emitted_is_read_as_todays_are(store: Store, database: Database) -> None:
     request: JsonObject = {
         "requestId": "r",
         "prompt": "Approve tool call: pay",
@@ -44,12 +46,31 @@ async def test_a_request_that_an_older_build_emitted_is_read_as_todays_are(store
         "options": [{"id": "approve", "label": "Yes"}],
     }
     ours = {"kind": "approval", "responders": {"kind": "requester"}, "summary": "Pay", "expiresAt": "2026-01-01"}
-    older = NewEvent(type="input.requested", key="k", data={"requests": [{**request, **ours}], "turnId": "turn_0"})
-
+    # Under another type it is stored without a version, as older builds stored it.
+    older = NewEvent(type="test.event", key="k", data={"requests": [{**request, **ours}], "turnId": "turn_0"})
     await store.commit(Commit("s", events=[older]))
+
+    database.run("UPDATE events SET type = 'input.requested'")
 
     (event,) = await store.events("s")
     assert event.data == {"requests": [request], "details": {"r": ours}, "turnId": "turn_0"}
+
+
+async def test_the_version_of_an_event_is_stored_and_not_shown(store: Store, database: Database) -> None:
+    data: JsonObject = {"requests": [], "details": {}}
+    asked = NewEvent(type="input.requested", key="asked", data=data)
+    await store.commit(Commit("s", events=[asked, given.event("plain", n=1)]))
+
+    stored = [json.loads(text) for (text,) in database.run("SELECT data FROM events ORDER BY idx")]
+
+    assert stored == [{**data, "$version": 2}, {"n": 1}]
+    assert [event.data for event in await store.events("s")] == [data, {"n": 1}]
+
+
+async def test_an_event_of_a_newer_build_is_shown_as_it_is(store: Store) -> None:
+    await store.commit(Commit("s", events=[given.event("k", **{"$version": 9, "later": True})]))
+
+    assert [event.data for event in await store.events("s")] == [{"later": True}]
 
 
 async def test_a_repeated_key_is_skipped_and_leaves_no_gap(store: Store) -> None:
