@@ -157,6 +157,11 @@ async def serving(settings: Settings) -> AsyncGenerator[None]:
         stack.callback(telemetry.close)
         client = await temporal_client(settings, plugins=telemetry.plugins)
         await stack.enter_async_context(running(workers(client, store, agents, models, settings)))
+        if settings.deployment is not None:
+            from perdure.runtime.deploys import builds
+
+            announcing = asyncio.create_task(builds.announce(client, settings, agents.names))
+            stack.callback(announcing.cancel)
         log.info("Serving %s on %s", ", ".join(agents.names), settings.temporal_address)
         yield
 

@@ -98,6 +98,9 @@ class SessionWorkflow:
     @workflow.signal(name=names.DELIVER)
     def deliver(self, *data: Any) -> None:
         # Any number of arguments: a handler that does not accept them would fail the workflow task for ever.
+        if not data:
+            # `perdure deploy drain` wakes a parked driver, which then notices that another build is current.
+            return
         if self._unreadable is not None:
             self._unread_signals.extend(each for each in data if can_be_kept(each) and each not in self._unread_signals)
         delivery = read_delivery(data[0]) if len(data) == 1 else None

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from .deploy import deploy_commands
+
 if TYPE_CHECKING:
     from perdure.settings import Settings
 
@@ -23,6 +25,7 @@ app = typer.Typer(
 
 session_commands = typer.Typer()
 app.add_typer(session_commands, name="sessions")
+app.add_typer(deploy_commands, name="deploy")
 
 dead_letter_commands = typer.Typer()
 app.add_typer(dead_letter_commands, name="dead-letters")

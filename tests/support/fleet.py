@@ -2,8 +2,11 @@
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from subprocess import CompletedProcess
 
+import pytest
 from temporalio.api.deployment.v1 import WorkerDeploymentVersion
 from temporalio.api.enums.v1 import RoutingConfigUpdateState
 from temporalio.api.workflowservice.v1 import (
@@ -14,7 +17,17 @@ from temporalio.api.workflowservice.v1 import (
 from temporalio.client import Client
 from temporalio.service import RPCError
 
+import worker as composition
 from perdure.protocol import names
+from perdure.runtime.connect import temporal_client
+from perdure.runtime.deploys import builds as of_builds
+from perdure.runtime.deploys.builds import Builds
+from perdure.settings import Settings
+from tests.support import commands
+from tests.support.processes import clean_environment
+from tests.support.workflows import Bench, Outside
+from workflows.session import SessionWorkflow
+from workflows.turn import TurnWorkflow
 
 #: Each is a deployment of its own. Newer turns work for older drivers, so they go first.
 KINDS = (names.TURNS_QUEUE, names.SESSIONS_QUEUE)
@@ -73,3 +86,70 @@ async def _known_everywhere(client: Client, deployment: str) -> None:
         if state == RoutingConfigUpdateState.ROUTING_CONFIG_UPDATE_STATE_COMPLETED:
             return
         await asyncio.sleep(0.02)
+
+
+class Fleet:
+    """Workers of several builds of one deployment."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self.deployment = f"fleet-{uuid.uuid4().hex[:8]}"
+
+    @contextlib.asynccontextmanager
+    async def build(self, build: str, outside: Outside, turn: type = TurnWorkflow) -> AsyncGenerator[None]:
+        """All the workers of one build, not current yet."""
+        # A client of its own, as each process has: one client takes two workers of a queue for a mistake.
+        client = await temporal_client(Settings(temporal_address=self._bench.client.service_client.config.target_host))
+        settings = Settings(task_queue=self._bench.settings.task_queue, deployment=self.deployment, build_id=build)
+        async with (
+            composition.activity_worker(client, settings, names.MODELS_QUEUE, outside.model_activities),
+            composition.activity_worker(client, settings, names.TOOLS_QUEUE, [outside.call_tool]),
+            composition.workflow_worker(client, settings, names.TURNS_QUEUE, [turn]),
+            composition.workflow_worker(client, settings, names.SESSIONS_QUEUE, [SessionWorkflow]),
+        ):
+            yield
+
+    @contextlib.asynccontextmanager
+    async def current(self, build: str, outside: Outside, turn: type = TurnWorkflow) -> AsyncGenerator[None]:
+        async with self.build(build, outside, turn):
+            await self.make_current(build)
+            yield
+
+    async def make_current(self, build: str, kinds: Sequence[str] = KINDS) -> None:
+        await make_current(self._bench.client, self.deployment, build, kinds)
+
+
+@pytest.fixture
+def fleet(bench: Bench) -> Fleet:
+    return Fleet(bench)
+
+
+class Operator:
+    """Runs `perdure deploy` against the fleet."""
+
+    def __init__(self, bench: Bench, fleet: Fleet) -> None:
+        self.builds = Builds(bench.client, fleet.deployment, bench.settings.task_queue)
+        self._environment = {
+            **clean_environment(),
+            "PERDURE_TEMPORAL_ADDRESS": bench.client.service_client.config.target_host,
+            "PERDURE_TASK_QUEUE": bench.settings.task_queue,
+            "PERDURE_DEPLOYMENT": fleet.deployment,
+        }
+
+    async def runs(self, *words: str) -> "CompletedProcess[str]":
+        return await asyncio.to_thread(commands.perdure, "deploy", *words, environment=self._environment)
+
+    async def says(self, *words: str) -> list[str]:
+        done = await self.runs(*words)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+    async def announce(self, build: str, *agents: str) -> None:
+        """Write down what a build reads and serves, as its workers do."""
+        settings = Settings(deployment=self.builds.deployment, build_id=build)
+        await of_builds.announce(self.builds.client, settings, agents)
+
+
+@pytest.fixture
+def operator(bench: Bench, fleet: Fleet) -> Operator:
+    return Operator(bench, fleet)

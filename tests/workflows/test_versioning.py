@@ -1,14 +1,9 @@
 """A driver stays on the build that started it; each turn starts on the newest one."""
 
 import asyncio
-import contextlib
-import uuid
-from collections.abc import AsyncGenerator, Sequence
 
-import pytest
 from temporalio import workflow
 
-import worker as composition
 from perdure.protocol import names
 from perdure.protocol.requests import (
     CallRef,
@@ -20,15 +15,12 @@ from perdure.protocol.requests import (
     TurnRequest,
     TurnResult,
 )
-from perdure.runtime.connect import temporal_client
 from perdure.session.turn import ContinueAsNew, run_turn
-from perdure.settings import Settings
-from tests.support.fleet import KINDS, build_of, make_current
+from tests.support.fleet import Fleet, build_of
+from tests.support.fleet import fleet as fleet
 from tests.support.processes import PATIENCE
 from tests.support.workflows import Bench, Outside
-from workflows.session import SessionWorkflow
 from workflows.steps import ActivitySteps
-from workflows.turn import TurnWorkflow
 
 
 @workflow.defn(name=names.TURN_WORKFLOW, sandboxed=False)
@@ -40,42 +32,6 @@ class NewerTurn:
         end = await run_turn(request.model_copy(update={"agent": "newer"}), ActivitySteps())
         assert not isinstance(end, ContinueAsNew)
         return end
-
-
-class Fleet:
-    """Workers of several builds of one deployment."""
-
-    def __init__(self, bench: Bench) -> None:
-        self._bench = bench
-        self._deployment = f"fleet-{uuid.uuid4().hex[:8]}"
-
-    @contextlib.asynccontextmanager
-    async def build(self, build: str, outside: Outside, turn: type = TurnWorkflow) -> AsyncGenerator[None]:
-        """All the workers of one build, not current yet."""
-        # A client of its own, as each process has: one client takes two workers of a queue for a mistake.
-        client = await temporal_client(Settings(temporal_address=self._bench.client.service_client.config.target_host))
-        settings = Settings(task_queue=self._bench.settings.task_queue, deployment=self._deployment, build_id=build)
-        async with (
-            composition.activity_worker(client, settings, names.MODELS_QUEUE, outside.model_activities),
-            composition.activity_worker(client, settings, names.TOOLS_QUEUE, [outside.call_tool]),
-            composition.workflow_worker(client, settings, names.TURNS_QUEUE, [turn]),
-            composition.workflow_worker(client, settings, names.SESSIONS_QUEUE, [SessionWorkflow]),
-        ):
-            yield
-
-    @contextlib.asynccontextmanager
-    async def current(self, build: str, outside: Outside, turn: type = TurnWorkflow) -> AsyncGenerator[None]:
-        async with self.build(build, outside, turn):
-            await self.make_current(build)
-            yield
-
-    async def make_current(self, build: str, kinds: Sequence[str] = KINDS) -> None:
-        await make_current(self._bench.client, self._deployment, build, kinds)
-
-
-@pytest.fixture
-def fleet(bench: Bench) -> Fleet:
-    return Fleet(bench)
 
 
 async def works(call: ModelCall) -> ModelOutcome:
