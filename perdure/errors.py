@@ -255,10 +255,15 @@ class ModelFailed(PerdureError):
         transient: bool = False,
         retry_after: float | None = None,
         reason: str | None = None,
+        too_long: bool = False,
         **details: Any,
     ) -> None:
-        """`transient`: a retry can help. `reason`: the provider's text, only for the log."""
+        """`transient`: a retry can help. `reason`: the provider's text, only for the log.
+
+        `too_long`: the request is larger than the model's context window.
+        """
         super().__init__(message, **details)
+        self.too_long = too_long
         self.transient = transient
         self.retry_after = retry_after
         self.reason = reason

@@ -22,6 +22,8 @@ KillPoint: TypeAlias = Literal[
     "tool_after_settle",
     "park_before_commit",
     "park_after_commit",
+    "compaction_mid_call",
+    "compaction_after_record",
     "resume_before_commit",
     "resume_after_commit",
 ]

@@ -6,7 +6,7 @@ Read `agent`, `tool`, `approval`, `context`, `state`.
 from perdure.protocol.inputs import Responders
 
 from . import responders
-from .agent import Agent, Instructions, Limits
+from .agent import Agent, Compaction, Instructions, Limits
 from .approval import Approval, Call, Decision
 from .context import SessionView, ToolContext
 from .registry import AgentRegistry, load_agents
@@ -18,6 +18,7 @@ __all__ = [
     "AgentRegistry",
     "Approval",
     "Call",
+    "Compaction",
     "Decision",
     "Effects",
     "Instructions",

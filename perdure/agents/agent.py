@@ -25,6 +25,9 @@ DEMO = "demo"
 #: The tool with which the model gives a structured result; an agent cannot declare a tool of this name.
 FINAL_OUTPUT = "final_output"
 
+#: The context window of a model of which it is not known.
+DEFAULT_WINDOW = 100_000
+
 #: The number of calls that one worker runs at the same time. Temporal allows four times as many open in one turn.
 _MOST_PARALLEL = 500
 
@@ -70,6 +73,32 @@ def _is_time(seconds: object) -> bool:
     return isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds <= _LONGEST_TIME
 
 
+def _is_share(number: object) -> bool:
+    return isinstance(number, int | float) and not isinstance(number, bool) and 0 < number <= 1
+
+
+@dataclass(frozen=True)
+class Compaction:
+    """When older history is summarised, and by which model. Nothing is deleted: only later prompts are shorter."""
+
+    #: The tokens that the model accepts; None: what is known of the model, or 100,000.
+    context_window: int | None = None
+    #: The share of the context window from which on a request is too large.
+    threshold: float = 0.9
+    #: The model that writes summaries; None: the agent's model.
+    model: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.context_window is not None and not _is_count(self.context_window):
+            raise InvalidDeclaration(
+                f"context_window must be a whole number, at least 1, or None; not {self.context_window!r}."
+            )
+        if not _is_share(self.threshold):
+            raise InvalidDeclaration(f"threshold must be a number above 0, at most 1; not {self.threshold!r}.")
+        if self.model is not None and not _is_text(self.model):
+            raise InvalidDeclaration(f"model must be the name of a model, or None; not {self.model!r}.")
+
+
 @dataclass(frozen=True)
 class Agent:
     """A model, its instructions and its tools.
@@ -84,6 +113,8 @@ class Agent:
     description: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
     limits: Limits = field(default_factory=Limits)
+    #: None: history is never summarised.
+    compaction: Compaction | None = field(default_factory=Compaction)
     #: In task mode, the JSON schema of the result.
     output_schema: JsonObject | None = None
     while_waiting: WhileWaiting = "queue"
@@ -130,6 +161,8 @@ def _wrong_type(agent: Agent) -> str | None:
         return "settings is a dict of model settings: `settings={'temperature': 0.2}`"
     if not isinstance(fields["limits"], Limits):
         return "limits is `Limits(…)`: `limits=Limits(steps_per_turn=12)`"
+    if fields["compaction"] is not None and not isinstance(fields["compaction"], Compaction):
+        return "compaction is `Compaction(…)` or None: `compaction=Compaction(context_window=32_000)`"
     if schema is not None and not isinstance(schema, Mapping):
         return "output_schema is a JSON schema; that of a pydantic model is `Model.model_json_schema()`"
     return None

@@ -24,6 +24,7 @@ from perdure.protocol.requests import (
     Failure,
     Finished,
     ModelOutcome,
+    NothingToRead,
     Parked,
     Resumed,
     ToolOutcome,
@@ -72,6 +73,7 @@ PARK = Format("perdure/park")
 RESUMPTION = Format("perdure/resumption")
 MARK = Format("perdure/mark")
 USAGE = Format("perdure/usage")
+COMPACTION = Format("perdure/compaction")
 
 #: The key of the record of a turn that failed, was cancelled or parked outside its model call.
 END = "end"
@@ -200,6 +202,25 @@ class StoredMark(Wire):
     """The mark of notes to the model, in this turn and all later ones. Callers never see it."""
 
     mark: str
+
+
+#: A turn and a step. The messages that open a turn come before its step 0.
+Place: TypeAlias = tuple[int, int]
+
+
+class StoredCompaction(Wire):
+    """What later prompts leave out. The records that it is about stay as they are."""
+
+    # Large results of tool calls before this place are shortened.
+    trimmed: Place | None = None
+    # Messages before this place are left out, and the summary stands for them; None: nothing is left out.
+    until: Place | None = None
+    summary: str | None = None
+    # Why there is no summary.
+    failure: Failure | None = None
+    # The tokens of the request before the compaction, as they were estimated.
+    tokens: int = 0
+    usage: Usage = Usage()
 
 
 class Intent(Wire):
@@ -365,6 +386,19 @@ class TurnJournal:
     def interrupted(self, step: int, call_id: str) -> bool:
         """Whether an attempt has recorded its intent to run the call."""
         return self.at(step, names.intent_key(call_id)) is not None
+
+    def compactions(self, step: int | None = None) -> tuple[tuple[int, StoredCompaction], ...]:
+        """The steps with compactions, in order; with `step` only those of this step."""
+        found = sorted((record.step, record.key) for record in self.records if COMPACTION.includes(record))
+        wanted = [each for each in found if step is None or each[0] == step]
+        return tuple((each[0], read(self._by_key[each], COMPACTION, StoredCompaction)) for each in wanted)
+
+    def counted(self, step: int, outcome: ModelOutcome) -> ModelOutcome:
+        """The outcome of a step with the usage of the summaries that were written for it."""
+        used = [each.usage for _, each in self.compactions(step)]
+        if not used or isinstance(outcome, NothingToRead):
+            return outcome
+        return outcome.model_copy(update={"usage": sum(used, outcome.usage)})
 
     @property
     def last_step(self) -> int:

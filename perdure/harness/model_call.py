@@ -4,17 +4,18 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from perdure.agents.agent import DEMO, FINAL_OUTPUT, Agent
-from perdure.agents.approval import result_of
+from perdure.agents.agent import DEMO, Agent
 from perdure.agents.registry import AgentRegistry
 from perdure.errors import DeadlineExceeded, Invalid, ModelFailed, PerdureError, TurnCancelled, Unavailable
 from perdure.faults import reach
 from perdure.harness.events import CallNames
-from perdure.models.base import Item, ModelSource, Prompt, Reply
+from perdure.models.base import ModelSource, Prompt, Reply, context_window, with_model_errors
 from perdure.protocol.events import NewEvent, Usage
 from perdure.protocol.names import MODEL_SCOPE, REPLY
 from perdure.protocol.requests import Failure, ModelCall, ModelOutcome, NothingToRead
@@ -35,12 +36,12 @@ from .journal import (
     readable,
     view_of,
 )
-from .prompt import History, HistoryCache, call_ids_of, joined, messages_of, new_mark
+from .prompt import Conversation, History, HistoryCache, PromptOf, call_ids_of, new_mark, prompts_for
 from .reply import (
     ReplyReader,
-    RequestedCalls,
     Settlement,
     UsableReply,
+    is_unfulfilled,
     settle_cancelled,
     settle_failure,
     settle_reply,
@@ -49,8 +50,11 @@ from .reply import (
     settle_unfulfilled,
 )
 from .tools.approvals import Approvals, Clock, remembered
-from .tools.builtin import TRIES, FinalOutput, Offer, SchemaFailed, open_offer, required_output
+from .tools.builtin import FinalOutput, Offer, SchemaFailed, open_offer, required_output
 from .turn_begin import FileFetcher, Opening, completed_step, open_step, read_deliveries
+
+if TYPE_CHECKING:
+    from .compaction import Plan
 
 log = logging.getLogger("perdure.model")
 
@@ -79,12 +83,18 @@ class _ModelContext:
     turn: TurnJournal
     #: When this attempt began, in seconds since the epoch.
     now: float
+    #: What must be left out of the prompt first. It is not looked for again in the same attempt.
+    plan: "Plan | None" = None
 
     @property
     def deadline(self) -> float | None:
         """When the turn fails, in seconds since the epoch."""
         seconds, began_at = self.agent.limits.turn_seconds, self.turn.began_at
         return None if seconds is None else (self.now if began_at is None else began_at) + seconds
+
+    @cached_property
+    def conversation(self) -> Conversation:
+        return self.history.conversation.extended([(self.call.at.turn, self.turn, self.mark)])
 
     @property
     def factory(self) -> EventFactory:
@@ -138,7 +148,7 @@ class ModelCaller:
         history, turn = await self._histories.load(call.at.session_id, call.at.turn)
         ctx = _ModelContext(call, attempt, row, agent, history, turn, self._clock())
         if ctx.recorded:
-            return ctx.recorded.model_copy(update={"head": ctx.row.events})
+            return ctx.turn.counted(call.at.step, ctx.recorded.model_copy(update={"head": ctx.row.events}))
         if ctx.pending_result:
             return await self._complete_turn(ctx, ctx.pending_result)
         reach("model_before_begin")
@@ -189,6 +199,12 @@ class ModelCaller:
         )
         limit = self._limit_reached(ctx)
         if limit is None:
+            window = context_window(self._models, self._model(ctx))
+            if plan := ctx.conversation.plan(ctx.agent.compaction, window):
+                from .compaction import opening_with
+
+                commit, record = opening_with(plan, commit, ctx.factory, self._summary_model(ctx))
+                ctx = replace(ctx, plan=plan, turn=ctx.turn.with_records([record] if record else []))
             done = await self._store.commit(commit)
             if done.existing is None:
                 return ctx
@@ -256,13 +272,25 @@ class ModelCaller:
         async with self._counted(ctx, deltas):
             try:
                 async with self._until_deadline(ctx):
-                    prompt = await self._prompt(ctx, offer)
-                return await self._reply_and_settle(ctx, offer, reader, calls, deltas, prompt)
+                    view = view_of(ctx.row, ctx.call.at, ctx.turn.principal)
+                    prompt_of = await prompts_for(ctx.agent, view, ctx.mark or "", offer.definitions)
+                    if ctx.plan and ctx.plan.summarises:
+                        ctx = await self._summarised(ctx, ctx.plan, prompt_of)
+                return await self._reply_and_settle(ctx, offer, reader, calls, deltas, prompt_of)
             except DeadlineExceeded:
                 failure = _deadline_failure(ctx)
                 return await self._settle(
                     ctx, deltas, settle_failure(ctx.factory, ctx.call.mode, failure, deltas.usage)
                 )
+
+    async def _summarised(self, ctx: _ModelContext, plan: "Plan", prompt_of: PromptOf) -> _ModelContext:
+        """Leave older history out of the prompt, in favour of a summary if there can be one."""
+        from .compaction import Summariser, Summary
+
+        model = self._summary_model(ctx)
+        summary = Summary(ctx.factory, ctx.agent.name, model, ctx.conversation, ctx.mark or "", plan, prompt_of)
+        record = await Summariser(self._store, self._models, summary, self._fence(ctx, Hold.KEEP)).run()
+        return replace(ctx, turn=ctx.turn.with_records([record]), plan=None)
 
     async def _reply_and_settle(
         self,
@@ -271,9 +299,10 @@ class ModelCaller:
         reader: ReplyReader,
         calls: CallNames,
         deltas: DeltaWriter,
-        prompt: Prompt,
+        prompt_of: PromptOf,
     ) -> ModelOutcome:
         factory, mode = ctx.factory, ctx.call.mode
+        prompt = prompt_of(ctx.conversation)
         try:
             async with self._until_deadline(ctx):
                 reply = await self._reply(ctx, deltas, prompt)
@@ -281,7 +310,7 @@ class ModelCaller:
                 requested = await reader.read(response)
             speaker, deadline = ctx.turn.principal, ctx.deadline
             answer = UsableReply(response, reply.finish_reason, deltas.usage, requested, speaker, deadline)
-            settle = settle_unfulfilled if _is_unfulfilled(offer, ctx.turn, requested) else settle_reply
+            settle = settle_unfulfilled if is_unfulfilled(offer, ctx.turn, requested) else settle_reply
             return await self._settle(
                 ctx, deltas, settle(factory, mode, answer), lambda: settle_cancelled(factory, mode, answer)
             )
@@ -362,7 +391,7 @@ class ModelCaller:
             if number > 0 and await self._is_stopped(ctx):
                 break
             with spans.model_call(ctx.call.at, ctx.agent.name, self._model(ctx), ctx.attempt.number) as spanned:
-                reply = await deltas.follow(_with_model_errors(model.stream(prompt)))
+                reply = await deltas.follow(with_model_errors(model.stream(prompt)))
                 spans.model_replied(spanned, reply.usage, reply.finish_reason)
             if reply.response.tool_calls or (reply.response.text or "").strip():
                 return reply
@@ -375,18 +404,6 @@ class ModelCaller:
             # Not known. A retry of the whole step would pay for the first reply again.
             return False
         return row is not None and row.cancel_turn is not None and row.cancel_turn <= ctx.call.at.turn
-
-    async def _prompt(self, ctx: _ModelContext, offer: Offer) -> Prompt:
-        assert ctx.mark is not None
-        messages = [*ctx.history.messages, *messages_of(ctx.turn, ctx.mark)]
-        instructions = ctx.agent.instructions
-        if not isinstance(instructions, str):
-            instructions = await result_of(instructions, view_of(ctx.row, ctx.call.at, ctx.turn.principal))
-        return Prompt(
-            messages=joined(messages, instructions, ctx.mark),
-            tools=offer.definitions,
-            settings=ctx.agent.settings,
-        )
 
     # --- after the model call ---
 
@@ -419,7 +436,7 @@ class ModelCaller:
             spans.turn_ended(ctx.agent.name, ended)
         if done.existing is not None:
             await self._count(ctx, deltas.usage)
-        return _outcome(done, settlement.outcome)
+        return ctx.turn.counted(ctx.call.at.step, _outcome(done, settlement.outcome))
 
     async def _commit(self, ctx: _ModelContext, settlement: Settlement, unwritten: tuple[NewEvent, ...]) -> Committed:
         at = ctx.call.at
@@ -445,34 +462,14 @@ class ModelCaller:
     def _model(self, ctx: _ModelContext) -> str:
         return ctx.agent.model or self._settings.model or DEMO
 
-
-async def _with_model_errors(stream: AsyncGenerator[Item, None]) -> AsyncGenerator[Item, None]:
-    """The stream; an unexpected error of the model becomes a `ModelFailed` that is not retried, because of its cost."""
-    async with aclosing(stream):
-        try:
-            async for item in stream:
-                yield item
-        except PerdureError:
-            raise
-        except Exception as error:
-            log.error("a model raised an unexpected error: %s", type(error).__name__)
-            raise ModelFailed(f"The model failed ({type(error).__name__}).") from error
+    def _summary_model(self, ctx: _ModelContext) -> str:
+        return (ctx.agent.compaction and ctx.agent.compaction.model) or self._model(ctx)
 
 
 def _outcome(done: Committed, mine: ModelOutcome) -> ModelOutcome:
     """The outcome of the step: `mine`, or that of another attempt whose record existed already."""
     outcome = model_outcome(done.existing) if done.existing else mine
     return outcome.model_copy(update={"head": done.session.events})
-
-
-def _is_unfulfilled(offer: Offer, turn: TurnJournal, requested: RequestedCalls) -> bool:
-    """Whether a result is required, and the model has not produced it or has used up its tries."""
-    if offer.output is None or requested.result:
-        return False
-    tries = [call for reply in turn.replies() for call in reply.calls if call.tool == FINAL_OUTPUT]
-    tries += [call for call in requested.calls if call.tool == FINAL_OUTPUT]
-    continues = requested.requests or requested.runs
-    return not requested.calls or (len(tries) >= TRIES and not continues)
 
 
 def _log_failure(ctx: _ModelContext, failed: ModelFailed) -> None:

@@ -31,6 +31,7 @@ from .journal import (
     Result,
     StoredFailure,
     StoredReply,
+    TurnJournal,
     dump_response,
     outcome_of_reply,
     written,
@@ -304,6 +305,16 @@ class UsableReply:
     speaker: Principal | None
     #: When the turn fails, in seconds since the epoch.
     deadline: float | None = None
+
+
+def is_unfulfilled(offer: Offer, turn: TurnJournal, requested: RequestedCalls) -> bool:
+    """Whether a result is required, and the model has not produced it or has used up its tries."""
+    if offer.output is None or requested.result:
+        return False
+    tries = [call for reply in turn.replies() for call in reply.calls if call.tool == FINAL_OUTPUT]
+    tries += [call for call in requested.calls if call.tool == FINAL_OUTPUT]
+    continues = requested.requests or requested.runs
+    return not requested.calls or (len(tries) >= TRIES and not continues)
 
 
 def settle_reply(factory: EventFactory, mode: Mode, answer: UsableReply) -> Settlement:

@@ -1,7 +1,9 @@
 """The interface between harness and models: a prompt in, deltas out, and one reply at the end."""
 
+import logging
 import re
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
@@ -12,10 +14,12 @@ from pydantic_ai.tools import ToolDefinition
 from pydantic_ai.usage import RequestUsage
 
 from perdure.agents.agent import DEMO, Agent
-from perdure.errors import Misconfigured, ModelFailed
+from perdure.errors import Misconfigured, ModelFailed, PerdureError
 from perdure.protocol.events import FinishReason, Usage
 
 from .failures import failure
+
+log = logging.getLogger("perdure.model")
 
 
 @dataclass(frozen=True)
@@ -75,12 +79,35 @@ class Model(Protocol):
         ...
 
 
+async def with_model_errors(stream: AsyncGenerator[Item, None]) -> AsyncGenerator[Item, None]:
+    """The stream; an unexpected error of the model becomes a `ModelFailed` that is not retried, because of its cost."""
+    async with aclosing(stream):
+        try:
+            async for item in stream:
+                yield item
+        except PerdureError:
+            raise
+        except Exception as error:
+            log.error("a model raised an unexpected error: %s", type(error).__name__)
+            raise ModelFailed(f"The model failed ({type(error).__name__}).") from error
+
+
 class ModelSource(Protocol):
     """Gives a step its model."""
 
     def model(self, name: str) -> Model:
         """`ModelFailed`, not transient, when there is no such model or no key for it."""
         ...
+
+
+def context_window(models: ModelSource, name: str) -> int | None:
+    """How many tokens the model accepts; None if that is not known."""
+    try:
+        window: object = getattr(models.model(name), "context_window", None)
+    except ModelFailed:
+        # The model call itself reports that.
+        return None
+    return window if isinstance(window, int) and window > 0 else None
 
 
 _MOST_TOKENS = 10**12

@@ -55,6 +55,11 @@ class ProviderModel:
         # Temporal does the retries: it waits without a worker, and each attempt emits events.
         self._max_retries = None if make_lean(model) else 0
 
+    @property
+    def context_window(self) -> int | None:
+        """The tokens that the model accepts, as the provider library knows them."""
+        return self._model.context_window
+
     async def stream(self, prompt: Prompt) -> AsyncGenerator[Item, None]:
         answered = False
         try:

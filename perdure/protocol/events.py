@@ -35,6 +35,8 @@ class EventType:
     ACTION_INPUT_APPENDED = "action.input.appended"
     ACTIONS_REQUESTED = "actions.requested"
     ACTION_RESULT = "action.result"
+    COMPACTION_REQUESTED = "compaction.requested"
+    COMPACTION_COMPLETED = "compaction.completed"
     # Beyond the contract; clients ignore types that they do not know.
     STEP_SUPERSEDED = "step.superseded"
     TURN_CANCELLED = "turn.cancelled"
@@ -42,6 +44,7 @@ class EventType:
     INPUT_RESOLVED = "input.resolved"
     INPUT_REMINDED = "input.reminded"
     DELIVERY_REFUSED = "delivery.refused"
+    COMPACTION_FAILED = "compaction.failed"
     SESSION_ATTENTION = "session.attention"
     SESSION_RECOVERED = "session.recovered"
     SESSION_REBUILT = "session.rebuilt"

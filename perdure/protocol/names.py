@@ -47,6 +47,9 @@ def turn_id(turn: int) -> str:
 # Keys of a step's records.
 REPLY = "reply"
 MARK = "mark"
+# Of compactions; in one step they sort in the order in which they are written.
+BEFORE_STEP = "compaction/1"
+AFTER_REFUSAL = "compaction/2"
 
 
 def delivery_key(index: int) -> str:

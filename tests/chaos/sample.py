@@ -66,6 +66,8 @@ def _result(tool: str, call: str, status: str = "completed") -> Json:
 
 def _record(turn: int, step: int, slot: str, second: float, **body: Any) -> Json:
     form = "pydantic-ai/2" if slot == "reply" else "perdure/1"
+    if slot == "reply":
+        body["usage"] = {"inputTokens": 10}
     return {"turn": turn, "step": step, "slot": slot, "format": form, "body": body, "at": stamp(second)}
 
 

@@ -66,7 +66,7 @@ async def test_an_attempt_at_an_older_turn_does_not_see_later_ones() -> None:
         past, turn = await histories.load(SESSION, 1)
 
         assert past.until == 1
-        assert len(past.messages) == 2
+        assert len(past.conversation.messages) == 2
         assert [delivery.message for delivery in turn.deliveries()] == ["m1"]
         assert (await histories.load(SESSION, 3))[0].until == 3
 

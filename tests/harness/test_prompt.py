@@ -1,8 +1,10 @@
 import base64
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic_ai.messages import (
     BinaryContent,
+    ModelMessage,
     ModelRequest,
     ModelResponse,
     TextPart,
@@ -12,6 +14,7 @@ from pydantic_ai.messages import (
     UserPromptPart,
 )
 
+from perdure.harness import prompt
 from perdure.harness.journal import (
     DELIVERY,
     INTENT,
@@ -27,12 +30,20 @@ from perdure.harness.journal import (
     load_response,
     written,
 )
-from perdure.harness.prompt import joined, messages_of
+from perdure.harness.prompt import Conversation, Placed
 from perdure.protocol import names
 from perdure.protocol.deliveries import FilePart, Message
 from perdure.protocol.deliveries import TextPart as SaidText
 from perdure.protocol.events import Usage
 from perdure.store.values import NewRecord
+
+
+def messages_of(turn: TurnJournal, mark: str | None) -> list[ModelMessage]:
+    return [each.message for each in prompt.messages_of(turn, mark, 0)]
+
+
+def joined(messages: Sequence[ModelMessage], instructions: str, mark: str) -> list[ModelMessage]:
+    return prompt.joined(Conversation([Placed(0, 0, each) for each in messages]), instructions, mark)
 
 
 def consumed(message: Message | None, *context: str) -> NewRecord:

@@ -164,4 +164,4 @@ async def test_code_without_forks_hands_a_fork_back() -> None:
         assert shared is not None
 
         with pytest.raises(UnreadableState):
-            messages_of(TurnJournal([shared]), None)
+            messages_of(TurnJournal([shared]), None, 0)

@@ -118,7 +118,11 @@ class OpenAI:
 
 def _usage(plan: Plan) -> Json:
     tokens = len(plan.words) + 5 * len(plan.calls)
-    return {"prompt_tokens": 10, "completion_tokens": tokens, "total_tokens": 10 + tokens}
+    return {
+        "prompt_tokens": plan.prompt_tokens,
+        "completion_tokens": tokens,
+        "total_tokens": plan.prompt_tokens + tokens,
+    }
 
 
 class Anthropic:
@@ -147,7 +151,7 @@ class Anthropic:
         return {"type": "error", "error": {"type": "scripted_error", "message": message}}
 
     def events(self, plan: Plan, model: str) -> Iterator[bytes]:
-        usage = {"input_tokens": 10, "output_tokens": 1}
+        usage = {"input_tokens": plan.prompt_tokens, "output_tokens": 1}
         message: Json = {
             "id": "msg_1",
             "type": "message",

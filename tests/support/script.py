@@ -12,6 +12,7 @@
     stop after 3; say a b c d e              the stream ends politely, but too early
     break rate_limit_error; say a b          the provider reports an error of this kind after these words
     junk json | bytes | page | nothing       a whole answer that cannot be read, from its first event on
+    weigh 95000; say Hello                   reports so many tokens of the prompt
     hang                                     no answer at all
     empty                                    an answer without anything in it
     odd text | id | name | nesting           half a character; calls of `add` by an id, or of a tool by a name, that
@@ -27,7 +28,7 @@ from typing import Any
 
 _THEN = re.compile(r"\s+then\s+")
 _VERB = re.compile(
-    r"(?:;\s*)?(say|think|call|drip|fail|cut after|stop after|break|junk|hang|empty|odd)\b\s*", re.DOTALL
+    r"(?:;\s*)?(say|think|call|drip|fail|cut after|stop after|break|junk|weigh|hang|empty|odd)\b\s*", re.DOTALL
 )
 _DRIP = re.compile(r"(\d+)(?:\s+words)?(?:\s+delay\s+([\d.]+))?")
 _FAIL = re.compile(r"(\d+)(?:\s+times\s+(\d+))?(?:\s+after\s+([\d.]+))?(\s+quoting)?(\s+once)?")
@@ -59,6 +60,7 @@ class Plan:
     hang: bool = False
     call_id: Any = None
     junk: bytes | None = None
+    prompt_tokens: int = 10
 
 
 _JUNK = {
@@ -118,6 +120,9 @@ def _apply(made: Plan, verb: str, rest: str) -> tuple[Plan, str]:
         case "junk":
             found, rest = _take(_NAME, rest)
             return replace(made, junk=_JUNK[found[0]]), rest
+        case "weigh":
+            found, rest = _take(re.compile(r"(\d+)"), rest)
+            return replace(made, prompt_tokens=int(found[0])), rest
         case "hang":
             return replace(made, hang=True), rest
         case "empty":
