@@ -83,10 +83,9 @@ class Plan:
 
     place: Place
     tokens: int
-    window: int
-    summarises: bool
     #: The key of the record.
-    key: str = names.BEFORE_STEP
+    key: str
+    summarises: bool
 
     @property
     def record(self) -> StoredCompaction:
@@ -103,17 +102,21 @@ def plan(
     sizes = [size_of(each.message) for each in conversation.messages]
     # A token has at least one byte; a provider that counts more must not make each step pay for a summary.
     rate = min(1.0, tokens / max(1, sum(sizes)))
+    if refused:
+        # The window is smaller than what was known of it.
+        window = min(window, max(1, tokens))
     place = _first_kept(conversation.messages, sizes, _KEPT * window / max(rate, 1e-6))
     old = [each for each in conversation.messages if is_before(each, place)]
     shortened = [_shortened(each) for each in old]
     before, after = (rate * sum(size_of(each.message) for each in those) for those in (old, shortened))
-    if not refused and tokens - (before - after) <= _ENOUGH * threshold * window:
-        return Plan(place, tokens, window, summarises=False)
+    key = names.AFTER_REFUSAL if refused else names.BEFORE_STEP
+    if tokens - (before - after) <= _ENOUGH * threshold * window:
+        return Plan(place, tokens, key, summarises=False)
     least = 1 if refused else _LEAST * window
     failed_before = conversation.failed is not None and tokens < conversation.failed + _GROWTH * window
-    if old and after >= least and (refused or not failed_before):
-        return Plan(place, tokens, window, summarises=True)
-    return Plan(place, tokens, window, summarises=False) if before - after >= least else None
+    if after >= least and (refused or not failed_before):
+        return Plan(place, tokens, key, summarises=True)
+    return Plan(place, tokens, key, summarises=False) if before - after >= least else None
 
 
 def _first_kept(messages: Sequence[Placed], sizes: Sequence[int], budget: float) -> Place:
@@ -203,10 +206,7 @@ def _shortened_part(part: ModelRequestPart) -> ModelRequestPart:
         return part
     content: Any = part.content
     text = content if isinstance(content, str) else encode(content)
-    if len(text) <= _LONG_RESULT:
-        return part
-    left_out = len(text) - 2 * _ENDS
-    return replace(part, content=f"{text[:_ENDS]}\n[… {left_out} characters left out …]\n{text[-_ENDS:]}")
+    return part if len(text) <= _LONG_RESULT else replace(part, content=_ends(text))
 
 
 # --- the summary -------------------------------------------------------------------------------------------------
@@ -232,8 +232,8 @@ def opening_with(plan: Plan, opening: Commit, factory: EventFactory, model: str)
     """
     if plan.summarises:
         *before, _ = opening.events
-        return replace(opening, events=(*before, requested(factory, names.BEFORE_STEP, model, plan.tokens))), None
-    record = written(factory.at.turn, factory.at.step, names.BEFORE_STEP, COMPACTION, plan.record)
+        return replace(opening, events=(*before, requested(factory, plan.key, model, plan.tokens))), None
+    record = written(factory.at.turn, factory.at.step, plan.key, COMPACTION, plan.record)
     return replace(opening, records=(*opening.records, record)), record
 
 
@@ -271,16 +271,16 @@ class Summariser:
         return await self._store.record(at.session_id, at.turn, at.step, self._summary.plan.key)
 
     async def _recorded(self, compaction: StoredCompaction) -> NewRecord:
-        summary, at = self._summary, self._summary.factory.at
-        record = written(at.turn, at.step, summary.plan.key, COMPACTION, compaction)
+        summary, plan, at = self._summary, self._summary.plan, self._summary.factory.at
+        record = written(at.turn, at.step, plan.key, COMPACTION, compaction)
         done = await commit_with_retries(
             self._store,
             Commit(
                 at.session_id,
-                unless=(at.turn, at.step, summary.plan.key),
+                unless=(at.turn, at.step, plan.key),
                 fence=self._fence,
                 records=(record,),
-                events=(_ended(summary, compaction), summary.factory.step_started()),
+                events=(_ended(summary, compaction), summary.factory.step_started()) if plan.summarises else (),
                 # Also the usage of a failure counts.
                 change=SessionChange(usage=compaction.usage),
             ),
@@ -302,6 +302,10 @@ class Summariser:
 
     async def _compaction(self) -> StoredCompaction:
         plan = self._summary.plan
+        if not plan.summarises:
+            return plan.record
+        if plan.key == names.AFTER_REFUSAL:
+            await self._emit_requested()
         try:
             text = await self._text()
         except ModelFailed as failed:
@@ -313,6 +317,11 @@ class Summariser:
             failure = Failure(code=FAILED, message=failed.message)
             return plan.record.model_copy(update={"failure": failure, "usage": self._usage})
         return plan.record.model_copy(update={"until": plan.place, "summary": text, "usage": self._usage})
+
+    async def _emit_requested(self) -> None:
+        summary, plan = self._summary, self._summary.plan
+        event = requested(summary.factory, plan.key, summary.model, plan.tokens)
+        await self._store.commit(Commit(summary.factory.at.session_id, fence=self._fence, events=(event,)))
 
     async def _text(self) -> str:
         summary = self._summary
@@ -362,14 +371,41 @@ def _newest(messages: Sequence[Placed], share: float) -> list[Placed]:
     """The newest part of the messages. Calls and results stay together."""
     units = [list(group) for _, group in groupby(messages, key=lambda each: each[:2])]
     sizes = [sum(size_of(each.message) for each in unit) for unit in units]
+    if share == 1.0:
+        return list(messages)
     left = share * sum(sizes)
     kept: list[Placed] = []
     for unit, size in zip(reversed(units), reversed(sizes), strict=True):
         left -= size
         if left < 0 and kept:
             break
-        kept[:0] = unit
+        kept[:0] = [_bare(each) for each in unit]
     return kept
+
+
+def _bare(placed: Placed) -> Placed:
+    """The message without files, and with the ends of each long text."""
+    message = placed.message
+    if not isinstance(message, ModelRequest):
+        return placed
+    parts = [
+        replace(part, content=_bare_text(part.content)) if isinstance(part, UserPromptPart) else part
+        for part in message.parts
+    ]
+    return placed._replace(message=replace(message, parts=parts))
+
+
+def _bare_text(content: str | Sequence[UserContent]) -> str:
+    if isinstance(content, str):
+        return _ends(content)
+    return "\n".join(_ends(each) if isinstance(each, str) else "[file]" for each in content)
+
+
+def _ends(text: str) -> str:
+    if len(text) <= _LONG_RESULT:
+        return text
+    left_out = len(text) - 2 * _ENDS
+    return f"{text[:_ENDS]}\n[… {left_out} characters left out …]\n{text[-_ENDS:]}"
 
 
 def _with_room(prompt: Prompt) -> Prompt:

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
-from uuid import uuid4
 
 from perdure.agents.agent import DEMO, Agent
 from perdure.agents.registry import AgentRegistry
@@ -41,7 +40,9 @@ from .reply import (
     ReplyReader,
     Settlement,
     UsableReply,
+    failure_of,
     is_unfulfilled,
+    log_failure,
     settle_cancelled,
     settle_failure,
     settle_reply,
@@ -292,6 +293,17 @@ class ModelCaller:
         record = await Summariser(self._store, self._models, summary, self._fence(ctx, Hold.KEEP)).run()
         return replace(ctx, turn=ctx.turn.with_records([record]), plan=None)
 
+    async def _shortened(self, ctx: _ModelContext, prompt_of: PromptOf, refused: ModelFailed) -> _ModelContext:
+        """A shorter conversation for a request that the model has refused as too long, once in a step."""
+        window = context_window(self._models, self._model(ctx))
+        plan = ctx.conversation.plan(ctx.agent.compaction, window, refused=True) if refused.too_long else None
+        if plan is None or ctx.turn.at(ctx.call.at.step, plan.key):
+            raise refused
+        shorter = await self._summarised(ctx, plan, prompt_of)
+        if shorter.conversation.compacted != ctx.call.at.place:
+            raise refused
+        return shorter
+
     async def _reply_and_settle(
         self,
         ctx: _ModelContext,
@@ -302,10 +314,13 @@ class ModelCaller:
         prompt_of: PromptOf,
     ) -> ModelOutcome:
         factory, mode = ctx.factory, ctx.call.mode
-        prompt = prompt_of(ctx.conversation)
         try:
             async with self._until_deadline(ctx):
-                reply = await self._reply(ctx, deltas, prompt)
+                try:
+                    reply = await self._reply(ctx, deltas, prompt_of(ctx.conversation))
+                except ModelFailed as refused:
+                    ctx = await self._shortened(ctx, prompt_of, refused)
+                    reply = await self._reply(ctx, deltas, prompt_of(ctx.conversation))
                 response = calls.applied(readable(reply.response))
                 requested = await reader.read(response)
             speaker, deadline = ctx.turn.principal, ctx.deadline
@@ -317,20 +332,20 @@ class ModelCaller:
         except SchemaFailed as failed:
             failure = failed.failure
         except ModelFailed as failed:
-            _log_failure(ctx, failed)
+            log_failure(ctx.call.at, ctx.attempt, failed)
             if failed.transient and ctx.attempt.number < _PROVIDER_ATTEMPTS:
                 # The next attempt comes at the deadline at the latest, and ends the turn.
                 if (left := self._left(ctx)) is not None:
                     pause = _FIRST_PAUSE * 2 ** (ctx.attempt.number - 1)
                     failed.retry_after = min(failed.retry_after or pause, left)
                 raise
-            failure = _failure(failed)
+            failure = failure_of(failed)
         except (Exception, SystemExit) as error:
             if isinstance(error, PerdureError) and not isinstance(error, Invalid):
                 raise
             # The reply is paid for, and a retry would hardly give a better one: the step fails at once.
             log.error("%s: the reply of the model cannot be used: %s", ctx.call.at.session_id, type(error).__name__)
-            failure = _failure(ModelFailed(f"The reply of the model cannot be used ({type(error).__name__})."))
+            failure = failure_of(ModelFailed(f"The reply of the model cannot be used ({type(error).__name__})."))
             failure = failure.model_copy(update={"code": UNUSABLE})
             deltas.discard()
         return await self._settle(ctx, deltas, settle_failure(factory, mode, failure, deltas.usage))
@@ -472,21 +487,6 @@ def _outcome(done: Committed, mine: ModelOutcome) -> ModelOutcome:
     return outcome.model_copy(update={"head": done.session.events})
 
 
-def _log_failure(ctx: _ModelContext, failed: ModelFailed) -> None:
-    """Log the details that readers must not see, with the error id that they see."""
-    error_id, at = failed.details.setdefault("errorId", str(uuid4())), ctx.call.at
-    log.warning(
-        "the model call of %s, turn %d, step %d, attempt %d failed, error id %s: %s",
-        *(at.session_id, at.turn, at.step, ctx.attempt.number, error_id),
-        " ".join(filter(None, (failed.message, failed.reason))),
-    )
-
-
 def _deadline_failure(ctx: _ModelContext) -> Failure:
     seconds = ctx.agent.limits.turn_seconds
     return Failure(code=DeadlineExceeded.code, message=f"The turn was stopped: its deadline is {seconds:g} seconds.")
-
-
-def _failure(failed: ModelFailed) -> Failure:
-    details = {"message": failed.message, "name": "ModelFailed", **failed.details}
-    return Failure(code=failed.code, message=failed.message, details=details)

@@ -145,16 +145,19 @@ class Conversation:
             added += size_of(message)
         return added // _BYTES_PER_TOKEN
 
-    def plan(self, settings: Compaction | None, window: int | None) -> "Plan | None":
-        """What to leave out, if the request is near the context window; `window` is what is known of the model."""
+    def plan(self, settings: Compaction | None, window: int | None, *, refused: bool = False) -> "Plan | None":
+        """What to leave out, if the request is near the context window; `window` is what is known of the model.
+
+        `refused`: the model has refused the request as too long.
+        """
         if settings is None:
             return None
         tokens, window = self.tokens, settings.context_window or window or DEFAULT_WINDOW
-        if tokens <= settings.threshold * window:
+        if tokens <= settings.threshold * window and not refused:
             return None
         from .compaction import plan
 
-        return plan(self, tokens, window, settings.threshold)
+        return plan(self, tokens, window, settings.threshold, refused=refused)
 
 
 def size_of(message: ModelMessage) -> int:

@@ -1,9 +1,11 @@
 """From a model's reply to its records, events and calls."""
 
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, cast
+from uuid import uuid4
 
 from pydantic_ai.messages import ModelResponse, TextPart, ThinkingPart, ToolCallPart
 from pydantic_core import from_json, to_json
@@ -11,6 +13,7 @@ from pydantic_core import from_json, to_json
 from perdure.agents.agent import FINAL_OUTPUT, Limits
 from perdure.agents.approval import Call
 from perdure.bounds import DEEPEST, deeper_than, shortened
+from perdure.errors import ModelFailed
 from perdure.protocol.deliveries import Mode, Principal
 from perdure.protocol.events import EventType, FinishReason, NewEvent, Usage
 from perdure.protocol.inputs import InputRequest
@@ -19,7 +22,7 @@ from perdure.protocol.requests import CallRef, Coordinates, Failure, Finished, M
 from perdure.protocol.wire import JsonObject
 from perdure.session.turn import CANCELLED
 from perdure.settings import Settings
-from perdure.store.values import NewRecord, SessionChange
+from perdure.store.values import Attempt, NewRecord, SessionChange
 
 from .events import Ending, EventFactory, results_in
 from .journal import (
@@ -53,6 +56,8 @@ from .tools.builtin import (
 )
 from .tools.toolbox import InvalidArguments, Usable
 from .turn import cancelled_before
+
+log = logging.getLogger("perdure.model")
 
 _SECRET = ("token", "password", "secret", "key", "credential", "authorization")
 _SHORT = 40
@@ -427,3 +432,18 @@ def _reply_events(factory: EventFactory, answer: UsableReply) -> tuple[NewEvent,
         data = {"message": text, "finishReason": answer.reason}
         events.append(factory.of_step(EventType.MESSAGE_COMPLETED, "message", data))
     return tuple(events)
+
+
+def log_failure(at: Coordinates, attempt: Attempt, failed: ModelFailed) -> None:
+    """Log the details that readers must not see, with the error id that they see."""
+    error_id = failed.details.setdefault("errorId", str(uuid4()))
+    log.warning(
+        "the model call of %s, turn %d, step %d, attempt %d failed, error id %s: %s",
+        *(at.session_id, at.turn, at.step, attempt.number, error_id),
+        " ".join(filter(None, (failed.message, failed.reason))),
+    )
+
+
+def failure_of(failed: ModelFailed) -> Failure:
+    details = {"message": failed.message, "name": "ModelFailed", **failed.details}
+    return Failure(code=failed.code, message=failed.message, details=details)

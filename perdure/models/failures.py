@@ -8,6 +8,7 @@ from pydantic_ai.exceptions import (
     ModelAPIError,
     ModelAuthenticationError,
     ModelConnectionError,
+    ModelContextWindowExceededError,
     ModelHTTPError,
     ModelQuotaExceededError,
     ModelRateLimitError,
@@ -28,6 +29,11 @@ _SECRET = re.compile(
 )
 #: Longer runs without a space are more likely a credential or a blob than words.
 _BLOB = re.compile(r"[A-Za-z0-9+/_=*.-]{40,}")
+#: How providers that name no code say that a request is larger than the context window.
+_TOO_LONG = re.compile(
+    r"(?i)context[ _](?:length|window|size)|(?:prompt|input|request|message)s? (?:is|are) too (?:long|large)"
+    r"|reduce the length|too many (?:input )?tokens|maximum (?:number of|input) tokens|input token count"
+)
 _LONGEST = 300
 _REJECTIONS = frozenset(
     {
@@ -46,6 +52,23 @@ def failure(model: str, error: Exception, *, asked: bool = False, answered: bool
     `asked`: the error occurred during a model call. `answered`: the reply had begun, so it is paid for. During a call
     and before a reply, the content of the request causes every error that neither provider nor connection raised.
     """
+    failed = _failure(model, error, asked=asked, answered=answered)
+    if _is_too_long(error):
+        failed.too_long, failed.transient = True, False
+    return failed
+
+
+def _is_too_long(error: Exception) -> bool:
+    """Whether the request is larger than the model's context window."""
+    if isinstance(error, ModelContextWindowExceededError):
+        return True
+    if not isinstance(error, ModelAPIError) or isinstance(error, ModelRateLimitError):
+        return False
+    status = error.status_code if isinstance(error, ModelHTTPError) else None
+    return status == 413 or (status in (None, 400, 422) and bool(_TOO_LONG.search(f"{error.body} {error.message}")))
+
+
+def _failure(model: str, error: Exception, *, asked: bool, answered: bool) -> ModelFailed:
     unsent: dict[str, Any] = {UNSENT: True} if asked and not answered else {}
     match error:
         case ModelFailed():

@@ -27,6 +27,10 @@ class Coordinates(Wire):
     turn: int
     step: int = 0
 
+    @property
+    def place(self) -> tuple[int, int]:
+        return self.turn, self.step
+
 
 class Failure(Wire):
     """Why a step, a turn or a session failed, as a reader may see it."""

@@ -361,6 +361,78 @@ async def test_no_compaction_where_it_is_switched_off() -> None:
         assert len(model.prompts) == 2
 
 
+TOO_LONG = ModelFailed("The model answered 400.", too_long=True, statusCode=400)
+
+
+async def test_a_request_that_the_model_refuses_as_too_long_is_sent_again_with_a_summary() -> None:
+    model = ScriptedModel([said(LONG, 300), TOO_LONG, "Summary", "Two", "Three"])
+    async with lab(model, compaction=WINDOW) as it:
+        await turns(it, LONG, "two", "three")
+
+        assert [texts(prompt)[0][:8] for prompt in model.prompts[3:]] == ["<summary", "<summary"]
+        types = (await it.types())[len(TEXT_TURN) :]
+        assert types[:5] == [*TEXT_TURN[1:4], "compaction.requested", "compaction.completed"]
+        assert types.count("turn.failed") == 0
+
+
+async def test_a_refused_request_with_a_large_result_is_sent_again_without_a_summary() -> None:
+    model = ScriptedModel([called("read_log", 100, "a"), said("Read", 300), TOO_LONG, "Two"])
+    async with lab(model, read_log, compaction=Compaction(context_window=50_000)) as it:
+        delivery = await it.deliver("Read")
+        (ref,) = await it.calls(delivery)
+        await it.tool(ref)
+        await it.model(step=1)
+        await turns(it, "two", first=1)
+
+        assert len(model.prompts) == 4
+        assert len(texts(model.prompts[-1])[1]) < 4_000
+
+
+async def test_a_second_refusal_fails_the_turn() -> None:
+    model = ScriptedModel([said(LONG, 300), TOO_LONG, "Summary", TOO_LONG])
+    async with lab(model, compaction=WINDOW) as it:
+        await turns(it, LONG, "two")
+
+        assert len(model.prompts) == 4
+        assert (await it.types())[-3:] == ["step.failed", "turn.failed", "session.waiting"]
+
+
+async def test_a_crash_after_a_refusal_pays_for_one_summary() -> None:
+    lines = [said(LONG, 300), TOO_LONG, "Summary", ModelFailed("Busy.", transient=True), "Two"]
+    model = ScriptedModel(lines)
+    async with lab(model, compaction=WINDOW) as it:
+        await it.model(await it.deliver(LONG))
+        delivery = await it.deliver("two")
+        with pytest.raises(ModelFailed):
+            await it.model(delivery, turn=1)
+
+        it.harness = it.worker()
+        await it.model(delivery, turn=1, generation=2)
+
+        assert texts(model.prompts[3]) == texts(model.prompts[4])
+        assert len(await it.emitted("compaction.requested")) == 1
+
+
+async def test_a_message_that_fits_no_window_does_not_block_the_session_for_ever() -> None:
+    refusals = [TOO_LONG, TOO_LONG, TOO_LONG]
+    model = ScriptedModel([*refusals, "Summary of its ends", "Two"])
+    async with lab(model, compaction=WINDOW) as it:
+        await turns(it, "begin" + "x" * 20_000, "two")
+
+        assert "turn.failed" in await it.types()
+        assert len(texts(model.prompts[3])[0]) < 4_000
+        assert "Summary of its ends" in texts(model.prompts[4])[0]
+        assert (await it.types())[-2:] == ["turn.completed", "session.waiting"]
+
+
+async def test_a_refusal_of_another_kind_fails_the_turn_at_once() -> None:
+    model = ScriptedModel([said(LONG, 300), ModelFailed("The model answered 400.", statusCode=400)])
+    async with lab(model, compaction=WINDOW) as it:
+        await turns(it, LONG, "two")
+
+        assert len(model.prompts) == 2
+
+
 @pytest.mark.parametrize(
     "options", [{"context_window": 0}, {"context_window": True}, {"threshold": 0}, {"threshold": 90}, {"model": 5}]
 )

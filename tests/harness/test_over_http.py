@@ -75,6 +75,17 @@ async def test_a_failed_attempt_is_taken_back_and_asked_again(provider: Provider
         assert len(await it.emitted("step.superseded")) == 1
 
 
+@pytest.mark.parametrize("name", [*NAMES, "openai:scripted"])
+async def test_a_request_that_is_too_long_is_sent_again_with_a_summary(provider: Provider, name: str) -> None:
+    async with lab(Models().model(name), double) as it:
+        await round_of_tools(it, 'call double {"n": 4} then say ' + "eight " * 1_000)
+        await it.model(await it.deliver("limit 4000; say Short"), turn=1)
+
+        assert [emitted["message"] for emitted in await it.emitted("message.completed")][1:] == ["Short"]
+        assert len(await it.emitted("compaction.completed")) == 1
+        assert not provider.unpaired
+
+
 async def test_the_provider_runs_as_a_process_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tests.support.provider", "--port", "0", stdout=asyncio.subprocess.PIPE

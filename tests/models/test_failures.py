@@ -39,5 +39,40 @@ def test_an_empty_account_is_not_worth_waiting_for() -> None:
     assert not failure("openai:m", error).transient
 
 
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [
+        (400, "This model's maximum context length is 128000 tokens, however you requested 130000 tokens"),
+        (400, "prompt is too long: 212193 tokens > 200000 maximum"),
+        (400, "Input is too long for requested model."),
+        (
+            400,
+            "input length and `max_tokens` exceed context limit: 190000 + 20000 > 200000; the context window is full",
+        ),
+        (400, "The input token count (1200000) exceeds the maximum number of tokens allowed (1048576)."),
+        (400, "Please reduce the length of the messages or completion."),
+        (422, "Prompt contains 40000 tokens, too large for model with 32768 maximum context length"),
+        (413, "Request exceeds the maximum size"),
+    ],
+)
+def test_a_request_that_is_too_long_is_recognised(status: int, text: str) -> None:
+    failed = failure("m", ModelHTTPError(status, "m", {"error": {"message": text}}))
+
+    assert failed.too_long
+    assert not failed.transient
+
+
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [
+        (400, "Invalid parameter: temperature"),
+        (429, "Request too large: limit 30000 tokens per minute. The input is too long; reduce the length of it."),
+        (500, "context length"),
+    ],
+)
+def test_other_refusals_are_not(status: int, text: str) -> None:
+    assert not failure("m", ModelHTTPError(status, "m", {"error": {"message": text}})).too_long
+
+
 def test_a_long_message_is_cut() -> None:
     assert len(public("word " * 1000)) == 300

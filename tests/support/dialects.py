@@ -80,6 +80,10 @@ class OpenAI:
     def error(self, status: int, message: str) -> Json:
         return {"error": {"message": message, "type": "scripted_error", "code": f"scripted_{status}"}}
 
+    def too_long(self) -> Json:
+        message = "This model's maximum context length is 1000 tokens. Please reduce the length of the messages."
+        return {"error": {"message": message, "type": "invalid_request_error", "code": "context_length_exceeded"}}
+
     def events(self, plan: Plan, model: str) -> Iterator[bytes]:
         yield self._chunk(model, {"role": "assistant", "content": ""})
         if plan.thoughts:
@@ -149,6 +153,10 @@ class Anthropic:
 
     def error(self, status: int, message: str) -> Json:
         return {"type": "error", "error": {"type": "scripted_error", "message": message}}
+
+    def too_long(self) -> Json:
+        message = "prompt is too long: 1200 tokens > 1000 maximum"
+        return {"type": "error", "error": {"type": "invalid_request_error", "message": message}}
 
     def events(self, plan: Plan, model: str) -> Iterator[bytes]:
         usage = {"input_tokens": plan.prompt_tokens, "output_tokens": 1}
@@ -232,6 +240,9 @@ class Responses:
 
     def error(self, status: int, message: str) -> Json:
         return OPENAI.error(status, message)
+
+    def too_long(self) -> Json:
+        return OPENAI.too_long()
 
     def events(self, plan: Plan, model: str) -> Iterator[bytes]:
         numbers = itertools.count()

@@ -149,6 +149,9 @@ class Provider:
                 message += f" for {sent.get('authorization') or sent.get('x-api-key')}"
             _json(writer, made.fail.status, dialect.error(made.fail.status, message), headers)
             return True
+        if made.limit is not None and len(json.dumps(messages)) > made.limit:
+            _json(writer, 400, dialect.too_long())
+            return True
         if made.hang:
             # Until the client has had enough.
             await reader.read()

@@ -13,6 +13,7 @@
     break rate_limit_error; say a b          the provider reports an error of this kind after these words
     junk json | bytes | page | nothing       a whole answer that cannot be read, from its first event on
     weigh 95000; say Hello                   reports so many tokens of the prompt
+    limit 4000; say Hello                    refuses a conversation with more characters as too long
     hang                                     no answer at all
     empty                                    an answer without anything in it
     odd text | id | name | nesting           half a character; calls of `add` by an id, or of a tool by a name, that
@@ -28,7 +29,7 @@ from typing import Any
 
 _THEN = re.compile(r"\s+then\s+")
 _VERB = re.compile(
-    r"(?:;\s*)?(say|think|call|drip|fail|cut after|stop after|break|junk|weigh|hang|empty|odd)\b\s*", re.DOTALL
+    r"(?:;\s*)?(say|think|call|drip|fail|cut after|stop after|break|junk|weigh|limit|hang|empty|odd)\b\s*", re.DOTALL
 )
 _DRIP = re.compile(r"(\d+)(?:\s+words)?(?:\s+delay\s+([\d.]+))?")
 _FAIL = re.compile(r"(\d+)(?:\s+times\s+(\d+))?(?:\s+after\s+([\d.]+))?(\s+quoting)?(\s+once)?")
@@ -61,8 +62,11 @@ class Plan:
     call_id: Any = None
     junk: bytes | None = None
     prompt_tokens: int = 10
+    limit: int | None = None
 
 
+#: Verbs with a number, and the fields that they set.
+_NUMBERS = {"cut after": "cut_after", "stop after": "stop_after", "weigh": "prompt_tokens", "limit": "limit"}
 _JUNK = {
     "json": b"event: message_start\ndata: {nope\n\n",
     "bytes": b'event: message_start\ndata: "\xff\xfe"\n\n',
@@ -120,9 +124,6 @@ def _apply(made: Plan, verb: str, rest: str) -> tuple[Plan, str]:
         case "junk":
             found, rest = _take(_NAME, rest)
             return replace(made, junk=_JUNK[found[0]]), rest
-        case "weigh":
-            found, rest = _take(re.compile(r"(\d+)"), rest)
-            return replace(made, prompt_tokens=int(found[0])), rest
         case "hang":
             return replace(made, hang=True), rest
         case "empty":
@@ -132,8 +133,8 @@ def _apply(made: Plan, verb: str, rest: str) -> tuple[Plan, str]:
             return _ODD[found[0]], rest
         case _:
             found, rest = _take(re.compile(r"(\d+)"), rest)
-            number = int(found[0])
-            return (replace(made, cut_after=number) if verb == "cut after" else replace(made, stop_after=number)), rest
+            field: Any = _NUMBERS[verb]
+            return replace(made, **{field: int(found[0])}), rest
 
 
 def _take(pattern: re.Pattern[str], rest: str) -> tuple[tuple[Any, ...], str]:
