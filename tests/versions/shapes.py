@@ -1,0 +1,214 @@
+"""The durable shapes: what this build stores, and how it reads what older builds have stored."""
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic_ai.messages import ModelResponse, TextPart, ThinkingPart, ToolCallPart
+from pydantic_ai.usage import RequestUsage
+
+from perdure import State
+from perdure.harness import journal
+from perdure.harness.journal import Format
+from perdure.protocol.deliveries import DeliveryBody, DeliveryRef
+from perdure.protocol.events import EVENT_MIGRATORS, EventType, read_data, stored_data
+from perdure.protocol.inputs import InputAnswer, InputRequest
+from perdure.protocol.requests import Snapshot, TurnRequest
+from perdure.protocol.wire import JsonObject, Wire
+from perdure.session import state
+from perdure.session.state import Migrator, SessionState, TurnState
+from perdure.store.values import NewRecord
+
+from .sample import sample_of
+from .story import Events, events_of_all_types
+
+Samples = Callable[[], Awaitable[Sequence[Any]]]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One kind of values that outlive a build."""
+
+    name: str
+    #: Values that this build stores, as JSON; together they have every field.
+    samples: Samples
+    #: Reads a stored value of a version, and returns it in today's form, as JSON.
+    load: Callable[[int, Any], Any]
+    #: The first one lifts version `first` to the next.
+    migrators: Sequence[Migrator] = ()
+    first: int = 1
+    #: The field whose form belongs to a library, which may add to it.
+    foreign: str | None = None
+
+    @property
+    def version(self) -> int:
+        return self.first + len(self.migrators)
+
+
+def _dumped(value: BaseModel) -> JsonObject:
+    return value.model_dump(mode="json")
+
+
+def _of(make: Callable[[], Any]) -> Samples:
+    async def samples() -> Sequence[Any]:
+        return [make()]
+
+    return samples
+
+
+# --- state --------------------------------------------------------------------------------------------------
+
+
+def _session() -> Shape:
+    def load(version: int, stored: JsonObject) -> JsonObject:
+        return _dumped(state.load_session({**stored, "version": version}))
+
+    chain = state.SESSION
+    samples = _of(lambda: _dumped(sample_of(SessionState, kind="message")))
+    return Shape("session-state", samples, load, chain.migrators, chain.first)
+
+
+def _snapshot() -> Shape:
+    def sample() -> JsonObject:
+        return state.dump_turn(sample_of(TurnState, extra={})).data
+
+    def load(version: int, stored: JsonObject) -> JsonObject:
+        return state.dump_turn(state.load_turn(Snapshot(version=version, data=stored))).data
+
+    return Shape("turn-snapshot", _of(sample), load, state.SNAPSHOT.migrators, state.SNAPSHOT.first)
+
+
+class _Cart(BaseModel):
+    items: dict[str, int] = {}
+
+
+def _slots() -> list[Shape]:
+    """How slots are stored; their values and versions are their authors'."""
+
+    def counted(items: Any) -> Any:
+        return {"items": {name: 1 for name in items}}
+
+    first = State("a cart of the fixtures", list[str])
+    second = State("a cart of the fixtures", _Cart, version=2, migrate={1: counted})
+
+    def load(_: int, stored: JsonObject) -> JsonObject:
+        assert second.read(stored) == _Cart(items={"tea": 1})
+        return stored
+
+    old = _of(lambda: first._stored(["tea"]))  # pyright: ignore[reportPrivateUsage]
+    new = _of(lambda: second._stored(_Cart(items={"tea": 1})))  # pyright: ignore[reportPrivateUsage]
+    return [
+        Shape("slot-without-version", old, lambda _, stored: {**stored, **load(_, stored)}),
+        Shape("slot", new, load),
+    ]
+
+
+# --- deliveries and inputs ----------------------------------------------------------------------------------
+
+
+def _delivery() -> Shape:
+    def load(version: int, stored: JsonObject) -> JsonObject:
+        return _dumped(DeliveryBody.model_validate(journal.BODY.lift(version, stored)))
+
+    samples = _of(lambda: _dumped(sample_of(DeliveryBody, kind="message")))
+    return Shape("delivery", samples, load, journal.BODY.migrators, journal.BODY.first)
+
+
+def _reference() -> Shape:
+    def load(_: int, stored: JsonObject) -> JsonObject:
+        delivery = state.read_delivery(stored)
+        assert delivery is not None
+        return _dumped(delivery)
+
+    return Shape("delivery-reference", _of(lambda: _dumped(sample_of(DeliveryRef, kind="message"))), load)
+
+
+def _plain(name: str, model: type[BaseModel]) -> Shape:
+    """A shape that only ever got new fields."""
+    samples = _of(lambda: _dumped(sample_of(model)))
+    return Shape(name, samples, lambda _, stored: _dumped(model.model_validate(stored)))
+
+
+# --- records ------------------------------------------------------------------------------------------------
+
+#: The bodies of each format of records.
+BODIES: dict[Format, type[Wire]] = {
+    journal.DELIVERY: journal.ConsumedDelivery,
+    journal.REPLY: journal.StoredReply,
+    journal.FAILURE: journal.StoredFailure,
+    journal.INTENT: journal.Intent,
+    journal.OUTCOME: journal.Outcome,
+    journal.PARK: journal.StoredPark,
+    journal.RESUMPTION: journal.StoredResumption,
+    journal.MARK: journal.StoredMark,
+    journal.USAGE: journal.StoredUsage,
+    journal.COMPACTION: journal.StoredCompaction,
+}
+
+_RESPONSE = ModelResponse(
+    parts=[ThinkingPart("Tea?"), TextPart("Tea."), ToolCallPart("add", {"sku": "tea"}, tool_call_id="call_1")],
+    usage=RequestUsage(input_tokens=10, output_tokens=5),
+    model_name="provider-model",
+    finish_reason="tool_call",
+)
+
+
+def _record(form: Format, model: type[Wire]) -> Shape:
+    def sample() -> JsonObject:
+        body = _dumped(sample_of(model, response={}))
+        if form is journal.REPLY:
+            body["response"] = {**journal.dump_response(_RESPONSE), "timestamp": "2026-01-01T00:00:00Z"}
+        return body
+
+    def load(version: int, stored: JsonObject) -> JsonObject:
+        read = journal.read(NewRecord(0, 0, "key", f"{form.name}/{version}", stored), form, model)
+        if isinstance(read, journal.StoredReply):
+            assert [part.part_kind for part in journal.load_response(read).parts] == ["thinking", "text", "tool-call"]
+        return _dumped(read)
+
+    name, chain = f"record-{form.name.rpartition('/')[2]}", form.chain
+    return Shape(name, _of(sample), load, chain.migrators, chain.first, "response" if form is journal.REPLY else None)
+
+
+# --- events -------------------------------------------------------------------------------------------------
+
+
+class _Story:
+    """The events of all types, which happen once."""
+
+    def __init__(self) -> None:
+        self._events: Events | None = None
+
+    async def of(self, type: str) -> Sequence[Any]:
+        self._events = self._events or await events_of_all_types()
+        return [stored_data(type, data) for data in self._events.get(type, [])]
+
+
+def _event(type: str, story: _Story) -> Shape:
+    async def samples() -> Sequence[Any]:
+        return await story.of(type)
+
+    def load(_: int, stored: JsonObject | None) -> JsonObject | None:
+        return read_data(type, stored)
+
+    return Shape(f"event-{type}", samples, load, EVENT_MIGRATORS.get(type, ()))
+
+
+EVENT_TYPES = [value for name, value in vars(EventType).items() if name.isupper()]
+
+
+def shapes() -> list[Shape]:
+    story = _Story()
+    return [
+        _session(),
+        _snapshot(),
+        *_slots(),
+        _delivery(),
+        _reference(),
+        _plain("input-request", InputRequest),
+        _plain("input-answer", InputAnswer),
+        _plain("turn-request", TurnRequest),
+        *(_record(form, model) for form, model in BODIES.items()),
+        *(_event(type, story) for type in EVENT_TYPES),
+    ]

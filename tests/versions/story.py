@@ -1,0 +1,153 @@
+"""Sessions in which events of every type happen."""
+
+import contextlib
+from collections.abc import AsyncGenerator
+from datetime import timedelta
+from typing import Any, cast
+
+from pydantic_ai.messages import ModelResponse, TextPart, ThinkingPart, ToolCallPart
+from pydantic_ai.usage import RequestUsage
+
+from perdure import Compaction, tool
+from perdure.errors import ModelFailed
+from perdure.models.base import Delta, Prompt, ReasoningDelta, Reply, TextDelta, ToolInputDelta, finish_reason, usage_of
+from perdure.protocol.inputs import APPROVE, InputAnswer
+from perdure.protocol.requests import Attention, Calls, CloseSession, Failure, RebuildSession, Refusal, Reminder
+from perdure.runtime.sessions import cancel_turn
+from perdure.session.state import OPERATOR_FAILED
+from perdure.store.values import Attempt, CancelRequest, NewFork
+from perdure.testing import call
+from tests.support.lab import SESSION, Lab, lab
+
+from .sample import paths_of
+
+Events = dict[str, list[Any]]
+
+_AT = "2026-01-01T00:00:00.000Z"
+_FAILED = Failure(code="STEP_TIMEOUT", message="The step did not end in time.", details={"errorId": "e"})
+_RESULT = {"type": "object", "properties": {"sku": {"type": "string"}}, "required": ["sku"]}
+_CALLS = {"pay": {"amount": 3}, "add": {"sku": "tea"}, "fail": {}}
+
+
+class _Talkative:
+    """Thinks, says something, and calls all tools. Its first attempt breaks off; later it answers at once."""
+
+    def __init__(self) -> None:
+        self._attempts = 0
+
+    async def stream(self, prompt: Prompt) -> AsyncGenerator[Delta | Reply]:
+        self._attempts += 1
+        yield ReasoningDelta("Tea?")
+        yield TextDelta("Tea.")
+        if self._attempts == 1:
+            raise ModelFailed("The line is down.", transient=True)
+        wanted = _CALLS if self._attempts == 2 else {}
+        calls = [ToolCallPart(name, given, tool_call_id=f"call_{name}") for name, given in wanted.items()]
+        for each in calls:
+            yield ToolInputDelta(each.tool_call_id, each.tool_name, "{}")
+        response = ModelResponse(
+            parts=[ThinkingPart("Tea?"), TextPart("Tea."), *calls],
+            usage=RequestUsage(input_tokens=10, output_tokens=5),
+            model_name="provider-model",
+        )
+        yield Reply(response=response, finish_reason=finish_reason(response), usage=usage_of(response))
+
+
+@tool(approval="always", summary=lambda arguments: f"Pay {arguments['amount']}", expires=timedelta(hours=1))
+def pay(amount: int) -> str:
+    return f"Paid {amount}."
+
+
+@tool
+def add(sku: str) -> dict[str, str]:
+    return {"added": sku}
+
+
+@tool
+def fail() -> None:
+    raise ValueError("no")
+
+
+class _Signals:
+    """Nothing runs that could be cancelled."""
+
+    async def cancel(self, request: CancelRequest) -> bool:
+        return bool(request)
+
+
+async def events_of_all_types() -> Events:
+    """The data of all events that happen, by their type; in each type no two of the same form."""
+    found: Events = {}
+    for happen in (_conversation, _compacted, _task, _failed_task):
+        for type, data in (await happen()).items():
+            kept = found.setdefault(type, [])
+            for each in data:
+                if paths_of(each) not in map(paths_of, kept):
+                    kept.append(each)
+    return found
+
+
+async def _conversation() -> Events:
+    async with lab(_Talkative(), pay, add, fail, can_ask=True) as it:
+        delivery = await it.deliver("Tea, please")
+        with contextlib.suppress(ModelFailed):
+            await it.model(delivery, generation=1)
+        # The first attempt has sent deltas, which the second one replaces.
+        outcome = await it.model(delivery, generation=2)
+        assert isinstance(outcome, Calls)
+        for ref in outcome.calls:
+            await it.tool(ref)
+        (asked,) = outcome.open
+        await it.park(outcome.open)
+        await it.harness.remind(Reminder(session_id=SESSION, request_id=asked.request_id, left=1))
+        answer = InputAnswer(option_id=APPROVE, text="Yes", reason="It is cheap.", principal_id="ada", at=_AT)
+        answered = await it.answer((asked, answer))
+        for approved in (await it.resume(answered, open=[asked])).calls:
+            await it.run_approved(approved)
+        await it.model(answered, turn=1)
+
+        await it.attend(Attention(code="AGENT_GONE", message="No longer served."))
+        await it.attend(None)
+        await it.conclude(_FAILED, await it.deliver("Again"), turn=2)
+        cancelled = await it.deliver("Stop")
+        await cancel_turn(it.store, cast(Any, _Signals()), SESSION, None)
+        await it.cancel(cancelled, turn=3)
+        refused = await it.deliver("Late")
+        refusal = Refusal(session_id=SESSION, delivery_id=refused.id, code="session_not_active", message="Replaced.")
+        await it.harness.refuse_delivery(refusal)
+        await it.harness.rebuild_session(RebuildSession(session_id=SESSION, reason="WORKFLOW_LOST"), Attempt(9, 9))
+        await it.store.fork(NewFork("fork", "token of the fork", SESSION, 0))
+        await it.harness.close_session(CloseSession(session_id=SESSION, failure=OPERATOR_FAILED))
+        return await _data(it, "fork")
+
+
+async def _task() -> Events:
+    async with lab([call("final_output", sku="tea")], mode="task") as it:
+        await it.model(await it.deliver("What?", output_schema=_RESULT))
+        return await _data(it)
+
+
+async def _failed_task() -> Events:
+    async with lab([ModelFailed("No.", errorId="e")], mode="task") as it:
+        await it.model(await it.deliver("What?"))
+        return await _data(it)
+
+
+async def _compacted() -> Events:
+    full = ModelResponse(parts=[TextPart("word " * 200)], usage=RequestUsage(input_tokens=950), finish_reason="stop")
+    found: Events = {}
+    for summary in ("Summary", ModelFailed("No.")):
+        async with lab([full, summary, "Done."], compaction=Compaction(context_window=1_000)) as it:
+            for turn in range(2):
+                await it.model(await it.deliver("word " * 200), turn=turn)
+            for type, data in (await _data(it)).items():
+                found.setdefault(type, []).extend(data)
+    return found
+
+
+async def _data(it: Lab, *more: str) -> Events:
+    found: Events = {}
+    for session_id in (SESSION, *more):
+        for event in await it.store.events(session_id):
+            found.setdefault(event.type, []).append(event.data)
+    return found
