@@ -172,6 +172,12 @@ class ForkRefused(Conflict):
     code = "fork_boundary_not_offered"
 
 
+class RestoreRefused(Conflict):
+    """The session cannot be restored to that turn."""
+
+    code = "restore_refused"
+
+
 class TooLarge(PerdureError):
     """The request is too large."""
 

@@ -19,6 +19,9 @@ Instructions: TypeAlias = str | Callable[[SessionView], str | Awaitable[str]]
 #: What a plain message does while a request is open: it waits for the answer, or it denies the request.
 WhileWaiting: TypeAlias = Literal["queue", "deny"]
 
+#: What an unreadable history does: it waits for a worker that can read it, or it is left out.
+OnUnreadable: TypeAlias = Literal["wait", "fresh"]
+
 #: The name of the built-in model that needs no key; the default for agents without a model.
 DEMO = "demo"
 
@@ -118,6 +121,9 @@ class Agent:
     #: In task mode, the JSON schema of the result.
     output_schema: JsonObject | None = None
     while_waiting: WhileWaiting = "queue"
+    #: What happens when a turn finds a history that it cannot read: the session waits for a worker that can, or
+    #: the model continues without the earlier turns.
+    on_unreadable: OnUnreadable = "wait"
     #: Whether the model may ask people with the built-in `ask_question`. A tool of that name replaces it.
     asks_questions: bool = True
 
@@ -149,6 +155,8 @@ def _wrong_type(agent: Agent) -> str | None:
     """A field of the wrong type. Authors without a type checker get the error here, not at the first call."""
     fields: Mapping[str, object] = vars(agent)
     instructions, tools, schema = fields["instructions"], fields["tools"], fields["output_schema"]
+    if fields["on_unreadable"] not in ("wait", "fresh"):
+        return "on_unreadable is 'wait' or 'fresh'"
     if fields["while_waiting"] not in ("queue", "deny"):
         return "while_waiting is 'queue' or 'deny'"
     if fields["model"] is not None and not _is_text(fields["model"]):

@@ -170,6 +170,10 @@ def repair(
     session: Annotated[str, typer.Argument(help="The id of the session.")],
     retry: Annotated[bool, typer.Option("--retry", help="Retry now what failed.")] = False,
     rebuild: Annotated[bool, typer.Option("--rebuild", help="Continue from the content of the store.")] = False,
+    restore: Annotated[
+        str | None, typer.Option(help="Continue as after this turn, `turn_3` for one: prompts leave out later turns.")
+    ] = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Continue without the history.")] = False,
     fail: Annotated[bool, typer.Option("--fail", help="End the session as failed.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Also when no worker would run it now.")] = False,
     data_dir: DataDir = None,
@@ -177,12 +181,14 @@ def repair(
     """Repair a session that needs attention."""
     from . import operator
 
-    chosen = [how for how, is_chosen in (("retry", retry), ("rebuild", rebuild), ("fail", fail)) if is_chosen]
-    match chosen:
+    ways = {"retry": retry, "rebuild": rebuild, "restore": restore is not None, "fresh": fresh, "fail": fail}
+    match [how for how, is_chosen in ways.items() if is_chosen]:
         case ["retry" | "rebuild" | "fail" as how]:
             typer.echo(operator.repair(_operating(data_dir or context.obj), session, how, sure=yes))
+        case ["restore" | "fresh"]:
+            typer.echo(operator.restore(_operating(data_dir or context.obj), session, restore, sure=yes))
         case _:
-            raise typer.BadParameter("choose one of --retry, --rebuild and --fail")
+            raise typer.BadParameter("choose one of --retry, --rebuild, --restore, --fresh and --fail")
 
 
 @session_commands.command()

@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, get_args
 
 from perdure.bounds import quoted
@@ -21,6 +21,7 @@ from perdure.store.values import (
     DeadLetterPage,
     DeadLetterQuery,
     DeadLetterStatus,
+    Restoration,
     SessionQuery,
     SessionRow,
     ShownStatus,
@@ -118,9 +119,7 @@ def requeue(settings: Settings, session_id: str, turn_id: str) -> str:
         from perdure.runtime.dead_letters import DeadLetters
         from perdure.runtime.signals import DriverClient, Signals
 
-        turn = read_turn_number({"turnId": turn_id})
-        if turn is None:
-            raise Invalid(f"A turn is named as in the list, turn_3 for one; not {quoted(turn_id)}.")
+        turn = _turn_number(turn_id)
         async with checked_store(settings.database) as store:
             driver = DriverClient(await temporal_client(settings, lazy=True), settings.task_queue)
             requeued = await DeadLetters(store, Signals(store, driver)).requeue(session_id, turn)
@@ -152,11 +151,42 @@ def repair(settings: Settings, session_id: str, how: Repair, *, sure: bool = Fal
                 await driver.rebuild(session_id, rebuild, unattended=sure)
             return _REPAIRED[how]
 
+    return _run_with_hint(work)
+
+
+def restore(settings: Settings, session_id: str, turn_id: str | None, *, sure: bool = False) -> str:
+    """Continue a session as it was after a turn, or without its history; `sure` as above."""
+
+    async def work() -> str:
+        from perdure.runtime.signals import start_lost_driver
+
+        kept = None if turn_id is None else _turn_number(turn_id)
+        async with checked_store(settings.database) as store:
+            row = await _known(store, session_id)
+            driver = await _driver(settings)
+            await store.restore(Restoration(session_id, "OPERATOR", kept))
+            try:
+                await driver.repair(session_id, "retry")
+            except NoDriver:
+                await start_lost_driver(store, driver, row, unattended=sure)
+            return "It continues from there; `perdure tail` shows session.reset."
+
+    return _run_with_hint(work)
+
+
+def _run_with_hint(work: Callable[[], Coroutine[None, None, str]]) -> str:
     try:
         return asyncio.run(work())
     except NoWorker as none:
         hint = "Do its workers have another PERDURE_TASK_QUEUE? If they only do not run now, add --yes."
         raise NoWorker(f"{none.message} {hint}") from None
+
+
+def _turn_number(turn_id: str) -> int:
+    turn = read_turn_number({"turnId": turn_id})
+    if turn is None:
+        raise Invalid(f"A turn is named as in the stream, turn_3 for one; not {quoted(turn_id)}.")
+    return turn
 
 
 _REPAIRED: dict[Repair, str] = {

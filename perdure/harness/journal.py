@@ -289,7 +289,10 @@ def _readable(value: Any) -> Any:
 
 def load_response(reply: StoredReply) -> ModelResponse:
     # Older builds may have stored values that no provider accepts.
-    return _RESPONSE.validate_python(_readable(reply.response))
+    try:
+        return _RESPONSE.validate_python(_readable(reply.response))
+    except ValidationError as invalid:
+        raise UnreadableState("A reply cannot be read.", problems=invalid.error_count()) from None
 
 
 def model_outcome(record: NewRecord) -> ModelOutcome:

@@ -146,7 +146,7 @@ class ModelCaller:
     async def run(self, call: ModelCall, attempt: Attempt) -> ModelOutcome:
         row = await find_session(self._store, call.at.session_id, call.head)
         agent = find_agent(self._agents, call.agent)
-        history, turn = await self._histories.load(call.at.session_id, call.at.turn)
+        row, history, turn = await self._histories.load_for(agent, row, call.at.turn)
         ctx = _ModelContext(call, attempt, row, agent, history, turn, self._clock())
         if ctx.recorded:
             return ctx.turn.counted(call.at.step, ctx.recorded.model_copy(update={"head": ctx.row.events}))

@@ -1,6 +1,7 @@
 """Builds the messages for a model from the records of all turns, and caches them for recently served sessions."""
 
 import base64
+import logging
 import re
 import secrets
 from collections import OrderedDict
@@ -26,13 +27,14 @@ from perdure.agents.agent import DEFAULT_WINDOW, Agent, Compaction
 from perdure.agents.approval import result_of
 from perdure.agents.context import SessionView
 from perdure.bounds import whole
+from perdure.errors import RestoreRefused, UnreadableState
 from perdure.models.base import Prompt
 from perdure.models.failures import UNSENT
 from perdure.protocol import names
 from perdure.protocol.deliveries import FilePart, TextPart
 from perdure.store.base import Store
 from perdure.store.engine.rows import encode
-from perdure.store.values import NewRecord, Record
+from perdure.store.values import NewRecord, Record, Restoration, SessionRow
 
 from .journal import (
     FAILURE,
@@ -51,6 +53,8 @@ from .journal import (
 
 if TYPE_CHECKING:
     from .compaction import Plan
+
+log = logging.getLogger("perdure.model")
 
 #: The largest files that are sent, in bytes. A larger file, or one of another type, is only named in the prompt. An
 #: image type with a suffix is text (`image/svg+xml`), which no provider accepts as an image.
@@ -325,6 +329,8 @@ class History:
     weight: int = 0
     #: The mark of notes to the model; None in old sessions.
     mark: str | None = None
+    #: The turns that it leaves out, as in `SessionRow`.
+    left_out: tuple[tuple[int, int], ...] = ()
 
 
 class HistoryCache:
@@ -336,16 +342,36 @@ class HistoryCache:
         self._weight = 0
         self._histories: OrderedDict[str, History] = OrderedDict()
 
-    async def load(self, session_id: str, turn: int) -> tuple[History, TurnJournal]:
+    async def load_for(self, agent: Agent, row: SessionRow, turn: int) -> tuple[SessionRow, History, TurnJournal]:
+        """As `load`. If the agent prefers a fresh start, a history that cannot be read is left out from now on."""
+        try:
+            return row, *await self.load(row, turn)
+        except UnreadableState as unreadable:
+            if agent.on_unreadable != "fresh":
+                raise
+            try:
+                row = await self._store.restore(Restoration(row.session_id, unreadable.code))
+            except RestoreRefused:
+                raise unreadable from None
+            log.warning("session %s continues without its history: %s", row.session_id, unreadable.message)
+            return row, *await self.load(row, turn)
+
+    async def load(self, row: SessionRow, turn: int) -> tuple[History, TurnJournal]:
         """The history before a turn and the turn's own records; reads only the records that are not cached."""
-        history = self._histories.get(session_id, History())
-        if history.until > turn:
-            # An attempt at an older turn: it must not see later turns.
-            history = History()
-        records = await self._store.records(session_id, from_turn=history.until, to_turn=turn)
-        earlier = [record for record in records if record.turn < turn]
+        left_out = tuple(row.left_out)
+        history = self._histories.get(row.session_id, History(left_out=left_out))
+        if history.until > turn or history.left_out != left_out:
+            # An attempt at an older turn: it must not see later turns. Or the session was restored to an earlier one.
+            history = History(left_out=left_out)
+        records = await self._store.records(row.session_id, from_turn=history.until, to_turn=turn)
+        # Turns that are left out may be unreadable.
+        earlier = [
+            record
+            for record in records
+            if record.turn < turn and not any(first <= record.turn < until for first, until in left_out)
+        ]
         if history.until < turn:
-            history = self._keep(session_id, _extended(history, earlier, turn))
+            history = self._keep(row.session_id, _extended(history, earlier, turn))
         return history, TurnJournal([record for record in records if record.turn == turn])
 
     def _keep(self, session_id: str, history: History) -> History:
@@ -376,7 +402,7 @@ def _extended(history: History, records: Sequence[Record], until: int) -> Histor
     if conversation.compacted != history.conversation.compacted:
         # What was left out is kept no longer.
         weight = sum(map(_weight, conversation.messages))
-    return History(until, conversation, frozenset(call_ids), weight, mark)
+    return History(until, conversation, frozenset(call_ids), weight, mark, history.left_out)
 
 
 def _weight(placed: Placed) -> int:

@@ -49,6 +49,7 @@ class EventType:
     SESSION_RECOVERED = "session.recovered"
     SESSION_REBUILT = "session.rebuilt"
     SESSION_FORKED = "session.forked"
+    SESSION_RESET = "session.reset"
 
 
 #: Deltas are stored without the text so far; the API adds it when it serves them (`messageSoFar`, `reasoningSoFar`).

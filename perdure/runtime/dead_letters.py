@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import count
 from typing import TYPE_CHECKING
 
 from perdure.errors import Conflict, DeadLetterNotFound, NoActiveSession, SessionGone
 from perdure.protocol import names
 from perdure.protocol.deliveries import DeliveryBody, Principal
 from perdure.store.base import Store
-from perdure.store.values import Accepted, DeadLetterPage, DeadLetterQuery, NewDelivery, Record
+from perdure.store.values import Accepted, DeadLetterPage, DeadLetterQuery, NewDelivery
 
 from .deliveries import CallerRequest
 
@@ -59,7 +58,7 @@ class DeadLetters:
         for index, message in enumerate(await self._messages(session_id, turn)):
             request = CallerRequest(
                 session_id,
-                _again(message),
+                message,
                 # The words stay those of their author.
                 message.principal or row.principal,
                 about=("requeue",),
@@ -88,22 +87,17 @@ class DeadLetters:
 
     async def _messages(self, session_id: str, turn: int) -> Sequence[DeliveryBody]:
         """The messages of the turn. A turn that resumed after an answer has none: the one that asked has them."""
+        # Imported late: an API loads the libraries of models only when it needs them.
+        from perdure.harness.journal import read_journal
+
         for number in range(turn, -1, -1):
-            records = await self._store.records(session_id, from_turn=number, to_turn=number)
-            if messages := [each for each in _deliveries(records) if each.is_message]:
+            journal = await read_journal(self._store, session_id, number)
+            if messages := [_again(each) for each in journal.deliveries() if each.is_message]:
                 return messages
         raise Conflict("No message of this turn is kept, so there is nothing to deliver again.")
 
 
-def _deliveries(records: Sequence[Record]) -> Iterator[DeliveryBody]:
-    """What the turn has read, in its order. (The journal would say so too, but it needs the library of the models.)"""
-    by_key = {each.key: each for each in records if each.step == 0}
-    for index in count():
-        if (record := by_key.get(names.delivery_key(index))) is None:
-            return
-        yield DeliveryBody.model_validate(record.body)
-
-
 def _again(message: DeliveryBody) -> DeliveryBody:
     """The message alone: the requests that it may have answered are closed."""
-    return message.model_copy(update={"kind": "message", "input_responses": (), "answers": ()})
+    fields = set(DeliveryBody.model_fields) - {"kind", "input_responses", "answers"}
+    return DeliveryBody.model_validate(message.model_dump(include=fields))

@@ -34,6 +34,7 @@ from .values import (
     NewFork,
     NewSession,
     Record,
+    Restoration,
     SessionPage,
     SessionQuery,
     SessionRow,
@@ -76,6 +77,14 @@ class Store(Protocol):
         It has the parent's agent, owner and capabilities, and the parent's slots as they were at the end of `turn`:
         `ForkRefused` when that is not known. The caller has checked that the turn has ended and waits for nobody.
         `SessionNotFound` when there is no parent. Idempotency keys as for `accept`.
+        """
+        ...
+
+    async def restore(self, restoration: Restoration) -> SessionRow:
+        """Leave turns out of later prompts, and append `session.reset`. A repetition changes nothing.
+
+        `SessionGone` when the session has ended, `RestoreRefused` when there is no such turn, a turn runs, requests are
+        open, or the slots at the end of the turn are not known.
         """
         ...
 

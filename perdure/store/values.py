@@ -64,6 +64,8 @@ class SessionRow:
     # The session whose first turns it shares, and how many of them.
     forked_from: str | None = None
     forked_turns: int = 0
+    # Turns that prompts leave out: the first of each range, and the first after it.
+    left_out: Sequence[tuple[int, int]] = ()
 
     @property
     def shown_status(self) -> ShownStatus:
@@ -114,6 +116,16 @@ class SessionChange:
     tool_calls: int = 0
     usage: Usage | None = None
     error: JsonObject | None = None
+
+
+@dataclass(frozen=True)
+class Restoration:
+    """Later prompts leave out the turns after `kept`, and the state slots are as they were at its end."""
+
+    session_id: str
+    reason: str
+    # None: prompts begin with the turn that comes next or runs, and the slots stay.
+    kept: int | None = None
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,21 @@
 from collections.abc import Sequence
 from typing import cast
 
+import pytest
+
+from perdure.errors import UnreadableState
+from perdure.harness.journal import REPLY
 from perdure.harness.prompt import HistoryCache
 from perdure.store.base import Store
-from perdure.store.values import Record
+from perdure.store.values import Commit, NewRecord, Record, Restoration, SessionRow
 from perdure.testing import ScriptedModel
 from tests.support.lab import SESSION, Lab, lab
+
+
+async def row_of(it: Lab, session: str = SESSION) -> SessionRow:
+    row = await it.store.session(session)
+    assert row is not None
+    return row
 
 
 class CountingStore:
@@ -26,8 +36,9 @@ async def test_a_finished_turn_is_read_once() -> None:
         counting = CountingStore(it.store)
         histories = HistoryCache(cast(Store, counting))
         for turn in range(6):
-            await histories.load(SESSION, turn)
-            await it.model(await it.deliver(f"message {turn}"), turn=turn)
+            delivery = await it.deliver(f"message {turn}")
+            await histories.load(await row_of(it), turn)
+            await it.model(delivery, turn=turn)
 
         # The first turn also keeps what notes are marked with.
         assert counting.read == [0, 3, 2, 2, 2, 2]
@@ -61,14 +72,14 @@ async def test_an_attempt_at_an_older_turn_does_not_see_later_ones() -> None:
         histories = HistoryCache(it.store)
         for turn in range(3):
             await it.model(await it.deliver(f"m{turn}"), turn=turn)
-        await histories.load(SESSION, 3)
+        await histories.load(await row_of(it), 3)
 
-        past, turn = await histories.load(SESSION, 1)
+        past, turn = await histories.load(await row_of(it), 1)
 
         assert past.until == 1
         assert len(past.conversation.messages) == 2
         assert [delivery.message for delivery in turn.deliveries()] == ["m1"]
-        assert (await histories.load(SESSION, 3))[0].until == 3
+        assert (await histories.load(await row_of(it), 3))[0].until == 3
 
 
 async def test_a_session_that_is_too_large_to_keep_drives_no_other_out() -> None:
@@ -80,6 +91,72 @@ async def test_a_session_that_is_too_large_to_keep_drives_no_other_out() -> None
         histories = HistoryCache(cast(Store, counting), capacity=10_000)
 
         for session in (SESSION, "large", SESSION):
-            await histories.load(session, 1)
+            await histories.load(await row_of(it, session), 1)
 
         assert [count > 0 for count in counting.read] == [True, True, False]
+
+
+# --- histories that cannot be read ------------------------------------------------------------------------------
+
+
+async def spoil(it: Lab, turn: int) -> None:
+    """Let a turn have a reply that nobody can read."""
+    nonsense = NewRecord(turn, 9, "reply", REPLY.current, {"nonsense": True})
+    await it.store.commit(Commit(SESSION, records=[nonsense]))
+
+
+def said(model: ScriptedModel) -> list[object]:
+    return [part.content for message in model.prompts[-1].messages for part in message.parts]  # type: ignore
+
+
+async def test_a_history_that_cannot_be_read_stops_the_session() -> None:
+    model = ScriptedModel(["zero", "one"])
+    async with lab(model) as it:
+        await it.model(await it.deliver("m0"))
+        await spoil(it, 0)
+        it.harness = it.worker()
+        delivery = await it.deliver("m1")
+
+        with pytest.raises(UnreadableState):
+            await it.model(delivery, turn=1)
+
+        assert len(model.prompts) == 1
+        assert (await row_of(it)).left_out == []
+
+
+async def test_an_agent_may_prefer_a_fresh_start() -> None:
+    model = ScriptedModel(["zero", "one", "two"])
+    async with lab(model, on_unreadable="fresh") as it:
+        await it.model(await it.deliver("m0"))
+        await spoil(it, 0)
+        it.harness = it.worker()
+
+        await it.model(await it.deliver("m1"), turn=1)
+        await it.model(await it.deliver("m2"), turn=2)
+
+        assert said(model) == ["m1", "one", "m2"]
+        (reset,) = [event for event in await it.events() if event.type == "session.reset"]
+        assert reset.data == {"reason": "UNREADABLE_STATE", "keptFromTurn": "turn_1"}
+
+
+async def test_a_turn_that_cannot_read_itself_waits_whatever_the_agent_prefers() -> None:
+    async with lab(["zero", "one"], on_unreadable="fresh") as it:
+        await it.model(await it.deliver("m0"))
+        delivery = await it.deliver("m1")
+        await spoil(it, 1)
+
+        with pytest.raises(UnreadableState):
+            await it.model(delivery, turn=1)
+
+
+async def test_a_restored_session_continues_as_after_that_turn() -> None:
+    model = ScriptedModel(["zero", "one", "two", "three"])
+    async with lab(model) as it:
+        for turn in range(3):
+            await it.model(await it.deliver(f"m{turn}"), turn=turn)
+        await spoil(it, 1)
+
+        await it.store.restore(Restoration(SESSION, "OPERATOR", kept=0))
+        await it.model(await it.deliver("m3"), turn=3)
+
+        assert said(model) == ["m0", "zero", "m3"]

@@ -20,3 +20,4 @@ providers = [
 ]
 kept = Agent(name="kept", model="openai-chat:scripted")
 dropped = Agent(name="dropped", model="openai-chat:scripted")
+hasty = Agent(name="hasty", model="openai-chat:scripted", on_unreadable="fresh")

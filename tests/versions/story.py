@@ -15,7 +15,7 @@ from perdure.protocol.inputs import APPROVE, InputAnswer
 from perdure.protocol.requests import Attention, Calls, CloseSession, Failure, RebuildSession, Refusal, Reminder
 from perdure.runtime.sessions import cancel_turn
 from perdure.session.state import OPERATOR_FAILED
-from perdure.store.values import Attempt, CancelRequest, NewFork
+from perdure.store.values import Attempt, CancelRequest, NewFork, Restoration
 from perdure.testing import call
 from tests.support.lab import SESSION, Lab, lab
 
@@ -78,7 +78,7 @@ class _Signals:
 async def events_of_all_types() -> Events:
     """The data of all events that happen, by their type; in each type no two of the same form."""
     found: Events = {}
-    for happen in (_conversation, _compacted, _task, _failed_task):
+    for happen in (_conversation, _compacted, _restored, _task, _failed_task):
         for type, data in (await happen()).items():
             kept = found.setdefault(type, [])
             for each in data:
@@ -143,6 +143,15 @@ async def _compacted() -> Events:
             for type, data in (await _data(it)).items():
                 found.setdefault(type, []).extend(data)
     return found
+
+
+async def _restored() -> Events:
+    async with lab(["Yes."] * 3) as it:
+        for turn in range(3):
+            await it.model(await it.deliver("Well?"), turn=turn)
+        for kept in (0, None):
+            await it.store.restore(Restoration(SESSION, "OPERATOR", kept))
+        return await _data(it)
 
 
 async def _data(it: Lab, *more: str) -> Events:

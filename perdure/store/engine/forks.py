@@ -1,12 +1,16 @@
-"""Forks: new sessions that share the first turns of another one by reference."""
+"""Forks, which share the first turns of another session by reference, and sessions restored to an earlier turn."""
 
-from perdure.errors import ForkRefused, SessionNotFound
+from collections.abc import Sequence
+from dataclasses import replace
+
+from perdure.errors import ForkRefused, RestoreRefused, SessionGone, SessionNotFound
 from perdure.protocol import names
 from perdure.protocol.events import EventType, NewEvent
-from perdure.store.values import FORK, Forked, NewFork, NewRecord
+from perdure.protocol.wire import JsonObject
+from perdure.store.values import FORK, Forked, NewFork, NewRecord, Restoration, SessionRow
 
 from . import rows
-from .database import Row, Transaction
+from .database import Row, Transaction, Written
 from .deliveries import insert
 from .rows import LockedSession, encode
 
@@ -44,6 +48,7 @@ async def _insert(tx: Transaction, fork: NewFork, parent: LockedSession, now: st
         title=row.title,
         turns=fork.turn + 1,
         forked_from=fork.parent,
+        left_out=_encoded([(first, min(until, fork.turn + 1)) for first, until in row.left_out if first <= fork.turn]),
         now=now,
     )
     await tx.row("insert_route", token_hash=fork.token_hash, session_id=fork.session_id)
@@ -87,3 +92,64 @@ async def _slot_at(tx: Transaction, session_id: str, slot: Row, turn: int) -> di
             reason="state_not_recorded",
         )
     return None if before is None else {"name": slot["name"], "value": before["value"], "version": version}
+
+
+async def restore(tx: Transaction, restoration: Restoration, now: str) -> Written[SessionRow]:
+    session = await rows.lock(tx, restoration.session_id)
+    row, kept = session.row, restoration.kept
+    if session.ended:
+        raise SessionGone("The session has ended.")
+    # The turn that runs or comes next: the first one that stays.
+    current = row.turns - 1 if row.status == "running" else row.turns
+    if kept is not None and not 0 <= kept < current:
+        raise RestoreRefused(f"Turn {kept} has not ended; the session can be restored to turns before {current}.")
+    if kept is not None and row.status == "running" and row.attention is None:
+        raise RestoreRefused("A turn runs: wait for its end, or cancel it first.")
+    if await tx.row("has_open_input", session_id=row.session_id) is not None:
+        raise RestoreRefused("The session waits for people: cancel its turn first.")
+    first = 0 if kept is None else kept + 1
+    left_out = _merged([*row.left_out, (first, current)])
+    if first >= current or left_out == list(row.left_out):
+        return Written(row)
+    if kept is not None:
+        await _restore_slots(tx, session, kept)
+    await tx.run("leave_out", session_id=row.session_id, left_out=_encoded(left_out))
+    data: JsonObject = {"reason": restoration.reason, "keptFromTurn": names.turn_id(current)}
+    if kept is not None:
+        data["restoredTurn"] = names.turn_id(kept)
+    key = names.session_key(f"reset/{first}-{current}")
+    head = await rows.emit(tx, row, (NewEvent(type=EventType.SESSION_RESET, key=key, data=data),), now)
+    return Written(replace(row, left_out=left_out, events=head or row.events), head)
+
+
+async def _restore_slots(tx: Transaction, session: LockedSession, turn: int) -> None:
+    """Write the slots as they were at the end of the turn, as new versions: what runs now must notice."""
+    row = session.row
+    try:
+        then = {str(slot["name"]): slot for slot in await slots_at(tx, session, turn)}
+    except ForkRefused as unknown:
+        raise RestoreRefused(unknown.message) from None
+    for slot in await tx.rows("all_slots", session_id=row.session_id):
+        place = {"session_id": row.session_id, "name": slot["name"]}
+        if slot["name"] not in then:
+            await tx.run("delete_slot", **place)
+            await tx.run("delete_slot_versions", **place)
+        elif then[slot["name"]]["version"] != slot["version"]:
+            again = {**place, "value": then[slot["name"]]["value"], "version": slot["version"] + 1}
+            await tx.run("write_slot", **again)
+            await tx.run("write_slot_version", turn=max(0, row.turns - 1), **again)
+
+
+def _merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The ranges in order, those that touch as one."""
+    merged: list[tuple[int, int]] = []
+    for first, until in sorted(ranges):
+        if merged and first <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(until, merged[-1][1]))
+        else:
+            merged.append((first, until))
+    return merged
+
+
+def _encoded(left_out: Sequence[tuple[int, int]]) -> str | None:
+    return encode(left_out) if left_out else None

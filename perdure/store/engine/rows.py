@@ -11,6 +11,7 @@ from perdure.protocol import names
 from perdure.protocol.deliveries import Capabilities, Principal
 from perdure.protocol.events import Event, NewEvent, Usage, read_data, stored_data
 from perdure.protocol.inputs import InputAnswer, InputRequest
+from perdure.protocol.wire import JsonObject
 from perdure.store.values import (
     DeadLetter,
     DeliveryRow,
@@ -55,6 +56,7 @@ def session(row: Row) -> SessionRow:
         unsignalled=row["untold"],
         forked_from=row["forked_from"],
         forked_turns=row["forked_turns"],
+        left_out=[(first, until) for first, until in decode_some(row["left_out"]) or ()],
     )
 
 
@@ -103,7 +105,7 @@ def delivery(row: Row) -> DeliveryRow:
     return DeliveryRow(
         session_id=row["session_id"],
         delivery_id=row["delivery_id"],
-        body=decode_some(row["body"]),
+        body=None if row["body"] is None else _versioned(row["body"]),
         turn=row["turn"],
         refused=row["refused"],
         accepted_at=row["accepted_at"],
@@ -127,12 +129,13 @@ def new_delivery(delivery: NewDelivery, now: str) -> dict[str, Value]:
 
 
 def record(row: Row) -> Record:
+    body, format = _versioned(row["body"]), row["format"]
     return Record(
         turn=row["turn"],
         step=row["step"],
         key=row["slot"],
-        format=row["format"],
-        body=decode(row["body"]),
+        format=f"{format.rpartition('/')[0]}/{_DAMAGED}" if body is _NO_JSON else format,
+        body=body,
         attempt=row["attempt"],
         at=row["at"],
     )
@@ -208,7 +211,7 @@ def new_event(session_id: str, event: NewEvent, index: int, now: str) -> dict[st
 
 
 def slot(row: Row) -> Slot:
-    return Slot(name=row["name"], value=decode(row["value"]), version=row["version"])
+    return Slot(name=row["name"], value=_versioned(row["value"]), version=row["version"])
 
 
 def input_row(row: Row) -> InputRow:
@@ -264,6 +267,19 @@ def encode(value: Any) -> str:
 
 def decode(text: str) -> Any:
     return json.loads(text)
+
+
+#: A version that no code reads, and a value of it: what stands for text that is damaged. Who asks for the value gets
+#: `UnreadableState`, and the others in the same query are not affected.
+_DAMAGED = "damaged"
+_NO_JSON: JsonObject = {"version": _DAMAGED}
+
+
+def _versioned(text: str) -> JsonObject:
+    try:
+        return decode(text)
+    except ValueError:
+        return _NO_JSON
 
 
 def encode_some(value: Any) -> str | None:

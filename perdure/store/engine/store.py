@@ -29,6 +29,7 @@ from perdure.store.values import (
     NewFork,
     NewSession,
     Record,
+    Restoration,
     SessionPage,
     SessionQuery,
     SessionRow,
@@ -78,6 +79,11 @@ class SqlStore:
 
     async def fork(self, fork: NewFork) -> Forked:
         return await self._write_once(lambda tx: forks.fork(tx, fork, self._now()))
+
+    async def restore(self, restoration: Restoration) -> SessionRow:
+        return await self._write_and_notify(
+            restoration.session_id, lambda tx: forks.restore(tx, restoration, self._now())
+        )
 
     async def session(self, session_id: str) -> SessionRow | None:
         found = await self._row("session", session_id=session_id)

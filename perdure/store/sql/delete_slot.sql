@@ -1,0 +1,1 @@
+DELETE FROM slots WHERE session_id = :session_id AND name = :name

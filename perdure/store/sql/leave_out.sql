@@ -1,0 +1,1 @@
+UPDATE sessions SET left_out = :left_out WHERE session_id = :session_id
