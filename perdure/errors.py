@@ -37,7 +37,8 @@ PerdureError
     ├── SessionGone
     ├── AgentGone
     ├── UnreadableState
-    └── StoreBehind              the store is older than the session
+    ├── StoreBehind              the store is older than the session
+    └── BuildGone                no worker of the session's build runs
 """
 
 from typing import Any, ClassVar
@@ -337,3 +338,13 @@ class StoreBehind(NeedsAttention):
     """The store is older than this session; it may have been restored from a copy."""
 
     code = "STORE_BEHIND"
+
+
+class BuildGone(NeedsAttention):
+    """No worker of this session's build runs."""
+
+    code = "BUILD_GONE"
+
+    @classmethod
+    def of(cls, build: str) -> str:
+        return f"No worker of build {build} runs, and the session is on this build."

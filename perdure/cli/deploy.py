@@ -59,17 +59,12 @@ def _unsettled(routing: "dict[str, Routing]") -> list[str]:
 
 def _stuck(row: "Build") -> list[str]:
     """What waits for a worker of this build."""
-    if row.workers:
+    if row.workers or not (row.open_sessions or row.running_turns):
         return []
-    lines: list[str] = []
-    if row.open_sessions:
-        drain = f"or run `perdure deploy drain {row.build_id} --take-over`"
-        is_old = row.sessions not in ("current", "ramping")
-        hint = f"start one, {drain}" if is_old else "start one"
-        lines.append(f"build {row.build_id} has {row.open_sessions} open sessions and no worker: {hint}")
-    if row.running_turns:
-        lines.append(f"build {row.build_id} has {row.running_turns} running turns and no worker: start one")
-    return lines
+    drain = f", or run `perdure deploy drain {row.build_id} --take-over`"
+    is_old = not {"current", "ramping"} & {row.sessions, row.turns}
+    has = f"{row.open_sessions} open sessions, {row.running_turns} running turns"
+    return [f"build {row.build_id} has {has} and no worker: start one{drain if is_old else ''}"]
 
 
 @deploy_commands.command()

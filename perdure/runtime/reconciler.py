@@ -77,6 +77,7 @@ class Reconciler:
                 some,
             )
         self._reported = frozenset(found.orphans)
+        await self._driver.find_unserved()
         return replace(found, mended=mended)
 
     async def end_orphans(self, orphans: Sequence[str]) -> None:

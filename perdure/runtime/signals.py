@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from datetime import timedelta
 from time import monotonic
 from typing import Any, TypeVar
@@ -21,7 +21,7 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.agents.agent import DEMO
 from perdure.agents.registry import AgentRegistry
-from perdure.errors import DriverRefused, NoDriver, NoWorker, PerdureError, StoreBehind, Unavailable
+from perdure.errors import BuildGone, DriverRefused, NoDriver, NoWorker, PerdureError, StoreBehind, Unavailable
 from perdure.protocol import names
 from perdure.protocol.requests import Attention
 from perdure.protocol.wire import JsonObject, Wire
@@ -40,6 +40,7 @@ from perdure.telemetry import spans
 
 from .connect import ABSENT, NOT_FOR_US, RPC_PATIENCE, in_time, namespace_missing
 from .deliveries import reference
+from .deploys import unserved
 
 T = TypeVar("T")
 
@@ -107,8 +108,13 @@ class DriverClient:
 
     def __init__(self, client: Client, task_queue: str) -> None:
         self._client = client
+        self._prefix = task_queue
         self._queue = names.queue(task_queue, names.SESSIONS_QUEUE)
         self._worker_until = 0.0
+        # The build of each driver that has one, by session, as Temporal listed them last.
+        self._versions: dict[str, unserved.Version] = {}
+        #: The sessions that wait for a worker of their build, which is gone. Empty without versioned workers.
+        self.unserved: dict[str, str] = {}
 
     async def start(self, state: SessionState, *, summary: str | None = None) -> None:
         """Start the session's driver. Idempotent."""
@@ -166,10 +172,20 @@ class DriverClient:
         )
         try:
             async with asyncio.timeout(_LIST_SECONDS):
+                versions: dict[str, unserved.Version] = {}
                 async for each in self._client.list_workflows(query, page_size=1000):
+                    if (version := unserved.version_of(each)) is not None:
+                        versions[each.id] = version
                     yield each.id
+                self._versions = versions
         except ABSENT as error:
             raise _translated(error) from error
+
+    async def find_unserved(self) -> None:
+        """Find the sessions whose build has no worker, among the drivers that were listed last. Never raises."""
+        known = self.unserved
+        if self._versions or known:
+            self.unserved = await unserved.find(self._client, self._prefix, self._versions, known)
 
     async def terminate(self, session_id: str, reason: str) -> None:
         handle = self._client.get_workflow_handle(session_id)
@@ -260,14 +276,16 @@ class Signals:
         self._in_flight: dict[str, list[float]] = {}
 
     async def deliver(self, row: DeliveryRow, *, unsignalled: bool) -> bool:
-        """Signal one delivery to the driver; False when it has to be signalled later.
+        """Signal one delivery to the driver; False when it has to be signalled later, or no worker can read it now.
 
         `unsignalled`: the driver may not have received earlier deliveries. To keep the order, all waiting deliveries
         are signalled then, and also while an earlier signal has no answer for some time.
         """
         if unsignalled or row.ref is None or self._is_slow(row.session_id):
-            return await self._send_all_in_time(row.session_id)
-        return await self._send(row.session_id, self._driver.deliver(row.session_id, reference(row)))
+            sent = await self._send_all_in_time(row.session_id)
+        else:
+            sent = await self._send(row.session_id, self._driver.deliver(row.session_id, reference(row)))
+        return sent and row.session_id not in self._driver.unserved
 
     async def start(self, session: NewSession, ref: JsonObject) -> bool:
         """Start the driver of a new session; False when it has to be started later."""
@@ -281,7 +299,8 @@ class Signals:
     async def cancel(self, request: CancelRequest) -> bool:
         """Signal a cancel request, which the store has already; False when it has to be signalled later."""
         turn_id = names.turn_id(request.turn)
-        return await self._send(request.session_id, self._driver.cancel(request.session_id, turn_id))
+        sent = await self._send(request.session_id, self._driver.cancel(request.session_id, turn_id))
+        return sent and request.session_id not in self._driver.unserved
 
     async def describe(self, session_id: str) -> DriverView | None:
         """Query the session's driver and compare it with the store; None when the driver does not answer.
@@ -308,6 +327,19 @@ class Signals:
         """Whether the driver takes a delivery for done that no turn has read."""
         dropped = view.dropped
         return bool(dropped) and any(each.delivery_id in dropped for each in await self._store.unread(session_id))
+
+    @property
+    def unserved(self) -> Mapping[str, str]:
+        """The sessions that wait for a worker of their build, with this build."""
+        return self._driver.unserved
+
+    async def find_unserved(self) -> None:
+        await self._driver.find_unserved()
+
+    async def attend_unserved(self, session_id: str) -> None:
+        """Emit that a session with an unread delivery waits for a worker of its build."""
+        build = self._driver.unserved[session_id]
+        await set_attention(self._store, session_id, Attention(code=BuildGone.code, message=BuildGone.of(build)))
 
     async def signal_all(self, session_id: str, signalled: set[str] | None = None) -> None:
         """Signal everything that the session's driver may not know, in order; start the driver if it never ran.

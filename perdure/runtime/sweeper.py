@@ -60,6 +60,8 @@ class Sweeper:
         self._signalled: dict[str, set[str]] = {}
         # How many drivers did not answer a query in this sweep. Each such query takes seconds.
         self._unanswered = 0
+        # The sessions whose readers know that no worker of their build runs.
+        self._attended: set[str] = set()
         # Where the next sweep begins.
         self._after = ""
 
@@ -76,11 +78,14 @@ class Sweeper:
         """Signal once every session that may lack something. A failure of one does not stop the others."""
         seen: set[str] = set()
         self._unanswered = 0
+        if self._signals.unserved:
+            await self._signals.find_unserved()
         # Start after the sessions that failed the last time, in case only these fail; then from the beginning.
         for begin in dict.fromkeys((self._after, "")):
             if not await self._sweep_from(begin, seen):
                 return
         self._after = ""
+        self._attended &= self._signals.unserved.keys()
         self._pauses = {each: pause for each, pause in self._pauses.items() if each in seen}
         self._signalled = {each: signalled for each, signalled in self._signalled.items() if each in seen}
 
@@ -92,7 +97,7 @@ class Sweeper:
             if not new:
                 return True
             seen.update(each.session_id for each in new)
-            if not await self._signal([each for each in new if self._due(each)]):
+            if not await self._signal([each for each in new if self._due(each) or self._is_unserved(each)]):
                 return False
         return True
 
@@ -116,8 +121,12 @@ class Sweeper:
         session_id = session.session_id
         signalled = self._signalled.setdefault(session_id, set())
         try:
+            if session_id in self._signals.unserved:
+                # No query: nobody would answer.
+                await self._signals.attend_unserved(session_id)
+                self._attended.add(session_id)
             # A session whose signal has failed has waited long enough: it is signalled without a query.
-            if not session.failed:
+            elif not session.failed:
                 await self._query_driver(session_id, signalled)
             await self._signals.signal_all(session_id, signalled)
         except NoWorker:
@@ -147,6 +156,10 @@ class Sweeper:
             return
         signalled.clear()
         signalled.update(view.holds)
+
+    def _is_unserved(self, session: Unsignalled) -> bool:
+        """Whether the session waits for a worker of its build, and that is not known to its readers yet."""
+        return session.session_id in self._signals.unserved and session.session_id not in self._attended
 
     def _due(self, session: Unsignalled) -> bool:
         now = self._clock()

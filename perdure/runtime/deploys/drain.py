@@ -37,7 +37,7 @@ _LISTS_LATE = 1.0
 _NO_WORKER = "no worker of its build runs: start one, or add --take-over"
 _TURN_RUNS = "it runs a turn, and moves after it"
 _OLD_TURN = "its turn runs on the old build"
-_STRANDED_TURN = "its turn runs on the old build, which has no worker: start one"
+_MOVES = "it is about to move"
 _STUCK = "its workflow does not react; Temporal's UI shows why"
 
 
@@ -55,11 +55,16 @@ class _Nudges:
     count: int = 0
     due: float = 0.0
 
+    def used(self) -> None:
+        self.due = monotonic() + min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**self.count)
+        self.count += 1
+
 
 class Drainer:
     """Drains one build. It only signals parked drivers: each moves by itself, as after a turn.
 
-    `take_over`: drivers whose build has no worker are moved by the server. The current build replays their history.
+    `take_over`: drivers and turns whose build has no worker are moved by the server. The current build replays their
+    history.
     """
 
     def __init__(self, builds: Builds, build: str, *, rate: float, take_over: bool, say: Say) -> None:
@@ -93,7 +98,7 @@ class Drainer:
             done = len(self._result.moved)
             if done != known:
                 progress, known = monotonic(), done
-            waits = any(reason not in (_NO_WORKER, _STRANDED_TURN) for reason in left.values())
+            waits = any(reason != _NO_WORKER for reason in left.values())
             if not waits or monotonic() - progress > patience:
                 return self._result
             await asyncio.sleep(0.2)
@@ -130,9 +135,10 @@ class Drainer:
             left |= {each: reason for each, reason in zip(some, reasons, strict=True) if reason is not None}
             self._report(len(listed) - start - len(some) + len(left))
         if turns := await self._listed(names.TURNS_QUEUE):
-            works = await self._builds.workers(names.TURNS_QUEUE)
-            reason = _OLD_TURN if works.get(self._build) else _STRANDED_TURN
-            left |= {each.partition("/turn/")[0]: reason for each in turns if await self._runs(each)}
+            serves = bool((await self._builds.workers(names.TURNS_QUEUE)).get(self._build))
+            for turn in turns:
+                if (reason := await self._turn(turn, serves=serves)) is not None:
+                    left[turn.partition("/turn/")[0]] = reason
         self._result.left = left
         self._result.moved -= left.keys()
         return left
@@ -158,20 +164,39 @@ class Drainer:
         if monotonic() >= nudges.due:
             await self._wait_for_rate()
             if not serves and nudges.count == 0:
-                await self._override(session_id, target)
+                await self._override(session_id, names.SESSIONS_QUEUE, target)
             # Without an argument it only makes the driver look around: it notices that another build is current.
             await found(self._builds.client.get_workflow_handle(session_id).signal(names.DELIVER))
-            nudges.due = monotonic() + min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**nudges.count)
-            nudges.count += 1
-        return _STUCK if nudges.count >= _MANY else "it is about to move"
+            nudges.used()
+        return _STUCK if nudges.count >= _MANY else _MOVES
 
-    async def _override(self, session_id: str, target: str) -> None:
-        """Have the server give the driver's next workflow task to the target build, which keeps it."""
-        version = self._builds.version(names.SESSIONS_QUEUE, target)
+    async def _turn(self, turn: str, *, serves: bool) -> str | None:
+        """Why a turn is still on the old build, if it is. Without workers there it can be taken over."""
+        try:
+            described = await self._described(turn)
+            if described is None or _build_of(described) != self._build:
+                return None
+            if serves:
+                return _OLD_TURN
+            if not self._take_over:
+                return _NO_WORKER
+            nudges = self._nudges.setdefault(turn, _Nudges())
+            if monotonic() >= nudges.due:
+                # With the turn, the server gives its open model and tool calls to the other build.
+                target = (await self._builds.routing(names.TURNS_QUEUE)).current
+                await self._override(turn, names.TURNS_QUEUE, target)
+                nudges.used()
+            return _STUCK if nudges.count >= _MANY else _MOVES
+        except Unavailable as error:
+            return error.message
+
+    async def _override(self, workflow_id: str, kind: str, target: str) -> None:
+        """Have the server give the workflow's next task to the target build, which keeps the workflow."""
+        version = self._builds.version(kind, target)
         once = VersioningOverride.OneTimeOverride(target_deployment_version=version)
         request = UpdateWorkflowExecutionOptionsRequest(
             namespace=self._builds.client.namespace,
-            workflow_execution=WorkflowExecution(workflow_id=session_id),
+            workflow_execution=WorkflowExecution(workflow_id=workflow_id),
             workflow_execution_options=WorkflowExecutionOptions(versioning_override=VersioningOverride(one_time=once)),
             update_mask=FieldMask(paths=["versioning_override"]),
         )
@@ -182,10 +207,6 @@ class Drainer:
         """The running workflow, as Temporal knows it now: its lists are some seconds old."""
         described = await found(self._builds.client.get_workflow_handle(workflow_id).describe())
         return described if described is not None and described.status == WorkflowExecutionStatus.RUNNING else None
-
-    async def _runs(self, turn: str) -> bool:
-        described = await self._described(turn)
-        return described is not None and _build_of(described) == self._build
 
     async def _listed(self, kind: str) -> Sequence[str]:
         """The ids of the workflows of one kind that Temporal lists for the build."""

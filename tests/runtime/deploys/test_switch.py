@@ -62,7 +62,8 @@ async def test_status_shows_each_build_with_its_work(bench: Bench, fleet: Fleet,
     ]
     assert [line.split() for line in stuck[1:2]] == [["v1", "draining", "draining", "0", "1", "0"]]
     assert stuck[3:] == [
-        "stuck: build v1 has 1 open sessions and no worker: start one, or run `perdure deploy drain v1 --take-over`"
+        "stuck: build v1 has 1 open sessions, 0 running turns and no worker: "
+        "start one, or run `perdure deploy drain v1 --take-over`"
     ]
 
 

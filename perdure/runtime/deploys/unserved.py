@@ -1,0 +1,84 @@
+"""Finds sessions that cannot go on because no worker of their build runs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Mapping
+from typing import TypeAlias
+
+from temporalio.client import Client, WorkflowExecution
+from temporalio.common import SearchAttributeKey
+
+from perdure.errors import PerdureError
+from perdure.protocol import names
+from perdure.runtime.connect import ABSENT
+
+from .builds import Builds
+
+log = logging.getLogger("perdure.sessions")
+
+#: How long one look may take.
+_SECONDS = 60.0
+
+#: The deployment and the build of a workflow.
+Version: TypeAlias = tuple[str, str]
+
+_VERSION = SearchAttributeKey.for_keyword("TemporalWorkerDeploymentVersion")
+
+
+def version_of(execution: WorkflowExecution) -> Version | None:
+    """The version that a workflow of Temporal's list is pinned to, if any."""
+    deployment, _, build = (execution.typed_search_attributes.get(_VERSION) or "").partition(":")
+    return (deployment, build) if deployment and build else None
+
+
+async def find(
+    client: Client, task_queue: str, drivers: Mapping[str, Version], known: dict[str, str]
+) -> dict[str, str]:
+    """The sessions that wait for a worker of their driver's or their turn's build, each with this build.
+
+    `known`: the last result. It is the result again when Temporal does not answer, or does not allow to look.
+    """
+    try:
+        async with asyncio.timeout(_SECONDS):
+            found = await _find(client, task_queue, drivers)
+    except (PerdureError, *ABSENT):
+        log.debug("the workers of each build could not be looked up", exc_info=True)
+        return known
+    for build, count in Counter(found.values()).items():
+        if build not in known.values():
+            log.error(
+                "%d sessions wait for a worker of build %s, and none runs: start one, or run "
+                "`perdure deploy drain %s --take-over`",
+                *(count, build, build),
+            )
+    return found
+
+
+async def _find(client: Client, task_queue: str, drivers: Mapping[str, Version]) -> dict[str, str]:
+    served: dict[Version, bool] = {}
+
+    async def is_served(version: Version, kind: str) -> bool:
+        if version not in served:
+            builds = Builds(client, version[0].removesuffix(f"-{kind}"), task_queue)
+            served[version] = (await builds.workers(kind)).get(version[1], 0) > 0
+        return served[version]
+
+    found = {
+        session_id: version[1]
+        for session_id, version in drivers.items()
+        if not await is_served(version, names.SESSIONS_QUEUE)
+    }
+    for turn, version in (await _turns(client, task_queue)).items():
+        if not await is_served(version, names.TURNS_QUEUE):
+            found.setdefault(turn.partition("/turn/")[0], version[1])
+    return found
+
+
+async def _turns(client: Client, task_queue: str) -> Mapping[str, Version]:
+    queue = names.queue(task_queue, names.TURNS_QUEUE)
+    query = f"WorkflowType = '{names.TURN_WORKFLOW}' AND TaskQueue = '{queue}' AND ExecutionStatus = 'Running'"
+    versions = {each.id: version_of(each) async for each in client.list_workflows(query, page_size=1000)}
+    return {turn: version for turn, version in versions.items() if version is not None}
