@@ -72,6 +72,7 @@ def create_app(
     dead_letters = DeadLetterRoutes(gate, sessions.dead_letters)
     route("GET", "/v1/dead-letters", dead_letters.list)
     route("POST", "/v1/dead-letters/{session_id}/{turn_id}/requeue", dead_letters.requeue)
+    route("DELETE", "/v1/sessions/{session_id}", sessions_in.delete)
     inputs = InputRoutes(gate, sessions.inputs, bodies, limits)
     route("GET", "/v1/inputs", inputs.list)
     route("GET", "/v1/inputs/{request_id}", inputs.show)

@@ -115,6 +115,7 @@ async def serve(settings: Settings, stop: asyncio.Event, ready: asyncio.Event | 
         sessions = await open_sessions(settings, store, agents=agents, plugins=tracing.plugins)
         await stack.enter_async_context(sessions.sweeper.running())
         await stack.enter_async_context(sessions.reconciler.running())
+        await stack.enter_async_context(sessions.deletions.running())
         broadcasts = Broadcasts(store)
         limits = ConnectionLimits(most_connections(settings.max_connections))
         app = create_app(

@@ -9,6 +9,7 @@ PerdureError
 │   ├── SessionNotFound
 │   ├── AgentNotFound
 │   └── InputNotFound
+├── SessionDeleted          410  the key of the request belongs to a session that was deleted
 ├── Conflict                409
 │   ├── NoActiveSession          no session waits on this token
 │   ├── TokenConflict            two live sessions cannot own one token
@@ -127,6 +128,13 @@ class InputNotFound(NotFound):
     """There is no such request to answer."""
 
     code = "input_not_found"
+
+
+class SessionDeleted(PerdureError):
+    """This Idempotency-Key belongs to a session that was deleted."""
+
+    status = 410
+    code = "session_deleted"
 
 
 class Conflict(PerdureError):

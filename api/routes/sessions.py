@@ -91,6 +91,16 @@ class SessionRoutes:
         headers = flags(deduplicated=fork.deduplicated, delayed=fork.delayed)
         return reply(body, 201, {"x-eve-session-id": fork.session_id, **headers})
 
+    async def delete(self, request: Request) -> Response:
+        """Delete the session for good."""
+        principal = await self._gate.admit(request)
+        session_id = known_id(request.path_params["session_id"])
+        deletion = await self._sessions.delete(session_id, principal=principal)
+        body = {"sessionId": session_id, "requestedAt": deletion.requested_at, "deleted": deletion.counts}
+        if deletion.finished_at is None:
+            return reply({**body, "status": "deleting"}, 202)
+        return reply({**body, "status": "deleted", "deletedAt": deletion.finished_at})
+
     async def cancel(self, request: Request) -> Response:
         """Stop the session's turn, or withdraw what it waits for."""
         self._scopes.agent(request)

@@ -10,8 +10,9 @@ from bench.table import Line, Target
 from perdure.protocol.deliveries import LOCAL
 from perdure.protocol.events import NewEvent
 from perdure.store.base import Store
+from perdure.store.lifecycle import NewFork
 from perdure.store.open import open_store
-from perdure.store.values import Commit, NewFork, NewRecord, NewSession, SessionChange, SlotWrite
+from perdure.store.values import Commit, NewRecord, NewSession, SessionChange, SlotWrite
 
 NAME = "fork"
 

@@ -165,6 +165,38 @@ def cancel(
 
 
 @session_commands.command()
+def fork(
+    context: typer.Context,
+    session: Annotated[str, typer.Argument(help="The id of the session.")],
+    turn: Annotated[int, typer.Option(help="The last turn that both sessions share, from 0.")],
+    data_dir: DataDir = None,
+) -> None:
+    """Start a session that shares the first turns of another one; it belongs to the same owner."""
+    from . import operator
+
+    session_id, token = operator.fork(_operating(data_dir or context.obj), session, turn)
+    typer.echo(f"session:             {session_id}")
+    typer.echo(f"continuation token:  {token}")
+
+
+@session_commands.command()
+def delete(
+    context: typer.Context,
+    session: Annotated[str | None, typer.Argument(help="The id of the session.")] = None,
+    principal: Annotated[
+        str | None, typer.Option(help="Instead: all sessions that this principal owns, as `api-key:billing`.")
+    ] = None,
+    data_dir: DataDir = None,
+) -> None:
+    """Delete a session for good, or all sessions of a principal. A turn that runs is stopped first."""
+    from . import operator
+
+    if (session is None) == (principal is None):
+        raise typer.BadParameter("name a session, or a --principal")
+    operator.delete(_operating(data_dir or context.obj), session, principal, typer.echo)
+
+
+@session_commands.command()
 def repair(
     context: typer.Context,
     session: Annotated[str, typer.Argument(help="The id of the session.")],

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, get_args
 from perdure.bounds import quoted
 from perdure.errors import Invalid, NoDriver, NoWorker, SessionNotFound, Unavailable
 from perdure.protocol import names
+from perdure.protocol.deliveries import Principal
 from perdure.session.state import OPERATOR_FAILED, Rebuild, Repair, read_turn_number
 from perdure.settings import Settings
 from perdure.store.base import Store, events_of
+from perdure.store.lifecycle import Deletion
 from perdure.store.open import checked_store, open_store
 from perdure.store.values import (
     DeadLetterPage,
@@ -126,6 +128,65 @@ def requeue(settings: Settings, session_id: str, turn_id: str) -> str:
         if requeued.deduplicated:
             return "It was requeued before; nothing was done now."
         return "Its messages are delivered again; `perdure tail` shows the new turn."
+
+    return asyncio.run(work())
+
+
+def delete(settings: Settings, session_id: str | None, principal: str | None, say: Callable[[str], None]) -> None:
+    """Delete one session, or all that a principal owns; a line for each says what was deleted."""
+
+    async def work() -> None:
+        from perdure.runtime.connect import temporal_client
+        from perdure.runtime.lifecycle import Deletions
+        from perdure.runtime.signals import DriverClient
+
+        async with checked_store(settings.database) as store:
+            client = await temporal_client(settings, lazy=True)
+            deletions = Deletions(store, DriverClient(client, settings.task_queue), client)
+            if session_id is not None:
+                say(_deleted(await deletions.delete(session_id, None, _DELETION_SECONDS, until_gone=True)))
+                return
+            found = False
+            async for each in deletions.owned(_owner(settings, principal or "")):
+                found = True
+                say(_deleted(await deletions.delete(each, None, _DELETION_SECONDS, until_gone=True)))
+            if not found:
+                say(f"{principal} owns no session in this store.")
+
+    asyncio.run(work())
+
+
+#: For how many seconds a command waits until a session is deleted: a turn may need some to stop.
+_DELETION_SECONDS = 90.0
+
+
+def _owner(settings: Settings, principal: str) -> str:
+    """The owner of the sessions of a principal, which is written as `jwt:ada` or `api-key:billing`."""
+    authenticator, colon, name = principal.partition(":")
+    if not (authenticator and colon and name):
+        raise Invalid("A principal is written as AUTHENTICATOR:NAME, for example jwt:ada or api-key:billing.")
+    issuer = settings.jwt_issuer if authenticator == "jwt" else None
+    if authenticator == "jwt" and issuer is None:
+        raise Invalid("PERDURE_JWT_ISSUER must be set to find the sessions of a user.")
+    return Principal(principal_id=name, principal_type="", authenticator=authenticator, issuer=issuer).owner
+
+
+def _deleted(deletion: Deletion) -> str:
+    if deletion.finished_at is None:
+        return f"{deletion.session_id}  is being deleted; the APIs continue, and so does this command when repeated."
+    counts = ", ".join(f"{count} {name}" for name, count in sorted(deletion.counts.items()) if count)
+    return f"{deletion.session_id}  deleted: {counts}"
+
+
+def fork(settings: Settings, session_id: str, turn: int) -> tuple[str, str]:
+    """Fork the session at the end of this turn; the id of the fork, and its continuation token."""
+
+    async def work() -> tuple[str, str]:
+        from perdure.runtime.open import open_sessions
+
+        async with checked_store(settings.database) as store:
+            forked = await (await open_sessions(settings, store)).fork(session_id, turn)
+            return forked.session_id, forked.continuation_token
 
     return asyncio.run(work())
 

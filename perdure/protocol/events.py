@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeAlias
 from pydantic import Field
 
 from .inputs import as_requested
-from .names import session_key, turn_id
+from .names import session_key, turn_id, turn_key
 from .wire import JsonObject, Wire
 
 FinishReason: TypeAlias = Literal["content-filter", "error", "length", "other", "stop", "tool-calls"]
@@ -133,6 +133,16 @@ def delivery_refused(delivery_id: str, code: str, message: str) -> NewEvent:
         key=session_key(f"refused/{delivery_id}"),
         data={"deliveryId": delivery_id, "code": code, "message": message},
         delivery_ids=(delivery_id,),
+    )
+
+
+def cancel_requested(turn: int) -> NewEvent:
+    """The event for an accepted request to stop this turn."""
+    return NewEvent(
+        type=EventType.CANCEL_REQUESTED,
+        key=turn_key(turn, "cancel-requested"),
+        data={"turnId": turn_id(turn)},
+        turn=turn,
     )
 
 

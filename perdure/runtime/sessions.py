@@ -23,7 +23,6 @@ from temporalio.client import Client
 from perdure.agents.registry import AgentRegistry
 from perdure.bounds import shortened, whole
 from perdure.errors import Invalid, NoActiveSession, SessionGone, SessionNotFound, TokenConflict, Unavailable
-from perdure.protocol import names
 from perdure.protocol.deliveries import (
     LOCAL,
     Capabilities,
@@ -37,18 +36,19 @@ from perdure.protocol.deliveries import (
     TextPart,
     summary,
 )
-from perdure.protocol.events import Event, EventType, NewEvent
+from perdure.protocol.events import Event, cancel_requested
 from perdure.protocol.wire import JsonObject
 from perdure.session.state import derive_token, hash_token
 from perdure.store.base import Store, events_of
+from perdure.store.lifecycle import Deletion
 from perdure.store.values import Accepted, DeliveryRow, NewSession, SessionPage, SessionQuery, SessionRow, ShownStatus
 
 from . import deliveries
 from .connect import ABSENT, in_time
 from .dead_letters import DeadLetters
 from .deliveries import CallerRequest, reference
-from .forks import ForkReceipt, Forks
 from .inputs import Answers, Inputs
+from .lifecycle import Deletions, ForkReceipt, Forks
 from .reconciler import Reconciler
 from .signals import DriverClient, Signals
 from .sweeper import Sweeper
@@ -110,6 +110,7 @@ class Sessions:
         self.dead_letters = DeadLetters(store, self._signals)
         self.sweeper = Sweeper(store, self._signals)
         self.reconciler = Reconciler(store, driver)
+        self.deletions = Deletions(store, driver, client)
 
     # --- write ----------------------------------------------------------------------------------------------
 
@@ -272,6 +273,14 @@ class Sessions:
         row = await self.get(session_id, principal)
         return await self._forks.fork(row, turn, step, principal or row.principal, idempotency_key)
 
+    async def delete(self, session_id: str, *, principal: Principal | None = None, patience: float = 10.0) -> Deletion:
+        """Delete the session for good; the result says how much there was.
+
+        A turn that runs is stopped first. The result has no `finished_at` while something is left: Temporal needs about
+        half a minute for the executions. An API process finishes the deletion; repeat the call to see its result.
+        """
+        return await self.deletions.delete(session_id, principal, patience)
+
     # --- look -----------------------------------------------------------------------------------------------
 
     async def get(self, session_id: str, principal: Principal | None = None) -> SessionRow:
@@ -409,16 +418,7 @@ async def cancel_turn(store: Store, signals: Signals, session_id: str, turn_id: 
 
     With `turn_id`, only that turn is stopped. Idempotent.
     """
-    request = await store.cancel(session_id, turn_id, _cancel_event)
+    request = await store.cancel(session_id, turn_id, cancel_requested)
     if request is None:
         return Cancelled("no_active_turn")
     return Cancelled("accepted", delayed=not await signals.cancel(request))
-
-
-def _cancel_event(turn: int) -> NewEvent:
-    return NewEvent(
-        type=EventType.CANCEL_REQUESTED,
-        key=names.turn_key(turn, "cancel-requested"),
-        data={"turnId": names.turn_id(turn)},
-        turn=turn,
-    )

@@ -15,6 +15,7 @@ from perdure.errors import SessionNotFound, Unavailable
 from perdure.protocol.events import Event, NewEvent
 from perdure.protocol.requests import Attention
 
+from .lifecycle import Deletion, Forked, NewFork
 from .values import (
     Accepted,
     Answered,
@@ -26,12 +27,10 @@ from .values import (
     DeadLetterPage,
     DeadLetterQuery,
     DeliveryRow,
-    Forked,
     InputPage,
     InputQuery,
     InputRow,
     NewDelivery,
-    NewFork,
     NewSession,
     Record,
     Restoration,
@@ -86,6 +85,36 @@ class Store(Protocol):
         `SessionGone` when the session has ended, `RestoreRefused` when there is no such turn, a turn runs, requests are
         open, or the slots at the end of the turn are not known.
         """
+        ...
+
+    # deletions
+    async def begin_deletion(self, session_id: str) -> Deletion | None:
+        """Write the session's tombstone and take away its token; None when there was never such a session.
+
+        From then on it cannot be forked. Repeating it returns the tombstone.
+        """
+        ...
+
+    async def deletion(self, session_id: str) -> Deletion | None: ...
+
+    async def unfinished_deletions(self, limit: int) -> Sequence[str]:
+        """The ids of the sessions with a tombstone that are not yet deleted, oldest first."""
+        ...
+
+    async def purge(self, session_id: str, limit: int) -> bool:
+        """Delete about `limit` rows of a session with a tombstone; True when none is left.
+
+        `Unavailable` while the session has not ended. Forks get the records that they share; then the session's row
+        goes, so that no worker can write; then everything else.
+        """
+        ...
+
+    async def finish_deletion(self, session_id: str, executions: int) -> Deletion | None:
+        """Note that nothing is left, and how many executions Temporal has deleted."""
+        ...
+
+    async def forget_deletions(self, older_than: float, limit: int) -> int:
+        """Delete tombstones that were finished so many seconds ago; returns how many."""
         ...
 
     async def session(self, session_id: str) -> SessionRow | None: ...

@@ -81,30 +81,6 @@ class SessionRow:
         return self.forked_from is not None and self.events == 1
 
 
-#: The format of the record that keeps code without forks from serving a fork.
-FORK = "perdure/fork/1"
-
-
-@dataclass(frozen=True)
-class NewFork:
-    """A session to create that shares the turns of another one up to `turn`, with that turn."""
-
-    session_id: str
-    token_hash: str
-    parent: str
-    turn: int
-    # Carries the idempotency key of the request; no turn reads it.
-    delivery: "NewDelivery | None" = None
-
-
-@dataclass(frozen=True)
-class Forked:
-    """The new fork, or the first one under the same idempotency key."""
-
-    session_id: str
-    fresh: bool
-
-
 @dataclass(frozen=True)
 class SessionChange:
     """What a commit changes in the read model. Counts and usage are added to the current ones."""

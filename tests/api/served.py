@@ -70,6 +70,12 @@ class Recorder:
     def get_workflow_handle(self, workflow_id: str) -> "_Handle":
         return _Handle(self, workflow_id)
 
+    async def list_workflows(self, query: str, **_: Any) -> AsyncGenerator[Any]:
+        if self.failure is not None:
+            raise self.failure
+        for nothing in ():
+            yield nothing
+
 
 @dataclass
 class _Handle:
@@ -80,6 +86,11 @@ class _Handle:
         if self.recorder.failure is not None:
             raise self.recorder.failure
         self.recorder.signals.append((self.id, name, payload))
+
+    async def terminate(self, **_: Any) -> None:
+        if self.recorder.failure is not None:
+            raise self.recorder.failure
+        self.recorder.signals.append((self.id, "terminate", {}))
 
     async def describe(self, **_: Any) -> Any:
         @dataclass

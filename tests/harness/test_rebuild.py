@@ -14,7 +14,8 @@ from perdure.session import decisions
 from perdure.session.decisions import RunTurn
 from perdure.session.state import load_session
 from perdure.store.base import Store
-from perdure.store.values import Attempt, Commit, DeliveryRow, NewDelivery, NewFork, SessionChange
+from perdure.store.lifecycle import NewFork
+from perdure.store.values import Attempt, Commit, DeliveryRow, NewDelivery, SessionChange
 from tests.support.lab import SESSION, YES, lab
 
 from .till import Till, asked

@@ -12,7 +12,8 @@ from perdure.errors import Unavailable
 from perdure.protocol.wire import JsonObject
 from perdure.runtime.signals import Signals, start_lost_driver
 from perdure.store.base import Store
-from perdure.store.values import CancelRequest, DeliveryRow, NewFork
+from perdure.store.lifecycle import NewFork
+from perdure.store.values import CancelRequest, DeliveryRow
 from tests.runtime.fake_driver import FakeDriver
 from tests.support import given
 

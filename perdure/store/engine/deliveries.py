@@ -3,10 +3,20 @@
 An accepted delivery is never deleted.
 """
 
+import hashlib
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from perdure.errors import Conflict, IdempotencyConflict, InboxFull, NoActiveSession, SessionGone, TokenConflict
+from perdure.errors import (
+    Conflict,
+    IdempotencyConflict,
+    InboxFull,
+    NoActiveSession,
+    SessionDeleted,
+    SessionGone,
+    TokenConflict,
+)
 from perdure.protocol import names
 from perdure.protocol.events import EventType, NewEvent, delivery_refused
 from perdure.protocol.requests import Attention
@@ -102,12 +112,27 @@ async def _waiting(tx: Transaction, session_id: str) -> _Waiting:
 async def insert(tx: Transaction, delivery: NewDelivery, now: str) -> Accepted:
     """Write the delivery, or return the earlier one under its key."""
     written = await tx.row("insert_delivery", **rows.new_delivery(delivery, now))
+    # After the insert, which waits for a deletion of the first delivery under this key.
+    await refuse_deleted_key(tx, delivery)
     if written is not None:
         return Accepted(rows.delivery(written), fresh=True)
     first = await find_first(tx, delivery)
     if first is None:
         raise Conflict("The first delivery under this key cannot be found.")
     return first
+
+
+async def refuse_deleted_key(tx: Transaction, delivery: NewDelivery) -> None:
+    """`SessionDeleted` when the key belongs to a session that was deleted: a retry must not start it again."""
+    if (key := delivery.idempotency_key) is None:
+        return
+    if found := await tx.row("deleted_key", key_hash=key_hash(delivery.owner, key)):
+        raise SessionDeleted(session_id=found["session_id"])
+
+
+def key_hash(owner: str, key: str) -> str:
+    content = json.dumps([owner, key]).encode()
+    return hashlib.sha256(b"perdure/key/" + content).hexdigest()
 
 
 async def find_first(tx: Transaction, delivery: NewDelivery) -> Accepted | None:

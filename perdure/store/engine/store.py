@@ -10,6 +10,7 @@ from perdure.protocol import names
 from perdure.protocol.events import Event, NewEvent
 from perdure.protocol.requests import Attention
 from perdure.store.base import Watch
+from perdure.store.lifecycle import Deletion, Forked, NewFork
 from perdure.store.values import (
     Accepted,
     Answered,
@@ -21,12 +22,10 @@ from perdure.store.values import (
     DeadLetterPage,
     DeadLetterQuery,
     DeliveryRow,
-    Forked,
     InputPage,
     InputQuery,
     InputRow,
     NewDelivery,
-    NewFork,
     NewSession,
     Record,
     Restoration,
@@ -38,7 +37,7 @@ from perdure.store.values import (
 )
 from perdure.store.watchers import Feed, Watchers
 
-from . import cursor, deliveries, forks, rows, schema
+from . import cursor, deliveries, lifecycle, rows, schema
 from .commit import apply, record_at
 from .database import Database, Row, T, Transaction, Value, Work, Written
 from .rows import before, utc_now
@@ -78,11 +77,30 @@ class SqlStore:
         return await self._write_once(lambda tx: deliveries.create_session(tx, session, delivery, self._now()))
 
     async def fork(self, fork: NewFork) -> Forked:
-        return await self._write_once(lambda tx: forks.fork(tx, fork, self._now()))
+        return await self._write_once(lambda tx: lifecycle.fork(tx, fork, self._now()))
+
+    async def begin_deletion(self, session_id: str) -> Deletion | None:
+        return await self._write_once(lambda tx: lifecycle.begin_deletion(tx, session_id, self._now()))
+
+    async def deletion(self, session_id: str) -> Deletion | None:
+        return await self._database.read(lambda tx: lifecycle.find_deletion(tx, session_id))
+
+    async def unfinished_deletions(self, limit: int) -> Sequence[str]:
+        return [row["session_id"] for row in await self._rows("unfinished_deletions", limit=limit)]
+
+    async def purge(self, session_id: str, limit: int) -> bool:
+        return await self._database.write(lambda tx: lifecycle.purge(tx, session_id, limit, self._now()))
+
+    async def finish_deletion(self, session_id: str, executions: int) -> Deletion | None:
+        return await self._write_once(lambda tx: lifecycle.finish_deletion(tx, session_id, executions, self._now()))
+
+    async def forget_deletions(self, older_than: float, limit: int) -> int:
+        then = before(self._now(), older_than)
+        return await self._database.write(lambda tx: lifecycle.forget_deletions(tx, then, limit))
 
     async def restore(self, restoration: Restoration) -> SessionRow:
         return await self._write_and_notify(
-            restoration.session_id, lambda tx: forks.restore(tx, restoration, self._now())
+            restoration.session_id, lambda tx: lifecycle.restore(tx, restoration, self._now())
         )
 
     async def session(self, session_id: str) -> SessionRow | None:
@@ -137,7 +155,13 @@ class SqlStore:
         return await self._write_once(lambda tx: deliveries.accept(tx, delivery, self._now()))
 
     async def first(self, delivery: NewDelivery) -> Accepted | None:
-        return await self._database.read(lambda tx: deliveries.find_first(tx, delivery))
+        async def work(tx: Transaction) -> Accepted | None:
+            found = await deliveries.find_first(tx, delivery)
+            if found is None:
+                await deliveries.refuse_deleted_key(tx, delivery)
+            return found
+
+        return await self._database.read(work)
 
     async def refuse(self, session_id: str, delivery_id: str, code: str, event: NewEvent) -> bool:
         return await self._write_and_notify(

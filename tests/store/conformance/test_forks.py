@@ -7,7 +7,8 @@ import pytest
 
 from perdure.errors import ForkRefused, IdempotencyConflict, SessionNotFound
 from perdure.store.base import Store, read_all
-from perdure.store.values import Commit, Forked, NewFork, SlotWrite
+from perdure.store.lifecycle import Forked, NewFork
+from perdure.store.values import Commit, SlotWrite
 from tests.store.conformance.conftest import Database
 from tests.support import given
 

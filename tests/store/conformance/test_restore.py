@@ -7,7 +7,8 @@ import pytest
 from perdure.errors import RestoreRefused, SessionGone
 from perdure.protocol.events import EventType
 from perdure.store.base import Store
-from perdure.store.values import NewFork, Restoration, SlotWrite
+from perdure.store.lifecycle import NewFork
+from perdure.store.values import Restoration, SlotWrite
 from tests.support import given
 from tests.support.given import ending, everything, parking, read_session, running
 

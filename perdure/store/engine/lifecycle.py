@@ -1,18 +1,22 @@
-"""Forks, which share the first turns of another session by reference, and sessions restored to an earlier turn."""
+"""What happens to whole sessions: forks share turns by reference, a restore leaves turns out, a deletion removes all.
+
+A deletion begins with a tombstone. Then the rows go in bounded transactions that a later process may continue.
+"""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from perdure.errors import ForkRefused, RestoreRefused, SessionGone, SessionNotFound
+from perdure.errors import ForkRefused, RestoreRefused, SessionGone, SessionNotFound, Unavailable
 from perdure.protocol import names
 from perdure.protocol.events import EventType, NewEvent
 from perdure.protocol.wire import JsonObject
-from perdure.store.values import FORK, Forked, NewFork, NewRecord, Restoration, SessionRow
+from perdure.store.lifecycle import FORK, Deletion, Forked, NewFork, hash_owner
+from perdure.store.values import NewRecord, Restoration, SessionRow
 
 from . import rows
 from .database import Row, Transaction, Written
-from .deliveries import insert
-from .rows import LockedSession, encode
+from .deliveries import insert, key_hash
+from .rows import LockedSession, decode, encode
 
 
 async def fork(tx: Transaction, fork: NewFork, now: str) -> Forked:
@@ -23,7 +27,7 @@ async def fork(tx: Transaction, fork: NewFork, now: str) -> Forked:
         if not accepted.fresh:
             return Forked(accepted.delivery.session_id, fresh=False)
     parent = await rows.find(tx, fork.parent)
-    if parent is None:
+    if parent is None or await tx.row("deletion", session_id=fork.parent) is not None:
         raise SessionNotFound
     await _insert(tx, fork, parent, now)
     for slot in await slots_at(tx, parent, fork.turn):
@@ -153,3 +157,136 @@ def _merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def _encoded(left_out: Sequence[tuple[int, int]]) -> str | None:
     return encode(left_out) if left_out else None
+
+
+#: The tables with rows of a session, except those that its end empties, and the names of their counts.
+_TABLES = (
+    ("purge_deliveries", "deliveries"),
+    ("purge_inputs", "inputs"),
+    ("purge_dead_letters", "deadLetters"),
+    ("purge_slots", "slots"),
+    ("purge_slot_versions", "slotVersions"),
+    ("purge_records", "records"),
+    ("purge_events", "events"),
+)
+
+
+async def begin_deletion(tx: Transaction, session_id: str, now: str) -> Deletion | None:
+    """Write the tombstone and take away the session's token; None when there is neither a session nor a tombstone."""
+    session = await rows.find(tx, session_id)
+    if session is not None:
+        hashed = hash_owner(session.row.principal.owner)
+        await tx.run("insert_deletion", session_id=session_id, owner_hash=hashed, now=now)
+        await tx.run("delete_routes", session_id=session_id)
+    return await find_deletion(tx, session_id)
+
+
+async def find_deletion(tx: Transaction, session_id: str) -> Deletion | None:
+    found = await tx.row("deletion", session_id=session_id)
+    return None if found is None else _deletion(found)
+
+
+def _deletion(row: Row) -> Deletion:
+    return Deletion(
+        session_id=row["session_id"],
+        owner_hash=row["owner_hash"],
+        requested_at=row["requested_at"],
+        finished_at=row["finished_at"],
+        counts=decode(row["counts"]),
+    )
+
+
+async def purge(tx: Transaction, session_id: str, limit: int, now: str) -> bool:
+    """Delete or hand over about `limit` rows; True when none is left."""
+    tombstone = await tx.row("lock_deletion", session_id=session_id)
+    if tombstone is None:
+        raise ValueError("only a session with a tombstone is deleted")
+    if tombstone["finished_at"] is not None:
+        return True
+    counts: JsonObject = decode(tombstone["counts"])
+    session = await rows.find(tx, session_id)
+    if session is None:
+        done = await _delete_rows(tx, session_id, limit, counts)
+    elif not session.ended:
+        raise Unavailable("The session has not ended yet.")
+    else:
+        done = False
+        if await _hand_over(tx, session, limit, counts, now):
+            # From here on nobody finds the session, and no worker can write to it.
+            await tx.run("delete_routes", session_id=session_id)
+            await tx.run("delete_fences", session_id=session_id)
+            await tx.run("delete_session", session_id=session_id)
+            counts["sessions"] = 1
+    await tx.run("count_deleted", session_id=session_id, counts=encode(counts))
+    return done
+
+
+async def _delete_rows(tx: Transaction, session_id: str, limit: int, counts: JsonObject) -> bool:
+    left = limit
+    for query, name in _TABLES:
+        deleted = await tx.rows(query, session_id=session_id, limit=left)
+        if query == "purge_deliveries":
+            await _keep_keys(tx, session_id, deleted)
+        counts[name] = counts.get(name, 0) + len(deleted)
+        left -= len(deleted)
+        if left <= 0:
+            return False
+    return True
+
+
+async def _keep_keys(tx: Transaction, session_id: str, deleted: Sequence[Row]) -> None:
+    for row in deleted:
+        if row["idempotency_key"] is not None:
+            hashed = key_hash(row["owner"], row["idempotency_key"])
+            await tx.run("insert_deleted_key", key_hash=hashed, session_id=session_id)
+
+
+async def _hand_over(tx: Transaction, session: LockedSession, limit: int, counts: JsonObject, now: str) -> bool:
+    """Hand the last of the shared records to the fork that shares the most turns; True when no fork is left.
+
+    After each transaction every fork sees the turns that it saw before: the heir owns its shared turns from one on, and
+    the forks that share such turns become forks of the heir.
+    """
+    parent = session.row
+    heir = await tx.row("forks_of", session_id=parent.session_id)
+    if heir is None:
+        return True
+    heir_id, until = heir["session_id"], heir["forked_turns"]
+    first = parent.forked_turns
+    if until <= first:
+        # What they share belongs to the session before this one.
+        place = {"session_id": parent.session_id, "heir": "", "from_turn": -1, "until_turn": until}
+        await tx.run("adopt_forks", **place, parent=parent.forked_from)
+        return False
+    await rows.find(tx, heir_id)
+    last = await tx.rows("last_records", session_id=parent.session_id, from_turn=first, until_turn=until, limit=limit)
+    begin = last[-1]["turn"] if len(last) == limit else first
+    place = {"session_id": parent.session_id, "heir": heir_id, "from_turn": begin, "until_turn": until}
+    await tx.run("delete_fork_marker", session_id=heir_id, until_turn=until)
+    moved = await tx.rows("move_records", **place)
+    await tx.run("move_slot_versions", **place)
+    if begin > 0:
+        await write_marker(tx, heir_id, begin - 1, now)
+    rest = parent.session_id if begin > first else parent.forked_from
+    await tx.run("set_fork", session_id=heir_id, forked_from=rest, forked_turns=begin)
+    await tx.run("adopt_forks", **place, parent=heir_id)
+    counts["handedOver"] = counts.get("handedOver", 0) + len(moved)
+    return False
+
+
+async def finish_deletion(tx: Transaction, session_id: str, executions: int, now: str) -> Deletion | None:
+    tombstone = await tx.row("lock_deletion", session_id=session_id)
+    if tombstone is not None and tombstone["finished_at"] is None:
+        counts = {**decode(tombstone["counts"]), "executions": executions}
+        await tx.run("count_deleted", session_id=session_id, counts=encode(counts))
+        await tx.run("finish_deletion", session_id=session_id, now=now)
+    return await find_deletion(tx, session_id)
+
+
+async def forget_deletions(tx: Transaction, before: str, limit: int) -> int:
+    """Delete old tombstones; returns how many."""
+    found = await tx.rows("old_deletions", before=before, limit=limit)
+    for row in found:
+        await tx.run("delete_deleted_keys", session_id=row["session_id"])
+        await tx.run("delete_deletion", session_id=row["session_id"])
+    return len(found)

@@ -1,0 +1,336 @@
+"""What happens to whole sessions: where one can be forked, and how one is deleted until nothing is left."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import json
+import logging
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from time import monotonic
+
+from temporalio.api.common.v1 import WorkflowExecution
+from temporalio.api.workflowservice.v1 import DeleteWorkflowExecutionRequest
+from temporalio.client import Client
+from temporalio.service import RPCError, RPCStatusCode
+
+from perdure.errors import DriverRefused, ForkRefused, Invalid, NoDriver, SessionNotFound, Unavailable
+from perdure.protocol import names
+from perdure.protocol.deliveries import Principal
+from perdure.protocol.events import EventType, NewEvent, cancel_requested
+from perdure.session.state import derive_token, hash_token
+from perdure.store.base import Store
+from perdure.store.lifecycle import Deletion, NewFork
+from perdure.store.values import Commit, NewDelivery, SessionChange, SessionQuery, SessionRow
+
+from . import deliveries
+from .connect import ABSENT, RPC_PATIENCE, in_time
+from .signals import DriverClient, Signals
+from .sweeper import repeating
+
+#: How many earlier turns are looked at for a boundary that can be offered instead.
+_LOOKED_AT = 20
+
+
+@dataclass(frozen=True)
+class ForkReceipt:
+    """A new session that shares the turns of `parent` up to `turn`, with that turn."""
+
+    session_id: str
+    continuation_token: str
+    parent: str
+    turn: int
+    # The first receipt of a repeated request.
+    deduplicated: bool = False
+    # The workflow is started later.
+    delayed: bool = False
+
+
+class Forks:
+    """Forks sessions. A fork is a session of its own from its first event on."""
+
+    def __init__(self, store: Store, signals: Signals, secret: bytes) -> None:
+        self._store = store
+        self._signals = signals
+        self._secret = secret
+
+    async def fork(
+        self,
+        parent: SessionRow,
+        turn: int,
+        step: int | None,
+        principal: Principal,
+        idempotency_key: str | None,
+    ) -> ForkReceipt:
+        if turn < 0 or (step is not None and step < 0):
+            raise Invalid("A session is forked at the end of a turn; turns and steps are numbered from 0.")
+        session_id = deliveries.session_id()
+        delivery = _key_holder(session_id, parent.session_id, turn, step, principal, idempotency_key)
+        first = await self._store.first(delivery) if delivery else None
+        if first is None:
+            await self._check_boundary(parent, turn, step)
+            token_hash = hash_token(derive_token(self._secret, session_id))
+            forked = await self._store.fork(NewFork(session_id, token_hash, parent.session_id, turn, delivery))
+            session_id, fresh = forked.session_id, forked.fresh
+        else:
+            session_id, fresh = first.delivery.session_id, False
+        row = await self._store.session(session_id)
+        if row is None:
+            raise SessionNotFound
+        started = not row.is_new_fork or await self._signals.start_fork(row)
+        return ForkReceipt(
+            session_id=session_id,
+            continuation_token=derive_token(self._secret, session_id),
+            parent=parent.session_id,
+            turn=turn,
+            deduplicated=not fresh,
+            delayed=not started,
+        )
+
+    async def _check_boundary(self, parent: SessionRow, turn: int, step: int | None) -> None:
+        """`ForkRefused` when the session cannot be forked there, with the next earlier turn where it can."""
+        problem = await self._problem(parent, turn, step)
+        if problem is None:
+            return
+        reason, sentence = problem
+        before = min(turn, parent.turns) - 1
+        for earlier in range(before, max(-1, before - _LOOKED_AT), -1):
+            if await self._problem(parent, earlier, None) is None:
+                raise ForkRefused(sentence, reason=reason, nearest={"turn": earlier})
+        raise ForkRefused(sentence, reason=reason)
+
+    async def _problem(self, parent: SessionRow, turn: int, step: int | None) -> tuple[str, str] | None:
+        # Imported late: an API loads the libraries of models only when it needs them.
+        from perdure.harness.journal import read_journal
+
+        if turn >= parent.turns:
+            return "turn_not_begun", f"Turn {turn} has not begun; the session has {parent.turns} turns."
+        journal = await read_journal(self._store, parent.session_id, turn)
+        if journal.end_record is None:
+            return "turn_not_ended", f"Turn {turn} has not ended."
+        if journal.park is not None:
+            # What people have answered is recorded with the turn that asked, and the effects of later turns with it.
+            return "turn_parked", f"Turn {turn} waited for people; the turn that continues it is a boundary."
+        if step is not None and step != journal.last_step:
+            # The values of slots are recorded by turn.
+            return "inside_turn", f"Only the last step of turn {turn}, {journal.last_step}, is a boundary."
+        return None
+
+
+def _key_holder(
+    session_id: str, parent: str, turn: int, step: int | None, principal: Principal, key: str | None
+) -> NewDelivery | None:
+    """The delivery that holds the idempotency key of a fork, like that of each request that starts a session."""
+    if key is None:
+        return None
+    about = json.dumps({"about": ["fork", parent, turn, step]}, sort_keys=True)
+    return NewDelivery(
+        session_id=session_id,
+        delivery_id=deliveries.delivery_id(),
+        body={"kind": "fork"},
+        owner=principal.owner,
+        idempotency_key=key,
+        digest=hashlib.sha256(about.encode()).hexdigest(),
+    )
+
+
+log = logging.getLogger("perdure.sessions")
+
+#: Rows of one transaction; executions of one pass, and how many of them are deleted at once; sessions of one sweep.
+_BATCH = 500
+_EXECUTIONS = 10_000
+_AT_ONCE = 8
+_SESSIONS = 200
+
+#: For how many seconds a turn may stop by itself; it is the time that its driver gives it, and some more.
+_STOP_SECONDS = 45.0
+#: Seconds between two looks at a session that ends, and until an execution that was just started is listed.
+_LOOK = 0.1
+_LISTED = 0.5
+#: How long an owner can see the receipt, and late retries of its requests are refused.
+_REMEMBERED = 30 * 86_400.0
+
+_CODE = "SESSION_DELETED"
+_SENTENCE = "The session was deleted."
+
+
+@dataclass(frozen=True)
+class _Execution:
+    workflow_id: str
+    run_id: str
+
+
+class Deletions:
+    """Deletes sessions for good. Each step may be repeated, and several processes may delete one session at once."""
+
+    def __init__(
+        self, store: Store, driver: DriverClient, client: Client, *, every: float = 5.0, stop: float = _STOP_SECONDS
+    ) -> None:
+        self._store = store
+        self._driver = driver
+        self._client = client
+        self._every = every
+        self._stop = stop
+        # The executions whose deletion this process has requested, by session: they are still listed for some time.
+        self._requested: dict[str, set[_Execution]] = {}
+
+    async def delete(
+        self, session_id: str, principal: Principal | None, patience: float, *, until_gone: bool = False
+    ) -> Deletion:
+        """Delete the session, for `patience` seconds; what is left then is for the sweeper.
+
+        It returns when all rows are deleted; with `until_gone`, when Temporal has deleted its executions as well.
+        With `principal`, `SessionNotFound` unless it owns the session, or did.
+        """
+        deletion = await self._begin(session_id, principal)
+        until = monotonic() + patience
+        signal = True
+        while deletion.finished_at is None:
+            try:
+                gone = await self._advance(deletion, signal=signal)
+            except Unavailable:
+                # The store or Temporal is away. The tombstone is written, so the sweeper continues.
+                break
+            if monotonic() > until or (gone and not until_gone):
+                break
+            signal = False
+            await asyncio.sleep(_LISTED if gone else _LOOK)
+            deletion = await self._store.deletion(session_id) or deletion
+        return await self._store.deletion(session_id) or deletion
+
+    async def owned(self, owner: str) -> AsyncGenerator[str]:
+        """The ids of the owner's sessions, newest first, so that forks go before their parents."""
+        cursor: str | None = None
+        while True:
+            page = await self._store.sessions(SessionQuery(owner=owner, limit=_SESSIONS, cursor=cursor))
+            for row in page.sessions:
+                yield row.session_id
+            if (cursor := page.next_cursor) is None:
+                return
+
+    def running(self) -> AbstractAsyncContextManager[None]:
+        """Resume deletions repeatedly while this context is open."""
+        return repeating(
+            self.sweep,
+            (self._every * 0.8, self._every * 1.2),
+            away="deletions cannot be resumed now",
+            failed="deletions could not be resumed",
+        )
+
+    async def sweep(self) -> None:
+        """Resume every deletion that is not finished, and forget old ones."""
+        for session_id in await self._store.unfinished_deletions(_SESSIONS):
+            deletion = await self._store.deletion(session_id)
+            try:
+                if deletion is not None:
+                    await self._advance(deletion, signal=True)
+            except Unavailable as error:
+                log.warning("the deletion of session %s is resumed later: %s", session_id, error.message)
+            except Exception:
+                log.exception("session %s could not be deleted; it will be tried again", session_id)
+        await self._store.forget_deletions(_REMEMBERED, _BATCH)
+
+    async def _begin(self, session_id: str, principal: Principal | None) -> Deletion:
+        row = await self._store.session(session_id)
+        if principal is not None and row is not None and row.principal.owner != principal.owner:
+            raise SessionNotFound
+        deletion = await self._store.begin_deletion(session_id)
+        if deletion is None or (principal is not None and not deletion.belongs_to(principal.owner)):
+            raise SessionNotFound
+        return deletion
+
+    async def _advance(self, deletion: Deletion, *, signal: bool) -> bool:
+        """Do what can be done now; False while its turn is stopping. `signal`: the driver may not know yet."""
+        session_id = deletion.session_id
+        row = await self._store.session(session_id)
+        if row is not None and not row.ended and not await self._ended(row, deletion, signal=signal):
+            return False
+        while not await self._store.purge(session_id, _BATCH):
+            # Others may write between two transactions.
+            await asyncio.sleep(0)
+        executions = await self._delete_executions(session_id)
+        if executions is not None:
+            await self._store.finish_deletion(session_id, executions)
+        return True
+
+    # --- the end of the session ---
+
+    async def _ended(self, row: SessionRow, deletion: Deletion, *, signal: bool) -> bool:
+        """End the session; False while its turn is stopping."""
+        age = (datetime.now(UTC) - datetime.fromisoformat(deletion.requested_at)).total_seconds()
+        if row.status == "running" and age < self._stop:
+            if not signal:
+                return False
+            # As an operator ends it: no effect begins from now on, and the turn is cancelled before the session ends.
+            await self._store.cancel(row.session_id, None, cancel_requested)
+            try:
+                await self._driver.repair(row.session_id, "fail")
+            except NoDriver:
+                pass
+            else:
+                return False
+        # No turn runs, or none that a worker would stop. Whatever still writes is refused from now on.
+        error = {"code": _CODE, "message": _SENTENCE}
+        event = NewEvent(
+            type=EventType.SESSION_FAILED,
+            key=names.session_key("closed"),
+            data={**error, "sessionId": row.session_id},
+        )
+        change = SessionChange(status="failed", error=error)
+        await self._store.commit(
+            Commit(row.session_id, events=(event,), close=True, settles_cancel=True, change=change)
+        )
+        return True
+
+    # --- Temporal ---
+
+    async def _delete_executions(self, session_id: str) -> int | None:
+        """Delete the session's executions; how many there were, or None while some are still listed.
+
+        Temporal deletes them when it has processed their end, which takes about half a minute.
+        """
+        # It may have ended by itself.
+        with contextlib.suppress(NoDriver, DriverRefused):
+            await self._driver.terminate(session_id, _SENTENCE)
+        requested = self._requested.setdefault(session_id, set())
+        found = await self._listed(session_id)
+        fresh = [each for each in found if each not in requested]
+        for start in range(0, len(fresh), _AT_ONCE):
+            await asyncio.gather(*(self._delete_execution(each) for each in fresh[start : start + _AT_ONCE]))
+        requested.update(fresh)
+        if fresh:
+            # One that was started just before is not listed at once, and those that were deleted still are.
+            await asyncio.sleep(_LISTED)
+            found = await self._listed(session_id)
+        if found:
+            return None
+        return len(self._requested.pop(session_id, ()))
+
+    async def _listed(self, session_id: str) -> Sequence[_Execution]:
+        """Some of the executions of the session's driver and turns."""
+        query = f"WorkflowId = '{session_id}' OR WorkflowId STARTS_WITH '{session_id}/'"
+
+        async def listed() -> list[_Execution]:
+            found = self._client.list_workflows(query, page_size=1000, limit=_EXECUTIONS)
+            return [_Execution(each.id, each.run_id) async for each in found]
+
+        try:
+            return await in_time(listed(), 2 * RPC_PATIENCE)
+        except ABSENT as error:
+            raise Unavailable("Temporal cannot be reached; try again.") from error
+
+    async def _delete_execution(self, execution: _Execution) -> None:
+        request = DeleteWorkflowExecutionRequest(
+            namespace=self._client.namespace,
+            workflow_execution=WorkflowExecution(workflow_id=execution.workflow_id, run_id=execution.run_id),
+        )
+        try:
+            await in_time(self._client.workflow_service.delete_workflow_execution(request, timeout=RPC_PATIENCE))
+        except ABSENT as error:
+            if isinstance(error, RPCError) and error.status == RPCStatusCode.NOT_FOUND:
+                return
+            raise Unavailable("Temporal cannot be reached; try again.") from error

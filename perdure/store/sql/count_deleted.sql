@@ -1,0 +1,1 @@
+UPDATE deletions SET counts = :counts WHERE session_id = :session_id

@@ -1,0 +1,1 @@
+DELETE FROM deleted_keys WHERE session_id = :session_id

@@ -1,0 +1,4 @@
+UPDATE sessions
+SET forked_from = CAST(:forked_from AS text),
+    forked_turns = :forked_turns
+WHERE session_id = :session_id

@@ -1,0 +1,54 @@
+"""The route that deletes a session."""
+
+from temporalio.service import RPCError, RPCStatusCode
+
+from tests.api.asking import known_as
+from tests.api.served import Api, turn_events
+
+
+async def test_only_the_owner_deletes_a_session_and_sees_the_receipt(people: Api) -> None:
+    created = await people.create()
+    path = f"/v1/sessions/{created['sessionId']}"
+
+    refused = await people.http.delete(path, headers=known_as("bob"))
+    deleted = await people.http.delete(path)
+    afterwards = await people.http.delete(path, headers=known_as("bob"))
+    again = await people.http.delete(path)
+    unknown = await people.http.delete("/v1/sessions/ses_unknown")
+
+    assert [each.status_code for each in (refused, deleted, afterwards, again, unknown)] == [404, 200, 404, 200, 404]
+    body = deleted.json()
+    assert (body["status"], body["deleted"]["sessions"], body["deleted"]["deliveries"]) == ("deleted", 1, 1)
+    assert again.json() == body
+    assert refused.json() == afterwards.json() == unknown.json()
+    assert (await people.http.get(path)).status_code == 404
+
+
+async def test_an_open_stream_ends_with_the_session(api: Api) -> None:
+    created = await api.create()
+    await api.emit(created["sessionId"], *turn_events(0))
+
+    async with api.stream(created["sessionId"]) as reading:
+        before = await reading.events(len(turn_events(0)))
+        await api.http.delete(f"/v1/sessions/{created['sessionId']}")
+        rest = await reading.rest()
+
+    assert [event["type"] for event in rest][-1] == "session.failed"
+    assert rest[-1]["data"]["code"] == "SESSION_DELETED"
+    indexes = [event["meta"]["index"] for event in [*before, *rest]]
+    assert indexes == list(range(len(indexes)))
+    late = await api.http.get(f"/eve/v1/session/{created['sessionId']}/stream")
+    assert late.status_code == 404
+
+
+async def test_while_temporal_is_away_the_rows_go_and_the_rest_is_finished_later(api: Api) -> None:
+    created = await api.create()
+    api.temporal.failure = RPCError("away", RPCStatusCode.UNAVAILABLE, b"")
+    path = f"/v1/sessions/{created['sessionId']}"
+
+    first = await api.http.delete(path)
+    assert (first.status_code, first.json()["status"]) == (202, "deleting")
+    assert await api.store.session(created["sessionId"]) is None
+    api.temporal.failure = None
+
+    assert (await api.http.delete(path)).status_code == 200

@@ -1,0 +1,75 @@
+"""Deletions of sessions whose workers or whose Temporal are not there."""
+
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pytest
+from temporalio.client import Client
+
+from perdure.runtime.lifecycle import Deletions
+from perdure.store.base import Store
+from tests.runtime.fake_driver import FakeDriver
+from tests.support import given
+
+
+@dataclass
+class Lists:
+    """Temporal's client, which lists nothing."""
+
+    namespace: str = "default"
+
+    async def list_workflows(self, query: str, **_: Any) -> AsyncGenerator[Any]:
+        for nothing in ():
+            yield nothing
+
+
+def deletions(store: Store, driver: FakeDriver, stop: float = 45.0) -> Deletions:
+    return Deletions(store, driver, cast("Client", Lists()), stop=stop)
+
+
+async def test_a_turn_is_asked_to_stop_before_its_session_is_deleted(store: Store, driver: FakeDriver) -> None:
+    await store.commit(given.running(1))
+
+    deletion = await deletions(store, driver).delete("s", None, patience=0.0)
+
+    assert deletion.finished_at is None
+    assert driver.signalled() == ["fail OPERATOR"]
+    row = await given.read_session(store)
+    assert (row.cancel_turn, row.ended) == (1, False)
+
+
+async def test_a_turn_that_no_worker_stops_is_ended_without_one(store: Store, driver: FakeDriver) -> None:
+    await store.commit(given.running(1))
+
+    deletion = await deletions(store, driver, stop=0.0).delete("s", None, patience=5.0)
+
+    assert deletion.finished_at is not None
+    assert await store.session("s") is None
+
+
+async def test_the_sweeper_finishes_what_was_begun(store: Store, driver: FakeDriver) -> None:
+    await store.begin_deletion("s")
+    driver.away = True
+    resumed = deletions(store, driver)
+
+    await resumed.sweep()
+    assert await store.unfinished_deletions(10) == ["s"]
+    driver.away = False
+    await resumed.sweep()
+
+    assert await store.unfinished_deletions(10) == []
+
+
+async def test_one_that_fails_does_not_stop_the_others(
+    store: Store, driver: FakeDriver, caplog: pytest.LogCaptureFixture
+) -> None:
+    await store.create_session(given.session("t"))
+    for each in ("s", "t"):
+        await store.begin_deletion(each)
+    driver.failures["s"] = RuntimeError("broken")
+
+    await deletions(store, driver).sweep()
+
+    assert await store.unfinished_deletions(10) == ["s"]
+    assert "session s could not be deleted" in caplog.text
