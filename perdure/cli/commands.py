@@ -180,6 +180,39 @@ def fork(
 
 
 @session_commands.command()
+def export(
+    context: typer.Context,
+    session: Annotated[str, typer.Argument(help="The id of the session.")],
+    data_dir: DataDir = None,
+) -> None:
+    """Write a session to the standard output, as JSON Lines: `perdure sessions export ID > FILE`."""
+    from . import operator
+
+    operator.export(_settings(data_dir=data_dir or context.obj), session, sys.stdout.buffer.write)
+    sys.stdout.buffer.flush()
+
+
+@session_commands.command(name="import")
+def import_(
+    context: typer.Context,
+    file: Annotated[Path, typer.Argument(help="A file that `perdure sessions export` has written.")],
+    principal: Annotated[
+        str | None, typer.Option(help="Who owns the new session, as `api-key:billing`. [default: as exported]")
+    ] = None,
+    again: Annotated[bool, typer.Option("--again", help="Also when the file was imported before.")] = False,
+    token: Annotated[bool, typer.Option("--token", help="Print the continuation token as well.")] = False,
+    data_dir: DataDir = None,
+) -> None:
+    """Create a session from an export, and print its id."""
+    from . import operator
+
+    session_id, secret = operator.import_(_operating(data_dir or context.obj), file, principal, again=again)
+    typer.echo(session_id)
+    if token:
+        typer.echo(secret)
+
+
+@session_commands.command()
 def delete(
     context: typer.Context,
     session: Annotated[str | None, typer.Argument(help="The id of the session.")] = None,

@@ -8,6 +8,7 @@ import json
 import re
 import secrets
 from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
 from perdure.bounds import quoted
@@ -147,7 +148,7 @@ def delete(settings: Settings, session_id: str | None, principal: str | None, sa
                 say(_deleted(await deletions.delete(session_id, None, _DELETION_SECONDS, until_gone=True)))
                 return
             found = False
-            async for each in deletions.owned(_owner(settings, principal or "")):
+            async for each in deletions.owned(_principal(settings, principal or "").owner):
                 found = True
                 say(_deleted(await deletions.delete(each, None, _DELETION_SECONDS, until_gone=True)))
             if not found:
@@ -160,15 +161,16 @@ def delete(settings: Settings, session_id: str | None, principal: str | None, sa
 _DELETION_SECONDS = 90.0
 
 
-def _owner(settings: Settings, principal: str) -> str:
-    """The owner of the sessions of a principal, which is written as `jwt:ada` or `api-key:billing`."""
+def _principal(settings: Settings, principal: str) -> Principal:
+    """The owner of sessions that is written as `jwt:ada` or `api-key:billing`."""
     authenticator, colon, name = principal.partition(":")
     if not (authenticator and colon and name):
         raise Invalid("A principal is written as AUTHENTICATOR:NAME, for example jwt:ada or api-key:billing.")
     issuer = settings.jwt_issuer if authenticator == "jwt" else None
     if authenticator == "jwt" and issuer is None:
         raise Invalid("PERDURE_JWT_ISSUER must be set to find the sessions of a user.")
-    return Principal(principal_id=name, principal_type="", authenticator=authenticator, issuer=issuer).owner
+    kind = {"jwt": "user", "api-key": "service"}.get(authenticator, authenticator)
+    return Principal(principal_id=name, principal_type=kind, authenticator=authenticator, issuer=issuer, subject=name)
 
 
 def _deleted(deletion: Deletion) -> str:
@@ -176,6 +178,40 @@ def _deleted(deletion: Deletion) -> str:
         return f"{deletion.session_id}  is being deleted; the APIs continue, and so does this command when repeated."
     counts = ", ".join(f"{count} {name}" for name, count in sorted(deletion.counts.items()) if count)
     return f"{deletion.session_id}  deleted: {counts}"
+
+
+def export(settings: Settings, session_id: str, write: Callable[[bytes], object]) -> None:
+    """Write the session's export, line by line."""
+
+    async def work() -> None:
+        from perdure.runtime.lifecycle import export_session
+
+        async with checked_store(settings.database) as store:
+            async for line in export_session(store, session_id):
+                write(line)
+
+    asyncio.run(work())
+
+
+def import_(settings: Settings, file: Path, principal: str | None, *, again: bool) -> tuple[str, str]:
+    """Create a session from an export; its id, and its continuation token."""
+
+    async def work() -> tuple[str, str]:
+        from perdure.runtime.connect import secret, temporal_client
+        from perdure.runtime.lifecycle import import_session
+        from perdure.runtime.signals import DriverClient, Signals
+        from perdure.session.state import derive_token
+
+        if not file.is_file():
+            raise Invalid(f"There is no file {file}.")
+        owner = None if principal is None else _principal(settings, principal)
+        async with checked_store(settings.database) as store:
+            key = secret(settings)
+            signals = Signals(store, DriverClient(await temporal_client(settings, lazy=True), settings.task_queue))
+            row = await import_session(store, signals, key, file, principal=owner, again=again)
+            return row.session_id, derive_token(key, row.session_id)
+
+    return asyncio.run(work())
 
 
 def fork(settings: Settings, session_id: str, turn: int) -> tuple[str, str]:

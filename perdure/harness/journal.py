@@ -75,6 +75,9 @@ MARK = Format("perdure/mark")
 USAGE = Format("perdure/usage")
 COMPACTION = Format("perdure/compaction")
 
+#: All that a journal may hold.
+FORMATS = (DELIVERY, REPLY, FAILURE, INTENT, OUTCOME, PARK, RESUMPTION, MARK, USAGE, COMPACTION)
+
 #: The key of the record of a turn that failed, was cancelled or parked outside its model call.
 END = "end"
 #: The key of the record of a parked turn that was cancelled.

@@ -49,6 +49,7 @@ class EventType:
     SESSION_RECOVERED = "session.recovered"
     SESSION_REBUILT = "session.rebuilt"
     SESSION_FORKED = "session.forked"
+    SESSION_IMPORTED = "session.imported"
     SESSION_RESET = "session.reset"
 
 

@@ -1,4 +1,4 @@
-"""What happens to whole sessions: where one can be forked, and how one is deleted until nothing is left."""
+"""What happens to whole sessions: they are forked, deleted until nothing is left, exported and imported."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from pathlib import Path
 from time import monotonic
 
 from temporalio.api.common.v1 import WorkflowExecution
@@ -18,14 +19,23 @@ from temporalio.api.workflowservice.v1 import DeleteWorkflowExecutionRequest
 from temporalio.client import Client
 from temporalio.service import RPCError, RPCStatusCode
 
-from perdure.errors import DriverRefused, ForkRefused, Invalid, NoDriver, SessionNotFound, Unavailable
+from perdure.errors import DriverRefused, ForkRefused, Invalid, NoDriver, SessionNotFound, Unavailable, UnreadableState
 from perdure.protocol import names
 from perdure.protocol.deliveries import Principal
 from perdure.protocol.events import EventType, NewEvent, cancel_requested
 from perdure.session.state import derive_token, hash_token
 from perdure.store.base import Store
-from perdure.store.lifecycle import Deletion, NewFork
-from perdure.store.values import Commit, NewDelivery, SessionChange, SessionQuery, SessionRow
+from perdure.store.lifecycle import (
+    Deletion,
+    ExportedRecord,
+    ExportedSlot,
+    ExportHeader,
+    ExportWriter,
+    NewFork,
+    NewImport,
+    read_export,
+)
+from perdure.store.values import Commit, NewDelivery, NewRecord, SessionChange, SessionQuery, SessionRow
 
 from . import deliveries
 from .connect import ABSENT, RPC_PATIENCE, in_time
@@ -81,7 +91,7 @@ class Forks:
         row = await self._store.session(session_id)
         if row is None:
             raise SessionNotFound
-        started = not row.is_new_fork or await self._signals.start_fork(row)
+        started = not row.is_new_fork or await self._signals.start_later(row)
         return ForkReceipt(
             session_id=session_id,
             continuation_token=derive_token(self._secret, session_id),
@@ -104,21 +114,27 @@ class Forks:
         raise ForkRefused(sentence, reason=reason)
 
     async def _problem(self, parent: SessionRow, turn: int, step: int | None) -> tuple[str, str] | None:
-        # Imported late: an API loads the libraries of models only when it needs them.
-        from perdure.harness.journal import read_journal
-
         if turn >= parent.turns:
             return "turn_not_begun", f"Turn {turn} has not begun; the session has {parent.turns} turns."
-        journal = await read_journal(self._store, parent.session_id, turn)
-        if journal.end_record is None:
-            return "turn_not_ended", f"Turn {turn} has not ended."
-        if journal.park is not None:
-            # What people have answered is recorded with the turn that asked, and the effects of later turns with it.
-            return "turn_parked", f"Turn {turn} waited for people; the turn that continues it is a boundary."
-        if step is not None and step != journal.last_step:
-            # The values of slots are recorded by turn.
-            return "inside_turn", f"Only the last step of turn {turn}, {journal.last_step}, is a boundary."
-        return None
+        records = await self._store.records(parent.session_id, from_turn=turn, to_turn=turn)
+        return _boundary_problem(turn, step, records)
+
+
+def _boundary_problem(turn: int, step: int | None, records: Sequence[NewRecord]) -> tuple[str, str] | None:
+    """Why this turn with these records is no boundary: a code, and a sentence."""
+    # Imported late: an API loads the libraries of models only when it needs them.
+    from perdure.harness.journal import TurnJournal
+
+    journal = TurnJournal(records)
+    if journal.end_record is None:
+        return "turn_not_ended", f"Turn {turn} has not ended."
+    if journal.park is not None:
+        # What people have answered is recorded with the turn that asked, and the effects of later turns with it.
+        return "turn_parked", f"Turn {turn} waited for people; the turn that continues it is a boundary."
+    if step is not None and step != journal.last_step:
+        # The values of slots are recorded by turn.
+        return "inside_turn", f"Only the last step of turn {turn}, {journal.last_step}, is a boundary."
+    return None
 
 
 def _key_holder(
@@ -334,3 +350,109 @@ class Deletions:
             if isinstance(error, RPCError) and error.status == RPCStatusCode.NOT_FOUND:
                 return
             raise Unavailable("Temporal cannot be reached; try again.") from error
+
+
+# --- exports ------------------------------------------------------------------------------------------------
+
+
+async def export_session(store: Store, session_id: str) -> AsyncGenerator[bytes]:
+    """The lines of the session's export: its turns up to the last boundary, and its state of that time.
+
+    It has no token. Memory is bounded by the largest turn.
+    """
+    row = await store.session(session_id)
+    if row is None:
+        raise SessionNotFound(f"The store knows no session {session_id}.")
+    last = await _last_boundary(store, row)
+    slots = await store.slots_at(session_id, last)
+    writer = ExportWriter()
+    header = ExportHeader(
+        export_id=f"exp_{deliveries.ulid()}",
+        exported_at=datetime.now(UTC).isoformat(timespec="milliseconds"),
+        agent=row.agent,
+        mode=row.mode,
+        capabilities=row.capabilities,
+        principal=row.principal,
+        title=row.title,
+        turns=last + 1,
+        left_out=tuple((first, min(until, last + 1)) for first, until in row.left_out if first <= last),
+    )
+    yield writer.line(header)
+    for slot in sorted(slots, key=lambda each: each.name):
+        yield writer.line(ExportedSlot(name=slot.name, value=slot.value, version=slot.version))
+    for turn in range(last + 1):
+        for record in await store.records(session_id, from_turn=turn, to_turn=turn):
+            body = {name: value for name, value in record.body.items() if name != "tokenHash"}
+            yield writer.line(
+                ExportedRecord(
+                    turn=record.turn, step=record.step, key=record.key, format=record.format, body=body, at=record.at
+                )
+            )
+    if await store.session(session_id) is None:
+        raise SessionNotFound(f"The session {session_id} was deleted meanwhile; the export is incomplete.")
+    yield writer.end()
+
+
+async def _last_boundary(store: Store, row: SessionRow) -> int:
+    for turn in range(row.turns - 1, -1, -1):
+        if _boundary_problem(turn, None, await store.records(row.session_id, from_turn=turn, to_turn=turn)) is None:
+            return turn
+    raise Invalid("No turn of this session has ended; there is nothing to export.")
+
+
+async def import_session(
+    store: Store,
+    signals: Signals,
+    secret: bytes,
+    path: Path,
+    *,
+    principal: Principal | None = None,
+    again: bool = False,
+) -> SessionRow:
+    """Create a session from an export. `again`: also when the file was imported before.
+
+    The file is read twice: nothing is written before it has proved to be complete and readable.
+    """
+    export = await asyncio.to_thread(read_export, path, _check_turn)
+    session_id = deliveries.session_id()
+    delivery = NewDelivery(
+        session_id=session_id,
+        delivery_id=deliveries.delivery_id(),
+        body={"kind": "import"},
+        owner="perdure/import",
+        idempotency_key=export.header.export_id,
+        digest=export.sha256,
+    )
+    new = NewImport(
+        session_id=session_id,
+        token_hash=hash_token(derive_token(secret, session_id)),
+        export=export,
+        principal=principal or export.header.principal,
+        delivery=None if again else delivery,
+    )
+    await store.import_session(new)
+    row = await store.session(session_id)
+    if row is None:
+        raise SessionNotFound
+    await signals.start_later(row)
+    return row
+
+
+def _check_turn(header: ExportHeader, turn: int, records: Sequence[NewRecord]) -> None:
+    """`Invalid` for records that this version cannot read, or a last turn after which the session cannot continue."""
+    from perdure.harness.journal import FORMATS
+
+    if any(first <= turn < until for first, until in header.left_out):
+        # No prompt reads them.
+        return
+    try:
+        for record in records:
+            known = next((each for each in FORMATS if each.includes(record)), None)
+            if known is None:
+                raise UnreadableState(f"The format {record.format!r} is not known.")
+            known.lift(record)
+        problem = _boundary_problem(turn, None, records) if turn == header.turns - 1 else None
+    except UnreadableState as unreadable:
+        raise Invalid(f"Turn {turn} cannot be read by this version of Perdure: {unreadable.message}") from None
+    if problem is not None:
+        raise Invalid(f"The session cannot continue after its last turn: {problem[1]}")

@@ -292,9 +292,9 @@ class Signals:
         state = self._first_state(session, session.token_hash, [ref])
         return await self._send(session.session_id, self._start(state, session.title))
 
-    async def start_fork(self, row: SessionRow) -> bool:
-        """Start the driver of a fork in which nothing has happened yet; False when it has to be started later."""
-        return await self._send(row.session_id, self._start(await self._state_of_fork(row), row.title))
+    async def start_later(self, row: SessionRow) -> bool:
+        """Start the driver of a new fork or import, which has turns already; False when it has to be started later."""
+        return await self._send(row.session_id, self._start(await self._later_state(row), row.title))
 
     async def cancel(self, request: CancelRequest) -> bool:
         """Signal a cancel request, which the store has already; False when it has to be signalled later."""
@@ -406,7 +406,7 @@ class Signals:
             await self._start(self._first_state(row, token_hash, refs), row.title)
         elif row.is_new_fork:
             # Nothing happens if its driver runs.
-            await self._start(await self._state_of_fork(row), row.title)
+            await self._start(await self._later_state(row), row.title)
         for each in waiting:
             if each.delivery_id not in signalled:
                 await self._driver.deliver(row.session_id, reference(each, token_hash))
@@ -433,7 +433,7 @@ class Signals:
                 state = state.with_delivery(delivery)
         return state
 
-    async def _state_of_fork(self, row: SessionRow) -> SessionState:
+    async def _later_state(self, row: SessionRow) -> SessionState:
         """The state that a rebuild would find: all turns so far are shared ones, and nothing waits."""
         state = self._first_state(row, await self._store.token_of(row.session_id) or "", [])
         return state.model_copy(update={"turn": row.turns, "told": row.turns, "head": row.events})

@@ -15,7 +15,7 @@ from perdure.errors import SessionNotFound, Unavailable
 from perdure.protocol.events import Event, NewEvent
 from perdure.protocol.requests import Attention
 
-from .lifecycle import Deletion, Forked, NewFork
+from .lifecycle import Deletion, Forked, NewFork, NewImport
 from .values import (
     Accepted,
     Answered,
@@ -77,6 +77,14 @@ class Store(Protocol):
         `ForkRefused` when that is not known. The caller has checked that the turn has ended and waits for nobody.
         `SessionNotFound` when there is no parent. Idempotency keys as for `accept`.
         """
+        ...
+
+    async def slots_at(self, session_id: str, turn: int) -> Sequence[Slot]:
+        """The session's slots as they were at the end of the turn; `ForkRefused` when that is not known."""
+        ...
+
+    async def import_session(self, new: NewImport) -> None:
+        """Write the session with all of its records in one transaction; `Conflict` if the file was imported before."""
         ...
 
     async def restore(self, restoration: Restoration) -> SessionRow:

@@ -1,11 +1,19 @@
-"""Values of what happens to whole sessions: forks and deletions. Frozen, no I/O."""
+"""Values of what happens to whole sessions: forks, deletions, and the files of exports."""
 
 import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias, TypeVar
 
-from perdure.protocol.wire import JsonObject
+from pydantic import Field, ValidationError
 
-from .values import NewDelivery
+from perdure.errors import Invalid
+from perdure.protocol.deliveries import Capabilities, Mode, Principal
+from perdure.protocol.wire import JsonObject, Wire
+
+from .values import NewDelivery, NewRecord, Slot
 
 #: The format of the record that keeps code without forks from serving a fork.
 FORK = "perdure/fork/1"
@@ -50,3 +58,226 @@ class Deletion:
 
 def hash_owner(owner: str) -> str:
     return hashlib.sha256(b"perdure/owner/" + owner.encode(errors="surrogatepass")).hexdigest()
+
+
+# --- exports ------------------------------------------------------------------------------------------------
+
+EXPORT_FORMAT = "perdure/session"
+EXPORT_VERSION = 1
+
+#: The longest line in bytes. A record may hold files.
+_LONGEST_LINE = 512 * 1024 * 1024
+_LARGEST_NUMBER = 2**53
+
+W = TypeVar("W", bound=Wire)
+
+
+class ExportHeader(Wire):
+    """The first line of an export."""
+
+    kind: Literal["session"] = "session"
+    format: str = EXPORT_FORMAT
+    version: int = EXPORT_VERSION
+    # Each export has another one: a file is imported once.
+    export_id: str = Field(min_length=1, max_length=100)
+    exported_at: str
+    agent: str = Field(min_length=1, max_length=255)
+    mode: Mode
+    capabilities: Capabilities
+    principal: Principal
+    title: str | None = None
+    turns: int = Field(ge=1, lt=_LARGEST_NUMBER)
+    left_out: tuple[tuple[int, int], ...] = ()
+
+
+class ExportedSlot(Wire):
+    kind: Literal["slot"] = "slot"
+    name: str = Field(max_length=1_000)
+    value: JsonObject
+    version: int = Field(ge=1, lt=_LARGEST_NUMBER)
+
+
+class ExportedRecord(Wire):
+    kind: Literal["record"] = "record"
+    turn: int = Field(ge=0, lt=_LARGEST_NUMBER)
+    step: int = Field(ge=0, lt=_LARGEST_NUMBER)
+    key: str = Field(max_length=1_000)
+    format: str = Field(max_length=255)
+    body: JsonObject
+    at: str = ""
+
+    @property
+    def record(self) -> NewRecord:
+        return NewRecord(self.turn, self.step, self.key, self.format, self.body)
+
+
+class ExportEnd(Wire):
+    """The last line. Without it, or with another digest of the lines before it, a file is not imported."""
+
+    kind: Literal["end"] = "end"
+    slots: int
+    records: int
+    sha256: str
+
+
+class ExportWriter:
+    """Makes the lines of an export: the header, the slots, the records in order, and the end."""
+
+    def __init__(self) -> None:
+        self._digest = hashlib.sha256()
+        self._counts = {"slot": 0, "record": 0}
+
+    def line(self, value: ExportHeader | ExportedSlot | ExportedRecord) -> bytes:
+        if value.kind != "session":
+            self._counts[value.kind] += 1
+        line = _line(value)
+        self._digest.update(line)
+        return line
+
+    def end(self) -> bytes:
+        slots, records = self._counts["slot"], self._counts["record"]
+        return _line(ExportEnd(slots=slots, records=records, sha256=self._digest.hexdigest()))
+
+
+def _line(value: Wire) -> bytes:
+    # ASCII only: a body may hold half a surrogate pair.
+    return json.dumps(value.model_dump(), separators=(",", ":")).encode() + b"\n"
+
+
+@dataclass(frozen=True)
+class Export:
+    """A file that was read to its end, and is complete."""
+
+    path: Path
+    header: ExportHeader
+    slots: Sequence[Slot]
+    sha256: str
+
+    def records(self) -> Iterator[NewRecord]:
+        """The records again, one at a time."""
+        with self.path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                data = _json(self.path, number, line)
+                if data.get("kind") == "record":
+                    yield _read(self.path, number, data, ExportedRecord).record
+
+
+Check: TypeAlias = Callable[[ExportHeader, int, Sequence[NewRecord]], None]
+
+
+def read_export(path: Path, check: Check) -> Export:
+    """Read a file to its end, or raise `Invalid`. `check` gets the records of each turn."""
+    digest, number = hashlib.sha256(), 0
+    reader: _ExportReader | None = None
+    with path.open("rb") as file:
+        while line := file.readline(_LONGEST_LINE):
+            number += 1
+            data = _json(path, number, line)
+            if reader is None:
+                reader = _ExportReader(path, _header(path, data), check)
+            elif data.get("kind") == "end":
+                reader.end(_read(path, number, data, ExportEnd), digest.hexdigest())
+                if file.read(1):
+                    raise Invalid(f"{path} goes on after its end: line {number} is the last one of an export.")
+                return Export(path, reader.header, reader.slots, digest.hexdigest())
+            else:
+                reader.take(number, data)
+            digest.update(line)
+    if reader is None:
+        raise Invalid(f"{path} is empty.")
+    raise Invalid(f"{path} is incomplete: it ends after line {number}.")
+
+
+class _ExportReader:
+    """What was read of a file so far. It keeps the records of one turn."""
+
+    def __init__(self, path: Path, header: ExportHeader, check: Check) -> None:
+        self.header = header
+        self.slots: list[Slot] = []
+        self._path = path
+        self._check = check
+        self._turn: list[NewRecord] = []
+        self._records = 0
+
+    def take(self, number: int, data: JsonObject) -> None:
+        match data.get("kind"):
+            case "slot" if not self._records:
+                slot = _read(self._path, number, data, ExportedSlot)
+                if self.slots and slot.name <= self.slots[-1].name:
+                    raise self._out_of_order(number)
+                self.slots.append(Slot(slot.name, slot.value, slot.version))
+            case "record":
+                self._take_record(number, _read(self._path, number, data, ExportedRecord).record)
+            case _:
+                raise Invalid(f"{self._path}: line {number} has no kind that belongs there.")
+
+    def _take_record(self, number: int, record: NewRecord) -> None:
+        if self._turn:
+            last = self._turn[-1]
+            if (record.turn, record.step, record.key) <= (last.turn, last.step, last.key):
+                raise self._out_of_order(number)
+            if record.turn != last.turn:
+                self._check(self.header, last.turn, self._turn)
+                self._turn = []
+        self._turn.append(record)
+        self._records += 1
+
+    def end(self, end: ExportEnd, digest: str) -> None:
+        if (end.slots, end.records, end.sha256) != (len(self.slots), self._records, digest):
+            raise Invalid(f"{self._path} was changed since it was exported, or is damaged.")
+        if not self._turn or self._turn[-1].turn != self.header.turns - 1:
+            raise Invalid(f"{self._path}: the records of the last turn are missing.")
+        self._check(self.header, self._turn[-1].turn, self._turn)
+
+    def _out_of_order(self, number: int) -> Invalid:
+        return Invalid(f"{self._path}: line {number} repeats another one, or is out of order.")
+
+
+def _json(path: Path, number: int, line: bytes) -> JsonObject:
+    if not line.endswith(b"\n"):
+        raise Invalid(f"{path} is incomplete: line {number} has no end." if number > 1 else _foreign(path))
+    try:
+        data = json.loads(line)
+    except (ValueError, RecursionError):
+        data = None
+    if not isinstance(data, dict):
+        raise Invalid(f"{path}: line {number} cannot be read." if number > 1 else _foreign(path))
+    return data  # pyright: ignore[reportUnknownVariableType]
+
+
+def _header(path: Path, data: JsonObject) -> ExportHeader:
+    if data.get("format") != EXPORT_FORMAT:
+        raise Invalid(_foreign(path))
+    if data.get("version") != EXPORT_VERSION:
+        raise Invalid(
+            f"{path} has version {data.get('version')!r} of the format; this version of Perdure reads {EXPORT_VERSION}."
+        )
+    return _read(path, 1, data, ExportHeader)
+
+
+def _foreign(path: Path) -> str:
+    return f"{path} is no export of a session."
+
+
+def _read(path: Path, number: int, data: JsonObject, shape: type[W]) -> W:
+    try:
+        value = shape.model_validate(data)
+    except ValidationError:
+        raise Invalid(f"{path}: line {number} cannot be read.") from None
+    names = [getattr(value, name, "") for name in ("key", "format", "name", "agent", "export_id")]
+    if not all(name.isprintable() for name in names):
+        raise Invalid(f"{path}: line {number} has a name that cannot be stored.")
+    return value
+
+
+@dataclass(frozen=True)
+class NewImport:
+    """A session to create from an export."""
+
+    session_id: str
+    token_hash: str
+    export: Export
+    # Who owns it.
+    principal: Principal
+    # Holds the id of the export, so that a file is imported once; None: it may be imported again.
+    delivery: NewDelivery | None = None

@@ -1,8 +1,10 @@
 """Sessions in which events of every type happen."""
 
 import contextlib
+import os
 from collections.abc import AsyncGenerator
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, cast
 
 from pydantic_ai.messages import ModelResponse, TextPart, ThinkingPart, ToolCallPart
@@ -11,11 +13,12 @@ from pydantic_ai.usage import RequestUsage
 from perdure import Compaction, tool
 from perdure.errors import ModelFailed
 from perdure.models.base import Delta, Prompt, ReasoningDelta, Reply, TextDelta, ToolInputDelta, finish_reason, usage_of
+from perdure.protocol.deliveries import LOCAL, Capabilities
 from perdure.protocol.inputs import APPROVE, InputAnswer
 from perdure.protocol.requests import Attention, Calls, CloseSession, Failure, RebuildSession, Refusal, Reminder
 from perdure.runtime.sessions import cancel_turn
 from perdure.session.state import OPERATOR_FAILED
-from perdure.store.lifecycle import NewFork
+from perdure.store.lifecycle import Export, ExportHeader, NewFork, NewImport
 from perdure.store.values import Attempt, CancelRequest, Restoration
 from perdure.testing import call
 from tests.support.lab import SESSION, Lab, lab
@@ -118,8 +121,19 @@ async def _conversation() -> Events:
         await it.harness.refuse_delivery(refusal)
         await it.harness.rebuild_session(RebuildSession(session_id=SESSION, reason="WORKFLOW_LOST"), Attempt(9, 9))
         await it.store.fork(NewFork("fork", "token of the fork", SESSION, 0))
+        header = ExportHeader(
+            export_id="exp_1",
+            exported_at=_AT,
+            agent="lab",
+            mode="conversation",
+            capabilities=Capabilities(),
+            principal=LOCAL,
+            turns=1,
+        )
+        export = Export(Path(os.devnull), header, (), "")
+        await it.store.import_session(NewImport("import", "token of the import", export, LOCAL))
         await it.harness.close_session(CloseSession(session_id=SESSION, failure=OPERATOR_FAILED))
-        return await _data(it, "fork")
+        return await _data(it, "fork", "import")
 
 
 async def _task() -> Events:

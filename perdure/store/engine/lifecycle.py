@@ -6,12 +6,12 @@ A deletion begins with a tombstone. Then the rows go in bounded transactions tha
 from collections.abc import Sequence
 from dataclasses import replace
 
-from perdure.errors import ForkRefused, RestoreRefused, SessionGone, SessionNotFound, Unavailable
+from perdure.errors import Conflict, ForkRefused, RestoreRefused, SessionGone, SessionNotFound, Unavailable
 from perdure.protocol import names
 from perdure.protocol.events import EventType, NewEvent
 from perdure.protocol.wire import JsonObject
-from perdure.store.lifecycle import FORK, Deletion, Forked, NewFork, hash_owner
-from perdure.store.values import NewRecord, Restoration, SessionRow
+from perdure.store.lifecycle import FORK, Deletion, Forked, NewFork, NewImport, hash_owner
+from perdure.store.values import NewRecord, Restoration, SessionRow, Slot
 
 from . import rows
 from .database import Row, Transaction, Written
@@ -30,7 +30,7 @@ async def fork(tx: Transaction, fork: NewFork, now: str) -> Forked:
     if parent is None or await tx.row("deletion", session_id=fork.parent) is not None:
         raise SessionNotFound
     await _insert(tx, fork, parent, now)
-    for slot in await slots_at(tx, parent, fork.turn):
+    for slot in await slots_at(tx, parent.row, fork.turn):
         await tx.run("write_slot", session_id=fork.session_id, **slot)
     if fork.delivery is not None:
         # The shared turns count as its reader: no turn of the fork may read it.
@@ -73,9 +73,8 @@ async def write_marker(tx: Transaction, session_id: str, turn: int, now: str) ->
     await tx.run("insert_record", **rows.new_record(session_id, marker, None, now))
 
 
-async def slots_at(tx: Transaction, session: LockedSession, turn: int) -> list[dict[str, str | int]]:
+async def slots_at(tx: Transaction, row: SessionRow, turn: int) -> list[dict[str, str | int]]:
     """The session's slots as they were at the end of this turn; `ForkRefused` when that was not recorded."""
-    row = session.row
     current = await tx.rows("all_slots", session_id=row.session_id)
     if turn == row.turns - 1 and row.status != "running":
         return [{name: slot[name] for name in ("name", "value", "version")} for slot in current]
@@ -130,7 +129,7 @@ async def _restore_slots(tx: Transaction, session: LockedSession, turn: int) -> 
     """Write the slots as they were at the end of the turn, as new versions: what runs now must notice."""
     row = session.row
     try:
-        then = {str(slot["name"]): slot for slot in await slots_at(tx, session, turn)}
+        then = {str(slot["name"]): slot for slot in await slots_at(tx, row, turn)}
     except ForkRefused as unknown:
         raise RestoreRefused(unknown.message) from None
     for slot in await tx.rows("all_slots", session_id=row.session_id):
@@ -157,6 +156,49 @@ def _merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def _encoded(left_out: Sequence[tuple[int, int]]) -> str | None:
     return encode(left_out) if left_out else None
+
+
+async def exported_slots(tx: Transaction, session_id: str, turn: int) -> list[Slot]:
+    found = await tx.row("session", session_id=session_id)
+    if found is None:
+        raise SessionNotFound
+    return [rows.slot(slot) for slot in await slots_at(tx, rows.session(found), turn)]
+
+
+async def import_session(tx: Transaction, new: NewImport, now: str) -> None:
+    """Write the session and its records, which are read from the file one at a time."""
+    header = new.export.header
+    if new.delivery is not None:
+        accepted = await insert(tx, new.delivery, now)
+        if not accepted.fresh:
+            raise Conflict(f"This file was imported already, as session {accepted.delivery.session_id}.")
+    await tx.run(
+        "insert_import",
+        session_id=new.session_id,
+        agent=header.agent,
+        mode=header.mode,
+        owner=new.principal.owner,
+        principal=encode(new.principal.model_dump()),
+        capabilities=encode(header.capabilities.model_dump()),
+        title=rows.printable(header.title),
+        turns=header.turns,
+        left_out=_encoded(header.left_out),
+        now=now,
+    )
+    await tx.row("insert_route", token_hash=new.token_hash, session_id=new.session_id)
+    for record in new.export.records():
+        await tx.run("insert_record", **rows.new_record(new.session_id, record, None, now))
+    for slot in new.export.slots:
+        place = {"session_id": new.session_id, "name": slot.name, "value": encode(slot.value), "version": slot.version}
+        await tx.run("write_slot", **place)
+        await tx.run("write_slot_version", turn=header.turns - 1, **place)
+    if new.delivery is not None:
+        wanted = [new.delivery.delivery_id]
+        await tx.rows("hear_deliveries", session_id=new.session_id, delivery_ids=wanted, turn=header.turns - 1)
+    data = {"turns": header.turns, "exportId": header.export_id}
+    event = NewEvent(type=EventType.SESSION_IMPORTED, key=names.session_key("imported"), data=data)
+    head = await rows.append(tx, new.session_id, 0, (event,), now)
+    await tx.run("advance_session", session_id=new.session_id, next_index=head, now=now)
 
 
 #: The tables with rows of a session, except those that its end empties, and the names of their counts.

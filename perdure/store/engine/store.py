@@ -10,7 +10,7 @@ from perdure.protocol import names
 from perdure.protocol.events import Event, NewEvent
 from perdure.protocol.requests import Attention
 from perdure.store.base import Watch
-from perdure.store.lifecycle import Deletion, Forked, NewFork
+from perdure.store.lifecycle import Deletion, Forked, NewFork, NewImport
 from perdure.store.values import (
     Accepted,
     Answered,
@@ -97,6 +97,12 @@ class SqlStore:
     async def forget_deletions(self, older_than: float, limit: int) -> int:
         then = before(self._now(), older_than)
         return await self._database.write(lambda tx: lifecycle.forget_deletions(tx, then, limit))
+
+    async def slots_at(self, session_id: str, turn: int) -> Sequence[Slot]:
+        return await self._database.read(lambda tx: lifecycle.exported_slots(tx, session_id, turn))
+
+    async def import_session(self, new: NewImport) -> None:
+        await self._database.write(lambda tx: lifecycle.import_session(tx, new, self._now()))
 
     async def restore(self, restoration: Restoration) -> SessionRow:
         return await self._write_and_notify(
