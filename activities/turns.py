@@ -73,8 +73,10 @@ class TurnActivities:
 
     @activity.defn(name=names.CLOSE_SESSION)
     @attempted(reports=True)
-    async def close_session(self, close: CloseSession) -> None:
-        await self.harness.close_session(close)
+    async def close_session(self, close: CloseSession) -> bool | None:
+        closed = await self.harness.close_session(close)
+        # Only drivers that ask expect a result.
+        return closed if close.if_idle else None
 
     @activity.defn(name=names.REBUILD_SESSION)
     @attempted(reports=True)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, TypeAlias, TypeGuard, TypeVar, cast
 
 import orjson
@@ -144,6 +145,8 @@ _INTERNAL_SCHEMES = ("eve-url:", "eve-sandbox:", "eve-attachment:")
 class CreateBody:
     delivery: DeliveryBody
     mode: Mode
+    deadline: datetime | None = None
+    idle_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -166,7 +169,7 @@ def parse_create(fields: Fields, principal: Principal) -> CreateBody:
     if message is None:
         raise Invalid("Missing or empty 'message' field.")
     delivery = DeliveryBody(message=message, client_context=context, output_schema=schema, principal=principal)
-    return CreateBody(delivery, mode)
+    return CreateBody(delivery, mode, _deadline(fields.get("deadline")), _idle_seconds(fields.get("idleSeconds")))
 
 
 def parse_continue(fields: Fields, principal: Principal) -> ContinueBody:
@@ -287,6 +290,24 @@ def _mode(value: Any) -> Mode:
         return "conversation"
     if value not in ("conversation", "task"):
         raise Invalid("Expected 'mode' to be either 'conversation' or 'task'.")
+    return value
+
+
+def _deadline(value: Any) -> datetime | None:
+    if value is None:
+        return None
+    try:
+        deadline = datetime.fromisoformat(value)
+    except (TypeError, ValueError):
+        raise Invalid("Expected 'deadline' to be a time in ISO 8601, with its time zone.") from None
+    if deadline.tzinfo is None:
+        raise Invalid("Expected 'deadline' to be a time in ISO 8601, with its time zone.")
+    return deadline
+
+
+def _idle_seconds(value: Any) -> float | None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+        raise Invalid("Expected 'idleSeconds' to be a number.")
     return value
 
 

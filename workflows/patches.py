@@ -68,5 +68,6 @@ PATCHES = (
         date(2026, 11, 19),
         "ignored deliveries of kinds that they could not read, until the sweeper signalled them again",
     ),
+    Patch("session-bounds", "driver", date(2026, 11, 19), "had no deadline and no idle time-out"),
     Patch("parallel-calls", "turn", date(2026, 11, 18), "began all calls of a reply at once"),
 )

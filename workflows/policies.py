@@ -1,10 +1,11 @@
 """Time-outs and retry policies of the activities."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from temporalio.common import RetryPolicy
 
+from perdure.protocol.deliveries import Bounds
 from perdure.protocol.requests import CallRef
 
 
@@ -15,6 +16,8 @@ class Policy:
     start_to_close: timedelta
     heartbeat: timedelta | None
     retry: RetryPolicy
+    # Set if the number of attempts has no limit.
+    schedule_to_close: timedelta | None = None
 
 
 #: A model may take long to reply; the death of a worker is noticed by its missing heartbeat.
@@ -51,9 +54,28 @@ PARALLEL = 16
 _TOOL_OVERHEAD = timedelta(seconds=30)
 
 
-def tool(call: CallRef) -> Policy:
+#: How long after its deadline a turn may still try to record its end, if only the deadline bounds its attempts.
+_AFTER_DEADLINE = timedelta(minutes=10)
+
+
+def model(bounds: Bounds) -> Policy:
+    """The policy of a model call, with the number of attempts that the session was started with."""
+    if bounds.attempts is None:
+        return MODEL
+    retry = replace(MODEL.retry, maximum_attempts=bounds.attempts)
+    return replace(MODEL, retry=retry, schedule_to_close=_schedule_to_close(bounds, bounds.attempts))
+
+
+def _schedule_to_close(bounds: Bounds | None, attempts: int) -> timedelta | None:
+    if attempts > 0 or bounds is None or bounds.turn_seconds is None:
+        return None
+    return timedelta(seconds=bounds.turn_seconds) + _AFTER_DEADLINE
+
+
+def tool(call: CallRef, bounds: Bounds | None = None) -> Policy:
     """The bounds that the tool declares. They are part of the call's reference, so replay needs no declaration."""
     return Policy(
+        schedule_to_close=_schedule_to_close(bounds, call.attempts),
         start_to_close=timedelta(seconds=call.timeout) + _TOOL_OVERHEAD,
         heartbeat=timedelta(seconds=call.heartbeat),
         retry=RetryPolicy(

@@ -28,13 +28,26 @@ from perdure.protocol.requests import (
 )
 from perdure.protocol.wire import JsonObject
 from perdure.session import decisions
-from perdure.session.decisions import ForgetCancel, Move, RebuildState, Refuse, Remind, Renew, RunTurn, Wait, Withdraw
+from perdure.session.decisions import (
+    EndIdle,
+    ForgetCancel,
+    Move,
+    RebuildState,
+    Refuse,
+    Remind,
+    Renew,
+    RunTurn,
+    Wait,
+    Withdraw,
+)
 from perdure.session.state import (
     KINDS,
     OPERATOR_CANCELLED,
     OPERATOR_FAILED,
     REFERENCE_VERSIONS,
     REMEMBERED_DELIVERIES,
+    SESSION_DEADLINE,
+    SESSION_IDLE,
     WAS_UNREADABLE,
     Rebuild,
     SessionState,
@@ -94,6 +107,8 @@ class SessionWorkflow:
         self._ending: Failure | None = None
         self._turn_ended = False
         self._renews_when_parked = True
+        # Whether this run heeds the bounds of its session.
+        self._bounded = False
 
     @workflow.signal(name=names.DELIVER)
     def deliver(self, *data: Any) -> None:
@@ -118,7 +133,7 @@ class SessionWorkflow:
         # Older runs tried a held turn again at each signal; a replay must do the same.
         if is_new or (state.held is not None and not workflow.patched("only-news-makes-due")):
             state = state.due()
-        self._state = state
+        self._state = state.active(workflow.time()) if is_new and self._bounded else state
 
     @workflow.signal(name=names.CANCEL)
     def cancel(self, *data: Any) -> None:
@@ -166,9 +181,10 @@ class SessionWorkflow:
 
     @workflow.run
     async def run(self, data: JsonObject) -> None:
+        self._heed_bounds()
         drive = asyncio.create_task(self._drive())
         try:
-            await workflow.wait_condition(lambda: drive.done() or self._ending is not None)
+            await self._until_end(drive)
         except asyncio.CancelledError:
             if workflow.cancellation_reason() is None:
                 raise
@@ -185,6 +201,31 @@ class SessionWorkflow:
         if self._ending is OPERATOR_CANCELLED:
             raise asyncio.CancelledError
 
+    async def _until_end(self, drive: asyncio.Task[None]) -> None:
+        """Wait until the session has ended, or has to end: by an operator, or at its deadline."""
+
+        def ends() -> bool:
+            return drive.done() or self._ending is not None
+
+        while not ends():
+            if (deadline := self._deadline) is None:
+                await workflow.wait_condition(lambda: ends() or self._deadline is not None)
+                continue
+            try:
+                await workflow.wait_condition(ends, timeout=timedelta(seconds=max(0.0, deadline - workflow.time())))
+            except TimeoutError:
+                self._ending = SESSION_DEADLINE
+
+    @property
+    def _deadline(self) -> float | None:
+        return self._state.bounds.deadline if self._bounded and self._state.bounds else None
+
+    def _heed_bounds(self) -> None:
+        # Runs of builds that did not know bounds have them in their state, too.
+        self._bounded = self._state.bounds is not None and workflow.patched("session-bounds")
+        if self._bounded and self._state.idle_since is None:
+            self._state = self._state.active(workflow.time())
+
     async def _drive(self) -> None:
         """Make one move after another until the session has ended."""
         if self._data.get(WAS_UNREADABLE) and self._unreadable is None:
@@ -193,7 +234,8 @@ class SessionWorkflow:
             if self._unreadable is not None:
                 await self._wait_for_reader(self._unreadable)
                 continue
-            move = decisions.next_move(self._state, workflow.time(), renew=self._renewal_is_due())
+            renew = self._renewal_is_due()
+            move = decisions.next_move(self._state, workflow.time(), renew=renew, bounded=self._bounded)
             if await self._make_move(move):
                 return
 
@@ -214,6 +256,8 @@ class SessionWorkflow:
                 return await self._run_turn(move)
             case ForgetCancel():
                 self._state = self._state.cancelled(None)
+            case EndIdle():
+                return await self._end_idle()
             case Renew():
                 _continue_as_new(decisions.renewed(self._state, workflow.time()).model_dump(mode="json"))
             case Wait(until=until):
@@ -225,7 +269,7 @@ class SessionWorkflow:
         timeout = None if until is None else timedelta(seconds=max(0.0, until - workflow.time()))
 
         def has_work() -> bool:
-            move = decisions.next_move(self._state, workflow.time())
+            move = decisions.next_move(self._state, workflow.time(), bounded=self._bounded)
             return not isinstance(move, Wait) or (self._renews_when_parked and _should_renew())
 
         self._idle = True
@@ -255,6 +299,7 @@ class SessionWorkflow:
             return False
         counts_silent = result.silent and not workflow.patched("silent-turns-keep-their-number")
         self._state = self._state.after_turn(result, counts_silent=counts_silent)
+        self._state = self._state.active(workflow.time()) if self._bounded else self._state
         match result.action:
             case Done():
                 return True
@@ -353,6 +398,15 @@ class SessionWorkflow:
         if move.ends_cancel:
             self._state = self._state.cancelled(None)
 
+    async def _end_idle(self) -> bool:
+        """End the session, unless a delivery waits in the store whose signal has not arrived yet."""
+        close = CloseSession(session_id=self._state.session_id, failure=SESSION_IDLE, if_idle=True)
+        result = cast("type[bool | None]", bool | None)
+        closed = await self._execute_until_success(names.CLOSE_SESSION, close, summary=SESSION_IDLE.code, result=result)
+        # Older workers return None, and have closed it in any case.
+        self._state = self._state.active(workflow.time())
+        return closed is not False
+
     async def _set_attention(self, attention: Attention | None, turn: int | None = None) -> None:
         attend = AttendSession(session_id=self._state.session_id, attention=attention, turn=turn)
         what = f"needs attention: {attention.code}" if attention else "recovered"
@@ -374,6 +428,7 @@ class SessionWorkflow:
         except UnreadableState as unreadable:
             # The activity ran on a newer build than the driver: the state is kept until such a build reads it.
             self._data, self._unreadable = found, unreadable
+        self._heed_bounds()
         return False
 
     async def _execute_until_success(self, name: str, argument: Any, *, summary: str, result: type[T] = NONE_TYPE) -> T:

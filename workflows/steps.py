@@ -7,6 +7,7 @@ from temporalio import workflow
 from temporalio.exceptions import ActivityError, is_cancelled_exception
 
 from perdure.protocol import names
+from perdure.protocol.deliveries import Bounds
 from perdure.protocol.requests import (
     Concluded,
     Conclusion,
@@ -31,12 +32,15 @@ CONCLUDED_TYPE = cast("type[Concluded | None]", Concluded | None)
 class ActivitySteps:
     """Implements `Steps`: each method executes one activity on the task queue of its kind."""
 
+    def __init__(self, bounds: Bounds | None = None) -> None:
+        self._bounds = bounds
+
     async def call_model(self, call: ModelCall, *, label: str | None) -> ModelOutcome:
         return await execute_step(
             names.CALL_MODEL,
             call,
             queue=names.MODELS_QUEUE,
-            policy=policies.MODEL,
+            policy=policies.model(self._bounds) if self._bounds else policies.MODEL,
             summary=f"step {call.at.step}: {label or call.agent}",
             result=cast("type[ModelOutcome]", ModelOutcome),
         )
@@ -46,7 +50,7 @@ class ActivitySteps:
             names.CALL_TOOL,
             call,
             queue=names.TOOLS_QUEUE,
-            policy=policies.tool(call.call),
+            policy=policies.tool(call.call, self._bounds),
             summary=f"step {call.at.step}: {call.call.summary or call.call.tool}",
             result=ToolOutcome,
         )
@@ -118,6 +122,7 @@ async def execute_step(
             task_queue=names.sibling(workflow.info().task_queue, queue),
             result_type=result,
             start_to_close_timeout=policy.start_to_close,
+            schedule_to_close_timeout=policy.schedule_to_close,
             heartbeat_timeout=policy.heartbeat,
             retry_policy=policy.retry,
             # A turn counts as stopped only after its activities have ended.

@@ -17,7 +17,7 @@ class TurnWorkflow:
     @workflow.run
     async def run(self, request: TurnRequest) -> TurnResult:
         with spans.turn(request):
-            end = await run_turn(request, ActivitySteps())
+            end = await run_turn(request, ActivitySteps(request.bounds))
         if isinstance(end, ContinueAsNew):
             # A long turn continues as new between two steps. The driver waits for the whole chain of runs.
             workflow.continue_as_new(end.request)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import get_args
 
 from starlette.datastructures import QueryParams
@@ -19,6 +20,7 @@ from perdure.protocol.wire import JsonObject
 from perdure.runtime.dead_letters import DeadLetters
 from perdure.runtime.sessions import Description, Sessions
 from perdure.session.state import read_turn_number
+from perdure.store.engine.rows import stamp
 from perdure.store.values import (
     DeadLetter,
     DeadLetterQuery,
@@ -91,6 +93,10 @@ def summary(row: SessionRow, pending: Pending) -> JsonObject:
         "counts": {"turns": row.turns, "steps": row.steps, "toolCalls": row.tool_calls, "events": row.events},
         "usage": row.usage.model_dump(mode="json"),
     }
+    if row.bounds is not None and row.bounds.deadline is not None:
+        shown["deadline"] = stamp(datetime.fromtimestamp(row.bounds.deadline, UTC))
+    if row.bounds is not None and row.bounds.idle_seconds is not None:
+        shown["idleSeconds"] = row.bounds.idle_seconds
     if row.attention is not None:
         shown["attention"] = {name: row.attention[name] for name in ("code", "message", "since")}
     if row.error is not None:

@@ -50,6 +50,8 @@ class SessionRoutes:
             principal=principal,
             capabilities=Capabilities(request_input=body.mode == "conversation"),
             idempotency_key=key,
+            deadline=body.deadline,
+            idle_seconds=body.idle_seconds,
         )
         return _accepted(receipt, 202)
 

@@ -35,7 +35,7 @@ DEFAULT_WINDOW = 100_000
 _MOST_PARALLEL = 500
 
 #: A hundred years, in seconds: more would not fit into dates.
-_LONGEST_TIME = 3_155_760_000
+LONGEST_TIME = 3_155_760_000
 
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9_-]{0,62}[a-z0-9])?")
 
@@ -53,6 +53,11 @@ class Limits:
     output_tokens: int | None = None
     #: Seconds from the beginning of a turn until it fails, whatever it does then. Each answer of people begins a turn.
     turn_seconds: float | None = None
+    #: Seconds from the creation of a session until it ends, and seconds without a turn or a delivery until it ends.
+    session_seconds: float | None = None
+    idle_seconds: float | None = None
+    #: Attempts at a call whose worker dies or cannot work. None: only the deadline of the turn ends them.
+    max_attempts: int | None = 10
 
     def __post_init__(self) -> None:
         for name, limit in (("steps_per_turn", self.steps_per_turn), ("calls_per_step", self.calls_per_step)):
@@ -63,9 +68,20 @@ class Limits:
         for name, limit in (("input_tokens", self.input_tokens), ("output_tokens", self.output_tokens)):
             if limit is not None and not _is_count(limit):
                 raise InvalidDeclaration(f"{name} must be a whole number, at least 1, or None; not {limit!r}.")
-        for name, limit in (("turn_seconds", self.turn_seconds),):
+        for name, limit in (
+            ("turn_seconds", self.turn_seconds),
+            ("session_seconds", self.session_seconds),
+            ("idle_seconds", self.idle_seconds),
+        ):
             if limit is not None and not _is_time(limit):
                 raise InvalidDeclaration(f"{name} must be a number of seconds above 0, or None; not {limit!r}.")
+        if self.max_attempts is None:
+            if self.turn_seconds is None:
+                raise InvalidDeclaration("max_attempts=None needs turn_seconds: something must end the attempts.")
+        elif not _is_count(self.max_attempts):
+            raise InvalidDeclaration(
+                f"max_attempts must be a whole number, at least 1, or None; not {self.max_attempts!r}."
+            )
 
 
 def _is_count(number: object) -> bool:
@@ -73,7 +89,7 @@ def _is_count(number: object) -> bool:
 
 
 def _is_time(seconds: object) -> bool:
-    return isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds <= _LONGEST_TIME
+    return isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds <= LONGEST_TIME
 
 
 def _is_share(number: object) -> bool:

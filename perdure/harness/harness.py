@@ -105,9 +105,9 @@ class Harness:
         """Set or clear the attention of a session that cannot continue by itself."""
         await self._ender.set_attention(attend.session_id, attend.attention, attend.turn)
 
-    async def close_session(self, close: CloseSession) -> None:
-        """End a session on an operator's order."""
-        await self._ender.close(close)
+    async def close_session(self, close: CloseSession) -> bool:
+        """End a session on an operator's order or at its time-out; False if it is not idle."""
+        return await self._ender.close(close)
 
     async def rebuild_session(self, order: RebuildSession, attempt: Attempt) -> SessionState | None:
         """Derive a driver's state from the store; None if the session has ended."""

@@ -86,6 +86,7 @@ CANCELLED_KEY = "cancelled"
 RESUME = "resume"
 
 _LONGEST_MODEL = 200
+_TOLERANCE = 0.005
 
 OutcomeStatus: TypeAlias = Literal["completed", "failed", "rejected", "unknown"]
 W = TypeVar("W", bound=Wire)
@@ -449,6 +450,12 @@ async def find_session(store: Store, session_id: str, head: int | None = None) -
     if head is not None and row.events < head:
         raise StoreBehind(f"The store has {row.events} events of this session, which has had {head}.")
     return row
+
+
+def seconds_until(deadline: float, now: float) -> float:
+    """The seconds that are left. A few milliseconds are none: timers and clocks differ by that much."""
+    left = deadline - now
+    return left if left > _TOLERANCE else 0.0
 
 
 async def add_usage(store: Store, at: Coordinates, key: str, kind: str, usage: Usage) -> None:

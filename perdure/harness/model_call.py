@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -33,6 +34,7 @@ from .journal import (
     find_session,
     model_outcome,
     readable,
+    seconds_until,
     view_of,
 )
 from .prompt import Conversation, History, HistoryCache, PromptOf, call_ids_of, new_mark, prompts_for
@@ -52,7 +54,7 @@ from .reply import (
 )
 from .tools.approvals import Approvals, Clock, remembered
 from .tools.builtin import FinalOutput, Offer, SchemaFailed, open_offer, required_output
-from .turn_begin import FileFetcher, Opening, completed_step, open_step, read_deliveries
+from .turn_begin import FileFetcher, Opening, completed_step, limit_reached, open_step, read_deliveries
 
 if TYPE_CHECKING:
     from .compaction import Plan
@@ -90,6 +92,9 @@ class _ModelContext:
     @property
     def deadline(self) -> float | None:
         """When the turn fails, in seconds since the epoch."""
+        before = self.turn.reply(self.call.at.step - 1)
+        if before and before.deadline is not None:
+            return before.deadline
         seconds, began_at = self.agent.limits.turn_seconds, self.turn.began_at
         return None if seconds is None else (self.now if began_at is None else began_at) + seconds
 
@@ -225,23 +230,9 @@ class ModelCaller:
         if ctx.output and ctx.output.problem:
             return ctx.output.problem
         limits, used = ctx.agent.limits, ctx.row.usage
-        if ctx.deadline is not None and self._clock() >= ctx.deadline:
+        if self._left(ctx) == 0:
             return _deadline_failure(ctx)
-        if ctx.call.at.step >= limits.steps_per_turn:
-            return Failure(
-                code="STEP_LIMIT_REACHED",
-                message=f"The turn was stopped after {limits.steps_per_turn} steps.",
-            )
-        for name, limit, count in (
-            ("input", limits.input_tokens, used.input_tokens),
-            ("output", limits.output_tokens, used.output_tokens),
-        ):
-            if limit is not None and count >= limit:
-                return Failure(
-                    code="SESSION_TOKEN_LIMIT_REACHED",
-                    message=f"The session has used {count} {name} tokens; its limit is {limit}.",
-                )
-        return None
+        return limit_reached(limits, ctx.call.at.step, used)
 
     async def _complete_turn(self, ctx: _ModelContext, result: Result) -> ModelOutcome:
         """End the turn with a result that was recorded in the previous step. The model is not called again."""
@@ -333,7 +324,7 @@ class ModelCaller:
             failure = failed.failure
         except ModelFailed as failed:
             log_failure(ctx.call.at, ctx.attempt, failed)
-            if failed.transient and ctx.attempt.number < _PROVIDER_ATTEMPTS:
+            if failed.transient and ctx.attempt.number < _provider_attempts(ctx):
                 # The next attempt comes at the deadline at the latest, and ends the turn.
                 if (left := self._left(ctx)) is not None:
                     pause = _FIRST_PAUSE * 2 ** (ctx.attempt.number - 1)
@@ -352,7 +343,7 @@ class ModelCaller:
 
     def _left(self, ctx: _ModelContext) -> float | None:
         """Seconds until the deadline of the turn."""
-        return None if ctx.deadline is None else max(0.0, ctx.deadline - self._clock())
+        return None if ctx.deadline is None else seconds_until(ctx.deadline, self._clock())
 
     @asynccontextmanager
     async def _until_deadline(self, ctx: _ModelContext) -> AsyncGenerator[None]:
@@ -485,6 +476,11 @@ def _outcome(done: Committed, mine: ModelOutcome) -> ModelOutcome:
     """The outcome of the step: `mine`, or that of another attempt whose record existed already."""
     outcome = model_outcome(done.existing) if done.existing else mine
     return outcome.model_copy(update={"head": done.session.events})
+
+
+def _provider_attempts(ctx: _ModelContext) -> float:
+    most = ctx.agent.limits.max_attempts
+    return math.inf if most is None else min(most, _PROVIDER_ATTEMPTS)
 
 
 def _deadline_failure(ctx: _ModelContext) -> Failure:

@@ -52,7 +52,9 @@ class SessionRebuilder:
             open=parked_before if held else waiting,
             held=None if held is None else held.model_dump(mode="json"),
             retry_at=0.0,
+            bounds=row.bounds,
         )
+        state = state.active(datetime.fromisoformat(row.updated_at).timestamp())
         for delivery in await self._store.unread(row.session_id):
             # A delivery of a newer build stays in the store, and is signalled to a driver that can read it.
             if (waits := _reference(delivery, token_hash)) is not None:
@@ -113,6 +115,7 @@ class SessionRebuilder:
             expired=tuple(each.request_id for each in parked_before if each.request_id in closed),
             token_hash=token_hash or None,
             holds=True,
+            bounds=row.bounds,
         )
 
 

@@ -88,9 +88,6 @@ def _shown(name: str, value: Any, declared: Any) -> str:
     return shortened(json.dumps(value, ensure_ascii=False), _SHORT)
 
 
-#: Attempts of the activity for calls whose worker died, beside the tool's own retries. As many as for a model call.
-_ATTEMPTS = 10
-
 #: The most characters of arguments in one reply. Reading and validating them blocks the event loop.
 _LARGEST = 1_048_576
 _TOO_LARGE = f"The calls of one reply have at most {_LARGEST} characters of arguments together."
@@ -215,7 +212,7 @@ class ReplyReader:
             summary=summary(call.tool, call.arguments, schema) if self.settings.ui_detail == "on" else "",
             timeout=tool.timeout,
             heartbeat=self.settings.heartbeat_timeout,
-            attempts=_ATTEMPTS + tool.retries,
+            attempts=0 if self.limits.max_attempts is None else self.limits.max_attempts + tool.retries,
         )
 
 

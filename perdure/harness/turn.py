@@ -246,11 +246,13 @@ class TurnEnder:
         event = delivery_refused(refusal.delivery_id, refusal.code, refusal.message)
         await self._store.refuse(refusal.session_id, refusal.delivery_id, refusal.code, event)
 
-    async def close(self, close: CloseSession) -> None:
-        """End the session on an operator's order. A running or parked turn is cancelled first."""
+    async def close(self, close: CloseSession) -> bool:
+        """End the session. A running or parked turn is cancelled first. False if it is to end idle, and is not."""
         row = await find_session(self._store, close.session_id)
         if row.ended:
-            return
+            return True
+        if close.if_idle and await self._store.count_unread(close.session_id) > 0:
+            return False
         try:
             await self._stop(row)
         except UnreadableState:
@@ -266,6 +268,7 @@ class TurnEnder:
         await self._store.commit(
             Commit(close.session_id, events=(event,), close=True, settles_cancel=True, change=change)
         )
+        return True
 
     async def report(self, session_id: str, error: NeedsAttention) -> None:
         """Set the session's attention: no worker can serve it."""

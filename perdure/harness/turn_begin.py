@@ -9,11 +9,12 @@ import httpx2
 from pydantic import ValidationError
 from pydantic_ai._ssrf import safe_download
 
+from perdure.agents.agent import Limits
 from perdure.errors import UnreadableState
 from perdure.protocol import names
 from perdure.protocol.deliveries import DeliveryBody, FilePart, TextPart
-from perdure.protocol.events import NewEvent, delivery_refused
-from perdure.protocol.requests import Coordinates
+from perdure.protocol.events import NewEvent, Usage, delivery_refused
+from perdure.protocol.requests import Coordinates, Failure
 from perdure.session.state import KINDS
 from perdure.settings import Settings
 from perdure.store.base import Store
@@ -176,3 +177,18 @@ def completed_step(factory: EventFactory, turn: TurnJournal) -> tuple[NewEvent, 
     """The `step.completed` event of this step, if it has a reply with calls: they have ended by now."""
     reply = turn.reply(factory.at.step)
     return (factory.step_completed("tool-calls", reply.usage),) if reply else ()
+
+
+def limit_reached(limits: Limits, step: int, used: Usage) -> Failure | None:
+    """The failure of a turn that may not begin this step. `used`: by the whole session."""
+    if step >= limits.steps_per_turn:
+        message = f"The turn was stopped after {limits.steps_per_turn} steps."
+        return Failure(code="STEP_LIMIT_REACHED", message=message)
+    for name, limit, count in (
+        ("input", limits.input_tokens, used.input_tokens),
+        ("output", limits.output_tokens, used.output_tokens),
+    ):
+        if limit is not None and count >= limit:
+            message = f"The session has used {count} {name} tokens; its limit is {limit}."
+            return Failure(code="SESSION_TOKEN_LIMIT_REACHED", message=message)
+    return None

@@ -41,6 +41,18 @@ class Capabilities(Wire):
     request_input: bool = False
 
 
+class Bounds(Wire, extra="allow"):
+    """What bounds a session and its turns in time. Values of newer builds are kept."""
+
+    # When the session ends, in seconds since the epoch.
+    deadline: float | None = None
+    # Seconds without a turn or a delivery after which it ends.
+    idle_seconds: float | None = None
+    turn_seconds: float | None = None
+    # Attempts at a model call whose worker dies. 0: no limit but the deadline of the turn.
+    attempts: int | None = None
+
+
 class InputResponse(Wire):
     """An answer to one open request."""
 

@@ -5,7 +5,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field
 
 from .actions import Action
-from .deliveries import Capabilities, DeliveryRef, Mode
+from .deliveries import Bounds, Capabilities, DeliveryRef, Mode
 from .events import Usage
 from .inputs import OpenInput
 from .wire import JsonObject, Versioned, Wire
@@ -241,6 +241,8 @@ class CloseSession(Versioned):
 
     session_id: str
     failure: Failure
+    # Close it only if no delivery waits; the activity returns False otherwise.
+    if_idle: bool = False
 
 
 class RebuildSession(Versioned):
@@ -292,6 +294,7 @@ class TurnRequest(Versioned):
     head: int | None = None
     # Whether the driver can start a held turn again (`TurnResult.held`). Older drivers cannot.
     holds: bool = False
+    bounds: Bounds | None = None
 
 
 class TurnResult(Versioned):

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from opentelemetry import propagate
 
-from perdure.protocol.deliveries import DeliveryBody, DeliveryRef, Principal
+from perdure.agents.agent import Limits
+from perdure.protocol.deliveries import Bounds, DeliveryBody, DeliveryRef, Principal
 from perdure.protocol.wire import JsonObject
 from perdure.store.values import DeliveryRow, NewDelivery
 
@@ -68,6 +69,24 @@ def reference(row: DeliveryRow, token_hash: str = "") -> JsonObject:
     # Rows of older builds have a kind and no reference.
     known = row.ref or {"id": row.delivery_id, "kind": row.kind, "tokenHash": token_hash}
     return {**known, "at": row.accepted_at}
+
+
+#: How `Limits.max_attempts` is written where it is not a plain number: nothing for the default, 0 for no limit.
+_ATTEMPTS: dict[int | None, int | None] = {Limits().max_attempts: None, None: 0}
+
+
+def bounds_of(limits: Limits, *, deadline: float | None = None, idle_seconds: float | None = None) -> Bounds | None:
+    """The bounds of a new session: what its agent declares, and what the caller wants if that is tighter."""
+    ends = [] if limits.session_seconds is None else [time.time() + limits.session_seconds]
+    ends += [] if deadline is None else [deadline]
+    idle = [each for each in (limits.idle_seconds, idle_seconds) if each is not None]
+    bounds = Bounds(
+        deadline=min(ends, default=None),
+        idle_seconds=min(idle, default=None),
+        turn_seconds=limits.turn_seconds,
+        attempts=_ATTEMPTS.get(limits.max_attempts, limits.max_attempts),
+    )
+    return None if bounds == Bounds() else bounds
 
 
 def _traceparent() -> str | None:

@@ -84,7 +84,8 @@ class Forks:
         if first is None:
             await self._check_boundary(parent, turn, step)
             token_hash = hash_token(derive_token(self._secret, session_id))
-            forked = await self._store.fork(NewFork(session_id, token_hash, parent.session_id, turn, delivery))
+            bounds = deliveries.bounds_of(self._signals.limits(parent.agent))
+            forked = await self._store.fork(NewFork(session_id, token_hash, parent.session_id, turn, delivery, bounds))
             session_id, fresh = forked.session_id, forked.fresh
         else:
             session_id, fresh = first.delivery.session_id, False

@@ -12,14 +12,16 @@ or `deliver_or_start`, which does the same without a race.
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Literal, TypedDict, get_args
 
 from pydantic import ValidationError
 from temporalio.client import Client
 
+from perdure.agents.agent import LONGEST_TIME
 from perdure.agents.registry import AgentRegistry
 from perdure.bounds import shortened, whole
 from perdure.errors import Invalid, NoActiveSession, SessionGone, SessionNotFound, TokenConflict, Unavailable
@@ -126,9 +128,13 @@ class Sessions:
         capabilities: Capabilities | None = None,
         idempotency_key: str | None = None,
         same_as: tuple[str, ...] | None = None,
+        deadline: datetime | None = None,
+        idle_seconds: float | None = None,
     ) -> Receipt:
         """Start a session with its first delivery. `TokenConflict` when a live session owns `token`.
 
+        It ends at `deadline`, or after `idle_seconds` in which nothing happens in it, if its agent does not end it
+        earlier.
         Two requests with one idempotency key are the same if their bodies and `same_as` are equal. The default of
         `same_as` is made of the other arguments.
         """
@@ -137,6 +143,7 @@ class Sessions:
             raise Invalid("A session is started for an agent, by its name.")
         if mode not in get_args(Mode):
             raise Invalid(f"A session's mode is one of {', '.join(get_args(Mode))}.")
+        ends_at = _checked_bounds(deadline, idle_seconds)
         session_id = deliveries.session_id()
         session = NewSession(
             session_id=session_id,
@@ -146,9 +153,14 @@ class Sessions:
             principal=principal,
             capabilities=capabilities or Capabilities(request_input=mode == "conversation"),
             title=_title(body),
+            bounds=deliveries.bounds_of(self._signals.limits(agent), deadline=ends_at, idle_seconds=idle_seconds),
         )
         about = same_as or ("start", agent, mode, token or "")
+        if deadline is not None or idle_seconds is not None:
+            about = (*about, str(ends_at), str(idle_seconds))
         request = CallerRequest(session_id, body, principal, about, idempotency_key, session.token_hash)
+        if ends_at is not None and ends_at <= time.time():
+            return await self._too_late(request, token)
         accepted = await self._store.create_session(session, request.delivery())
         assert accepted is not None
         first = accepted.delivery
@@ -367,6 +379,13 @@ class Sessions:
             raise NoActiveSession
         return await self._receipt(request, first)
 
+    async def _too_late(self, request: CallerRequest, token: str | None) -> Receipt:
+        """The first receipt of a repeated request whose deadline has passed meanwhile."""
+        first = await self._store.first(request.delivery()) if request.idempotency_key is not None else None
+        if first is None:
+            raise Invalid("A session's deadline must be in the future.")
+        return await self._repeated_start(first.delivery, token)
+
     async def _repeated_start(self, first: DeliveryRow, token: str | None) -> Receipt:
         """Signal again: the first process may have died before it started the workflow. Starting is idempotent."""
         signalled = not first.unread or await self._signals.deliver(first, unsignalled=True)
@@ -380,6 +399,17 @@ class Sessions:
             continuation_token=token or derive_token(self._secret, first.session_id),
             delayed=delayed,
         )
+
+
+def _checked_bounds(deadline: datetime | None, idle_seconds: float | None) -> float | None:
+    """The deadline in seconds since the epoch."""
+    if idle_seconds is not None and not 0 < idle_seconds <= LONGEST_TIME:
+        raise Invalid("A session's idle time-out is a number of seconds above 0.")
+    if deadline is None:
+        return None
+    if deadline.tzinfo is None:
+        raise Invalid("A session's deadline needs a time zone: `2027-01-31T12:00:00Z`, for example.")
+    return deadline.timestamp()
 
 
 def _message_body(message: Message | None, principal: Principal) -> DeliveryBody:

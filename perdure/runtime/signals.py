@@ -19,7 +19,7 @@ from temporalio.common import QueryRejectCondition, WorkflowIDConflictPolicy, Wo
 from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
-from perdure.agents.agent import DEMO
+from perdure.agents.agent import DEMO, Limits
 from perdure.agents.registry import AgentRegistry
 from perdure.errors import BuildGone, DriverRefused, NoDriver, NoWorker, PerdureError, StoreBehind, Unavailable
 from perdure.protocol import names
@@ -287,6 +287,11 @@ class Signals:
             sent = await self._send(row.session_id, self._driver.deliver(row.session_id, reference(row)))
         return sent and row.session_id not in self._driver.unserved
 
+    def limits(self, agent: str) -> Limits:
+        """What the agent declares, if this process knows it."""
+        known = self._agents.get(agent) if self._agents else None
+        return known.limits if known else Limits()
+
     async def start(self, session: NewSession, ref: JsonObject) -> bool:
         """Start the driver of a new session; False when it has to be started later."""
         state = self._first_state(session, session.token_hash, [ref])
@@ -426,6 +431,7 @@ class Signals:
             mode=session.mode,
             capabilities=session.capabilities,
             token_hash=token_hash,
+            bounds=session.bounds,
         )
         for ref in waiting:
             # A delivery of a newer build may be unreadable here. It is signalled as well, to a driver that can read it.

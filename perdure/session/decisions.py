@@ -97,6 +97,11 @@ class ForgetCancel:
 
 
 @dataclass(frozen=True)
+class EndIdle:
+    """End the session: nothing has happened in it for too long."""
+
+
+@dataclass(frozen=True)
 class Renew:
     """Continue as new."""
 
@@ -108,11 +113,11 @@ class Wait:
     until: float | None = None
 
 
-Move: TypeAlias = RebuildState | Withdraw | Refuse | Remind | RunTurn | ForgetCancel | Renew | Wait
+Move: TypeAlias = RebuildState | Withdraw | Refuse | Remind | RunTurn | ForgetCancel | EndIdle | Renew | Wait
 
 
-def next_move(session: SessionState, now: float, *, renew: bool = False) -> Move:
-    """The next move of a driver, in the order of precedence."""
+def next_move(session: SessionState, now: float, *, renew: bool = False, bounded: bool = True) -> Move:
+    """The next move of a driver, in the order of precedence. `bounded`: whether the run heeds the idle time-out."""
     if session.rebuild is not None:
         return RebuildState(session.rebuild)
     if session.cancel == "this" and session.open and session.held is None:
@@ -140,7 +145,10 @@ def next_move(session: SessionState, now: float, *, renew: bool = False) -> Move
         return Refuse(unknown[0], "turn_cancelled", message, "cancelled delivery", ends_cancel=True)
     if session.cancel is not None:
         return ForgetCancel()
-    return Wait(min((time for time in (next_deadline(session), look) if time is not None), default=None))
+    idle_end = session.idle_end if bounded and not unknown else None
+    if idle_end is not None and idle_end <= now:
+        return EndIdle()
+    return Wait(min((time for time in (next_deadline(session), look, idle_end) if time is not None), default=None))
 
 
 def renewed(session: SessionState, now: float) -> SessionState:
@@ -188,6 +196,7 @@ def turn_request(session: SessionState, move: RunTurn) -> TurnRequest:
         traceparent=move.deliveries[-1].traceparent if move.deliveries else None,
         head=session.head,
         holds=True,
+        bounds=session.bounds,
     )
 
 

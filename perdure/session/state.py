@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError
 
 from perdure.bounds import DEEPEST, deeper_than
 from perdure.errors import UnreadableState
-from perdure.protocol.deliveries import Capabilities, DeliveryRef, Mode
+from perdure.protocol.deliveries import Bounds, Capabilities, DeliveryRef, Mode
 from perdure.protocol.events import Usage
 from perdure.protocol.inputs import OpenInput
 from perdure.protocol.requests import Failure, Snapshot, TurnResult
@@ -109,6 +109,14 @@ OPERATOR_CANCELLED = Failure(
 )
 
 
+SESSION_DEADLINE = Failure(
+    code="SESSION_DEADLINE_EXCEEDED", message="The session was ended at its deadline.", structural=True
+)
+SESSION_IDLE = Failure(
+    code="SESSION_IDLE", message="The session was ended because nothing had happened in it for long.", structural=True
+)
+
+
 class SessionState(Wire, extra="allow"):
     """What the driver keeps between turns and runs. Its size does not grow with the age of the session.
 
@@ -146,6 +154,9 @@ class SessionState(Wire, extra="allow"):
     rebuild: Rebuild | None = None
     # When this run began, if it began to find a build that can read all of the inbox (seconds since the epoch).
     looked_at: float | None = None
+    bounds: Bounds | None = None
+    # When the last turn ended or the last delivery arrived (seconds since the epoch), if the session may end for that.
+    idle_since: float | None = None
 
     @property
     def next_reader_turn(self) -> int:
@@ -182,6 +193,17 @@ class SessionState(Wire, extra="allow"):
         """The state without the request's first reminder, which was sent."""
         later = request.model_copy(update={"remind_at": request.remind_at[1:]})
         return self.model_copy(update={"open": tuple(later if each is request else each for each in self.open)})
+
+    @property
+    def idle_end(self) -> float | None:
+        """When the session ends if nothing happens until then."""
+        seconds = self.bounds.idle_seconds if self.bounds else None
+        return None if seconds is None or self.idle_since is None else self.idle_since + seconds
+
+    def active(self, now: float) -> "SessionState":
+        """The state after something has happened in the session."""
+        bounded = self.bounds is not None and self.bounds.idle_seconds is not None
+        return self.model_copy(update={"idle_since": now}) if bounded else self
 
     def withdrawn(self) -> "SessionState":
         """The state without open requests."""

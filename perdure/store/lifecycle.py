@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias, TypeVar
 from pydantic import Field, ValidationError
 
 from perdure.errors import Invalid
-from perdure.protocol.deliveries import Capabilities, Mode, Principal
+from perdure.protocol.deliveries import Bounds, Capabilities, Mode, Principal
 from perdure.protocol.wire import JsonObject, Wire
 
 from .values import NewDelivery, NewRecord, Slot
@@ -29,6 +29,7 @@ class NewFork:
     turn: int
     # Carries the idempotency key of the request; no turn reads it.
     delivery: NewDelivery | None = None
+    bounds: Bounds | None = None
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, TypeAlias
 
-from perdure.protocol.deliveries import Capabilities, Mode, Principal
+from perdure.protocol.deliveries import Bounds, Capabilities, Mode, Principal
 from perdure.protocol.events import NewEvent, Usage
 from perdure.protocol.inputs import InputAnswer, InputKind, InputRequest, InputStatus
 from perdure.protocol.wire import JsonObject
@@ -31,6 +31,7 @@ class NewSession:
     capabilities: Capabilities = field(default_factory=Capabilities)
     parent: JsonObject | None = None
     title: str | None = None
+    bounds: Bounds | None = None
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ class SessionRow:
     attention: JsonObject | None = None
     # How many signals have failed since the workflow last received everything.
     unsignalled: int = 0
+    bounds: Bounds | None = None
     # The session whose first turns it shares, and how many of them.
     forked_from: str | None = None
     forked_turns: int = 0

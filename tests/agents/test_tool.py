@@ -207,11 +207,24 @@ def test_the_error_of_a_wrong_agent_explains_what_to_write_instead(fields: dict[
         {"parallel_calls": 1.5},
         {"input_tokens": "many"},
         {"output_tokens": 0},
+        {"max_attempts": 0},
     ],
 )
 def test_limits_are_whole_numbers(limits: dict[str, Any]) -> None:
     with pytest.raises(InvalidDeclaration, match=f"{next(iter(limits))} must be a whole number"):
         Limits(**limits)
+
+
+@pytest.mark.parametrize("name", ["turn_seconds", "session_seconds", "idle_seconds"])
+@pytest.mark.parametrize("seconds", [0, -1, float("inf"), float("nan"), "60", True])
+def test_limits_of_time_are_seconds(name: str, seconds: Any) -> None:
+    with pytest.raises(InvalidDeclaration, match=f"{name} must be a number of seconds above 0"):
+        Limits(**{name: seconds})
+
+
+def test_something_must_end_the_attempts() -> None:
+    with pytest.raises(InvalidDeclaration, match="max_attempts=None needs turn_seconds"):
+        Limits(max_attempts=None)
 
 
 def test_an_agent_takes_plain_functions_and_refuses_doubles() -> None:

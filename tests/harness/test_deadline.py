@@ -10,12 +10,14 @@ import pytest
 from perdure import Limits, ToolContext, tool
 from perdure.errors import ModelFailed
 from perdure.models.base import Item, Prompt, UsageSoFar
+from perdure.protocol.deliveries import Bounds
 from perdure.protocol.events import Usage
-from perdure.protocol.requests import Failure, Finished, ModelOutcome
+from perdure.protocol.requests import CallRef, Failure, Finished, ModelOutcome
 from perdure.store.engine.rows import stamp
 from perdure.testing import ScriptedModel, call
 from tests.support.given import read_session
 from tests.support.lab import SESSION, YES, Lab, lab
+from workflows import policies
 
 SOON = Limits(turn_seconds=0.15)
 HOUR = Limits(turn_seconds=3600)
@@ -223,3 +225,43 @@ async def test_the_turn_that_reads_an_answer_has_a_deadline_of_its_own() -> None
 
         assert (outcome.status, ran) == ("failed", [])
         assert failure_of(await it.model(turn=1)).code == EXCEEDED
+
+
+async def test_without_a_number_of_attempts_only_the_deadline_ends_them() -> None:
+    busy = [ModelFailed("Busy.", transient=True)] * 2
+    async with lab(busy, limits=Limits(turn_seconds=3600, max_attempts=None)) as it:
+        delivery = await it.deliver("Hi")
+        for number in (6, 500):
+            with pytest.raises(ModelFailed):
+                await it.model(delivery, generation=number)
+        much_later(it)
+
+        assert failure_of(await it.model(delivery, generation=501)).code == EXCEEDED
+
+
+async def test_fewer_attempts_hold_for_a_provider_that_fails_too() -> None:
+    async with lab([ModelFailed("Busy.", transient=True)], limits=Limits(max_attempts=2)) as it:
+        assert failure_of(await it.model(await it.deliver("Hi"), number=2)).message == "Busy."
+
+
+@pytest.mark.parametrize(("most", "attempts"), [(10, 12), (3, 5), (None, 0)])
+async def test_calls_have_as_many_attempts(most: int | None, attempts: int) -> None:
+    @tool(effects="idempotent", retries=2)
+    def note() -> None: ...
+
+    async with lab([call("note")], note, limits=Limits(turn_seconds=60, max_attempts=most)) as it:
+        (ref,) = await it.calls(await it.deliver("Go"))
+
+        assert ref.attempts == attempts
+
+
+def test_the_policies_follow_the_bounds_of_the_session() -> None:
+    unlimited = Bounds(attempts=0, turn_seconds=60)
+
+    assert policies.model(Bounds(deadline=5)) is policies.MODEL
+    assert policies.model(Bounds(attempts=3)).retry.maximum_attempts == 3
+    assert policies.model(unlimited).retry.maximum_attempts == 0
+    # Even then an attempt that dies before it can look at the clock is not repeated for ever.
+    for policy in (policies.model(unlimited), policies.tool(CallRef(call_id="a", tool="a", attempts=0), unlimited)):
+        assert policy.schedule_to_close == timedelta(seconds=660)
+    assert policies.tool(CallRef(call_id="a", tool="a"), unlimited).schedule_to_close is None

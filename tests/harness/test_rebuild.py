@@ -9,13 +9,14 @@ from perdure.errors import Superseded, Unavailable, UnreadableState
 from perdure.harness.journal import TurnJournal
 from perdure.harness.prompt import messages_of
 from perdure.harness.rebuild import SessionRebuilder
+from perdure.protocol.deliveries import LOCAL, Bounds
 from perdure.protocol.requests import RebuildSession, TurnRequest
 from perdure.session import decisions
 from perdure.session.decisions import RunTurn
 from perdure.session.state import load_session
 from perdure.store.base import Store
 from perdure.store.lifecycle import NewFork
-from perdure.store.values import Attempt, Commit, DeliveryRow, NewDelivery, SessionChange
+from perdure.store.values import Attempt, Commit, DeliveryRow, NewDelivery, NewSession, SessionChange
 from tests.support.lab import SESSION, YES, lab
 
 from .till import Till, asked
@@ -166,3 +167,16 @@ async def test_code_without_forks_hands_a_fork_back() -> None:
 
         with pytest.raises(UnreadableState):
             messages_of(TurnJournal([shared]), None, 0)
+
+
+async def test_the_bounds_of_a_session_survive_the_loss_of_its_driver() -> None:
+    bounds = Bounds(deadline=9e9, idle_seconds=60, attempts=0)
+    async with lab(["Hello"]) as it:
+        session = NewSession("bounded", "tester", "conversation", "its token", LOCAL, bounds=bounds)
+        await it.store.create_session(session)
+
+        state = await SessionRebuilder(it.store).rebuild(RebuildSession(session_id="bounded", reason="LOST"), NOW)
+
+        assert state is not None
+        assert state.bounds == bounds
+        assert state.idle_since is not None

@@ -1,5 +1,15 @@
 """Agents with limits of time."""
 
-from perdure import Agent, Limits
+from perdure import Agent, Limits, tool
 
-hasty = Agent("hasty", model="anthropic:claude-scripted", limits=Limits(turn_seconds=3))
+MODEL = "anthropic:claude-scripted"
+
+
+@tool(approval="always")
+def pay(amount: int) -> str:
+    raise AssertionError("this must not run")
+
+
+hasty = Agent("hasty", model=MODEL, limits=Limits(turn_seconds=3))
+patient = Agent("patient", model=MODEL, tools=[pay])
+idle = Agent("idle", model=MODEL, tools=[pay], limits=Limits(idle_seconds=2))

@@ -2,14 +2,17 @@
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from temporalio.client import WorkflowExecutionStatus
 
-from perdure.agents import Agent
+from perdure.agents import Agent, Limits
 from perdure.agents.registry import AgentRegistry
 from perdure.errors import Unavailable
+from perdure.protocol.deliveries import Bounds
 from perdure.protocol.wire import JsonObject
+from perdure.runtime.deliveries import bounds_of
 from perdure.runtime.signals import Signals, start_lost_driver
 from perdure.store.base import Store
 from perdure.store.lifecycle import NewFork
@@ -434,3 +437,35 @@ async def test_a_fork_without_a_workflow_is_found(store: Store, driver: FakeDriv
     await start_lost_driver(store, driver, await given.read_session(store, "f"))
 
     assert driver.rebuilt["f"].reason == "FORKED"
+
+
+# --- bounds -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("limits", "asked", "bounds"),
+    [
+        ({}, {}, None),
+        ({}, {"idle_seconds": 9.0}, Bounds(idle_seconds=9)),
+        ({"idle_seconds": 5}, {"idle_seconds": 9.0}, Bounds(idle_seconds=5)),
+        ({"idle_seconds": 5}, {"idle_seconds": 2.0}, Bounds(idle_seconds=2)),
+        ({"session_seconds": 60}, {"deadline": 3.0}, Bounds(deadline=3)),
+        ({"max_attempts": 10}, {}, None),
+        ({"max_attempts": 3}, {}, Bounds(attempts=3)),
+        ({"max_attempts": None, "turn_seconds": 60}, {}, Bounds(attempts=0, turn_seconds=60)),
+    ],
+)
+def test_the_tighter_bound_counts(limits: dict[str, Any], asked: dict[str, float], bounds: Bounds | None) -> None:
+    assert bounds_of(Limits(**limits), **asked) == bounds
+
+
+async def test_a_session_that_is_started_later_has_its_bounds(
+    store: Store, driver: FakeDriver, signals: Signals
+) -> None:
+    bounds = Bounds(deadline=5, idle_seconds=60)
+    new = replace(given.session("bounded"), bounds=bounds)
+    await store.create_session(new, given.delivery(session_id="bounded"))
+
+    await signals.signal_all("bounded")
+
+    assert driver.started["bounded"].bounds == bounds

@@ -5,11 +5,12 @@ import itertools
 import pytest
 
 from perdure.protocol.actions import Park
-from perdure.protocol.deliveries import DeliveryRef
+from perdure.protocol.deliveries import Bounds, DeliveryRef
 from perdure.protocol.inputs import OpenInput
 from perdure.protocol.requests import Snapshot, TurnRequest, TurnResult
 from perdure.protocol.wire import JsonObject
 from perdure.session.decisions import (
+    EndIdle,
     ForgetCancel,
     Move,
     RebuildState,
@@ -33,6 +34,7 @@ LATER = DeliveryRef(id="dlv_4", kind="?later", token_hash="old", at="1970-01-01T
 ASKED = OpenInput(request_id="inp_1")
 LATE = OpenInput(request_id="inp_2", expires_at=NOW - 1)
 FORGOTTEN = OpenInput(request_id="inp_3", expires_at=NOW + 50, remind_at=(NOW - 1,))
+IDLE = Bounds(idle_seconds=60)
 HELD_REQUEST = TurnRequest(session_id="ses_1", turn=4, agent="demo", deliveries=(MESSAGE,))
 HELD = {**HELD_REQUEST.model_dump(mode="json"), "wisdom": "of a newer build"}
 
@@ -73,6 +75,17 @@ def a_session(**changes: object) -> SessionState:
         ({"held": HELD, "retry_at": NOW + 5, "cancel": "this", "open": (ASKED,)}, RunTurn(held=HELD)),
         ({"held": HELD, "retry_at": NOW + 5, "open": (FORGOTTEN,)}, Remind(FORGOTTEN)),
         ({"held": HELD, "retry_at": NOW + 5, "open": (LATE,)}, Wait(NOW + 5)),
+        # Bounded in time.
+        ({"bounds": IDLE, "idle_since": NOW - 59}, Wait(NOW + 1)),
+        ({"bounds": IDLE, "idle_since": NOW - 60}, EndIdle()),
+        ({"bounds": IDLE}, Wait()),
+        ({"bounds": IDLE, "idle_since": NOW - 60, "open": (ASKED,)}, EndIdle()),
+        ({"bounds": IDLE, "idle_since": NOW - 60, "open": (LATE,)}, RunTurn((), ("inp_2",))),
+        ({"bounds": IDLE, "idle_since": NOW - 60, "inbox": (MESSAGE,)}, RunTurn((MESSAGE,))),
+        ({"bounds": IDLE, "idle_since": NOW - 60, "inbox": (LATER,)}, Wait(NOW + 30)),
+        ({"bounds": IDLE, "idle_since": NOW - 60, "cancel": "this"}, ForgetCancel()),
+        ({"bounds": IDLE, "idle_since": NOW - 60, "held": HELD, "retry_at": NOW + 5}, Wait(NOW + 5)),
+        ({"bounds": Bounds(deadline=NOW - 1), "idle_since": NOW - 60}, Wait()),
         # Of a kind that this build cannot read.
         ({"inbox": (LATER,)}, Wait(NOW + 30)),
         ({"inbox": (LATER, MESSAGE)}, RunTurn((MESSAGE,))),
@@ -174,7 +187,7 @@ def after(session: SessionState, move: Move) -> SessionState:
             return session.without(*deliveries).after_turn(TurnResult(snapshot=Snapshot(), action=Park()))
         case ForgetCancel():
             return session.cancelled(None)
-        case RebuildState() | Renew() | Wait():
+        case RebuildState() | Renew() | EndIdle() | Wait():
             return session
 
 

@@ -31,6 +31,7 @@ from perdure.harness.journal import (
     find_session,
     read,
     read_journal,
+    seconds_until,
     tool_outcome,
     view_of,
     written,
@@ -170,7 +171,7 @@ class ToolCaller:
 
     def _left(self, work: _Work) -> float:
         """Seconds until the deadline of the turn."""
-        return math.inf if work.deadline is None else max(0.0, work.deadline - self._clock())
+        return math.inf if work.deadline is None else seconds_until(work.deadline, self._clock())
 
     async def _speaker(self, at: Coordinates, reply: StoredReply) -> Principal | None:
         """The principal for whom the reply acts. Reading it from the deliveries is slow: they may hold files."""
@@ -291,7 +292,8 @@ class ToolCaller:
         self._log(work).error("the tool raised, in attempt %d", work.attempt.number, exc_info=error)
         message = outcomes.cut(described(error), self._settings.max_tool_output_bytes)
         again = work.tool.effects != "at_most_once" and work.attempt.number <= work.tool.retries
-        if again and self._left(work) > 0 and work.attempt.number < work.call.call.attempts:
+        most = work.call.call.attempts or math.inf
+        if again and self._left(work) > 0 and work.attempt.number < most:
             # Temporal stores and shows the texts of failures, so this one has only the type.
             raise ToolFailed(f"The tool raised {type(error).__name__}.", attempt=work.attempt.number) from None
         return outcomes.failed(message)

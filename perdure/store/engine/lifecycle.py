@@ -53,6 +53,7 @@ async def _insert(tx: Transaction, fork: NewFork, parent: LockedSession, now: st
         turns=fork.turn + 1,
         forked_from=fork.parent,
         left_out=_encoded([(first, min(until, fork.turn + 1)) for first, until in row.left_out if first <= fork.turn]),
+        bounds=rows.bounds_text(fork.bounds),
         now=now,
     )
     await tx.row("insert_route", token_hash=fork.token_hash, session_id=fork.session_id)

@@ -8,7 +8,7 @@ from typing import Any
 
 from perdure.errors import SessionGone
 from perdure.protocol import names
-from perdure.protocol.deliveries import Capabilities, Principal
+from perdure.protocol.deliveries import Bounds, Capabilities, Principal
 from perdure.protocol.events import Event, NewEvent, Usage, read_data, stored_data
 from perdure.protocol.inputs import InputAnswer, InputRequest
 from perdure.protocol.wire import JsonObject
@@ -54,6 +54,7 @@ def session(row: Row) -> SessionRow:
         cancel_turn=row["cancel_turn"],
         attention=decode_some(row["attention"]),
         unsignalled=row["untold"],
+        bounds=None if row["bounds"] is None else Bounds.model_validate(decode(row["bounds"])),
         forked_from=row["forked_from"],
         forked_turns=row["forked_turns"],
         left_out=[(first, until) for first, until in decode_some(row["left_out"]) or ()],
@@ -77,8 +78,13 @@ def new_session(session: NewSession, now: str) -> dict[str, Value]:
         "capabilities": encode(session.capabilities.model_dump()),
         "parent": encode_some(session.parent),
         "title": printable(session.title),
+        "bounds": bounds_text(session.bounds),
         "now": now,
     }
+
+
+def bounds_text(bounds: Bounds | None) -> str | None:
+    return None if bounds is None else encode(bounds.model_dump(mode="json"))
 
 
 def read_model(session: SessionRow) -> dict[str, Value]:

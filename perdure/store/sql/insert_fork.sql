@@ -1,8 +1,8 @@
 INSERT INTO sessions (
     session_id, agent, mode, status, owner, principal, capabilities, title, turns, forked_from, forked_turns, left_out,
-    created_at, updated_at
+    bounds, created_at, updated_at
 )
 VALUES (
     :session_id, :agent, :mode, 'waiting', :owner, :principal, :capabilities, :title, :turns, :forked_from, :turns,
-    :left_out, :now, :now
+    :left_out, :bounds, :now, :now
 )

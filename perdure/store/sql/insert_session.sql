@@ -1,8 +1,8 @@
 INSERT INTO sessions (
-    session_id, agent, mode, status, owner, principal, capabilities, parent, title, created_at, updated_at
+    session_id, agent, mode, status, owner, principal, capabilities, parent, title, bounds, created_at, updated_at
 )
 VALUES (
-    :session_id, :agent, :mode, 'starting', :owner, :principal, :capabilities, :parent, :title, :now, :now
+    :session_id, :agent, :mode, 'starting', :owner, :principal, :capabilities, :parent, :title, :bounds, :now, :now
 )
 ON CONFLICT DO NOTHING
 RETURNING session_id

@@ -4,9 +4,10 @@ from dataclasses import replace
 import pytest
 
 from perdure.errors import Conflict, IdempotencyConflict, Invalid, TokenConflict
-from perdure.protocol.deliveries import Capabilities
+from perdure.protocol.deliveries import Bounds, Capabilities
 from perdure.protocol.events import Usage
 from perdure.store.base import Store
+from perdure.store.lifecycle import NewFork
 from perdure.store.values import Commit, SessionChange, SessionQuery
 from tests.support import given
 
@@ -217,3 +218,20 @@ async def test_sessions_are_filtered_by_owner_agent_mode_and_status(empty: Store
 async def test_a_made_up_cursor_is_refused(empty: Store, cursor: str) -> None:
     with pytest.raises(Invalid):
         await empty.sessions(SessionQuery(cursor=cursor))
+
+
+async def test_the_bounds_of_a_session_are_kept_with_values_of_newer_builds(empty: Store) -> None:
+    bounds = Bounds.model_validate({"deadline": 1.5, "idleSeconds": 60, "steps": 7})
+
+    await empty.create_session(replace(given.session("bounded"), bounds=bounds))
+    await empty.create_session(given.session("free"))
+    await empty.fork(NewFork("fork", "token of the fork", "bounded", 0, bounds=Bounds(attempts=0)))
+
+    row = await given.read_session(empty, "bounded")
+    assert row.bounds == bounds
+    assert row.bounds is not None
+    assert row.bounds.model_extra == {"steps": 7}
+    assert (await given.read_session(empty, "free")).bounds is None
+    assert (await given.read_session(empty, "fork")).bounds == Bounds(attempts=0)
+    listed = {each.session_id: each.bounds for each in (await empty.sessions(SessionQuery())).sessions}
+    assert listed == {"bounded": bounds, "free": None, "fork": Bounds(attempts=0)}

@@ -1,5 +1,6 @@
 """What sessions do: each scenario is recorded, and its recordings are replayed for as long as they may matter."""
 
+from .bounds import BOUNDS
 from .cancels import CANCELS
 from .care import CARE
 from .parking import PARKING
@@ -7,6 +8,6 @@ from .renewal import RENEWAL
 from .stage import Scenario, Stage
 from .turns import TURNS
 
-SCENARIOS = tuple(each for table in (PARKING, CANCELS, TURNS, CARE, RENEWAL) for each in table.scenarios)
+SCENARIOS = tuple(each for table in (PARKING, CANCELS, TURNS, CARE, RENEWAL, BOUNDS) for each in table.scenarios)
 
 __all__ = ["SCENARIOS", "Scenario", "Stage"]

@@ -1,0 +1,2 @@
+-- What bounds the session in time (JSON); NULL: nothing.
+ALTER TABLE sessions ADD COLUMN bounds TEXT;
