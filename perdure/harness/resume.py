@@ -14,7 +14,7 @@ from perdure.protocol.inputs import InputRequest
 from perdure.protocol.names import outcome_key
 from perdure.protocol.requests import ApprovedCall, CallRef, Coordinates, Failure, Resumed, ResumeTurn
 from perdure.protocol.wire import JsonObject
-from perdure.session.inputs import at_expiry, resolved
+from perdure.session.inputs import at_expiry, refuse_newer, resolved
 from perdure.store.base import Store, commit_with_retries
 from perdure.store.values import (
     Attempt,
@@ -230,6 +230,8 @@ class TurnResumer:
         rows = {row.request.request_id: row for row in found if row and row.request.session_id == session_id}
         if missing := set(request_ids) - rows.keys():
             raise UnreadableState("A request that this session waits for is not there.", request_ids=sorted(missing))
+        for row in rows.values():
+            refuse_newer(row.request, row.answer)
         return rows
 
     async def _read_deliveries(self, ctx: _ResumeContext) -> _ResumeContext:

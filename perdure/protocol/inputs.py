@@ -114,8 +114,11 @@ def as_requested(data: JsonObject) -> JsonObject:
     return {**data, "requests": strict, "details": {**details, **data.get("details", {})}}
 
 
-class InputAnswer(Versioned):
-    """One answer to an input request, with its principal."""
+class InputAnswer(Versioned, extra="allow"):
+    """One answer to an input request, with its principal.
+
+    Fields of newer builds are kept: an older one stores the answer again when it counts another vote.
+    """
 
     # `approve`, `deny`, or the option of a question that was chosen.
     option_id: str | None = None
@@ -153,7 +156,8 @@ class InputAnswer(Versioned):
 
     def shown(self) -> dict[str, Any]:
         """The answer as every caller that may see the request sees it."""
-        return self.model_dump(mode="json", exclude_none=True, exclude={"version", "owner"})
+        shown = set(InputAnswer.model_fields) - {"version", "owner"}
+        return self.model_dump(mode="json", exclude_none=True, include=shown)
 
 
 class OpenInput(Wire):

@@ -3,11 +3,28 @@
 from collections.abc import Sequence
 from datetime import datetime
 
-from perdure.errors import Invalid
+from perdure.errors import Invalid, UnreadableState
 from perdure.protocol import names
 from perdure.protocol.deliveries import FilePart, InputResponse, Message, Principal
 from perdure.protocol.events import EventType, NewEvent, step_coordinates
 from perdure.protocol.inputs import APPROVE, DENY, InputAnswer, InputRequest, InputStatus, Option, Responders, digest
+
+from .state import Chain
+
+REQUEST = Chain("input request")
+ANSWER = Chain("answer to an input request")
+
+
+def is_newer(request: InputRequest, *answers: InputAnswer | None) -> bool:
+    """Whether only a newer build can read all of this."""
+    return request.version > REQUEST.version or any(each.version > ANSWER.version for each in answers if each)
+
+
+def refuse_newer(request: InputRequest, answer: InputAnswer | None) -> None:
+    """Raise `UnreadableState` if only a newer build knows what was asked or answered: no call may run because of it."""
+    if is_newer(request, answer):
+        known = f"this code reads versions up to {REQUEST.version} and {ANSWER.version}"
+        raise UnreadableState(f"An input request or its answer is of a newer version; {known}.")
 
 
 def verdict(request: InputRequest, votes: Sequence[InputAnswer]) -> InputAnswer | None:

@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 
 from perdure import Agent, AgentRegistry, Principal, ToolContext, tool
-from perdure.errors import AgentGone, Superseded
+from perdure.errors import AgentGone, Superseded, UnreadableState
 from perdure.harness.resume import TurnResumer
 from perdure.protocol.inputs import InputAnswer, digest
 from perdure.protocol.requests import CloseSession, Coordinates, Finished, Resumed, ResumeTurn
+from perdure.session import inputs
 from perdure.session.inputs import CONTINUED
 from perdure.session.state import OPERATOR_FAILED
 from perdure.store.values import Attempt
@@ -333,3 +334,22 @@ async def test_an_answer_to_an_unknown_request_changes_nothing() -> None:
 
         assert last_parts(model)[-1].startswith("<note ")
         assert "An answer arrived for a request that this session never made." in last_parts(model)[-1]
+
+
+@pytest.mark.parametrize("shape", ["request", "answer"])
+async def test_what_people_were_asked_or_said_in_a_newer_version_is_left_to_a_newer_build(
+    shape: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    till = Till()
+    async with asked(till, 5) as (it, _, open):
+        answer = await it.answer((open[0], YES))
+        resumed = await it.resume(answer, open=open)
+        # To a build that knows no version, this one is newer.
+        monkeypatch.setattr(getattr(inputs, shape.upper()), "first", 0)
+
+        with pytest.raises(UnreadableState, match="is of a newer version"):
+            await it.resume(answer, open=open, turn=2)
+        with pytest.raises(UnreadableState, match="is of a newer version"):
+            await it.run_approved(resumed.calls[0])
+
+        assert till.paid == []

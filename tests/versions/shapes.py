@@ -16,8 +16,8 @@ from perdure.protocol.events import EVENT_MIGRATORS, EventType, read_data, store
 from perdure.protocol.inputs import InputAnswer, InputRequest
 from perdure.protocol.requests import Snapshot, TurnRequest
 from perdure.protocol.wire import JsonObject, Wire
-from perdure.session import state
-from perdure.session.state import Migrator, SessionState, TurnState
+from perdure.session import inputs, state
+from perdure.session.state import Chain, Migrator, SessionState, TurnState
 from perdure.store.values import NewRecord
 
 from .sample import sample_of
@@ -124,10 +124,13 @@ def _reference() -> Shape:
     return Shape("delivery-reference", _of(lambda: _dumped(sample_of(DeliveryRef, kind="message"))), load)
 
 
-def _plain(name: str, model: type[BaseModel]) -> Shape:
-    """A shape that only ever got new fields."""
-    samples = _of(lambda: _dumped(sample_of(model)))
-    return Shape(name, samples, lambda _, stored: _dumped(model.model_validate(stored)))
+def _plain(name: str, model: type[BaseModel], chain: Chain | None = None) -> Shape:
+    chain = chain or Chain(name)
+
+    def load(version: int, stored: JsonObject) -> JsonObject:
+        return _dumped(model.model_validate(chain.lift(version, stored)))
+
+    return Shape(name, _of(lambda: _dumped(sample_of(model))), load, chain.migrators, chain.first)
 
 
 # --- records ------------------------------------------------------------------------------------------------
@@ -206,8 +209,8 @@ def shapes() -> list[Shape]:
         *_slots(),
         _delivery(),
         _reference(),
-        _plain("input-request", InputRequest),
-        _plain("input-answer", InputAnswer),
+        _plain("input-request", InputRequest, inputs.REQUEST),
+        _plain("input-answer", InputAnswer, inputs.ANSWER),
         _plain("turn-request", TurnRequest),
         *(_record(form, model) for form, model in BODIES.items()),
         *(_event(type, story) for type in EVENT_TYPES),

@@ -41,6 +41,7 @@ from perdure.protocol import names
 from perdure.protocol.deliveries import Principal
 from perdure.protocol.requests import Coordinates, ToolCall, ToolOutcome
 from perdure.protocol.wire import JsonObject
+from perdure.session.inputs import refuse_newer
 from perdure.session.state import hash_token
 from perdure.settings import Settings
 from perdure.store.base import Store, commit_with_retries
@@ -139,11 +140,14 @@ class ToolCaller:
             raise UnreadableState("There is no record of the reply that asks for this call.")
         stored = read(reply, REPLY, StoredReply)
         requested = stored.call(call_id)
+        request = await self._store.input(requested.ask.request.request_id) if requested.ask else None
+        if request is not None:
+            refuse_newer(request.request, request.answer)
         return _Work(
             call=call,
             attempt=attempt,
             requested=requested,
-            request=await self._store.input(requested.ask.request.request_id) if requested.ask else None,
+            request=request,
             tool=(await open_toolbox(agent)).get(call.call.tool),
             view=view_of(row, at, await self._speaker(at, stored)),
             begun=_is_from_other_attempt(intent, attempt),

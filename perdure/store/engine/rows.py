@@ -12,6 +12,8 @@ from perdure.protocol.deliveries import Bounds, Capabilities, Principal
 from perdure.protocol.events import Event, NewEvent, Usage, read_data, stored_data
 from perdure.protocol.inputs import InputAnswer, InputRequest
 from perdure.protocol.wire import JsonObject
+from perdure.session.inputs import ANSWER, REQUEST
+from perdure.session.state import Chain
 from perdure.store.values import (
     DeadLetter,
     DeliveryRow,
@@ -223,15 +225,23 @@ def slot(row: Row) -> Slot:
 def input_row(row: Row) -> InputRow:
     answer = decode_some(row["answer"])
     return InputRow(
-        request=InputRequest.model_validate(decode(row["request"])),
+        request=InputRequest.model_validate(_lifted(REQUEST, decode(row["request"]))),
         status=row["status"],
         opened_at=row["opened_at"],
         requester=Principal.model_validate(decode(row["requester"])),
-        votes=tuple(InputAnswer.model_validate(vote) for vote in decode(row["votes"])),
-        answer=None if answer is None else InputAnswer.model_validate(answer),
+        votes=tuple(InputAnswer.model_validate(_lifted(ANSWER, vote)) for vote in decode(row["votes"])),
+        answer=None if answer is None else InputAnswer.model_validate(_lifted(ANSWER, answer)),
         closed_at=row["closed_at"],
         delivery_id=row["delivery_id"],
     )
+
+
+def _lifted(chain: Chain, stored: JsonObject) -> JsonObject:
+    """The value in today's version. One of a newer build is read as far as it goes, so that people see the request."""
+    version = stored.get("version", 1)
+    if isinstance(version, int) and version > chain.version:
+        return stored
+    return {**chain.lift(version, stored), "version": chain.version}
 
 
 def new_input(request: InputRequest, requester: Principal, now: str) -> dict[str, Value]:

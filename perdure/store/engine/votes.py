@@ -3,10 +3,10 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from perdure.errors import NotFound
+from perdure.errors import NotFound, Unavailable
 from perdure.protocol.events import NewEvent
 from perdure.protocol.inputs import InputAnswer
-from perdure.session.inputs import verdict
+from perdure.session.inputs import is_newer, verdict
 from perdure.store.values import Accepted, Answered, Answering, InputRow, Vote
 
 from . import deliveries, rows
@@ -41,6 +41,9 @@ async def answer(
     if (first := await deliveries.find_first(tx, answering.delivery)) is not None:
         return Written(await _repeated(tx, answering, first))
     before = await _requests(tx, answering)
+    if any(row.status == "open" and is_newer(row.request, *row.votes) for row in before.values()):
+        # Its rules for votes may be others.
+        raise Unavailable("A newer version has made this request; try again.")
     after = dict(before)
     for vote in answering.votes:
         after[vote.request_id] = _voted(after[vote.request_id], vote, answering.delivery.delivery_id, now)

@@ -1,9 +1,13 @@
+import json
+from typing import LiteralString, cast
+
 import pytest
 
-from perdure.errors import IdempotencyConflict, NotFound, SessionGone
-from perdure.protocol.inputs import InputStatus
+from perdure.errors import IdempotencyConflict, NotFound, SessionGone, Unavailable
+from perdure.protocol.inputs import InputAnswer, InputStatus
 from perdure.store.base import Store
 from perdure.store.values import Commit, Consumption, InputChanges, SessionChange
+from tests.store.conformance.conftest import Database
 from tests.support import given
 from tests.support.given import answer, answering, chooses, opening
 
@@ -248,3 +252,36 @@ async def test_an_answer_wakes_the_readers(store: Store) -> None:
 
         assert await watch.changed(5)
     assert await given.keys(store) == ["resolved/r"]
+
+
+async def test_a_vote_keeps_what_a_newer_build_has_stored_with_the_others(store: Store, database: Database) -> None:
+    await store.commit(opening("r", quorum=3))
+    later = InputAnswer.model_validate({"optionId": "approve", "principalId": "ada", "device": "phone"})
+    await answer(store, answering(("r", later), delivery_id="a"))
+
+    await answer(store, answering(("r", chooses("approve", "bob")), delivery_id="b"))
+
+    ((votes,),) = database.run("SELECT votes FROM inputs")
+    assert [vote.get("device") for vote in json.loads(votes)] == ["phone", None]
+    # Callers see what this build knows to be theirs to see.
+    assert "device" not in (await given.input_row(store)).votes[0].shown()
+
+
+@pytest.mark.parametrize("newer", ["request", "votes"])
+async def test_a_request_of_a_newer_build_is_shown_and_not_answered(
+    store: Store, database: Database, newer: str
+) -> None:
+    await store.commit(opening("r", quorum=2))
+    await answer(store, answering(("r", chooses("approve", "ada")), delivery_id="a"))
+    make_newer = {
+        "request": """UPDATE inputs SET request = REPLACE(request, '"version":1', '"version":2,"rule":"all"')""",
+        "votes": """UPDATE inputs SET votes = REPLACE(votes, '"version":1', '"version":2')""",
+    }
+    database.run(cast("LiteralString", make_newer[newer]))
+
+    with pytest.raises(Unavailable, match="newer version"):
+        await answer(store, answering(("r", chooses("approve", "bob")), delivery_id="b"))
+
+    row = await given.input_row(store)
+    assert (row.status, len(row.votes)) == ("open", 1)
+    assert await delivered(store, "b") == []
