@@ -170,8 +170,8 @@ def new_dead_letter(session: SessionRow, event: NewEvent, now: str) -> dict[str,
         "turn": event.turn or 0,
         "owner": session.principal.owner,
         "agent": session.agent,
-        "code": data.get("code", ""),
-        "message": data.get("message", ""),
+        "code": printable(data.get("code", "")),
+        "message": printable(data.get("message", "")),
         "now": now,
     }
 
