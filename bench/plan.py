@@ -16,9 +16,9 @@ class Plan:
     crowd_rounds: int = 3
     crowd_turns: int = 10
     # Growth of one session; both windows are [from, to) and equally long.
-    growth: int = 500
-    young: tuple[int, int] = (5, 26)
-    old: tuple[int, int] = (480, 501)
+    growth: int = 2000
+    young: tuple[int, int] = (100, 121)
+    old: tuple[int, int] = (1980, 2001)
     # Model calls of the turn that shows what a step costs Temporal.
     tool_rounds: int = 40
     # The event log alone.
@@ -37,6 +37,9 @@ class Plan:
     restarted: int = 500
     restarted_turns: int = 300
     restarted_active: int = 50
+    # Sessions that wake on a new worker: the turns that each has had, and how often each wakes.
+    ages: tuple[int, ...] = (20, 100, 1000)
+    wakes: int = 10
     # No single wait is longer.
     patience: float = 60.0
 
@@ -50,6 +53,7 @@ QUICK = Plan(
     crowd_rounds=2,
     crowd_turns=3,
     growth=120,
+    young=(5, 26),
     old=(100, 121),
     tool_rounds=10,
     appends=500,
@@ -61,6 +65,8 @@ QUICK = Plan(
     restarted=30,
     restarted_turns=30,
     restarted_active=20,
+    ages=(20, 100),
+    wakes=5,
 )
 
 #: So small that it shows only that everything works.
@@ -87,4 +93,6 @@ TINY = Plan(
     restarted=3,
     restarted_turns=3,
     restarted_active=2,
+    ages=(1, 2),
+    wakes=1,
 )

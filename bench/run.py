@@ -8,12 +8,12 @@ from pathlib import Path
 from . import postgres
 from .plan import Plan
 from .report import progress
-from .rows import asking, crowd, fork, growth, idle, log, restart, session
+from .rows import asking, crowd, fork, growth, idle, log, restart, session, wake
 from .stack import Product, Stack, running
 from .table import Line
 
 #: The rows of a run that names none.
-ROWS = ("session", "crowd", "growth", "log", "fork", "idle", "parked")
+ROWS = ("session", "crowd", "growth", "log", "fork", "idle", "parked", "wake")
 #: The rows by the names that `--only` takes. A restart is measured only when it is asked for: its sessions need an hour
 #: and more to grow.
 ALL = (*ROWS, "restart")
@@ -53,6 +53,8 @@ async def _of_product(row: str, plan: Plan, stack: Stack, product: Product) -> l
             return await idle.measure(product, plan)
         case "parked":
             return await asking.measure(product, plan)
+        case "wake":
+            return await wake.measure(product, plan)
         case "restart":
             return await restart.measure(product, plan)
         case _:

@@ -23,6 +23,9 @@ from .floor.client import FloorClient
 from .product import ProductClient
 from .report import progress
 
+#: Seconds; a worker gives up what it still does after ten.
+_STOPS_WITHIN = 30.0
+
 #: The one model that is asked for; the provider answers whatever it is called.
 MODEL = "openai-chat:bench"
 
@@ -37,6 +40,8 @@ class Product:
     database: str
     #: Kill the worker, and start another one; returns when that is ready.
     restart_worker: Callable[[], Awaitable[None]]
+    #: Stop the worker, as a deployment does, and start another one; returns when that is ready.
+    replace_worker: Callable[[], Awaitable[None]]
 
 
 class Stack:
@@ -66,7 +71,14 @@ class Stack:
                 os.kill(pids["worker"], signal.SIGKILL)
                 await supervisor.start(_part("worker", data, environment, pids))
 
-            yield Product(ProductClient(port), pids["worker"], pids["api"], url, restart_worker)
+            async def replace_worker() -> None:
+                os.kill(pids["worker"], signal.SIGTERM)
+                async with asyncio.timeout(_STOPS_WITHIN):
+                    while _lives(pids["worker"]):
+                        await asyncio.sleep(0.01)
+                await supervisor.start(_part("worker", data, environment, pids))
+
+            yield Product(ProductClient(port), pids["worker"], pids["api"], url, restart_worker, replace_worker)
 
     def _environment(self, name: str, data: Path, port: int) -> dict[str, str]:
         return {
@@ -121,6 +133,14 @@ def free_port() -> int:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 def _part(name: str, data: Path, environment: dict[str, str], pids: dict[str, int]) -> Part:

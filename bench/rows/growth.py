@@ -46,17 +46,18 @@ async def measure(stack: Stack, product: Product, plan: Plan) -> list[Line]:
 async def _grow(product: Product, session: ProductSession, plan: Plan) -> Grown:
     """Take the session to its old age; there its turns alternate with those of a young one, so that noise hits both."""
     grown = Grown()
+    for turn in range(1, plan.old[0]):
+        await session.turn()
+        if turn in _store_marks(plan):
+            grown.store[turn] = bytes_used(product.database)
     young = await product.client.session()
     for _ in range(1, plan.young[0]):
         await young.turn()
-    for turn in range(1, plan.growth + 1):
-        if turn in range(*plan.old):
-            grown.young.append((await young.turn()).waiting)
-            grown.old.append((await session.turn()).waiting)
-        else:
-            await session.turn()
-        if turn in _store_marks(plan):
-            grown.store[turn] = bytes_used(product.database)
+    for _ in range(*plan.old):
+        grown.young.append((await young.turn()).waiting)
+        grown.old.append((await session.turn()).waiting)
+    for _ in range(plan.old[1], plan.growth + 1):
+        await session.turn()
     await young.close()
     return grown
 

@@ -334,6 +334,8 @@ class TurnJournal:
     def __init__(self, records: Sequence[NewRecord]) -> None:
         self.records = tuple(records)
         self._by_key = {(record.step, record.key): record for record in records}
+        # A history asks for each reply more than once, and parsing them is most of what a new worker does for it.
+        self._replies: dict[int, StoredReply | None] = {}
 
     def at(self, step: int, key: str) -> NewRecord | None:
         return self._by_key.get((step, key))
@@ -379,8 +381,10 @@ class TurnJournal:
         return read(record, RESUMPTION, StoredResumption) if record and RESUMPTION.includes(record) else None
 
     def reply(self, step: int) -> StoredReply | None:
-        record = self.at(step, names.REPLY)
-        return read(record, REPLY, StoredReply) if record and REPLY.includes(record) else None
+        if step not in self._replies:
+            record = self.at(step, names.REPLY)
+            self._replies[step] = read(record, REPLY, StoredReply) if record and REPLY.includes(record) else None
+        return self._replies[step]
 
     def replies(self) -> tuple[StoredReply, ...]:
         found = (self.reply(step) for step in range(self.last_step + 1))

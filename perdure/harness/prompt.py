@@ -397,7 +397,7 @@ def _extended(history: History, records: Sequence[Record], until: int) -> Histor
         mark = mark or turn.mark
         turns.append((number, turn, mark))
         call_ids.update(call_ids_of(turn))
-        weight += sum(len(encode(record.body)) for record in turn.records)
+    weight += sum(record.size for record in records)
     conversation = history.conversation.extended(turns)
     if conversation.compacted != history.conversation.compacted:
         # What was left out is kept no longer.

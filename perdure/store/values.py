@@ -256,6 +256,8 @@ class NewRecord:
 class Record(NewRecord):
     attempt: int | None = None
     at: str = ""
+    # The length of the body as it is stored.
+    size: int = 0
 
 
 @dataclass(frozen=True)

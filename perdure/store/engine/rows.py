@@ -146,6 +146,7 @@ def record(row: Row) -> Record:
         body=body,
         attempt=row["attempt"],
         at=row["at"],
+        size=len(row["body"]),
     )
 
 
