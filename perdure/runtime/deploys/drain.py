@@ -17,6 +17,7 @@ from temporalio.client import WorkflowExecutionDescription, WorkflowExecutionSta
 from perdure.errors import Invalid, Unavailable
 from perdure.protocol import names
 from perdure.runtime.connect import RPC_PATIENCE
+from perdure.session.state import RepairOrder
 
 from .builds import Builds, called, found
 from .switch import Say
@@ -37,6 +38,8 @@ _LISTS_LATE = 1.0
 _NO_WORKER = "no worker of its build runs: start one, or add --take-over"
 _TURN_RUNS = "it runs a turn, and moves after it"
 _OLD_TURN = "its turn runs on the old build"
+_RETRY = RepairOrder(how="retry").model_dump(mode="json")
+
 _MOVES = "it is about to move"
 _STUCK = "its workflow does not react; Temporal's UI shows why"
 
@@ -165,10 +168,19 @@ class Drainer:
             await self._wait_for_rate()
             if not serves and nudges.count == 0:
                 await self._override(session_id, names.SESSIONS_QUEUE, target)
-            # Without an argument it only makes the driver look around: it notices that another build is current.
-            await found(self._builds.client.get_workflow_handle(session_id).signal(names.DELIVER))
+            await self._nudge(session_id, again=nudges.count > 0)
             nudges.used()
         return _STUCK if nudges.count >= _MANY else _MOVES
+
+    async def _nudge(self, session_id: str, *, again: bool) -> None:
+        """Make the driver look around: it notices that another build is current, and continues as new there."""
+        handle = self._builds.client.get_workflow_handle(session_id)
+        if again:
+            # A driver that cannot read its state waits for a minute, or for this.
+            await found(handle.signal(names.REPAIR, _RETRY, rpc_timeout=RPC_PATIENCE))
+        else:
+            # Without a delivery it changes nothing.
+            await found(handle.signal(names.DELIVER, rpc_timeout=RPC_PATIENCE))
 
     async def _turn(self, turn: str, *, serves: bool) -> str | None:
         """Why a turn is still on the old build, if it is. Without workers there it can be taken over."""

@@ -1,6 +1,7 @@
 """`perdure deploy status`, `promote` and `ramp`: new work is switched from one build to another."""
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -122,3 +123,31 @@ def test_the_queues_of_a_build_are_those_that_its_workers_poll() -> None:
         names.MODELS_QUEUE,
         names.TOOLS_QUEUE,
     }
+
+
+def commands_of_the_page(heading: str) -> list[list[str]]:
+    """The `perdure deploy` commands under a heading of the page, in order."""
+    page = (Path(__file__).parents[3] / "docs" / "deploying.md").read_text()
+    section = page.partition(f"#### {heading}")[2].partition("\n####")[0]
+    return [line.split() for line in re.findall(r"^perdure deploy (.*)$", section, re.MULTILINE)]
+
+
+async def test_the_commands_of_the_page_work_in_its_order(bench: Bench, fleet: Fleet, operator: Operator) -> None:
+    outside = Outside()
+    async with fleet.current("v1", outside), fleet.build("v2", outside), fleet.build("v3", outside):
+        session = await bench.start(outside)
+        await session.deliver("dlv_1")
+        await session.consumed("dlv_1")
+        builds: list[str] = []
+        for heading in ("Rolling", "Rainbow", "Rollback"):
+            for words in commands_of_the_page(heading):
+                await operator.says(*words)
+            builds.append(await build_of(bench.client, session.handle.id))
+            await session.deliver(f"dlv_{heading}")
+            await outside.until(lambda expected=f"dlv_{heading}": expected in outside.consumed)
+        known = {kind: await operator.builds.routing(kind) for kind in KINDS}
+
+    assert builds[0] == "v2"
+    # A session that is parked moves with its next delivery, or with a drain.
+    assert builds[1:] == ["v2", "v2"]
+    assert {(each.current, each.ramping) for each in known.values()} == {("v2", "")}
