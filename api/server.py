@@ -15,7 +15,9 @@ from starlette.types import ASGIApp
 from perdure.agents.registry import load_agents
 from perdure.errors import Misconfigured
 from perdure.runtime.open import open_sessions
+from perdure.runtime.sweeper import Retention
 from perdure.settings import Settings
+from perdure.store.lifecycle import Keep
 from perdure.store.open import checked_store
 from perdure.telemetry import setup
 
@@ -107,6 +109,7 @@ async def serve(settings: Settings, stop: asyncio.Event, ready: asyncio.Event | 
     async with contextlib.AsyncExitStack() as stack:
         # First, before anything is opened: a process that cannot serve must not create files or connections.
         authenticators = build_authenticators(settings)
+        keep = Keep(*settings.keep_seconds)
         sock = stack.enter_context(listen(settings.host, settings.port))
         agents = load_agents(settings.agents, settings.model)
         store = await stack.enter_async_context(checked_store(settings.database))
@@ -116,6 +119,7 @@ async def serve(settings: Settings, stop: asyncio.Event, ready: asyncio.Event | 
         await stack.enter_async_context(sessions.sweeper.running())
         await stack.enter_async_context(sessions.reconciler.running())
         await stack.enter_async_context(sessions.deletions.running())
+        await stack.enter_async_context(Retention(store, keep).running())
         broadcasts = Broadcasts(store)
         limits = ConnectionLimits(most_connections(settings.max_connections))
         app = create_app(

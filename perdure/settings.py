@@ -86,6 +86,22 @@ class Settings(BaseSettings):
     ui_detail: Literal["on", "off"] = "on"
     log_level: str = "info"
 
+    # After how many days the deltas and messages of earlier turns, and the records of ended sessions, are deleted.
+    # Default: never.
+    keep_deltas_days: float | None = Field(default=None, gt=0, le=36_500)
+    keep_messages_days: float | None = Field(default=None, gt=0, le=36_500)
+    keep_records_days: float | None = Field(default=None, gt=0, le=36_500)
+
+    @property
+    def keep_seconds(self) -> tuple[float | None, float | None, float | None]:
+        """For how many seconds deltas, messages and records are kept. What is needed for later classes goes first."""
+        days = (self.keep_deltas_days, self.keep_messages_days, self.keep_records_days)
+        known = [each for each in days if each is not None]
+        if known != sorted(known):
+            raise Invalid("PERDURE_KEEP_…_DAYS: deltas are not kept longer than messages, nor these than records.")
+        deltas, messages, records = (None if each is None else each * 86_400 for each in days)
+        return deltas, messages, records
+
     @property
     def database(self) -> str:
         if self.database_url is not None:

@@ -53,6 +53,9 @@ class EventType:
     SESSION_RESET = "session.reset"
 
 
+#: The type of what stands for an event that retention has deleted. It is never stored.
+EVENT_EXPIRED = "event.expired"
+
 #: Deltas are stored without the text so far; the API adds it when it serves them (`messageSoFar`, `reasoningSoFar`).
 DELTAS = {
     EventType.MESSAGE_APPENDED: ("messageDelta", "messageSoFar"),

@@ -430,6 +430,7 @@ async def import_session(
         export=export,
         principal=principal or export.header.principal,
         delivery=None if again else delivery,
+        bounds=deliveries.bounds_of(signals.limits(export.header.agent)),
     )
     await store.import_session(new)
     row = await store.session(session_id)

@@ -13,6 +13,7 @@ from time import monotonic
 
 from perdure.errors import NoDriver, NoWorker, Unavailable
 from perdure.store.base import Store
+from perdure.store.lifecycle import Keep
 from perdure.store.values import Unsignalled
 
 from .signals import Signals
@@ -171,6 +172,34 @@ class Sweeper:
         longest = _LONGEST if session.cancel_turn is None else _LONGEST_CANCEL
         self._pauses[session.session_id] = _Pause(session, now + known.length, min(longest, known.length * 2))
         return True
+
+
+class Retention:
+    """Deletes what is no longer to be kept, some sessions at a time. Several may run at once."""
+
+    def __init__(self, store: Store, keep: Keep, *, every: float = 10.0, sessions: int = 200) -> None:
+        self._store = store
+        self._keep = keep
+        self._every = every
+        self._sessions = sessions
+        # Where the next sweep begins; None: with the oldest session.
+        self._cursor: str | None = None
+
+    def running(self) -> AbstractAsyncContextManager[None]:
+        """Sweep repeatedly while this context is open; without anything to delete, do nothing."""
+        if self._keep.shortest is None:
+            return contextlib.nullcontext()
+        return repeating(
+            self.sweep,
+            (self._every * 0.5, self._every * 1.5),
+            away="old content cannot be deleted now",
+            failed="old content could not be deleted",
+        )
+
+    async def sweep(self) -> bool:
+        """Delete what is old of the next sessions; False when those were the last ones."""
+        self._cursor = await self._store.expire(self._keep, self._cursor, self._sessions)
+        return self._cursor is not None
 
 
 @contextlib.asynccontextmanager

@@ -15,7 +15,7 @@ from perdure.errors import SessionNotFound, Unavailable
 from perdure.protocol.events import Event, NewEvent
 from perdure.protocol.requests import Attention
 
-from .lifecycle import Deletion, Forked, NewFork, NewImport
+from .lifecycle import Deletion, Forked, Keep, NewFork, NewImport
 from .values import (
     Accepted,
     Answered,
@@ -76,6 +76,14 @@ class Store(Protocol):
         It has the parent's agent, owner and capabilities, and the parent's slots as they were at the end of `turn`:
         `ForkRefused` when that is not known. The caller has checked that the turn has ended and waits for nobody.
         `SessionNotFound` when there is no parent. Idempotency keys as for `accept`.
+        """
+        ...
+
+    async def expire(self, keep: Keep, cursor: str | None, limit: int) -> str | None:
+        """Delete what is older than it is to be kept, of the next `limit` sessions; the cursor of those after them.
+
+        A turn loses its deltas or messages as a whole, and only when another one has begun or the session has ended.
+        Records go when the session has ended and no fork shares them. `events` shows deleted events as `event.expired`.
         """
         ...
 

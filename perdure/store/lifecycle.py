@@ -61,6 +61,22 @@ def hash_owner(owner: str) -> str:
     return hashlib.sha256(b"perdure/owner/" + owner.encode(errors="surrogatepass")).hexdigest()
 
 
+# --- retention ----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Keep:
+    """For how many seconds content is kept; None: for as long as its session. Deltas go first, and records last."""
+
+    deltas: float | None = None
+    messages: float | None = None
+    records: float | None = None
+
+    @property
+    def shortest(self) -> float | None:
+        return min((each for each in (self.deltas, self.messages, self.records) if each is not None), default=None)
+
+
 # --- exports ------------------------------------------------------------------------------------------------
 
 EXPORT_FORMAT = "perdure/session"
@@ -282,3 +298,5 @@ class NewImport:
     principal: Principal
     # Holds the id of the export, so that a file is imported once; None: it may be imported again.
     delivery: NewDelivery | None = None
+    # What bounds it in time from now on.
+    bounds: Bounds | None = None

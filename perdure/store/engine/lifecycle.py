@@ -3,20 +3,21 @@
 A deletion begins with a tombstone. Then the rows go in bounded transactions that a later process may continue.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
+from typing import Any, Literal, TypeAlias
 
 from perdure.errors import Conflict, ForkRefused, RestoreRefused, SessionGone, SessionNotFound, Unavailable
 from perdure.protocol import names
 from perdure.protocol.events import EventType, NewEvent
 from perdure.protocol.wire import JsonObject
-from perdure.store.lifecycle import FORK, Deletion, Forked, NewFork, NewImport, hash_owner
+from perdure.store.lifecycle import FORK, Deletion, Forked, Keep, NewFork, NewImport, hash_owner
 from perdure.store.values import NewRecord, Restoration, SessionRow, Slot
 
 from . import rows
 from .database import Row, Transaction, Written
 from .deliveries import insert, key_hash
-from .rows import LockedSession, decode, encode
+from .rows import LockedSession, before, decode, encode
 
 
 async def fork(tx: Transaction, fork: NewFork, now: str) -> Forked:
@@ -184,6 +185,7 @@ async def import_session(tx: Transaction, new: NewImport, now: str) -> None:
         title=rows.printable(header.title),
         turns=header.turns,
         left_out=_encoded(header.left_out),
+        bounds=rows.bounds_text(new.bounds),
         now=now,
     )
     await tx.row("insert_route", token_hash=new.token_hash, session_id=new.session_id)
@@ -333,3 +335,70 @@ async def forget_deletions(tx: Transaction, before: str, limit: int) -> int:
         await tx.run("delete_deleted_keys", session_id=row["session_id"])
         await tx.run("delete_deletion", session_id=row["session_id"])
     return len(found)
+
+
+# --- retention ----------------------------------------------------------------------------------------------
+
+#: Turns of one transaction, and rows of one where turns do not count.
+_TURNS = 20
+_ROWS = 500
+
+Expiring: TypeAlias = Callable[[Transaction], Coroutine[Any, Any, bool]]
+
+
+def expiring(row: Row, keep: Keep, now: str) -> list[Expiring]:
+    """The work for one session. Each is repeated in transactions of its own until it returns False."""
+    session_id: str = row["session_id"]
+    left = row["turns"] if row["closed_at"] is not None else row["turns"] - 1
+    work: list[Expiring] = []
+    # Messages first: they take the deltas with them.
+    if keep.messages is not None and row["expired_messages"] < left:
+        work.append(_expiring_events(session_id, "messages", before(now, keep.messages)))
+    if keep.deltas is not None and row["expired_deltas"] < left:
+        work.append(_expiring_events(session_id, "deltas", before(now, keep.deltas)))
+    if keep.records is not None and row["closed_at"] is not None and not row["expired_records"]:
+        oldest = before(now, keep.records)
+        work.append(lambda tx: _expire_records(tx, session_id, oldest))
+    return work
+
+
+def _expiring_events(session_id: str, kind: Literal["deltas", "messages"], oldest: str) -> Expiring:
+    return lambda tx: _expire_events(tx, session_id, kind, oldest)
+
+
+async def _expire_events(tx: Transaction, session_id: str, kind: Literal["deltas", "messages"], oldest: str) -> bool:
+    """Delete such events of a few turns; False when the next turn is too young, or is needed."""
+    session = await rows.find(tx, session_id)
+    state = await tx.row("expired", session_id=session_id)
+    if session is None or state is None:
+        return False
+    # The events of the last turn may still be needed: who has missed its end reads them.
+    end = session.row.turns if session.ended else session.row.turns - 1
+    turn = first = max(state[kind], session.row.forked_turns)
+    while turn < min(end, first + _TURNS):
+        # All keys with this prefix: "0" follows "/".
+        place = {"session_id": session_id, "first": names.turn_key(turn, ""), "until": f"t{turn}0"}
+        newest = await tx.row("newest_of_turn", **place)
+        if newest is not None and newest["newest"] is not None and newest["newest"] >= oldest:
+            break
+        await tx.run(f"expire_{kind}", **place)
+        turn += 1
+    if turn > first:
+        await tx.run(f"set_expired_{kind}", session_id=session_id, turns=turn)
+    return turn == first + _TURNS
+
+
+async def _expire_records(tx: Transaction, session_id: str, oldest: str) -> bool:
+    """Delete some records of an ended session, its state and its requests; False when none is left."""
+    session = await rows.find(tx, session_id)
+    if session is None or session.closed_at is None or session.closed_at >= oldest:
+        return False
+    if await tx.row("forks_of", session_id=session_id) is not None:
+        return False
+    left = _ROWS
+    for query in ("purge_records", "purge_slots", "purge_slot_versions", "purge_inputs"):
+        left -= len(await tx.rows(query, session_id=session_id, limit=left))
+        if left <= 0:
+            return True
+    await tx.run("set_expired_records", session_id=session_id)
+    return False

@@ -9,7 +9,7 @@ from typing import Any
 from perdure.errors import SessionGone
 from perdure.protocol import names
 from perdure.protocol.deliveries import Bounds, Capabilities, Principal
-from perdure.protocol.events import Event, NewEvent, Usage, read_data, stored_data
+from perdure.protocol.events import EVENT_EXPIRED, Event, NewEvent, Usage, read_data, stored_data
 from perdure.protocol.inputs import InputAnswer, InputRequest
 from perdure.protocol.wire import JsonObject
 from perdure.session.inputs import ANSWER, REQUEST
@@ -201,6 +201,21 @@ def event(row: Row) -> Event:
         index=row["idx"],
         at=row["at"],
     )
+
+
+def with_expired(events: Sequence[Event], start: int, limit: int) -> list[Event]:
+    """The events from `start` on, with an `event.expired` for each that retention has deleted."""
+    filled: list[Event] = []
+    for event in events:
+        missing = range(start + len(filled), event.index)
+        filled += [
+            Event(type=EVENT_EXPIRED, key=f"expired/{index}", index=index, at=event.at)
+            for index in missing[: limit - len(filled)]
+        ]
+        if len(filled) >= limit:
+            break
+        filled.append(event)
+    return filled
 
 
 def new_event(session_id: str, event: NewEvent, index: int, now: str) -> dict[str, Value]:

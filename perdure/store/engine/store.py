@@ -10,7 +10,7 @@ from perdure.protocol import names
 from perdure.protocol.events import Event, NewEvent
 from perdure.protocol.requests import Attention
 from perdure.store.base import Watch
-from perdure.store.lifecycle import Deletion, Forked, NewFork, NewImport
+from perdure.store.lifecycle import Deletion, Forked, Keep, NewFork, NewImport
 from perdure.store.values import (
     Accepted,
     Answered,
@@ -39,6 +39,8 @@ from perdure.store.watchers import Feed, Watchers
 
 from . import cursor, deliveries, lifecycle, rows, schema
 from .commit import apply, record_at
+from .cursor import OLDEST
+from .cursor import read as read_cursor
 from .database import Database, Row, T, Transaction, Value, Work, Written
 from .rows import before, utc_now
 from .votes import answer
@@ -97,6 +99,19 @@ class SqlStore:
     async def forget_deletions(self, older_than: float, limit: int) -> int:
         then = before(self._now(), older_than)
         return await self._database.write(lambda tx: lifecycle.forget_deletions(tx, then, limit))
+
+    async def expire(self, keep: Keep, cursor: str | None, limit: int) -> str | None:
+        if (shortest := keep.shortest) is None:
+            return None
+        after = OLDEST if cursor is None else read_cursor(cursor)
+        oldest = before(self._now(), shortest)
+        page, following = await self._page("expirable", {"before": oldest}, ("created_at", "session_id"), after, limit)
+        for row in page:
+            # A few turns or rows in each transaction.
+            for work in lifecycle.expiring(row, keep, self._now()):
+                while await self._database.write(work):
+                    pass
+        return following
 
     async def slots_at(self, session_id: str, turn: int) -> Sequence[Slot]:
         return await self._database.read(lambda tx: lifecycle.exported_slots(tx, session_id, turn))
@@ -253,7 +268,9 @@ class SqlStore:
 
     async def events(self, session_id: str, start: int = 0, limit: int = 500) -> Sequence[Event]:
         found = await self._rows("events", session_id=session_id, start=start, limit=limit)
-        return [rows.event(row) for row in found]
+        events = [rows.event(row) for row in found]
+        is_dense = not events or events[-1].index - start + 1 == len(events)
+        return events if is_dense else rows.with_expired(events, start, limit)
 
     async def index_of(self, session_id: str, key: str) -> int | None:
         found = await self._row("index_of", session_id=session_id, key=key)

@@ -1,6 +1,7 @@
 INSERT INTO sessions (
-    session_id, agent, mode, status, owner, principal, capabilities, title, turns, left_out, created_at, updated_at
+    session_id, agent, mode, status, owner, principal, capabilities, title, turns, left_out, bounds, created_at, updated_at
 )
 VALUES (
-    :session_id, :agent, :mode, 'waiting', :owner, :principal, :capabilities, :title, :turns, :left_out, :now, :now
+    :session_id, :agent, :mode, 'waiting', :owner, :principal, :capabilities, :title, :turns, :left_out, :bounds,
+    :now, :now
 )

@@ -1,0 +1,5 @@
+SELECT session_id, created_at, turns, closed_at, expired_deltas, expired_messages, expired_records
+FROM sessions
+WHERE created_at < :before AND (created_at, session_id) > (:created_at, :session_id)
+ORDER BY created_at, session_id
+LIMIT :limit

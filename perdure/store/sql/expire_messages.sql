@@ -1,0 +1,9 @@
+DELETE FROM events
+WHERE session_id = :session_id
+    AND key >= :first
+    AND key < :until
+    AND type IN (
+        'message.appended', 'reasoning.appended', 'action.input.appended',
+        'message.received', 'message.completed', 'reasoning.completed', 'actions.requested', 'action.result',
+        'result.completed', 'input.requested'
+    )

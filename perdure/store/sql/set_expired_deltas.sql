@@ -1,0 +1,1 @@
+UPDATE sessions SET expired_deltas = :turns WHERE session_id = :session_id
