@@ -7,10 +7,11 @@ import httpx2
 import pytest
 
 from tests.support.chaos.evidence import Json
+from tests.support.chaos.people import cancel
 from tests.support.chaos.scripts import Script, call, drip, say
 from tests.support.chaos.world import Caller, World, undisturbed, unique
 from tests.support.processes import Process
-from tests.support.talk import text
+from tests.support.talk import text, types
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.chaos
@@ -98,6 +99,28 @@ async def test_what_an_api_had_written_before_it_died_is_consumed_without_a_retr
         died = time.monotonic()
         await until(lambda: world.times_asked(script.message) == 1, "the message to be consumed")
         assert time.monotonic() - died < bound
+
+
+async def test_a_cancel_counts_for_a_message_whose_api_died_before_the_signal(world: World) -> None:
+    """The session seems idle to its driver, but a turn is about to begin: the cancel must not say otherwise."""
+    world.only_worker()
+    script = say()
+    async with world.caller() as caller:
+        await caller.say(say().message)
+        idle = await cancel(caller)
+        doomed, url = world.dying_api("before_signal")
+        body = {"continuationToken": caller.token, "message": script.message}
+        await sent_into_the_void(f"{url}/eve/v1/session/{caller.session_id}", body, unique("key"))
+        await until(lambda: not doomed.alive, "the API to die")
+
+        stopped = await cancel(caller)
+        ended = await caller.until_boundary()
+        after = await caller.say(say().message)
+
+    assert (idle, stopped) == ("no_active_turn", "accepted")
+    assert types(ended)[-2:] == ["turn.cancelled", "session.waiting"]
+    assert world.times_asked(script.message) == 0
+    assert after
 
 
 async def test_a_turn_outlives_temporal(world: World) -> None:
