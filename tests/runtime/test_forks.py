@@ -1,11 +1,14 @@
 """Forks on the real product: what the model is asked, and what the two sessions do to each other."""
 
+import asyncio
+import subprocess
 from collections.abc import AsyncGenerator, Generator
 from typing import Any
 
 import httpx2
 import pytest
 
+from perdure.dev.supervisor import command
 from tests.support.plugin import StackFactory
 from tests.support.processes import PATIENCE
 from tests.support.stack import Stack
@@ -149,6 +152,25 @@ async def test_a_repeated_request_gets_the_first_fork(talk: Talk) -> None:
         other = await talk.http.post("/eve/v1/session", json={"message": "say no"}, headers=keyed)
         assert other.status_code == 409
         assert await second.say("say two") == "two"
+
+
+async def test_an_operator_forks_a_session_of_anybody(stack: Stack, talk: Talk) -> None:
+    await talk.say("say one")
+
+    done = await asyncio.to_thread(
+        subprocess.run,
+        command("sessions", "fork", talk.session_id, "--turn", "0"),
+        env=stack.environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    async with stack.talk() as forked:
+        forked.session_id, forked.token = (line.split()[-1] for line in done.stdout.splitlines())
+        assert await forked.say("say two") == "two"
 
 
 async def test_a_fork_of_a_session_that_has_ended_continues(stack: Stack, talk: Talk) -> None:

@@ -48,6 +48,17 @@ FROM sessions, numbers
 WHERE n < 10
 """
 
+#: The records of those sessions. Every hundredth one is a fork.
+THEIR_RECORDS = (
+    """
+INSERT INTO records (session_id, turn, step, slot, format, body, at)
+SELECT sessions.session_id, n, 0, 'reply', 'test/1', '{}', '2026'
+FROM sessions, numbers
+WHERE n < 20
+""",
+    "UPDATE sessions SET forked_from = 's', forked_turns = 1 WHERE session_id LIKE 'crowd-%00'",
+)
+
 
 @dataclass(frozen=True)
 class Ran:

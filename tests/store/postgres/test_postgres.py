@@ -13,7 +13,7 @@ from perdure.store.engine.store import SqlStore
 from perdure.store.postgres.database import PostgresDatabase
 from perdure.store.postgres.feed import Notifications
 from perdure.store.values import Commit, SessionQuery
-from tests.store.plans import CROWD, LISTINGS, THEIR_DELIVERIES, Ran, recorded
+from tests.store.plans import CROWD, LISTINGS, THEIR_DELIVERIES, THEIR_RECORDS, Ran, recorded
 from tests.support import given
 from tests.support.waiting import until
 
@@ -218,6 +218,20 @@ async def test_a_page_of_unsignalled_sessions_costs_a_page(postgres_url: str, pl
     assert "Seq Scan" not in plan
 
 
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize("plans", ["force_generic_plan", "force_custom_plan"])
+async def test_the_records_of_a_session_and_of_its_parents_are_found_by_their_key(
+    postgres_url: str, plans: str
+) -> None:
+    asked = await ran(postgres_url, lambda store: store.records("s"))
+
+    plan = explained(postgres_url, asked, plans)
+
+    assert plan.count("records_pkey") == 2, plan
+    assert "Seq Scan on records" not in plan
+    assert "Seq Scan on sessions" not in plan
+
+
 async def ran(url: str, read: Callable[[SqlStore], Awaitable[object]]) -> Ran:
     """The one query that this reads with."""
     database = RecordingDatabase(url)
@@ -239,7 +253,9 @@ def explained(url: str, ran: Ran, plans: str) -> str:
     with psycopg.connect(url, autocommit=True, cursor_factory=psycopg.ClientCursor[Any]) as connection:
         connection.execute(f"WITH numbers (n) AS (SELECT generate_series(1, 2000)) {CROWD}".encode())
         connection.execute(f"WITH numbers (n) AS (SELECT generate_series(1, 2000)) {THEIR_DELIVERIES}".encode())
-        connection.execute("ANALYZE sessions, deliveries")
+        for statement in THEIR_RECORDS:
+            connection.execute(f"WITH numbers (n) AS (SELECT generate_series(1, 2000)) {statement}".encode())
+        connection.execute("ANALYZE sessions, deliveries, records")
         connection.execute(f"SET plan_cache_mode = {plans}".encode())
         connection.execute(f"PREPARE listing AS {text}".encode())
         plan = connection.execute(f"EXPLAIN EXECUTE listing ({values})".encode(), ran.values).fetchall()

@@ -95,6 +95,15 @@ async def test_a_page_of_unsignalled_sessions_costs_a_page(file: Path) -> None:
 
 
 @pytest.mark.usefixtures("store")
+async def test_the_records_of_a_session_and_of_its_parents_are_found_by_their_key(file: Path) -> None:
+    plan = explained(file, await ran(file, lambda store: store.records("s")))
+
+    assert plan.count("SEARCH records USING INDEX sqlite_autoindex_records_1 (session_id=? AND turn>") == 2, plan
+    assert "SCAN records" not in plan
+    assert "SCAN sessions" not in plan
+
+
+@pytest.mark.usefixtures("store")
 async def test_a_page_costs_the_same_however_many_sessions_are_unsignalled(file: Path) -> None:
     asked = await ran(file, lambda store: store.unsignalled(older_than=5, after="crowd-1", limit=20))
     with contextlib.closing(crowded(file)) as connection:
