@@ -93,11 +93,11 @@ class State(Generic[T]):
         if stored is None:
             return self._default()
         # Values without a version are of version 1: they may be older than versions.
-        if "version" not in stored:
+        if "version" not in stored and "value" in stored:
             return self.lift(stored["value"])
-        return self.lift(stored.get("data"), version=stored["version"])
+        return self.lift(stored.get("data"), version=stored.get("version"))
 
-    def lift(self, value: Any, version: int = 1) -> T:
+    def lift(self, value: Any, version: Any = 1) -> T:
         """The value of this version, as JSON, in today's type: what a session gets that has stored it."""
         if not _is_version(version) or version > self.version:
             raise UnreadableState(

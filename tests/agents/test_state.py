@@ -61,6 +61,11 @@ def test_a_version_that_this_code_does_not_know_is_refused(version: Any) -> None
         CART.read({"version": version, "data": {"items": {}}})
 
 
+def test_a_value_in_another_form_is_refused() -> None:
+    with pytest.raises(UnreadableState, match="has version None"):
+        CART.read({"items": []})
+
+
 @pytest.mark.parametrize("migrator", [fails, exits])
 def test_a_migrator_that_raises_makes_the_value_unreadable_and_does_not_show_its_content(migrator: Any) -> None:
     state = State("cart", Cart, version=2, migrate={1: migrator})

@@ -11,6 +11,7 @@ from pydantic_ai.usage import RequestUsage
 from perdure import State
 from perdure.harness import journal
 from perdure.harness.journal import Format
+from perdure.harness.tools import approvals
 from perdure.protocol.deliveries import DeliveryBody, DeliveryRef
 from perdure.protocol.events import EVENT_MIGRATORS, EventType, read_data, stored_data
 from perdure.protocol.inputs import InputAnswer, InputRequest
@@ -102,6 +103,14 @@ def _slots() -> list[Shape]:
         Shape("slot-without-version", old, lambda _, stored: {**stored, **load(_, stored)}),
         Shape("slot", new, load),
     ]
+
+
+def _approvals() -> Shape:
+    def load(version: int, stored: JsonObject) -> JsonObject:
+        return {**stored, "keys": sorted(approvals.read_remembered({**stored, "version": version}))}
+
+    chain = approvals.REMEMBERED
+    return Shape("slot-of-approvals", _of(lambda: {"keys": ["pay"]}), load, chain.migrators, chain.first)
 
 
 # --- deliveries and inputs ----------------------------------------------------------------------------------
@@ -207,6 +216,7 @@ def shapes() -> list[Shape]:
         _session(),
         _snapshot(),
         *_slots(),
+        _approvals(),
         _delivery(),
         _reference(),
         _plain("input-request", InputRequest, inputs.REQUEST),

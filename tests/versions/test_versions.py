@@ -10,6 +10,7 @@ import pytest
 
 from perdure.harness import journal
 from perdure.harness.journal import Format
+from perdure.harness.tools import approvals
 from perdure.protocol.deliveries import DeliveryBody
 from perdure.protocol.wire import JsonObject
 from perdure.session import inputs, state
@@ -49,11 +50,14 @@ async def test_the_fixtures_have_what_this_build_stores() -> None:
 def test_every_durable_shape_has_fixtures() -> None:
     formats = {value for value in vars(journal).values() if isinstance(value, Format)}
     chains = {
-        value for module in (state, inputs, journal) for value in vars(module).values() if isinstance(value, Chain)
+        value
+        for module in (state, inputs, journal, approvals)
+        for value in vars(module).values()
+        if isinstance(value, Chain)
     }
 
     assert formats == set(BODIES)
-    assert chains == {state.SESSION, state.SNAPSHOT, inputs.REQUEST, inputs.ANSWER, journal.BODY}
+    assert chains == {state.SESSION, state.SNAPSHOT, inputs.REQUEST, inputs.ANSWER, journal.BODY, approvals.REMEMBERED}
     # A directory of a shape that this build has no more would not be lifted by any test.
     assert {path.name for path in DIRECTORY.iterdir()} == set(SHAPES)
 

@@ -7,14 +7,19 @@ import sys
 from collections.abc import Callable, Generator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from temporalio.worker import UnsandboxedWorkflowRunner
 from temporalio.workflow import NondeterminismError
 
 import worker as composition
+from perdure.protocol.deliveries import DeliveryRef
+from perdure.session import decisions
+from perdure.session.state import SessionState
 
-from .test_replay import DIRECTORY, a_history, a_replayer
+from .commands import departures, ordered, recorded
+from .test_replay import DIRECTORY, a_history, a_replayer, replayed
 
 NUMBERS = itertools.count()
 Edit = Callable[[str, str, str], ModuleType]
@@ -87,6 +92,32 @@ async def test_a_nondeterministic_edit_does_not_replay(
 
     with pytest.raises(NondeterminismError):
         await replay(edited, recording)
+
+
+def first_only(session: SessionState) -> tuple[DeliveryRef, ...]:
+    return session.inbox[:1]
+
+
+def never(session: SessionState) -> None:
+    del session
+
+
+@pytest.mark.parametrize(
+    ("recording", "decision", "edited"),
+    [("3-coalesced", "next_batch", first_only), ("3-expired", "next_deadline", never)],
+)
+async def test_an_edit_of_what_a_driver_decides_is_noticed(
+    monkeypatch: pytest.MonkeyPatch, recording: str, decision: str, edited: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr(decisions, decision, edited)
+    history = a_history(DIRECTORY / f"{recording}.json")
+
+    try:
+        changed = departures(recorded(history), ordered((await replayed(history)).commands))
+    except NondeterminismError:
+        changed = ["other commands"]
+
+    assert changed
 
 
 @pytest.mark.parametrize("recording", ["3-reminded", "3-withdrawn", "3-held-session", "3-overtaken"])

@@ -19,6 +19,7 @@ from perdure.protocol.inputs import APPROVE, DENY, InputAnswer, InputRequest, Op
 from perdure.protocol.requests import Coordinates, Failure
 from perdure.protocol.wire import JsonObject
 from perdure.session.inputs import CONTINUED
+from perdure.session.state import Chain
 from perdure.store.base import Store
 from perdure.store.engine.rows import stamp
 from perdure.store.values import InputRow, SlotWrite
@@ -28,6 +29,7 @@ from .builtin import Question
 
 Clock: TypeAlias = Callable[[], float]
 
+REMEMBERED = Chain("slot of remembered approvals")
 #: The slot of approvals that are valid for the rest of the session. No author's state can have this name.
 REMEMBERED_APPROVALS = "perdure.approvals"
 
@@ -121,7 +123,11 @@ def request_id(at: Coordinates, call_id: str) -> str:
 async def remembered(store: Store, session_id: str) -> tuple[frozenset[str], int]:
     """The keys of remembered approvals, and the version of their slot."""
     slot = (await store.slots(session_id, [REMEMBERED_APPROVALS])).get(REMEMBERED_APPROVALS)
-    return (frozenset(slot.value["keys"]), slot.version) if slot else (frozenset(), 0)
+    return (read_remembered(slot.value), slot.version) if slot else (frozenset(), 0)
+
+
+def read_remembered(stored: JsonObject) -> frozenset[str]:
+    return frozenset(REMEMBERED.lift(stored.get("version", 1), stored)["keys"])
 
 
 async def remember_keys(store: Store, session_id: str, keys: Sequence[str]) -> tuple[SlotWrite, ...]:
