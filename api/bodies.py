@@ -387,6 +387,15 @@ def _is_number(value: Any) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LARGEST_NUMBER
 
 
+def parse_control(fields: Fields) -> None:
+    """Check the body of a compaction, a clear or a reset: it says at most why."""
+    if "continuationToken" in fields:
+        raise Invalid("Expected no 'continuationToken' field: the session is named by the path.")
+    reason = fields.get("reason")
+    if reason is not None and not (isinstance(reason, str) and reason):
+        raise Invalid("Expected 'reason' to be a non-empty string.")
+
+
 def parse_cancel(fields: Fields) -> str | None:
     """The turn to stop; None means the current one."""
     turn_id = fields.get("turnId")

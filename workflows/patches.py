@@ -69,5 +69,6 @@ PATCHES = (
         "ignored deliveries of kinds that they could not read, until the sweeper signalled them again",
     ),
     Patch("session-bounds", "driver", date(2026, 11, 19), "had no deadline and no idle time-out"),
+    Patch("controls", "driver", date(2026, 11, 19), "left controls (`compact`, `clear`, `reset`) to a newer build"),
     Patch("parallel-calls", "turn", date(2026, 11, 18), "began all calls of a reply at once"),
 )

@@ -1,4 +1,6 @@
-"""Starting sessions, delivering to them, and cancelling turns."""
+"""Starting sessions, delivering to them, cancelling turns, and controls of the model's history."""
+
+from typing import Protocol
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -11,12 +13,14 @@ from api.bodies import (
     Fields,
     parse_cancel,
     parse_continue,
+    parse_control,
     parse_create,
     parse_fork,
 )
 from api.requests import RequestLimits, Scopes, idempotency_key, known_id
 from api.responses import flags, reply
-from perdure.protocol.deliveries import Capabilities, Receipt
+from perdure.errors import NoActiveSession, SessionNotFound
+from perdure.protocol.deliveries import Capabilities, Principal, Receipt
 from perdure.protocol.wire import JsonObject
 from perdure.runtime.sessions import Sessions
 
@@ -112,6 +116,40 @@ class SessionRoutes:
         cancelled = await self._sessions.cancel(session.session_id, turn_id=turn_id, principal=principal)
         body = {"ok": True, "sessionId": session.session_id, "status": cancelled.status}
         return reply(body, headers=flags(delayed=cancelled.delayed))
+
+    async def compact(self, request: Request) -> Response:
+        """Summarise the model's history."""
+        return await self._control(request, self._sessions.compact)
+
+    async def clear(self, request: Request) -> Response:
+        """Drop the model's history."""
+        return await self._control(request, self._sessions.clear)
+
+    async def reset(self, request: Request) -> Response:
+        """End the session."""
+        return await self._control(request, self._sessions.reset, "reset")
+
+    async def _control(self, request: Request, control: "_Control", done: str = "accepted") -> Response:
+        self._scopes.agent(request)
+        principal = await self._gate.admit(request)
+        key = idempotency_key(request)
+        await self._bodies.read(request, parse_control, optional=True)
+        try:
+            session = await self._scopes.session(request, principal)
+            receipt = await control(session.session_id, principal=principal, idempotency_key=key)
+        except (SessionNotFound, NoActiveSession):
+            # As eve answers: for a session that is not there, nothing is left to do.
+            return reply({"ok": True, "status": "no_active_session"})
+        named = "sessionId" if done == "accepted" else "previousSessionId"
+        headers = flags(deduplicated=receipt.deduplicated, delayed=receipt.delayed)
+        body = {"ok": True, named: receipt.session_id, "status": done}
+        return reply(body, 202 if done == "accepted" else 200, headers)
+
+
+class _Control(Protocol):
+    """One of the methods of `Sessions` that deliver a control."""
+
+    async def __call__(self, session_id: str, *, principal: Principal, idempotency_key: str | None) -> Receipt: ...
 
 
 def _accepted(receipt: Receipt, status: int) -> Response:

@@ -6,7 +6,7 @@ Read `plan`, then `Summariser`, then `applied`.
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -223,6 +223,8 @@ class Summary:
     mark: str
     plan: Plan
     prompt_of: PromptOf
+    #: Completes the commit that records the summary. Without it the step starts for its readers.
+    complete: Callable[[Commit], Commit] | None = None
 
 
 def opening_with(plan: Plan, opening: Commit, factory: EventFactory, model: str) -> tuple[Commit, NewRecord | None]:
@@ -273,18 +275,17 @@ class Summariser:
     async def _recorded(self, compaction: StoredCompaction) -> NewRecord:
         summary, plan, at = self._summary, self._summary.plan, self._summary.factory.at
         record = written(at.turn, at.step, plan.key, COMPACTION, compaction)
-        done = await commit_with_retries(
-            self._store,
-            Commit(
-                at.session_id,
-                unless=(at.turn, at.step, plan.key),
-                fence=self._fence,
-                records=(record,),
-                events=(_ended(summary, compaction), summary.factory.step_started()) if plan.summarises else (),
-                # Also the usage of a failure counts.
-                change=SessionChange(usage=compaction.usage),
-            ),
+        commit = Commit(
+            at.session_id,
+            unless=(at.turn, at.step, plan.key),
+            fence=self._fence,
+            records=(record,),
+            events=(_ended(summary.factory, summary.model, plan, compaction),) if plan.summarises else (),
+            # Also the usage of a failure counts.
+            change=SessionChange(usage=compaction.usage),
         )
+        started = replace(commit, events=(*commit.events, summary.factory.step_started()))
+        done = await commit_with_retries(self._store, summary.complete(commit) if summary.complete else started)
         if done.existing is not None and done.existing.body != record.body:
             # A newer attempt was faster, and this raises `Superseded`.
             await self._store.commit(Commit(at.session_id, fence=self._fence))
@@ -417,10 +418,17 @@ def _with_room(prompt: Prompt) -> Prompt:
     return replace(prompt, settings=settings)
 
 
-def _ended(summary: Summary, compaction: StoredCompaction) -> NewEvent:
+def failed_at(factory: EventFactory, model: str, plan: Plan, failure: Failure) -> tuple[NewRecord, NewEvent]:
+    """The record and the event of a compaction that has failed before a model was called."""
+    compaction = StoredCompaction(failure=failure, tokens=plan.tokens)
+    record = written(factory.at.turn, factory.at.step, plan.key, COMPACTION, compaction)
+    return record, _ended(factory, model, plan, compaction)
+
+
+def _ended(factory: EventFactory, model: str, plan: Plan, compaction: StoredCompaction) -> NewEvent:
     usage = compaction.usage.model_dump(mode="json")
-    data: dict[str, Any] = {"modelId": summary.model, "sessionId": summary.factory.at.session_id, "usage": usage}
+    data: dict[str, Any] = {"modelId": model, "sessionId": factory.at.session_id, "usage": usage}
     if compaction.failure is None:
-        return summary.factory.of_step(EventType.COMPACTION_COMPLETED, f"{summary.plan.key}/completed", data)
+        return factory.of_step(EventType.COMPACTION_COMPLETED, f"{plan.key}/completed", data)
     data |= {"code": compaction.failure.code, "message": compaction.failure.message}
-    return summary.factory.of_step(EventType.COMPACTION_FAILED, f"{summary.plan.key}/failed", data)
+    return factory.of_step(EventType.COMPACTION_FAILED, f"{plan.key}/failed", data)

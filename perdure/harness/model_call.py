@@ -16,6 +16,7 @@ from perdure.errors import DeadlineExceeded, Invalid, ModelFailed, PerdureError,
 from perdure.faults import reach
 from perdure.harness.events import CallNames
 from perdure.models.base import ModelSource, Prompt, Reply, context_window, with_model_errors
+from perdure.protocol.deliveries import CONTROLS
 from perdure.protocol.events import NewEvent, Usage
 from perdure.protocol.names import MODEL_SCOPE, REPLY
 from perdure.protocol.requests import Failure, ModelCall, ModelOutcome, NothingToRead
@@ -75,7 +76,7 @@ UNUSABLE = "MODEL_REPLY_UNUSABLE"
 
 
 @dataclass(frozen=True)
-class _ModelContext:
+class ModelContext:
     """What an attempt has read before it calls the model."""
 
     call: ModelCall
@@ -152,15 +153,19 @@ class ModelCaller:
         row = await find_session(self._store, call.at.session_id, call.head)
         agent = find_agent(self._agents, call.agent)
         row, history, turn = await self._histories.load_for(agent, row, call.at.turn)
-        ctx = _ModelContext(call, attempt, row, agent, history, turn, self._clock())
+        ctx = ModelContext(call, attempt, row, agent, history, turn, self._clock())
         if ctx.recorded:
             return ctx.turn.counted(call.at.step, ctx.recorded.model_copy(update={"head": ctx.row.events}))
         if ctx.pending_result:
             return await self._complete_turn(ctx, ctx.pending_result)
+        if call.deliveries and call.deliveries[0].kind in CONTROLS:
+            from .controls import Control, Controls
+
+            return await Controls(self._store, self._models).run(Control(ctx, self._summary_model(ctx)))
         reach("model_before_begin")
         opened = await self._begin(ctx)
         reach("model_after_begin")
-        if not isinstance(opened, _ModelContext):
+        if not isinstance(opened, ModelContext):
             return opened
         outcome = await self._call_and_settle(opened)
         reach("model_after_settle")
@@ -168,7 +173,7 @@ class ModelCaller:
 
     # --- before the model call ---
 
-    async def _begin(self, ctx: _ModelContext) -> "_ModelContext | ModelOutcome":
+    async def _begin(self, ctx: ModelContext) -> "ModelContext | ModelOutcome":
         """Raise the fence, consume the deliveries and emit the first events of the step, in one commit."""
         call = ctx.call
         while True:
@@ -187,7 +192,7 @@ class ModelCaller:
                 # A delivery was withdrawn or refused since it was read: read the others again.
                 continue
 
-    async def _commit_opening(self, ctx: _ModelContext, opening: Opening) -> "_ModelContext | ModelOutcome":
+    async def _commit_opening(self, ctx: ModelContext, opening: Opening) -> "ModelContext | ModelOutcome":
         records = (*opening.records, *(() if ctx.mark else (new_mark(ctx.call.at.turn),)))
         ctx = replace(ctx, turn=ctx.turn.with_records(records))
         at = ctx.call.at
@@ -226,7 +231,7 @@ class ModelCaller:
         )
         return _outcome(await self._store.commit(ended), settlement.outcome)
 
-    def _limit_reached(self, ctx: _ModelContext) -> Failure | None:
+    def _limit_reached(self, ctx: ModelContext) -> Failure | None:
         if ctx.output and ctx.output.problem:
             return ctx.output.problem
         limits, used = ctx.agent.limits, ctx.row.usage
@@ -234,7 +239,7 @@ class ModelCaller:
             return _deadline_failure(ctx)
         return limit_reached(limits, ctx.call.at.step, used)
 
-    async def _complete_turn(self, ctx: _ModelContext, result: Result) -> ModelOutcome:
+    async def _complete_turn(self, ctx: ModelContext, result: Result) -> ModelOutcome:
         """End the turn with a result that was recorded in the previous step. The model is not called again."""
         at = ctx.call.at
         before = ctx.factory.of_another_step(at.step - 1)
@@ -256,7 +261,7 @@ class ModelCaller:
 
     # --- the model call ---
 
-    async def _call_and_settle(self, ctx: _ModelContext) -> ModelOutcome:
+    async def _call_and_settle(self, ctx: ModelContext) -> ModelOutcome:
         offer = await open_offer(ctx.agent, can_ask=ctx.call.capabilities.request_input, output=ctx.output)
         reader = await self._reply_reader(ctx, offer)
         calls = CallNames(ctx.call.at, ctx.history.call_ids | call_ids_of(ctx.turn), offer.names)
@@ -275,7 +280,7 @@ class ModelCaller:
                     ctx, deltas, settle_failure(ctx.factory, ctx.call.mode, failure, deltas.usage)
                 )
 
-    async def _summarised(self, ctx: _ModelContext, plan: "Plan", prompt_of: PromptOf) -> _ModelContext:
+    async def _summarised(self, ctx: ModelContext, plan: "Plan", prompt_of: PromptOf) -> ModelContext:
         """Leave older history out of the prompt, in favour of a summary if there can be one."""
         from .compaction import Summariser, Summary
 
@@ -284,7 +289,7 @@ class ModelCaller:
         record = await Summariser(self._store, self._models, summary, self._fence(ctx, Hold.KEEP)).run()
         return replace(ctx, turn=ctx.turn.with_records([record]), plan=None)
 
-    async def _shortened(self, ctx: _ModelContext, prompt_of: PromptOf, refused: ModelFailed) -> _ModelContext:
+    async def _shortened(self, ctx: ModelContext, prompt_of: PromptOf, refused: ModelFailed) -> ModelContext:
         """A shorter conversation for a request that the model has refused as too long, once in a step."""
         window = context_window(self._models, self._model(ctx))
         plan = ctx.conversation.plan(ctx.agent.compaction, window, refused=True) if refused.too_long else None
@@ -297,7 +302,7 @@ class ModelCaller:
 
     async def _reply_and_settle(
         self,
-        ctx: _ModelContext,
+        ctx: ModelContext,
         offer: Offer,
         reader: ReplyReader,
         calls: CallNames,
@@ -341,12 +346,12 @@ class ModelCaller:
             deltas.discard()
         return await self._settle(ctx, deltas, settle_failure(factory, mode, failure, deltas.usage))
 
-    def _left(self, ctx: _ModelContext) -> float | None:
+    def _left(self, ctx: ModelContext) -> float | None:
         """Seconds until the deadline of the turn."""
         return None if ctx.deadline is None else seconds_until(ctx.deadline, self._clock())
 
     @asynccontextmanager
-    async def _until_deadline(self, ctx: _ModelContext) -> AsyncGenerator[None]:
+    async def _until_deadline(self, ctx: ModelContext) -> AsyncGenerator[None]:
         limit = asyncio.timeout(self._left(ctx))
         try:
             async with limit:
@@ -357,7 +362,7 @@ class ModelCaller:
             raise
 
     @asynccontextmanager
-    async def _counted(self, ctx: _ModelContext, deltas: DeltaWriter) -> AsyncGenerator[None]:
+    async def _counted(self, ctx: ModelContext, deltas: DeltaWriter) -> AsyncGenerator[None]:
         """Count what this attempt was charged for also when its reply is not recorded."""
         try:
             yield
@@ -369,7 +374,7 @@ class ModelCaller:
                 log.warning("usage of %s was not counted: %s", ctx.call.at.session_id, type(error).__name__)
             raise
 
-    async def _count(self, ctx: _ModelContext, usage: Usage) -> None:
+    async def _count(self, ctx: ModelContext, usage: Usage) -> None:
         at, attempt = ctx.call.at, ctx.attempt
         if usage == Usage():
             return
@@ -378,7 +383,7 @@ class ModelCaller:
         if recorded is None or recorded.attempt != attempt.number:
             await add_usage(self._store, at, f"{attempt.generation}", "attempt", usage)
 
-    async def _reply_reader(self, ctx: _ModelContext, offer: Offer) -> ReplyReader:
+    async def _reply_reader(self, ctx: ModelContext, offer: Offer) -> ReplyReader:
         at = ctx.call.at
         remembers = any(tool.approval_policy.approval == "once" for tool in offer.tools.values())
         approvals = Approvals(
@@ -390,7 +395,7 @@ class ModelCaller:
         )
         return ReplyReader(offer, approvals, self._settings, ctx.agent.limits)
 
-    async def _reply(self, ctx: _ModelContext, deltas: DeltaWriter, prompt: Prompt) -> Reply:
+    async def _reply(self, ctx: ModelContext, deltas: DeltaWriter, prompt: Prompt) -> Reply:
         """The model's reply; the model is called a second time if the first reply is empty."""
         model = self._models.model(self._model(ctx))
         for number in range(2):
@@ -403,7 +408,7 @@ class ModelCaller:
                 return reply
         raise ModelFailed("Empty model response", name="Empty model response")
 
-    async def _is_stopped(self, ctx: _ModelContext) -> bool:
+    async def _is_stopped(self, ctx: ModelContext) -> bool:
         try:
             row = await self._store.session(ctx.call.at.session_id)
         except Unavailable:
@@ -415,7 +420,7 @@ class ModelCaller:
 
     async def _settle(
         self,
-        ctx: _ModelContext,
+        ctx: ModelContext,
         deltas: DeltaWriter,
         settlement: Settlement,
         cancelled: Callable[[], Settlement] | None = None,
@@ -444,7 +449,7 @@ class ModelCaller:
             await self._count(ctx, deltas.usage)
         return ctx.turn.counted(ctx.call.at.step, _outcome(done, settlement.outcome))
 
-    async def _commit(self, ctx: _ModelContext, settlement: Settlement, unwritten: tuple[NewEvent, ...]) -> Committed:
+    async def _commit(self, ctx: ModelContext, settlement: Settlement, unwritten: tuple[NewEvent, ...]) -> Committed:
         at = ctx.call.at
         return await commit_with_retries(
             self._store,
@@ -462,13 +467,13 @@ class ModelCaller:
             ),
         )
 
-    def _fence(self, ctx: _ModelContext, hold: Hold) -> Fence:
+    def _fence(self, ctx: ModelContext, hold: Hold) -> Fence:
         return Fence(ctx.call.at.turn, ctx.call.at.step, MODEL_SCOPE, ctx.attempt, hold)
 
-    def _model(self, ctx: _ModelContext) -> str:
+    def _model(self, ctx: ModelContext) -> str:
         return ctx.agent.model or self._settings.model or DEMO
 
-    def _summary_model(self, ctx: _ModelContext) -> str:
+    def _summary_model(self, ctx: ModelContext) -> str:
         return (ctx.agent.compaction and ctx.agent.compaction.model) or self._model(ctx)
 
 
@@ -478,11 +483,11 @@ def _outcome(done: Committed, mine: ModelOutcome) -> ModelOutcome:
     return outcome.model_copy(update={"head": done.session.events})
 
 
-def _provider_attempts(ctx: _ModelContext) -> float:
+def _provider_attempts(ctx: ModelContext) -> float:
     most = ctx.agent.limits.max_attempts
     return math.inf if most is None else min(most, _PROVIDER_ATTEMPTS)
 
 
-def _deadline_failure(ctx: _ModelContext) -> Failure:
+def _deadline_failure(ctx: ModelContext) -> Failure:
     seconds = ctx.agent.limits.turn_seconds
     return Failure(code=DeadlineExceeded.code, message=f"The turn was stopped: its deadline is {seconds:g} seconds.")

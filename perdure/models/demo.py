@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from pydantic_ai.messages import (
@@ -48,6 +49,8 @@ class DemoModel:
 
     async def stream(self, prompt: Prompt) -> AsyncGenerator[Delta | Reply, None]:
         message, returns, rounds = _last_message(prompt.messages)
+        if prompt.settings.get("tool_choice") == "none":
+            prompt = replace(prompt, tools=())
         wanted = _THEN.split(message)
         calls = list(_calls(wanted[rounds], prompt)) if rounds < len(wanted) else []
         calls = calls or list(_result_call(message, prompt))

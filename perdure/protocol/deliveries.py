@@ -85,6 +85,12 @@ class FilePart(Wire):
 Message: TypeAlias = str | tuple[TextPart | FilePart, ...]
 
 
+#: The kinds of deliveries that are no messages, but controls: between two turns the model's history is summarised or
+#: dropped, or the session ends.
+COMPACT, CLEAR, RESET = "compact", "clear", "reset"
+CONTROLS = frozenset({COMPACT, CLEAR, RESET})
+
+
 class DeliveryBody(Versioned):
     """The content of a delivery. It lives in the store and never in Temporal."""
 

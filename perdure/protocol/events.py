@@ -45,6 +45,7 @@ class EventType:
     INPUT_REMINDED = "input.reminded"
     DELIVERY_REFUSED = "delivery.refused"
     COMPACTION_FAILED = "compaction.failed"
+    CONTEXT_CLEARED = "context.cleared"
     SESSION_ATTENTION = "session.attention"
     SESSION_RECOVERED = "session.recovered"
     SESSION_REBUILT = "session.rebuilt"

@@ -48,6 +48,7 @@ def turn_id(turn: int) -> str:
 REPLY = "reply"
 MARK = "mark"
 # Of compactions; in one step they sort in the order in which they are written.
+BETWEEN_TURNS = "compaction/0"
 BEFORE_STEP = "compaction/1"
 AFTER_REFUSAL = "compaction/2"
 

@@ -111,9 +111,11 @@ class Finished(Wire):
 
 
 class NothingToRead(Wire):
-    """No delivery was left to read; nothing was written."""
+    """No delivery was left to read, or the one that was is no message. The turn does not count."""
 
     kind: Literal["unheard"] = "unheard"
+    # The session has ended.
+    over: bool = False
 
 
 ModelOutcome: TypeAlias = Annotated[Calls | Parked | Finished | NothingToRead, Field(discriminator="kind")]

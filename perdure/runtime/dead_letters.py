@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from perdure.errors import Conflict, DeadLetterNotFound, NoActiveSession, SessionGone
 from perdure.protocol import names
-from perdure.protocol.deliveries import DeliveryBody, Principal
+from perdure.protocol.deliveries import CONTROLS, DeliveryBody, Principal
 from perdure.store.base import Store
 from perdure.store.values import Accepted, DeadLetterPage, DeadLetterQuery, NewDelivery
 
@@ -92,6 +92,8 @@ class DeadLetters:
 
         for number in range(turn, -1, -1):
             journal = await read_journal(self._store, session_id, number)
+            if any(each.kind in CONTROLS for each in journal.deliveries()):
+                break
             if messages := [_again(each) for each in journal.deliveries() if each.is_message]:
                 return messages
         raise Conflict("No message of this turn is kept, so there is nothing to deliver again.")

@@ -22,8 +22,7 @@ from perdure.protocol.inputs import APPROVE, DENY, InputAnswer, InputStatus
 from perdure.session import inputs
 from perdure.session.inputs import may_answer, resolved
 from perdure.store.base import Store, all_inputs
-from perdure.store.engine import cursor
-from perdure.store.engine.rows import stamp
+from perdure.store.engine.rows import Place, stamp, write_cursor
 from perdure.store.values import Answered, Answering, DeliveryRow, InputPage, InputQuery, InputRow, Vote
 
 from .deliveries import CallerRequest
@@ -330,7 +329,7 @@ class Inputs:
             place = page.next_cursor
             if len(seen) > query.limit:
                 seen = seen[: query.limit]
-                return InputPage(seen, cursor.write(cursor.Place(seen[-1].opened_at, seen[-1].request.request_id)))
+                return InputPage(seen, write_cursor(Place(seen[-1].opened_at, seen[-1].request.request_id)))
             if place is None or len(seen) == query.limit:
                 break
         return InputPage(seen, place)

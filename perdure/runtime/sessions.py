@@ -26,7 +26,10 @@ from perdure.agents.registry import AgentRegistry
 from perdure.bounds import shortened, whole
 from perdure.errors import Invalid, NoActiveSession, SessionGone, SessionNotFound, TokenConflict, Unavailable
 from perdure.protocol.deliveries import (
+    CLEAR,
+    COMPACT,
     LOCAL,
+    RESET,
     Capabilities,
     DeliveryBody,
     FilePart,
@@ -243,6 +246,24 @@ class Sessions:
         row = await self.get(session_id, principal)
         return await cancel_turn(self._store, self._signals, row.session_id, turn_id)
 
+    async def compact(
+        self, session_id: str, *, principal: Principal | None = None, idempotency_key: str | None = None
+    ) -> Receipt:
+        """Summarise the model's history between two turns, after what was delivered before."""
+        return await self._control(COMPACT, session_id, principal, idempotency_key)
+
+    async def clear(
+        self, session_id: str, *, principal: Principal | None = None, idempotency_key: str | None = None
+    ) -> Receipt:
+        """Drop the model's history between two turns; open input requests are withdrawn. Nothing is deleted."""
+        return await self._control(CLEAR, session_id, principal, idempotency_key)
+
+    async def reset(
+        self, session_id: str, *, principal: Principal | None = None, idempotency_key: str | None = None
+    ) -> Receipt:
+        """End the session after what was delivered before; open input requests are withdrawn."""
+        return await self._control(RESET, session_id, principal, idempotency_key)
+
     async def answer(
         self,
         request_id: str,
@@ -348,6 +369,14 @@ class Sessions:
         """The session that owns the token; None when it is not `session_id`."""
         owner = await self._store.route(token_hash)
         return owner if session_id in (None, owner) else None
+
+    async def _control(self, kind: str, session_id: str, principal: Principal | None, key: str | None) -> Receipt:
+        """Deliver a control; `NoActiveSession` when the session has ended."""
+        row = await self.get(session_id, principal)
+        who = principal or row.principal
+        body = DeliveryBody(kind=kind, principal=who)
+        request = CallerRequest(row.session_id, body, who, (kind,), key, limit=self._inbox_limit)
+        return await self._deliver(request)
 
     async def _deliver(self, request: CallerRequest) -> Receipt:
         try:

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Literal, TypeAlias
 
 from perdure.protocol.actions import Action, Done, Park
-from perdure.protocol.deliveries import DeliveryRef, Mode
+from perdure.protocol.deliveries import CLEAR, RESET, DeliveryRef, Mode
 from perdure.protocol.inputs import OpenInput
 from perdure.protocol.requests import Concluded, Failure, TurnRequest
 from perdure.protocol.wire import JsonObject
@@ -14,6 +14,9 @@ from perdure.protocol.wire import JsonObject
 from .state import UNKNOWN, Rebuild, SessionState, is_unknown
 
 Boundary: TypeAlias = Literal["waiting", "completed", "failed"]
+
+#: Kinds of deliveries that do not wait for answers: the open requests are withdrawn.
+_ENDS_PARK = frozenset({CLEAR, RESET})
 
 #: Seconds after which a delivery of an unknown kind is refused.
 _UNKNOWN_KEPT = 3600.0
@@ -120,7 +123,7 @@ def next_move(session: SessionState, now: float, *, renew: bool = False, bounded
     """The next move of a driver, in the order of precedence. `bounded`: whether the run heeds the idle time-out."""
     if session.rebuild is not None:
         return RebuildState(session.rebuild)
-    if session.cancel == "this" and session.open and session.held is None:
+    if _is_to_withdraw(session):
         return Withdraw()
     if stale := next((delivery for delivery in session.inbox if _is_stale(session, delivery)), None):
         return Refuse(stale)
@@ -149,6 +152,12 @@ def next_move(session: SessionState, now: float, *, renew: bool = False, bounded
     if idle_end is not None and idle_end <= now:
         return EndIdle()
     return Wait(min((time for time in (next_deadline(session), look, idle_end) if time is not None), default=None))
+
+
+def _is_to_withdraw(session: SessionState) -> bool:
+    """Whether the open requests need no answer any more."""
+    ends = session.cancel == "this" or any(each.kind in _ENDS_PARK for each in session.inbox)
+    return ends and bool(session.open) and session.held is None
 
 
 def renewed(session: SessionState, now: float) -> SessionState:

@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError
 
 from perdure.bounds import DEEPEST, deeper_than
 from perdure.errors import UnreadableState
-from perdure.protocol.deliveries import Bounds, Capabilities, DeliveryRef, Mode
+from perdure.protocol.deliveries import CONTROLS, Bounds, Capabilities, DeliveryRef, Mode
 from perdure.protocol.events import Usage
 from perdure.protocol.inputs import OpenInput
 from perdure.protocol.requests import Failure, Snapshot, TurnResult
@@ -68,7 +68,7 @@ REMEMBERED_DELIVERIES = 512
 
 #: The kinds of deliveries that this build can read. The value is the patch that guards a kind that was added later: a
 #: run that began before it must treat the kind as unknown, so that it replays alike.
-KINDS: dict[str, str | None] = {"message": None, "answer": None}
+KINDS: dict[str, str | None] = {"message": None, "answer": None, **dict.fromkeys(sorted(CONTROLS), "controls")}
 #: The versions of a delivery's reference that this build can read, and their patches, in the same way.
 REFERENCE_VERSIONS: dict[int, str | None] = {1: None}
 #: The prefix of a delivery's kind in the inbox of a run that cannot read it. A run that knows the kind begins without.

@@ -195,7 +195,8 @@ class _Turn:
         while True:
             outcome = await self._steps.call_model(self._model_call(), label=self._model)
             if isinstance(outcome, NothingToRead):
-                return self._result(None, silent=True)
+                self._concluded = Concluded(over=True) if outcome.over else self._concluded
+                return self._result(None, silent=not outcome.over)
             self._state = self._state.after_step(outcome.usage)
             self._model = outcome.model or self._model
             self._head = outcome.head or self._head

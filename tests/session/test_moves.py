@@ -31,6 +31,9 @@ MESSAGE = DeliveryRef(id="dlv_1", token_hash="now")
 STALE = DeliveryRef(id="dlv_2", token_hash="old")
 ANSWER = DeliveryRef(id="dlv_3", kind="answer", token_hash="")
 LATER = DeliveryRef(id="dlv_4", kind="?later", token_hash="old", at="1970-01-01T00:01:10.000Z")
+COMPACT = DeliveryRef(id="dlv_5", kind="compact", token_hash="")
+CLEAR = DeliveryRef(id="dlv_6", kind="clear", token_hash="")
+RESET = DeliveryRef(id="dlv_7", kind="reset", token_hash="")
 ASKED = OpenInput(request_id="inp_1")
 LATE = OpenInput(request_id="inp_2", expires_at=NOW - 1)
 FORGOTTEN = OpenInput(request_id="inp_3", expires_at=NOW + 50, remind_at=(NOW - 1,))
@@ -59,6 +62,13 @@ def a_session(**changes: object) -> SessionState:
         ({"open": (FORGOTTEN,)}, Remind(FORGOTTEN)),
         ({"open": (FORGOTTEN,), "inbox": (ANSWER,)}, Remind(FORGOTTEN)),
         ({"open": (OpenInput(request_id="a", expires_at=NOW + 5, remind_at=(NOW + 3,)),)}, Wait(NOW + 3)),
+        # Controls.
+        ({"inbox": (MESSAGE, CLEAR)}, RunTurn((MESSAGE,))),
+        ({"inbox": (COMPACT, MESSAGE)}, RunTurn((COMPACT,))),
+        ({"open": (ASKED,), "inbox": (COMPACT,)}, Wait()),
+        ({"open": (ASKED,), "inbox": (COMPACT, ANSWER)}, RunTurn((ANSWER,))),
+        ({"open": (ASKED,), "inbox": (MESSAGE, CLEAR)}, Withdraw()),
+        ({"open": (ASKED,), "inbox": (RESET,)}, Withdraw()),
         # Cancelled.
         ({"cancel": "this"}, ForgetCancel()),
         ({"cancel": "this", "inbox": (MESSAGE,)}, RunTurn((MESSAGE,))),

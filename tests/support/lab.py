@@ -108,7 +108,11 @@ class Lab:
             )
         else:
             await self.store.accept(delivery)
-        return DeliveryRef(id=delivery.delivery_id, token_hash=self.token)
+        return DeliveryRef(id=delivery.delivery_id, kind=body.get("kind", "message"), token_hash=self.token)
+
+    async def control(self, kind: str, turn: int, *, generation: int = 1) -> ModelOutcome:
+        """Deliver a control and carry it out."""
+        return await self.model(await self.deliver(None, kind=kind), turn=turn, generation=generation)
 
     async def model(
         self, *deliveries: DeliveryRef, turn: int = 0, step: int = 0, generation: int = 1, number: int | None = None

@@ -13,7 +13,7 @@ from pydantic_ai.usage import RequestUsage
 from perdure import Compaction, tool
 from perdure.errors import ModelFailed
 from perdure.models.base import Delta, Prompt, ReasoningDelta, Reply, TextDelta, ToolInputDelta, finish_reason, usage_of
-from perdure.protocol.deliveries import LOCAL, Capabilities
+from perdure.protocol.deliveries import CLEAR, LOCAL, Capabilities
 from perdure.protocol.inputs import APPROVE, InputAnswer
 from perdure.protocol.requests import Attention, Calls, CloseSession, Failure, RebuildSession, Refusal, Reminder
 from perdure.runtime.sessions import cancel_turn
@@ -155,6 +155,7 @@ async def _compacted() -> Events:
         async with lab([full, summary, "Done."], compaction=Compaction(context_window=1_000)) as it:
             for turn in range(2):
                 await it.model(await it.deliver("word " * 200), turn=turn)
+            await it.control(CLEAR, 2)
             for type, data in (await _data(it)).items():
                 found.setdefault(type, []).extend(data)
     return found

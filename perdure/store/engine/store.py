@@ -37,10 +37,8 @@ from perdure.store.values import (
 )
 from perdure.store.watchers import Feed, Watchers
 
-from . import cursor, deliveries, lifecycle, rows, schema
+from . import deliveries, lifecycle, rows, schema
 from .commit import apply, record_at
-from .cursor import OLDEST
-from .cursor import read as read_cursor
 from .database import Database, Row, T, Transaction, Value, Work, Written
 from .rows import before, utc_now
 from .votes import answer
@@ -103,7 +101,7 @@ class SqlStore:
     async def expire(self, keep: Keep, cursor: str | None, limit: int) -> str | None:
         if (shortest := keep.shortest) is None:
             return None
-        after = OLDEST if cursor is None else read_cursor(cursor)
+        after = rows.OLDEST if cursor is None else rows.read_cursor(cursor)
         oldest = before(self._now(), shortest)
         page, following = await self._page("expirable", {"before": oldest}, ("created_at", "session_id"), after, limit)
         for row in page:
@@ -129,7 +127,7 @@ class SqlStore:
         return None if found is None else rows.session(found)
 
     async def sessions(self, query: SessionQuery) -> SessionPage:
-        after = cursor.NEWEST if query.cursor is None else cursor.read(query.cursor)
+        after = rows.NEWEST if query.cursor is None else rows.read_cursor(query.cursor)
         name, values = _sessions(query)
         values |= {"agent": query.agent, "mode": query.mode}
         found, next_cursor = await self._page(name, values, ("created_at", "session_id"), after, query.limit)
@@ -197,7 +195,7 @@ class SqlStore:
     async def unread(self, session_id: str) -> Sequence[DeliveryRow]:
         found: list[DeliveryRow] = []
         while True:
-            last = cursor.Place(found[-1].accepted_at, found[-1].delivery_id) if found else cursor.OLDEST
+            last = rows.Place(found[-1].accepted_at, found[-1].delivery_id) if found else rows.OLDEST
             page = await self._rows("unheard", session_id=session_id, after_at=last.at, after_id=last.id, limit=_PAGE)
             found.extend(rows.delivery(row) for row in page)
             if len(page) < _PAGE:
@@ -228,7 +226,7 @@ class SqlStore:
         return None if found is None else rows.input_row(found)
 
     async def inputs(self, query: InputQuery) -> InputPage:
-        after = cursor.OLDEST if query.cursor is None else cursor.read(query.cursor)
+        after = rows.OLDEST if query.cursor is None else rows.read_cursor(query.cursor)
         name, values = _inputs(query)
         values |= {"agent": query.agent, "kind": query.kind}
         found, next_cursor = await self._page(name, values, ("opened_at", "request_id"), after, query.limit)
@@ -239,7 +237,7 @@ class SqlStore:
         return None if found is None else rows.dead_letter(found)
 
     async def dead_letters(self, query: DeadLetterQuery) -> DeadLetterPage:
-        after = cursor.NEWEST if query.cursor is None else cursor.read(query.cursor)
+        after = rows.NEWEST if query.cursor is None else rows.read_cursor(query.cursor)
         values: dict[str, Value] = {"agent": query.agent, "status": query.status}
         name = "dead_letters"
         if query.owner is not None:
@@ -286,7 +284,7 @@ class SqlStore:
         return await self._database.read(lambda tx: tx.rows(query, **values))
 
     async def _page(
-        self, query: str, values: dict[str, Value], order: tuple[str, str], after: cursor.Place, limit: int
+        self, query: str, values: dict[str, Value], order: tuple[str, str], after: rows.Place, limit: int
     ) -> tuple[Sequence[Row], str | None]:
         """The rows after this place, and the cursor of the next page. `order`: the columns of the time and the id."""
         at, id = order
@@ -295,7 +293,7 @@ class SqlStore:
         if len(found) <= limit:
             return found, None
         last = found[limit - 1]
-        return found[:limit], cursor.write(cursor.Place(last[at], last[id]))
+        return found[:limit], rows.write_cursor(rows.Place(last[at], last[id]))
 
     async def _write_once(self, work: Work[T]) -> T:
         """Write; when the outcome of the commit is unknown, retry until it is known. The work must be idempotent.

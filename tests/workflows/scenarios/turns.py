@@ -15,12 +15,13 @@ from perdure.protocol.requests import (
     ModelCall,
     ModelOutcome,
     NothingToRead,
+    Parked,
     ToolCall,
     ToolOutcome,
 )
 from perdure.store.engine.rows import stamp
 
-from .stage import Gate, Stage, Table, Unstoppable, calls
+from .stage import ASKED, Gate, Stage, Table, Unstoppable, calls
 
 TURNS = Table()
 
@@ -104,6 +105,31 @@ async def unknown_kinds(stage: Stage) -> None:
     await session.deliver("dlv_1", kind="later", at=stamp(datetime.now(UTC)))
     await session.deliver("dlv_2")
     await stage.until(*_TURN, part="run-1")
+
+
+@TURNS.add(
+    {
+        "": (
+            *("signal deliver", "patch controls", *_TURN, *_TURN),
+            *("signal deliver", "ask withdraw_inputs", "withdraw_inputs ends", *_TURN, *_TURN, "ends"),
+        )
+    }
+)
+async def controls(stage: Stage) -> None:
+    """A compaction, a clear while people are asked, and a reset: the last one ends the session."""
+    outcomes = [NothingToRead(), Parked(open=(ASKED,)), NothingToRead(), NothingToRead(over=True)]
+
+    async def say(call: ModelCall) -> ModelOutcome:
+        return outcomes.pop(0)
+
+    stage.outside.answer = say
+    session = await stage.start()
+    await session.deliver("dlv_0", kind="compact", token="")
+    await session.deliver("dlv_1")
+    await stage.until("signal deliver", *_TURN * 2)
+    await session.deliver("dlv_2", kind="clear", token="")
+    await stage.until("withdraw_inputs ends", *_TURN)
+    await session.deliver("dlv_3", kind="reset", token="")
 
 
 @TURNS.add({"": ("begins", "timer", "signal deliver", *_TURN)})
