@@ -16,8 +16,8 @@ def sample_of(model: type[M], **fixed: Any) -> M:
     values = {
         name: fixed[name] if name in fixed else _value(field.annotation, fixed)
         for name, field in model.model_fields.items()
-        # The version is that of the model.
-        if name != "version"
+        # By default the version is that of the model.
+        if name != "version" or field.is_required()
     }
     return model.model_validate(values)
 

@@ -19,6 +19,7 @@ from perdure.protocol.requests import Snapshot, TurnRequest
 from perdure.protocol.wire import JsonObject, Wire
 from perdure.session import inputs, state
 from perdure.session.state import Chain, Migrator, SessionState, TurnState
+from perdure.store.lifecycle import ExportedRecord, ExportedSlot, ExportEnd, ExportHeader
 from perdure.store.values import NewRecord
 
 from .sample import sample_of
@@ -142,6 +143,15 @@ def _plain(name: str, model: type[BaseModel], chain: Chain | None = None) -> Sha
     return Shape(name, _of(lambda: _dumped(sample_of(model))), load, chain.migrators, chain.first)
 
 
+#: The lines of an exported session.
+EXPORTED: dict[str, type[Wire]] = {
+    "header": ExportHeader,
+    "slot": ExportedSlot,
+    "record": ExportedRecord,
+    "end": ExportEnd,
+}
+
+
 # --- records ------------------------------------------------------------------------------------------------
 
 #: The bodies of each format of records.
@@ -222,6 +232,7 @@ def shapes() -> list[Shape]:
         _plain("input-request", InputRequest, inputs.REQUEST),
         _plain("input-answer", InputAnswer, inputs.ANSWER),
         _plain("turn-request", TurnRequest),
+        *(_plain(f"export-{name}", model) for name, model in EXPORTED.items()),
         *(_record(form, model) for form, model in BODIES.items()),
         *(_event(type, story) for type in EVENT_TYPES),
     ]

@@ -15,6 +15,7 @@ from perdure.protocol.deliveries import DeliveryBody
 from perdure.protocol.wire import JsonObject
 from perdure.session import inputs, state
 from perdure.session.state import Chain
+from perdure.store.lifecycle import EXPORT_VERSION
 
 from .fixtures import DIRECTORY, Fixture, Refused, digest, expected, kept, missing
 from .sample import contains
@@ -66,6 +67,7 @@ def test_what_is_stored_says_its_version() -> None:
     assert state.SessionState(session_id="s", agent="a", token_hash="t").version == state.SESSION.version
     assert state.dump_turn(state.TurnState()).version == state.SNAPSHOT.version
     assert DeliveryBody().version == journal.BODY.version
+    assert SHAPES["export-header"].version == EXPORT_VERSION
 
 
 # --- changes that would strand what is stored ---------------------------------------------------------------
