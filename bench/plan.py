@@ -29,6 +29,8 @@ class Plan:
     # Forks: turns of the old session, forks of each session that are timed.
     forked_turns: int = 1000
     forks: int = 100
+    # Sessions that are compacted, on each kind of worker.
+    compactions: int = 10
     # Idle.
     parked: int = 1000
     parked_warmup: int = 100
@@ -59,6 +61,7 @@ QUICK = Plan(
     appends=500,
     published=50,
     forks=30,
+    compactions=4,
     parked=200,
     parked_warmup=50,
     idle_seconds=5.0,
@@ -87,6 +90,7 @@ TINY = Plan(
     published=5,
     forked_turns=20,
     forks=5,
+    compactions=1,
     parked=3,
     parked_warmup=2,
     idle_seconds=0.5,

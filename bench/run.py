@@ -8,12 +8,12 @@ from pathlib import Path
 from . import postgres
 from .plan import Plan
 from .report import progress
-from .rows import asking, crowd, fork, growth, idle, log, restart, session, wake
+from .rows import asking, compaction, crowd, fork, growth, idle, log, restart, session, wake
 from .stack import Product, Stack, running
 from .table import Line
 
 #: The rows of a run that names none.
-ROWS = ("session", "crowd", "growth", "log", "fork", "idle", "parked", "wake")
+ROWS = ("session", "crowd", "growth", "log", "fork", "compaction", "idle", "parked", "wake")
 #: The rows by the names that `--only` takes. A restart is measured only when it is asked for: its sessions need an hour
 #: and more to grow.
 ALL = (*ROWS, "restart")
@@ -23,7 +23,11 @@ async def measure(plan: Plan, rows: Sequence[str] = ROWS, *, on_postgres: bool =
     lines: list[Line] = []
     async with _directory() as directory, contextlib.AsyncExitStack() as parts:
         database = await parts.enter_async_context(postgres.cluster(directory)) if on_postgres else None
-        stack = await parts.enter_async_context(running(directory)) if not set(rows) <= {"log", "fork"} else None
+        stack = (
+            await parts.enter_async_context(running(directory))
+            if not set(rows) <= {"log", "fork", "compaction"}
+            else None
+        )
         for row in rows:
             progress(f"Measuring: {row} …")
             lines += await _row(row, plan, stack, database, directory)
@@ -33,6 +37,8 @@ async def measure(plan: Plan, rows: Sequence[str] = ROWS, *, on_postgres: bool =
 async def _row(row: str, plan: Plan, stack: Stack | None, database: str | None, directory: Path) -> list[Line]:
     if row == "log":
         return await log.measure(database or f"sqlite:///{directory / 'log.db'}", plan)
+    if row == "compaction":
+        return await compaction.measure(database or f"sqlite:///{directory / 'compaction.db'}", plan)
     if row == "fork":
         return await fork.measure(database or f"sqlite:///{directory / 'fork.db'}", plan)
     assert stack is not None

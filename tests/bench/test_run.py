@@ -16,7 +16,7 @@ def lines() -> list[Line]:
 
 def test_every_row_is_measured(lines: list[Line]) -> None:
     talking = {"one session", "3 sessions", "growth", "3 sessions, 2 active, 3 turns each"}
-    assert {line.row for line in lines} == talking | {"event log", "fork", "3 parked", "3 asking", "wake"}
+    assert {line.row for line in lines} == talking | {"event log", "fork", "compaction", "3 parked", "3 asking", "wake"}
     assert all(line.value > 0 for line in lines if line.unit in ("ms", "/s", "B", "MiB"))
     assert all(line.reference for line in lines if line.reference is not None)
 
