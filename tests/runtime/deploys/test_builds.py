@@ -68,9 +68,15 @@ class Release:
         return await (await self.stack.client()).get_workflow_handle(workflow_id).result()
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
-def release(request: pytest.FixtureRequest, make_stack: StackFactory) -> Release:
-    url = request.getfixturevalue("postgres_url") if request.param == "postgres" else None
+#: Each test runs on one store; on the other one it is slow.
+POSTGRES = pytest.param("postgres", marks=pytest.mark.postgres)
+SLOW_POSTGRES = pytest.param("postgres", marks=[pytest.mark.postgres, pytest.mark.slow])
+SLOW_SQLITE = pytest.param("sqlite", marks=pytest.mark.slow)
+
+
+@pytest.fixture
+def release(request: pytest.FixtureRequest, make_stack: StackFactory, database: str) -> Release:
+    url = request.getfixturevalue("postgres_url") if database == "postgres" else None
     agents = "tests.runtime.deploys.build_1:agents"
     return Release(make_stack(workers=0, provider=True, agents=agents, database_url=url))
 
@@ -79,6 +85,7 @@ def results(events: list[JsonObject]) -> list[str]:
     return [str(event["data"]["result"]) for event in events if event["type"] == "action.result"]
 
 
+@pytest.mark.parametrize("database", ["sqlite", SLOW_POSTGRES])
 async def test_a_build_with_another_tool_a_field_more_and_an_agent_less(release: Release) -> None:
     stack = release.stack
     first = release.start("v1", "build_1")
@@ -127,6 +134,7 @@ async def test_a_build_with_another_tool_a_field_more_and_an_agent_less(release:
     assert back == ["v1"] * 3
 
 
+@pytest.mark.parametrize("database", [SLOW_SQLITE, POSTGRES])
 async def test_a_build_with_a_newer_state_and_the_way_back(release: Release) -> None:
     stack = release.stack
     release.start("v1", "build_1")

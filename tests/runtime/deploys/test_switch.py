@@ -108,6 +108,25 @@ async def test_promote_warns_of_what_the_build_cannot_read_or_does_not_serve(
     assert said[2:] == ["turns: build v1 is current", "sessions: build v1 is current"]
 
 
+async def test_sessions_of_unversioned_workers_move_to_the_first_build(
+    bench: Bench, fleet: Fleet, operator: Operator
+) -> None:
+    before, after = Outside(), Outside()
+    async with bench.working(before):
+        sessions = [await bench.start(before) for _ in range(2)]
+        for number, session in enumerate(sessions):
+            await session.deliver(f"dlv_{number}")
+        await before.until(lambda: len(before.consumed) == 2)
+
+    async with fleet.build("v1", after):
+        await sessions[0].deliver("dlv_waits")
+        await operator.says("promote", "v1")
+        await sessions[1].deliver("dlv_comes")
+        await after.until(lambda: set(after.consumed) == {"dlv_waits", "dlv_comes"})
+
+        assert [await build_of(bench.client, session.handle.id) for session in sessions] == ["v1", "v1"]
+
+
 def test_without_a_deployment_there_is_nothing_to_switch(bench: Bench) -> None:
     address = bench.client.service_client.config.target_host
     refused = commands.perdure("deploy", "status", environment={"PERDURE_TEMPORAL_ADDRESS": address})
