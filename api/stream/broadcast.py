@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from perdure.errors import Unavailable
+from perdure.errors import SessionNotFound, Unavailable
 from perdure.protocol.events import TERMINAL, Event
 from perdure.store.base import Store, Watch
 from perdure.store.values import SessionRow
@@ -195,16 +195,23 @@ class Broadcast:
                     # Readers keep waiting: the store recovers, or they disconnect.
                     log.warning("the broadcast of %s waits for the store: %s", self._session_id, error)
                     await asyncio.sleep(self._pace.retry)
+        except SessionNotFound:
+            log.info("session %s was deleted; its streams end", self._session_id)
+            self.failed = True
         except Exception:
             log.exception("the broadcast of %s failed", self._session_id)
             self.failed = True
         await self._wake()
 
     async def _read(self, watch: Watch) -> None:
+        was_empty = False
         while not self._ended:
             page = await self._store.events(self._session_id, self._next, self._pace.page)
             await self._publish(page)
-            if not page:
+            if not page and was_empty and await self._store.session(self._session_id) is None:
+                # Another process has deleted the session, and its last event, before this one has read it.
+                raise SessionNotFound
+            if was_empty := not page:
                 await watch.changed(self._pace.recheck)
 
     async def _publish(self, events: Sequence[Event]) -> None:

@@ -102,9 +102,12 @@ class Watchers:
             self.wake(session_id)
 
     def compare(self, heads: Mapping[str, int]) -> None:
-        """These sessions have so many events now."""
+        """These sessions have so many events now. Watched sessions that are not among them were deleted."""
         for session_id, head in heads.items():
             self.advanced(session_id, head)
+        for session_id in self.sessions():
+            if session_id not in heads:
+                self.wake(session_id)
 
     def wake(self, session_id: str | None = None) -> None:
         """Wake the watchers of one session, or of all: there may be new events."""

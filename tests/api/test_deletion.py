@@ -1,9 +1,16 @@
 """The route that deletes a session."""
 
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import httpx2
+import pytest
 from temporalio.service import RPCError, RPCStatusCode
 
+from api.stream.broadcast import Pace
 from tests.api.asking import known_as
-from tests.api.served import Api, turn_events
+from tests.api.served import Api, serving, turn_events
 
 
 async def test_only_the_owner_deletes_a_session_and_sees_the_receipt(people: Api) -> None:
@@ -39,6 +46,22 @@ async def test_an_open_stream_ends_with_the_session(api: Api) -> None:
     assert indexes == list(range(len(indexes)))
     late = await api.http.get(f"/eve/v1/session/{created['sessionId']}/stream")
     assert late.status_code == 404
+
+
+async def test_a_stream_ends_also_when_another_process_has_deleted_the_last_event(tmp_path: Path) -> None:
+    async with serving(tmp_path, pace=Pace(recheck=0.05)) as api:
+        created = await api.create()
+        await api.emit(created["sessionId"], *turn_events(0))
+
+        async with api.stream(created["sessionId"]) as reading:
+            await reading.events(len(turn_events(0)))
+            with closing(sqlite3.connect(tmp_path / "test.db", isolation_level=None)) as other:
+                for table in ("sessions", "events"):
+                    other.execute(f"DELETE FROM {table}")
+
+            # Not a clean end: there may have been more.
+            with pytest.raises(httpx2.HTTPError):
+                await reading.rest()
 
 
 async def test_while_temporal_is_away_the_rows_go_and_the_rest_is_finished_later(api: Api) -> None:

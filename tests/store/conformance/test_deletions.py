@@ -1,5 +1,7 @@
 """Sessions that are deleted: what is left, what forks keep, and what a late request meets."""
 
+import asyncio
+
 import pytest
 
 from perdure.errors import SessionDeleted, SessionGone, SessionNotFound, Superseded, Unavailable
@@ -197,3 +199,49 @@ async def test_a_fork_between_two_others_can_be_deleted(store: Store, database: 
     await delete(store, "s")
     assert await owners(store, "g") == ["s", "s", "f", "f"]
     assert await owners(store, "h") == ["s"]
+
+
+async def test_a_reader_in_the_middle_of_the_log_finds_its_end_and_no_gap(store: Store) -> None:
+    await busy(store)
+    await store.begin_deletion("s")
+    await store.commit(given.closing())
+    before = await given.everything(store)
+
+    while not await store.purge("s", 1):
+        left_over = await given.everything(store)
+        assert left_over == before[: len(left_over)]
+    assert await given.everything(store) == []
+
+
+async def test_processes_that_delete_one_session_together_count_each_row_once(store: Store, other: Store) -> None:
+    for turn in range(30):
+        await play(store, turn)
+    await store.begin_deletion("s")
+    await store.commit(given.closing())
+
+    await asyncio.gather(purge(store, limit=2), purge(other, limit=3), purge(store, limit=1))
+
+    deletion = await store.deletion("s")
+    assert deletion is not None
+    assert (deletion.counts["sessions"], deletion.counts["records"], deletion.counts["events"]) == (1, 30, 31)
+
+
+async def test_a_fork_that_meets_a_deletion_has_all_of_its_past_or_is_refused(store: Store, other: Store) -> None:
+    for number in range(8):
+        session_id, to = f"p{number}", f"f{number}"
+        await store.create_session(given.session(session_id))
+        for turn in range(3):
+            await play(store, turn, session_id)
+
+        async def deleted(session_id: str = session_id) -> None:
+            await other.begin_deletion(session_id)
+            await other.commit(given.closing(session_id))
+            await purge(other, session_id, limit=2)
+
+        forked, _ = await asyncio.gather(fork(store, 1, parent=session_id, to=to), deleted(), return_exceptions=True)
+
+        if isinstance(forked, BaseException):
+            assert isinstance(forked, SessionNotFound)
+            assert await store.session(to) is None
+        else:
+            assert await owners(store, to) == [session_id] * 2
