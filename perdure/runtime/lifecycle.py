@@ -381,8 +381,12 @@ async def export_session(store: Store, session_id: str) -> AsyncGenerator[bytes]
     yield writer.line(header)
     for slot in sorted(slots, key=lambda each: each.name):
         yield writer.line(ExportedSlot(name=slot.name, value=slot.value, version=slot.version))
-    for turn in range(last + 1):
+    # What was done to the model's history since the last turn is in the journal of the next one.
+    is_last = last == row.turns - 1
+    for turn in range(last + 1 + is_last):
         for record in await store.records(session_id, from_turn=turn, to_turn=turn):
+            if turn > last and not _is_between_turns(record):
+                continue
             body = {name: value for name, value in record.body.items() if name != "tokenHash"}
             yield writer.line(
                 ExportedRecord(
@@ -392,6 +396,10 @@ async def export_session(store: Store, session_id: str) -> AsyncGenerator[bytes]
     if await store.session(session_id) is None:
         raise SessionNotFound(f"The session {session_id} was deleted meanwhile; the export is incomplete.")
     yield writer.end()
+
+
+def _is_between_turns(record: NewRecord) -> bool:
+    return record.step == 0 and (record.key == names.MARK or record.key.startswith(names.BETWEEN_TURNS))
 
 
 async def _last_boundary(store: Store, row: SessionRow) -> int:
@@ -454,6 +462,8 @@ def _check_turn(header: ExportHeader, turn: int, records: Sequence[NewRecord]) -
                 raise UnreadableState(f"The format {record.format!r} is not known.")
             known.lift(record)
         problem = _boundary_problem(turn, None, records) if turn == header.turns - 1 else None
+        if turn >= header.turns and not (turn == header.turns and all(map(_is_between_turns, records))):
+            raise Invalid(f"Turn {turn} has not ended; the session has {header.turns} turns.")
     except UnreadableState as unreadable:
         raise Invalid(f"Turn {turn} cannot be read by this version of Perdure: {unreadable.message}") from None
     if problem is not None:

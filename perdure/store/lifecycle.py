@@ -214,6 +214,8 @@ class _ExportReader:
         self._path = path
         self._check = check
         self._turn: list[NewRecord] = []
+        # The turn before that.
+        self._last: int | None = None
         self._records = 0
 
     def take(self, number: int, data: JsonObject) -> None:
@@ -235,16 +237,18 @@ class _ExportReader:
                 raise self._out_of_order(number)
             if record.turn != last.turn:
                 self._check(self.header, last.turn, self._turn)
-                self._turn = []
+                self._last, self._turn = last.turn, []
         self._turn.append(record)
         self._records += 1
 
     def end(self, end: ExportEnd, digest: str) -> None:
         if (end.slots, end.records, end.sha256) != (len(self.slots), self._records, digest):
             raise Invalid(f"{self._path} was changed since it was exported, or is damaged.")
-        if not self._turn or self._turn[-1].turn != self.header.turns - 1:
+        if self._turn:
+            self._check(self.header, self._turn[-1].turn, self._turn)
+        # The last turn may be followed by what was done to the model's history after it.
+        if self.header.turns - 1 not in (self._last, self._turn[-1].turn if self._turn else None):
             raise Invalid(f"{self._path}: the records of the last turn are missing.")
-        self._check(self.header, self._turn[-1].turn, self._turn)
 
     def _out_of_order(self, number: int) -> Invalid:
         return Invalid(f"{self._path}: line {number} repeats another one, or is out of order.")

@@ -249,12 +249,19 @@ async def perdure(stack: Stack, *words: str) -> bytes:
     return done.stdout
 
 
-async def test_the_imported_session_sends_the_same_request(make_stack: StackFactory, tmp_path: Path) -> None:
+@pytest.mark.parametrize("control", [None, "clear", "compact"])
+async def test_the_imported_session_sends_the_same_request(
+    make_stack: StackFactory, tmp_path: Path, control: str | None
+) -> None:
     stack = make_stack(provider=True, agents="tests.runtime.served:providers")
     file = tmp_path / "session.jsonl"
     async with stack.talk() as talk, stack.talk() as again:
         await talk.say('think Hm; call add {"a": 1, "b": 2} then say three')
         await talk.say("say and a half")
+        if control:
+            cleared = await talk.http.post(f"/eve/v1/session/{talk.session_id}/{control}", json={})
+            assert cleared.is_success, cleared.text
+            await talk.until_boundary()
         file.write_bytes(await perdure(stack, "sessions", "export", talk.session_id))
 
         again.session_id, again.token = (
@@ -266,5 +273,5 @@ async def test_the_imported_session_sends_the_same_request(make_stack: StackFact
         events = (await again.http.get(f"/v1/sessions/{again.session_id}")).json()
 
     assert requests[0]["digest"] == requests[1]["digest"]
-    assert "three" in str(requests[0])
+    assert ("call add" in str(requests[0]["texts"])) == (control is None)
     assert events["counts"]["turns"] == 3
