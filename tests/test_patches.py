@@ -55,6 +55,7 @@ def test_a_listed_patch_that_nothing_uses_is_noticed(tree: Path) -> None:
 def test_a_kind_or_a_version_that_is_guarded_by_an_unlisted_patch_is_noticed(
     tree: Path, monkeypatch: pytest.MonkeyPatch, function: str, id: str
 ) -> None:
-    monkeypatch.setitem(patches.FROM_TABLES, ("workflows/session.py", function), [id])
+    place = ("workflows/session.py", function)
+    monkeypatch.setitem(patches.FROM_TABLES, place, [*patches.FROM_TABLES[place], id])
 
     assert patches.problems(tree) == [f"the patch {id!r} is not in workflows/patches.py"]
