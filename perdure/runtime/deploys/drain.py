@@ -14,7 +14,7 @@ from temporalio.api.workflow.v1 import VersioningOverride, WorkflowExecutionOpti
 from temporalio.api.workflowservice.v1 import UpdateWorkflowExecutionOptionsRequest
 from temporalio.client import WorkflowExecutionDescription, WorkflowExecutionStatus
 
-from perdure.errors import Invalid, Unavailable
+from perdure.errors import Invalid, NoWorker, Unavailable
 from perdure.protocol import names
 from perdure.runtime.connect import RPC_PATIENCE
 from perdure.session.state import RepairOrder
@@ -126,7 +126,11 @@ class Drainer:
 
     async def _pass(self, target: str) -> Mapping[str, str]:
         """Look at everything that is left once; the reason for each session that is still there."""
-        serves = bool((await self._builds.polling(names.SESSIONS_QUEUE)).get(self._build))
+        polling = await self._builds.polling(names.SESSIONS_QUEUE)
+        if not polling.get(target):
+            # Sessions would move from one build without workers to another.
+            raise NoWorker(f"No worker of build {target} takes sessions, and it is the current one. Start one.")
+        serves = bool(polling.get(self._build))
         left: dict[str, str] = {}
         listed = await self._listed(names.SESSIONS_QUEUE)
         # Those that are listed no more have moved, or have ended.

@@ -175,3 +175,31 @@ async def test_a_build_with_a_newer_state_and_the_way_back(release: Release) -> 
     assert attention[-1]["data"]["code"] == "UNREADABLE_STATE"
     assert drained[-1] == "Nothing is left on build v1: its workers may stop."
     assert (text(recovered), "session.recovered" in types(recovered)) == ("three", True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("database", ["sqlite", POSTGRES])
+async def test_a_message_to_a_build_without_workers_is_accepted_reported_and_read(release: Release) -> None:
+    stack = release.stack
+    worker = release.start("v1", "build_1")
+    await release.says("promote", "v1")
+    async with stack.talk() as talk:
+        assert await talk.say("say one") == "one"
+        release.start("v2", "build_2")
+        await release.says("promote", "v2")
+        assert worker.terminate() == 0
+
+        # Each API looks every 15 to 30 seconds.
+        await until(lambda: "1 sessions wait for a worker of build v1" in stack.apis[0].output, "the alarm", 60)
+        content = {"continuationToken": talk.token, "message": "say late"}
+        accepted = await talk.http.post(f"/eve/v1/session/{talk.session_id}", json=content)
+        attention = await talk.until("session.attention", talk.cursor)
+        shown = (await talk.http.get(f"/v1/sessions/{talk.session_id}")).json()
+        await release.says("drain", "v1", "--take-over")
+        late = await talk.until_boundary()
+        after = (await talk.http.get(f"/v1/sessions/{talk.session_id}")).json()
+
+    assert (accepted.status_code, accepted.headers["x-perdure-delayed"]) == (200, "true")
+    assert attention[-1]["data"]["code"] == "BUILD_GONE"
+    assert (shown["status"], after["status"]) == ("needs_attention", "waiting")
+    assert (text(late), "session.recovered" in types(late)) == ("late", True)

@@ -111,6 +111,20 @@ async def test_sessions_without_a_worker_stay_until_the_current_build_takes_them
     assert builds == ["v2"] * 3
 
 
+async def test_no_session_moves_to_a_build_without_workers(bench: Bench, fleet: Fleet, operator: Operator) -> None:
+    first = Outside()
+    async with fleet.current("v1", first):
+        (session,) = await parked_sessions(bench, first, 1)
+        async with fleet.current("v2", Outside()):
+            pass
+        refused = await operator.runs("drain", "v1")
+
+        assert refused.stderr == (
+            "perdure: No worker of build v2 takes sessions, and it is the current one. Start one.\n"
+        )
+        assert await build_of(bench.client, session.handle.id) == "v1"
+
+
 async def test_no_session_moves_to_a_build_that_cannot_read_it(
     bench: Bench, fleet: Fleet, operator: Operator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
