@@ -165,6 +165,8 @@ _SESSIONS = 200
 
 #: For how many seconds a turn may stop by itself; it is the time that its driver gives it, and some more.
 _STOP_SECONDS = 45.0
+#: For how many seconds a sweep deletes rows of one session: others wait.
+_SWEEP_SECONDS = 30.0
 #: Seconds between two looks at a session that ends, and until an execution that was just started is listed.
 _LOOK = 0.1
 _LISTED = 0.5
@@ -208,7 +210,7 @@ class Deletions:
         signal = True
         while deletion.finished_at is None:
             try:
-                gone = await self._advance(deletion, signal=signal)
+                gone = await self._advance(deletion, until, signal=signal)
             except Unavailable:
                 # The store or Temporal is away. The tombstone is written, so the sweeper continues.
                 break
@@ -244,7 +246,7 @@ class Deletions:
             deletion = await self._store.deletion(session_id)
             try:
                 if deletion is not None:
-                    await self._advance(deletion, signal=True)
+                    await self._advance(deletion, monotonic() + _SWEEP_SECONDS, signal=True)
             except Unavailable as error:
                 log.warning("the deletion of session %s is resumed later: %s", session_id, error.message)
             except Exception:
@@ -260,13 +262,15 @@ class Deletions:
             raise SessionNotFound
         return deletion
 
-    async def _advance(self, deletion: Deletion, *, signal: bool) -> bool:
-        """Do what can be done now; False while its turn is stopping. `signal`: the driver may not know yet."""
+    async def _advance(self, deletion: Deletion, until: float, *, signal: bool) -> bool:
+        """Do what can be done until then; False while rows are left. `signal`: the driver may not know yet."""
         session_id = deletion.session_id
         row = await self._store.session(session_id)
         if row is not None and not row.ended and not await self._ended(row, deletion, signal=signal):
             return False
         while not await self._store.purge(session_id, _BATCH):
+            if monotonic() > until:
+                return False
             # Others may write between two transactions.
             await asyncio.sleep(0)
         executions = await self._delete_executions(session_id)

@@ -9,6 +9,7 @@ from temporalio.client import Client
 
 from perdure.runtime.lifecycle import Deletions
 from perdure.store.base import Store
+from perdure.store.values import Commit
 from tests.runtime.fake_driver import FakeDriver
 from tests.support import given
 
@@ -73,3 +74,18 @@ async def test_one_that_fails_does_not_stop_the_others(
 
     assert await store.unfinished_deletions(10) == ["s"]
     assert "session s could not be deleted" in caplog.text
+
+
+async def test_a_session_with_many_rows_does_not_hold_its_caller(store: Store, driver: FakeDriver) -> None:
+    for number in range(3):
+        events = [given.event(f"{number}/{each}") for each in range(500)]
+        await store.commit(Commit("s", events=events))
+    deleting = deletions(store, driver)
+
+    first = await deleting.delete("s", None, patience=0.0)
+
+    assert first.finished_at is None
+    assert await store.session("s") is None
+    assert await store.events("s")
+    await deleting.sweep()
+    assert await store.unfinished_deletions(10) == []
