@@ -22,6 +22,7 @@ from activities.turns import TurnActivities
 from perdure.agents.registry import AgentRegistry, load_agents
 from perdure.errors import Misconfigured, PerdureError
 from perdure.harness.harness import Harness
+from perdure.harness.tools.budget import check_prices
 from perdure.harness.tools.toolbox import check_tools
 from perdure.models.base import Models
 from perdure.protocol import names
@@ -149,6 +150,7 @@ async def serving(settings: Settings) -> AsyncGenerator[None]:
         agents = load_agents(settings.agents, settings.model)
         models = Models(silence=settings.model_silence)
         models.check(agents)
+        check_prices(agents, settings)
         await check_tools(agents)
         if (settings.deployment is None) != (settings.build_id is None):
             raise Misconfigured("PERDURE_DEPLOYMENT and PERDURE_BUILD_ID belong together: set both, or neither.")

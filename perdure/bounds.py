@@ -62,3 +62,13 @@ def _children(value: Any) -> list[Any]:
     if isinstance(value, dict):
         return list(cast("dict[str, Any]", value).values())
     return cast("list[Any]", value) if isinstance(value, list) else []
+
+
+#: Timers and clocks differ by this many seconds.
+_TOLERANCE = 0.005
+
+
+def seconds_until(deadline: float, now: float) -> float:
+    """The seconds that are left; a few milliseconds are none."""
+    left = deadline - now
+    return left if left > _TOLERANCE else 0.0

@@ -27,6 +27,7 @@ PerdureError
 ├── DriverRefused                Temporal refuses a signal to this session
 ├── Superseded                   an attempt that is no longer the newest one
 ├── TurnCancelled                a cancel of this turn was accepted
+├── BudgetReached                a model call does not fit into a budget
 ├── DeadlineExceeded             a turn had not ended by its deadline
 ├── ModelFailed                  the provider refused or failed
 ├── ToolFailed                   a tool raised, and its declaration allows a retry
@@ -249,6 +250,13 @@ class TurnCancelled(PerdureError):
     """The turn was cancelled."""
 
     code = "TURN_CANCELLED"
+
+
+class BudgetReached(PerdureError):
+    """The next model call does not fit into the budget."""
+
+    code = "BUDGET_REACHED"
+    plain = True
 
 
 class DeadlineExceeded(PerdureError):

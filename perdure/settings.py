@@ -77,6 +77,13 @@ class Settings(BaseSettings):
     # A model call during which the provider sends nothing for so many seconds fails and is retried.
     model_silence: float = Field(default=120.0, gt=0, le=86_400)
 
+    # What all sessions of a principal may spend in a period: tokens in all, and US dollars.
+    principal_tokens: int | None = Field(default=None, ge=1)
+    principal_cost: float | None = Field(default=None, gt=0, le=1_000_000_000)
+    principal_period: Literal["day", "month", "ever"] = "month"
+    # Prices of models in US dollars for a million tokens: `{"openai:my-model": {"input": 1, "output": 4}}`.
+    prices: dict[str, dict[str, float]] = Field(default_factory=dict[str, dict[str, float]])
+
     # Sessions that a worker keeps in memory. It should exceed the number of busy ones.
     cached_sessions: int = Field(default=200, ge=1)
     # Concurrent workflow tasks of a worker, for drivers and for turns each. They share one processor.
@@ -101,6 +108,10 @@ class Settings(BaseSettings):
             raise Invalid("PERDURE_KEEP_…_DAYS: deltas are not kept longer than messages, nor these than records.")
         deltas, messages, records = (None if each is None else each * 86_400 for each in days)
         return deltas, messages, records
+
+    @property
+    def has_principal_budget(self) -> bool:
+        return self.principal_tokens is not None or self.principal_cost is not None
 
     @property
     def database(self) -> str:

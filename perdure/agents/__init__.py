@@ -6,7 +6,7 @@ Read `agent`, `tool`, `approval`, `context`, `state`.
 from perdure.protocol.inputs import Responders
 
 from . import responders
-from .agent import Agent, Compaction, Instructions, Limits
+from .agent import Agent, Compaction, Instructions, Limits, Price
 from .approval import Approval, Call, Decision
 from .context import SessionView, ToolContext
 from .registry import AgentRegistry, load_agents
@@ -23,6 +23,7 @@ __all__ = [
     "Effects",
     "Instructions",
     "Limits",
+    "Price",
     "Responders",
     "SessionView",
     "State",

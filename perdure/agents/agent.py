@@ -7,6 +7,7 @@ from types import FunctionType, MethodType
 from typing import Any, Literal, TypeAlias, cast
 
 from perdure.errors import InvalidDeclaration
+from perdure.protocol.inputs import Responders
 from perdure.protocol.wire import JsonObject
 
 from .approval import takes
@@ -58,6 +59,15 @@ class Limits:
     idle_seconds: float | None = None
     #: Attempts at a call whose worker dies or cannot work. None: only the deadline of the turn ends them.
     max_attempts: int | None = 10
+    #: Budgets: tokens in all, and US dollars. At the limit the session asks, in a conversation, whether to extend it.
+    turn_tokens: int | None = None
+    turn_cost: float | None = None
+    session_tokens: int | None = None
+    session_cost: float | None = None
+    #: Who may extend a budget; None: the turn fails without a question.
+    extended_by: Responders | None = field(default_factory=Responders)
+    #: Whether there is a budget.
+    has_budget: bool = field(init=False, repr=False, compare=False, default=False)
 
     def __post_init__(self) -> None:
         for name, limit in (("steps_per_turn", self.steps_per_turn), ("calls_per_step", self.calls_per_step)):
@@ -65,9 +75,19 @@ class Limits:
                 raise InvalidDeclaration(f"{name} must be a whole number, at least 1; not {limit!r}.")
         if not (_is_count(self.parallel_calls) and self.parallel_calls <= _MOST_PARALLEL):
             raise InvalidDeclaration(f"parallel_calls must be a whole number from 1 to {_MOST_PARALLEL}.")
-        for name, limit in (("input_tokens", self.input_tokens), ("output_tokens", self.output_tokens)):
+        for name, limit in (
+            ("input_tokens", self.input_tokens),
+            ("output_tokens", self.output_tokens),
+            ("turn_tokens", self.turn_tokens),
+            ("session_tokens", self.session_tokens),
+        ):
             if limit is not None and not _is_count(limit):
                 raise InvalidDeclaration(f"{name} must be a whole number, at least 1, or None; not {limit!r}.")
+        self._check_times_and_costs()
+        budgets = (self.turn_tokens, self.turn_cost, self.session_tokens, self.session_cost)
+        object.__setattr__(self, "has_budget", any(each is not None for each in budgets))
+
+    def _check_times_and_costs(self) -> None:
         for name, limit in (
             ("turn_seconds", self.turn_seconds),
             ("session_seconds", self.session_seconds),
@@ -75,6 +95,9 @@ class Limits:
         ):
             if limit is not None and not _is_time(limit):
                 raise InvalidDeclaration(f"{name} must be a number of seconds above 0, or None; not {limit!r}.")
+        for name, limit in (("turn_cost", self.turn_cost), ("session_cost", self.session_cost)):
+            if limit is not None and not _is_time(limit):
+                raise InvalidDeclaration(f"{name} must be a number of US dollars above 0, or None; not {limit!r}.")
         if self.max_attempts is None:
             if self.turn_seconds is None:
                 raise InvalidDeclaration("max_attempts=None needs turn_seconds: something must end the attempts.")
@@ -82,6 +105,21 @@ class Limits:
             raise InvalidDeclaration(
                 f"max_attempts must be a whole number, at least 1, or None; not {self.max_attempts!r}."
             )
+
+
+@dataclass(frozen=True)
+class Price:
+    """What a model costs, in US dollars for a million tokens. Without their own price cached tokens are input."""
+
+    input: float
+    output: float
+    cache_read: float | None = None
+    cache_write: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, price in vars(self).items():
+            if price is not None and not (isinstance(price, int | float) and 0 <= price < 1_000_000):
+                raise InvalidDeclaration(f"The price {name} must be a number of US dollars; not {price!r}.")
 
 
 def _is_count(number: object) -> bool:
@@ -140,6 +178,8 @@ class Agent:
     #: What happens when a turn finds a history that it cannot read: the session waits for a worker that can, or
     #: the model continues without the earlier turns.
     on_unreadable: OnUnreadable = "wait"
+    #: Of the model, for budgets of costs; the default is the list of `genai-prices`.
+    price: Price | None = None
     #: Whether the model may ask people with the built-in `ask_question`. A tool of that name replaces it.
     asks_questions: bool = True
 
@@ -187,6 +227,8 @@ def _wrong_type(agent: Agent) -> str | None:
         return "limits is `Limits(…)`: `limits=Limits(steps_per_turn=12)`"
     if fields["compaction"] is not None and not isinstance(fields["compaction"], Compaction):
         return "compaction is `Compaction(…)` or None: `compaction=Compaction(context_window=32_000)`"
+    if fields["price"] is not None and not isinstance(fields["price"], Price):
+        return "price is `Price(…)`: `price=Price(input=3, output=15)`"
     if schema is not None and not isinstance(schema, Mapping):
         return "output_schema is a JSON schema; that of a pydantic model is `Model.model_json_schema()`"
     return None

@@ -86,7 +86,6 @@ CANCELLED_KEY = "cancelled"
 RESUME = "resume"
 
 _LONGEST_MODEL = 200
-_TOLERANCE = 0.005
 
 OutcomeStatus: TypeAlias = Literal["completed", "failed", "rejected", "unknown"]
 W = TypeVar("W", bound=Wire)
@@ -404,6 +403,13 @@ class TurnJournal:
         wanted = [each for each in found if step is None or each[0] == step]
         return tuple((each[0], read(self._by_key[each], COMPACTION, StoredCompaction)) for each in wanted)
 
+    @property
+    def usage(self) -> Usage:
+        """What the turn has used so far, with all that is in no reply."""
+        used = [reply.usage for reply in self.replies()] + [each.usage for _, each in self.compactions()]
+        used += [read(record, USAGE, StoredUsage).usage for record in self.records if USAGE.includes(record)]
+        return sum(used, Usage())
+
     def counted(self, step: int, outcome: ModelOutcome) -> ModelOutcome:
         """The outcome of a step with the usage of the summaries that were written for it."""
         used = [each.usage for _, each in self.compactions(step)]
@@ -454,12 +460,6 @@ async def find_session(store: Store, session_id: str, head: int | None = None) -
     if head is not None and row.events < head:
         raise StoreBehind(f"The store has {row.events} events of this session, which has had {head}.")
     return row
-
-
-def seconds_until(deadline: float, now: float) -> float:
-    """The seconds that are left. A few milliseconds are none: timers and clocks differ by that much."""
-    left = deadline - now
-    return left if left > _TOLERANCE else 0.0
 
 
 async def add_usage(store: Store, at: Coordinates, key: str, kind: str, usage: Usage) -> None:

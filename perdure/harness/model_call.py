@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import math
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
@@ -12,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from perdure.agents.agent import DEMO, Agent
 from perdure.agents.registry import AgentRegistry
-from perdure.errors import DeadlineExceeded, Invalid, ModelFailed, PerdureError, TurnCancelled, Unavailable
+from perdure.bounds import seconds_until
+from perdure.errors import BudgetReached, DeadlineExceeded, Invalid, ModelFailed, PerdureError, TurnCancelled
 from perdure.faults import reach
 from perdure.harness.events import CallNames
 from perdure.models.base import ModelSource, Prompt, Reply, context_window, with_model_errors
@@ -35,7 +35,6 @@ from .journal import (
     find_session,
     model_outcome,
     readable,
-    seconds_until,
     view_of,
 )
 from .prompt import Conversation, History, HistoryCache, PromptOf, call_ids_of, new_mark, prompts_for
@@ -55,16 +54,24 @@ from .reply import (
 )
 from .tools.approvals import Approvals, Clock, remembered
 from .tools.builtin import FinalOutput, Offer, SchemaFailed, open_offer, required_output
-from .turn_begin import FileFetcher, Opening, completed_step, limit_reached, open_step, read_deliveries
+from .turn_begin import (
+    FileFetcher,
+    Opening,
+    completed_step,
+    deadline_failure,
+    is_stopped,
+    limit_reached,
+    open_step,
+    provider_attempts,
+    read_deliveries,
+    until_deadline,
+)
 
 if TYPE_CHECKING:
     from .compaction import Plan
+    from .tools.budget import Budget
 
 log = logging.getLogger("perdure.model")
-
-#: Attempts at a provider that returns transient errors: about 15 seconds with their pauses. Then the turn fails and
-#: the session continues. An activity whose worker died has more attempts (workflows/policies.py).
-_PROVIDER_ATTEMPTS = 6
 
 #: Seconds after the first attempt; they double with each one, as in the policy of the activity.
 _FIRST_PAUSE = 0.5
@@ -140,8 +147,11 @@ class ModelCaller:
         settings: Settings,
         histories: HistoryCache | None = None,
         clock: Clock = time.time,
+        budget: "Budget | None" = None,
     ) -> None:
-        self._store = store
+        self._budget = budget
+        self._shares_budget = settings.has_principal_budget
+        self._store = budget.billed if budget else store
         self._agents = agents
         self._models = models
         self._settings = settings
@@ -154,6 +164,20 @@ class ModelCaller:
         agent = find_agent(self._agents, call.agent)
         row, history, turn = await self._histories.load_for(agent, row, call.at.turn)
         ctx = ModelContext(call, attempt, row, agent, history, turn, self._clock())
+        if ctx.recorded or not (agent.limits.has_budget or self._shares_budget):
+            return await self._run(ctx)
+        from .tools.budget import Budget
+
+        tokens = ctx.conversation.tokens
+        budget = Budget.of(self._store, agent, row, call.at, attempt, self._settings, tokens, ctx.now)
+        caller = ModelCaller(
+            self._store, self._agents, self._models, self._settings, self._histories, self._clock, budget
+        )
+        async with budget.held():
+            return await caller._run(ctx)
+
+    async def _run(self, ctx: ModelContext) -> ModelOutcome:
+        call = ctx.call
         if ctx.recorded:
             return ctx.turn.counted(call.at.step, ctx.recorded.model_copy(update={"head": ctx.row.events}))
         if ctx.pending_result:
@@ -191,8 +215,14 @@ class ModelCaller:
             except DeliveryTaken:
                 # A delivery was withdrawn or refused since it was read: read the others again.
                 continue
+            except BudgetReached as reached:
+                from .tools.budget import principal_failure
 
-    async def _commit_opening(self, ctx: ModelContext, opening: Opening) -> "ModelContext | ModelOutcome":
+                return await self._commit_opening(ctx, opening, principal_failure(reached))
+
+    async def _commit_opening(
+        self, ctx: ModelContext, opening: Opening, failure: Failure | None = None
+    ) -> "ModelContext | ModelOutcome":
         records = (*opening.records, *(() if ctx.mark else (new_mark(ctx.call.at.turn),)))
         ctx = replace(ctx, turn=ctx.turn.with_records(records))
         at = ctx.call.at
@@ -208,8 +238,8 @@ class ModelCaller:
             consume=opening.consume,
             change=opening.change,
         )
-        limit = self._limit_reached(ctx)
-        if limit is None:
+        settlement = await self._stopped(ctx, failure)
+        if settlement is None:
             window = context_window(self._models, self._model(ctx))
             if plan := ctx.conversation.plan(ctx.agent.compaction, window):
                 from .compaction import opening_with
@@ -220,7 +250,6 @@ class ModelCaller:
             if done.existing is None:
                 return ctx
             return model_outcome(done.existing).model_copy(update={"head": done.session.events})
-        settlement = settle_failure(ctx.factory, ctx.call.mode, limit, Usage())
         ended = replace(
             commit,
             records=(*records, *settlement.records),
@@ -228,16 +257,22 @@ class ModelCaller:
             close=settlement.close,
             close_turn=at.turn,
             change=replace(settlement.change, turns=opening.change.turns),
+            inputs=InputChanges(opens=settlement.opens),
         )
         return _outcome(await self._store.commit(ended), settlement.outcome)
 
-    def _limit_reached(self, ctx: ModelContext) -> Failure | None:
-        if ctx.output and ctx.output.problem:
-            return ctx.output.problem
-        limits, used = ctx.agent.limits, ctx.row.usage
-        if self._left(ctx) == 0:
-            return _deadline_failure(ctx)
-        return limit_reached(limits, ctx.call.at.step, used)
+    async def _stopped(self, ctx: ModelContext, failure: Failure | None) -> Settlement | None:
+        """How the turn ends because the model may not be called."""
+        limits, output = ctx.agent.limits, ctx.output
+        if output and output.problem:
+            failure = output.problem
+        elif self._left(ctx) == 0:
+            failure = deadline_failure(limits)
+        failure = failure or limit_reached(limits, ctx.call.at.step, ctx.row.usage)
+        if failure is None and self._budget is not None:
+            can_ask = ctx.call.capabilities.request_input
+            return await self._budget.stopped(ctx.factory, ctx.call.mode, ctx.turn, can_ask=can_ask)
+        return settle_failure(ctx.factory, ctx.call.mode, failure, Usage()) if failure else None
 
     async def _complete_turn(self, ctx: ModelContext, result: Result) -> ModelOutcome:
         """End the turn with a result that was recorded in the previous step. The model is not called again."""
@@ -268,14 +303,14 @@ class ModelCaller:
         deltas = DeltaWriter(self._store, ctx.factory, ctx.attempt, calls, offer.hidden)
         async with self._counted(ctx, deltas):
             try:
-                async with self._until_deadline(ctx):
+                async with until_deadline(self._left(ctx)):
                     view = view_of(ctx.row, ctx.call.at, ctx.turn.principal)
                     prompt_of = await prompts_for(ctx.agent, view, ctx.mark or "", offer.definitions)
                     if ctx.plan and ctx.plan.summarises:
                         ctx = await self._summarised(ctx, ctx.plan, prompt_of)
                 return await self._reply_and_settle(ctx, offer, reader, calls, deltas, prompt_of)
             except DeadlineExceeded:
-                failure = _deadline_failure(ctx)
+                failure = deadline_failure(ctx.agent.limits)
                 return await self._settle(
                     ctx, deltas, settle_failure(ctx.factory, ctx.call.mode, failure, deltas.usage)
                 )
@@ -311,7 +346,7 @@ class ModelCaller:
     ) -> ModelOutcome:
         factory, mode = ctx.factory, ctx.call.mode
         try:
-            async with self._until_deadline(ctx):
+            async with until_deadline(self._left(ctx)):
                 try:
                     reply = await self._reply(ctx, deltas, prompt_of(ctx.conversation))
                 except ModelFailed as refused:
@@ -329,7 +364,7 @@ class ModelCaller:
             failure = failed.failure
         except ModelFailed as failed:
             log_failure(ctx.call.at, ctx.attempt, failed)
-            if failed.transient and ctx.attempt.number < _provider_attempts(ctx):
+            if failed.transient and ctx.attempt.number < provider_attempts(ctx.agent.limits):
                 # The next attempt comes at the deadline at the latest, and ends the turn.
                 if (left := self._left(ctx)) is not None:
                     pause = _FIRST_PAUSE * 2 ** (ctx.attempt.number - 1)
@@ -349,17 +384,6 @@ class ModelCaller:
     def _left(self, ctx: ModelContext) -> float | None:
         """Seconds until the deadline of the turn."""
         return None if ctx.deadline is None else seconds_until(ctx.deadline, self._clock())
-
-    @asynccontextmanager
-    async def _until_deadline(self, ctx: ModelContext) -> AsyncGenerator[None]:
-        limit = asyncio.timeout(self._left(ctx))
-        try:
-            async with limit:
-                yield
-        except TimeoutError:
-            if limit.expired():
-                raise DeadlineExceeded from None
-            raise
 
     @asynccontextmanager
     async def _counted(self, ctx: ModelContext, deltas: DeltaWriter) -> AsyncGenerator[None]:
@@ -399,7 +423,7 @@ class ModelCaller:
         """The model's reply; the model is called a second time if the first reply is empty."""
         model = self._models.model(self._model(ctx))
         for number in range(2):
-            if number > 0 and await self._is_stopped(ctx):
+            if number > 0 and await is_stopped(self._store, ctx.call.at):
                 break
             with spans.model_call(ctx.call.at, ctx.agent.name, self._model(ctx), ctx.attempt.number) as spanned:
                 reply = await deltas.follow(with_model_errors(model.stream(prompt)))
@@ -407,14 +431,6 @@ class ModelCaller:
             if reply.response.tool_calls or (reply.response.text or "").strip():
                 return reply
         raise ModelFailed("Empty model response", name="Empty model response")
-
-    async def _is_stopped(self, ctx: ModelContext) -> bool:
-        try:
-            row = await self._store.session(ctx.call.at.session_id)
-        except Unavailable:
-            # Not known. A retry of the whole step would pay for the first reply again.
-            return False
-        return row is not None and row.cancel_turn is not None and row.cancel_turn <= ctx.call.at.turn
 
     # --- after the model call ---
 
@@ -481,13 +497,3 @@ def _outcome(done: Committed, mine: ModelOutcome) -> ModelOutcome:
     """The outcome of the step: `mine`, or that of another attempt whose record existed already."""
     outcome = model_outcome(done.existing) if done.existing else mine
     return outcome.model_copy(update={"head": done.session.events})
-
-
-def _provider_attempts(ctx: ModelContext) -> float:
-    most = ctx.agent.limits.max_attempts
-    return math.inf if most is None else min(most, _PROVIDER_ATTEMPTS)
-
-
-def _deadline_failure(ctx: ModelContext) -> Failure:
-    seconds = ctx.agent.limits.turn_seconds
-    return Failure(code=DeadlineExceeded.code, message=f"The turn was stopped: its deadline is {seconds:g} seconds.")

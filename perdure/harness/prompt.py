@@ -100,7 +100,8 @@ def messages_of(turn: TurnJournal, mark: str | None, number: int) -> list[Placed
         messages.append(Placed(number, OPENING, ModelRequest(parts=parts)))
     for step in range(turn.last_step + 1):
         reply = turn.reply(step)
-        if reply is None:
+        # The harness asks about a budget with a reply that has no content.
+        if reply is None or not reply.response.get("parts"):
             continue
         messages.append(Placed(number, step, load_response(reply)))
         if reply.calls:

@@ -48,7 +48,15 @@ from .journal import (
     written,
 )
 from .tools import builtin, outcomes
-from .tools.approvals import arguments_of, expiry_failure, log_of, outcome_without_run, remember_keys, remembered_key
+from .tools.approvals import (
+    arguments_of,
+    expiry_failure,
+    extension_refused,
+    log_of,
+    outcome_without_run,
+    remember_keys,
+    remembered_key,
+)
 from .tools.toolbox import open_toolbox
 from .turn_begin import FileFetcher, begin_turn, read_deliveries
 
@@ -77,7 +85,7 @@ def plan_resumption(
     for turn in asking_turns.values():
         plan.speaker = turn.principal or plan.speaker
         plan.output_schema = turn.output_schema or plan.output_schema
-    failure = next((found for row in rows.values() if (found := expiry_failure(row))), None)
+    failure = next((found for row in rows.values() if (found := expiry_failure(row) or extension_refused(row))), None)
     if failure:
         _plan_failure(plan, factory, resumption, rows, failure)
         return plan

@@ -2,7 +2,9 @@
 
 import asyncio
 import base64
-from collections.abc import Sequence
+import math
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 import httpx2
@@ -10,7 +12,7 @@ from pydantic import ValidationError
 from pydantic_ai._ssrf import safe_download
 
 from perdure.agents.agent import Limits
-from perdure.errors import UnreadableState
+from perdure.errors import DeadlineExceeded, Unavailable, UnreadableState
 from perdure.protocol import names
 from perdure.protocol.deliveries import DeliveryBody, FilePart, TextPart
 from perdure.protocol.events import NewEvent, Usage, delivery_refused
@@ -192,3 +194,40 @@ def limit_reached(limits: Limits, step: int, used: Usage) -> Failure | None:
             message = f"The session has used {count} {name} tokens; its limit is {limit}."
             return Failure(code="SESSION_TOKEN_LIMIT_REACHED", message=message)
     return None
+
+
+#: Attempts at a provider that returns transient errors: about 15 seconds with their pauses. Then the turn fails and
+#: the session continues. An activity whose worker died has more attempts (workflows/policies.py).
+_PROVIDER_ATTEMPTS = 6
+
+
+def provider_attempts(limits: Limits) -> float:
+    return math.inf if limits.max_attempts is None else min(limits.max_attempts, _PROVIDER_ATTEMPTS)
+
+
+def deadline_failure(limits: Limits) -> Failure:
+    seconds = limits.turn_seconds
+    return Failure(code=DeadlineExceeded.code, message=f"The turn was stopped: its deadline is {seconds:g} seconds.")
+
+
+@asynccontextmanager
+async def until_deadline(left: float | None) -> AsyncGenerator[None]:
+    """Raise `DeadlineExceeded` when the work takes longer than what is left of the turn's time."""
+    limit = asyncio.timeout(left)
+    try:
+        async with limit:
+            yield
+    except TimeoutError:
+        if limit.expired():
+            raise DeadlineExceeded from None
+        raise
+
+
+async def is_stopped(store: Store, at: Coordinates) -> bool:
+    """Whether a cancel request for the turn is known."""
+    try:
+        row = await store.session(at.session_id)
+    except Unavailable:
+        # Not known. A retry of the whole step would pay for the first reply again.
+        return False
+    return row is not None and row.cancel_turn is not None and row.cancel_turn <= at.turn

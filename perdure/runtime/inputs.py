@@ -25,8 +25,7 @@ from perdure.store.base import Store, all_inputs
 from perdure.store.engine.rows import Place, stamp, write_cursor
 from perdure.store.values import Answered, Answering, DeliveryRow, InputPage, InputQuery, InputRow, Vote
 
-from .deliveries import CallerRequest
-from .edits import read_edit
+from .deliveries import CallerRequest, read_edit
 from .signals import Signals
 
 if TYPE_CHECKING:

@@ -297,6 +297,23 @@ class InputChanges:
 
 
 @dataclass(frozen=True)
+class Spending:
+    """What an account, a principal in a period, has spent: tokens, and billionths of a dollar."""
+
+    account: str
+    tokens: int
+    cost: int
+
+
+@dataclass(frozen=True)
+class Reservation(Spending):
+    """What an attempt may spend at most, and the limits of its account."""
+
+    most_tokens: int | None = None
+    most_cost: int | None = None
+
+
+@dataclass(frozen=True)
 class Commit:
     """One transaction on one session. Any exception rolls back all of it. It works in this order:
 
@@ -309,7 +326,9 @@ class Commit:
        an earlier one, is to be stopped. `without`: raise `AlreadyBegun` when one of these records exists.
     3. `fence`: RAISE replaces an older generation (then `superseding` is appended before `events`), and raises
        `Superseded` when the generation in the store is newer. KEEP and RELEASE raise `Superseded` unless the store has
-       exactly this generation. RELEASE deletes the fence.
+       exactly this generation. RELEASE deletes the fence, and what it has reserved with it. `reserve`: reserve this
+       with the fence, in place of what it had reserved; `BudgetReached` if the account has not so much left. `spends`:
+       add this to the account.
     4. `records`: insert them. A record whose key exists is not changed.
     5. `events`: append them at the next indexes. An event whose key exists is skipped.
     6. `consume`: mark these deliveries as read by this turn and drop their bodies. Raise `DeliveryTaken` when one is
@@ -348,6 +367,8 @@ class Commit:
     recovers: bool = False
     late: bool = False
     change: SessionChange | None = None
+    reserve: Reservation | None = None
+    spends: Spending | None = None
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from perdure.protocol.requests import (
     TurnResult,
 )
 from perdure.protocol.wire import JsonObject
-from perdure.runtime.edits import read_edit
+from perdure.runtime.deliveries import read_edit
 from perdure.session.inputs import continued, may_answer, resolved
 from perdure.session.state import hash_token
 from perdure.session.turn import ContinueAsNew, StepFailed, run_turn

@@ -420,7 +420,7 @@ def test_there_is_a_limit_to_what_one_reply_may_ask_for() -> None:
     assert (Limits().calls_per_step, Limits().parallel_calls) == (128, 16)
     for wrong in ({"calls_per_step": 0}, {"parallel_calls": 0}, {"parallel_calls": 501}):
         with pytest.raises(InvalidDeclaration):
-            Limits(**wrong)
+            Limits(**wrong)  # pyright: ignore[reportArgumentType]
 
 
 class Flowing:

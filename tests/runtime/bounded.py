@@ -1,4 +1,4 @@
-"""Agents with limits of time."""
+"""Agents with limits of time and of tokens."""
 
 from perdure import Agent, Limits, tool
 
@@ -13,3 +13,4 @@ def pay(amount: int) -> str:
 hasty = Agent("hasty", model=MODEL, limits=Limits(turn_seconds=3))
 patient = Agent("patient", model=MODEL, tools=[pay])
 idle = Agent("idle", model=MODEL, tools=[pay], limits=Limits(idle_seconds=2))
+thrifty = Agent("thrifty", model=MODEL, settings={"max_tokens": 5}, limits=Limits(session_tokens=25))

@@ -33,6 +33,10 @@ REMEMBERED = Chain("slot of remembered approvals")
 #: The slot of approvals that are valid for the rest of the session. No author's state can have this name.
 REMEMBERED_APPROVALS = "perdure.approvals"
 
+#: The name under which people are asked to extend a budget, and the option that extends it. No call of it runs.
+EXTEND_BUDGET = "extend_budget"
+EXTEND = "extend"
+
 _OPTIONS = (Option(id=APPROVE, label="Yes"), Option(id=DENY, label="No"))
 _UNAVAILABLE = "This call needs an approval, and nobody can be asked in this session; it was not executed."
 
@@ -200,6 +204,17 @@ def expiry_failure(row: InputRow) -> Failure | None:
         message=f"Nobody has answered in time: {row.request.prompt}",
         details={"requestId": row.request.request_id, "callId": row.request.call_id, "toolName": row.request.tool},
     )
+
+
+def extension_refused(row: InputRow) -> Failure | None:
+    """The failure of the turn, if people were asked to extend a budget and have not."""
+    request, answer = row.request, row.answer
+    if request.kind != "question" or request.tool != EXTEND_BUDGET or row.status == "open":
+        return None
+    if answer is not None and answer.option_id == EXTEND:
+        return None
+    details = {name: value for name, value in request.input.items() if name != "code"}
+    return Failure(code=request.input["code"], message="The budget was not extended.", details=details)
 
 
 def _mismatch(request: InputRequest, answer: InputAnswer, arguments: JsonObject) -> Outcome | None:

@@ -14,7 +14,7 @@ from perdure.agents.agent import Agent
 from perdure.agents.context import Cancellation, Log, SessionView, Signal, Staging, ToolContext, ToolSession
 from perdure.agents.registry import AgentRegistry
 from perdure.agents.state import check_readable, declared_names
-from perdure.bounds import described
+from perdure.bounds import described, seconds_until
 from perdure.errors import Invalid, PerdureError, ToolFailed, Unavailable, UnreadableState
 from perdure.faults import reach
 from perdure.harness.events import EventFactory, action_key
@@ -31,7 +31,6 @@ from perdure.harness.journal import (
     find_session,
     read,
     read_journal,
-    seconds_until,
     tool_outcome,
     view_of,
     written,

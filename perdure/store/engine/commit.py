@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from perdure.errors import StoreBehind, Superseded, TokenConflict, TurnCancelled, Unavailable
+from perdure.errors import BudgetReached, StoreBehind, Superseded, TokenConflict, TurnCancelled, Unavailable
 from perdure.protocol import names
 from perdure.protocol.events import TERMINAL, EventType, NewEvent
 from perdure.protocol.inputs import InputAnswer, InputStatus
@@ -46,6 +46,8 @@ async def apply(tx: Transaction, commit: Commit, now: str) -> Written[Committed]
         if await record_at(tx, commit.session_id, *key) is not None:
             raise AlreadyBegun
     superseded = await _apply_fence(tx, commit)
+    await _reserve(tx, commit)
+    await _spend(tx, commit)
     attempt = commit.fence.attempt.number if commit.fence else None
     for record in commit.records:
         await tx.run("insert_record", **rows.new_record(commit.session_id, record, attempt, now))
@@ -106,6 +108,39 @@ async def _apply_fence(tx: Transaction, commit: Commit) -> bool:
             if fence.hold is Hold.RELEASE:
                 await tx.run("delete_fence", **place)
             return False
+
+
+async def _reserve(tx: Transaction, commit: Commit) -> None:
+    """Reserve with the fence of an attempt; `BudgetReached` if it does not fit.
+
+    The reservation is part of the fence, so it ends with it: when the attempt settles, when a newer attempt takes over,
+    and when the turn or the session ends.
+    """
+    wanted, fence = commit.reserve, commit.fence
+    if wanted is None or fence is None:
+        return
+    place = {"session_id": commit.session_id, "turn": fence.turn, "step": fence.step, "scope": fence.scope}
+    if wanted.tokens or wanted.cost:
+        await tx.run("open_account", account=wanted.account)
+        # From here on no other session of this account reserves or settles before this transaction has ended.
+        spent = await tx.row("lock_account", account=wanted.account)
+        others = await tx.row("reserved", account=wanted.account, **place)
+        assert spent is not None
+        assert others is not None
+        for unit, limit, more in (
+            ("tokens", wanted.most_tokens, wanted.tokens),
+            ("cost", wanted.most_cost, wanted.cost),
+        ):
+            used, reserved = spent[unit], others[unit]
+            if limit is not None and used + reserved + more > limit:
+                raise BudgetReached(unit=unit, used=used, reserved=reserved, wanted=more, limit=limit)
+    await tx.run("reserve", account=wanted.account, tokens=wanted.tokens, cost=wanted.cost, **place)
+
+
+async def _spend(tx: Transaction, commit: Commit) -> None:
+    if commit.spends is not None:
+        spent = commit.spends
+        await tx.run("spend", account=spent.account, tokens=spent.tokens, cost=spent.cost)
 
 
 def _split_terminal(commit: Commit, superseded: bool) -> tuple[Sequence[NewEvent], Sequence[NewEvent]]:

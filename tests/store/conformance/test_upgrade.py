@@ -109,7 +109,7 @@ KEPT = {
     "deliveries": f"SELECT {DELIVERY_COLUMNS} FROM deliveries WHERE delivery_id <> 'unheard' ORDER BY 1, 2",
     "records": "SELECT * FROM records ORDER BY 1, 2, 3, 4",
     "events": "SELECT * FROM events ORDER BY 1, 2",
-    "fences": "SELECT * FROM fences ORDER BY 1",
+    "fences": "SELECT session_id, turn, step, scope, attempt, generation FROM fences ORDER BY 1",
     "slots": "SELECT * FROM slots ORDER BY 1, 2",
 }
 

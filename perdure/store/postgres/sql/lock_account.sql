@@ -1,0 +1,1 @@
+SELECT tokens, cost FROM spending WHERE account = :account FOR UPDATE
