@@ -86,10 +86,12 @@ class Plan:
     #: The key of the record.
     key: str
     summarises: bool
+    #: As in the record.
+    left_out: tuple[tuple[int, int], ...] | None = None
 
     @property
     def record(self) -> StoredCompaction:
-        return StoredCompaction(trimmed=self.place, tokens=self.tokens)
+        return StoredCompaction(trimmed=self.place, tokens=self.tokens, left_out=self.left_out)
 
 
 def plan(
@@ -169,6 +171,12 @@ def applied(conversation: Conversation, compaction: StoredCompaction, at: Place,
         parts.append(UserPromptPart([marked("note", "Files of the summarised messages:", mark), *files]))
     summary = Placed(-1, OPENING, ModelRequest(parts=parts))
     return Conversation(messages=[summary, *kept], compacted=at, summarised=True)
+
+
+def is_void(compaction: StoredCompaction, turn: int, left_out: Sequence[tuple[int, int]]) -> bool:
+    """Whether the session was restored to an earlier turn since. That brings the history back."""
+    known = compaction.left_out
+    return known is not None and any(each[1] == turn and each not in known for each in left_out)
 
 
 def _files(messages: Sequence[ModelMessage]) -> list[UserContent]:

@@ -50,6 +50,11 @@ class Control:
         earlier = sum(record.key.startswith(names.BETWEEN_TURNS) for record in self.ctx.turn.records)
         return f"{names.BETWEEN_TURNS}/{earlier:04}"
 
+    @property
+    def compaction(self) -> StoredCompaction:
+        """What later prompts leave out: all that came before. A restored session gets it back."""
+        return StoredCompaction(until=(self.at.turn, 0), left_out=tuple(self.ctx.row.left_out))
+
     def commit(self, *events: NewEvent) -> Commit:
         """The commit that carries the control out; the session waits for its next delivery then."""
         waiting = NewEvent(
@@ -106,7 +111,7 @@ class Controls:
             key=names.step_key(at.turn, 0, f"{control.key}/cleared"),
             data={"sessionId": at.session_id, **turn_coordinates(at.turn)},
         )
-        record = written(at.turn, 0, control.key, COMPACTION, StoredCompaction(until=(at.turn, 0)))
+        record = written(at.turn, 0, control.key, COMPACTION, control.compaction)
         await commit_with_retries(self._store, replace(control.commit(cleared), records=(record,)))
 
     async def _reset(self, control: Control) -> None:
@@ -129,7 +134,8 @@ class Controls:
         ctx, at, key = control.ctx, control.at, control.key
         conversation = ctx.conversation
         asked = requested(ctx.factory, key, control.model, conversation.tokens or None)
-        plan = Plan((at.turn, 0), conversation.tokens, key, summarises=True)
+        left_out = tuple(ctx.row.left_out)
+        plan = Plan((at.turn, 0), conversation.tokens, key, summarises=True, left_out=left_out)
         failure = limit_reached(ctx.agent.limits, 0, ctx.row.usage)
         if all(each.turn < 0 for each in conversation.messages):
             failure = _NOTHING

@@ -224,6 +224,8 @@ class StoredCompaction(Wire):
     # The tokens of the request before the compaction, as they were estimated.
     tokens: int = 0
     usage: Usage = Usage()
+    # The turns that were left out when a caller has requested it between two turns.
+    left_out: tuple[tuple[int, int], ...] | None = None
 
 
 class Intent(Wire):

@@ -108,7 +108,8 @@ class ModelContext:
 
     @cached_property
     def conversation(self) -> Conversation:
-        return self.history.conversation.extended([(self.call.at.turn, self.turn, self.mark)])
+        turn = (self.call.at.turn, self.turn, self.mark)
+        return self.history.conversation.extended([turn], self.history.left_out)
 
     @property
     def factory(self) -> EventFactory:

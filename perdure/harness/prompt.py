@@ -122,16 +122,20 @@ class Conversation:
     #: Whether the first message is a summary.
     summarised: bool = False
 
-    def extended(self, turns: Iterable[tuple[int, TurnJournal, str | None]]) -> "Conversation":
+    def extended(
+        self, turns: Iterable[tuple[int, TurnJournal, str | None]], left_out: Sequence[tuple[int, int]] = ()
+    ) -> "Conversation":
         """The conversation with more turns: the number, the records and the mark of each."""
         messages = list(self.messages)
         extended = replace(self, messages=messages)
         for number, turn, mark in turns:
             messages.extend(messages_of(turn, mark, number))
             if found := turn.compactions():
-                from .compaction import applied
+                from .compaction import applied, is_void
 
                 for step, compaction in found:
+                    if is_void(compaction, number, left_out):
+                        continue
                     extended = applied(replace(extended, messages=messages), compaction, (number, step), mark or "")
                     messages = list(extended.messages)
         return replace(extended, messages=messages)
@@ -399,7 +403,7 @@ def _extended(history: History, records: Sequence[Record], until: int) -> Histor
         turns.append((number, turn, mark))
         call_ids.update(call_ids_of(turn))
     weight += sum(record.size for record in records)
-    conversation = history.conversation.extended(turns)
+    conversation = history.conversation.extended(turns, history.left_out)
     if conversation.compacted != history.conversation.compacted:
         # What was left out is kept no longer.
         weight = sum(map(_weight, conversation.messages))

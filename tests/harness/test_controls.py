@@ -9,8 +9,10 @@ from perdure import Limits
 from perdure.errors import ModelFailed, TurnCancelled
 from perdure.harness.journal import COMPACTION, StoredCompaction, read
 from perdure.models.base import Delta, Prompt, Reply
-from perdure.protocol.deliveries import CLEAR, COMPACT, RESET, DeliveryRef
+from perdure.protocol.deliveries import CLEAR, COMPACT, RESET, DeliveryBody, DeliveryRef
 from perdure.protocol.requests import NothingToRead
+from perdure.store.lifecycle import NewFork
+from perdure.store.values import NewDelivery, Restoration
 from perdure.testing import ScriptedModel
 from tests.support.given import read_session
 from tests.support.lab import SESSION, TEXT_TURN, Lab, lab
@@ -131,6 +133,41 @@ async def test_a_session_that_has_used_its_tokens_pays_for_no_summary() -> None:
         (failed,) = await it.emitted("compaction.failed")
         assert failed["code"] == "SESSION_TOKEN_LIMIT_REACHED"
         assert len(model.prompts) == 1
+
+
+@pytest.mark.parametrize("kind", [COMPACT, CLEAR])
+async def test_a_restored_session_gets_its_history_back(kind: str) -> None:
+    replies = ["Hello", "One", *(["Summary"] if kind == COMPACT else []), "Two", "Three"]
+    model = ScriptedModel(replies)
+    async with lab(model) as it:
+        await one_turn(it)
+        await one_turn(it, 1)
+        await it.control(kind, 2)
+        await it.store.restore(Restoration(SESSION, "OPERATOR", 0))
+        await one_turn(it, 2, "Next")
+        await it.control(CLEAR, 3)
+        await one_turn(it, 3, "Last")
+
+        assert said(model.prompts[-2]) == ["Hi", "Hello", "Next"]
+        assert said(model.prompts[-1]) == ["Last"]
+
+
+async def test_a_fork_continues_with_the_summary_of_its_parent() -> None:
+    model = ScriptedModel(["Hello", "Summary", "Two", "Three", "Three"])
+    async with lab(model) as it:
+        await one_turn(it)
+        await it.control(COMPACT, 1)
+        await one_turn(it, 1)
+        await it.store.fork(NewFork("fork", "token of fork", SESSION, 1))
+        await one_turn(it, 2, "Next")
+        here = model.prompts[-1]
+        fork = Lab(it.store, it.agent, model, "conversation", it.settings, session="fork")
+        await it.store.accept(NewDelivery("fork", "d", DeliveryBody(message="Next").model_dump(mode="json"), "owner"))
+
+        await fork.model(DeliveryRef(id="d", token_hash="token of fork"), turn=2)
+
+        assert said(model.prompts[-1]) == said(here)
+        assert "Summary" in said(here)[0]
 
 
 @pytest.mark.parametrize("kind", [COMPACT, CLEAR, RESET])
