@@ -17,7 +17,7 @@ from tests.support.talk import Json, Talk, types
 from tests.support.waiting import until
 
 AGENTS = "tests.runtime.served:providers"
-KEPT = ("perdure_schema", "deletions", "deleted_keys")
+KEPT = ("perdure_schema", "deletions", "deleted_keys", "spending")
 
 
 @pytest.fixture(scope="module")
