@@ -60,7 +60,8 @@ class Left:
 
 def table() -> dict[str, list[str]]:
     """The table of the document: where each kind of content may be."""
-    lines = DOCUMENT.read_text().split("### Where content goes", 1)[1].splitlines()
+    section = DOCUMENT.read_text().split("### Where content goes", 1)[1].split("\n### ", 1)[0]
+    lines = section.splitlines()
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("| ")]
     return {name: cells for name, *cells in rows[1:]}
 
