@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from perdure.errors import BudgetReached
 from perdure.models.base import ModelSource
 from perdure.protocol import deliveries, names
 from perdure.protocol.events import EventType, NewEvent, turn_coordinates
@@ -19,6 +20,7 @@ from perdure.store.values import Commit, Consumption, DeliveryTaken, Fence, Hold
 from .compaction import Plan, Summariser, Summary, failed_at, requested
 from .journal import COMPACTION, StoredCompaction, view_of, written
 from .prompt import new_mark, prompts_for
+from .tools.budget import principal_failure
 from .tools.builtin import open_offer
 from .turn_begin import limit_reached, read_deliveries
 
@@ -99,6 +101,8 @@ class Controls:
                 case _:
                     # Another attempt has read it, or it was refused.
                     pass
+        except BudgetReached as reached:
+            await self._fail(control, principal_failure(reached))
         except DeliveryTaken:
             pass
         return NothingToRead()
@@ -140,8 +144,7 @@ class Controls:
         if all(each.turn < 0 for each in conversation.messages):
             failure = _NOTHING
         if failure is not None:
-            record, failed = failed_at(ctx.factory, control.model, plan, failure)
-            await commit_with_retries(self._store, replace(control.commit(asked, failed), records=(record,)))
+            await self._fail(control, failure)
             return
         mark = ctx.mark or new_mark(at.turn)
         opening = Commit(
@@ -166,6 +169,14 @@ class Controls:
 
         summary = Summary(ctx.factory, ctx.agent.name, control.model, conversation, text, plan, prompt_of, complete)
         await Summariser(self._store, self._models, summary, self._fence(control, Hold.RELEASE)).run()
+
+    async def _fail(self, control: Control, failure: Failure) -> None:
+        """End a compaction for which no model is called."""
+        ctx, key = control.ctx, control.key
+        plan = Plan((control.at.turn, 0), ctx.conversation.tokens, key, summarises=True)
+        asked = requested(ctx.factory, key, control.model, plan.tokens or None)
+        record, failed = failed_at(ctx.factory, control.model, plan, failure)
+        await commit_with_retries(self._store, replace(control.commit(asked, failed), records=(record,)))
 
     def _fence(self, control: Control, hold: Hold) -> Fence:
         return Fence(control.at.turn, 0, MODEL_SCOPE, control.ctx.attempt, hold)

@@ -45,6 +45,7 @@ from .reply import (
     failure_of,
     is_unfulfilled,
     log_failure,
+    outcome_after,
     settle_cancelled,
     settle_failure,
     settle_reply,
@@ -260,7 +261,7 @@ class ModelCaller:
             change=replace(settlement.change, turns=opening.change.turns),
             inputs=InputChanges(opens=settlement.opens),
         )
-        return _outcome(await self._store.commit(ended), settlement.outcome)
+        return outcome_after(await self._store.commit(ended), settlement.outcome)
 
     async def _stopped(self, ctx: ModelContext, failure: Failure | None) -> Settlement | None:
         """How the turn ends because the model may not be called."""
@@ -293,7 +294,7 @@ class ModelCaller:
                 change=settlement.change,
             ),
         )
-        return _outcome(done, settlement.outcome)
+        return outcome_after(done, settlement.outcome)
 
     # --- the model call ---
 
@@ -464,7 +465,7 @@ class ModelCaller:
             spans.turn_ended(ctx.agent.name, ended)
         if done.existing is not None:
             await self._count(ctx, deltas.usage)
-        return ctx.turn.counted(ctx.call.at.step, _outcome(done, settlement.outcome))
+        return ctx.turn.counted(ctx.call.at.step, outcome_after(done, settlement.outcome))
 
     async def _commit(self, ctx: ModelContext, settlement: Settlement, unwritten: tuple[NewEvent, ...]) -> Committed:
         at = ctx.call.at
@@ -492,9 +493,3 @@ class ModelCaller:
 
     def _summary_model(self, ctx: ModelContext) -> str:
         return (ctx.agent.compaction and ctx.agent.compaction.model) or self._model(ctx)
-
-
-def _outcome(done: Committed, mine: ModelOutcome) -> ModelOutcome:
-    """The outcome of the step: `mine`, or that of another attempt whose record existed already."""
-    outcome = model_outcome(done.existing) if done.existing else mine
-    return outcome.model_copy(update={"head": done.session.events})

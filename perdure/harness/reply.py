@@ -22,7 +22,7 @@ from perdure.protocol.requests import CallRef, Coordinates, Failure, Finished, M
 from perdure.protocol.wire import JsonObject
 from perdure.session.turn import CANCELLED
 from perdure.settings import Settings
-from perdure.store.values import Attempt, NewRecord, SessionChange
+from perdure.store.values import Attempt, Committed, NewRecord, SessionChange
 
 from .events import Ending, EventFactory, results_in
 from .journal import (
@@ -36,6 +36,7 @@ from .journal import (
     StoredReply,
     TurnJournal,
     dump_response,
+    model_outcome,
     outcome_of_reply,
     written,
 )
@@ -429,6 +430,12 @@ def _reply_events(factory: EventFactory, answer: UsableReply) -> tuple[NewEvent,
         data = {"message": text, "finishReason": answer.reason}
         events.append(factory.of_step(EventType.MESSAGE_COMPLETED, "message", data))
     return tuple(events)
+
+
+def outcome_after(done: Committed, mine: ModelOutcome) -> ModelOutcome:
+    """The outcome of the step: `mine`, or that of another attempt whose record existed already."""
+    outcome = model_outcome(done.existing) if done.existing else mine
+    return outcome.model_copy(update={"head": done.session.events})
 
 
 def log_failure(at: Coordinates, attempt: Attempt, failed: ModelFailed) -> None:

@@ -11,6 +11,7 @@ from perdure.harness.journal import COMPACTION, StoredCompaction, read
 from perdure.models.base import Delta, Prompt, Reply
 from perdure.protocol.deliveries import CLEAR, COMPACT, RESET, DeliveryBody, DeliveryRef
 from perdure.protocol.requests import NothingToRead
+from perdure.settings import Settings
 from perdure.store.lifecycle import NewFork
 from perdure.store.values import NewDelivery, Restoration
 from perdure.testing import ScriptedModel
@@ -132,6 +133,17 @@ async def test_a_session_that_has_used_its_tokens_pays_for_no_summary() -> None:
 
         (failed,) = await it.emitted("compaction.failed")
         assert failed["code"] == "SESSION_TOKEN_LIMIT_REACHED"
+        assert len(model.prompts) == 1
+
+
+async def test_a_principal_without_a_budget_left_pays_for_no_summary() -> None:
+    model = ScriptedModel(["Hello"])
+    async with lab(model, settings=Settings(agents="", principal_tokens=1_020)) as it:
+        await one_turn(it)
+        await it.control(COMPACT, 1)
+
+        (failed,) = await it.emitted("compaction.failed")
+        assert failed["code"] == "PRINCIPAL_BUDGET_REACHED"
         assert len(model.prompts) == 1
 
 
