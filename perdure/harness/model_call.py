@@ -270,7 +270,7 @@ class ModelCaller:
             failure = output.problem
         elif self._left(ctx) == 0:
             failure = deadline_failure(limits)
-        failure = failure or limit_reached(limits, ctx.call.at.step, ctx.row.usage)
+        failure = failure or limit_reached(limits, ctx.call.at.step, ctx.row.usage, ctx.turn)
         if failure is None and self._budget is not None:
             can_ask = ctx.call.capabilities.request_input
             return await self._budget.stopped(ctx.factory, ctx.call.mode, ctx.turn, can_ask=can_ask)

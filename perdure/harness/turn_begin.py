@@ -16,6 +16,7 @@ from perdure.errors import DeadlineExceeded, Unavailable, UnreadableState
 from perdure.protocol import names
 from perdure.protocol.deliveries import DeliveryBody, FilePart, TextPart
 from perdure.protocol.events import NewEvent, Usage, delivery_refused
+from perdure.protocol.inputs import digest
 from perdure.protocol.requests import Coordinates, Failure
 from perdure.session.state import KINDS
 from perdure.settings import Settings
@@ -181,7 +182,7 @@ def completed_step(factory: EventFactory, turn: TurnJournal) -> tuple[NewEvent, 
     return (factory.step_completed("tool-calls", reply.usage),) if reply else ()
 
 
-def limit_reached(limits: Limits, step: int, used: Usage) -> Failure | None:
+def limit_reached(limits: Limits, step: int, used: Usage, turn: TurnJournal | None = None) -> Failure | None:
     """The failure of a turn that may not begin this step. `used`: by the whole session."""
     if step >= limits.steps_per_turn:
         message = f"The turn was stopped after {limits.steps_per_turn} steps."
@@ -193,7 +194,27 @@ def limit_reached(limits: Limits, step: int, used: Usage) -> Failure | None:
         if limit is not None and count >= limit:
             message = f"The session has used {count} {name} tokens; its limit is {limit}."
             return Failure(code="SESSION_TOKEN_LIMIT_REACHED", message=message)
+    times = limits.repeated_calls
+    if turn and times and step >= times and (tool := _repeated(turn, range(step - times, step))):
+        message = f"The model has called {tool} with the same arguments in {times} steps, always with the same result."
+        return Failure(code="NO_PROGRESS", message=message, details={"toolName": tool, "times": times})
     return None
+
+
+def _repeated(turn: TurnJournal, steps: range) -> str | None:
+    """The tool of a call that was made in each of these steps, with the same arguments and the same result."""
+    repeated: dict[str, str] | None = None
+    for step in reversed(steps):
+        reply = turn.reply(step)
+        calls = {
+            digest({"tool": call.tool, "input": call.input, "outcome": outcome.model_dump(mode="json")}): call.tool
+            for call in (reply.calls if reply else ())
+            if (outcome := turn.outcome(step, call.call_id))
+        }
+        repeated = calls if repeated is None else {key: tool for key, tool in repeated.items() if key in calls}
+        if not repeated:
+            return None
+    return next(iter(repeated.values()), None) if repeated else None
 
 
 #: Attempts at a provider that returns transient errors: about 15 seconds with their pauses. Then the turn fails and
