@@ -20,7 +20,7 @@ from perdure.store.values import Commit, Consumption, DeliveryTaken, Fence, Hold
 from .compaction import Plan, Summariser, Summary, failed_at, requested
 from .journal import COMPACTION, StoredCompaction, view_of, written
 from .prompt import new_mark, prompts_for
-from .tools.budget import principal_failure
+from .tools.budget import Budget, principal_failure
 from .tools.builtin import open_offer
 from .turn_begin import limit_reached, read_deliveries
 
@@ -81,9 +81,10 @@ class Control:
 class Controls:
     """Carries controls out. Repeating one changes nothing."""
 
-    def __init__(self, store: Store, models: ModelSource) -> None:
+    def __init__(self, store: Store, models: ModelSource, budget: Budget | None = None) -> None:
         self._store = store
         self._models = models
+        self._budget = budget
 
     async def run(self, control: Control) -> NothingToRead:
         if control.ctx.row.ended:
@@ -141,6 +142,8 @@ class Controls:
         left_out = tuple(ctx.row.left_out)
         plan = Plan((at.turn, 0), conversation.tokens, key, summarises=True, left_out=left_out)
         failure = limit_reached(ctx.agent.limits, 0, ctx.row.usage)
+        if failure is None and self._budget is not None:
+            failure = await self._budget.failure(ctx.turn)
         if all(each.turn < 0 for each in conversation.messages):
             failure = _NOTHING
         if failure is not None:

@@ -187,7 +187,7 @@ class ModelCaller:
         if call.deliveries and call.deliveries[0].kind in CONTROLS:
             from .controls import Control, Controls
 
-            return await Controls(self._store, self._models).run(Control(ctx, self._summary_model(ctx)))
+            return await Controls(self._store, self._models, self._budget).run(Control(ctx, self._summary_model(ctx)))
         reach("model_before_begin")
         opened = await self._begin(ctx)
         reach("model_after_begin")

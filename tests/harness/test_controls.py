@@ -125,14 +125,21 @@ async def test_what_is_summarised_already_is_not_paid_for_again() -> None:
         assert len(model.prompts) == 2
 
 
-async def test_a_session_that_has_used_its_tokens_pays_for_no_summary() -> None:
+@pytest.mark.parametrize(
+    ("limits", "code"),
+    [
+        (Limits(input_tokens=10), "SESSION_TOKEN_LIMIT_REACHED"),
+        (Limits(session_tokens=1_020), "SESSION_BUDGET_REACHED"),
+    ],
+)
+async def test_a_session_that_has_used_its_tokens_pays_for_no_summary(limits: Limits, code: str) -> None:
     model = ScriptedModel(["Hello"])
-    async with lab(model, limits=Limits(input_tokens=10)) as it:
+    async with lab(model, limits=limits) as it:
         await one_turn(it)
         await it.control(COMPACT, 1)
 
         (failed,) = await it.emitted("compaction.failed")
-        assert failed["code"] == "SESSION_TOKEN_LIMIT_REACHED"
+        assert failed["code"] == code
         assert len(model.prompts) == 1
 
 

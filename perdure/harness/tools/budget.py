@@ -145,6 +145,11 @@ class Budget:
             return settle_reply(factory, mode, asked)
         return settle_failure(factory, mode, reached.failure, Usage())
 
+    async def failure(self, turn: TurnJournal) -> Failure | None:
+        """Why the call does not fit into the budget of its turn or its session, if it does not."""
+        reached = await self._reached(turn)
+        return reached.failure if reached else None
+
     async def _reached(self, turn: TurnJournal) -> _Limit | None:
         limits, used, session = self.agent.limits, turn.usage, self.row.usage
         for limit in (
