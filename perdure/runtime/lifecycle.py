@@ -104,6 +104,8 @@ class Forks:
 
     async def _check_boundary(self, parent: SessionRow, turn: int, step: int | None) -> None:
         """`ForkRefused` when the session cannot be forked there, with the next earlier turn where it can."""
+        if parent.records_expired:
+            raise ForkRefused("The records of this session have expired.", reason="records_expired")
         problem = await self._problem(parent, turn, step)
         if problem is None:
             return
@@ -368,6 +370,8 @@ async def export_session(store: Store, session_id: str) -> AsyncGenerator[bytes]
     row = await store.session(session_id)
     if row is None:
         raise SessionNotFound(f"The store knows no session {session_id}.")
+    if row.records_expired:
+        raise Invalid("The records of this session have expired; it cannot be exported.")
     last = await _last_boundary(store, row)
     slots = await store.slots_at(session_id, last)
     writer = ExportWriter()
@@ -387,8 +391,12 @@ async def export_session(store: Store, session_id: str) -> AsyncGenerator[bytes]
         yield writer.line(ExportedSlot(name=slot.name, value=slot.value, version=slot.version))
     # What was done to the model's history since the last turn is in the journal of the next one.
     is_last = last == row.turns - 1
+    silent: list[int] = []
     for turn in range(last + 1 + is_last):
-        for record in await store.records(session_id, from_turn=turn, to_turn=turn):
+        records = await store.records(session_id, from_turn=turn, to_turn=turn)
+        if turn <= last and not records:
+            silent.append(turn)
+        for record in records:
             if turn > last and not _is_between_turns(record):
                 continue
             body = {name: value for name, value in record.body.items() if name != "tokenHash"}
@@ -397,9 +405,11 @@ async def export_session(store: Store, session_id: str) -> AsyncGenerator[bytes]
                     turn=record.turn, step=record.step, key=record.key, format=record.format, body=body, at=record.at
                 )
             )
-    if await store.session(session_id) is None:
+    if (now := await store.session(session_id)) is None:
         raise SessionNotFound(f"The session {session_id} was deleted meanwhile; the export is incomplete.")
-    yield writer.end()
+    if now.records_expired:
+        raise Invalid(f"The records of {session_id} have expired meanwhile; the export is incomplete.")
+    yield writer.end(silent)
 
 
 def _is_between_turns(record: NewRecord) -> bool:

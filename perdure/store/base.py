@@ -88,7 +88,7 @@ class Store(Protocol):
         ...
 
     async def slots_at(self, session_id: str, turn: int) -> Sequence[Slot]:
-        """The session's slots as they were at the end of the turn; `ForkRefused` when that is not known."""
+        """The session's slots as they were at the end of the turn; `ForkRefused` when that is not known, or expired."""
         ...
 
     async def import_session(self, new: NewImport) -> None:

@@ -134,6 +134,8 @@ class ExportEnd(Wire):
     kind: Literal["end"] = "end"
     slots: int
     records: int
+    # The turns that have no records: older versions gave turns without events a number.
+    silent: tuple[int, ...] = ()
     sha256: str
 
 
@@ -151,9 +153,10 @@ class ExportWriter:
         self._digest.update(line)
         return line
 
-    def end(self) -> bytes:
+    def end(self, silent: Sequence[int] = ()) -> bytes:
         slots, records = self._counts["slot"], self._counts["record"]
-        return _line(ExportEnd(slots=slots, records=records, sha256=self._digest.hexdigest()))
+        end = ExportEnd(slots=slots, records=records, silent=tuple(silent), sha256=self._digest.hexdigest())
+        return _line(end)
 
 
 def _line(value: Wire) -> bytes:
@@ -216,6 +219,8 @@ class _ExportReader:
         self._turn: list[NewRecord] = []
         # The turn before that.
         self._last: int | None = None
+        # How many turns have records.
+        self._turns = 0
         self._records = 0
 
     def take(self, number: int, data: JsonObject) -> None:
@@ -238,6 +243,8 @@ class _ExportReader:
             if record.turn != last.turn:
                 self._check(self.header, last.turn, self._turn)
                 self._last, self._turn = last.turn, []
+        if not self._turn and record.turn < self.header.turns:
+            self._turns += 1
         self._turn.append(record)
         self._records += 1
 
@@ -249,6 +256,8 @@ class _ExportReader:
         # The last turn may be followed by what was done to the model's history after it.
         if self.header.turns - 1 not in (self._last, self._turn[-1].turn if self._turn else None):
             raise Invalid(f"{self._path}: the records of the last turn are missing.")
+        if self._turns + len(set(end.silent)) != self.header.turns:
+            raise Invalid(f"{self._path}: it has the records of {self._turns} of {self.header.turns} turns.")
 
     def _out_of_order(self, number: int) -> Invalid:
         return Invalid(f"{self._path}: line {number} repeats another one, or is out of order.")

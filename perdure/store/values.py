@@ -68,6 +68,7 @@ class SessionRow:
     forked_turns: int = 0
     # Turns that prompts leave out: the first of each range, and the first after it.
     left_out: Sequence[tuple[int, int]] = ()
+    records_expired: bool = False
 
     @property
     def shown_status(self) -> ShownStatus:
@@ -154,7 +155,7 @@ class DeliveryRow:
     body: JsonObject | None
     # The turn that read it.
     turn: int | None
-    # The code of the reason why no turn will read it.
+    # Why no turn will read it: a code.
     refused: str | None
     accepted_at: str
     kind: str = "message"
@@ -171,7 +172,6 @@ class Accepted:
     """An accepted delivery: the new one, or the first one under the same idempotency key."""
 
     delivery: DeliveryRow
-    # Whether this call wrote it.
     fresh: bool
     # The workflow may not have received earlier deliveries.
     unsignalled: bool = False

@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 
 from perdure.dev.supervisor import command
-from perdure.errors import Conflict, Invalid, SessionNotFound
-from perdure.runtime.lifecycle import export_session, import_session
+from perdure.errors import Conflict, ForkRefused, Invalid, SessionNotFound
+from perdure.runtime.lifecycle import Forks, export_session, import_session
 from perdure.runtime.signals import Signals
 from perdure.store.base import Store
-from perdure.store.lifecycle import NewFork
+from perdure.store.lifecycle import Keep, NewFork
 from perdure.store.open import open_store
 from perdure.store.values import Commit, SessionQuery, SessionRow, Slot, SlotWrite
 from perdure.testing import call
 from tests.runtime.fake_driver import FakeDriver
+from tests.support import given
 from tests.support.lab import SESSION, lab
 from tests.support.plugin import StackFactory
 from tests.support.stack import Stack
@@ -110,6 +111,42 @@ async def test_a_file_is_imported_once(target: Store, tmp_path: Path) -> None:
 
     assert len((await target.sessions(SessionQuery())).sessions) == 2
     assert len(await target.records(second.session_id)) == len(await target.records(first.session_id))
+
+
+async def test_a_file_without_its_earlier_turns_is_refused(target: Store, tmp_path: Path) -> None:
+    async with lab(["Hello", "Again"]) as it:
+        await it.model(await it.deliver("Hi"))
+        await it.model(await it.deliver("And"), turn=1)
+        lines = await exported(it.store)
+    left = [line for line in lines if line.get("turn") != 0]
+    left[-1]["records"] = len(left) - 2
+
+    with pytest.raises(Invalid, match="has the records of 1 of 2 turns"):
+        await imported(target, write(tmp_path / "export.jsonl", sealed(left)))
+
+    assert await nothing(target)
+    # Older versions gave a number to a turn without events; the session that was exported had none of its records.
+    left[-1]["silent"] = [0]
+    await imported(target, write(tmp_path / "silent.jsonl", sealed(left)))
+
+
+async def test_a_session_whose_records_have_expired_is_neither_exported_nor_forked() -> None:
+    async with lab(["Hello"]) as it:
+        await it.model(await it.deliver("Hi"))
+        before = await given.read_session(it.store, SESSION)
+        await it.store.commit(given.closing(SESSION))
+        exporting = export_session(it.store, SESSION)
+        await anext(exporting)
+        await it.store.expire(Keep(records=-60.0), None, 10)
+
+        with pytest.raises(Invalid, match="expired meanwhile"):
+            [line async for line in exporting]
+        with pytest.raises(Invalid, match="have expired"):
+            await exported(it.store)
+        forks = Forks(it.store, Signals(it.store, FakeDriver()), b"secret")
+        for row in (await given.read_session(it.store, SESSION), before):
+            with pytest.raises(ForkRefused):
+                await forks.fork(row, 0, None, row.principal, None)
 
 
 def truncated(lines: Lines) -> Lines:

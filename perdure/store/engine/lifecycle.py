@@ -30,6 +30,7 @@ async def fork(tx: Transaction, fork: NewFork, now: str) -> Forked:
     parent = await rows.find(tx, fork.parent)
     if parent is None or await tx.row("deletion", session_id=fork.parent) is not None:
         raise SessionNotFound
+    refuse_expired(parent.row)
     await _insert(tx, fork, parent, now)
     for slot in await slots_at(tx, parent.row, fork.turn):
         await tx.run("write_slot", session_id=fork.session_id, **slot)
@@ -38,6 +39,12 @@ async def fork(tx: Transaction, fork: NewFork, now: str) -> Forked:
         wanted = [fork.delivery.delivery_id]
         await tx.rows("hear_deliveries", session_id=fork.session_id, delivery_ids=wanted, turn=fork.turn)
     return Forked(fork.session_id, fresh=True)
+
+
+def refuse_expired(row: SessionRow) -> None:
+    """`ForkRefused` when turns of the session are missing."""
+    if row.records_expired:
+        raise ForkRefused("The records of this session have expired.", reason="records_expired")
 
 
 async def _insert(tx: Transaction, fork: NewFork, parent: LockedSession, now: str) -> None:
@@ -164,7 +171,9 @@ async def exported_slots(tx: Transaction, session_id: str, turn: int) -> list[Sl
     found = await tx.row("session", session_id=session_id)
     if found is None:
         raise SessionNotFound
-    return [rows.slot(slot) for slot in await slots_at(tx, rows.session(found), turn)]
+    row = rows.session(found)
+    refuse_expired(row)
+    return [rows.slot(slot) for slot in await slots_at(tx, row, turn)]
 
 
 async def import_session(tx: Transaction, new: NewImport, now: str) -> None:
@@ -343,6 +352,11 @@ async def forget_deletions(tx: Transaction, before: str, limit: int) -> int:
 _TURNS = 20
 _ROWS = 500
 
+#: What `expired_records` says of the records of a session: all are gone, or they are being deleted. Code before this
+#: one has only the first, and leaves a session alone that has the second.
+_GONE = 1
+_GOING = 2
+
 Expiring: TypeAlias = Callable[[Transaction], Coroutine[Any, Any, bool]]
 
 
@@ -356,7 +370,7 @@ def expiring(row: Row, keep: Keep, now: str) -> list[Expiring]:
         work.append(_expiring_events(session_id, "messages", before(now, keep.messages)))
     if keep.deltas is not None and row["expired_deltas"] < left:
         work.append(_expiring_events(session_id, "deltas", before(now, keep.deltas)))
-    if keep.records is not None and row["closed_at"] is not None and not row["expired_records"]:
+    if keep.records is not None and row["closed_at"] is not None and row["expired_records"] != _GONE:
         oldest = before(now, keep.records)
         work.append(lambda tx: _expire_records(tx, session_id, oldest))
     return work
@@ -393,12 +407,15 @@ async def _expire_records(tx: Transaction, session_id: str, oldest: str) -> bool
     session = await rows.find(tx, session_id)
     if session is None or session.closed_at is None or session.closed_at >= oldest:
         return False
-    if await tx.row("forks_of", session_id=session_id) is not None:
-        return False
+    if not session.row.records_expired:
+        if await tx.row("forks_of", session_id=session_id) is not None:
+            return False
+        # From here on nobody forks or exports it: some of its turns are missing.
+        await tx.run("set_expired_records", session_id=session_id, state=_GOING)
     left = _ROWS
     for query in ("purge_records", "purge_slots", "purge_slot_versions", "purge_inputs"):
         left -= len(await tx.rows(query, session_id=session_id, limit=left))
         if left <= 0:
             return True
-    await tx.run("set_expired_records", session_id=session_id)
+    await tx.run("set_expired_records", session_id=session_id, state=_GONE)
     return False

@@ -62,6 +62,7 @@ def session(row: Row) -> SessionRow:
         forked_from=row["forked_from"],
         forked_turns=row["forked_turns"],
         left_out=[(first, until) for first, until in decode_some(row["left_out"]) or ()],
+        records_expired=bool(row["expired_records"]),
     )
 
 

@@ -1,3 +1,3 @@
-SELECT expired_deltas AS deltas, expired_messages AS messages, expired_records AS records
+SELECT expired_deltas AS deltas, expired_messages AS messages
 FROM sessions
 WHERE session_id = :session_id

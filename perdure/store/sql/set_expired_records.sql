@@ -1,1 +1,1 @@
-UPDATE sessions SET expired_records = 1 WHERE session_id = :session_id
+UPDATE sessions SET expired_records = :state WHERE session_id = :session_id

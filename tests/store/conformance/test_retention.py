@@ -1,10 +1,16 @@
 """What retention deletes, what it leaves, and that readers still get one event for each index."""
 
+from collections.abc import Generator
+from contextlib import contextmanager
+
 import pytest
 
+from perdure.errors import ForkRefused
 from perdure.protocol import names
 from perdure.protocol.events import EVENT_EXPIRED, Event, EventType, NewEvent
 from perdure.store.base import Store, read_all
+from perdure.store.engine import lifecycle
+from perdure.store.engine.database import Transaction
 from perdure.store.lifecycle import Keep
 from perdure.store.values import Commit, SessionChange
 from tests.store.conformance.conftest import Database
@@ -145,6 +151,46 @@ async def test_records_that_a_fork_shares_stay(store: Store) -> None:
     await expire(store, Keep(deltas=AT_ONCE, messages=AT_ONCE, records=AT_ONCE))
 
     assert await owners(store, "f") == ["s"]
+
+
+@pytest.mark.parametrize("limit", [500, 1])
+async def test_no_fork_of_a_session_whose_records_have_expired(
+    store: Store, limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for turn in range(3):
+        await play(store, turn)
+    await store.commit(given.closing())
+    monkeypatch.setattr(lifecycle, "_ROWS", limit)
+
+    # One transaction: with the limit, the process dies after it, and the last turn is still there.
+    with dying_after_one_transaction(monkeypatch):
+        await expire(store, Keep(records=AT_ONCE))
+
+    assert len(await owners(store, "s")) == (2 if limit == 1 else 0)
+    assert (await given.read_session(store)).records_expired
+    with pytest.raises(ForkRefused) as refused:
+        await fork(store, 2)
+    assert refused.value.details["reason"] == "records_expired"
+    with pytest.raises(ForkRefused):
+        await store.slots_at("s", 2)
+
+    # What was begun goes on.
+    await expire(store, Keep(records=AT_ONCE))
+    assert await owners(store, "s") == []
+
+
+@contextmanager
+def dying_after_one_transaction(monkeypatch: pytest.MonkeyPatch) -> Generator[None]:
+    """Retention of records stops after one transaction of a session."""
+    real = lifecycle._expire_records  # pyright: ignore[reportPrivateUsage]
+
+    async def once(tx: Transaction, session_id: str, oldest: str) -> bool:
+        await real(tx, session_id, oldest)
+        return False
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lifecycle, "_expire_records", once)
+        yield
 
 
 @pytest.mark.parametrize("turns", [19, 20, 21, 45])
