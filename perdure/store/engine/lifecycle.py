@@ -312,7 +312,11 @@ async def _hand_over(tx: Transaction, session: LockedSession, limit: int, counts
         place = {"session_id": parent.session_id, "heir": "", "from_turn": -1, "until_turn": until}
         await tx.run("adopt_forks", **place, parent=parent.forked_from)
         return False
-    await rows.find(tx, heir_id)
+    locked = await rows.find(tx, heir_id)
+    if locked is None or locked.row.records_expired:
+        # It went meanwhile, or reads none of them any more: another one inherits.
+        await give_up_parent(tx, heir_id)
+        return False
     last = await tx.rows("last_records", session_id=parent.session_id, from_turn=first, until_turn=until, limit=limit)
     begin = last[-1]["turn"] if len(last) == limit else first
     place = {"session_id": parent.session_id, "heir": heir_id, "from_turn": begin, "until_turn": until}
@@ -370,7 +374,12 @@ def expiring(row: Row, keep: Keep, now: str) -> list[Expiring]:
         work.append(_expiring_events(session_id, "messages", before(now, keep.messages)))
     if keep.deltas is not None and row["expired_deltas"] < left:
         work.append(_expiring_events(session_id, "deltas", before(now, keep.deltas)))
-    if keep.records is not None and row["closed_at"] is not None and row["expired_records"] != _GONE:
+    if (
+        keep.records is not None
+        and row["closed_at"] is not None
+        and (row["expired_records"] != _GONE or row["forked_from"])
+    ):
+        # Code before this one left an expired fork with its parent.
         oldest = before(now, keep.records)
         work.append(lambda tx: _expire_records(tx, session_id, oldest))
     return work
@@ -402,6 +411,10 @@ async def _expire_events(tx: Transaction, session_id: str, kind: Literal["deltas
     return turn == first + _TURNS
 
 
+async def give_up_parent(tx: Transaction, session_id: str) -> None:
+    await tx.run("set_fork", session_id=session_id, forked_from=None, forked_turns=0)
+
+
 async def _expire_records(tx: Transaction, session_id: str, oldest: str) -> bool:
     """Delete some records of an ended session, its state and its requests; False when none is left."""
     session = await rows.find(tx, session_id)
@@ -412,6 +425,9 @@ async def _expire_records(tx: Transaction, session_id: str, oldest: str) -> bool
             return False
         # From here on nobody forks or exports it: some of its turns are missing.
         await tx.run("set_expired_records", session_id=session_id, state=_GOING)
+    if session.row.forked_from is not None:
+        # What it shares would be kept for it, or handed over to it.
+        await give_up_parent(tx, session_id)
     left = _ROWS
     for query in ("purge_records", "purge_slots", "purge_slot_versions", "purge_inputs"):
         left -= len(await tx.rows(query, session_id=session_id, limit=left))

@@ -14,6 +14,7 @@ from perdure.store.engine.database import Transaction
 from perdure.store.lifecycle import Keep
 from perdure.store.values import Commit, SessionChange
 from tests.store.conformance.conftest import Database
+from tests.store.conformance.test_deletions import delete
 from tests.store.conformance.test_forks import fork, owners, play
 from tests.support import given
 from tests.support.given import opening
@@ -151,6 +152,51 @@ async def test_records_that_a_fork_shares_stay(store: Store) -> None:
     await expire(store, Keep(deltas=AT_ONCE, messages=AT_ONCE, records=AT_ONCE))
 
     assert await owners(store, "f") == ["s"]
+
+
+async def test_an_expired_fork_does_not_keep_the_records_of_its_parent(store: Store) -> None:
+    await play(store, 0)
+    await fork(store, 0)
+    for session_id in ("s", "f"):
+        await store.commit(given.closing(session_id))
+
+    for _ in range(2):
+        await expire(store, Keep(records=AT_ONCE))
+
+    assert await owners(store, "s") == []
+
+
+async def test_an_expired_fork_inherits_nothing(store: Store, database: Database) -> None:
+    await play(store, 0)
+    await fork(store, 0)
+    await store.commit(given.closing("f"))
+    await expire(store, Keep(records=AT_ONCE))
+
+    await delete(store)
+
+    assert database.run("SELECT 1 FROM records") == []
+
+
+@pytest.mark.parametrize("deleted", [False, True])
+async def test_an_expired_fork_of_older_code_gives_up_its_parent(
+    store: Store, database: Database, *, deleted: bool
+) -> None:
+    await play(store, 0)
+    for to in ("f", "g"):
+        await fork(store, 0, to=to)
+    await store.commit(given.closing("f"))
+    # Such code left it with its parent.
+    database.run("UPDATE sessions SET expired_records = 1 WHERE session_id = 'f'")
+    database.run("DELETE FROM records WHERE session_id = 'f'")
+
+    if deleted:
+        await delete(store)
+    else:
+        await expire(store, Keep(records=AT_ONCE))
+
+    assert (await given.read_session(store, "f")).forked_from is None
+    assert await owners(store, "f") == []
+    assert await owners(store, "g") == ["s"]
 
 
 @pytest.mark.parametrize("limit", [500, 1])
