@@ -21,15 +21,8 @@ from perdure.runtime.dead_letters import DeadLetters
 from perdure.runtime.sessions import Description, Sessions
 from perdure.session.state import read_turn_number
 from perdure.store.engine.rows import stamp
-from perdure.store.values import (
-    DeadLetter,
-    DeadLetterQuery,
-    DeadLetterStatus,
-    InputRow,
-    SessionQuery,
-    SessionRow,
-    ShownStatus,
-)
+from perdure.store.lifecycle import DeadLetter, DeadLetterQuery, DeadLetterStatus
+from perdure.store.values import InputRow, SessionQuery, SessionRow, ShownStatus
 
 
 @dataclass(frozen=True)

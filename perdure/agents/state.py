@@ -142,11 +142,11 @@ def declared_names() -> list[str]:
     return [name for name, states in _DECLARED.items() if states]
 
 
-def check_readable(name: str, stored: JsonObject) -> None:
+def check_readable(name: str, stored: JsonObject | None) -> None:
     """Raise `UnreadableState` if none of the declared slots of this name can read the stored value."""
     found: UnreadableState | None = None
     for state in list(_DECLARED.get(name, ())):
-        if stored.get("version", 1) == state.version:
+        if stored is None or stored.get("version", 1) == state.version:
             return
         try:
             state.read(stored)

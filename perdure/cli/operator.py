@@ -18,17 +18,9 @@ from perdure.protocol.deliveries import Principal
 from perdure.session.state import OPERATOR_FAILED, Rebuild, Repair, read_turn_number
 from perdure.settings import Settings
 from perdure.store.base import Store, events_of
-from perdure.store.lifecycle import Deletion
+from perdure.store.lifecycle import DeadLetterPage, DeadLetterQuery, DeadLetterStatus, Deletion, Restoration
 from perdure.store.open import checked_store, open_store
-from perdure.store.values import (
-    DeadLetterPage,
-    DeadLetterQuery,
-    DeadLetterStatus,
-    Restoration,
-    SessionQuery,
-    SessionRow,
-    ShownStatus,
-)
+from perdure.store.values import SessionQuery, SessionRow, ShownStatus
 
 if TYPE_CHECKING:
     from perdure.runtime.signals import DriverClient

@@ -170,8 +170,7 @@ class ModelCaller:
             return await self._run(ctx)
         from .tools.budget import Budget
 
-        tokens = ctx.conversation.tokens
-        budget = Budget.of(self._store, agent, row, call.at, attempt, self._settings, tokens, ctx.now)
+        budget = Budget.of(self._store, agent, row, call.at, attempt, self._settings, ctx.conversation.tokens, ctx.now)
         caller = ModelCaller(
             self._store, self._agents, self._models, self._settings, self._histories, self._clock, budget
         )
@@ -231,6 +230,7 @@ class ModelCaller:
         commit = Commit(
             at.session_id,
             head=ctx.call.head,
+            left_out=ctx.row.left_out,
             unless_cancelled=at.turn,
             unless=(at.turn, at.step, REPLY),
             fence=self._fence(ctx, Hold.RAISE),

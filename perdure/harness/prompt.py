@@ -34,7 +34,8 @@ from perdure.protocol import names
 from perdure.protocol.deliveries import FilePart, TextPart
 from perdure.store.base import Store
 from perdure.store.engine.rows import encode
-from perdure.store.values import NewRecord, Record, Restoration, SessionRow
+from perdure.store.lifecycle import Restoration
+from perdure.store.values import NewRecord, Record, SessionRow
 
 from .journal import (
     FAILURE,

@@ -4,7 +4,7 @@ Also the work on a session beside its turns: reminders, refused deliveries, atte
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from perdure.agents.registry import AgentRegistry
 from perdure.errors import NeedsAttention, Superseded, TurnCancelled, UnreadableState
@@ -253,11 +253,7 @@ class TurnEnder:
             return True
         if close.if_idle and await self._store.count_unread(close.session_id) > 0:
             return False
-        try:
-            await self._stop(row)
-        except UnreadableState:
-            # Unreadable records may be the very reason why the operator ends the session.
-            log.warning("the last turn of %s cannot be read; the session is closed without its end", close.session_id)
+        await self._try_stop(row)
         error = {"code": close.failure.code, "message": close.failure.message}
         event = NewEvent(
             type=EventType.SESSION_FAILED,
@@ -265,9 +261,11 @@ class TurnEnder:
             data={**error, "sessionId": close.session_id},
         )
         change = SessionChange(status="failed", error=error)
-        await self._store.commit(
-            Commit(close.session_id, events=(event,), close=True, settles_cancel=True, change=change)
-        )
+        end = Commit(close.session_id, events=(event,), close=True, settles_cancel=True, change=change)
+        try:
+            await self._store.commit(replace(end, if_idle=close.if_idle))
+        except AlreadyBegun:
+            return False
         return True
 
     async def report(self, session_id: str, error: NeedsAttention) -> None:
@@ -286,6 +284,13 @@ class TurnEnder:
         if await self._store.set_attention(session_id, attention, turn):
             log.warning("session %s needs attention: %s", session_id, attention.code)
             spans.needs_attention(attention.code)
+
+    async def _try_stop(self, row: SessionRow) -> None:
+        try:
+            await self._stop(row)
+        except UnreadableState:
+            # Unreadable records may be the very reason why the operator ends the session.
+            log.warning("the last turn of %s cannot be read; the session is closed without its end", row.session_id)
 
     async def _stop(self, row: SessionRow) -> None:
         page = await self._store.inputs(InputQuery(session_id=row.session_id, limit=1))

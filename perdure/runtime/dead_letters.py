@@ -10,7 +10,8 @@ from perdure.errors import Conflict, DeadLetterNotFound, NoActiveSession, Sessio
 from perdure.protocol import names
 from perdure.protocol.deliveries import CONTROLS, DeliveryBody, Principal
 from perdure.store.base import Store
-from perdure.store.values import Accepted, DeadLetterPage, DeadLetterQuery, NewDelivery
+from perdure.store.lifecycle import DeadLetterPage, DeadLetterQuery
+from perdure.store.values import Accepted, NewDelivery
 
 from .deliveries import CallerRequest
 
@@ -86,13 +87,17 @@ class DeadLetters:
         return not row.unread or await self._signals.deliver(row, unsignalled=accepted.unsignalled)
 
     async def _messages(self, session_id: str, turn: int) -> Sequence[DeliveryBody]:
-        """The messages of the turn. A turn that resumed after an answer has none: the one that asked has them."""
+        """The messages of the turn. A turn that resumed after an answer has none: the one that asked has them.
+
+        An answer that came too late has a turn of its own, and the turn before that has ended: its messages were read.
+        """
         # Imported late: an API loads the libraries of models only when it needs them.
         from perdure.harness.journal import read_journal
 
         for number in range(turn, -1, -1):
             journal = await read_journal(self._store, session_id, number)
-            if any(each.kind in CONTROLS for each in journal.deliveries()):
+            has_ended = number < turn and journal.records and journal.park is None
+            if has_ended or any(each.kind in CONTROLS for each in journal.deliveries()):
                 break
             if messages := [_again(each) for each in journal.deliveries() if each.is_message]:
                 return messages

@@ -155,8 +155,9 @@ def next_move(session: SessionState, now: float, *, renew: bool = False, bounded
 
 
 def _is_to_withdraw(session: SessionState) -> bool:
-    """Whether the open requests need no answer any more."""
-    ends = session.cancel == "this" or any(each.kind in _ENDS_PARK for each in session.inbox)
+    """Whether the open requests need no answer any more. An answer that was accepted before still counts."""
+    kinds = (each.kind for each in session.inbox if each.kind == "answer" or each.kind in _ENDS_PARK)
+    ends = session.cancel == "this" or next(kinds, None) in _ENDS_PARK
     return ends and bool(session.open) and session.held is None
 
 

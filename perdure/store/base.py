@@ -14,6 +14,7 @@ from perdure.bounds import quoted
 from perdure.errors import SessionNotFound, Unavailable
 from perdure.protocol.events import Event, NewEvent
 from perdure.protocol.requests import Attention
+from perdure.store.lifecycle import DeadLetter, DeadLetterPage, DeadLetterQuery, Restoration
 
 from .lifecycle import Deletion, Forked, Keep, NewFork, NewImport
 from .values import (
@@ -23,9 +24,6 @@ from .values import (
     CancelRequest,
     Commit,
     Committed,
-    DeadLetter,
-    DeadLetterPage,
-    DeadLetterQuery,
     DeliveryRow,
     InputPage,
     InputQuery,
@@ -33,7 +31,6 @@ from .values import (
     NewDelivery,
     NewSession,
     Record,
-    Restoration,
     SessionPage,
     SessionQuery,
     SessionRow,

@@ -1,4 +1,4 @@
-"""Values of what happens to whole sessions: forks, deletions, and the files of exports."""
+"""Values of what happens to whole sessions: forks, restores, deletions, files of exports, and failed turns."""
 
 import hashlib
 import json
@@ -38,6 +38,16 @@ class Forked:
 
     session_id: str
     fresh: bool
+
+
+@dataclass(frozen=True)
+class Restoration:
+    """Later prompts leave out the turns after `kept`, and the state slots are as they were at its end."""
+
+    session_id: str
+    reason: str
+    # None: prompts begin with the turn that comes next or runs, and the slots stay.
+    kept: int | None = None
 
 
 @dataclass(frozen=True)
@@ -110,7 +120,7 @@ class ExportHeader(Wire):
 class ExportedSlot(Wire):
     kind: Literal["slot"] = "slot"
     name: str = Field(max_length=1_000)
-    value: JsonObject
+    value: JsonObject | None
     version: int = Field(ge=1, lt=_LARGEST_NUMBER)
 
 
@@ -313,3 +323,37 @@ class NewImport:
     delivery: NewDelivery | None = None
     # What bounds it in time from now on.
     bounds: Bounds | None = None
+
+
+DeadLetterStatus: TypeAlias = Literal["open", "requeued"]
+
+
+@dataclass(frozen=True)
+class DeadLetter:
+    """A turn that failed. Every commit with the event of a failed turn leaves one."""
+
+    session_id: str
+    turn: int
+    agent: str
+    code: str
+    message: str
+    failed_at: str
+    # When its messages were delivered again.
+    requeued_at: str | None = None
+
+
+@dataclass(frozen=True)
+class DeadLetterQuery:
+    """One page of dead letters, newest first."""
+
+    owner: str | None = None
+    agent: str | None = None
+    status: DeadLetterStatus = "open"
+    limit: int = 50
+    cursor: str | None = None
+
+
+@dataclass(frozen=True)
+class DeadLetterPage:
+    dead_letters: Sequence[DeadLetter]
+    next_cursor: str | None = None

@@ -98,16 +98,6 @@ class SessionChange:
 
 
 @dataclass(frozen=True)
-class Restoration:
-    """Later prompts leave out the turns after `kept`, and the state slots are as they were at its end."""
-
-    session_id: str
-    reason: str
-    # None: prompts begin with the turn that comes next or runs, and the slots stay.
-    kept: int | None = None
-
-
-@dataclass(frozen=True)
 class SessionQuery:
     """One page of sessions, newest first."""
 
@@ -272,7 +262,8 @@ class SlotWrite:
 @dataclass(frozen=True)
 class Slot:
     name: str
-    value: JsonObject
+    # None: it had no value yet at the turn to which the session was restored.
+    value: JsonObject | None
     version: int
 
 
@@ -319,11 +310,13 @@ class Commit:
 
     1. Lock the session's row; `SessionGone` when there is none. `head`: raise `StoreBehind` when the session has fewer
        events than this, because the store is older than the caller. `current`: raise `Unavailable` when the number of
-       events is not exactly `head`; the caller reads the session again.
+       events is not exactly `head`; the caller reads the session again. `left_out`: the same when prompts leave out
+       other turns by now.
     2. `unless`: when this record exists, another attempt has won. Write nothing and return the record
        (`Committed.existing`). In a closed session, a `close` without a `fence` changes nothing, and a commit that adds
        something raises `Superseded`, unless it is `late`. `unless_cancelled`: raise `TurnCancelled` when this turn, or
-       an earlier one, is to be stopped. `without`: raise `AlreadyBegun` when one of these records exists.
+       an earlier one, is to be stopped. `without`: raise `AlreadyBegun` when one of these records exists; `if_idle`:
+       the same when a delivery waits.
     3. `fence`: RAISE replaces an older generation (then `superseding` is appended before `events`), and raises
        `Superseded` when the generation in the store is newer. KEEP and RELEASE raise `Superseded` unless the store has
        exactly this generation. RELEASE deletes the fence, and what it has reserved with it. `reserve`: reserve this
@@ -350,9 +343,11 @@ class Commit:
     session_id: str
     head: int | None = None
     current: bool = False
+    left_out: Sequence[tuple[int, int]] | None = None
     unless_cancelled: int | None = None
     unless: tuple[int, int, str] | None = None
     without: Sequence[tuple[int, int, str]] = ()
+    if_idle: bool = False
     fence: Fence | None = None
     superseding: NewEvent | None = None
     records: Sequence[NewRecord] = ()
@@ -386,42 +381,6 @@ class SlotConflict(Exception):
 
 class DeliveryTaken(Exception):
     """A delivery was read by another turn, or was refused."""
-
-
-# --- dead letters -------------------------------------------------------------------------------------------
-
-DeadLetterStatus: TypeAlias = Literal["open", "requeued"]
-
-
-@dataclass(frozen=True)
-class DeadLetter:
-    """A turn that failed. Every commit with the event of a failed turn leaves one."""
-
-    session_id: str
-    turn: int
-    agent: str
-    code: str
-    message: str
-    failed_at: str
-    # When its messages were delivered again.
-    requeued_at: str | None = None
-
-
-@dataclass(frozen=True)
-class DeadLetterQuery:
-    """One page of dead letters, newest first."""
-
-    owner: str | None = None
-    agent: str | None = None
-    status: DeadLetterStatus = "open"
-    limit: int = 50
-    cursor: str | None = None
-
-
-@dataclass(frozen=True)
-class DeadLetterPage:
-    dead_letters: Sequence[DeadLetter]
-    next_cursor: str | None = None
 
 
 # --- inputs -------------------------------------------------------------------------------------------------

@@ -70,7 +70,9 @@ class _Play:
         pending = tuple(row.request for row in await self.stage.waiting())
         if not pending:
             await self._store.close()
-        return Played(events, pending, {name: slot.value for name, slot in slots.items()}, calls, self)
+        return Played(
+            events, pending, {name: slot.value for name, slot in slots.items() if slot.value is not None}, calls, self
+        )
 
 
 @dataclass(frozen=True)

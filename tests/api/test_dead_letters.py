@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from httpx2 import Response
 
-from perdure.harness.journal import DELIVERY, ConsumedDelivery, written
+from perdure.harness.journal import DELIVERY, END, PARK, ConsumedDelivery, StoredPark, written
 from perdure.protocol import names
 from perdure.protocol.events import EventType
 from perdure.store.values import Commit, Consumption, SessionChange
@@ -113,6 +113,8 @@ async def test_what_it_answered_is_not_answered_again(people: Api) -> None:
 async def test_a_turn_that_resumed_has_the_messages_of_the_turn_that_asked(people: Api) -> None:
     session = await people.create("the question of all")
     await fail(people, session, events=[])
+    asked = written(0, 0, END, PARK, StoredPark(open=()))
+    await people.store.commit(Commit(session["sessionId"], records=[asked]))
     await fail(people, session, 1)
 
     (delivery_id,) = (await requeue(people, session, "turn_1")).json()["deliveryIds"]
@@ -120,6 +122,17 @@ async def test_a_turn_that_resumed_has_the_messages_of_the_turn_that_asked(peopl
     (row,) = await people.store.deliveries(session["sessionId"], [delivery_id])
     assert row.body is not None
     assert row.body["message"] == "the question of all"
+
+
+async def test_a_late_answer_has_no_messages_of_a_turn_that_has_ended(people: Api) -> None:
+    session = await people.create("pay")
+    await fail(people, session, events=[])
+    await fail(people, session, 1)
+
+    answer = await requeue(people, session, "turn_1")
+
+    assert (answer.status_code, answer.json()["code"]) == (409, "conflict")
+    assert await people.store.count_unread(session["sessionId"]) == 0
 
 
 @pytest.mark.parametrize("turn", ["turn_1", "turn_", "0", "turn_99999999999", "%00"])

@@ -7,7 +7,8 @@ from perdure.errors import UnreadableState
 from perdure.harness.journal import REPLY
 from perdure.harness.prompt import HistoryCache
 from perdure.store.base import Store
-from perdure.store.values import Commit, NewRecord, Record, Restoration, SessionRow
+from perdure.store.lifecycle import Restoration
+from perdure.store.values import Commit, NewRecord, Record, SessionRow
 from perdure.testing import ScriptedModel
 from tests.support.lab import SESSION, Lab, lab
 

@@ -1,11 +1,15 @@
+from typing import Any, cast
+
 import pytest
 
 from perdure import tool
 from perdure.errors import ModelFailed
 from perdure.protocol.events import delivery_refused
-from perdure.protocol.requests import Failure, Finished, Refusal
+from perdure.protocol.requests import CloseSession, Failure, Finished, Refusal
+from perdure.session.state import SESSION_IDLE
+from perdure.store.base import Store
 from perdure.testing import ScriptedModel, call
-from tests.support.lab import SESSION, lab
+from tests.support.lab import SESSION, Lab, lab
 
 CRASHED = Failure(code="STEP_FAILED", message="The step could not be done.")
 
@@ -149,3 +153,29 @@ async def test_a_refused_delivery_is_emitted_once() -> None:
         assert await it.emitted("delivery.refused") == [
             {"deliveryId": delivery.id, "code": "STALE_TOKEN", "message": "Too late."}
         ]
+
+
+class LateDelivery:
+    """A message is accepted after the look for unread deliveries, and before the commit that ends the session."""
+
+    def __init__(self, it: Lab) -> None:
+        self._it = it
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._it.store, name)
+
+    async def count_unread(self, session_id: str) -> int:
+        count = await self._it.store.count_unread(session_id)
+        await self._it.deliver("at the last moment")
+        return count
+
+
+async def test_a_message_that_is_accepted_while_an_idle_session_ends_is_read() -> None:
+    async with lab(["zero", "one"]) as it:
+        await it.model(await it.deliver("m0"))
+        close = CloseSession(session_id=SESSION, failure=SESSION_IDLE, if_idle=True)
+
+        closed = await it.worker(cast(Store, LateDelivery(it))).close_session(close)
+
+        assert closed is False
+        assert "delivery.refused" not in await it.types()

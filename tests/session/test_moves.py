@@ -291,3 +291,12 @@ def test_what_arrived_while_the_state_was_rebuilt_is_kept() -> None:
     )
 
     assert session.inbox == (MESSAGE, ANSWER)
+
+
+@pytest.mark.parametrize("control", [CLEAR, RESET], ids=["clear", "reset"])
+def test_an_answer_that_was_accepted_before_a_control_is_read_before_it(control: DeliveryRef) -> None:
+    """Its call was approved when the control was accepted, so the control must not withdraw the request."""
+    state = SessionState(session_id="s", agent="a", token_hash="now", turn=1, open=(ASKED,))
+
+    assert next_move(state.with_delivery(ANSWER).with_delivery(control), NOW) == RunTurn((ANSWER,))
+    assert next_move(state.with_delivery(control).with_delivery(ANSWER), NOW) == Withdraw()

@@ -18,8 +18,8 @@ from perdure.protocol.inputs import APPROVE, InputAnswer
 from perdure.protocol.requests import Attention, Calls, CloseSession, Failure, RebuildSession, Refusal, Reminder
 from perdure.runtime.sessions import cancel_turn
 from perdure.session.state import OPERATOR_FAILED
-from perdure.store.lifecycle import Export, ExportHeader, NewFork, NewImport
-from perdure.store.values import Attempt, CancelRequest, Restoration
+from perdure.store.lifecycle import Export, ExportHeader, NewFork, NewImport, Restoration
+from perdure.store.values import Attempt, CancelRequest
 from perdure.testing import call
 from tests.support.lab import SESSION, Lab, lab
 

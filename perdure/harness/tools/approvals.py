@@ -127,7 +127,7 @@ def request_id(at: Coordinates, call_id: str) -> str:
 async def remembered(store: Store, session_id: str) -> tuple[frozenset[str], int]:
     """The keys of remembered approvals, and the version of their slot."""
     slot = (await store.slots(session_id, [REMEMBERED_APPROVALS])).get(REMEMBERED_APPROVALS)
-    return (read_remembered(slot.value), slot.version) if slot else (frozenset(), 0)
+    return (read_remembered(slot.value or {}), slot.version) if slot else (frozenset(), 0)
 
 
 def read_remembered(stored: JsonObject) -> frozenset[str]:

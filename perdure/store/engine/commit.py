@@ -21,17 +21,14 @@ from perdure.store.values import (
 
 from . import rows
 from .database import Transaction, Value, Written
-from .deliveries import expects_turn, refuse_unread
+from .deliveries import expects_turn, has_unread, refuse_unread
 from .rows import LockedSession, encode, lock
 
 
 async def apply(tx: Transaction, commit: Commit, now: str) -> Written[Committed]:
     """Execute the commit, or raise; the caller then rolls the transaction back."""
     session = await lock(tx, commit.session_id)
-    if commit.head is not None and session.row.events < commit.head:
-        raise StoreBehind(events=session.row.events, expected=commit.head)
-    if commit.current and commit.head != session.row.events:
-        raise Unavailable("The session has changed since it was read.")
+    _check_read(commit, session.row)
     if commit.unless and (existing := await record_at(tx, commit.session_id, *commit.unless)) is not None:
         # Another attempt has won.
         return Written(Committed(session.row, existing=existing))
@@ -42,9 +39,7 @@ async def apply(tx: Transaction, commit: Commit, now: str) -> Written[Committed]
     turn, cancelled = commit.unless_cancelled, session.row.cancel_turn
     if turn is not None and cancelled is not None and cancelled <= turn:
         raise TurnCancelled(turn=turn)
-    for key in commit.without:
-        if await record_at(tx, commit.session_id, *key) is not None:
-            raise AlreadyBegun
+    await _check_unbegun(tx, commit)
     superseded = await _apply_fence(tx, commit)
     await _reserve(tx, commit)
     await _spend(tx, commit)
@@ -74,6 +69,23 @@ async def apply(tx: Transaction, commit: Commit, now: str) -> Written[Committed]
     closed_at = session.closed_at or (now if commit.close else None)
     await tx.run("update_session", **rows.read_model(row), closed_at=closed_at)
     return Written(Committed(row, superseded=superseded), log_head if log_head > session.row.events else None)
+
+
+def _check_read(commit: Commit, row: SessionRow) -> None:
+    """Raise if what the caller has read cannot be true, or is not true any more."""
+    if commit.head is not None and row.events < commit.head:
+        raise StoreBehind(events=row.events, expected=commit.head)
+    changed = commit.current and commit.head != row.events
+    if changed or (commit.left_out is not None and list(commit.left_out) != list(row.left_out)):
+        raise Unavailable("The session has changed since it was read.")
+
+
+async def _check_unbegun(tx: Transaction, commit: Commit) -> None:
+    for key in commit.without:
+        if await record_at(tx, commit.session_id, *key) is not None:
+            raise AlreadyBegun
+    if commit.if_idle and await has_unread(tx, commit.session_id):
+        raise AlreadyBegun
 
 
 async def record_at(tx: Transaction, session_id: str, turn: int, step: int, key: str) -> Record | None:

@@ -93,6 +93,11 @@ async def expects_turn(tx: Transaction, session_id: str) -> bool:
     """Whether another turn will run: an input request is open or a delivery waits."""
     if await tx.row("has_open_input", session_id=session_id) is not None:
         return True
+    return await has_unread(tx, session_id)
+
+
+async def has_unread(tx: Transaction, session_id: str) -> bool:
+    """Whether a delivery waits to be read by a turn."""
     return (await _waiting(tx, session_id)).count > 0
 
 

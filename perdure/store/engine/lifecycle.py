@@ -11,8 +11,8 @@ from perdure.errors import Conflict, ForkRefused, RestoreRefused, SessionGone, S
 from perdure.protocol import names
 from perdure.protocol.events import EventType, NewEvent
 from perdure.protocol.wire import JsonObject
-from perdure.store.lifecycle import FORK, Deletion, Forked, Keep, NewFork, NewImport, hash_owner
-from perdure.store.values import NewRecord, Restoration, SessionRow, Slot
+from perdure.store.lifecycle import FORK, Deletion, Forked, Keep, NewFork, NewImport, Restoration, hash_owner
+from perdure.store.values import NewRecord, SessionRow, Slot
 
 from . import rows
 from .database import Row, Transaction, Written
@@ -31,6 +31,8 @@ async def fork(tx: Transaction, fork: NewFork, now: str) -> Forked:
     if parent is None or await tx.row("deletion", session_id=fork.parent) is not None:
         raise SessionNotFound
     refuse_expired(parent.row)
+    if any(first <= fork.turn < until for first, until in parent.row.left_out):
+        raise ForkRefused(f"Turn {fork.turn} is left out of prompts since a restore.", reason="left_out")
     await _insert(tx, fork, parent, now)
     for slot in await slots_at(tx, parent.row, fork.turn):
         await tx.run("write_slot", session_id=fork.session_id, **slot)
@@ -119,12 +121,14 @@ async def restore(tx: Transaction, restoration: Restoration, now: str) -> Writte
         raise RestoreRefused("A turn runs: wait for its end, or cancel it first.")
     if await tx.row("has_open_input", session_id=row.session_id) is not None:
         raise RestoreRefused("The session waits for people: cancel its turn first.")
+    if kept is not None and any(first <= kept < until for first, until in row.left_out):
+        raise RestoreRefused(f"Turn {kept} is left out of prompts already: name an earlier turn.")
     first = 0 if kept is None else kept + 1
     left_out = _merged([*row.left_out, (first, current)])
     if first >= current or left_out == list(row.left_out):
         return Written(row)
     if kept is not None:
-        await _restore_slots(tx, session, kept)
+        await _restore_slots(tx, session, kept, current)
     await tx.run("leave_out", session_id=row.session_id, left_out=_encoded(left_out))
     data: JsonObject = {"reason": restoration.reason, "keptFromTurn": names.turn_id(current)}
     if kept is not None:
@@ -134,7 +138,7 @@ async def restore(tx: Transaction, restoration: Restoration, now: str) -> Writte
     return Written(replace(row, left_out=left_out, events=head or row.events), head)
 
 
-async def _restore_slots(tx: Transaction, session: LockedSession, turn: int) -> None:
+async def _restore_slots(tx: Transaction, session: LockedSession, turn: int, current: int) -> None:
     """Write the slots as they were at the end of the turn, as new versions: what runs now must notice."""
     row = session.row
     try:
@@ -142,14 +146,11 @@ async def _restore_slots(tx: Transaction, session: LockedSession, turn: int) -> 
     except ForkRefused as unknown:
         raise RestoreRefused(unknown.message) from None
     for slot in await tx.rows("all_slots", session_id=row.session_id):
-        place = {"session_id": row.session_id, "name": slot["name"]}
-        if slot["name"] not in then:
-            await tx.run("delete_slot", **place)
-            await tx.run("delete_slot_versions", **place)
-        elif then[slot["name"]]["version"] != slot["version"]:
-            again = {**place, "value": then[slot["name"]]["value"], "version": slot["version"] + 1}
-            await tx.run("write_slot", **again)
-            await tx.run("write_slot_version", turn=max(0, row.turns - 1), **again)
+        before = then.get(slot["name"], {"value": encode(None), "version": 0})
+        if before["version"] != slot["version"]:
+            again = {"name": slot["name"], "value": before["value"], "version": slot["version"] + 1}
+            await tx.run("write_slot", session_id=row.session_id, **again)
+            await tx.run("write_slot_version", session_id=row.session_id, turn=current, **again)
 
 
 def _merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:

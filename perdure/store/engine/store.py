@@ -10,7 +10,17 @@ from perdure.protocol import names
 from perdure.protocol.events import Event, NewEvent
 from perdure.protocol.requests import Attention
 from perdure.store.base import Watch
-from perdure.store.lifecycle import Deletion, Forked, Keep, NewFork, NewImport
+from perdure.store.lifecycle import (
+    DeadLetter,
+    DeadLetterPage,
+    DeadLetterQuery,
+    Deletion,
+    Forked,
+    Keep,
+    NewFork,
+    NewImport,
+    Restoration,
+)
 from perdure.store.values import (
     Accepted,
     Answered,
@@ -18,9 +28,6 @@ from perdure.store.values import (
     CancelRequest,
     Commit,
     Committed,
-    DeadLetter,
-    DeadLetterPage,
-    DeadLetterQuery,
     DeliveryRow,
     InputPage,
     InputQuery,
@@ -28,7 +35,6 @@ from perdure.store.values import (
     NewDelivery,
     NewSession,
     Record,
-    Restoration,
     SessionPage,
     SessionQuery,
     SessionRow,

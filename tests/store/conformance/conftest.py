@@ -15,6 +15,9 @@ from tests.support import given
 
 OpenStore: TypeAlias = Callable[[], Awaitable[Store]]
 
+#: What a principal has spent is of no session, and under a name that tells nothing of the principal.
+OF_NO_SESSION = ("perdure_schema", "deletions", "deleted_keys", "spending")
+
 
 class Database:
     """The database behind the store's back."""

@@ -8,7 +8,8 @@ import pytest
 from perdure.errors import Invalid
 from perdure.protocol.events import EventType, NewEvent
 from perdure.store.base import Store
-from perdure.store.values import Commit, DeadLetterQuery
+from perdure.store.lifecycle import DeadLetterQuery
+from perdure.store.values import Commit
 from tests.support import given
 from tests.support.given import ending, running
 

@@ -9,13 +9,10 @@ from perdure.protocol.events import EventType, NewEvent
 from perdure.store.base import Store
 from perdure.store.lifecycle import NewFork
 from perdure.store.values import Commit, SlotWrite
-from tests.store.conformance.conftest import Database
+from tests.store.conformance.conftest import OF_NO_SESSION, Database
 from tests.store.conformance.test_forks import fork, owners, play
 from tests.support import given
 from tests.support.given import opening
-
-#: What a principal has spent is of no session, and under a name that tells nothing of the principal.
-OF_NO_SESSION = ("perdure_schema", "deletions", "deleted_keys", "spending")
 
 
 async def purge(store: Store, session_id: str = "s", limit: int = 500) -> int:

@@ -130,7 +130,7 @@ async def test_no_update_of_a_slot_is_lost(store: Store, other: Store) -> None:
     async def count(at: Store) -> None:
         while True:
             slot = (await at.slots("s", ["n"])).get("n")
-            value, version = (slot.value["n"], slot.version) if slot else (0, 0)
+            value, version = (slot.value["n"], slot.version) if slot and slot.value else (0, 0)
             try:
                 await at.commit(Commit("s", slots=[SlotWrite("n", {"n": value + 1}, expected=version)]))
             except SlotConflict:

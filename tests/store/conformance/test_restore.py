@@ -4,11 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from perdure.errors import RestoreRefused, SessionGone
+from perdure.errors import ForkRefused, RestoreRefused, SessionGone, Unavailable
 from perdure.protocol.events import EventType
 from perdure.store.base import Store
-from perdure.store.lifecycle import NewFork
-from perdure.store.values import Restoration, SlotWrite
+from perdure.store.lifecycle import NewFork, Restoration
+from perdure.store.values import SlotWrite
+from tests.store.conformance.test_deletions import delete
 from tests.support import given
 from tests.support.given import ending, everything, parking, read_session, running
 
@@ -46,7 +47,7 @@ async def test_the_slots_are_as_they_were_then(store: Store) -> None:
     await store.restore(Restoration("s", "OPERATOR", kept=1))
 
     slots = await store.slots("s", ["n", "late"])
-    assert {name: slot.value for name, slot in slots.items()} == {"n": {"value": 1}}
+    assert {name: slot.value for name, slot in slots.items()} == {"n": {"value": 1}, "late": None}
     # What has read the old value must notice.
     assert slots["n"].version > before["n"].version
 
@@ -92,19 +93,60 @@ async def test_a_turn_that_needs_attention_stays(store: Store) -> None:
     assert row.left_out == [(2, 3)]
 
 
-async def test_it_can_be_forked_afterwards(store: Store) -> None:
+async def test_it_can_be_forked_afterwards_where_prompts_begin(store: Store) -> None:
     await after_turns(store, 4)
     await store.restore(Restoration("s", "OPERATOR", kept=0))
     await store.commit(running(4))
     await store.commit(replace(ending(4), slots=[SlotWrite("n", {"value": 9})]))
 
     await store.fork(NewFork("f", "token of f", "s", 4))
-    await store.fork(NewFork("g", "token of g", "s", 2))
+    with pytest.raises(ForkRefused, match="left out"):
+        await store.fork(NewFork("g", "token of g", "s", 2))
 
     assert (await read_session(store, "f")).left_out == [(1, 4)]
-    assert (await read_session(store, "g")).left_out == [(1, 3)]
     assert (await store.slots("f", ["n"]))["n"].value == {"value": 9}
-    assert (await store.slots("g", ["n"]))["n"].value == {"value": 2}
+
+
+async def test_a_turn_that_is_left_out_is_no_turn_to_restore(store: Store) -> None:
+    await after_turns(store, 4)
+    await store.restore(Restoration("s", "OPERATOR", kept=0))
+
+    with pytest.raises(RestoreRefused, match="left out"):
+        await store.restore(Restoration("s", "OPERATOR", kept=2))
+
+
+async def test_a_fork_that_was_restored_takes_what_its_parent_leaves(store: Store) -> None:
+    await after_turns(store, 4)
+    await store.fork(NewFork("f", "token of f", "s", 2))
+    await store.restore(Restoration("f", "OPERATOR", kept=0))
+
+    await delete(store, "s")
+
+    assert len(await store.records("f")) == 3
+    assert (await store.slots("f", ["n", "late"]))["n"].value == {"value": 0}
+
+
+async def test_its_forks_keep_the_slots_of_the_turns_that_they_share(store: Store) -> None:
+    await after_turns(store, 4)
+    await store.fork(NewFork("f", "token of f", "s", 3))
+    await store.commit(running(4, "f"))
+    await store.commit(replace(ending(4, "f"), slots=[SlotWrite("late", {"value": 4})]))
+
+    await store.restore(Restoration("s", "OPERATOR", kept=1))
+
+    slots = {slot.name: slot.value for slot in await store.slots_at("f", 3)}
+    assert slots["late"] == {"value": True}
+
+
+async def test_what_has_read_the_session_before_cannot_commit_to_it(store: Store) -> None:
+    await after_turns(store, 3)
+    read = await read_session(store)
+    await store.restore(Restoration("s", "OPERATOR", kept=0))
+
+    with pytest.raises(Unavailable):
+        await store.commit(replace(running(3), left_out=read.left_out))
+
+    await store.commit(replace(running(3), left_out=(await read_session(store)).left_out))
 
 
 @pytest.mark.parametrize("kept", [-1, 2, 99])

@@ -1,1 +1,0 @@
-DELETE FROM slot_versions WHERE session_id = :session_id AND name = :name
