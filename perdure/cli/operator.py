@@ -223,7 +223,7 @@ def repair(settings: Settings, session_id: str, how: Repair, *, sure: bool = Fal
     """Repair a session that cannot continue without help; `sure`: also when no worker would run it now."""
 
     async def work() -> str:
-        from perdure.runtime.signals import start_lost_driver
+        from perdure.runtime.signals import end_if_deleted, start_lost_driver
 
         async with checked_store(settings.database) as store:
             row = await _known(store, session_id)
@@ -238,6 +238,7 @@ def repair(settings: Settings, session_id: str, how: Repair, *, sure: bool = Fal
                 # The first action of the new driver.
                 rebuild = Rebuild(reason="OPERATOR", ends=OPERATOR_FAILED if how == "fail" else None)
                 await driver.rebuild(session_id, rebuild, unattended=sure)
+                await end_if_deleted(store, driver, session_id)
             return _REPAIRED[how]
 
     return _run_with_hint(work)

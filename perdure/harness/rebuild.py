@@ -24,11 +24,14 @@ class SessionRebuilder:
         self._store = store
 
     async def rebuild(self, order: RebuildSession, attempt: Attempt) -> SessionState | None:
-        """The state; None if the session has ended.
+        """The state; None if the session has ended, or was deleted.
 
         Attempts that Temporal has lost may still write. The state must be of one moment: if events were committed
         meanwhile, this raises `Unavailable` and is retried.
         """
+        if await self._store.deletion(order.session_id) is not None:
+            # A session without a row and without this waits: the store may be an older copy.
+            return None
         row = await find_session(self._store, order.session_id)
         if row.ended:
             return None

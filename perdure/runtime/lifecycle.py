@@ -14,10 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
 
-from temporalio.api.common.v1 import WorkflowExecution
-from temporalio.api.workflowservice.v1 import DeleteWorkflowExecutionRequest
 from temporalio.client import Client
-from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.errors import DriverRefused, ForkRefused, Invalid, NoDriver, SessionNotFound, Unavailable, UnreadableState
 from perdure.protocol import names
@@ -347,16 +344,10 @@ class Deletions:
             raise Unavailable("Temporal cannot be reached; try again.") from error
 
     async def _delete_execution(self, execution: _Execution) -> None:
-        request = DeleteWorkflowExecutionRequest(
-            namespace=self._client.namespace,
-            workflow_execution=WorkflowExecution(workflow_id=execution.workflow_id, run_id=execution.run_id),
-        )
         try:
-            await in_time(self._client.workflow_service.delete_workflow_execution(request, timeout=RPC_PATIENCE))
-        except ABSENT as error:
-            if isinstance(error, RPCError) and error.status == RPCStatusCode.NOT_FOUND:
-                return
-            raise Unavailable("Temporal cannot be reached; try again.") from error
+            await self._driver.delete(execution.workflow_id, execution.run_id)
+        except DriverRefused as refused:
+            raise Unavailable("Temporal does not take it now; try again.") from refused
 
 
 # --- exports ------------------------------------------------------------------------------------------------

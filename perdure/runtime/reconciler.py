@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from perdure.errors import NoDriver, NoWorker, Unavailable
 from perdure.store.base import Store
 
-from .signals import DriverClient, start_lost_driver
+from .signals import DriverClient, end_if_deleted, start_lost_driver
 from .sweeper import repeating
 
 log = logging.getLogger("perdure.sessions")
@@ -69,6 +69,9 @@ class Reconciler:
         """Compare once, start sessions without a driver from the store, and report workflows without a session."""
         found = await self.find()
         mended = await self._restore(found.undriven)
+        # Started while the session was deleted, by a process that has died since.
+        deleted = [each for each in found.orphans if await end_if_deleted(self._store, self._driver, each)]
+        found = replace(found, orphans=[each for each in found.orphans if each not in deleted])
         if fresh := frozenset(found.orphans) - self._reported:
             some = ", ".join(sorted(fresh)[:5])
             log.warning(

@@ -8,12 +8,12 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from datetime import timedelta
 from time import monotonic
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from pydantic import ValidationError
+from temporalio.api.common.v1 import WorkflowExecution
 from temporalio.api.enums.v1 import TaskQueueType
 from temporalio.api.taskqueue.v1 import TaskQueue
-from temporalio.api.workflowservice.v1 import DescribeTaskQueueRequest
+from temporalio.api.workflowservice.v1 import DeleteWorkflowExecutionRequest, DescribeTaskQueueRequest
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowQueryFailedError, WorkflowQueryRejectedError
 from temporalio.common import QueryRejectCondition, WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.exceptions import WorkflowAlreadyStartedError
@@ -24,15 +24,17 @@ from perdure.agents.registry import AgentRegistry
 from perdure.errors import BuildGone, DriverRefused, NoDriver, NoWorker, PerdureError, StoreBehind, Unavailable
 from perdure.protocol import names
 from perdure.protocol.requests import Attention
-from perdure.protocol.wire import JsonObject, Wire
+from perdure.protocol.wire import JsonObject
 from perdure.session.state import (
     OPERATOR_CANCELLED,
     OPERATOR_TERMINATED,
+    DriverView,
     Rebuild,
     Repair,
     RepairOrder,
     SessionState,
     read_delivery,
+    read_view,
 )
 from perdure.store.base import Store
 from perdure.store.values import CancelRequest, DeliveryRow, NewSession, SessionRow
@@ -61,46 +63,6 @@ _UNREACHABLE = (
 
 #: Errors of a query that no worker answers.
 _UNANSWERED = (RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.FAILED_PRECONDITION, RPCStatusCode.CANCELLED)
-
-
-class _Ref(Wire):
-    id: str
-
-
-class _Held(Wire):
-    deliveries: tuple[_Ref, ...] = ()
-
-
-class DriverView(Wire):
-    """A driver's answer to the query `describe`. Another build may leave out fields, which then have defaults."""
-
-    inbox: tuple[_Ref, ...] = ()
-    seen: tuple[str, ...] = ()
-    held: _Held | None = None
-    in_turn: tuple[str, ...] = ()
-    idle: bool = False
-    turn: int = 0
-    told: int | None = None
-    head: int | None = None
-
-    @property
-    def holds(self) -> frozenset[str]:
-        """The ids of the deliveries that the driver has not finished."""
-        refs = [*self.inbox, *(self.held.deliveries if self.held else ())]
-        return frozenset([*self.in_turn, *(ref.id for ref in refs)])
-
-    @property
-    def dropped(self) -> frozenset[str]:
-        """The ids of the deliveries that the driver takes for done. Unknown, so empty, while it runs a turn."""
-        return frozenset(self.seen) - self.holds if self.is_idle else frozenset()
-
-    def is_behind(self, turns: int) -> bool:
-        """Whether the session has begun more turns than the driver knows."""
-        return self.is_idle and turns > (self.turn if self.told is None else self.told)
-
-    @property
-    def is_idle(self) -> bool:
-        return self.idle and self.held is None
 
 
 class DriverClient:
@@ -191,6 +153,13 @@ class DriverClient:
         handle = self._client.get_workflow_handle(session_id)
         await _call(handle.terminate(reason=reason, rpc_timeout=RPC_PATIENCE))
 
+    async def delete(self, workflow_id: str, run_id: str = "") -> None:
+        """Delete an execution, by default the newest one; it is ended first. Temporal does it some time later."""
+        execution = WorkflowExecution(workflow_id=workflow_id, run_id=run_id)
+        request = DeleteWorkflowExecutionRequest(namespace=self._client.namespace, workflow_execution=execution)
+        with contextlib.suppress(NoDriver):
+            await _call(self._client.workflow_service.delete_workflow_execution(request, timeout=RPC_PATIENCE))
+
     async def _start(self, state: SessionState, reuse: WorkflowIDReusePolicy, summary: str | None) -> None:
         starting = self._client.start_workflow(
             names.SESSION_WORKFLOW,
@@ -237,13 +206,6 @@ async def _call(call: Awaitable[T]) -> T:
         return await in_time(call)
     except ABSENT as error:
         raise _translated(error) from error
-
-
-def read_view(state: Any) -> DriverView:
-    try:
-        return DriverView.model_validate(state)
-    except ValidationError:
-        return DriverView()
 
 
 def _translated(error: RPCError | RuntimeError | OSError) -> PerdureError:
@@ -447,6 +409,7 @@ class Signals:
     async def _start(self, state: SessionState, title: str | None) -> None:
         summary = f"{state.agent}: {title}" if self._ui_detail and title else state.agent
         await self._driver.start(state, summary=summary)
+        await end_if_deleted(self._store, self._driver, state.session_id)
 
 
 async def start_lost_driver(store: Store, driver: DriverClient, row: SessionRow, *, unattended: bool = False) -> str:
@@ -480,8 +443,21 @@ async def start_lost_driver(store: Store, driver: DriverClient, row: SessionRow,
         case _:
             rebuild = Rebuild(reason="WORKFLOW_FAILED")
     await driver.rebuild(session_id, rebuild, unattended=unattended)
+    if await end_if_deleted(store, driver, session_id):
+        return "it was deleted meanwhile"
     log.warning("session %s had no workflow (%s); it is started from the store", session_id, rebuild.reason)
     return f"it had no workflow ({rebuild.reason}); it is started from the store"
+
+
+async def end_if_deleted(store: Store, driver: DriverClient, session_id: str) -> bool:
+    """Delete the session's workflow if the session was deleted before the workflow was started.
+
+    While the session has a row, its deletion is still to look for workflows.
+    """
+    if await store.deletion(session_id) is None or await store.session(session_id) is not None:
+        return False
+    await driver.delete(session_id)
+    return True
 
 
 async def set_attention(store: Store, session_id: str, attention: Attention) -> None:

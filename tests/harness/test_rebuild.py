@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from perdure.errors import Superseded, Unavailable, UnreadableState
+from perdure.errors import SessionGone, Superseded, Unavailable, UnreadableState
 from perdure.harness.journal import TurnJournal
 from perdure.harness.prompt import messages_of
 from perdure.harness.rebuild import SessionRebuilder
@@ -180,3 +180,14 @@ async def test_the_bounds_of_a_session_survive_the_loss_of_its_driver() -> None:
         assert state is not None
         assert state.bounds == bounds
         assert state.idle_since is not None
+
+
+async def test_a_session_that_was_deleted_is_not_rebuilt_and_one_that_is_missing_waits() -> None:
+    async with lab(["Hello"]) as it:
+        await it.model(await it.deliver("Hi"))
+        await it.store.begin_deletion(SESSION)
+
+        assert await SessionRebuilder(it.store).rebuild(LOST, NOW) is None
+        # The store may be an older copy.
+        with pytest.raises(SessionGone):
+            await SessionRebuilder(it.store).rebuild(RebuildSession(session_id="missing", reason="LOST"), NOW)

@@ -8,8 +8,8 @@ from temporalio.client import Client, WorkflowExecutionStatus
 
 from perdure.errors import NoDriver, NoWorker, Unavailable
 from perdure.protocol.wire import JsonObject
-from perdure.runtime.signals import DriverClient, DriverView, read_view
-from perdure.session.state import Rebuild, Repair, SessionState
+from perdure.runtime.signals import DriverClient
+from perdure.session.state import DriverView, Rebuild, Repair, SessionState, read_view
 
 RUNNING = WorkflowExecutionStatus.RUNNING
 
@@ -97,6 +97,10 @@ class FakeDriver(DriverClient):
     async def terminate(self, session_id: str, reason: str) -> None:
         self._call(session_id, "terminate", reason)
         self.workflows[session_id] = WorkflowExecutionStatus.TERMINATED
+
+    async def delete(self, workflow_id: str, run_id: str = "") -> None:
+        self._reach(workflow_id)
+        self.workflows.pop(workflow_id, None)
 
     def _call(self, session_id: str, what: str, detail: str) -> None:
         self._reach(session_id)

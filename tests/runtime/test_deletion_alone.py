@@ -8,9 +8,11 @@ import pytest
 from temporalio.client import Client
 
 from perdure.runtime.lifecycle import Deletions
+from perdure.runtime.reconciler import Reconciler
+from perdure.runtime.signals import Signals, start_lost_driver
 from perdure.store.base import Store
-from perdure.store.values import Commit
-from tests.runtime.fake_driver import FakeDriver
+from perdure.store.values import Commit, SessionRow
+from tests.runtime.fake_driver import RUNNING, FakeDriver
 from tests.support import given
 
 
@@ -89,3 +91,55 @@ async def test_a_session_with_many_rows_does_not_hold_its_caller(store: Store, d
     assert await store.events("s")
     await deleting.sweep()
     assert await store.unfinished_deletions(10) == []
+
+
+# --- workflows that are started while their sessions are deleted ----------------------------------------------
+
+
+async def deleted(store: Store) -> SessionRow:
+    """The row of a session that was there when it was read, and is deleted now."""
+    row = await given.read_session(store)
+    await store.begin_deletion("s")
+    await store.commit(given.closing())
+    while not await store.purge("s", 100):
+        pass
+    await store.finish_deletion("s", executions=1)
+    return row
+
+
+async def test_no_workflow_is_left_of_a_session_that_was_deleted_while_it_was_started(store: Store) -> None:
+    row = await deleted(store)
+    driver = FakeDriver()
+
+    assert await start_lost_driver(store, driver, row) == "it was deleted meanwhile"
+    assert driver.workflows == {}
+
+
+async def test_no_workflow_is_left_of_a_fork_that_was_deleted_while_it_was_started(store: Store) -> None:
+    row = await deleted(store)
+    driver = FakeDriver()
+
+    await Signals(store, driver).start_later(row)
+
+    assert driver.signalled() == ["start"]
+    assert driver.workflows == {}
+
+
+async def test_a_deletion_that_has_still_to_look_for_workflows_ends_them_itself(store: Store) -> None:
+    await store.begin_deletion("s")
+    driver = FakeDriver()
+
+    await start_lost_driver(store, driver, await given.read_session(store))
+
+    # It stops the turn that may run before.
+    assert driver.workflows == {"s": RUNNING}
+
+
+async def test_a_workflow_whose_starter_died_is_found_when_its_session_was_deleted(store: Store) -> None:
+    await deleted(store)
+    driver = FakeDriver("s", "of another store")
+
+    found = await Reconciler(store, driver).reconcile()
+
+    assert found.orphans == ["of another store"]
+    assert driver.workflows == {"of another store": RUNNING}

@@ -9,8 +9,9 @@ import pytest
 
 from perdure.errors import Unavailable
 from perdure.protocol.wire import JsonObject
-from perdure.runtime.signals import DriverView, Signals
+from perdure.runtime.signals import Signals
 from perdure.runtime.sweeper import Sweeper
+from perdure.session.state import DriverView
 from perdure.store.base import Store
 from perdure.store.open import open_store
 from perdure.store.values import Commit, Consumption

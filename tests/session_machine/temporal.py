@@ -29,8 +29,8 @@ from perdure.errors import NoDriver, Unavailable
 from perdure.protocol import names
 from perdure.protocol.requests import TurnRequest, TurnResult
 from perdure.protocol.wire import JsonObject, Wire
-from perdure.runtime.signals import DriverClient, DriverView, read_view
-from perdure.session.state import Rebuild, Repair, SessionState
+from perdure.runtime.signals import DriverClient
+from perdure.session.state import DriverView, Rebuild, Repair, SessionState, read_view
 from workflows.session import SessionWorkflow
 from workflows.turn import TurnWorkflow
 
