@@ -169,12 +169,13 @@ def fork(
     context: typer.Context,
     session: Annotated[str, typer.Argument(help="The id of the session.")],
     turn: Annotated[int, typer.Option(help="The last turn that both sessions share, from 0.")],
+    agents: Agents = None,
     data_dir: DataDir = None,
 ) -> None:
     """Start a session that shares the first turns of another one; it belongs to the same owner."""
     from . import operator
 
-    session_id, token = operator.fork(_operating(data_dir or context.obj), session, turn)
+    session_id, token = operator.fork(_operating(data_dir or context.obj, agents), session, turn)
     typer.echo(f"session:             {session_id}")
     typer.echo(f"continuation token:  {token}")
 
@@ -201,12 +202,13 @@ def import_(
     ] = None,
     again: Annotated[bool, typer.Option("--again", help="Also when the file was imported before.")] = False,
     token: Annotated[bool, typer.Option("--token", help="Print the continuation token as well.")] = False,
+    agents: Agents = None,
     data_dir: DataDir = None,
 ) -> None:
     """Create a session from an export, and print its id."""
     from . import operator
 
-    session_id, secret = operator.import_(_operating(data_dir or context.obj), file, principal, again=again)
+    session_id, secret = operator.import_(_operating(data_dir or context.obj, agents), file, principal, again=again)
     typer.echo(session_id)
     if token:
         typer.echo(secret)
@@ -344,11 +346,11 @@ def _settings(**given: Any) -> "Settings":
     return read_settings(**given)
 
 
-def _operating(data_dir: Path | None) -> "Settings":
+def _operating(data_dir: Path | None, agents: str | None = None) -> "Settings":
     """The settings for what needs Temporal."""
     from perdure.runtime.local import beside_dev
 
-    return beside_dev(_settings(data_dir=data_dir))
+    return beside_dev(_settings(data_dir=data_dir, agents=agents))
 
 
 def _place(error: Exception) -> str | None:

@@ -9,10 +9,10 @@ import re
 import secrets
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, TypeVar, get_args
 
 from perdure.bounds import quoted
-from perdure.errors import Invalid, NoDriver, NoWorker, SessionNotFound, Unavailable
+from perdure.errors import AgentNotFound, Invalid, NoDriver, NoWorker, SessionNotFound, Unavailable
 from perdure.protocol import names
 from perdure.protocol.deliveries import Principal
 from perdure.session.state import OPERATOR_FAILED, Rebuild, Repair, read_turn_number
@@ -24,6 +24,8 @@ from perdure.store.values import SessionQuery, SessionRow, ShownStatus
 
 if TYPE_CHECKING:
     from perdure.runtime.signals import DriverClient
+
+T = TypeVar("T")
 
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 _ATTRIBUTE = re.compile(r"[A-Za-z][A-Za-z0-9_-]*=[A-Za-z0-9._:/@-]+")
@@ -187,6 +189,9 @@ def export(settings: Settings, session_id: str, write: Callable[[bytes], object]
 
 def import_(settings: Settings, file: Path, principal: str | None, *, again: bool) -> tuple[str, str]:
     """Create a session from an export; its id, and its continuation token."""
+    from perdure.agents.registry import load_agents
+
+    agents = load_agents(settings.agents, settings.model)
 
     async def work() -> tuple[str, str]:
         from perdure.runtime.connect import secret, temporal_client
@@ -199,24 +204,41 @@ def import_(settings: Settings, file: Path, principal: str | None, *, again: boo
         owner = None if principal is None else _principal(settings, principal)
         async with checked_store(settings.database) as store:
             key = secret(settings)
-            signals = Signals(store, DriverClient(await temporal_client(settings, lazy=True), settings.task_queue))
+            driver = DriverClient(await temporal_client(settings, lazy=True), settings.task_queue)
+            signals = Signals(store, driver, agents, ui_detail=settings.ui_detail == "on")
             row = await import_session(store, signals, key, file, principal=owner, again=again)
             return row.session_id, derive_token(key, row.session_id)
 
-    return asyncio.run(work())
+    return _run_with_agents(work)
 
 
 def fork(settings: Settings, session_id: str, turn: int) -> tuple[str, str]:
     """Fork the session at the end of this turn; the id of the fork, and its continuation token."""
+    from perdure.agents.registry import load_agents
+
+    agents = load_agents(settings.agents, settings.model)
 
     async def work() -> tuple[str, str]:
         from perdure.runtime.open import open_sessions
 
         async with checked_store(settings.database) as store:
-            forked = await (await open_sessions(settings, store)).fork(session_id, turn)
+            parent = await _known(store, session_id)
+            if parent.agent not in agents:
+                raise AgentNotFound(f"No agent named {quoted(parent.agent)!r} is known here.")
+            forked = await (await open_sessions(settings, store, agents=agents)).fork(session_id, turn)
             return forked.session_id, forked.continuation_token
 
-    return asyncio.run(work())
+    return _run_with_agents(work)
+
+
+def _run_with_agents(work: Callable[[], Coroutine[None, None, T]]) -> T:
+    """Create a session. What bounds it is decided now, by its agent, so one that is not known here is refused."""
+    try:
+        return asyncio.run(work())
+    except AgentNotFound as missing:
+        raise AgentNotFound(
+            f"{missing.message} It says what bounds the new session: name it with --agents or in PERDURE_AGENTS."
+        ) from None
 
 
 def repair(settings: Settings, session_id: str, how: Repair, *, sure: bool = False) -> str:

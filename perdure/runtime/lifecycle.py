@@ -443,7 +443,7 @@ async def import_session(
         export=export,
         principal=principal or export.header.principal,
         delivery=None if again else delivery,
-        bounds=deliveries.bounds_of(signals.limits(export.header.agent)),
+        bounds=deliveries.bounds_of(signals.known_limits(export.header.agent)),
     )
     await store.import_session(new)
     row = await store.session(session_id)

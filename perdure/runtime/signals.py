@@ -21,7 +21,17 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.agents.agent import DEMO, Limits
 from perdure.agents.registry import AgentRegistry
-from perdure.errors import BuildGone, DriverRefused, NoDriver, NoWorker, PerdureError, StoreBehind, Unavailable
+from perdure.bounds import quoted
+from perdure.errors import (
+    AgentNotFound,
+    BuildGone,
+    DriverRefused,
+    NoDriver,
+    NoWorker,
+    PerdureError,
+    StoreBehind,
+    Unavailable,
+)
 from perdure.protocol import names
 from perdure.protocol.requests import Attention
 from perdure.protocol.wire import JsonObject
@@ -253,6 +263,12 @@ class Signals:
         """What the agent declares, if this process knows it."""
         known = self._agents.get(agent) if self._agents else None
         return known.limits if known else Limits()
+
+    def known_limits(self, agent: str) -> Limits:
+        """The same; `AgentNotFound` if this process has agents, and this is none of them."""
+        if self._agents is not None and agent not in self._agents:
+            raise AgentNotFound(f"No agent named {quoted(agent)!r} is known here.", agent=agent)
+        return self.limits(agent)
 
     async def start(self, session: NewSession, ref: JsonObject) -> bool:
         """Start the driver of a new session; False when it has to be started later."""
