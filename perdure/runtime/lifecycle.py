@@ -9,7 +9,7 @@ import json
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
@@ -166,9 +166,11 @@ _SESSIONS = 200
 _STOP_SECONDS = 45.0
 #: For how many seconds a sweep deletes rows of one session: others wait.
 _SWEEP_SECONDS = 30.0
-#: Seconds between two looks at a session that ends, and until an execution that was just started is listed.
+#: Seconds between two looks at a session that ends, and at what Temporal lists of it.
 _LOOK = 0.1
 _LISTED = 0.5
+#: For how many seconds Temporal must have listed nothing: its list is behind what was just started.
+SETTLED = 3.0
 #: How long an owner can see the receipt, and late retries of its requests are refused.
 _REMEMBERED = 30 * 86_400.0
 
@@ -182,6 +184,16 @@ class _Execution:
     run_id: str
 
 
+@dataclass
+class _Search:
+    """What this process knows of the executions of a session that is being deleted."""
+
+    # Those whose deletion was requested: they are still listed for some time.
+    requested: set[_Execution] = field(default_factory=set[_Execution])
+    # Since when every look has found none.
+    empty_since: float | None = None
+
+
 class Deletions:
     """Deletes sessions for good. Each step may be repeated, and several processes may delete one session at once."""
 
@@ -193,8 +205,7 @@ class Deletions:
         self._client = client
         self._every = every
         self._stop = stop
-        # The executions whose deletion this process has requested, by session: they are still listed for some time.
-        self._requested: dict[str, set[_Execution]] = {}
+        self._searches: dict[str, _Search] = {}
 
     async def delete(
         self, session_id: str, principal: Principal | None, patience: float, *, until_gone: bool = False
@@ -241,7 +252,13 @@ class Deletions:
 
     async def sweep(self) -> None:
         """Resume every deletion that is not finished, and forget old ones."""
-        for session_id in await self._store.unfinished_deletions(_SESSIONS):
+        unfinished = await self._store.unfinished_deletions(_SESSIONS)
+        for session_id in self._searches.keys() - set(unfinished):
+            deletion = await self._store.deletion(session_id)
+            if deletion is None or deletion.finished_at is not None:
+                # Another process has finished it.
+                self._searches.pop(session_id, None)
+        for session_id in unfinished:
             deletion = await self._store.deletion(session_id)
             try:
                 if deletion is not None:
@@ -309,26 +326,31 @@ class Deletions:
     # --- Temporal ---
 
     async def _delete_executions(self, session_id: str) -> int | None:
-        """Delete the session's executions; how many there were, or None while some are still listed.
+        """Delete the session's executions; how many there were, or None while there may be some.
 
-        Temporal deletes them when it has processed their end, which takes about half a minute.
+        Temporal deletes them when it has processed their end, which takes about half a minute. What was started just
+        before is not listed at once, so one empty list proves nothing: the next ones some seconds later must be empty
+        as well.
         """
         # It may have ended by itself.
         with contextlib.suppress(NoDriver, DriverRefused):
             await self._driver.terminate(session_id, _SENTENCE)
-        requested = self._requested.setdefault(session_id, set())
+        search = self._searches.setdefault(session_id, _Search())
         found = await self._listed(session_id)
-        fresh = [each for each in found if each not in requested]
+        fresh = [each for each in found if each not in search.requested]
         for start in range(0, len(fresh), _AT_ONCE):
             await asyncio.gather(*(self._delete_execution(each) for each in fresh[start : start + _AT_ONCE]))
-        requested.update(fresh)
-        if fresh:
-            # One that was started just before is not listed at once, and those that were deleted still are.
-            await asyncio.sleep(_LISTED)
-            found = await self._listed(session_id)
+        search.requested.update(fresh)
         if found:
+            search.empty_since = None
             return None
-        return len(self._requested.pop(session_id, ()))
+        now = monotonic()
+        if search.empty_since is None:
+            search.empty_since = now
+        if now - search.empty_since < SETTLED:
+            return None
+        self._searches.pop(session_id, None)
+        return len(search.requested)
 
     async def _listed(self, session_id: str) -> Sequence[_Execution]:
         """Some of the executions of the session's driver and turns."""

@@ -1,12 +1,14 @@
 """Deletions of sessions whose workers or whose Temporal are not there."""
 
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 from temporalio.client import Client
 
+from perdure.runtime import lifecycle
 from perdure.runtime.lifecycle import Deletions
 from perdure.runtime.reconciler import Reconciler
 from perdure.runtime.signals import Signals, start_lost_driver
@@ -14,21 +16,28 @@ from perdure.store.base import Store
 from perdure.store.values import Commit, SessionRow
 from tests.runtime.fake_driver import RUNNING, FakeDriver
 from tests.support import given
+from tests.support.waiting import until
 
 
 @dataclass
 class Lists:
-    """Temporal's client, which lists nothing."""
+    """Temporal's client, and what it lists at each look; nothing after that."""
 
+    looks: list[list[str]] = field(default_factory=list[list[str]])
     namespace: str = "default"
 
     async def list_workflows(self, query: str, **_: Any) -> AsyncGenerator[Any]:
-        for nothing in ():
-            yield nothing
+        for each in self.looks.pop(0) if self.looks else []:
+            yield SimpleNamespace(id=each, run_id="r")
 
 
-def deletions(store: Store, driver: FakeDriver, stop: float = 45.0) -> Deletions:
-    return Deletions(store, driver, cast("Client", Lists()), stop=stop)
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lifecycle, "SETTLED", 0.0)
+
+
+def deletions(store: Store, driver: FakeDriver, stop: float = 45.0, *, lists: Lists | None = None) -> Deletions:
+    return Deletions(store, driver, cast("Client", lists or Lists()), stop=stop)
 
 
 async def test_a_turn_is_asked_to_stop_before_its_session_is_deleted(store: Store, driver: FakeDriver) -> None:
@@ -62,6 +71,28 @@ async def test_the_sweeper_finishes_what_was_begun(store: Store, driver: FakeDri
     await resumed.sweep()
 
     assert await store.unfinished_deletions(10) == []
+
+
+async def test_an_execution_that_is_listed_late_is_deleted_before_the_receipt(
+    store: Store, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lifecycle, "SETTLED", 0.2)
+    await store.begin_deletion("s")
+    lists = Lists([[], ["s"], ["s"], []])
+    deleting = deletions(store, driver, lists=lists)
+
+    while lists.looks:
+        await deleting.sweep()
+        assert await store.unfinished_deletions(10) == ["s"]
+
+    async def finished() -> bool:
+        await deleting.sweep()
+        return await store.unfinished_deletions(10) == []
+
+    await until(finished, "the receipt")
+    receipt = await store.deletion("s")
+    assert receipt is not None
+    assert receipt.counts["executions"] == 1
 
 
 async def test_one_that_fails_does_not_stop_the_others(
