@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 
 import pytest
+from temporalio.client import WorkflowExecutionStatus
 
 from perdure.errors import NoDriver, NoWorker
 from perdure.protocol import names
@@ -11,6 +12,7 @@ from perdure.protocol.inputs import OpenInput
 from perdure.protocol.requests import Finished, ModelCall, ModelOutcome
 from perdure.runtime.signals import DriverClient
 from perdure.session.state import Rebuild, SessionState
+from tests.support.waiting import until
 from tests.support.workflows import Bench, Outside
 
 LOST = Rebuild(reason="WORKFLOW_LOST")
@@ -91,6 +93,21 @@ async def test_no_session_is_started_on_a_queue_that_no_worker_polls(driver: Dri
 
     assert await driver.status("ses_unattended") is not None
     await driver.terminate("ses_unattended", "the test has ended")
+
+
+async def test_a_workflow_that_runs_is_ended_and_deleted(bench: Bench, driver: DriverClient) -> None:
+    session_id = f"ses_{bench.settings.task_queue}"
+    await driver.rebuild(session_id, LOST, unattended=True)
+
+    await driver.delete(session_id)
+
+    async def ended() -> bool:
+        return await driver.status(session_id) != WorkflowExecutionStatus.RUNNING
+
+    await until(ended, "its end")
+    # Temporal forgets it some time later; repeating is safe.
+    await driver.delete(session_id)
+    await driver.delete("ses_unknown")
 
 
 @pytest.mark.usefixtures("working")
