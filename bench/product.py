@@ -42,6 +42,14 @@ class ProductClient:
         await session.waiting()
         return session
 
+    async def grown(self, turns: int) -> tuple[str, str]:
+        """The id and the token of a session that has had so many turns, without a reader."""
+        session = await self.session()
+        for _ in range(turns - 1):
+            await session.turn()
+        await session.close()
+        return session.id, session.token
+
     async def again(self, session_id: str, token: str, *, turns: int) -> "ProductSession":
         """A session that has had so many turns, with connections of its own again: the API closes those that idle."""
         posts, stream = await Connection.open(self._port), await Connection.open(self._port)

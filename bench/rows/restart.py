@@ -24,11 +24,7 @@ async def measure(product: Product, plan: Plan) -> list[Line]:
 
     async def grown() -> tuple[str, str]:
         async with room:
-            session = await product.client.session()
-            for _ in range(plan.restarted_turns - 1):
-                await session.turn()
-            await session.close()
-            return session.id, session.token
+            return await product.client.grown(plan.restarted_turns)
 
     old = await asyncio.gather(*(grown() for _ in range(plan.restarted)))
     async with asyncio.timeout(plan.patience * 10):

@@ -17,7 +17,7 @@ _SOON = 150
 
 async def measure(product: Product, plan: Plan) -> list[Line]:
     async with asyncio.timeout(plan.patience * 10):
-        grown = {turns: await _grown(product, turns) for turns in plan.ages}
+        grown = {turns: await product.client.grown(turns) for turns in plan.ages}
         # The API closes connections that idle, as the first ones did while the others grew.
         sessions = {turns: await product.client.again(*each, turns=turns) for turns, each in grown.items()}
         warm = await product.client.session()
@@ -31,15 +31,6 @@ async def measure(product: Product, plan: Plan) -> list[Line]:
         *(Line(NAME, f"{what}, {turns} turns old, p50", "ms", p50[turns], target=Target("≤", _SOON)) for turns in p50),
         Line(NAME, f"{what}, {oldest} turns old / {youngest}", "ms", p50[oldest], p50[youngest], Target("≤", 1.2)),
     ]
-
-
-async def _grown(product: Product, turns: int) -> tuple[str, str]:
-    """The id and the token of a session that has had so many turns."""
-    session = await product.client.session()
-    for _ in range(turns - 1):
-        await session.turn()
-    await session.close()
-    return session.id, session.token
 
 
 async def _woken(

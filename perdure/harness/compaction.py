@@ -7,7 +7,7 @@ Read `plan`, then `Summariser`, then `applied`.
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -29,7 +29,7 @@ from perdure.models.base import ModelSource, Prompt, Reply, UsageSoFar, with_mod
 from perdure.protocol import names
 from perdure.protocol.events import EventType, NewEvent, Usage
 from perdure.protocol.requests import Failure
-from perdure.store.base import Store, commit_with_retries
+from perdure.store.base import Store, commit_with_retries, write_at_last
 from perdure.store.engine.rows import encode
 from perdure.store.values import Commit, Fence, NewRecord, SessionChange
 from perdure.telemetry import spans
@@ -61,9 +61,6 @@ _FILE_BYTES = 5 * 1024 * 1024
 
 #: The least that a limit on the length of replies must leave to a summary.
 _SUMMARY_TOKENS = 4_096
-
-#: Seconds for counting the usage of a summary that was not recorded.
-_COUNTING = 5.0
 
 FAILED = "COMPACTION_FAILED"
 
@@ -269,9 +266,8 @@ class Summariser:
         try:
             record = await self._known() or await self._recorded(await self._compaction())
         except (Exception, asyncio.CancelledError):
-            with suppress(Exception):
-                async with asyncio.timeout(_COUNTING):
-                    await self._count()
+            session_id = self._summary.factory.at.session_id
+            await write_at_last(self._count(), log, f"usage of {session_id} was not counted")
             raise
         reach("compaction_after_record")
         return record

@@ -21,7 +21,7 @@ from perdure.protocol.events import NewEvent, Usage
 from perdure.protocol.names import MODEL_SCOPE, REPLY
 from perdure.protocol.requests import Failure, ModelCall, ModelOutcome, NothingToRead
 from perdure.settings import Settings
-from perdure.store.base import Store, commit_with_retries
+from perdure.store.base import Store, commit_with_retries, write_at_last
 from perdure.store.values import Attempt, Commit, Committed, DeliveryTaken, Fence, Hold, InputChanges, SessionRow
 from perdure.telemetry import spans
 
@@ -76,9 +76,6 @@ log = logging.getLogger("perdure.model")
 
 #: Seconds after the first attempt; they double with each one, as in the policy of the activity.
 _FIRST_PAUSE = 0.5
-
-#: Seconds for counting the usage of an attempt that has failed or was cancelled.
-_COUNTING = 5.0
 
 UNUSABLE = "MODEL_REPLY_UNUSABLE"
 
@@ -393,11 +390,8 @@ class ModelCaller:
         try:
             yield
         except (Exception, asyncio.CancelledError, SystemExit):
-            try:
-                async with asyncio.timeout(_COUNTING):
-                    await self._count(ctx, deltas.usage)
-            except Exception as error:
-                log.warning("usage of %s was not counted: %s", ctx.call.at.session_id, type(error).__name__)
+            session_id = ctx.call.at.session_id
+            await write_at_last(self._count(ctx, deltas.usage), log, f"usage of {session_id} was not counted")
             raise
 
     async def _count(self, ctx: ModelContext, usage: Usage) -> None:

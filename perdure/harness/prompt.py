@@ -34,7 +34,7 @@ from perdure.protocol import names
 from perdure.protocol.deliveries import FilePart, TextPart
 from perdure.store.base import Store
 from perdure.store.engine.rows import encode
-from perdure.store.lifecycle import Restoration
+from perdure.store.lifecycle import Restoration, leaves_out
 from perdure.store.values import NewRecord, Record, SessionRow
 
 from .journal import (
@@ -372,9 +372,7 @@ class HistoryCache:
         records = await self._store.records(row.session_id, from_turn=history.until, to_turn=turn)
         # Turns that are left out may be unreadable.
         earlier = [
-            record
-            for record in records
-            if record.turn < turn and not any(first <= record.turn < until for first, until in left_out)
+            record for record in records if record.turn < turn and not (left_out and leaves_out(left_out, record.turn))
         ]
         if history.until < turn:
             history = self._keep(row.session_id, _extended(history, earlier, turn))

@@ -30,6 +30,8 @@ from perdure.store.lifecycle import (
     ExportWriter,
     NewFork,
     NewImport,
+    leaves_out,
+    left_out_up_to,
     read_export,
 )
 from perdure.store.values import Commit, NewDelivery, NewRecord, SessionChange, SessionQuery, SessionRow
@@ -397,7 +399,7 @@ async def export_session(store: Store, session_id: str) -> AsyncGenerator[bytes]
         principal=row.principal,
         title=row.title,
         turns=last + 1,
-        left_out=tuple((first, min(until, last + 1)) for first, until in row.left_out if first <= last),
+        left_out=tuple(left_out_up_to(row.left_out, last)),
     )
     yield writer.line(header)
     for slot in sorted(slots, key=lambda each: each.name):
@@ -479,7 +481,7 @@ def _check_turn(header: ExportHeader, turn: int, records: Sequence[NewRecord]) -
     """`Invalid` for records that this version cannot read, or a last turn after which the session cannot continue."""
     from perdure.harness.journal import FORMATS
 
-    if any(first <= turn < until for first, until in header.left_out):
+    if leaves_out(header.left_out, turn):
         # No prompt reads them.
         return
     try:

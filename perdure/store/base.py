@@ -5,7 +5,8 @@ read model. It is idempotent.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from typing import Protocol
@@ -302,3 +303,16 @@ async def commit_with_retries(store: Store, commit: Commit) -> Committed:
         except Unavailable:
             await asyncio.sleep(pause)
     return await store.commit(commit)
+
+
+#: Seconds for a write on the way out of a failure.
+_LAST_WRITE = 5.0
+
+
+async def write_at_last(work: Awaitable[object], log: logging.Logger, otherwise: str) -> None:
+    """Write on the way out of a failure, which this must neither delay for long nor hide."""
+    try:
+        async with asyncio.timeout(_LAST_WRITE):
+            await work
+    except Exception as error:
+        log.warning("%s: %s", otherwise, type(error).__name__)

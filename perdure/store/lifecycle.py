@@ -50,6 +50,16 @@ class Restoration:
     kept: int | None = None
 
 
+def leaves_out(left_out: Sequence[tuple[int, int]], turn: int) -> bool:
+    """Whether prompts leave this turn out."""
+    return any(first <= turn < until for first, until in left_out)
+
+
+def left_out_up_to(left_out: Sequence[tuple[int, int]], last: int) -> list[tuple[int, int]]:
+    """The ranges up to a turn, with that turn."""
+    return [(first, min(until, last + 1)) for first, until in left_out if first <= last]
+
+
 @dataclass(frozen=True)
 class Deletion:
     """What is left of a session that is being deleted, or was deleted."""

@@ -1,10 +1,8 @@
 """A turn that failed, and its message that is read again once the provider answers."""
 
-import subprocess
-
 import pytest
 
-from perdure.dev.supervisor import command
+from tests.support import commands
 from tests.support.plugin import StackFactory
 from tests.support.stack import Stack
 from tests.support.talk import text, types
@@ -17,9 +15,7 @@ def stack(request: pytest.FixtureRequest, make_stack: StackFactory) -> Stack:
 
 
 def perdure(stack: Stack, *words: str) -> str:
-    done = subprocess.run(
-        command("dead-letters", *words), env=stack.environment, capture_output=True, text=True, check=False, timeout=120
-    )
+    done = commands.perdure("dead-letters", *words, environment=stack.environment)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

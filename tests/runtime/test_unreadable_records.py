@@ -1,13 +1,13 @@
 """Records that nobody can read any more: the session waits, loses nothing, and goes on when somebody decides."""
 
 import sqlite3
-import subprocess
+from subprocess import CompletedProcess
 from typing import Any
 
 import psycopg
 import pytest
 
-from perdure.dev.supervisor import command
+from tests.support import commands
 from tests.support.plugin import StackFactory
 from tests.support.stack import Stack
 from tests.support.talk import Talk, text
@@ -23,8 +23,10 @@ def stack(request: pytest.FixtureRequest, make_stack: StackFactory) -> Stack:
 
 def spoil(stack: Stack, session_id: str, turn: int) -> None:
     """Cut the record of a turn's reply, and let a worker read it that has not yet."""
-    statement = "UPDATE records SET body = '{\"response' WHERE session_id = '{}' AND turn = {} AND slot = 'reply'"
-    statement = statement.replace("'{}'", f"'{session_id}'").replace("turn = {}", f"turn = {turn}")
+    statement = (
+        "UPDATE records SET body = '{\"response' "
+        f"WHERE session_id = '{session_id}' AND turn = {turn} AND slot = 'reply'"
+    )
     url = stack.settings.database
     if url.startswith("sqlite"):
         with sqlite3.connect(url.removeprefix("sqlite:///")) as database:
@@ -38,9 +40,8 @@ def spoil(stack: Stack, session_id: str, turn: int) -> None:
     stack.start_worker()
 
 
-def repair(stack: Stack, *words: str) -> subprocess.CompletedProcess[str]:
-    program = command("sessions", "repair", *words)
-    return subprocess.run(program, env=stack.environment, capture_output=True, text=True, check=False, timeout=120)
+def repair(stack: Stack, *words: str) -> "CompletedProcess[str]":
+    return commands.perdure("sessions", "repair", *words, environment=stack.environment)
 
 
 async def heard_by_the_model(stack: Stack, talk: Talk) -> Any:

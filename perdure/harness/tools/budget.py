@@ -8,7 +8,7 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -28,7 +28,7 @@ from perdure.protocol.inputs import InputRequest, Option, digest
 from perdure.protocol.names import MODEL_SCOPE
 from perdure.protocol.requests import Coordinates, Failure
 from perdure.settings import Settings
-from perdure.store.base import Store, all_inputs
+from perdure.store.base import Store, all_inputs, write_at_last
 from perdure.store.values import Attempt, Commit, Committed, Fence, Hold, InputQuery, Reservation, SessionRow, Spending
 
 from .approvals import EXTEND, EXTEND_BUDGET, request_id
@@ -57,9 +57,6 @@ _REPLY_TOKENS = 1_000
 #: For how many seconds a call waits for what other calls have reserved, and its pauses.
 _PATIENCE = 60.0
 _PAUSES = (0.1, 0.2, 0.5, 1.0)
-
-#: Seconds for the release of a reservation whose attempt has failed.
-_RELEASE = 5.0
 
 _OPTIONS = (Option(id=EXTEND, label="Extend"), Option(id="stop", label="Stop", style="danger"))
 
@@ -237,7 +234,8 @@ class Budget:
             if self.account is not None:
                 fence = Fence(self.at.turn, self.at.step, MODEL_SCOPE, self.attempt, Hold.KEEP)
                 release = Commit(self.at.session_id, fence=fence, reserve=Reservation(self.account, 0, 0))
-                await _quietly(self.store.commit(release))
+                # If this fails, the next attempt replaces the reservation, or the end of the turn deletes it.
+                await write_at_last(self.store.commit(release), log, "a reservation was not released")
             raise
 
     async def commit(self, account: str, commit: Commit) -> Committed:
@@ -309,15 +307,6 @@ def _period(settings: Settings, now: float) -> str:
             return today[:7]
         case "ever":
             return "ever"
-
-
-async def _quietly(work: Awaitable[object]) -> None:
-    try:
-        async with asyncio.timeout(_RELEASE):
-            await work
-    except Exception as error:
-        # The next attempt replaces the reservation, and the end of the turn deletes it.
-        log.warning("a reservation was not released: %s", type(error).__name__)
 
 
 # --- prices -------------------------------------------------------------------------------------------------

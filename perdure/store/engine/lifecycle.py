@@ -11,7 +11,18 @@ from perdure.errors import Conflict, ForkRefused, RestoreRefused, SessionGone, S
 from perdure.protocol import names
 from perdure.protocol.events import EventType, NewEvent
 from perdure.protocol.wire import JsonObject
-from perdure.store.lifecycle import FORK, Deletion, Forked, Keep, NewFork, NewImport, Restoration, hash_owner
+from perdure.store.lifecycle import (
+    FORK,
+    Deletion,
+    Forked,
+    Keep,
+    NewFork,
+    NewImport,
+    Restoration,
+    hash_owner,
+    leaves_out,
+    left_out_up_to,
+)
 from perdure.store.values import NewRecord, SessionRow, Slot
 
 from . import rows
@@ -31,7 +42,7 @@ async def fork(tx: Transaction, fork: NewFork, now: str) -> Forked:
     if parent is None or await tx.row("deletion", session_id=fork.parent) is not None:
         raise SessionNotFound
     refuse_expired(parent.row)
-    if any(first <= fork.turn < until for first, until in parent.row.left_out):
+    if leaves_out(parent.row.left_out, fork.turn):
         raise ForkRefused(f"Turn {fork.turn} is left out of prompts since a restore.", reason="left_out")
     await _insert(tx, fork, parent, now)
     for slot in await slots_at(tx, parent.row, fork.turn):
@@ -62,7 +73,7 @@ async def _insert(tx: Transaction, fork: NewFork, parent: LockedSession, now: st
         title=row.title,
         turns=fork.turn + 1,
         forked_from=fork.parent,
-        left_out=_encoded([(first, min(until, fork.turn + 1)) for first, until in row.left_out if first <= fork.turn]),
+        left_out=_encoded(left_out_up_to(row.left_out, fork.turn)),
         bounds=rows.bounds_text(fork.bounds),
         now=now,
     )
@@ -121,7 +132,7 @@ async def restore(tx: Transaction, restoration: Restoration, now: str) -> Writte
         raise RestoreRefused("A turn runs: wait for its end, or cancel it first.")
     if await tx.row("has_open_input", session_id=row.session_id) is not None:
         raise RestoreRefused("The session waits for people: cancel its turn first.")
-    if kept is not None and any(first <= kept < until for first, until in row.left_out):
+    if kept is not None and leaves_out(row.left_out, kept):
         raise RestoreRefused(f"Turn {kept} is left out of prompts already: name an earlier turn.")
     first = 0 if kept is None else kept + 1
     left_out = _merged([*row.left_out, (first, current)])
