@@ -68,6 +68,12 @@ PATCHES = (
         date(2026, 11, 19),
         "ignored deliveries of kinds that they could not read, until the sweeper signalled them again",
     ),
+    Patch(
+        "look-when-unknown-arrives",
+        "driver",
+        date(2026, 11, 19),
+        "looked for a build that reads a delivery of an unknown kind only after the next signal if they waited already",
+    ),
     Patch("session-bounds", "driver", date(2026, 11, 19), "had no deadline and no idle time-out"),
     Patch("controls", "driver", date(2026, 11, 19), "left controls (`compact`, `clear`, `reset`) to a newer build"),
     Patch("parallel-calls", "turn", date(2026, 11, 18), "began all calls of a reply at once"),

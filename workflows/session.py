@@ -28,18 +28,6 @@ from perdure.protocol.requests import (
 )
 from perdure.protocol.wire import JsonObject
 from perdure.session import decisions
-from perdure.session.decisions import (
-    EndIdle,
-    ForgetCancel,
-    Move,
-    RebuildState,
-    Refuse,
-    Remind,
-    Renew,
-    RunTurn,
-    Wait,
-    Withdraw,
-)
 from perdure.session.state import (
     KINDS,
     OPERATOR_CANCELLED,
@@ -100,6 +88,8 @@ class SessionWorkflow:
         self._in_turn = False
         # The driver waits for work; all that it began has ended and is in the state.
         self._idle = False
+        # Something came for which a driver that waits already may have to wait less long.
+        self._waits_anew = False
         # The ids of the deliveries of the running turn.
         self._turn_deliveries: list[str] = []
         self._turn_handle: TurnHandle | None = None
@@ -134,6 +124,9 @@ class SessionWorkflow:
         if is_new or (state.held is not None and not workflow.patched("only-news-makes-due")):
             state = state.due()
         self._state = state.active(workflow.time()) if is_new and self._bounded else state
+        if is_new and unknown:
+            # Older runs that waited already did not look for a newer build before the next signal.
+            self._waits_anew = workflow.patched("look-when-unknown-arrives")
 
     @workflow.signal(name=names.CANCEL)
     def cancel(self, *data: Any) -> None:
@@ -239,28 +232,28 @@ class SessionWorkflow:
             if await self._make_move(move):
                 return
 
-    async def _make_move(self, move: Move) -> bool:
+    async def _make_move(self, move: decisions.Move) -> bool:
         """Make one move; returns whether the session has ended."""
         match move:
-            case RebuildState(rebuild=rebuild):
+            case decisions.RebuildState(rebuild=rebuild):
                 return await self._rebuild_state(rebuild)
-            case Withdraw():
+            case decisions.Withdraw():
                 await self._withdraw()
                 # A cancelled task has no next message.
                 return self._state.mode == "task"
-            case Refuse():
+            case decisions.Refuse():
                 await self._refuse(move)
-            case Remind(request=request):
+            case decisions.Remind(request=request):
                 await self._remind(request)
-            case RunTurn():
+            case decisions.RunTurn():
                 return await self._run_turn(move)
-            case ForgetCancel():
+            case decisions.ForgetCancel():
                 self._state = self._state.cancelled(None)
-            case EndIdle():
+            case decisions.EndIdle():
                 return await self._end_idle()
-            case Renew():
+            case decisions.Renew():
                 _continue_as_new(decisions.renewed(self._state, workflow.time()).model_dump(mode="json"))
-            case Wait(until=until):
+            case decisions.Wait(until=until):
                 await self._wait(until)
         return False
 
@@ -270,9 +263,10 @@ class SessionWorkflow:
 
         def has_work() -> bool:
             move = decisions.next_move(self._state, workflow.time(), bounded=self._bounded)
-            return not isinstance(move, Wait) or (self._renews_when_parked and _should_renew())
+            has_move = not isinstance(move, decisions.Wait) or (self._renews_when_parked and _should_renew())
+            return has_move or self._waits_anew
 
-        self._idle = True
+        self._idle, self._waits_anew = True, False
         try:
             with contextlib.suppress(TimeoutError):
                 await workflow.wait_condition(has_work, timeout=timeout)
@@ -281,7 +275,7 @@ class SessionWorkflow:
 
     # --- turns ----------------------------------------------------------------------------------------------
 
-    async def _run_turn(self, move: RunTurn) -> bool:
+    async def _run_turn(self, move: decisions.RunTurn) -> bool:
         """Run one turn; returns whether the session has ended."""
         request = decisions.turn_request(self._state, move)
         self._state = self._state.without(*move.deliveries)
@@ -389,7 +383,7 @@ class SessionWorkflow:
         await self._execute_until_success(names.REMIND, reminder, summary="remind")
         self._state = self._state.reminded(request)
 
-    async def _refuse(self, move: Refuse) -> None:
+    async def _refuse(self, move: decisions.Refuse) -> None:
         """Refuse a delivery that no turn can read. An accepted delivery always leads to an event."""
         session_id, delivery_id = self._state.session_id, move.delivery.id
         refusal = Refusal(session_id=session_id, delivery_id=delivery_id, code=move.code, message=move.message)

@@ -191,6 +191,12 @@ class Driven:
             while not (await self.handle.query(names.DESCRIBE))["open"]:
                 await asyncio.sleep(0.02)
 
+    async def idle(self) -> None:
+        """Wait until the driver waits for work."""
+        async with asyncio.timeout(PATIENCE):
+            while not (await self.handle.query(names.DESCRIBE))["idle"]:
+                await asyncio.sleep(0.02)
+
     async def consumed(self, *delivery_ids: str) -> None:
         """Wait until turns have consumed exactly these, in this order."""
         await self.outside.until(lambda: len(self.outside.consumed) >= len(delivery_ids))

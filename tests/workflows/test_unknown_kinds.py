@@ -70,6 +70,7 @@ async def test_a_newer_build_reads_a_delivery_of_a_later_version_that_an_older_o
     later = DeliveryRef(id="dlv_0", token_hash="now", at=stamp(datetime.now(UTC)), version=2)
     async with bench.working(outside):
         session = await bench.start(outside)
+        await session.idle()
         await session.handle.signal("deliver", later.model_dump(mode="json"))
         await until_it_waits(session)
         assert outside.consumed == []

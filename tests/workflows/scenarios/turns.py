@@ -132,6 +132,19 @@ async def controls(stage: Stage) -> None:
     await session.deliver("dlv_3", kind="reset", token="")
 
 
+@TURNS.add({"": (*_TURN, "signal deliver", "patch look-when-unknown-arrives", "timer", "signal deliver", *_TURN)})
+async def unknown_kind_for_a_driver_that_waits(stage: Stage) -> None:
+    """It has waited without an end, and from now on waits until it is time to look for a newer build."""
+    session = await stage.start()
+    await session.deliver("dlv_0")
+    await stage.until(*_TURN)
+    await session.idle()
+    await session.deliver("dlv_1", kind="later", at=stamp(datetime.now(UTC)))
+    await stage.until("timer")
+    await session.deliver("dlv_2")
+    await stage.until(*_TURN, *_TURN)
+
+
 @TURNS.add({"": ("begins", "timer", "signal deliver", *_TURN)})
 async def began_with_an_unknown_kind(stage: Stage) -> None:
     """The run began with a delivery in its inbox that only a newer build can read."""
