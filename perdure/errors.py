@@ -40,7 +40,8 @@ PerdureError
     ├── AgentGone
     ├── UnreadableState
     ├── StoreBehind              the store is older than the session
-    └── BuildGone                no worker of the session's build runs
+    ├── BuildGone                no worker of the session's build runs
+    └── CannotReplay             the workers' code does not replay the session's workflow
 """
 
 from typing import Any, ClassVar
@@ -364,3 +365,9 @@ class BuildGone(NeedsAttention):
     @classmethod
     def of(cls, build: str) -> str:
         return f"No worker of build {build} runs, and the session is on this build."
+
+
+class CannotReplay(NeedsAttention):
+    """The code of the workers does not replay the session's workflow."""
+
+    code = "CANNOT_REPLAY"

@@ -74,6 +74,7 @@ PATCHES = (
         date(2026, 11, 19),
         "looked for a build that reads a delivery of an unknown kind only after the next signal if they waited already",
     ),
+    Patch("cancel-turn-once", "driver", date(2026, 11, 19), "asked a turn to stop at each signal of a cancel"),
     Patch("session-bounds", "driver", date(2026, 11, 19), "had no deadline and no idle time-out"),
     Patch("controls", "driver", date(2026, 11, 19), "left controls (`compact`, `clear`, `reset`) to a newer build"),
     Patch("parallel-calls", "turn", date(2026, 11, 18), "began all calls of a reply at once"),

@@ -147,7 +147,9 @@ class SessionWorkflow:
             # is meant finds the cancel request in the store. Older runs withdrew the parked turn's requests.
             return
         self._state = state.cancelled("this")
-        if self._turn_handle is not None:
+        # The sweeper repeats the signal. Older runs repeated the request to the turn, too.
+        repeated = self._in_turn and state.cancel == "this"
+        if self._turn_handle is not None and not (repeated and workflow.patched("cancel-turn-once")):
             self._turn_handle.cancel()
 
     @workflow.signal(name=names.REPAIR)

@@ -252,13 +252,16 @@ def repair(settings: Settings, session_id: str, how: Repair, *, sure: bool = Fal
             if row.ended:
                 return "The session has ended; there is nothing to repair."
             driver = await _driver(settings)
+            # The first action of a new driver.
+            rebuild = Rebuild(reason="OPERATOR", ends=OPERATOR_FAILED if how == "fail" else None)
             try:
-                await driver.repair(session_id, how)
+                broken = (await driver.unreplayable()).get(session_id)
+                # A driver that cannot be replayed reads no signals.
+                if broken is None or how == "retry" or not await driver.replace(session_id, broken, rebuild):
+                    await driver.repair(session_id, how)
             except NoDriver:
                 if how == "retry":
                     return f"{session_id}: {await start_lost_driver(store, driver, row, unattended=sure)}."
-                # The first action of the new driver.
-                rebuild = Rebuild(reason="OPERATOR", ends=OPERATOR_FAILED if how == "fail" else None)
                 await driver.rebuild(session_id, rebuild, unattended=sure)
                 await end_if_deleted(store, driver, session_id)
             return _REPAIRED[how]

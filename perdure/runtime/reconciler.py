@@ -7,11 +7,15 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
+from time import monotonic
 
-from perdure.errors import NoDriver, NoWorker, Unavailable
+from perdure.errors import CannotReplay, NoDriver, NoWorker, Unavailable
+from perdure.protocol.requests import Attention
+from perdure.session.state import Rebuild
 from perdure.store.base import Store
 
-from .signals import DriverClient, end_if_deleted, start_lost_driver
+from .deploys.unserved import Run
+from .signals import DriverClient, end_if_deleted, set_attention, start_lost_driver
 from .sweeper import repeating
 
 log = logging.getLogger("perdure.sessions")
@@ -19,6 +23,8 @@ log = logging.getLogger("perdure.sessions")
 _PAGE = 1000
 #: After how many failed sessions in a row Temporal counts as unreachable.
 _FAILED_SESSIONS = 20
+#: For how many seconds a session whose workflow cannot be replayed waits for a build that can, such as the last one.
+_REPLAY_PATIENCE = 120.0
 
 
 @dataclass(frozen=True)
@@ -36,10 +42,15 @@ class Disagreement:
 class Reconciler:
     """Compares all open sessions with all running drivers. Several may run at once."""
 
-    def __init__(self, store: Store, driver: DriverClient, *, every: float = 30.0) -> None:
+    def __init__(
+        self, store: Store, driver: DriverClient, *, every: float = 30.0, replay_patience: float = _REPLAY_PATIENCE
+    ) -> None:
         self._store = store
         self._driver = driver
         self._every = every
+        self._replay_patience = replay_patience
+        # Since when runs cannot be replayed.
+        self._unreplayable: Mapping[Run, float] = {}
         self._reported: frozenset[str] = frozenset()
         # Whether the log has the warning that there is no worker.
         self._warned_unattended = False
@@ -81,6 +92,7 @@ class Reconciler:
             )
         self._reported = frozenset(found.orphans)
         await self._driver.find_unserved()
+        await self._replace_unreplayable()
         return replace(found, mended=mended)
 
     async def end_orphans(self, orphans: Sequence[str]) -> None:
@@ -132,3 +144,32 @@ class Reconciler:
         except Exception:
             log.exception("session %s could not be started from the store", session_id)
             return "it could not be started from the store; the log says why"
+
+    async def _replace_unreplayable(self) -> None:
+        """Start sessions from the store whose workflow no worker has been able to replay for some time."""
+        now, runs = monotonic(), await self._driver.unreplayable()
+        fresh = sum(run not in self._unreplayable for run in runs.values())
+        if fresh:
+            log.error(
+                "the workers cannot replay %d sessions: were workflows changed without a patch? They are started from "
+                "the store in %g seconds, unless workers that can replay them run by then",
+                *(fresh, self._replay_patience),
+            )
+        self._unreplayable = {run: self._unreplayable.get(run, now) for run in runs.values()}
+        for session_id, run in runs.items():
+            try:
+                await self._replace(session_id, run, late=now - self._unreplayable[run] >= self._replay_patience)
+            except (NoDriver, NoWorker, Unavailable) as error:
+                log.debug("session %s is looked at again later: %s", session_id, error.message)
+            except Exception:
+                log.exception("session %s could not be started from the store", session_id)
+
+    async def _replace(self, session_id: str, run: Run, *, late: bool) -> None:
+        if await self._store.session(session_id) is None:
+            # It is reported as a workflow without a session.
+            return
+        if not late:
+            message = "The workers cannot replay the workflow of this session."
+            await set_attention(self._store, session_id, Attention(code=CannotReplay.code, message=message))
+        elif await self._driver.replace(session_id, run, Rebuild(reason=CannotReplay.code)):
+            log.warning("session %s could not be replayed; it is started from the store", session_id)

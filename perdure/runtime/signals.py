@@ -90,7 +90,7 @@ class DriverClient:
 
     async def start(self, state: SessionState, *, summary: str | None = None) -> None:
         """Start the session's driver. Idempotent."""
-        await self._start(state, WorkflowIDReusePolicy.REJECT_DUPLICATE, summary)
+        await self._start(state, summary, WorkflowIDReusePolicy.REJECT_DUPLICATE)
 
     async def rebuild(self, session_id: str, rebuild: Rebuild, *, unattended: bool = False) -> None:
         """Start a driver that derives its state from the store; does nothing while one runs.
@@ -100,8 +100,7 @@ class DriverClient:
         """
         if not (unattended or await self._has_worker()):
             raise NoWorker(f"No worker takes sessions from the task queue {self._queue}.")
-        state = SessionState(session_id=session_id, agent="", token_hash="", rebuild=rebuild)
-        await self._start(state, WorkflowIDReusePolicy.ALLOW_DUPLICATE, None)
+        await self._start(SessionState.unknown(session_id, rebuild), None, WorkflowIDReusePolicy.ALLOW_DUPLICATE)
 
     async def deliver(self, session_id: str, ref: JsonObject) -> None:
         await self._signal(session_id, names.DELIVER, ref)
@@ -159,6 +158,19 @@ class DriverClient:
         if self._versions or known:
             self.unserved = await unserved.find(self._client, self._prefix, self._versions, known)
 
+    async def unreplayable(self) -> Mapping[str, unserved.Run]:
+        """The sessions whose workflow fails for ever because its history cannot be replayed, each with that run."""
+        return await unserved.find_unreplayable(self._client, self._prefix)
+
+    async def replace(self, session_id: str, run: unserved.Run, rebuild: Rebuild) -> bool:
+        """Start a driver in place of one that cannot be replayed, or whose turn cannot; False if `run` has ended."""
+        if not await _call(unserved.still_runs(self._client, run)):
+            return False
+        # In one call: a session whose workflow was seen as terminated would be ended.
+        state = SessionState.unknown(session_id, rebuild)
+        await self._start(state, None, WorkflowIDReusePolicy.ALLOW_DUPLICATE, replaces=True)
+        return True
+
     async def terminate(self, session_id: str, reason: str) -> None:
         handle = self._client.get_workflow_handle(session_id)
         await _call(handle.terminate(reason=reason, rpc_timeout=RPC_PATIENCE))
@@ -170,14 +182,17 @@ class DriverClient:
         with contextlib.suppress(NoDriver):
             await _call(self._client.workflow_service.delete_workflow_execution(request, timeout=RPC_PATIENCE))
 
-    async def _start(self, state: SessionState, reuse: WorkflowIDReusePolicy, summary: str | None) -> None:
+    async def _start(
+        self, state: SessionState, summary: str | None, reuse: WorkflowIDReusePolicy, *, replaces: bool = False
+    ) -> None:
+        conflict = WorkflowIDConflictPolicy.TERMINATE_EXISTING if replaces else WorkflowIDConflictPolicy.USE_EXISTING
         starting = self._client.start_workflow(
             names.SESSION_WORKFLOW,
             state.model_dump(mode="json"),
             id=state.session_id,
             task_queue=self._queue,
             id_reuse_policy=reuse,
-            id_conflict_policy=WorkflowIDConflictPolicy.USE_EXISTING,
+            id_conflict_policy=conflict,
             static_summary=summary,
             task_timeout=timedelta(seconds=names.DRIVER_DECISION_SECONDS),
             memo={"agent": state.agent, "model": state.model, "mode": state.mode},

@@ -158,6 +158,11 @@ class SessionState(Wire, extra="allow"):
     # When the last turn ended or the last delivery arrived (seconds since the epoch), if the session may end for that.
     idle_since: float | None = None
 
+    @classmethod
+    def unknown(cls, session_id: str, rebuild: Rebuild) -> "SessionState":
+        """What a driver begins with that first has to derive its state from the store."""
+        return cls(session_id=session_id, agent="", token_hash="", rebuild=rebuild)
+
     @property
     def next_reader_turn(self) -> int:
         return self.turn if self.told is None else self.told

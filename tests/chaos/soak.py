@@ -18,6 +18,7 @@ import signal
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Generator
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -39,8 +40,9 @@ from .retrying_caller import RetryingCaller
 
 _CALLERS = 8
 #: How long nothing may change, once nothing fails any more, before what has not come to rest is said to be stuck; and
-#: how long it may take in all; longer by a part of a second for each that waits at first: a queue takes its time.
-_STILLNESS = 120.0
+#: how long it may take in all; longer by a part of a second for each that waits at first: a queue takes its time. A
+#: session whose workflow cannot be replayed is started from the store after about three minutes.
+_STILLNESS = 240.0
 _REST = 600.0
 _REST_OF_EACH = 0.5
 #: How much of one kind of violation is printed.
@@ -133,6 +135,13 @@ def judged(evidence: Evidence, broken: dict[str, list[str]], hand: Hand) -> bool
     read = sum(len(events) for _, events in evidence.followed)
     log(f"{len(hand.done)} faults, {turns} turns in {len(evidence.sessions)} sessions, {read} events read live")
     log("callers got: " + ", ".join(f"{what} {n} times" for what, n in sorted(answers(evidence).items())))
+    reasons = Counter(
+        event["data"]["reason"]
+        for events in evidence.events.values()
+        for event in events
+        if event["type"] == "session.rebuilt"
+    )
+    log("started from the store: " + (", ".join(f"{why} {n} times" for why, n in sorted(reasons.items())) or "none"))
     seconds, name = slowest_delivery(evidence)
     log(f"the slowest delivery was consumed after {seconds:.1f} s: {name}")
     for check, wrong in broken.items():

@@ -1,6 +1,6 @@
 """The workflows of all sessions, in memory: they may be away, gone, or fail one by one, and remember what they read."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -8,6 +8,7 @@ from temporalio.client import Client, WorkflowExecutionStatus
 
 from perdure.errors import NoDriver, NoWorker, Unavailable
 from perdure.protocol.wire import JsonObject
+from perdure.runtime.deploys.unserved import Run
 from perdure.runtime.signals import DriverClient
 from perdure.session.state import DriverView, Rebuild, Repair, SessionState, read_view
 
@@ -42,6 +43,8 @@ class FakeDriver(DriverClient):
         # What else they say of themselves.
         self.said: dict[str, JsonObject] = {}
         self.failures: dict[str, Exception] = {}
+        # The runs that no worker can replay.
+        self.broken: dict[str, Run] = {}
 
     def signalled(self, session_id: str = "s") -> list[str]:
         """The signals and starts that one session's workflow got, in order."""
@@ -65,6 +68,15 @@ class FakeDriver(DriverClient):
             self.workflows[session_id] = RUNNING
             self.rebuilt[session_id] = rebuild
             self.calls.append(Call(session_id, "rebuild", rebuild.reason))
+
+    async def unreplayable(self) -> Mapping[str, Run]:
+        return dict(self.broken)
+
+    async def replace(self, session_id: str, run: Run, rebuild: Rebuild) -> bool:
+        self._reach(session_id)
+        del self.broken[session_id], self.workflows[session_id]
+        await self.rebuild(session_id, rebuild)
+        return True
 
     async def deliver(self, session_id: str, ref: JsonObject) -> None:
         self._call(session_id, "deliver", ref["id"])

@@ -8,6 +8,7 @@ import pytest
 from temporalio.client import WorkflowExecutionStatus
 
 from perdure.errors import Unavailable
+from perdure.runtime.deploys.unserved import Run
 from perdure.runtime.reconciler import Disagreement, Reconciler
 from perdure.store.base import Store
 from perdure.store.open import open_store
@@ -270,3 +271,46 @@ async def test_a_temporal_that_comes_back_is_looked_at_again(store: Store, caplo
             await until(lambda: "cannot be compared now" in caplog.text)
         driver.away = False
         await until(lambda: "a" in driver.rebuilt)
+
+
+# --- workflows that cannot be replayed ----------------------------------------------------------------------
+
+
+async def test_they_wait_for_a_build_that_can_and_are_then_started_from_the_store(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    driver = FakeDriver("a", "b", "c")
+    driver.broken = {"a": Run("a", "run-1"), "b": Run("b/turn/3", "run-2")}
+    looking = Reconciler(store, driver, replay_patience=0.05)
+
+    await looking.reconcile()
+    early = list(driver.calls)
+    attention = [(await given.read_session(store, each)).attention for each in ("a", "b", "c")]
+    del driver.broken["b"]
+
+    async def replaced() -> bool:
+        await looking.reconcile()
+        return not driver.broken
+
+    await until(replaced)
+
+    assert early == []
+    assert [each and each["code"] for each in attention] == ["CANNOT_REPLAY", "CANNOT_REPLAY", None]
+    assert driver.signalled("a") == ["rebuild CANNOT_REPLAY"]
+    assert driver.signalled("b") == driver.signalled("c") == []
+    assert [each.message for each in caplog.records if each.levelno == logging.ERROR] == [
+        "the workers cannot replay 2 sessions: were workflows changed without a patch? They are started from "
+        "the store in 0.05 seconds, unless workers that can replay them run by then"
+    ]
+
+
+async def test_one_that_cannot_be_started_stops_none_of_the_others(store: Store) -> None:
+    driver = FakeDriver("a", "b", "c", "orphan")
+    driver.broken = {each: Run(each, "run") for each in ("a", "b", "orphan")}
+    driver.failures["a"] = RuntimeError("no")
+    looking = Reconciler(store, driver, replay_patience=0.0)
+
+    await looking.reconcile()
+
+    assert driver.signalled("b") == ["rebuild CANNOT_REPLAY"]
+    assert driver.broken.keys() == {"a", "orphan"}

@@ -13,8 +13,15 @@ StackFactory = Callable[..., Stack]
 
 @pytest.fixture(scope="session")
 def temporal_server(tmp_path_factory: pytest.TempPathFactory) -> Generator[TemporalServer]:
-    """A dev server for the whole run; time can be skipped in it, and long histories are renewed early."""
-    config = {"frontend.WorkflowTimeSkippingEnabled": "true", "limit.historyCount.suggestContinueAsNew": "400"}
+    """A dev server for the whole run. Time can be skipped in it, and long histories are renewed early.
+
+    It reports a workflow's problems from the first one on, not from the fifth.
+    """
+    config = {
+        "frontend.WorkflowTimeSkippingEnabled": "true",
+        "limit.historyCount.suggestContinueAsNew": "400",
+        "system.numConsecutiveWorkflowTaskProblemsToTriggerSearchAttribute": "1",
+    }
     server = TemporalServer(tmp_path_factory.mktemp("temporal"), dynamic_config=config)
     yield server
     server.close()

@@ -193,7 +193,7 @@ class Builds:
 
     async def count_problems(self) -> int:
         """How many workflows of this task queue fail again and again, as Temporal marks them."""
-        queues = ", ".join(_literal(self.queue(kind)) for kind in KINDS)
+        queues = ", ".join(literal(self.queue(kind)) for kind in KINDS)
         query = f"TaskQueue IN ({queues}) AND ExecutionStatus = 'Running' AND TemporalReportedProblems IS NOT NULL"
         try:
             return (await called(self.client.count_workflows(query))).count
@@ -204,7 +204,7 @@ class Builds:
     def query(self, kind: str, build: str) -> str:
         """The query for the workflows of a kind that run on a build."""
         workflow = names.SESSION_WORKFLOW if kind == names.SESSIONS_QUEUE else names.TURN_WORKFLOW
-        version = _literal(f"{self.name(kind)}:{build}")
+        version = literal(f"{self.name(kind)}:{build}")
         return (
             f"WorkflowType = '{workflow}' AND ExecutionStatus = 'Running' "
             f"AND TemporalWorkerDeploymentVersion = {version}"
@@ -233,7 +233,7 @@ class Builds:
     async def _stopped(self, queue: str) -> dict[tuple[str, str], float]:
         """When workers told the server that they stop, by identity and build. The server lists their polls longer."""
         request = ListWorkersRequest(
-            namespace=self.client.namespace, page_size=1000, query=f"TaskQueue = {_literal(queue)}"
+            namespace=self.client.namespace, page_size=1000, query=f"TaskQueue = {literal(queue)}"
         )
         try:
             answer = await called(self.client.workflow_service.list_workers(request, timeout=RPC_PATIENCE))
@@ -261,7 +261,7 @@ def _routing(info: WorkerDeploymentInfo) -> Routing:
     )
 
 
-def _literal(text: str) -> str:
+def literal(text: str) -> str:
     """The text inside of a query."""
     return "'" + text.replace("'", "''") + "'"
 

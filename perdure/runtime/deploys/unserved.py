@@ -1,4 +1,4 @@
-"""Finds sessions that cannot go on because no worker of their build runs."""
+"""Finds sessions that no worker can continue: none of their build runs, or none can replay their history."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import TypeAlias
 
-from temporalio.client import Client, WorkflowExecution
+from temporalio.client import Client, WorkflowExecution, WorkflowExecutionStatus
 from temporalio.common import SearchAttributeKey
 
 from perdure.errors import PerdureError
 from perdure.protocol import names
-from perdure.runtime.connect import ABSENT
+from perdure.runtime.connect import ABSENT, RPC_PATIENCE
 
-from .builds import Builds
+from .builds import KINDS, Builds, literal
 
 log = logging.getLogger("perdure.sessions")
 
@@ -24,6 +25,9 @@ _SECONDS = 60.0
 
 #: The deployment and the build of a workflow.
 Version: TypeAlias = tuple[str, str]
+
+#: What Temporal says of a workflow whose last decisions failed because its history could not be replayed.
+_NONDETERMINISTIC = "cause=WorkflowTaskFailedCauseNonDeterministicError"
 
 _VERSION = SearchAttributeKey.for_keyword("TemporalWorkerDeploymentVersion")
 
@@ -82,3 +86,35 @@ async def _turns(client: Client, task_queue: str) -> Mapping[str, Version]:
     query = f"WorkflowType = '{names.TURN_WORKFLOW}' AND TaskQueue = '{queue}' AND ExecutionStatus = 'Running'"
     versions = {each.id: version_of(each) async for each in client.list_workflows(query, page_size=1000)}
     return {turn: version for turn, version in versions.items() if version is not None}
+
+
+# --- histories that cannot be replayed ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run of a driver or a turn."""
+
+    workflow_id: str
+    run_id: str
+
+
+async def find_unreplayable(client: Client, task_queue: str) -> Mapping[str, Run]:
+    """The sessions whose driver or turn fails for ever, each with that run; none if Temporal does not know."""
+    queues = ", ".join(literal(names.queue(task_queue, kind)) for kind in KINDS)
+    problem = f"TemporalReportedProblems = {literal(_NONDETERMINISTIC)}"
+    query = f"TaskQueue IN ({queues}) AND ExecutionStatus = 'Running' AND {problem}"
+    try:
+        async with asyncio.timeout(_SECONDS):
+            runs = [Run(each.id, each.run_id) async for each in client.list_workflows(query, page_size=1000)]
+    except ABSENT:
+        # Older servers do not have the attribute.
+        log.debug("workflows that cannot be replayed were not looked up", exc_info=True)
+        return {}
+    return {each.workflow_id.partition("/turn/")[0]: each for each in runs}
+
+
+async def still_runs(client: Client, run: Run) -> bool:
+    """Whether this is the newest run of its workflow, and open: Temporal's list is some seconds old."""
+    described = await client.get_workflow_handle(run.workflow_id).describe(rpc_timeout=RPC_PATIENCE)
+    return described.run_id == run.run_id and described.status == WorkflowExecutionStatus.RUNNING

@@ -71,6 +71,21 @@ async def cancel_while_the_model_is_called(stage: Stage) -> None:
     await session.deliver("dlv_1")
 
 
+@CANCELS.add({"": ("stop turn", "signal cancel", "patch cancel-turn-once", "turn ends")})
+async def cancelled_twice(stage: Stage) -> None:
+    """The turn is asked once to stop, while its end is being written."""
+    stage.outside.answer = hanging = _Hanging()
+    concluding = stage.hold(names.CONCLUDE_TURN)
+    session = await stage.start()
+    await session.deliver("dlv_0")
+    await hanging.gate.reached()
+    await session.handle.signal(names.CANCEL, {"turnId": "turn_0"})
+    await concluding.reached()
+    await session.handle.signal(names.CANCEL, {"turnId": "turn_0"})
+    await stage.until("patch cancel-turn-once")
+    concluding.open()
+
+
 @CANCELS.add(
     {
         "": _STOPPED,
