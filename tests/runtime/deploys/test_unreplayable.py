@@ -14,7 +14,7 @@ from perdure.session import decisions
 from perdure.session.state import SessionState
 from perdure.store.base import Store
 from perdure.store.open import open_store
-from tests.support import given
+from tests.support import commands, given
 from tests.support.waiting import until
 from tests.support.workflows import Bench, Driven, Outside
 from tests.workflows.test_session import held
@@ -100,6 +100,27 @@ async def test_its_driver_is_started_from_the_store(
     assert attention is not None
     assert attention["code"] == "CANNOT_REPLAY"
     assert [each.reason for each in outside.rebuilt] == ["CANNOT_REPLAY"]
+
+
+async def test_an_operator_need_not_wait(
+    bench: Bench, store: Store, driver: DriverClient, broken: Driven, tmp_path: Path
+) -> None:
+    environment = {
+        "PERDURE_DATABASE": f"sqlite:///{tmp_path / 'test.db'}",
+        "PERDURE_TEMPORAL_ADDRESS": bench.client.service_client.config.target_host,
+        "PERDURE_TASK_QUEUE": bench.settings.task_queue,
+    }
+    outside = rebuilds(broken)
+    async with bench.working(outside):
+        await broken.deliver("dlv_1")
+        await cannot_be_replayed(driver, broken)
+        words = ("sessions", "repair", broken.handle.id, "--rebuild")
+        done = await asyncio.to_thread(commands.perdure, *words, environment=environment)
+        await broken.deliver("dlv_1")
+        await outside.until(lambda: outside.consumed == ["dlv_1"])
+
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [each.reason for each in outside.rebuilt] == ["OPERATOR"]
 
 
 async def test_it_is_left_alone_when_a_build_that_can_replay_it_is_back(
