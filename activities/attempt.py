@@ -6,10 +6,11 @@ import asyncio
 import contextlib
 import functools
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 from uuid import uuid4
+from weakref import WeakKeyDictionary
 
 from temporalio import activity
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
@@ -32,6 +33,12 @@ HANDED_BACK = 6
 _EXPECTED = (TurnCancelled, ToolFailed)
 _UNSPECIFIED = ApplicationErrorCategory.UNSPECIFIED
 
+#: After so many deaths of workers a step is not attempted at the same time as another such step of the same worker.
+_SUSPICIOUS = 2
+#: For how many seconds at most a step waits for another one.
+_SUSPECT_PATIENCE = 60.0
+_suspects: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
+
 _FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 60.0
 
@@ -40,7 +47,16 @@ def current_attempt() -> Attempt:
     """The current attempt. Generations grow with the scheduled time, whichever worker runs the attempt."""
     info = activity.info()
     scheduled = info.current_attempt_scheduled_time
-    return Attempt(number=info.attempt, generation=int(scheduled.timestamp() * 1_000_000))
+    return Attempt(info.attempt, generation=int(scheduled.timestamp() * 1_000_000), deaths=_deaths())
+
+
+def _deaths() -> int:
+    """How many attempts fell silent before this one, as far as the last heartbeat says. Older builds say nothing."""
+    info = activity.info()
+    if info.attempt == 1:
+        return 0
+    said = cast("Sequence[Mapping[str, int]]", info.heartbeat_details or [{}])[0]
+    return said.get("deaths", 0) + (said.get("ended", 0) != info.attempt - 1)
 
 
 class _TurnArgument(Protocol):
@@ -113,18 +129,56 @@ async def _heartbeating() -> AsyncGenerator[None]:
     if timeout is None:
         yield
         return
-    beat = asyncio.create_task(_send_heartbeats(timeout.total_seconds() / 4))
+    said = {"deaths": _deaths(), "ended": 0}
+    beat = asyncio.create_task(_send_heartbeats(timeout.total_seconds() / 4, said))
     try:
-        yield
+        async with _one_suspect_at_a_time(said):
+            yield
+    except BaseException:
+        said["ended"] = activity.info().attempt
+        activity.heartbeat(dict(said))
+        raise
     finally:
         beat.cancel()
 
 
-async def _send_heartbeats(every: float) -> None:
+@contextlib.asynccontextmanager
+async def _one_suspect_at_a_time(said: dict[str, int]) -> AsyncGenerator[None]:
+    """Separate steps that may have killed workers, so that the one that did is not the end of its neighbours."""
+    info, lock = activity.info(), _suspects.setdefault(asyncio.get_running_loop(), asyncio.Lock())
+    suspect = said["deaths"] >= _SUSPICIOUS
+    if suspect and lock.locked():
+        # If the worker dies meanwhile, it was not this step.
+        said["ended"] = info.attempt
+        activity.heartbeat(dict(said))
+    alone = suspect and await _acquired(lock)
+    said["ended"] = 0
+    if info.attempt > 1:
+        # At once: the next attempt has to know of those before this one, even if this one dies soon.
+        activity.heartbeat(dict(said))
+    try:
+        yield
+    finally:
+        if alone:
+            lock.release()
+
+
+async def _acquired(lock: asyncio.Lock) -> bool:
+    longest = activity.info().start_to_close_timeout
+    patience = min(_SUSPECT_PATIENCE, longest.total_seconds() / 4) if longest else _SUSPECT_PATIENCE
+    try:
+        # Not `wait_for`: it would let another task look at the lock before this one has it.
+        async with asyncio.timeout(patience):
+            return await lock.acquire()
+    except TimeoutError:
+        return False
+
+
+async def _send_heartbeats(every: float, said: Mapping[str, int]) -> None:
     while True:
         # Sleep first: the server knows that the attempt has just begun, and most end before the first heartbeat is due.
         await asyncio.sleep(every)
-        activity.heartbeat()
+        activity.heartbeat(dict(said))
 
 
 def _application_error(error: PerdureError) -> ApplicationError:

@@ -29,6 +29,7 @@ PerdureError
 ├── TurnCancelled                a cancel of this turn was accepted
 ├── BudgetReached                a model call does not fit into a budget
 ├── DeadlineExceeded             a turn had not ended by its deadline
+├── KillsWorkers                 too many workers have died in one step
 ├── ModelFailed                  the provider refused or failed
 ├── ToolFailed                   a tool raised, and its declaration allows a retry
 ├── InvalidDeclaration           an agent or a tool is not declared in a way that can work
@@ -264,6 +265,13 @@ class DeadlineExceeded(PerdureError):
     """The turn was stopped at its deadline."""
 
     code = "TURN_DEADLINE_EXCEEDED"
+    plain = True
+
+
+class KillsWorkers(PerdureError):
+    """The workers of too many attempts at the step have died."""
+
+    code = "STEP_KILLS_WORKERS"
     plain = True
 
 

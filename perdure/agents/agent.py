@@ -59,6 +59,8 @@ class Limits:
     idle_seconds: float | None = None
     #: Attempts at a call whose worker dies or cannot work. None: only the deadline of the turn ends them.
     max_attempts: int | None = 10
+    #: A turn fails when so many workers have died, frozen or lost their connection in one of its steps.
+    max_deaths: int | None = 3
     #: A turn fails when the model has made the same call with the same result in so many steps in a row.
     repeated_calls: int | None = 5
     #: Budgets: tokens in all, and US dollars. At the limit the session asks, in a conversation, whether to extend it.
@@ -81,6 +83,7 @@ class Limits:
             ("input_tokens", self.input_tokens),
             ("output_tokens", self.output_tokens),
             ("repeated_calls", self.repeated_calls),
+            ("max_deaths", self.max_deaths),
             ("turn_tokens", self.turn_tokens),
             ("session_tokens", self.session_tokens),
         ):

@@ -65,6 +65,7 @@ from .turn_begin import (
     open_step,
     provider_attempts,
     read_deliveries,
+    refuse_killer,
     until_deadline,
 )
 
@@ -178,6 +179,7 @@ class ModelCaller:
         call = ctx.call
         if ctx.recorded:
             return ctx.turn.counted(call.at.step, ctx.recorded.model_copy(update={"head": ctx.row.events}))
+        refuse_killer(ctx.attempt, ctx.agent.limits)
         if ctx.pending_result:
             return await self._complete_turn(ctx, ctx.pending_result)
         if call.deliveries and call.deliveries[0].kind in CONTROLS:

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from pydantic_ai._ssrf import safe_download
 
 from perdure.agents.agent import Limits
-from perdure.errors import DeadlineExceeded, Unavailable, UnreadableState
+from perdure.errors import DeadlineExceeded, KillsWorkers, Unavailable, UnreadableState
 from perdure.protocol import names
 from perdure.protocol.deliveries import DeliveryBody, FilePart, TextPart
 from perdure.protocol.events import NewEvent, Usage, delivery_refused
@@ -21,7 +21,7 @@ from perdure.protocol.requests import Coordinates, Failure
 from perdure.session.state import KINDS
 from perdure.settings import Settings
 from perdure.store.base import Store
-from perdure.store.values import Consumption, DeliveryRow, NewRecord, SessionChange
+from perdure.store.values import Attempt, Consumption, DeliveryRow, NewRecord, SessionChange
 
 from .events import EventFactory
 from .journal import BODY, DELIVERY, ConsumedDelivery, TurnJournal, read_journal, written
@@ -224,6 +224,12 @@ _PROVIDER_ATTEMPTS = 6
 
 def provider_attempts(limits: Limits) -> float:
     return math.inf if limits.max_attempts is None else min(limits.max_attempts, _PROVIDER_ATTEMPTS)
+
+
+def refuse_killer(attempt: Attempt, limits: Limits) -> None:
+    """Raise `KillsWorkers` if the attempts before this one have cost too many workers."""
+    if limits.max_deaths is not None and attempt.deaths >= limits.max_deaths:
+        raise KillsWorkers(f"The worker died in {attempt.deaths} attempts at this step.")
 
 
 def deadline_failure(limits: Limits) -> Failure:

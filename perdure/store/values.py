@@ -204,6 +204,8 @@ class Attempt:
 
     number: int
     generation: int
+    #: How many attempts before this one fell silent: their worker died, froze or lost its connection.
+    deaths: int = 0
 
 
 class Hold(Enum):

@@ -1,5 +1,6 @@
-"""How our errors are reported to Temporal: by type, with or without another try."""
+"""What an attempt says to Temporal: its errors, with or without another try, and the deaths before it."""
 
+import asyncio
 from dataclasses import replace
 from datetime import timedelta
 
@@ -8,7 +9,7 @@ from temporalio.api.failure.v1 import Failure
 from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 from temporalio.testing import ActivityEnvironment
 
-from activities.attempt import HANDED_BACK, attempt
+from activities.attempt import HANDED_BACK, attempt, current_attempt
 from perdure.errors import (
     AgentGone,
     Invalid,
@@ -26,6 +27,8 @@ from perdure.errors import (
 )
 from perdure.protocol import names
 from perdure.runtime.connect import DATA_CONVERTER
+from perdure.store.values import Attempt
+from tests.support.waiting import until
 
 
 async def failing(
@@ -155,3 +158,105 @@ async def test_a_provider_says_when_to_come_again() -> None:
     report = await failing(ModelFailed("busy", transient=True, retry_after=7))
 
     assert report.next_retry_delay == timedelta(seconds=7)
+
+
+# --- attempts that fell silent ------------------------------------------------------------------------------
+
+
+def beating(number: int, *said: dict[str, int]) -> tuple[ActivityEnvironment, list[dict[str, int]]]:
+    """An attempt whose predecessors' last heartbeat said this, and the heartbeats that it sends itself."""
+    environment = ActivityEnvironment()
+    sent: list[dict[str, int]] = []
+    environment.info = replace(
+        environment.info,
+        attempt=number,
+        heartbeat_details=list(said),
+        heartbeat_timeout=timedelta(seconds=60),
+        start_to_close_timeout=timedelta(minutes=30),
+    )
+    environment.on_heartbeat = lambda *details: sent.append(dict(details[0]))
+    return environment, sent
+
+
+@pytest.mark.parametrize(
+    ("number", "said", "deaths"),
+    [
+        pytest.param(1, [], 0, id="the first one"),
+        pytest.param(2, [], 1, id="died before a heartbeat, or of an older build"),
+        pytest.param(2, [{"deaths": 0, "ended": 1}], 0, id="ended with an error"),
+        pytest.param(3, [{"deaths": 1, "ended": 0}], 2, id="died twice"),
+        pytest.param(4, [{"deaths": 1, "ended": 3}], 1, id="died once and failed"),
+        pytest.param(5, [{"deaths": 1, "ended": 3}], 2, id="died, failed, and died early"),
+        pytest.param(2, [{"others": 7}], 1, id="of another build"),
+    ],
+)
+async def test_an_attempt_knows_how_many_before_it_fell_silent(
+    number: int, said: list[dict[str, int]], deaths: int
+) -> None:
+    environment, sent = beating(number, *said)
+
+    async def work() -> Attempt:
+        async with attempt():
+            return current_attempt()
+
+    assert (await environment.run(work)).deaths == deaths
+    assert sent == ([{"deaths": deaths, "ended": 0}] if number > 1 else [])
+
+
+@pytest.mark.parametrize("error", [Unavailable(), ValueError(), asyncio.CancelledError()])
+async def test_one_that_ends_with_an_error_says_so(error: BaseException) -> None:
+    environment, sent = beating(1)
+
+    async def work() -> None:
+        async with attempt():
+            raise error
+
+    with pytest.raises((ApplicationError, asyncio.CancelledError)):
+        await environment.run(work)
+
+    assert sent == [{"deaths": 0, "ended": 1}]
+
+
+async def test_steps_that_may_have_killed_workers_run_one_at_a_time() -> None:
+    environments = [beating(3, {"deaths": 1, "ended": 0}) for _ in range(2)]
+    innocent, _ = beating(2)
+    begun: list[str] = []
+    over = asyncio.Event()
+
+    async def work(name: str) -> None:
+        async with attempt():
+            begun.append(name)
+            await over.wait()
+
+    first, second = (
+        asyncio.create_task(environment.run(work, name))
+        for name, (environment, _) in zip("ab", environments, strict=True)
+    )
+    other = asyncio.create_task(innocent.run(work, "c"))
+    await until(lambda: len(begun) == 2 and environments[1][1])
+    waiting = list(environments[1][1])
+    over.set()
+    await asyncio.gather(first, second, other)
+
+    assert (sorted(begun[:2]), begun[2:]) == (["a", "c"], ["b"])
+    # The death of the worker would not have been counted against the one that waited.
+    assert waiting == [{"deaths": 2, "ended": 3}]
+    assert environments[1][1][-1] == {"deaths": 2, "ended": 0}
+
+
+async def test_one_that_runs_long_holds_up_no_other_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("activities.attempt._SUSPECT_PATIENCE", 0.01)
+    over = asyncio.Event()
+
+    async def endless() -> None:
+        async with attempt():
+            await over.wait()
+
+    async def short() -> str:
+        async with attempt():
+            return "done"
+
+    long = asyncio.create_task(beating(3)[0].run(endless))
+    assert await beating(3, {"deaths": 1, "ended": 0})[0].run(short) == "done"
+    over.set()
+    await long

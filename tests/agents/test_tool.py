@@ -208,6 +208,7 @@ def test_the_error_of_a_wrong_agent_explains_what_to_write_instead(fields: dict[
         {"input_tokens": "many"},
         {"output_tokens": 0},
         {"max_attempts": 0},
+        {"max_deaths": 0},
     ],
 )
 def test_limits_are_whole_numbers(limits: dict[str, Any]) -> None:

@@ -185,7 +185,7 @@ def soaked(directory: Path, chance: random.Random, seconds: float, *, postgres: 
                 agents=AGENT,
                 provider=True,
                 database_url=database_url,
-                environment={"LEDGER_URL": ledger.url, "PERDURE_LOG_LEVEL": "warning"},
+                environment={"LEDGER_URL": ledger.url, "PERDURE_LOG_LEVEL": "warning", "MAX_DEATHS": "1000"},
                 temporal=temporal,
             )
         )

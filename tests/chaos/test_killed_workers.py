@@ -188,6 +188,31 @@ async def test_a_worker_that_dies_between_two_turns_costs_little(world: World) -
         assert took < STICKY + TURNS * await undisturbed(caller)
 
 
+async def test_a_step_that_kills_each_worker_ends_its_turn_and_not_that_of_its_neighbour(world: World) -> None:
+    killer, neighbour = call("put"), drip(words=60, delay=50)
+    world.kill_workers()
+    async with world.caller() as killing, world.caller() as beside:
+        deadly = {"PERDURE_KILL_POINT": "tool_after_effect"}
+        world.stack.start_worker(deadly)
+        await beside.create(neighbour.message)
+        await until(lambda: world.times_asked(neighbour.message), "the neighbour to be answered")
+        await killing.create(killer.message)
+        for _ in range(2):
+            await until(lambda: not world.stack.workers[-1].alive, "the worker to die")
+            world.stack.start_worker(deadly, wait=False)
+        await until(lambda: not world.stack.workers[-1].alive, "the third worker to die")
+        world.only_worker()
+        failed = await killing.until_boundary()
+        events = await beside.until_boundary()
+
+    [failure] = [event["data"] for event in failed if event["type"] == "turn.failed"]
+    assert failure["code"] == "STEP_KILLS_WORKERS"
+    # Its key is the same in each attempt.
+    assert len(world.ledger.of_call("put", killer.note)) == 1
+    assert text(events) == neighbour.answer
+    assert world.times_asked(neighbour.message) <= 4
+
+
 async def test_messages_wait_for_a_worker(world: World) -> None:
     world.kill_workers()
     scripts = [say() for _ in range(5)]

@@ -1,6 +1,7 @@
 """The deadline of a turn: absolute, whichever attempt in whichever process meets it."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncGenerator
 from datetime import UTC, datetime, timedelta
@@ -8,11 +9,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from perdure import Limits, ToolContext, tool
-from perdure.errors import ModelFailed
+from perdure.errors import KillsWorkers, ModelFailed
 from perdure.models.base import Item, Prompt, UsageSoFar
 from perdure.protocol.deliveries import Bounds
 from perdure.protocol.events import Usage
-from perdure.protocol.requests import CallRef, Failure, Finished, ModelOutcome
+from perdure.protocol.requests import CallRef, Calls, Failure, Finished, ModelOutcome
 from perdure.store.engine.rows import stamp
 from perdure.testing import ScriptedModel, call
 from tests.support.given import read_session
@@ -253,6 +254,24 @@ async def test_calls_have_as_many_attempts(most: int | None, attempts: int) -> N
         (ref,) = await it.calls(await it.deliver("Go"))
 
         assert ref.attempts == attempts
+
+
+@pytest.mark.parametrize(("most", "refused"), [(3, True), (4, False), (None, False)])
+async def test_a_step_that_has_killed_too_many_workers_is_not_attempted_again(most: int | None, refused: bool) -> None:
+    expected = pytest.raises(KillsWorkers, match="died in 3 attempts") if refused else contextlib.nullcontext()
+    async with lab([call("look"), "Over."], look, limits=Limits(max_deaths=most)) as it:
+        delivery = await it.deliver("Go")
+        with expected:
+            await it.model(delivery, generation=4, deaths=3)
+        (ref,) = await it.calls(delivery) if refused else await it.calls()
+        # A reply that is recorded already is no attempt.
+        assert isinstance(await it.model(delivery, generation=9, deaths=9), Calls)
+        with expected:
+            await it.tool(ref, generation=4, deaths=3)
+        done = await it.tool(ref, generation=5)
+
+        # Its outcome, too.
+        assert await it.tool(ref, generation=9, deaths=9) == done
 
 
 def test_the_policies_follow_the_bounds_of_the_session() -> None:

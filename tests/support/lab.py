@@ -115,7 +115,13 @@ class Lab:
         return await self.model(await self.deliver(None, kind=kind), turn=turn, generation=generation)
 
     async def model(
-        self, *deliveries: DeliveryRef, turn: int = 0, step: int = 0, generation: int = 1, number: int | None = None
+        self,
+        *deliveries: DeliveryRef,
+        turn: int = 0,
+        step: int = 0,
+        generation: int = 1,
+        number: int | None = None,
+        deaths: int = 0,
     ) -> ModelOutcome:
         call = ModelCall(
             at=Coordinates(session_id=self.session, turn=turn, step=step),
@@ -124,7 +130,7 @@ class Lab:
             capabilities=Capabilities(request_input=self.can_ask),
             deliveries=deliveries,
         )
-        return await self.harness.call_model(call, Attempt(number or generation, generation))
+        return await self.harness.call_model(call, Attempt(number or generation, generation, deaths))
 
     async def tool(
         self,
@@ -134,10 +140,11 @@ class Lab:
         step: int = 0,
         generation: int = 1,
         number: int | None = None,
+        deaths: int = 0,
         cancelled: threading.Event | None = None,
     ) -> ToolOutcome:
         made = ToolCall(at=Coordinates(session_id=self.session, turn=turn, step=step), agent=self.agent.name, call=call)
-        return await self.harness.call_tool(made, Attempt(number or generation, generation), cancelled)
+        return await self.harness.call_tool(made, Attempt(number or generation, generation, deaths), cancelled)
 
     async def run_one(self) -> ToolOutcome:
         """Read a message, and run the one call that it leads to."""

@@ -36,6 +36,7 @@ from perdure.harness.journal import (
     written,
 )
 from perdure.harness.prompt import INTERRUPTED
+from perdure.harness.turn_begin import refuse_killer
 from perdure.protocol import names
 from perdure.protocol.deliveries import Principal
 from perdure.protocol.requests import Coordinates, ToolCall, ToolOutcome
@@ -116,6 +117,7 @@ class ToolCaller:
         reach("tool_after_intent")
         if settled is not None:
             return settled
+        refuse_killer(attempt, find_agent(self._agents, call.agent).limits)
         context = self._context(work, cancelled)
         with spans.tool_call(work.at, call.agent, call.call, attempt.number) as spanned:
             done = await self._outcome(work, context, stopping)

@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx2
 
-from perdure import Agent, ToolContext, tool
+from perdure import Agent, Limits, ToolContext, tool
 
 # Longer than any test holds a gate.
 _PATIENCE = 150.0
@@ -100,4 +100,11 @@ TOOLS = (look, put, charge, charge_in_thread, charge_blocking, pay, pay_soon, pa
 #: What running each tool twice does, for those who check from outside.
 EFFECTS = {each.name: each.effects for each in TOOLS}
 
-agent = Agent(name="chaos", model="openai-chat:scripted", instructions="Do as the script says.", tools=TOOLS)
+agent = Agent(
+    name="chaos",
+    model="openai-chat:scripted",
+    instructions="Do as the script says.",
+    tools=TOOLS,
+    # Where workers are killed at random, it is not the steps that kill them.
+    limits=Limits(max_deaths=int(os.environ.get("MAX_DEATHS", "3"))),
+)
