@@ -89,11 +89,11 @@ class SessionWorkflow:
         # The driver waits for work; all that it began has ended and is in the state.
         self._idle = False
         # Something came for which a driver that waits already may have to wait less long.
-        self._waits_anew = False
+        self._must_look_again = False
         # The ids of the deliveries of the running turn.
         self._turn_deliveries: list[str] = []
         self._turn_handle: TurnHandle | None = None
-        # The failure with which the session ends, once an operator has ended it.
+        # The failure with which the session ends, once an operator or its deadline has ended it.
         self._ending: Failure | None = None
         self._turn_ended = False
         self._renews_when_parked = True
@@ -126,7 +126,7 @@ class SessionWorkflow:
         self._state = state.active(workflow.time()) if is_new and self._bounded else state
         if is_new and unknown:
             # Older runs that waited already did not look for a newer build before the next signal.
-            self._waits_anew = workflow.patched("look-when-unknown-arrives")
+            self._must_look_again = workflow.patched("look-when-unknown-arrives")
 
     @workflow.signal(name=names.CANCEL)
     def cancel(self, *data: Any) -> None:
@@ -266,9 +266,9 @@ class SessionWorkflow:
         def has_work() -> bool:
             move = decisions.next_move(self._state, workflow.time(), bounded=self._bounded)
             has_move = not isinstance(move, decisions.Wait) or (self._renews_when_parked and _should_renew())
-            return has_move or self._waits_anew
+            return has_move or self._must_look_again
 
-        self._idle, self._waits_anew = True, False
+        self._idle, self._must_look_again = True, False
         try:
             with contextlib.suppress(TimeoutError):
                 await workflow.wait_condition(has_work, timeout=timeout)
@@ -409,7 +409,7 @@ class SessionWorkflow:
         await self._execute_until_success(names.ATTEND_SESSION, attend, summary=what)
 
     async def _rebuild_state(self, rebuild: Rebuild) -> bool:
-        """Derive a state that Temporal has lost from the store; returns whether the session has ended."""
+        """Derive the state from the store; returns whether the session has ended."""
         argument = RebuildSession(session_id=self._state.session_id, reason=rebuild.reason)
         result = cast("type[JsonObject | None]", JsonObject | None)
         found = await self._execute_until_success(

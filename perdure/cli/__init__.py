@@ -1,6 +1,7 @@
 """The command line.
 
-`commands` parses the arguments, `serve` runs a worker or an API, `operator` has the operations on stores and sessions.
+`commands` parses the arguments, `serve` runs a worker or an API, `operator` has the operations on stores and
+sessions, `deploy` those on builds.
 
 Each command imports its modules when it runs, so that `perdure --help` is fast.
 """

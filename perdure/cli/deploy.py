@@ -113,10 +113,10 @@ def drain(
         drainer = Drainer(builds, build, rate=rate, take_over=take_over, say=typer.echo)
         drained = await drainer.run(patience)
         typer.echo(f"{len(drained.moved)} sessions have left build {build}.")
-        for session_id, reason in sorted(drained.left.items())[:_NAMED]:
+        for session_id, reason in sorted(drained.remaining.items())[:_NAMED]:
             typer.echo(f"{session_id}  {reason}")
-        if drained.left:
-            raise Unavailable(f"{len(drained.left)} sessions are still on build {build}; keep its workers.")
+        if drained.remaining:
+            raise Unavailable(f"{len(drained.remaining)} sessions are still on build {build}; keep its workers.")
         typer.echo(f"Nothing is left on build {build}: its workers may stop.")
 
     _run(work)

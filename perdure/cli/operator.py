@@ -232,12 +232,12 @@ def fork(settings: Settings, session_id: str, turn: int) -> tuple[str, str]:
 
 
 def _run_with_agents(work: Callable[[], Coroutine[None, None, T]]) -> T:
-    """Create a session. What bounds it is decided now, by its agent, so one that is not known here is refused."""
+    """Run a command that creates a session: its bounds are those that its agent declares, so that has to be known."""
     try:
         return asyncio.run(work())
     except AgentNotFound as missing:
         raise AgentNotFound(
-            f"{missing.message} It says what bounds the new session: name it with --agents or in PERDURE_AGENTS."
+            f"{missing.message} Its declaration bounds the new session: name it with --agents or in PERDURE_AGENTS."
         ) from None
 
 
@@ -254,10 +254,12 @@ def repair(settings: Settings, session_id: str, how: Repair, *, sure: bool = Fal
             driver = await _driver(settings)
             # The first action of a new driver.
             rebuild = Rebuild(reason="OPERATOR", ends=OPERATOR_FAILED if how == "fail" else None)
+            broken = (await driver.unreplayable()).get(session_id)
+            if broken is not None and how == "retry":
+                return f"No worker can replay the workflow of {session_id}: --rebuild starts it from the store."
             try:
-                broken = (await driver.unreplayable()).get(session_id)
                 # A driver that cannot be replayed reads no signals.
-                if broken is None or how == "retry" or not await driver.replace(session_id, broken, rebuild):
+                if broken is None or not await driver.replace(session_id, broken, rebuild):
                     await driver.repair(session_id, how)
             except NoDriver:
                 if how == "retry":
@@ -280,8 +282,10 @@ def restore(settings: Settings, session_id: str, turn_id: str | None, *, sure: b
             row = await _known(store, session_id)
             driver = await _driver(settings)
             await store.restore(Restoration(session_id, "OPERATOR", kept))
+            broken = (await driver.unreplayable()).get(session_id)
             try:
-                await driver.repair(session_id, "retry")
+                if broken is None or not await driver.replace(session_id, broken, Rebuild(reason="OPERATOR")):
+                    await driver.repair(session_id, "retry")
             except NoDriver:
                 await start_lost_driver(store, driver, row, unattended=sure)
             return "It continues from there; `perdure tail` shows session.reset."
@@ -329,7 +333,8 @@ def reconcile(settings: Settings, *, end_orphans: bool, sure: bool = False) -> S
         from perdure.runtime.reconciler import Reconciler
 
         async with checked_store(settings.database) as store:
-            reconciler = Reconciler(store, await _driver(settings))
+            driver = await _driver(settings)
+            reconciler = Reconciler(store, driver)
             found = await reconciler.reconcile()
             if end_orphans and found.orphans and not (found.driven or sure):
                 raise Invalid(
@@ -338,10 +343,14 @@ def reconcile(settings: Settings, *, end_orphans: bool, sure: bool = False) -> S
                 )
             if end_orphans:
                 await reconciler.end_orphans(found.orphans)
+            unreplayable = "cannot be replayed by any worker; the APIs start it from the store after two minutes"
+            unserved = "waits for a worker of build"
             orphaned = "ended" if end_orphans else "end it with --end-orphans"
             return [
                 *(f"{each}  {found.mended.get(each, 'could not be repaired')}" for each in found.undriven),
                 *(f"{each}  is a workflow without a session in this store; {orphaned}" for each in found.orphans),
+                *(f"{each}  {unreplayable}" for each in sorted(await driver.unreplayable())),
+                *(f"{each}  {unserved} {build}" for each, build in sorted(driver.unserved.items())),
             ] or ["The store and Temporal agree."]
 
     return asyncio.run(work())

@@ -251,7 +251,7 @@ def requested(factory: EventFactory, key: str, model: str, tokens: int | None) -
 
 
 class Summariser:
-    """Summarises older history in one model call, and records the summary or why there is none."""
+    """Summarises older history if the plan says so, and records the summary or why there is none."""
 
     def __init__(self, store: Store, models: ModelSource, summary: Summary, fence: Fence) -> None:
         self._store = store

@@ -1,4 +1,4 @@
-"""Derives a driver's state from the store, for a session whose workflow Temporal has lost."""
+"""Derives a driver's state from the store: after a loss, by an operator's order, or for a new fork."""
 
 from collections.abc import Sequence
 from datetime import datetime
@@ -18,7 +18,7 @@ from .journal import find_session, read_journal
 
 
 class SessionRebuilder:
-    """Derives the state that the lost driver had. A turn in progress becomes a held turn that starts again at once."""
+    """Derives the state that a driver has. A turn in progress becomes a held turn that starts again at once."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -38,11 +38,12 @@ class SessionRebuilder:
         snapshot = dump_turn(TurnState(usage=row.usage, steps=row.steps))
         token_hash = await self._store.token_of(row.session_id) or ""
         inputs = await all_inputs(self._store, InputQuery(session_id=row.session_id, status=None))
-        parked, parked_before = await self._parked(row)
-        waiting = _waiting(inputs, parked)
         held = None
         if row.status == "running":
-            held = await self._held(row, token_hash, snapshot, parked_before, inputs)
+            waiting = await self._requests_before(row)
+            held = await self._held(row, token_hash, snapshot, waiting, inputs)
+        else:
+            waiting = _waiting(inputs, await self._parked_requests(row))
         state = SessionState(
             session_id=row.session_id,
             agent=row.agent,
@@ -52,7 +53,7 @@ class SessionRebuilder:
             turn=row.turns if held is None else held.turn,
             told=row.turns if held is None else held.turn,
             snapshot=snapshot,
-            open=parked_before if held else waiting,
+            open=waiting,
             held=None if held is None else held.model_dump(mode="json"),
             retry_at=0.0,
             bounds=row.bounds,
@@ -77,17 +78,19 @@ class SessionRebuilder:
         done = await self._store.commit(commit)
         return done.session.events
 
-    async def _parked(self, row: SessionRow) -> tuple[tuple[OpenInput, ...], tuple[OpenInput, ...]]:
-        """The open requests of the last turn, and those of the turn before it."""
-        if row.status != "running":
-            park = (await read_journal(self._store, row.session_id, row.turns - 1)).park
-            return park.open if park else (), ()
+    async def _parked_requests(self, row: SessionRow) -> tuple[OpenInput, ...]:
+        """The requests with which the last turn parked."""
+        park = (await read_journal(self._store, row.session_id, row.turns - 1)).park
+        return park.open if park else ()
+
+    async def _requests_before(self, row: SessionRow) -> tuple[OpenInput, ...]:
+        """The requests with which the turn before the running one parked."""
         for turn in range(row.turns - 2, -1, -1):
             journal = await read_journal(self._store, row.session_id, turn)
             # Turns without events have no records either.
             if journal.records:
-                return (), journal.park.open if journal.park else ()
-        return (), ()
+                return journal.park.open if journal.park else ()
+        return ()
 
     async def _held(
         self,

@@ -239,7 +239,7 @@ class AttendSession(Versioned):
 
 
 class CloseSession(Versioned):
-    """Input of `close_session`: an operator has ended the session."""
+    """Input of `close_session`: an operator ends the session, or a bound of time does."""
 
     session_id: str
     failure: Failure

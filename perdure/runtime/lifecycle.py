@@ -91,7 +91,7 @@ class Forks:
         row = await self._store.session(session_id)
         if row is None:
             raise SessionNotFound
-        started = not row.is_new_fork or await self._signals.start_later(row)
+        started = not row.is_new_fork or await self._signals.start_with_turns(row)
         return ForkReceipt(
             session_id=session_id,
             continuation_token=derive_token(self._secret, session_id),
@@ -473,7 +473,7 @@ async def import_session(
     row = await store.session(session_id)
     if row is None:
         raise SessionNotFound
-    await signals.start_later(row)
+    await signals.start_with_turns(row)
     return row
 
 

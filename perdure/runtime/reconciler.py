@@ -79,7 +79,7 @@ class Reconciler:
     async def reconcile(self) -> Disagreement:
         """Compare once, start sessions without a driver from the store, and report workflows without a session."""
         found = await self.find()
-        mended = await self._restore(found.undriven)
+        mended = await self._start_lost_drivers(found.undriven)
         # Started while the session was deleted, by a process that has died since.
         deleted = [each for each in found.orphans if await end_if_deleted(self._store, self._driver, each)]
         found = replace(found, orphans=[each for each in found.orphans if each not in deleted])
@@ -105,13 +105,13 @@ class Reconciler:
         """Whether the store has the session, also one that this build cannot read."""
         return await self._store.token_of(session_id) is not None or bool(await self._store.events(session_id, 0, 1))
 
-    async def _restore(self, undriven: Sequence[str]) -> Mapping[str, str]:
+    async def _start_lost_drivers(self, undriven: Sequence[str]) -> Mapping[str, str]:
         """Start sessions from the store. The result for each session that was checked."""
         mended: dict[str, str] = {}
         failed, unattended = 0, False
         for session_id in undriven:
             try:
-                result = await self._restored(session_id)
+                result = await self._start_lost_driver(session_id)
             except NoWorker as none:
                 # Continue with the others: a session whose workflow has completed needs no worker.
                 result, unattended = f"it waits for a worker: {none.message}", True
@@ -129,7 +129,7 @@ class Reconciler:
         self._warned_unattended = unattended
         return mended
 
-    async def _restored(self, session_id: str) -> str | None:
+    async def _start_lost_driver(self, session_id: str) -> str | None:
         """Start one session from the store; None when Temporal or the store could not be reached."""
         try:
             row = await self._store.session(session_id)
@@ -151,8 +151,8 @@ class Reconciler:
         fresh = sum(run not in self._unreplayable for run in runs.values())
         if fresh:
             log.error(
-                "the workers cannot replay %d sessions: were workflows changed without a patch? They are started from "
-                "the store in %g seconds, unless workers that can replay them run by then",
+                "the workers cannot replay %d sessions: were workflows changed without a patch? The APIs "
+                "start them from the store after %g seconds, unless workers that can replay them run by then",
                 *(fresh, self._replay_patience),
             )
         self._unreplayable = {run: self._unreplayable.get(run, now) for run in runs.values()}

@@ -100,7 +100,7 @@ class DriverClient:
         """
         if not (unattended or await self._has_worker()):
             raise NoWorker(f"No worker takes sessions from the task queue {self._queue}.")
-        await self._start(SessionState.unknown(session_id, rebuild), None, WorkflowIDReusePolicy.ALLOW_DUPLICATE)
+        await self._start(SessionState.to_rebuild(session_id, rebuild), None, WorkflowIDReusePolicy.ALLOW_DUPLICATE)
 
     async def deliver(self, session_id: str, ref: JsonObject) -> None:
         await self._signal(session_id, names.DELIVER, ref)
@@ -167,7 +167,7 @@ class DriverClient:
         if not await _call(unserved.still_runs(self._client, run)):
             return False
         # In one call: a session whose workflow was seen as terminated would be ended.
-        state = SessionState.unknown(session_id, rebuild)
+        state = SessionState.to_rebuild(session_id, rebuild)
         await self._start(state, None, WorkflowIDReusePolicy.ALLOW_DUPLICATE, replaces=True)
         return True
 
@@ -290,9 +290,9 @@ class Signals:
         state = self._first_state(session, session.token_hash, [ref])
         return await self._send(session.session_id, self._start(state, session.title))
 
-    async def start_later(self, row: SessionRow) -> bool:
+    async def start_with_turns(self, row: SessionRow) -> bool:
         """Start the driver of a new fork or import, which has turns already; False when it has to be started later."""
-        return await self._send(row.session_id, self._start(await self._later_state(row), row.title))
+        return await self._send(row.session_id, self._start(await self._state_with_turns(row), row.title))
 
     async def cancel(self, request: CancelRequest) -> bool:
         """Signal a cancel request, which the store has already; False when it has to be signalled later."""
@@ -340,7 +340,7 @@ class Signals:
         await set_attention(self._store, session_id, Attention(code=BuildGone.code, message=BuildGone.of(build)))
 
     async def signal_all(self, session_id: str, signalled: set[str] | None = None) -> None:
-        """Signal everything that the session's driver may not know, in order; start the driver if it never ran.
+        """Signal everything that the session's driver may not know, in order; start a driver if there is none.
 
         `signalled`: the ids of deliveries to skip. The ids of those that are signalled now are added.
         """
@@ -404,7 +404,7 @@ class Signals:
             await self._start(self._first_state(row, token_hash, refs), row.title)
         elif row.is_new_fork:
             # Nothing happens if its driver runs.
-            await self._start(await self._later_state(row), row.title)
+            await self._start(await self._state_with_turns(row), row.title)
         for each in waiting:
             if each.delivery_id not in signalled:
                 await self._driver.deliver(row.session_id, reference(each, token_hash))
@@ -432,7 +432,7 @@ class Signals:
                 state = state.with_delivery(delivery)
         return state
 
-    async def _later_state(self, row: SessionRow) -> SessionState:
+    async def _state_with_turns(self, row: SessionRow) -> SessionState:
         """The state that a rebuild would find: all turns so far are shared ones, and nothing waits."""
         state = self._first_state(row, await self._store.token_of(row.session_id) or "", [])
         return state.model_copy(update={"turn": row.turns, "told": row.turns, "head": row.events})

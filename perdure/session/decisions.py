@@ -67,7 +67,10 @@ class Withdraw:
 
 @dataclass(frozen=True)
 class Refuse:
-    """Refuse a delivery that no turn will read: its token was replaced, or no build knew its kind in time."""
+    """Refuse a delivery that no turn will read.
+
+    Its token was replaced, no build knew its kind in time, or the turn was cancelled that it was to begin.
+    """
 
     delivery: DeliveryRef
     code: str = "session_not_active"
@@ -128,7 +131,7 @@ def next_move(session: SessionState, now: float, *, renew: bool = False, bounded
     if stale := next((delivery for delivery in session.inbox if _is_stale(session, delivery)), None):
         return Refuse(stale)
     unknown = [delivery for delivery in session.inbox if is_unknown(delivery)]
-    # Only in a run that began after that time, to find a newer build.
+    # Refuse only in a run that began after the hour: it has looked for a newer build.
     looked = float("-inf") if session.looked_at is None else session.looked_at
     if late := next((each for each in unknown if _accepted_at(each) + _UNKNOWN_KEPT <= looked), None):
         message = f"No worker can read a delivery of this kind ({late.kind.removeprefix(UNKNOWN)})."
@@ -184,8 +187,8 @@ def _accepted_at(delivery: DeliveryRef) -> float:
 def _held_move(session: SessionState, held: JsonObject, now: float, look: float | None) -> Move:
     if session.cancel == "this" or session.retry_at is None or session.retry_at <= now:
         return RunTurn(held=held)
-    retry_at = next((each.remind_at[0] for each in session.open if each.remind_at), session.retry_at)
-    return Wait(min(retry_at, session.retry_at, look or session.retry_at))
+    remind_at = min((each.remind_at[0] for each in session.open if each.remind_at), default=session.retry_at)
+    return Wait(min(remind_at, session.retry_at, look or session.retry_at))
 
 
 def turn_request(session: SessionState, move: RunTurn) -> TurnRequest:

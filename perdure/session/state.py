@@ -159,7 +159,7 @@ class SessionState(Wire, extra="allow"):
     idle_since: float | None = None
 
     @classmethod
-    def unknown(cls, session_id: str, rebuild: Rebuild) -> "SessionState":
+    def to_rebuild(cls, session_id: str, rebuild: Rebuild) -> "SessionState":
         """What a driver begins with that first has to derive its state from the store."""
         return cls(session_id=session_id, agent="", token_hash="", rebuild=rebuild)
 
@@ -220,7 +220,7 @@ class SessionState(Wire, extra="allow"):
     def holding(
         self, request: JsonObject, token_hash: str | None, now: float, retired: tuple[str, ...] = ()
     ) -> "SessionState":
-        """Hold a turn that no worker could serve. The pause doubles with each try."""
+        """Hold a turn that could not run. The pause doubles with each try."""
         pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(self.tries, 16))
         held = {"held": request, "tries": self.tries + 1, "retry_at": now + pause}
         return self.model_copy(update=held)._with_token(token_hash, retired)

@@ -96,8 +96,8 @@ class Store(Protocol):
     async def restore(self, restoration: Restoration) -> SessionRow:
         """Leave turns out of later prompts, and append `session.reset`. A repetition changes nothing.
 
-        `SessionGone` when the session has ended, `RestoreRefused` when there is no such turn, a turn runs, requests are
-        open, or the slots at the end of the turn are not known.
+        `SessionGone` when the session has ended, `RestoreRefused` when requests are open, and for a turn to go back to
+        also when there is none, when the slots at its end are not known, or when a turn runs that needs no attention.
         """
         ...
 

@@ -58,7 +58,7 @@ class SessionRow:
     title: str | None = None
     # The turn that a cancel request wants stopped; None again after it has ended.
     cancel_turn: int | None = None
-    # `{code, message, since}` while the session cannot continue without help.
+    # `{code, message, since, number}` while the session cannot continue without help.
     attention: JsonObject | None = None
     # How many signals have failed since the workflow last received everything.
     unsignalled: int = 0
@@ -216,7 +216,7 @@ class Hold(Enum):
     KEEP = "keep"
     """Write only if no newer attempt has taken over."""
     RELEASE = "release"
-    """As KEEP, and close the scope: no later write to it is allowed."""
+    """As KEEP, and remove the fence: whoever keeps it can write no more. `unless` stops those that raise it again."""
 
 
 @dataclass(frozen=True)
@@ -331,7 +331,7 @@ class Commit:
     7. `slots`: write them. Raise `SlotConflict` when a slot has another version than expected.
     8. `route`: replace the session's routes by this token hash; `TokenConflict` when another live session owns it.
        `close`: end the session, and delete its routes and fences.
-    9. `close_turn`: delete all fences of that turn, so that its late attempts cannot write.
+    9. `close_turn`: delete all fences of that turn, so that attempts that hold one cannot write.
     10. `inputs`: open the requests of `opens`; a request whose id exists is not changed. Close those of `expires` that
        are still open as `expired`, and those of `withdraws` as `withdrawn`. The events in `resolved` of the requests
        that this commit closed are appended after `events`, but before an event that ends the session. `close` refuses

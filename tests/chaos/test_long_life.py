@@ -99,7 +99,7 @@ async def test_no_turn_is_lost_or_doubled(
     assert started == [f"turn_{turn}" for turn in range(TURNS)]
     completed = Counter(event["data"]["turnId"] for event in events if event["type"] == "turn.completed")
     assert set(completed.values()) == {1}
-    # A call that had no reply yet when its worker died is repeated, and no other.
+    # A call that had no reply yet when its worker died or was stopped is repeated, and no other.
     assert count["total"] - count["distinct"] <= len(disturbed)
     part = max(1, len(seconds) // 10)
     first, last = median(seconds[:part]), median(seconds[-part:])

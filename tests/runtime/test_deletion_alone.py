@@ -150,7 +150,7 @@ async def test_no_workflow_is_left_of_a_fork_that_was_deleted_while_it_was_start
     row = await deleted(store)
     driver = FakeDriver()
 
-    await Signals(store, driver).start_later(row)
+    await Signals(store, driver).start_with_turns(row)
 
     assert driver.signalled() == ["start"]
     assert driver.workflows == {}

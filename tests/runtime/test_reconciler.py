@@ -299,8 +299,8 @@ async def test_they_wait_for_a_build_that_can_and_are_then_started_from_the_stor
     assert driver.signalled("a") == ["rebuild CANNOT_REPLAY"]
     assert driver.signalled("b") == driver.signalled("c") == []
     assert [each.message for each in caplog.records if each.levelno == logging.ERROR] == [
-        "the workers cannot replay 2 sessions: were workflows changed without a patch? They are started from "
-        "the store in 0.05 seconds, unless workers that can replay them run by then"
+        "the workers cannot replay 2 sessions: were workflows changed without a patch? The APIs "
+        "start them from the store after 0.05 seconds, unless workers that can replay them run by then"
     ]
 
 

@@ -421,7 +421,7 @@ async def test_a_fork_whose_workflow_was_not_started_is_started_like_a_new_sessi
     await store.fork(NewFork("f", "token of f", "s", 0))
     fork = await given.read_session(store, "f")
     driver.away = True
-    assert not await signals.start_later(fork)
+    assert not await signals.start_with_turns(fork)
     driver.away = False
 
     await signals.signal_all("f")

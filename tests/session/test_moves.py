@@ -37,6 +37,8 @@ RESET = DeliveryRef(id="dlv_7", kind="reset", token_hash="")
 ASKED = OpenInput(request_id="inp_1")
 LATE = OpenInput(request_id="inp_2", expires_at=NOW - 1)
 FORGOTTEN = OpenInput(request_id="inp_3", expires_at=NOW + 50, remind_at=(NOW - 1,))
+SOON = OpenInput(request_id="inp_4", remind_at=(NOW + 7,))
+SOONER = OpenInput(request_id="inp_5", remind_at=(NOW + 3, NOW + 8))
 IDLE = Bounds(idle_seconds=60)
 HELD_REQUEST = TurnRequest(session_id="ses_1", turn=4, agent="demo", deliveries=(MESSAGE,))
 HELD = {**HELD_REQUEST.model_dump(mode="json"), "wisdom": "of a newer build"}
@@ -85,6 +87,7 @@ def a_session(**changes: object) -> SessionState:
         ({"held": HELD, "retry_at": NOW + 5, "cancel": "this", "open": (ASKED,)}, RunTurn(held=HELD)),
         ({"held": HELD, "retry_at": NOW + 5, "open": (FORGOTTEN,)}, Remind(FORGOTTEN)),
         ({"held": HELD, "retry_at": NOW + 5, "open": (LATE,)}, Wait(NOW + 5)),
+        ({"held": HELD, "retry_at": NOW + 9, "open": (SOON, SOONER)}, Wait(NOW + 3)),
         # Bounded in time.
         ({"bounds": IDLE, "idle_since": NOW - 59}, Wait(NOW + 1)),
         ({"bounds": IDLE, "idle_since": NOW - 60}, EndIdle()),

@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from decimal import Decimal
+from itertools import chain, repeat
 from typing import Any, TypeAlias, cast
 
 from pydantic_ai.messages import ModelResponse
@@ -261,15 +262,15 @@ class Budget:
     async def _reserved(self, commit: Commit) -> Committed:
         """Commit once the reservation fits. What other calls have reserved may become free again."""
         until = time.monotonic() + _PATIENCE
-        for pause in (*_PAUSES, *[_PAUSES[-1]] * int(_PATIENCE)):
+        pauses = chain(_PAUSES, repeat(_PAUSES[-1]))
+        while True:
             try:
                 return await self.store.commit(commit)
             except BudgetReached as reached:
                 known = reached.details
                 if known["used"] + known["wanted"] > known["limit"] or time.monotonic() > until:
                     raise
-            await asyncio.sleep(pause)
-        return await self.store.commit(commit)
+            await asyncio.sleep(next(pauses))
 
 
 def principal_failure(reached: BudgetReached) -> Failure:

@@ -50,7 +50,7 @@ class Drain:
 
     moved: set[str] = field(default_factory=set[str])
     # The reason for each session that is still on the old build.
-    left: dict[str, str] = field(default_factory=dict[str, str])
+    remaining: dict[str, str] = field(default_factory=dict[str, str])
 
 
 @dataclass
@@ -88,11 +88,11 @@ class Drainer:
         self._said_at = progress
         empty = False
         while True:
-            left = await self._pass(target)
-            self._report(len(left))
-            if not left and empty:
+            remaining = await self._pass(target)
+            self._report(len(remaining))
+            if not remaining and empty:
                 return self._result
-            if not left:
+            if not remaining:
                 # Temporal's lists are some seconds old: a session may be missing in the first one.
                 empty = True
                 await asyncio.sleep(_LISTS_LATE)
@@ -101,7 +101,7 @@ class Drainer:
             done = len(self._result.moved)
             if done != known:
                 progress, known = monotonic(), done
-            waits = any(reason != _NO_WORKER for reason in left.values())
+            waits = any(reason != _NO_WORKER for reason in remaining.values())
             if not waits or monotonic() - progress > patience:
                 return self._result
             await asyncio.sleep(0.2)
@@ -131,24 +131,24 @@ class Drainer:
             # Sessions would move from one build without workers to another.
             raise NoWorker(f"No worker of build {target} takes sessions, and it is the current one. Start one.")
         serves = bool(polling.get(self._build))
-        left: dict[str, str] = {}
+        remaining: dict[str, str] = {}
         listed = await self._listed(names.SESSIONS_QUEUE)
         # Those that are listed no more have moved, or have ended.
-        self._result.moved |= self._result.left.keys() - listed
+        self._result.moved |= self._result.remaining.keys() - listed
         listed = [each for each in listed if each not in self._result.moved]
         for start in range(0, len(listed), _AT_ONCE):
             some = listed[start : start + _AT_ONCE]
             reasons = await asyncio.gather(*(self._move(each, target, serves=serves) for each in some))
-            left |= {each: reason for each, reason in zip(some, reasons, strict=True) if reason is not None}
-            self._report(len(listed) - start - len(some) + len(left))
+            remaining |= {each: reason for each, reason in zip(some, reasons, strict=True) if reason is not None}
+            self._report(len(listed) - start - len(some) + len(remaining))
         if turns := await self._listed(names.TURNS_QUEUE):
             serves = bool((await self._builds.workers(names.TURNS_QUEUE)).get(self._build))
             for turn in turns:
                 if (reason := await self._turn(turn, serves=serves)) is not None:
-                    left[turn.partition("/turn/")[0]] = reason
-        self._result.left = left
-        self._result.moved -= left.keys()
-        return left
+                    remaining[turn.partition("/turn/")[0]] = reason
+        self._result.remaining = remaining
+        self._result.moved -= remaining.keys()
+        return remaining
 
     async def _move(self, session_id: str, target: str, *, serves: bool) -> str | None:
         """Move one session if possible; the reason why it is still on the old build, if it is."""
@@ -239,10 +239,10 @@ class Drainer:
         self._next_nudge = max(self._next_nudge, now) + self._pause
         await asyncio.sleep(self._next_nudge - self._pause - now)
 
-    def _report(self, left: int) -> None:
+    def _report(self, remaining: int) -> None:
         if monotonic() - self._said_at >= _SAY_EVERY:
             self._said_at = monotonic()
-            self._say(f"{len(self._result.moved)} moved, {left} left")
+            self._say(f"{len(self._result.moved)} moved, {remaining} left")
 
 
 def _build_of(described: WorkflowExecutionDescription) -> str:

@@ -1,6 +1,6 @@
 """Deliveries (accepted once, then read by a turn or refused), cancel requests and the attention of sessions.
 
-An accepted delivery is never deleted.
+An accepted delivery is deleted with its session only.
 """
 
 import hashlib

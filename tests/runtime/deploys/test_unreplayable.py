@@ -102,11 +102,12 @@ async def test_its_driver_is_started_from_the_store(
     assert [each.reason for each in outside.rebuilt] == ["CANNOT_REPLAY"]
 
 
+@pytest.mark.parametrize("order", ["--rebuild", "--fresh"])
 async def test_an_operator_need_not_wait(
-    bench: Bench, store: Store, driver: DriverClient, broken: Driven, tmp_path: Path
+    bench: Bench, store: Store, driver: DriverClient, broken: Driven, tmp_path: Path, order: str
 ) -> None:
     environment = {
-        "PERDURE_DATABASE": f"sqlite:///{tmp_path / 'test.db'}",
+        "PERDURE_DATABASE_URL": f"sqlite:///{tmp_path / 'test.db'}",
         "PERDURE_TEMPORAL_ADDRESS": bench.client.service_client.config.target_host,
         "PERDURE_TASK_QUEUE": bench.settings.task_queue,
     }
@@ -114,12 +115,16 @@ async def test_an_operator_need_not_wait(
     async with bench.working(outside):
         await broken.deliver("dlv_1")
         await cannot_be_replayed(driver, broken)
-        words = ("sessions", "repair", broken.handle.id, "--rebuild")
-        done = await asyncio.to_thread(commands.perdure, *words, environment=environment)
+        said = [
+            await asyncio.to_thread(commands.perdure, "sessions", *words, environment=environment)
+            for words in (["reconcile"], ["repair", broken.handle.id, "--retry"], ["repair", broken.handle.id, order])
+        ]
         await broken.deliver("dlv_1")
         await outside.until(lambda: outside.consumed == ["dlv_1"])
 
-    assert (done.returncode, done.stderr) == (0, "")
+    assert [each.returncode for each in said] == [0, 0, 0]
+    assert f"{broken.handle.id}  cannot be replayed by any worker" in said[0].stdout
+    assert "--rebuild starts it from the store" in said[1].stdout
     assert [each.reason for each in outside.rebuilt] == ["OPERATOR"]
 
 
