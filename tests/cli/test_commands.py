@@ -96,7 +96,9 @@ async def test_a_key_with_roles_is_let_in_with_them() -> None:
 def test_an_error_is_one_sentence(
     tmp_path: Path, words: tuple[str, ...], environment: dict[str, str], sentence: str
 ) -> None:
-    ended = perdure(*words, PERDURE_DATA_DIR=str(tmp_path), **environment)
+    options = ("--temporal-port", "--ui-port") if words == ("dev",) else ()
+    ports = [word for option in options for word in (option, str(free_port()))]
+    ended = perdure(*words, *ports, PERDURE_DATA_DIR=str(tmp_path), PERDURE_PORT=str(free_port()), **environment)
 
     assert ended.returncode == 1
     assert ended.stderr.startswith(f"perdure: {sentence}")
