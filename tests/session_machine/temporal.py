@@ -29,6 +29,7 @@ from perdure.errors import NoDriver, Unavailable
 from perdure.protocol import names
 from perdure.protocol.requests import TurnRequest, TurnResult
 from perdure.protocol.wire import JsonObject, Wire
+from perdure.runtime.deploys import unserved
 from perdure.runtime.signals import DriverClient
 from perdure.session.state import DriverView, Rebuild, Repair, SessionState, read_view
 from workflows.session import SessionWorkflow
@@ -428,9 +429,11 @@ class PlayedDriver(DriverClient):
     async def rebuild(self, session_id: str, rebuild: Rebuild, *, unattended: bool = False) -> None:
         self._reach()
         if self._temporal.statuses.get(session_id) is not RUNNING:
-            state = SessionState(session_id=session_id, agent="", token_hash="", rebuild=rebuild)
-            self._temporal.start(state.model_dump(mode="json"))
+            self._temporal.start(SessionState.to_rebuild(session_id, rebuild).model_dump(mode="json"))
         self._answer()
+
+    async def unreplayable(self) -> Mapping[str, unserved.Run]:
+        return {}
 
     async def deliver(self, session_id: str, ref: JsonObject) -> None:
         self._signalled(session_id).deliver(ref)
