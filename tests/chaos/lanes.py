@@ -14,7 +14,7 @@ from tests.support.chaos.world import HEARTBEAT, RECOVERY, Caller, World, undist
 from tests.support.processes import Process
 from tests.support.waiting import until
 
-_LANES = 4
+_LANES = 6
 
 Key = TypeVar("Key")
 Story = TypeVar("Story")
