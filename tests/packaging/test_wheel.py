@@ -45,7 +45,7 @@ def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     _run([sys.executable, "-m", "venv", "--without-pip", str(home)])
     python = home / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check"]
-    _run([*pip, "install", "--quiet", str(wheel)])
+    _run([*pip, "install", "--quiet", "--no-compile", str(wheel)])
     return python
 
 
