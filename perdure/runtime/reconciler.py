@@ -172,4 +172,5 @@ class Reconciler:
             message = "The workers cannot replay the workflow of this session."
             await set_attention(self._store, session_id, Attention(code=CannotReplay.code, message=message))
         elif await self._driver.replace(session_id, run, Rebuild(reason=CannotReplay.code)):
+            await end_if_deleted(self._store, self._driver, session_id)
             log.warning("session %s could not be replayed; it is started from the store", session_id)

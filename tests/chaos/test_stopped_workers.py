@@ -1,10 +1,12 @@
 """A worker that has to stop while its tools still act."""
 
 import asyncio
+import json
 import time
 
 import pytest
 
+from perdure.protocol import names
 from tests.support.chaos.scripts import call, say
 from tests.support.chaos.world import Caller, World, undisturbed
 from tests.support.processes import Process
@@ -41,6 +43,10 @@ async def test_a_worker_that_gets_a_stop_signal_starts_nothing(world: World) -> 
 
     assert (code, took < GRACE.total_seconds() + ENDING + starting) == (0, True), worker.output
     assert [each.said for each in world.asked() if each.at > signalled + NOTICE + calm] == []
+    # It said that it ended: the attempt does not count as a death.
+    turn = (await world.stack.client()).get_workflow_handle(names.turn_workflow(acting.session_id, 0))
+    [pending] = (await turn.describe()).raw_description.pending_activities
+    assert [json.loads(each.data) for each in pending.heartbeat_details.payloads] == [{"deaths": 0, "ended": 1}]
     # Nothing is lost: what it did not get to do, and what it could not finish, is done elsewhere.
     world.ledger.open(slow.note)
     world.stack.start_worker(wait=False)
