@@ -1,8 +1,9 @@
 """The docs say what is there."""
 
+import ast
 import asyncio
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -14,6 +15,7 @@ import perdure.testing
 from perdure.protocol.events import EVENT_EXPIRED, EventType
 from perdure.settings import Settings
 from perdure.testing import ScriptedModel, call, play
+from tests import rooms
 from tests.support.processes import PATIENCE
 from tests.support.stack import Stack
 from workflows.patches import PATCHES
@@ -34,6 +36,37 @@ def test_every_event_is_documented_and_no_other() -> None:
     known = {EVENT_EXPIRED, *(value for name, value in vars(EventType).items() if name.isupper())}
 
     assert set(re.findall(r"^\| `([a-z.]+)` \|", page, re.MULTILINE)) == known
+
+
+#: Their texts in capitals are names of variables of the environment.
+NO_CODES = ("perdure/settings.py", "perdure/dev/", "perdure/telemetry/setup.py")
+
+
+def codes() -> Iterator[str]:
+    """Every code in the product: a text in capitals, as `STEP_TIMEOUT`, or with which a delivery is refused.
+
+    Of a code that is put together, as `TURN_BUDGET_REACHED`, it is the end.
+    """
+    for module in rooms.product(ROOT):
+        if str(module.path).startswith(NO_CODES):
+            continue
+        for node in ast.walk(module.tree):
+            match node:
+                case ast.Constant(value=str(text)) if re.fullmatch(r"(?!PERDURE_)_?[A-Z]+(_[A-Z]+)+", text):
+                    yield text
+                case ast.Call() if ast.unparse(node.func).lower().endswith("refuse"):
+                    given = [each.value for each in node.args if isinstance(each, ast.Constant)]
+                    yield from (each for each in given if isinstance(each, str) and each.isidentifier())
+                case _:
+                    pass
+
+
+def test_every_code_is_documented() -> None:
+    section = (ROOT / "docs" / "events.md").read_text().partition("\n## Codes\n")[2]
+    cells = re.findall(r"^\| (.+?) \|", section, re.MULTILINE)
+    documented = {code for cell in cells for code in re.findall(r"`(\w+)`", cell)}
+
+    assert [code for code in sorted(set(codes())) if not any(each.endswith(code) for each in documented)] == []
 
 
 def test_every_patch_is_documented_as_it_is_listed() -> None:
