@@ -148,6 +148,7 @@ class DriverClient:
                     if (version := unserved.version_of(each)) is not None:
                         versions[each.id] = version
                     yield each.id
+                # Only now: `find_unserved` uses what the last complete list has left.
                 self._versions = versions
         except ABSENT as error:
             raise _translated(error) from error

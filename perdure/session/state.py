@@ -135,7 +135,8 @@ class SessionState(Wire, extra="allow"):
     retired: tuple[str, ...] = ()
     # The number of the next turn.
     turn: int = 0
-    # The same as readers count it: a turn without events does not count. Older drivers do not set it.
+    # The same as readers count it: a turn without events does not count. Older drivers do not set it. Both differ only
+    # after such a turn of a run that began before the patch `silent-turns-keep-their-number`.
     told: int | None = None
     inbox: tuple[DeliveryRef, ...] = ()
     seen: tuple[str, ...] = ()
