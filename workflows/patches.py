@@ -75,6 +75,7 @@ PATCHES = (
         "looked for a build that reads a delivery of an unknown kind only after the next signal if they waited already",
     ),
     Patch("cancel-turn-once", "driver", date(2026, 11, 19), "asked a turn to stop at each signal of a cancel"),
+    Patch("shorter-runs", "driver", date(2026, 11, 19), "continued as new after 400 events instead of 200"),
     Patch("session-bounds", "driver", date(2026, 11, 19), "had no deadline and no idle time-out"),
     Patch("controls", "driver", date(2026, 11, 19), "left controls (`compact`, `clear`, `reset`) to a newer build"),
     Patch("parallel-calls", "turn", date(2026, 11, 18), "began all calls of a reply at once"),

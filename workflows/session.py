@@ -57,9 +57,9 @@ T = TypeVar("T")
 
 TurnHandle: TypeAlias = "workflow.ChildWorkflowHandle[Any, TurnResult]"
 
-#: A driver continues as new once its history has this many events, about thirty turns. So the cost of a replay does
-#: not grow with the age of the session.
-_LONG_RUN = 400
+#: A driver continues as new once its history has this many events, about fifteen turns. So the cost of a replay does
+#: not grow with the age of the session. Runs that began before this number have twice as many.
+_LONG_RUN = 200
 
 _UNREADABLE_PAUSE = timedelta(minutes=1)
 _RETRY_PAUSE = timedelta(seconds=10)
@@ -97,6 +97,7 @@ class SessionWorkflow:
         self._ending: Failure | None = None
         self._turn_ended = False
         self._renews_when_parked = True
+        self._longest = 2 * _LONG_RUN
         # Whether this run heeds the bounds of its session.
         self._bounded = False
 
@@ -265,7 +266,7 @@ class SessionWorkflow:
 
         def has_work() -> bool:
             move = decisions.next_move(self._state, workflow.time(), bounded=self._bounded)
-            has_move = not isinstance(move, decisions.Wait) or (self._renews_when_parked and _should_renew())
+            has_move = not isinstance(move, decisions.Wait) or (self._renews_when_parked and self._should_renew())
             return has_move or self._must_look_again
 
         self._idle, self._must_look_again = True, False
@@ -442,13 +443,18 @@ class SessionWorkflow:
     def _renewal_is_due(self) -> bool:
         """Whether to continue as new. Only between turns: a running child would be terminated with this run."""
         ended, self._turn_ended = self._turn_ended, False
-        if not _should_renew():
+        if workflow.info().get_current_history_length() >= _LONG_RUN and workflow.patched("shorter-runs"):
+            self._longest = _LONG_RUN
+        if not self._should_renew():
             return False
         if ended and _is_suggested():
             return True
         # Runs that began before this rule continued as new only after a turn, and only when Temporal suggested it.
         self._renews_when_parked = self._renews_when_parked and workflow.patched("renew-when-parked")
         return self._renews_when_parked
+
+    def _should_renew(self) -> bool:
+        return _is_suggested() or workflow.info().get_current_history_length() >= self._longest
 
     async def _wait_for_reader(self, unreadable: UnreadableState) -> None:
         """Keep a state that this build cannot read, and the signals that arrive, until another build can read it."""
@@ -481,10 +487,6 @@ def _reads_version(version: int) -> bool:
 def _is_suggested() -> bool:
     info = workflow.info()
     return info.is_continue_as_new_suggested() or info.is_target_worker_deployment_version_changed()
-
-
-def _should_renew() -> bool:
-    return _is_suggested() or workflow.info().get_current_history_length() >= _LONG_RUN
 
 
 def _continue_as_new(data: JsonObject) -> None:

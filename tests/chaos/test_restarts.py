@@ -1,7 +1,7 @@
 """The only worker is killed while many sessions with long histories are busy, and another one starts.
 
 Other counts: `PERDURE_RESTART_SESSIONS=500 PERDURE_RESTART_ACTIVE=50 PERDURE_RESTART_TURNS=300`.
-A driver continues as new after about thirty turns, so more turns than that make no history longer.
+A driver continues as new after about fifteen turns, so more turns than that make no history longer.
 """
 
 import asyncio

@@ -37,9 +37,18 @@ async def renewed_while_parked(stage: Stage) -> None:
     await session.deliver("ans_1", kind="answer")
 
 
+@RENEWAL.add({"": ("signal deliver", "patch shorter-runs", "goes on in a new run"), "run-1": ("begins", *_TURN)})
+async def renewed_after_some_turns(stage: Stage) -> None:
+    """Temporal suggests nothing yet: two hundred events are enough."""
+    session = await stage.start()
+    for number in range(20):
+        await session.deliver(f"dlv_{number}")
+    await stage.until(*_TURN, part="run-1")
+
+
 @RENEWAL.add({"": ("signal deliver", "patch renew-when-parked", "goes on in a new run"), "run-1": ("begins", *_TURN)})
 async def renewed_by_length(stage: Stage) -> None:
-    """Temporal suggests nothing yet: four hundred events are enough."""
+    """The same without a turn. Runs of builds before waited for four hundred events."""
     session = await stage.start(attended=False, open=(ASKED,), turn=1)
     for _ in range(400):
         await session.handle.signal(names.DELIVER)
