@@ -70,6 +70,8 @@ class _Limit:
     unit: str
     limit: int
     used: int
+    #: What the next model call needs, as it is estimated.
+    needed: int
 
     @property
     def name(self) -> str:
@@ -84,10 +86,15 @@ class _Limit:
     @property
     def failure(self) -> Failure:
         sentence = f"The {self.scope} has used {self.words(self.used)} of its budget of {self.words(self.limit)}"
-        details = {"budget": self.name, "used": self.shown(self.used), "limit": self.shown(self.limit)}
+        details = {
+            "budget": self.name,
+            "used": self.shown(self.used),
+            "limit": self.shown(self.limit),
+            "needed": self.shown(self.needed),
+        }
         return Failure(
             code=f"{self.scope.upper()}_BUDGET_REACHED",
-            message=f"{sentence}, and the next model call does not fit into it.",
+            message=f"{sentence}, and the next model call, which needs about {self.words(self.needed)}, does not fit.",
             details=details,
         )
 
@@ -154,21 +161,25 @@ class Budget:
             *self._limits("turn", limits.turn_tokens, limits.turn_cost, used),
             *self._limits("session", limits.session_tokens, limits.session_cost, session),
         ):
-            more = self._amount(limit.unit, self.wanted)
-            if limit.used + more <= limit.limit:
+            if limit.used + limit.needed <= limit.limit:
                 continue
             # Each turn has a whole budget, so its extension is the turn that the answer begins.
             extensions = await self._extensions(limit.name) if limit.scope == "session" else 0
             extended = replace(limit, limit=limit.limit * (1 + extensions))
-            if limit.used + more > extended.limit:
+            if limit.used + limit.needed > extended.limit:
                 return extended
         return None
 
     def _limits(self, scope: str, tokens: int | None, dollars: float | None, used: Usage) -> list[_Limit]:
-        found = [] if tokens is None else [_Limit(scope, "tokens", tokens, self._amount("tokens", used))]
-        if dollars is not None:
-            found.append(_Limit(scope, "cost", round(dollars * DOLLAR), self._amount("cost", used)))
-        return found
+        limits = {
+            "tokens": tokens,
+            "cost": None if dollars is None else round(dollars * DOLLAR),
+        }
+        return [
+            _Limit(scope, unit, limit, self._amount(unit, used), self._amount(unit, self.wanted))
+            for unit, limit in limits.items()
+            if limit is not None
+        ]
 
     def _amount(self, unit: str, usage: Usage) -> int:
         if unit == "tokens":
@@ -276,7 +287,7 @@ class Budget:
 def principal_failure(reached: BudgetReached) -> Failure:
     """The failure of a turn whose principal has spent its budget."""
     known = reached.details
-    return _Limit("principal", known["unit"], known["limit"], known["used"]).failure
+    return _Limit("principal", known["unit"], known["limit"], known["used"], known["wanted"]).failure
 
 
 class _BilledStore:
