@@ -381,8 +381,9 @@ def expiring(row: Row, keep: Keep, now: str) -> list[Expiring]:
     session_id: str = row["session_id"]
     left = row["turns"] if row["closed_at"] is not None else row["turns"] - 1
     work: list[Expiring] = []
-    # Messages first: they take the deltas with them.
-    if keep.messages is not None and row["expired_messages"] < left:
+    # Messages first: they take the deltas with them. Code before this one left the title.
+    has_title = row["title"] is not None and row["expired_messages"] > 0
+    if keep.messages is not None and (row["expired_messages"] < left or has_title):
         work.append(_expiring_events(session_id, "messages", before(now, keep.messages)))
     if keep.deltas is not None and row["expired_deltas"] < left:
         work.append(_expiring_events(session_id, "deltas", before(now, keep.deltas)))
@@ -412,14 +413,14 @@ async def _expire_events(tx: Transaction, session_id: str, kind: Literal["deltas
     turn = first = max(state[kind], session.row.forked_turns)
     while turn < min(end, first + _TURNS):
         # All keys with this prefix: "0" follows "/".
-        place = {"session_id": session_id, "first": names.turn_key(turn, ""), "until": f"t{turn}0"}
+        place = {"session_id": session_id, "turn": turn, "first": names.turn_key(turn, ""), "until": f"t{turn}0"}
         newest = await tx.row("newest_of_turn", **place)
         if newest is not None and newest["newest"] is not None and newest["newest"] >= oldest:
             break
         await tx.run(f"expire_{kind}", **place)
         turn += 1
-    if turn > first:
-        await tx.run(f"set_expired_{kind}", session_id=session_id, turns=turn)
+    if turn > first or (kind == "messages" and turn > session.row.forked_turns and session.row.title is not None):
+        await tx.run(f"set_expired_{kind}", session_id=session_id, turns=turn, oldest=oldest)
     return turn == first + _TURNS
 
 

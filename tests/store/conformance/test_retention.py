@@ -8,6 +8,7 @@ import pytest
 from perdure.errors import ForkRefused
 from perdure.protocol import names
 from perdure.protocol.events import EVENT_EXPIRED, Event, EventType, NewEvent
+from perdure.session.inputs import resolved
 from perdure.store.base import Store, read_all
 from perdure.store.engine import lifecycle
 from perdure.store.engine.database import Transaction
@@ -249,3 +250,78 @@ async def test_a_long_session_expires_in_several_transactions(store: Store, turn
     left = [event.turn for event in await everything(store) if event.type == EventType.MESSAGE_APPENDED]
     assert left == [turns - 1] * 2
     assert [event.index for event in await everything(store)] == list(range(turns * len(TURN)))
+
+
+async def title(store: Store) -> str | None:
+    return (await given.read_session(store)).title
+
+
+async def titled(store: Store, database: Database) -> None:
+    database.run("UPDATE sessions SET title = 'My secret'")
+    assert await title(store) == "My secret"
+
+
+async def test_the_title_goes_with_the_first_turn(store: Store, database: Database) -> None:
+    await titled(store, database)
+    await talk(store, 0)
+
+    # The only turn of a session that goes on stays.
+    await expire(store, Keep(messages=AT_ONCE))
+    assert await title(store) == "My secret"
+
+    await talk(store, 1)
+    await expire(store, Keep(deltas=AT_ONCE, messages=A_DAY))
+    assert await title(store) == "My secret"
+
+    await expire(store, Keep(messages=AT_ONCE))
+    assert await title(store) is None
+
+
+async def test_a_title_that_older_code_left_goes(store: Store, database: Database) -> None:
+    await talk(store, 0)
+    await store.commit(given.closing())
+    await expire(store, Keep(messages=AT_ONCE))
+    await titled(store, database)
+
+    await expire(store, Keep(messages=AT_ONCE))
+
+    assert await title(store) is None
+
+
+async def test_the_title_of_a_young_import_stays(store: Store, database: Database) -> None:
+    """Its first turns have no events."""
+    await titled(store, database)
+    await talk(store, 7)
+
+    await expire(store, Keep(deltas=AT_ONCE, messages=A_DAY))
+
+    assert await title(store) == "My secret"
+
+
+async def answer(store: Store, request_id: str, delivery_id: str) -> None:
+    answering = given.answering((request_id, given.chooses("approve")), delivery_id=delivery_id)
+    await store.answer(answering, lambda row: resolved(row.request, row.status, row.answer))
+
+
+async def test_answers_go_with_the_turn_that_asked(store: Store, database: Database) -> None:
+    await talk(store, 0)
+    await store.commit(opening("r"))
+    await store.commit(opening("late"))
+    await answer(store, "r", "a")
+    await talk(store, 1)
+    database.run("UPDATE events SET at = '2020-01-01T00:00:00.000Z' WHERE type <> 'input.resolved'")
+
+    # It was answered today, so the turn is not over for long.
+    database.run("UPDATE sessions SET created_at = '2020-01-01T00:00:00.000Z'")
+    await expire(store, Keep(messages=A_DAY))
+    assert EventType.INPUT_RESOLVED in [each.type for each in await everything(store)]
+
+    await expire(store, Keep(messages=AT_ONCE))
+    assert EventType.INPUT_RESOLVED not in [each.type for each in await everything(store)]
+
+    # One that is answered after its turn has expired goes with the next one.
+    await answer(store, "late", "b")
+    await talk(store, 2)
+    await expire(store, Keep(messages=AT_ONCE))
+    assert EventType.INPUT_RESOLVED not in [each.type for each in await everything(store)]
+    assert await given.dense(store)
