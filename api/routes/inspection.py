@@ -24,6 +24,9 @@ from perdure.store.engine.rows import stamp
 from perdure.store.lifecycle import DeadLetter, DeadLetterQuery, DeadLetterStatus
 from perdure.store.values import InputRow, SessionQuery, SessionRow, ShownStatus
 
+#: The last second that a date can show. Builds before the limit of deadlines have stored later ones.
+_LAST_SECOND = 253_402_300_799.0
+
 
 @dataclass(frozen=True)
 class Pending:
@@ -87,7 +90,7 @@ def summary(row: SessionRow, pending: Pending) -> JsonObject:
         "usage": row.usage.model_dump(mode="json"),
     }
     if row.bounds is not None and row.bounds.deadline is not None:
-        shown["deadline"] = stamp(datetime.fromtimestamp(row.bounds.deadline, UTC))
+        shown["deadline"] = stamp(datetime.fromtimestamp(min(row.bounds.deadline, _LAST_SECOND), UTC))
     if row.bounds is not None and row.bounds.idle_seconds is not None:
         shown["idleSeconds"] = row.bounds.idle_seconds
     if row.attention is not None:

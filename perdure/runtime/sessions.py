@@ -438,7 +438,10 @@ def _checked_bounds(deadline: datetime | None, idle_seconds: float | None) -> fl
         return None
     if deadline.tzinfo is None:
         raise Invalid("A session's deadline needs a time zone: `2027-01-31T12:00:00Z`, for example.")
-    return deadline.timestamp()
+    ends_at = deadline.timestamp()
+    if ends_at > time.time() + LONGEST_TIME:
+        raise Invalid(f"A session's deadline is at most {LONGEST_TIME} seconds away.")
+    return ends_at
 
 
 def _message_body(message: Message | None, principal: Principal) -> DeliveryBody:

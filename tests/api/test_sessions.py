@@ -3,6 +3,7 @@
 import asyncio
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ import orjson
 import pytest
 from temporalio.service import RPCError, RPCStatusCode
 
+from api.routes.inspection import Pending, summary
 from perdure.errors import SchemaUnknown
+from perdure.protocol.deliveries import Bounds
 from perdure.store.values import Commit, SessionChange
 from tests.api.served import URL, Api, session_ended
 
@@ -382,3 +385,14 @@ async def test_odd_characters_are_taken(api: Api, text: str) -> None:
     (delivery,) = await api.store.deliveries(answer.json()["sessionId"], [answer.json()["deliveryId"]])
     assert delivery.body is not None
     assert delivery.body["message"] == orjson.loads(f'"{text}"')
+
+
+async def test_a_deadline_that_no_date_can_show_hides_no_session(api: Api) -> None:
+    """An older build has stored it."""
+    session_id = (await api.create())["sessionId"]
+    row = await api.store.session(session_id)
+    assert row is not None
+
+    shown = summary(replace(row, bounds=Bounds(deadline=253_402_329_600.0)), Pending())
+
+    assert shown["deadline"] == "9999-12-31T23:59:59.000Z"

@@ -122,6 +122,10 @@ async def test_an_idle_session_ends_after_a_while_and_one_that_is_used_does_not(
         {"deadline": 5},
         {"deadline": "2999-01-01T00:00:00"},
         {"deadline": "2020-01-01T00:00:00Z"},
+        # No date could be shown that is later.
+        {"deadline": "9999-12-31T23:59:59.999999Z"},
+        {"deadline": "9999-12-31T20:00:00-08:00"},
+        {"deadline": "2999-01-01T00:00:00Z"},
         {"idleSeconds": 0},
         {"idleSeconds": True},
         {"idleSeconds": "60"},
