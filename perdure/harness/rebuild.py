@@ -1,8 +1,12 @@
-"""Derives a driver's state from the store: after a loss, by an operator's order, or for a new fork."""
+"""Derives a driver's state from the store: after a loss, by an operator's order, or for a new fork.
+
+It also says whether a session can begin with recorded turns: those that a fork shares, and those of an export.
+"""
 
 from collections.abc import Sequence
 from datetime import datetime
 
+from perdure.errors import Invalid, UnreadableState
 from perdure.protocol import names
 from perdure.protocol.deliveries import DeliveryRef
 from perdure.protocol.events import EventType, NewEvent
@@ -12,9 +16,10 @@ from perdure.protocol.requests import RebuildSession, Snapshot, TurnRequest
 from perdure.session import decisions
 from perdure.session.state import SessionState, TurnState, dump_turn, read_delivery
 from perdure.store.base import Store, all_inputs
-from perdure.store.values import Attempt, Commit, DeliveryRow, Fence, Hold, InputQuery, InputRow, SessionRow
+from perdure.store.lifecycle import ExportHeader, leaves_out
+from perdure.store.values import Attempt, Commit, DeliveryRow, Fence, Hold, InputQuery, InputRow, NewRecord, SessionRow
 
-from .journal import find_session, read_journal
+from .journal import FORMATS, TurnJournal, find_session, read_journal
 
 
 class SessionRebuilder:
@@ -147,3 +152,48 @@ def _reference(row: DeliveryRow, token_hash: str) -> DeliveryRef | None:
     """A reference with the current token: the token was checked on acceptance. None if this build cannot read it."""
     known = row.ref or {"id": row.delivery_id, "kind": row.kind}
     return read_delivery({**known, "tokenHash": token_hash, "at": row.accepted_at})
+
+
+# --- what a session can begin with ----------------------------------------------------------------------------
+
+
+async def read_end(store: Store, session_id: str, turn: int) -> TurnJournal:
+    """A journal that knows how the turn has ended, and no messages, files and outcomes."""
+    return TurnJournal(await store.outline(session_id, turn))
+
+
+def boundary_problem(turn: int, step: int | None, journal: TurnJournal) -> tuple[str, str] | None:
+    """Why this turn is no boundary: a code, and a sentence."""
+    if journal.end_record is None:
+        return "turn_not_ended", f"Turn {turn} has not ended."
+    if journal.park is not None:
+        # What people have answered is recorded with the turn that asked, and the effects of later turns with it.
+        return "turn_parked", f"Turn {turn} waited for people; the turn that continues it is a boundary."
+    if step is not None and step != journal.last_step:
+        # The values of slots are recorded by turn.
+        return "inside_turn", f"Only the last step of turn {turn}, {journal.last_step}, is a boundary."
+    return None
+
+
+def is_between_turns(record: NewRecord) -> bool:
+    return record.step == 0 and (record.key == names.MARK or record.key.startswith(names.BETWEEN_TURNS))
+
+
+def check_turn(header: ExportHeader, turn: int, records: Sequence[NewRecord]) -> None:
+    """`Invalid` for records that this version cannot read, or a last turn after which the session cannot continue."""
+    if leaves_out(header.left_out, turn):
+        # No prompt reads them.
+        return
+    try:
+        for record in records:
+            known = next((each for each in FORMATS if each.includes(record)), None)
+            if known is None:
+                raise UnreadableState(f"The format {record.format!r} is not known.")
+            known.lift(record)
+        problem = boundary_problem(turn, None, TurnJournal(records)) if turn == header.turns - 1 else None
+        if turn >= header.turns and not (turn == header.turns and all(map(is_between_turns, records))):
+            raise Invalid(f"Turn {turn} has not ended; the session has {header.turns} turns.")
+    except UnreadableState as unreadable:
+        raise Invalid(f"Turn {turn} cannot be read by this version of Perdure: {unreadable.message}") from None
+    if problem is not None:
+        raise Invalid(f"The session cannot continue after its last turn: {problem[1]}")

@@ -16,7 +16,7 @@ from time import monotonic
 
 from temporalio.client import Client
 
-from perdure.errors import DriverRefused, ForkRefused, Invalid, NoDriver, SessionNotFound, Unavailable, UnreadableState
+from perdure.errors import DriverRefused, ForkRefused, Invalid, NoDriver, SessionNotFound, Unavailable
 from perdure.protocol import names
 from perdure.protocol.deliveries import Principal
 from perdure.protocol.events import EventType, NewEvent, cancel_requested
@@ -30,11 +30,10 @@ from perdure.store.lifecycle import (
     ExportWriter,
     NewFork,
     NewImport,
-    leaves_out,
     left_out_up_to,
     read_export,
 )
-from perdure.store.values import Commit, NewDelivery, NewRecord, SessionChange, SessionQuery, SessionRow
+from perdure.store.values import Commit, NewDelivery, SessionChange, SessionQuery, SessionRow
 
 from . import deliveries
 from .connect import ABSENT, RPC_PATIENCE, in_time
@@ -77,17 +76,26 @@ class Forks:
     ) -> ForkReceipt:
         if turn < 0 or (step is not None and step < 0):
             raise Invalid("A session is forked at the end of a turn; turns and steps are numbered from 0.")
+        first = await self.first(parent.session_id, turn, step, principal, idempotency_key)
+        if first is not None:
+            return first
         session_id = deliveries.session_id()
         delivery = _key_holder(session_id, parent.session_id, turn, step, principal, idempotency_key)
+        await self._check_boundary(parent, turn, step)
+        token_hash = hash_token(derive_token(self._secret, session_id))
+        bounds = deliveries.bounds_of(self._signals.limits(parent.agent))
+        forked = await self._store.fork(NewFork(session_id, token_hash, parent.session_id, turn, delivery, bounds))
+        return await self._receipt(forked.session_id, parent.session_id, turn, fresh=forked.fresh)
+
+    async def first(
+        self, parent_id: str, turn: int, step: int | None, principal: Principal, idempotency_key: str | None
+    ) -> ForkReceipt | None:
+        """The receipt of a repeated request; its parent may have been deleted since."""
+        delivery = _key_holder("", parent_id, turn, step, principal, idempotency_key)
         first = await self._store.first(delivery) if delivery else None
-        if first is None:
-            await self._check_boundary(parent, turn, step)
-            token_hash = hash_token(derive_token(self._secret, session_id))
-            bounds = deliveries.bounds_of(self._signals.limits(parent.agent))
-            forked = await self._store.fork(NewFork(session_id, token_hash, parent.session_id, turn, delivery, bounds))
-            session_id, fresh = forked.session_id, forked.fresh
-        else:
-            session_id, fresh = first.delivery.session_id, False
+        return await self._receipt(first.delivery.session_id, parent_id, turn, fresh=False) if first else None
+
+    async def _receipt(self, session_id: str, parent_id: str, turn: int, *, fresh: bool) -> ForkReceipt:
         row = await self._store.session(session_id)
         if row is None:
             raise SessionNotFound
@@ -95,7 +103,7 @@ class Forks:
         return ForkReceipt(
             session_id=session_id,
             continuation_token=derive_token(self._secret, session_id),
-            parent=parent.session_id,
+            parent=parent_id,
             turn=turn,
             deduplicated=not fresh,
             delayed=not started,
@@ -118,25 +126,17 @@ class Forks:
     async def _problem(self, parent: SessionRow, turn: int, step: int | None) -> tuple[str, str] | None:
         if turn >= parent.turns:
             return "turn_not_begun", f"Turn {turn} has not begun; the session has {parent.turns} turns."
-        records = await self._store.records(parent.session_id, from_turn=turn, to_turn=turn)
-        return _boundary_problem(turn, step, records)
+        return await _boundary_problem(self._store, parent.session_id, turn, step)
 
 
-def _boundary_problem(turn: int, step: int | None, records: Sequence[NewRecord]) -> tuple[str, str] | None:
-    """Why this turn with these records is no boundary: a code, and a sentence."""
+async def _boundary_problem(
+    store: Store, session_id: str, turn: int, step: int | None = None
+) -> tuple[str, str] | None:
+    """Why this turn is no boundary: a code, and a sentence."""
     # Imported late: an API loads the libraries of models only when it needs them.
-    from perdure.harness.journal import TurnJournal
+    from perdure.harness.rebuild import boundary_problem, read_end
 
-    journal = TurnJournal(records)
-    if journal.end_record is None:
-        return "turn_not_ended", f"Turn {turn} has not ended."
-    if journal.park is not None:
-        # What people have answered is recorded with the turn that asked, and the effects of later turns with it.
-        return "turn_parked", f"Turn {turn} waited for people; the turn that continues it is a boundary."
-    if step is not None and step != journal.last_step:
-        # The values of slots are recorded by turn.
-        return "inside_turn", f"Only the last step of turn {turn}, {journal.last_step}, is a boundary."
-    return None
+    return boundary_problem(turn, step, await read_end(store, session_id, turn))
 
 
 def _key_holder(
@@ -382,6 +382,8 @@ async def export_session(store: Store, session_id: str) -> AsyncGenerator[bytes]
 
     It has no token. Memory is bounded by the largest turn.
     """
+    from perdure.harness.rebuild import is_between_turns
+
     row = await store.session(session_id)
     if row is None:
         raise SessionNotFound(f"The store knows no session {session_id}.")
@@ -412,7 +414,7 @@ async def export_session(store: Store, session_id: str) -> AsyncGenerator[bytes]
         if turn <= last and not records:
             silent.append(turn)
         for record in records:
-            if turn > last and not _is_between_turns(record):
+            if turn > last and not is_between_turns(record):
                 continue
             body = {name: value for name, value in record.body.items() if name != "tokenHash"}
             yield writer.line(
@@ -427,13 +429,9 @@ async def export_session(store: Store, session_id: str) -> AsyncGenerator[bytes]
     yield writer.end(silent)
 
 
-def _is_between_turns(record: NewRecord) -> bool:
-    return record.step == 0 and (record.key == names.MARK or record.key.startswith(names.BETWEEN_TURNS))
-
-
 async def _last_boundary(store: Store, row: SessionRow) -> int:
     for turn in range(row.turns - 1, -1, -1):
-        if _boundary_problem(turn, None, await store.records(row.session_id, from_turn=turn, to_turn=turn)) is None:
+        if await _boundary_problem(store, row.session_id, turn) is None:
             return turn
     raise Invalid("No turn of this session has ended; there is nothing to export.")
 
@@ -451,7 +449,9 @@ async def import_session(
 
     The file is read twice: nothing is written before it has proved to be complete and readable.
     """
-    export = await asyncio.to_thread(read_export, path, _check_turn)
+    from perdure.harness.rebuild import check_turn
+
+    export = await asyncio.to_thread(read_export, path, check_turn)
     session_id = deliveries.session_id()
     delivery = NewDelivery(
         session_id=session_id,
@@ -475,25 +475,3 @@ async def import_session(
         raise SessionNotFound
     await signals.start_with_turns(row)
     return row
-
-
-def _check_turn(header: ExportHeader, turn: int, records: Sequence[NewRecord]) -> None:
-    """`Invalid` for records that this version cannot read, or a last turn after which the session cannot continue."""
-    from perdure.harness.journal import FORMATS
-
-    if leaves_out(header.left_out, turn):
-        # No prompt reads them.
-        return
-    try:
-        for record in records:
-            known = next((each for each in FORMATS if each.includes(record)), None)
-            if known is None:
-                raise UnreadableState(f"The format {record.format!r} is not known.")
-            known.lift(record)
-        problem = _boundary_problem(turn, None, records) if turn == header.turns - 1 else None
-        if turn >= header.turns and not (turn == header.turns and all(map(_is_between_turns, records))):
-            raise Invalid(f"Turn {turn} has not ended; the session has {header.turns} turns.")
-    except UnreadableState as unreadable:
-        raise Invalid(f"Turn {turn} cannot be read by this version of Perdure: {unreadable.message}") from None
-    if problem is not None:
-        raise Invalid(f"The session cannot continue after its last turn: {problem[1]}")

@@ -303,6 +303,11 @@ class Sessions:
         `ForkRefused` when that is no boundary, with the next earlier one. Nothing is copied but the slots. The fork
         belongs to the owner of the session.
         """
+        if principal is not None and idempotency_key is not None:
+            # Before its parent, which may have been deleted since.
+            first = await self._forks.first(session_id, turn, step, principal, idempotency_key)
+            if first is not None:
+                return first
         row = await self.get(session_id, principal)
         return await self._forks.fork(row, turn, step, principal or row.principal, idempotency_key)
 

@@ -101,6 +101,39 @@ async def test_the_same_key_forks_once(api: Api) -> None:
     assert len([each for each in api.temporal.started if each["id"] == first.json()["sessionId"]]) == 2
 
 
+async def test_the_same_key_gets_its_fork_although_the_parent_was_deleted(people: Api) -> None:
+    parent = await people.create()
+    await ended_turn(people, parent["sessionId"])
+    path, key = f"/v1/sessions/{parent['sessionId']}/fork", {"idempotency-key": "k"}
+    first = await people.http.post(path, json={"turn": 0}, headers=key)
+    await people.store.commit(Commit(parent["sessionId"], close=True, change=SessionChange(status="completed")))
+    await people.store.begin_deletion(parent["sessionId"])
+    while not await people.store.purge(parent["sessionId"], 100):
+        pass
+
+    again = await people.http.post(path, json={"turn": 0}, headers=key)
+
+    assert (again.status_code, again.content) == (201, first.content)
+    # Nobody else gets it, and no other request.
+    for headers in (known_as("bob", key="k"), {}):
+        assert (await people.http.post(path, json={"turn": 0}, headers=headers)).status_code == 404
+
+
+async def test_a_fork_reads_no_bodies_of_its_turn_but_those_of_its_end(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parent = await api.create()
+    await ended_turn(api, parent["sessionId"])
+    monkeypatch.setattr(type(api.store), "records", None)
+
+    path = f"/v1/sessions/{parent['sessionId']}/fork"
+    inside = await api.http.post(path, json={"turn": 0, "step": 7})
+    fork = await api.http.post(path, json={"turn": 0, "step": 0})
+
+    assert (inside.status_code, inside.json()["reason"]) == (409, "inside_turn")
+    assert fork.status_code == 201
+
+
 async def test_a_fork_is_accepted_while_temporal_is_away(api: Api) -> None:
     parent = await api.create()
     await ended_turn(api, parent["sessionId"])

@@ -263,6 +263,9 @@ class SqlStore:
         found = await self._rows("records", session_id=session_id, from_turn=from_turn, to_turn=last)
         return [rows.record(row) for row in found]
 
+    async def outline(self, session_id: str, turn: int) -> Sequence[Record]:
+        return [rows.record(row) for row in await self._rows("outline", session_id=session_id, turn=turn)]
+
     async def record(self, session_id: str, turn: int, step: int, key: str) -> Record | None:
         return await self._database.read(lambda tx: record_at(tx, session_id, turn, step, key))
 

@@ -59,6 +59,41 @@ async def test_a_fork_of_a_fork_sees_the_turns_of_both(store: Store) -> None:
     assert await owners(store, "h") == ["s", "h"]
 
 
+async def test_an_outline_has_the_bodies_that_may_end_the_turn(store: Store) -> None:
+    formats = {
+        "delivery/0": "perdure/delivery/1",
+        "end": "perdure/failure/1",
+        "park": "perdure/park/1",
+        "resume": "perdure/resumption/1",
+        "outcome/a": "perdure/outcome/1",
+        "reply": "pydantic-ai/2",
+    }
+    for turn in (0, 1):
+        for step in (0, 1):
+            found = [
+                replace(given.record(key, turn=turn, step=step, n=1), format=each) for key, each in formats.items()
+            ]
+            await store.commit(Commit("s", records=found))
+        await store.commit(given.running(turn))
+        await store.commit(given.ending(turn))
+    await fork(store, 1)
+    await fork(store, 0, parent="f", to="g")
+
+    for session_id, turn in (("s", 0), ("s", 1), ("f", 1), ("g", 0)):
+        outline = await store.outline(session_id, turn)
+        records = await store.records(session_id, from_turn=turn, to_turn=turn)
+        places = [(each.turn, each.step, each.key, each.format, each.at) for each in outline]
+        assert places == [(each.turn, each.step, each.key, each.format, each.at) for each in records]
+        with_bodies = [(each.step, each.key) for each in outline if each.body]
+        assert with_bodies == [(0, "end"), (0, "park"), (0, "resume"), *((1, key) for key in ENDS)]
+        assert all(each.body in ({}, {"n": 1}) for each in outline)
+    # The fork's own record of a shared turn is none, and turns after its boundary are not shared.
+    assert await store.outline("g", 1) == []
+
+
+ENDS = ("end", "park", "reply", "resume")
+
+
 async def test_a_fork_is_a_session_of_its_own(store: Store) -> None:
     await play(store, 0)
 
