@@ -8,7 +8,7 @@ from datetime import datetime
 
 from perdure.errors import Invalid, UnreadableState
 from perdure.protocol import names
-from perdure.protocol.deliveries import DeliveryRef
+from perdure.protocol.deliveries import DeliveryRef, Principal
 from perdure.protocol.events import EventType, NewEvent
 from perdure.protocol.inputs import OpenInput
 from perdure.protocol.names import MODEL_SCOPE
@@ -16,10 +16,22 @@ from perdure.protocol.requests import RebuildSession, Snapshot, TurnRequest
 from perdure.session import decisions
 from perdure.session.state import SessionState, TurnState, dump_turn, read_delivery
 from perdure.store.base import Store, all_inputs
-from perdure.store.lifecycle import ExportHeader, leaves_out
-from perdure.store.values import Attempt, Commit, DeliveryRow, Fence, Hold, InputQuery, InputRow, NewRecord, SessionRow
+from perdure.store.lifecycle import Export, ExportHeader, leaves_out
+from perdure.store.values import (
+    Attempt,
+    Commit,
+    DeliveryRow,
+    Fence,
+    Hold,
+    InputQuery,
+    InputRow,
+    NewRecord,
+    SessionRow,
+    Slot,
+)
 
 from .journal import FORMATS, TurnJournal, find_session, read_journal
+from .tools.approvals import REMEMBERED_APPROVALS, read_remembered
 
 
 class SessionRebuilder:
@@ -197,3 +209,20 @@ def check_turn(header: ExportHeader, turn: int, records: Sequence[NewRecord]) ->
         raise Invalid(f"Turn {turn} cannot be read by this version of Perdure: {unreadable.message}") from None
     if problem is not None:
         raise Invalid(f"The session cannot continue after its last turn: {problem[1]}")
+
+
+def slots_of(export: Export, principal: Principal) -> list[Slot]:
+    """The slots of an export for a session of this principal; `Invalid` for those of Perdure that cannot be read.
+
+    What one principal has approved once is not approved for another one.
+    """
+    try:
+        for slot in export.slots:
+            if slot.name == REMEMBERED_APPROVALS:
+                read_remembered(slot.value)
+    except UnreadableState as unreadable:
+        raise Invalid(
+            f"{export.path}: a slot cannot be read by this version of Perdure: {unreadable.message}"
+        ) from None
+    same = principal.owner == export.header.principal.owner
+    return [slot for slot in export.slots if same or slot.name != REMEMBERED_APPROVALS]

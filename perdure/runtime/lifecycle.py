@@ -9,7 +9,7 @@ import json
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
@@ -449,9 +449,11 @@ async def import_session(
 
     The file is read twice: nothing is written before it has proved to be complete and readable.
     """
-    from perdure.harness.rebuild import check_turn
+    from perdure.harness.rebuild import check_turn, slots_of
 
     export = await asyncio.to_thread(read_export, path, check_turn)
+    owner = principal or export.header.principal
+    export = replace(export, slots=slots_of(export, owner))
     session_id = deliveries.session_id()
     delivery = NewDelivery(
         session_id=session_id,
@@ -465,7 +467,7 @@ async def import_session(
         session_id=session_id,
         token_hash=hash_token(derive_token(secret, session_id)),
         export=export,
-        principal=principal or export.header.principal,
+        principal=owner,
         delivery=None if again else delivery,
         bounds=deliveries.bounds_of(signals.known_limits(export.header.agent)),
     )

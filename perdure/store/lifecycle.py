@@ -5,10 +5,11 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias, TypeVar
+from typing import Literal, Self, TypeAlias, TypeVar
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 
+from perdure.bounds import DEEPEST, deeper_than
 from perdure.errors import Invalid
 from perdure.protocol.deliveries import Bounds, Capabilities, Mode, Principal
 from perdure.protocol.wire import JsonObject, Wire
@@ -102,8 +103,11 @@ class Keep:
 EXPORT_FORMAT = "perdure/session"
 EXPORT_VERSION = 1
 
-#: The longest line in bytes. A record may hold files.
-_LONGEST_LINE = 512 * 1024 * 1024
+#: The longest line in bytes: a record may hold files. The most commas and brackets in it, which bound the values that
+#: it is read into, and the deepest line: a reply is nested deeper than a value, in a body and a line.
+_LONGEST_LINE = 256 * 1024 * 1024
+_MOST_MARKS = 2_000_000
+_DEEPEST_LINE = DEEPEST + 60
 _LARGEST_NUMBER = 2**53
 
 W = TypeVar("W", bound=Wire)
@@ -125,6 +129,15 @@ class ExportHeader(Wire):
     title: str | None = None
     turns: int = Field(ge=1, lt=_LARGEST_NUMBER)
     left_out: tuple[tuple[int, int], ...] = ()
+
+    @model_validator(mode="after")
+    def _check_left_out(self) -> Self:
+        last = 0
+        for first, until in self.left_out:
+            if not last <= first < until <= self.turns:
+                raise ValueError("turns that are left out are turns of the session, in order")
+            last = until
+        return self
 
 
 class ExportedSlot(Wire):
@@ -285,13 +298,20 @@ class _ExportReader:
 
 def _json(path: Path, number: int, line: bytes) -> JsonObject:
     if not line.endswith(b"\n"):
+        if len(line) == _LONGEST_LINE:
+            raise Invalid(f"{path}: line {number} is longer than {_LONGEST_LINE} bytes.")
         raise Invalid(f"{path} is incomplete: line {number} has no end." if number > 1 else _foreign(path))
+    # Before it is read: each value takes up to a hundred times the bytes of its text.
+    if line.count(b",") + line.count(b"[") + line.count(b"{") > _MOST_MARKS:
+        raise Invalid(f"{path}: line {number} has too many values.")
     try:
         data = json.loads(line)
     except (ValueError, RecursionError):
         data = None
     if not isinstance(data, dict):
         raise Invalid(f"{path}: line {number} cannot be read." if number > 1 else _foreign(path))
+    if deeper_than(data, _DEEPEST_LINE):
+        raise Invalid(f"{path}: line {number} is nested deeper than {_DEEPEST_LINE} levels.")
     return data  # pyright: ignore[reportUnknownVariableType]
 
 

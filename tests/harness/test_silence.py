@@ -3,11 +3,12 @@
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
-from perdure.harness.tools.approvals import REMEMBERED_APPROVALS
+from perdure.harness.tools.approvals import REMEMBERED_APPROVALS, remembered
 from perdure.protocol.deliveries import DeliveryRef
 from perdure.protocol.requests import Calls, Resumed
 from perdure.store.base import Store
-from perdure.store.values import Commit, Committed
+from perdure.store.lifecycle import Restoration
+from perdure.store.values import Commit, Committed, SlotWrite
 from perdure.testing import ScriptedModel, call
 from tests.support.lab import NO, SESSION, YES, lab
 
@@ -166,3 +167,14 @@ async def test_a_denial_is_not_remembered() -> None:
         await it.resume(answer, open=open)
 
         assert len(await it.parked(answer, turn=1)) == 1
+
+
+async def test_a_restore_to_before_the_first_approval_forgets_it() -> None:
+    async with lab(["One", "Two"]) as it:
+        for turn in (0, 1):
+            await it.model(await it.deliver("Hi"), turn=turn)
+        await it.store.commit(Commit(SESSION, slots=[SlotWrite(REMEMBERED_APPROVALS, {"keys": ["pay"]})]))
+
+        await it.store.restore(Restoration(SESSION, "OPERATOR", kept=0))
+
+        assert await remembered(it.store, SESSION) == (frozenset(), 2)

@@ -12,8 +12,11 @@ import pytest
 
 from perdure.dev.supervisor import command
 from perdure.errors import Conflict, ForkRefused, Invalid, SessionNotFound
+from perdure.harness.tools.approvals import REMEMBERED_APPROVALS, remembered
+from perdure.protocol.deliveries import Principal
 from perdure.runtime.lifecycle import Forks, export_session, import_session
 from perdure.runtime.signals import Signals
+from perdure.store import lifecycle as files
 from perdure.store.base import Store
 from perdure.store.lifecycle import Keep, NewFork
 from perdure.store.open import open_store
@@ -48,8 +51,8 @@ async def target(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncGenerat
     await store.close()
 
 
-async def imported(store: Store, path: Path, *, again: bool = False) -> SessionRow:
-    return await import_session(store, Signals(store, FakeDriver()), b"secret", path, again=again)
+async def imported(store: Store, path: Path, *, principal: Principal | None = None, again: bool = False) -> SessionRow:
+    return await import_session(store, Signals(store, FakeDriver()), b"secret", path, principal=principal, again=again)
 
 
 async def nothing(store: Store) -> bool:
@@ -201,7 +204,46 @@ def unknown_kind(lines: Lines) -> Lines:
     return [lines[0], {"kind": "wish"}, *lines[1:]]
 
 
+def with_slot(name: str, value: Any) -> Callable[[Lines], Lines]:
+    def spoilt(lines: Lines) -> Lines:
+        slot = {"kind": "slot", "name": name, "value": value, "version": 1}
+        return sealed([lines[0], slot, *lines[1:-1], {**lines[-1], "slots": 1}])
+
+    return spoilt
+
+
+def nested(levels: int) -> Any:
+    value: Any = 0
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+def deep(lines: Lines) -> Lines:
+    """With a reply that nobody could serialise."""
+    reply = {**lines[-2], "body": {**lines[-2]["body"], "response": {"parts": nested(900)}}}
+    return sealed([*lines[:-2], reply, lines[-1]])
+
+
+def crowded(lines: Lines) -> Lines:
+    return sealed([lines[0], {**lines[1], "body": {"values": [[]] * 1_000_000}}, *lines[2:]])
+
+
+def leaving_out(*ranges: tuple[int, int]) -> Callable[[Lines], Lines]:
+    return lambda lines: sealed([{**lines[0], "leftOut": ranges}, *lines[1:]])
+
+
 BAD = [
+    (with_slot("perdure.approvals", {"keys": 5}), "approvals cannot be read"),
+    (with_slot("perdure.approvals", {}), "approvals cannot be read"),
+    (with_slot("perdure.approvals", {"version": 99, "keys": []}), "version 99"),
+    (with_slot("cart", {"n": nested(200)}), "line 2 is nested deeper"),
+    (deep, "nested deeper than"),
+    (crowded, "line 2 has too many values"),
+    (leaving_out((0, 10**18)), "line 1 cannot be read"),
+    (leaving_out((-1, 1)), "line 1 cannot be read"),
+    (leaving_out((1, 1)), "line 1 cannot be read"),
+    (leaving_out((0, 1), (0, 1)), "line 1 cannot be read"),
     (truncated, "is incomplete"),
     (repeated, "goes on after its end"),
     (repeated_record, "line 3 repeats another one"),
@@ -228,6 +270,41 @@ async def test_a_bad_file_is_refused_and_leaves_nothing(
         await imported(target, path)
 
     assert await nothing(target)
+
+
+async def test_a_line_without_an_end_is_not_read_whole(
+    target: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with lab(["Hello"]) as it:
+        await it.model(await it.deliver("Hi"))
+        path = write(tmp_path / "export.jsonl", await exported(it.store))
+    monkeypatch.setattr(files, "_LONGEST_LINE", 40)
+
+    with pytest.raises(Invalid, match="line 1 is longer than 40 bytes"):
+        await imported(target, path)
+
+    assert await nothing(target)
+
+
+async def test_another_owner_does_not_inherit_what_was_approved_once(target: Store, tmp_path: Path) -> None:
+    async with lab(["Hello"]) as it:
+        await it.model(await it.deliver("Hi"))
+        approved = SlotWrite(REMEMBERED_APPROVALS, {"keys": ["pay"]})
+        await it.store.commit(Commit(SESSION, slots=[approved, SlotWrite("cart", {"n": 1})]))
+        path = write(tmp_path / "export.jsonl", await exported(it.store))
+        owner = (await given.read_session(it.store, SESSION)).principal
+
+    same = await imported(target, path)
+    other = await imported(target, path, principal=given.BOB, again=True)
+    # Named by an operator, the same owner may have other attributes.
+    named = owner.model_copy(update={"attributes": {"team": "a"}})
+    again = await imported(target, path, principal=named, again=True)
+
+    assert (await remembered(target, other.session_id)) == (frozenset(), 0)
+    assert other.principal == given.BOB
+    assert list(await target.slots(other.session_id, ["cart"])) == ["cart"]
+    for row in (same, again):
+        assert (await remembered(target, row.session_id))[0] == {"pay"}
 
 
 @pytest.mark.parametrize("content", [b"", b"no JSON", b"[]\n", b"\xff\xfe\n", b"{" * 100_000 + b"\n"])

@@ -8,12 +8,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 from perdure.agents.approval import OPEN, Approval, ApprovalPolicy, Call, Decision, result_of
 from perdure.agents.context import Log, SessionView, tool_log
 from perdure.agents.signature import Arguments
 from perdure.bounds import described
+from perdure.errors import UnreadableState
 from perdure.harness.journal import Ask, Outcome
 from perdure.protocol.inputs import APPROVE, DENY, InputAnswer, InputRequest, Option, digest
 from perdure.protocol.requests import Coordinates, Failure
@@ -127,11 +128,17 @@ def request_id(at: Coordinates, call_id: str) -> str:
 async def remembered(store: Store, session_id: str) -> tuple[frozenset[str], int]:
     """The keys of remembered approvals, and the version of their slot."""
     slot = (await store.slots(session_id, [REMEMBERED_APPROVALS])).get(REMEMBERED_APPROVALS)
-    return (read_remembered(slot.value or {}), slot.version) if slot else (frozenset(), 0)
+    return (read_remembered(slot.value), slot.version) if slot else (frozenset(), 0)
 
 
-def read_remembered(stored: JsonObject) -> frozenset[str]:
-    return frozenset(REMEMBERED.lift(stored.get("version", 1), stored)["keys"])
+def read_remembered(stored: JsonObject | None) -> frozenset[str]:
+    """The keys in the slot; a restore to before its first write leaves it empty."""
+    if stored is None:
+        return frozenset()
+    keys: Any = REMEMBERED.lift(stored.get("version", 1), stored).get("keys")
+    if not isinstance(keys, list) or not all(isinstance(key, str) for key in cast("list[Any]", keys)):
+        raise UnreadableState("The remembered approvals cannot be read.")
+    return frozenset(cast("list[str]", keys))
 
 
 async def remember_keys(store: Store, session_id: str, keys: Sequence[str]) -> tuple[SlotWrite, ...]:
