@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self, TypeAlias, TypeVar
+from typing import Literal, Self, TypeAlias, TypeVar, cast
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -104,10 +104,12 @@ EXPORT_FORMAT = "perdure/session"
 EXPORT_VERSION = 1
 
 #: The longest line in bytes: a record may hold files. The most commas and brackets in it, which bound the values that
-#: it is read into, and the deepest line: a reply is nested deeper than a value, in a body and a line.
+#: it is read into, and the deepest line: a reply is nested deeper than a value, in a body and a line. The state of an
+#: author may be as deep as serialisers can write.
 _LONGEST_LINE = 256 * 1024 * 1024
 _MOST_MARKS = 2_000_000
 _DEEPEST_LINE = DEEPEST + 60
+_DEEPEST_SLOT = 260
 _LARGEST_NUMBER = 2**53
 
 W = TypeVar("W", bound=Wire)
@@ -310,9 +312,11 @@ def _json(path: Path, number: int, line: bytes) -> JsonObject:
         data = None
     if not isinstance(data, dict):
         raise Invalid(f"{path}: line {number} cannot be read." if number > 1 else _foreign(path))
-    if deeper_than(data, _DEEPEST_LINE):
-        raise Invalid(f"{path}: line {number} is nested deeper than {_DEEPEST_LINE} levels.")
-    return data  # pyright: ignore[reportUnknownVariableType]
+    found = cast("JsonObject", data)
+    deepest = _DEEPEST_SLOT if found.get("kind") == "slot" else _DEEPEST_LINE
+    if deeper_than(found, deepest):
+        raise Invalid(f"{path}: line {number} is nested deeper than {deepest} levels.")
+    return found
 
 
 def _header(path: Path, data: JsonObject) -> ExportHeader:

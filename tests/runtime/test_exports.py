@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from perdure.agents.state import State
 from perdure.dev.supervisor import command
 from perdure.errors import Conflict, ForkRefused, Invalid, SessionNotFound
 from perdure.harness.tools.approvals import REMEMBERED_APPROVALS, remembered
@@ -88,6 +89,19 @@ async def test_an_export_is_imported_as_it_was(target: Store, tmp_path: Path) ->
         "session.imported",
         {"turns": 2, "exportId": json.loads(path.read_bytes().splitlines()[0])["exportId"]},
     )
+
+
+async def test_state_as_deep_as_a_tool_can_write_is_imported(target: Store, tmp_path: Path) -> None:
+    state: State[Any] = State("deep", Any, default=dict)
+    value = state._stored(nested(245))  # pyright: ignore[reportPrivateUsage]
+    async with lab(["Hello"]) as it:
+        await it.model(await it.deliver("Hi"))
+        await it.store.commit(Commit(SESSION, slots=[SlotWrite("deep", value)]))
+        path = write(tmp_path / "export.jsonl", await exported(it.store))
+
+    row = await imported(target, path)
+
+    assert (await target.slots(row.session_id, ["deep"]))["deep"].value == value
 
 
 async def test_no_token_is_exported(tmp_path: Path) -> None:
@@ -237,7 +251,7 @@ BAD = [
     (with_slot("perdure.approvals", {"keys": 5}), "approvals cannot be read"),
     (with_slot("perdure.approvals", {}), "approvals cannot be read"),
     (with_slot("perdure.approvals", {"version": 99, "keys": []}), "version 99"),
-    (with_slot("cart", {"n": nested(200)}), "line 2 is nested deeper"),
+    (with_slot("cart", {"n": nested(300)}), "line 2 is nested deeper"),
     (deep, "nested deeper than"),
     (crowded, "line 2 has too many values"),
     (leaving_out((0, 10**18)), "line 1 cannot be read"),
