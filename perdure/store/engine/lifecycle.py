@@ -381,7 +381,8 @@ def expiring(row: Row, keep: Keep, now: str) -> list[Expiring]:
     session_id: str = row["session_id"]
     left = row["turns"] if row["closed_at"] is not None else row["turns"] - 1
     work: list[Expiring] = []
-    # Messages first: they take the deltas with them. Code before this one left the title.
+    # Messages first: they take the deltas with them.
+    # A title without its messages was left by code before this one.
     has_title = row["title"] is not None and row["expired_messages"] > 0
     if keep.messages is not None and (row["expired_messages"] < left or has_title):
         work.append(_expiring_events(session_id, "messages", before(now, keep.messages)))
@@ -410,7 +411,10 @@ async def _expire_events(tx: Transaction, session_id: str, kind: Literal["deltas
         return False
     # The events of the last turn may still be needed: who has missed its end reads them.
     end = session.row.turns if session.ended else session.row.turns - 1
-    turn = first = max(state[kind], session.row.forked_turns)
+    first = max(state[kind], session.row.forked_turns)
+    # Code before this one left the title and the answers: the last of its turns is looked at again.
+    left = kind == "messages" and session.row.title is not None and first > session.row.forked_turns
+    turn = begin = first - left
     while turn < min(end, first + _TURNS):
         # All keys with this prefix: "0" follows "/".
         place = {"session_id": session_id, "turn": turn, "first": names.turn_key(turn, ""), "until": f"t{turn}0"}
@@ -419,7 +423,7 @@ async def _expire_events(tx: Transaction, session_id: str, kind: Literal["deltas
             break
         await tx.run(f"expire_{kind}", **place)
         turn += 1
-    if turn > first or (kind == "messages" and turn > session.row.forked_turns and session.row.title is not None):
+    if turn > begin:
         await tx.run(f"set_expired_{kind}", session_id=session_id, turns=turn, oldest=oldest)
     return turn == first + _TURNS
 

@@ -277,15 +277,26 @@ async def test_the_title_goes_with_the_first_turn(store: Store, database: Databa
     assert await title(store) is None
 
 
-async def test_a_title_that_older_code_left_goes(store: Store, database: Database) -> None:
+async def test_what_older_code_left_goes(store: Store, database: Database) -> None:
+    """It left the title, and the answers to requests."""
     await talk(store, 0)
+    await store.commit(opening("r"))
+    await answer(store, "r", "a")
     await store.commit(given.closing())
-    await expire(store, Keep(messages=AT_ONCE))
     await titled(store, database)
+    database.run("UPDATE sessions SET expired_messages = 1")
+    before = await everything(store)
+    assert EventType.INPUT_RESOLVED in [each.type for each in before]
+
+    await expire(store, Keep(deltas=AT_ONCE, messages=A_DAY))
+    assert await title(store) == "My secret"
 
     await expire(store, Keep(messages=AT_ONCE))
 
     assert await title(store) is None
+    after = await everything(store)
+    assert EventType.INPUT_RESOLVED not in [each.type for each in after]
+    assert [each.index for each in after] == [each.index for each in before]
 
 
 async def test_the_title_of_a_young_import_stays(store: Store, database: Database) -> None:
