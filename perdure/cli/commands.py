@@ -1,12 +1,14 @@
 """The commands. Each imports its modules when it runs, so that it starts fast."""
 
+import atexit
+import contextlib
 import logging
 import os
 import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -43,8 +45,39 @@ ReadyFile = Annotated[
 ]
 
 
-def main(words: Sequence[str] | None = None) -> None:
-    """Run the command in `words`, or in the arguments of the process.
+def main(words: Sequence[str] | None = None) -> NoReturn:
+    """Run the command in `words`, or in the arguments of the process, and end the process with its exit code."""
+    code = 0
+    try:
+        run(words)
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    _end(code)
+
+
+def _end(code: int) -> NoReturn:
+    """End the process, with everything written.
+
+    Temporal's client has threads of its own. One of them that returns a result to Python while the interpreter shuts
+    down aborts the process, which then looks like a crash. So the interpreter does not shut down.
+    """
+    # Libraries of the author's tools may have something to write at exit.
+    atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
+    logging.shutdown()
+    try:
+        sys.stdout.flush()
+    except OSError:
+        code = code or 1
+    with contextlib.suppress(OSError):
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def run(words: Sequence[str] | None = None) -> None:
+    """Run the command in this process, which goes on.
 
     An error prints one sentence and exits with code 1.
     """

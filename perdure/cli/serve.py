@@ -4,13 +4,11 @@ In a wheel they are inside the package, in a checkout at its top. The core does 
 """
 
 import asyncio
-import atexit
 import contextlib
 import importlib
 import logging
 import os
 import signal
-import sys
 import time
 from collections.abc import Awaitable, Callable
 from importlib.util import find_spec
@@ -70,14 +68,6 @@ def run(part: Part, settings: Settings, ready_file: Path | None = None) -> None:
         import uvloop
 
         uvloop.run(_serve(part, settings, ready_file))
-    # Temporal's client has threads of its own. One of them that returns a result to Python while the interpreter shuts
-    # down aborts the process, which then looks like a crash. So it ends here, with everything written.
-    # Libraries of the author's tools may have something to write at exit.
-    atexit._run_exitfuncs()  # pyright: ignore[reportPrivateUsage]
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)
 
 
 async def _serve(part: Part, settings: Settings, ready_file: Path | None) -> None:

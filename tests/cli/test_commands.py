@@ -7,6 +7,7 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import tomllib
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -51,6 +52,56 @@ def operate(*words: str, **environment: str) -> "subprocess.CompletedProcess[str
 
 def test_it_prints_its_version() -> None:
     assert re.fullmatch(r"perdure \d+\.\d+\.\d+\S*\n", perdure("version").stdout)
+
+
+#: What the installed `perdure` calls.
+SCRIPT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]["perdure"]
+
+#: Python imports it first. While an interpreter shuts down, it clears the modules.
+SHUTS_DOWN = """
+import os
+
+class Last:
+    def __del__(self, write=os.write):
+        write(2, b"shut down")
+
+last = Last()
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "code"),
+    [
+        ("perdure.cli.commands.main(['version'])", 0),
+        ("perdure.cli.commands.main(['sessions'])", 1),
+        ("perdure.cli.commands.main(['sessions', '--no-such-option'])", 2),
+        ("perdure.cli.commands.run = interrupted; perdure.cli.commands.main()", 130),
+        ("runpy.run_module('perdure', run_name='__main__')", 0),
+        (f"importlib.metadata.EntryPoint('perdure', {SCRIPT!r}, 'console_scripts').load()()", 0),
+    ],
+    ids=["done", "refused", "misused", "interrupted", "module", "script"],
+)
+def test_a_process_ends_with_everything_written_and_without_a_shutdown_that_could_crash(
+    tmp_path: Path, program: str, code: int
+) -> None:
+    (tmp_path / "sitecustomize.py").write_text(SHUTS_DOWN)
+    before = (
+        "import atexit, importlib.metadata, runpy, sys, perdure.cli.commands\n"
+        "def interrupted(words): sys.exit(130)\n"
+        "sys.argv = ['perdure', 'version']\n"
+        "atexit.register(print, 'at exit')\n"
+        "print('written')\n"
+    )
+    environment = {**clean_environment(), "PYTHONPATH": str(tmp_path), "PERDURE_DATA_DIR": str(tmp_path / "nowhere")}
+
+    ended = subprocess.run(
+        [sys.executable, "-c", before + program], env=environment, capture_output=True, text=True, check=False
+    )
+
+    assert ended.returncode == code
+    assert ended.stdout.startswith("written\n")
+    assert ended.stdout.endswith("at exit\n")
+    assert "shut down" not in ended.stderr
 
 
 def test_a_key_is_shown_once_with_the_entry_that_admits_it() -> None:

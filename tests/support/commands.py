@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from subprocess import CompletedProcess
 from unittest import mock
 
-from perdure.cli.commands import main
+from perdure.cli.commands import run as run_command
 
 
 def perdure(*words: str, environment: Mapping[str, str]) -> "CompletedProcess[str]":
@@ -17,7 +17,7 @@ def perdure(*words: str, environment: Mapping[str, str]) -> "CompletedProcess[st
 
     def run() -> int:
         try:
-            main(words)
+            run_command(words)
         except SystemExit as end:
             return end.code if isinstance(end.code, int) else int(end.code is not None)
         return 0
