@@ -3,9 +3,11 @@
 import difflib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
+from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, ValidationError
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr, ValidationError
+from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from perdure.errors import Invalid
@@ -17,6 +19,26 @@ _OTHERS = ("READY_FILE", "TEMPORAL_BIN", "KILL_POINT", "KILL_ONCE_FILE", "APP", 
 _ALIKE = 0.65
 
 
+def _checked(address: str) -> str:
+    try:
+        parts = urlsplit(address if "://" in address else f"//{address}")
+        usable = bool(parts.hostname) and parts.port != 0 and not any(map(str.isspace, address))
+    except ValueError:
+        usable = False
+    if not usable:
+        raise PydanticCustomError("address", "An address is HOST:PORT, 127.0.0.1:7233 for one")
+    return address
+
+
+def _unless_empty(value: object) -> object:
+    return None if value == "" else value
+
+
+Address: TypeAlias = Annotated[str, AfterValidator(_checked)]
+#: A variable without a value, as compose files set it, is not set.
+Name: TypeAlias = Annotated[str | None, BeforeValidator(_unless_empty)]
+
+
 class Settings(BaseSettings):
     """The settings of a deployment."""
 
@@ -26,7 +48,7 @@ class Settings(BaseSettings):
     data_dir: Path = Path(".perdure")
     # Default: SQLite in the data directory. `postgresql://…` for more than one machine.
     database_url: SecretStr | None = None
-    temporal_address: str = "127.0.0.1:7233"
+    temporal_address: Address = "127.0.0.1:7233"
     temporal_namespace: str = "default"
     temporal_api_key: SecretStr | None = None
     temporal_tls: bool = False
@@ -41,8 +63,8 @@ class Settings(BaseSettings):
     model: str | None = None
 
     # Versioned workers: both or none.
-    deployment: str | None = None
-    build_id: str | None = None
+    deployment: Name = None
+    build_id: Name = None
 
     # HTTP.
     host: str = "127.0.0.1"

@@ -3,7 +3,8 @@
 import pytest
 from pydantic import ValidationError
 
-from perdure.settings import Settings, misspelt
+from perdure.errors import Invalid
+from perdure.settings import Settings, misspelt, read_settings
 
 
 @pytest.mark.parametrize(
@@ -43,3 +44,23 @@ def test_numbers_with_which_nothing_would_work_are_refused(
 
     with pytest.raises(ValidationError, match=name):
         Settings()
+
+
+@pytest.mark.parametrize("address", ["", ":7233", "temporal:port", "temporal:99999", "two words:7233", "::1:7233"])
+def test_an_address_that_is_none_is_refused_in_a_sentence(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PERDURE_TEMPORAL_ADDRESS", address)
+
+    with pytest.raises(Invalid, match=r"^PERDURE_TEMPORAL_ADDRESS: An address is HOST:PORT, 127.0.0.1:7233 for one.$"):
+        read_settings()
+
+
+@pytest.mark.parametrize("address", ["localhost:7233", "temporal", "[::1]:7233", "a-b.example.com:443"])
+def test_an_address_is_taken_as_it_is(address: str) -> None:
+    assert Settings(temporal_address=address).temporal_address == address
+
+
+def test_a_deployment_without_a_name_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PERDURE_DEPLOYMENT", "")
+    monkeypatch.setenv("PERDURE_BUILD_ID", "")
+
+    assert (Settings().deployment, Settings().build_id) == (None, None)
