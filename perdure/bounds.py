@@ -1,5 +1,6 @@
 """Text and values that Temporal, the databases, the providers and the readers accept."""
 
+import re
 from typing import Any, cast
 
 #: The deepest values that are accepted. Serialisers between here and the model fail at about 250 levels.
@@ -36,6 +37,15 @@ def quoted(text: str, longest: int = 100) -> str:
     """Text of a caller or a provider for a quotation: short, with unprintable characters replaced."""
     # Cut first: the text may have megabytes.
     return "".join(character if character.isprintable() else "\ufffd" for character in shortened(text, longest))
+
+
+#: Control characters, line ends, changes of direction, and halves of characters.
+_UNPRINTABLE = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
+
+
+def printable(text: str) -> str:
+    """Text of others for a line on a terminal, where a control character could be a command: escaped as in JSON."""
+    return _UNPRINTABLE.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def deeper_than(value: Any, limit: int) -> bool:

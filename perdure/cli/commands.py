@@ -40,6 +40,7 @@ Port = Annotated[int, typer.Option(envvar="PERDURE_PORT", help="The port of the 
 LogLevel = Annotated[str, typer.Option(envvar="PERDURE_LOG_LEVEL", help="debug, info, warning or error.")]
 # The settings read PERDURE_DATA_DIR when the option is not given.
 DataDir = Annotated[Path | None, typer.Option(help="Where sessions and logs are kept. [default: .perdure]")]
+Limit = Annotated[int, typer.Option(help="How many, newest first.", min=1, max=1_000_000)]
 ReadyFile = Annotated[
     Path | None, typer.Option(envvar="PERDURE_READY_FILE", help="A file that has our process id while we are ready.")
 ]
@@ -167,7 +168,7 @@ def migrate(data_dir: DataDir = None) -> None:
 @session_commands.callback(invoke_without_command=True)
 def sessions(
     context: typer.Context,
-    limit: Annotated[int, typer.Option(help="How many, newest first.")] = 20,
+    limit: Limit = 20,
     status: Annotated[
         str | None, typer.Option(help="Only sessions with this status, for example `needs_attention`.")
     ] = None,
@@ -201,7 +202,7 @@ def cancel(
 def fork(
     context: typer.Context,
     session: Annotated[str, typer.Argument(help="The id of the session.")],
-    turn: Annotated[int, typer.Option(help="The last turn that both sessions share, from 0.")],
+    turn: Annotated[int, typer.Option(help="The last turn that both sessions share, from 0.", min=0, max=2**31 - 1)],
     agents: Agents = None,
     data_dir: DataDir = None,
 ) -> None:
@@ -295,7 +296,7 @@ def repair(
 def reconcile(
     context: typer.Context,
     end_orphans: Annotated[bool, typer.Option("--end-orphans", help="End workflows without a session.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="Also when no running workflow belongs to this store.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Also when most running workflows belong to no session.")] = False,
     data_dir: DataDir = None,
 ) -> None:
     """Compare the store and Temporal, start sessions without a workflow, and print the differences."""
@@ -308,7 +309,7 @@ def reconcile(
 @dead_letter_commands.callback(invoke_without_command=True)
 def dead_letters(
     context: typer.Context,
-    limit: Annotated[int, typer.Option(help="How many, newest first.")] = 20,
+    limit: Limit = 20,
     requeued: Annotated[bool, typer.Option("--requeued", help="Those that were requeued, not the open ones.")] = False,
     data_dir: DataDir = None,
 ) -> None:
@@ -338,7 +339,7 @@ def requeue(
 @app.command()
 def tail(
     session: Annotated[str, typer.Argument(help="The id of the session.")],
-    start: Annotated[int, typer.Option(help="The index of the first event.")] = 0,
+    start: Annotated[int, typer.Option(help="The index of the first event.", min=0, max=2**53)] = 0,
     follow: Annotated[bool, typer.Option(help="Wait for more events until the session ends.")] = True,
     data_dir: DataDir = None,
 ) -> None:

@@ -9,9 +9,10 @@ import re
 import secrets
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, TypeVar, get_args
 
-from perdure.bounds import quoted
+from perdure.bounds import printable, quoted
 from perdure.errors import AgentNotFound, Invalid, NoDriver, NoWorker, SessionNotFound, Unavailable
 from perdure.protocol import names
 from perdure.protocol.deliveries import Principal
@@ -23,6 +24,7 @@ from perdure.store.open import checked_store, open_store
 from perdure.store.values import SessionQuery, SessionRow, ShownStatus
 
 if TYPE_CHECKING:
+    from perdure.runtime.lifecycle import Deletions
     from perdure.runtime.signals import DriverClient
 
 T = TypeVar("T")
@@ -55,7 +57,9 @@ def sessions(settings: Settings, limit: int, status: str | None = None) -> Seque
             return (await store.sessions(SessionQuery(limit=limit, status=wanted))).sessions
 
     return [
-        f"{row.session_id}  {row.shown_status:<15}  {row.updated_at}  {row.agent}  {row.title or ''}".rstrip()
+        printable(
+            f"{row.session_id}  {row.shown_status:<15}  {row.updated_at}  {row.agent}  {row.title or ''}"
+        ).rstrip()
         for row in asyncio.run(work())
     ]
 
@@ -66,7 +70,7 @@ def tail(settings: Settings, session_id: str, start: int, say: Callable[[str], N
     async def work() -> None:
         async with checked_store(settings.database) as store:
             async for event in events_of(store, session_id, start, follow=follow):
-                say(json.dumps(event.model_dump(mode="json", exclude_none=True), ensure_ascii=False))
+                say(printable(json.dumps(event.model_dump(mode="json", exclude_none=True), ensure_ascii=False)))
 
     asyncio.run(work())
 
@@ -102,8 +106,10 @@ def dead_letters(settings: Settings, limit: int, status: DeadLetterStatus) -> Se
             return await store.dead_letters(DeadLetterQuery(status=status, limit=limit))
 
     return [
-        f"{letter.session_id}  {names.turn_id(letter.turn):<9}  {letter.failed_at}  {letter.agent}  "
-        f"{letter.code}: {letter.message}"
+        printable(
+            f"{letter.session_id}  {names.turn_id(letter.turn):<9}  {letter.failed_at}  {letter.agent}  "
+            f"{letter.code}: {letter.message}"
+        )
         for letter in asyncio.run(work()).dead_letters
     ]
 
@@ -138,21 +144,49 @@ def delete(settings: Settings, session_id: str | None, principal: str | None, sa
         async with checked_store(settings.database) as store:
             client = await temporal_client(settings, lazy=True)
             deletions = Deletions(store, DriverClient(client, settings.task_queue), client)
+            begun: list[str] = [] if session_id is None else [session_id]
             if session_id is not None:
-                say(_deleted(await deletions.delete(session_id, None, _DELETION_SECONDS, until_gone=True)))
-                return
-            found = False
-            async for each in deletions.owned(_principal(settings, principal or "").owner):
-                found = True
-                say(_deleted(await deletions.delete(each, None, _DELETION_SECONDS, until_gone=True)))
-            if not found:
-                say(f"{principal} owns no session in this store.")
+                await deletions.delete(session_id, None, _DELETION_SECONDS)
+            else:
+                async for each in deletions.owned(_principal(settings, principal or "").owner):
+                    await deletions.delete(each, None, _DELETION_SECONDS)
+                    begun.append(each)
+                if not begun:
+                    say(f"{principal} owns no session in this store.")
+            left = await _finish(deletions, begun, say)
+            for each in left:
+                say(f"{each}  is being deleted; the APIs continue, and so does this command when repeated.")
+            if left:
+                raise Unavailable(f"Not everything is deleted yet; {len(left)} of {len(begun)} sessions are left.")
 
     asyncio.run(work())
 
 
-#: For how many seconds a command waits until a session is deleted: a turn may need some to stop.
+#: For how many seconds a command waits until the rows of a session are deleted, whose turn may need some to stop, and
+#: then for the next session that Temporal has deleted.
 _DELETION_SECONDS = 90.0
+#: How many sessions are deleted at once, and the seconds between two looks at what Temporal has.
+_AT_ONCE = 8
+_LOOK = 0.5
+
+
+async def _finish(deletions: Deletions, session_ids: Sequence[str], say: Callable[[str], None]) -> Sequence[str]:
+    """Wait for Temporal, which takes half a minute however many sessions they are; what is left when it gives up."""
+    left: list[str] = [*session_ids]
+    until = monotonic() + _DELETION_SECONDS
+    while left and monotonic() < until:
+        finished: set[str] = set()
+        for start in range(0, len(left), _AT_ONCE):
+            some = left[start : start + _AT_ONCE]
+            looked = await asyncio.gather(*(deletions.delete(each, None, 0.0, until_gone=True) for each in some))
+            for each in looked:
+                if each.finished_at is not None:
+                    say(_deleted(each))
+                    finished.add(each.session_id)
+                    until = monotonic() + _DELETION_SECONDS
+        left = [each for each in left if each not in finished]
+        await asyncio.sleep(_LOOK if left else 0)
+    return left
 
 
 def _principal(settings: Settings, principal: str) -> Principal:
@@ -168,10 +202,24 @@ def _principal(settings: Settings, principal: str) -> Principal:
 
 
 def _deleted(deletion: Deletion) -> str:
-    if deletion.finished_at is None:
-        return f"{deletion.session_id}  is being deleted; the APIs continue, and so does this command when repeated."
-    counts = ", ".join(f"{count} {name}" for name, count in sorted(deletion.counts.items()) if count)
-    return f"{deletion.session_id}  deleted: {counts}"
+    counts = [(count, *_COUNTED.get(name, (name, name))) for name, count in sorted(deletion.counts.items()) if count]
+    what = ", ".join(f"{count} {one if count == 1 else many}" for count, one, many in counts)
+    return f"{deletion.session_id}  deleted: {what}"
+
+
+#: What a deletion counts, one of it and several.
+_COUNTED = {
+    "deadLetters": ("failed turn", "failed turns"),
+    "deliveries": ("delivery", "deliveries"),
+    "events": ("event", "events"),
+    "executions": ("workflow execution", "workflow executions"),
+    "handedOver": ("record kept for its forks", "records kept for its forks"),
+    "inputs": ("request for input", "requests for input"),
+    "records": ("record", "records"),
+    "sessions": ("session", "sessions"),
+    "slotVersions": ("earlier value of a slot", "earlier values of slots"),
+    "slots": ("slot", "slots"),
+}
 
 
 def export(settings: Settings, session_id: str, write: Callable[[bytes], object]) -> None:
@@ -266,6 +314,8 @@ def repair(settings: Settings, session_id: str, how: Repair, *, sure: bool = Fal
                     return f"{session_id}: {await start_lost_driver(store, driver, row, unattended=sure)}."
                 await driver.rebuild(session_id, rebuild, unattended=sure)
                 await end_if_deleted(store, driver, session_id)
+            if how == "retry" and row.attention is None:
+                return "It needs no attention; whatever of its work waits for a retry is retried now."
             return _REPAIRED[how]
 
     return _run_with_hint(work)
@@ -275,11 +325,11 @@ def restore(settings: Settings, session_id: str, turn_id: str | None, *, sure: b
     """Continue a session as it was after a turn, or without its history; `sure` as above."""
 
     async def work() -> str:
-        from perdure.runtime.signals import start_lost_driver
+        from perdure.runtime.signals import end_if_deleted
 
         kept = None if turn_id is None else _turn_number(turn_id)
         async with checked_store(settings.database) as store:
-            row = await _known(store, session_id)
+            await _known(store, session_id)
             driver = await _driver(settings)
             await store.restore(Restoration(session_id, "OPERATOR", kept))
             broken = (await driver.unreplayable()).get(session_id)
@@ -287,7 +337,9 @@ def restore(settings: Settings, session_id: str, turn_id: str | None, *, sure: b
                 if broken is None or not await driver.replace(session_id, broken, Rebuild(reason="OPERATOR")):
                     await driver.repair(session_id, "retry")
             except NoDriver:
-                await start_lost_driver(store, driver, row, unattended=sure)
+                # Whoever ended the workflow: the operator wants the session to continue.
+                await driver.rebuild(session_id, Rebuild(reason="OPERATOR"), unattended=sure)
+                await end_if_deleted(store, driver, session_id)
             return "It continues from there; `perdure tail` shows session.reset."
 
     return _run_with_hint(work)
@@ -336,10 +388,10 @@ def reconcile(settings: Settings, *, end_orphans: bool, sure: bool = False) -> S
             driver = await _driver(settings)
             reconciler = Reconciler(store, driver)
             found = await reconciler.reconcile()
-            if end_orphans and found.orphans and not (found.driven or sure):
+            if end_orphans and found.driven < len(found.orphans) and not sure:
                 raise Invalid(
-                    "None of the running workflows belongs to this store: is it the right one? "
-                    "If it is, and was emptied, add --yes."
+                    f"{len(found.orphans)} of the running workflows belong to no session of this store, and "
+                    f"{found.driven} to one: is it the right one? If it is, and has lost sessions, add --yes."
                 )
             if end_orphans:
                 await reconciler.end_orphans(found.orphans)

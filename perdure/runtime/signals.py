@@ -477,8 +477,9 @@ async def start_lost_driver(store: Store, driver: DriverClient, row: SessionRow,
     await driver.rebuild(session_id, rebuild, unattended=unattended)
     if await end_if_deleted(store, driver, session_id):
         return "it was deleted meanwhile"
-    log.warning("session %s had no workflow (%s); it is started from the store", session_id, rebuild.reason)
-    return f"it had no workflow ({rebuild.reason}); it is started from the store"
+    then = "it is ended" if rebuild.ends else "it is started from the store"
+    log.warning("session %s had no workflow (%s); %s", session_id, rebuild.reason, then)
+    return f"it had no workflow ({rebuild.reason}); {then}"
 
 
 async def end_if_deleted(store: Store, driver: DriverClient, session_id: str) -> bool:

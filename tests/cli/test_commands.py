@@ -211,6 +211,27 @@ def test_a_module_of_the_authors_that_hides_one_of_ours_is_named(tmp_path: Path,
     assert ended.stderr.startswith(f"perdure: {theirs} has the name of a module of Perdure's: rename it")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("sessions", "--limit", "-1"),
+        ("sessions", "--limit", "9223372036854775807"),
+        ("dead-letters", "--limit", "-5"),
+        ("tail", "ses_1", "--start", "99999999999999999999"),
+        ("tail", "ses_1", "--start", "-1"),
+        ("sessions", "fork", "ses_1", "--turn", "-1"),
+    ],
+    ids=lambda words: " ".join(words),
+)
+def test_a_number_out_of_its_range_is_refused_with_the_range(tmp_path: Path, words: tuple[str, ...]) -> None:
+    assert operate("migrate", PERDURE_DATA_DIR=str(tmp_path)).returncode == 0
+
+    ended = operate(*words, PERDURE_DATA_DIR=str(tmp_path))
+
+    assert ended.returncode == 2
+    assert "Invalid value for" in ended.stderr
+
+
 def test_the_group_takes_the_folder_for_its_commands(tmp_path: Path) -> None:
     elsewhere = str(tmp_path / "elsewhere")
 

@@ -1,6 +1,7 @@
 """Deleting sessions of the real product: no row, no execution and no list entry is left."""
 
 import asyncio
+import re
 import sqlite3
 import subprocess
 from collections.abc import AsyncGenerator, Generator
@@ -176,6 +177,7 @@ async def test_an_operator_deletes_all_sessions_of_a_principal(stack: Stack, tal
     assert done.returncode == 0, done.stderr
     assert ids <= {line.split()[0] for line in done.stdout.splitlines()}
     assert all(" deleted: " in line for line in done.stdout.splitlines())
+    assert all(re.search(r" workflow executions?, .* 1 session$", line) for line in done.stdout.splitlines())
     for session_id in ids:
         assert rows(stack, session_id) == {}
         assert await listed(stack, session_id) == []
