@@ -159,11 +159,13 @@ async def serving(settings: Settings) -> AsyncGenerator[None]:
         stack.callback(telemetry.close)
         client = await temporal_client(settings, plugins=telemetry.plugins)
         await stack.enter_async_context(running(workers(client, store, agents, models, settings)))
-        if settings.deployment is not None:
-            from perdure.runtime.deploys import builds
+        from perdure.runtime.deploys import builds
 
-            announcing = asyncio.create_task(builds.announce(client, settings, agents.names))
-            stack.callback(announcing.cancel)
+        if settings.deployment is None:
+            report = builds.warn_unversioned(client, settings)
+        else:
+            report = builds.announce(client, settings, agents.names)
+        stack.callback(asyncio.create_task(report).cancel)
         log.info("Serving %s on %s", ", ".join(agents.names), settings.temporal_address)
         yield
 

@@ -83,10 +83,11 @@ class DriverClient:
         self._prefix = task_queue
         self._queue = names.queue(task_queue, names.SESSIONS_QUEUE)
         self._worker_until = 0.0
-        # The build of each driver that has one, by session, as Temporal listed them last.
-        self._versions: dict[str, unserved.Version] = {}
+        # The build of each driver, or None, by session, as Temporal listed them last.
+        self._versions: dict[str, unserved.Version | None] = {}
         #: The sessions that wait for a worker of their build, which is gone. Empty without versioned workers.
         self.unserved: dict[str, str] = {}
+        self.starts_wait = False  # Whether those that start now wait, too.
 
     async def start(self, state: SessionState, *, summary: str | None = None) -> None:
         """Start the session's driver. Idempotent."""
@@ -143,10 +144,9 @@ class DriverClient:
         )
         try:
             async with asyncio.timeout(_LIST_SECONDS):
-                versions: dict[str, unserved.Version] = {}
+                versions: dict[str, unserved.Version | None] = {}
                 async for each in self._client.list_workflows(query, page_size=1000):
-                    if (version := unserved.version_of(each)) is not None:
-                        versions[each.id] = version
+                    versions[each.id] = unserved.version_of(each)
                     yield each.id
                 # Only now: `find_unserved` uses what the last complete list has left.
                 self._versions = versions
@@ -155,9 +155,8 @@ class DriverClient:
 
     async def find_unserved(self) -> None:
         """Find the sessions whose build has no worker, among the drivers that were listed last. Never raises."""
-        known = self.unserved
-        if self._versions or known:
-            self.unserved = await unserved.find(self._client, self._prefix, self._versions, known)
+        if any(known := (self.unserved, self.starts_wait)) or self._versions:
+            self.unserved, self.starts_wait = await unserved.find(self._client, self._prefix, self._versions, known)
 
     async def unreplayable(self) -> Mapping[str, unserved.Run]:
         """The sessions whose workflow fails for ever because its history cannot be replayed, each with that run."""
@@ -287,9 +286,9 @@ class Signals:
         return self.limits(agent)
 
     async def start(self, session: NewSession, ref: JsonObject) -> bool:
-        """Start the driver of a new session; False when it has to be started later."""
+        """Start the driver of a new session; False when it is started, or taken up, later."""
         state = self._first_state(session, session.token_hash, [ref])
-        return await self._send(session.session_id, self._start(state, session.title))
+        return await self._send(session.session_id, self._start(state, session.title)) and not self._driver.starts_wait
 
     async def start_with_turns(self, row: SessionRow) -> bool:
         """Start the driver of a new fork or import, which has turns already; False when it has to be started later."""

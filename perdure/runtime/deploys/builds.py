@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from pydantic import ValidationError
 from temporalio.api.common.v1 import Payload
@@ -39,6 +39,9 @@ from perdure.settings import Settings
 log = logging.getLogger("perdure.deploys")
 
 T = TypeVar("T")
+
+#: A deployment and one of its builds.
+Version: TypeAlias = tuple[str, str]
 
 #: The two deployments of each build. Newer turns work for older drivers, so the turns go first.
 KINDS = (names.TURNS_QUEUE, names.SESSIONS_QUEUE)
@@ -287,6 +290,34 @@ async def found(call: Awaitable[T]) -> T | None:
         if isinstance(cause, RPCError) and cause.status == RPCStatusCode.NOT_FOUND and not namespace_missing(cause):
             return None
         raise
+
+
+async def current_version(client: Client, queue: str) -> Version | None:
+    """The version that starts new workflows of this task queue, if it is one of versioned workers."""
+    request = DescribeTaskQueueRequest(
+        namespace=client.namespace, task_queue=TaskQueue(name=queue), task_queue_type=_WORKFLOWS
+    )
+    described = await called(client.workflow_service.describe_task_queue(request, timeout=RPC_PATIENCE))
+    current = described.versioning_info.current_deployment_version
+    return (current.deployment_name, current.build_id) if current.build_id else None
+
+
+async def warn_unversioned(client: Client, settings: Settings) -> None:
+    """Log if workers without a build, such as this one, get no work, because a build was promoted. Never raises."""
+    for kind in KINDS:
+        queue = names.queue(settings.task_queue, kind)
+        try:
+            current = await current_version(client, queue)
+        except Unavailable:
+            log.debug("the versions of %s could not be looked up", queue, exc_info=True)
+            return
+        if current is not None:
+            log.warning(
+                "this worker gets no work from %s: build %s is the current one of deployment %s, and this worker has "
+                "no build. Start workers with PERDURE_DEPLOYMENT=%s and a PERDURE_BUILD_ID",
+                *(queue, current[1], current[0], current[0].removesuffix(f"-{kind}")),
+            )
+            return
 
 
 def builds_of(client: Client, settings: Settings) -> Builds:

@@ -16,15 +16,15 @@ from perdure.errors import PerdureError
 from perdure.protocol import names
 from perdure.runtime.connect import ABSENT, RPC_PATIENCE
 
-from .builds import KINDS, Builds, literal
+from .builds import KINDS, Builds, Version, current_version, literal
 
 log = logging.getLogger("perdure.sessions")
 
 #: How long one look may take.
 _SECONDS = 60.0
 
-#: The deployment and the build of a workflow.
-Version: TypeAlias = tuple[str, str]
+#: The sessions that wait for a worker of their build, each with it, and whether sessions that start now wait, too.
+Waiting: TypeAlias = tuple[dict[str, str], bool]
 
 #: What Temporal says of a workflow whose last decisions failed because its history could not be replayed.
 _NONDETERMINISTIC = "cause=WorkflowTaskFailedCauseNonDeterministicError"
@@ -38,30 +38,34 @@ def version_of(execution: WorkflowExecution) -> Version | None:
     return (deployment, build) if deployment and build else None
 
 
-async def find(
-    client: Client, task_queue: str, drivers: Mapping[str, Version], known: dict[str, str]
-) -> dict[str, str]:
+async def find(client: Client, task_queue: str, drivers: Mapping[str, Version | None], known: Waiting) -> Waiting:
     """The sessions that wait for a worker of their driver's or their turn's build, each with this build.
 
     `known`: the last result. It is the result again when Temporal does not answer, or does not allow to look.
     """
     try:
         async with asyncio.timeout(_SECONDS):
-            found = await _find(client, task_queue, drivers)
+            found, current = await _find(client, task_queue, drivers)
     except (PerdureError, *ABSENT):
         log.debug("the workers of each build could not be looked up", exc_info=True)
         return known
     for build, count in Counter(found.values()).items():
-        if build not in known.values():
+        if build not in known[0].values():
+            another = "`perdure deploy promote` for another build" if build == current else _DRAIN.format(build)
             log.error(
-                "%d sessions wait for a worker of build %s, and none runs: start one, or run "
-                "`perdure deploy drain %s --take-over`",
-                *(count, build, build),
+                "%d sessions wait for a worker of build %s, and none runs: start one, or run %s",
+                *(count, build, another),
             )
-    return found
+    return found, current is not None
 
 
-async def _find(client: Client, task_queue: str, drivers: Mapping[str, Version]) -> dict[str, str]:
+_DRAIN = "`perdure deploy drain {} --take-over`"
+
+
+async def _find(
+    client: Client, task_queue: str, drivers: Mapping[str, Version | None]
+) -> tuple[dict[str, str], str | None]:
+    """The sessions that wait, and the build that new sessions wait for, if they do."""
     served: dict[Version, bool] = {}
 
     async def is_served(version: Version, kind: str) -> bool:
@@ -70,22 +74,30 @@ async def _find(client: Client, task_queue: str, drivers: Mapping[str, Version])
             served[version] = (await builds.workers(kind)).get(version[1], 0) > 0
         return served[version]
 
-    found = {
-        session_id: version[1]
-        for session_id, version in drivers.items()
-        if not await is_served(version, names.SESSIONS_QUEUE)
-    }
-    for turn, version in (await _turns(client, task_queue)).items():
-        if not await is_served(version, names.TURNS_QUEUE):
-            found.setdefault(turn.partition("/turn/")[0], version[1])
-    return found
+    async def waiting(kind: str, workflows: Mapping[str, Version | None], current: Version | None) -> dict[str, str]:
+        # Temporal gives a workflow without a version to the current one.
+        versions = {each: version or current for each, version in workflows.items()}
+        return {
+            each: version[1] for each, version in versions.items() if version and not await is_served(version, kind)
+        }
+
+    current = await current_version(client, names.queue(task_queue, names.SESSIONS_QUEUE))
+    if current is None and not any(drivers.values()):
+        # Workers without versions.
+        return {}, None
+    found = await waiting(names.SESSIONS_QUEUE, drivers, current)
+    turns = await _turns(client, task_queue)
+    of_turns = await current_version(client, names.queue(task_queue, names.TURNS_QUEUE))
+    for turn, build in (await waiting(names.TURNS_QUEUE, turns, of_turns)).items():
+        found.setdefault(turn.partition("/turn/")[0], build)
+    starts = current is None or await is_served(current, names.SESSIONS_QUEUE)
+    return found, None if starts or current is None else current[1]
 
 
-async def _turns(client: Client, task_queue: str) -> Mapping[str, Version]:
+async def _turns(client: Client, task_queue: str) -> Mapping[str, Version | None]:
     queue = names.queue(task_queue, names.TURNS_QUEUE)
     query = f"WorkflowType = '{names.TURN_WORKFLOW}' AND TaskQueue = '{queue}' AND ExecutionStatus = 'Running'"
-    versions = {each.id: version_of(each) async for each in client.list_workflows(query, page_size=1000)}
-    return {turn: version for turn, version in versions.items() if version is not None}
+    return {each.id: version_of(each) async for each in client.list_workflows(query, page_size=1000)}
 
 
 # --- histories that cannot be replayed ----------------------------------------------------------------------
