@@ -20,7 +20,7 @@ from .lanes import Lane, side_by_side
 pytestmark = pytest.mark.chaos
 
 #: The deaths are died once for all tests; processes beside each other would each die them for themselves.
-dies_once = pytest.mark.alone
+dies_once = pytest.mark.deaths
 
 #: What the loss of a worker's cache may cost, and the turns whose time is added to a bound: as much as the machine
 #: needs in that minute.

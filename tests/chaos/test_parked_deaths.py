@@ -22,7 +22,7 @@ from .lanes import Lane, side_by_side
 pytestmark = pytest.mark.chaos
 
 #: The deaths are died once for all tests; processes beside each other would each die them for themselves.
-dies_once = pytest.mark.alone
+dies_once = pytest.mark.deaths
 
 #: Turns whose time a story may take beyond what is promised: what a parked turn does is the work of about three.
 _TURNS = 3
