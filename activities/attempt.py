@@ -35,9 +35,11 @@ _UNSPECIFIED = ApplicationErrorCategory.UNSPECIFIED
 
 #: After so many deaths of workers a step is not attempted at the same time as another such step of the same worker.
 _SUSPICIOUS = 2
-#: For how many seconds at most a step waits for another one.
-_SUSPECT_PATIENCE = 60.0
-_suspects: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
+#: For how many seconds at most a step waits for another one: less than what a tool has on top of its own time-out.
+_SUSPECT_PATIENCE = 20.0
+#: Seconds within which a heartbeat is sent.
+_BEAT = 1.0
+_suspects: WeakKeyDictionary[asyncio.AbstractEventLoop, _Suspects] = WeakKeyDictionary()
 
 _FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 60.0
@@ -51,12 +53,15 @@ def current_attempt() -> Attempt:
 
 
 def _deaths() -> int:
-    """How many attempts fell silent before this one, as far as the last heartbeat says. Older builds say nothing."""
+    """How many attempts fell silent before this one, as far as the last heartbeat says.
+
+    Older builds say nothing, and neither does a first attempt that dies early: then the one before counts once.
+    """
     info = activity.info()
-    if info.attempt == 1:
-        return 0
-    said = cast("Sequence[Mapping[str, int]]", info.heartbeat_details or [{}])[0]
-    return said.get("deaths", 0) + (said.get("ended", 0) != info.attempt - 1)
+    if not info.heartbeat_details:
+        return int(info.attempt == 2)
+    said = cast("Sequence[Mapping[str, int]]", info.heartbeat_details)[0]
+    return said.get("deaths", 0) + (not said.get("ended", False))
 
 
 class _TurnArgument(Protocol):
@@ -129,13 +134,13 @@ async def _heartbeating() -> AsyncGenerator[None]:
     if timeout is None:
         yield
         return
-    said = {"deaths": _deaths(), "ended": 0}
+    said = {"deaths": _deaths(), "ended": False}
     beat = asyncio.create_task(_send_heartbeats(timeout.total_seconds() / 4, said))
     try:
         async with _one_suspect_at_a_time(said):
             yield
     except BaseException:
-        said["ended"] = activity.info().attempt
+        said["ended"] = True
         activity.heartbeat(dict(said))
         raise
     finally:
@@ -145,33 +150,51 @@ async def _heartbeating() -> AsyncGenerator[None]:
 @contextlib.asynccontextmanager
 async def _one_suspect_at_a_time(said: dict[str, int]) -> AsyncGenerator[None]:
     """Separate steps that may have killed workers, so that the one that did is not the end of its neighbours."""
-    info, lock = activity.info(), _suspects.setdefault(asyncio.get_running_loop(), asyncio.Lock())
-    suspect = said["deaths"] >= _SUSPICIOUS
-    if suspect and lock.locked():
-        # If the worker dies meanwhile, it was not this step.
-        said["ended"] = info.attempt
-        activity.heartbeat(dict(said))
-    alone = suspect and await _acquired(lock)
-    said["ended"] = 0
-    if info.attempt > 1:
-        # At once: the next attempt has to know of those before this one, even if this one dies soon.
-        activity.heartbeat(dict(said))
+    suspects = _suspects.setdefault(asyncio.get_running_loop(), _Suspects())
+    waited = alone = False
+    if said["deaths"] >= _SUSPICIOUS:
+        waited = suspects.lock.locked()
+        alone = await suspects.let_in(said)
     try:
+        if activity.info().attempt > 1:
+            # At once: the next attempt has to know of those before this one, even if this one dies soon.
+            activity.heartbeat(dict(said))
+        if waited:
+            # Heartbeats are sent once a second, and the last one says that this step waits.
+            await asyncio.sleep(_BEAT)
         yield
     finally:
         if alone:
-            lock.release()
+            suspects.lock.release()
 
 
-async def _acquired(lock: asyncio.Lock) -> bool:
-    longest = activity.info().start_to_close_timeout
-    patience = min(_SUSPECT_PATIENCE, longest.total_seconds() / 4) if longest else _SUSPECT_PATIENCE
-    try:
-        # Not `wait_for`: it would let another task look at the lock before this one has it.
-        async with asyncio.timeout(patience):
-            return await lock.acquire()
-    except TimeoutError:
-        return False
+class _Suspects:
+    """The steps of this worker that have lost two workers already."""
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        # What the one that runs says in its heartbeats.
+        self._running: dict[str, int] = {}
+
+    async def let_in(self, said: dict[str, int]) -> bool:
+        """Wait until no other one runs, and say so; False if that takes too long."""
+        if self.lock.locked():
+            # If the worker dies meanwhile, it was not this step.
+            said["ended"] = True
+            activity.heartbeat(dict(said))
+        longest = activity.info().start_to_close_timeout
+        patience = min(_SUSPECT_PATIENCE, longest.total_seconds() / 4) if longest else _SUSPECT_PATIENCE
+        try:
+            # Not `wait_for`: it would let another task look at the lock before this one has it.
+            async with asyncio.timeout(patience):
+                alone = await self.lock.acquire()
+            self._running = said
+        except TimeoutError:
+            alone = False
+            # The one that runs has lived long enough: if the worker dies now, it was not that one.
+            self._running["ended"] = True
+        said["ended"] = False
+        return alone
 
 
 async def _send_heartbeats(every: float, said: Mapping[str, int]) -> None:

@@ -302,12 +302,14 @@ def repair(settings: Settings, session_id: str, how: Repair, *, sure: bool = Fal
             driver = await _driver(settings)
             # The first action of a new driver.
             rebuild = Rebuild(reason="OPERATOR", ends=OPERATOR_FAILED if how == "fail" else None)
-            broken = (await driver.unreplayable()).get(session_id)
+            broken = (await driver.unreplayable() or {}).get(session_id)
             if broken is not None and how == "retry":
                 return f"No worker can replay the workflow of {session_id}: --rebuild starts it from the store."
             try:
                 # A driver that cannot be replayed reads no signals.
-                if broken is None or not await driver.replace(session_id, broken, rebuild):
+                replaced = broken is not None and await driver.replace(session_id, broken, rebuild)
+                if not replaced or how == "fail":
+                    # Also the new one: an API that replaces it at the same moment does not know of this order.
                     await driver.repair(session_id, how)
             except NoDriver:
                 if how == "retry":
@@ -332,7 +334,7 @@ def restore(settings: Settings, session_id: str, turn_id: str | None, *, sure: b
             await _known(store, session_id)
             driver = await _driver(settings)
             await store.restore(Restoration(session_id, "OPERATOR", kept))
-            broken = (await driver.unreplayable()).get(session_id)
+            broken = (await driver.unreplayable() or {}).get(session_id)
             try:
                 if broken is None or not await driver.replace(session_id, broken, Rebuild(reason="OPERATOR")):
                     await driver.repair(session_id, "retry")
@@ -401,7 +403,7 @@ def reconcile(settings: Settings, *, end_orphans: bool, sure: bool = False) -> S
             return [
                 *(f"{each}  {found.mended.get(each, 'could not be repaired')}" for each in found.undriven),
                 *(f"{each}  is a workflow without a session in this store; {orphaned}" for each in found.orphans),
-                *(f"{each}  {unreplayable}" for each in sorted(await driver.unreplayable())),
+                *(f"{each}  {unreplayable}" for each in sorted(await driver.unreplayable() or ())),
                 *(f"{each}  {unserved} {build}" for each, build in sorted(driver.unserved.items())),
             ] or ["The store and Temporal agree."]
 

@@ -179,9 +179,9 @@ class ModelCaller:
         call = ctx.call
         if ctx.recorded:
             return ctx.turn.counted(call.at.step, ctx.recorded.model_copy(update={"head": ctx.row.events}))
-        refuse_killer(ctx.attempt, ctx.agent.limits)
         if ctx.pending_result:
             return await self._complete_turn(ctx, ctx.pending_result)
+        refuse_killer(ctx.attempt, ctx.agent.limits)
         if call.deliveries and call.deliveries[0].kind in CONTROLS:
             from .controls import Control, Controls
 

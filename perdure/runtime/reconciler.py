@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
 from time import monotonic
 
-from perdure.errors import CannotReplay, NoDriver, NoWorker, Unavailable
+from perdure.errors import CannotReplay, NoDriver, NoWorker, StoreBehind, Unavailable
 from perdure.protocol.requests import Attention
 from perdure.session.state import Rebuild
 from perdure.store.base import Store
+from perdure.store.values import Commit
 
 from .deploys.unserved import Run
 from .signals import DriverClient, end_if_deleted, set_attention, start_lost_driver
@@ -25,6 +26,8 @@ _PAGE = 1000
 _FAILED_SESSIONS = 20
 #: For how many seconds a session whose workflow cannot be replayed waits for a build that can, such as the last one.
 _REPLAY_PATIENCE = 120.0
+#: It waits so many times as long while a turn runs to which nothing has happened.
+_TURN_PATIENCE = 5
 
 
 @dataclass(frozen=True)
@@ -43,14 +46,22 @@ class Reconciler:
     """Compares all open sessions with all running drivers. Several may run at once."""
 
     def __init__(
-        self, store: Store, driver: DriverClient, *, every: float = 30.0, replay_patience: float = _REPLAY_PATIENCE
+        self,
+        store: Store,
+        driver: DriverClient,
+        *,
+        every: float = 30.0,
+        replay_patience: float = _REPLAY_PATIENCE,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
+        self._clock = clock
         self._store = store
         self._driver = driver
         self._every = every
         self._replay_patience = replay_patience
-        # Since when runs cannot be replayed.
-        self._unreplayable: Mapping[Run, float] = {}
+        # Since when runs cannot be replayed, and the sessions of those that were found last.
+        self._unreplayable: dict[Run, float] = {}
+        self._attended: frozenset[str] = frozenset()
         self._reported: frozenset[str] = frozenset()
         # Whether the log has the warning that there is no worker.
         self._warned_unattended = False
@@ -147,7 +158,9 @@ class Reconciler:
 
     async def _replace_unreplayable(self) -> None:
         """Start sessions from the store whose workflow no worker has been able to replay for some time."""
-        now, runs = monotonic(), await self._driver.unreplayable()
+        now, runs = self._clock(), await self._driver.unreplayable()
+        if runs is None:
+            return
         fresh = sum(run not in self._unreplayable for run in runs.values())
         if fresh:
             log.error(
@@ -156,21 +169,35 @@ class Reconciler:
                 *(fresh, self._replay_patience),
             )
         self._unreplayable = {run: self._unreplayable.get(run, now) for run in runs.values()}
-        for session_id, run in runs.items():
+        recovered, self._attended = self._attended - runs.keys(), frozenset(runs)
+        for session_id in (*runs, *recovered):
             try:
-                await self._replace(session_id, run, late=now - self._unreplayable[run] >= self._replay_patience)
+                await self._replace_one(session_id, runs.get(session_id), now)
             except (NoDriver, NoWorker, Unavailable) as error:
                 log.debug("session %s is looked at again later: %s", session_id, error.message)
             except Exception:
                 log.exception("session %s could not be started from the store", session_id)
 
-    async def _replace(self, session_id: str, run: Run, *, late: bool) -> None:
-        if await self._store.session(session_id) is None:
-            # It is reported as a workflow without a session.
+    async def _replace_one(self, session_id: str, run: Run | None, now: float) -> None:
+        """Replace the session's driver if it is time; without a `run`, it has recovered."""
+        row = await self._store.session(session_id)
+        code = row.attention["code"] if row is not None and row.attention is not None else None
+        if row is None or code == StoreBehind.code:
+            # It is reported as a workflow without a session; or an operator has to decide.
             return
-        if not late:
+        if run is None:
+            if code == CannotReplay.code:
+                await self._store.commit(Commit(session_id, recovers=True))
+            return
+        patience = self._replay_patience
+        if row.status == "running" and run.workflow_id == session_id:
+            # Its turn, which would end with it, can be replayed.
+            patience *= _TURN_PATIENCE
+        if now - self._unreplayable[run] < patience:
             message = "The workers cannot replay the workflow of this session."
             await set_attention(self._store, session_id, Attention(code=CannotReplay.code, message=message))
         elif await self._driver.replace(session_id, run, Rebuild(reason=CannotReplay.code)):
+            # If it is listed again, something else is wrong.
+            self._unreplayable[run] = now
             await end_if_deleted(self._store, self._driver, session_id)
             log.warning("session %s could not be replayed; it is started from the store", session_id)

@@ -158,18 +158,17 @@ class DriverClient:
         if any(known := (self.unserved, self.starts_wait)) or self._versions:
             self.unserved, self.starts_wait = await unserved.find(self._client, self._prefix, self._versions, known)
 
-    async def unreplayable(self) -> Mapping[str, unserved.Run]:
-        """The sessions whose workflow fails for ever because its history cannot be replayed, each with that run."""
+    async def unreplayable(self) -> Mapping[str, unserved.Run] | None:
+        """The sessions whose history cannot be replayed, each with the failing run; None if Temporal does not say."""
         return await unserved.find_unreplayable(self._client, self._prefix)
 
     async def replace(self, session_id: str, run: unserved.Run, rebuild: Rebuild) -> bool:
         """Start a driver in place of one that cannot be replayed, or whose turn cannot; False if `run` has ended."""
-        if not await _call(unserved.still_runs(self._client, run)):
-            return False
-        # In one call: a session whose workflow was seen as terminated would be ended.
-        state = SessionState.to_rebuild(session_id, rebuild)
-        await self._start(state, None, WorkflowIDReusePolicy.ALLOW_DUPLICATE, replaces=True)
-        return True
+
+        async def start(state: SessionState) -> None:
+            await self._start(state, None, WorkflowIDReusePolicy.ALLOW_DUPLICATE, replaces=True)
+
+        return await _call(unserved.replace(self._client, session_id, run, rebuild, start))
 
     async def terminate(self, session_id: str, reason: str) -> None:
         handle = self._client.get_workflow_handle(session_id)

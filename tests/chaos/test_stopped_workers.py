@@ -46,7 +46,7 @@ async def test_a_worker_that_gets_a_stop_signal_starts_nothing(world: World) -> 
     # It said that it ended: the attempt does not count as a death.
     turn = (await world.stack.client()).get_workflow_handle(names.turn_workflow(acting.session_id, 0))
     [pending] = (await turn.describe()).raw_description.pending_activities
-    assert [json.loads(each.data) for each in pending.heartbeat_details.payloads] == [{"deaths": 0, "ended": 1}]
+    assert [json.loads(each.data) for each in pending.heartbeat_details.payloads] == [{"deaths": 0, "ended": True}]
     # Nothing is lost: what it did not get to do, and what it could not finish, is done elsewhere.
     world.ledger.open(slow.note)
     world.stack.start_worker(wait=False)

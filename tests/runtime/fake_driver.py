@@ -44,7 +44,7 @@ class FakeDriver(DriverClient):
         self.said: dict[str, JsonObject] = {}
         self.failures: dict[str, Exception] = {}
         # The runs that no worker can replay.
-        self.broken: dict[str, Run] = {}
+        self.broken: dict[str, Run] | None = {}
 
     def signalled(self, session_id: str = "s") -> list[str]:
         """The signals and starts that one session's workflow got, in order."""
@@ -69,11 +69,12 @@ class FakeDriver(DriverClient):
             self.rebuilt[session_id] = rebuild
             self.calls.append(Call(session_id, "rebuild", rebuild.reason))
 
-    async def unreplayable(self) -> Mapping[str, Run]:
-        return dict(self.broken)
+    async def unreplayable(self) -> Mapping[str, Run] | None:
+        return None if self.broken is None else dict(self.broken)
 
     async def replace(self, session_id: str, run: Run, rebuild: Rebuild) -> bool:
         self._reach(session_id)
+        assert self.broken is not None
         del self.broken[session_id], self.workflows[session_id]
         await self.rebuild(session_id, rebuild)
         return True

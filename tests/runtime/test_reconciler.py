@@ -8,10 +8,12 @@ import pytest
 from temporalio.client import WorkflowExecutionStatus
 
 from perdure.errors import Unavailable
+from perdure.protocol.requests import Attention
 from perdure.runtime.deploys.unserved import Run
 from perdure.runtime.reconciler import Disagreement, Reconciler
 from perdure.store.base import Store
 from perdure.store.open import open_store
+from perdure.store.values import Commit, SessionChange
 from tests.runtime.fake_driver import RUNNING, FakeDriver
 from tests.support import given
 from tests.support.waiting import until
@@ -286,7 +288,10 @@ async def test_they_wait_for_a_build_that_can_and_are_then_started_from_the_stor
     await looking.reconcile()
     early = list(driver.calls)
     attention = [(await given.read_session(store, each)).attention for each in ("a", "b", "c")]
-    del driver.broken["b"]
+    driver.broken = None
+    await looking.reconcile()
+    # Temporal did not say: nothing is forgotten, and nothing is taken for mended.
+    driver.broken = {"a": Run("a", "run-1")}
 
     async def replaced() -> bool:
         await looking.reconcile()
@@ -296,6 +301,8 @@ async def test_they_wait_for_a_build_that_can_and_are_then_started_from_the_stor
 
     assert early == []
     assert [each and each["code"] for each in attention] == ["CANNOT_REPLAY", "CANNOT_REPLAY", None]
+    # The one that can be replayed again needs no attention any more.
+    assert (await given.read_session(store, "b")).attention is None
     assert driver.signalled("a") == ["rebuild CANNOT_REPLAY"]
     assert driver.signalled("b") == driver.signalled("c") == []
     assert [each.message for each in caplog.records if each.levelno == logging.ERROR] == [
@@ -314,3 +321,35 @@ async def test_one_that_cannot_be_started_stops_none_of_the_others(store: Store)
 
     assert driver.signalled("b") == ["rebuild CANNOT_REPLAY"]
     assert driver.broken.keys() == {"a", "orphan"}
+
+
+async def test_a_turn_to_which_nothing_has_happened_has_more_time(store: Store) -> None:
+    for session_id in ("a", "b"):
+        await store.commit(Commit(session_id, change=SessionChange(status="running", turns=2)))
+    driver = FakeDriver("a", "b", "c")
+    driver.broken = {"a": Run("a", "run-1"), "b": Run("b/turn/1", "run-2"), "c": Run("c", "run-3")}
+    now = [0.0]
+    looking = Reconciler(store, driver, clock=lambda: now[0])
+
+    await looking.reconcile()
+    now[0] = 121
+    await looking.reconcile()
+    early = [each for each in ("a", "b", "c") if driver.signalled(each)]
+    now[0] = 601
+    await looking.reconcile()
+
+    assert early == ["b", "c"]
+    assert driver.signalled("a") == ["rebuild CANNOT_REPLAY"]
+
+
+async def test_a_session_for_which_an_operator_has_to_decide_is_left_alone(store: Store) -> None:
+    await store.set_attention("a", Attention(code="STORE_BEHIND", message="The store is older."))
+    driver = FakeDriver("a", "b", "c")
+    driver.broken = {"a": Run("a", "run-1")}
+
+    await Reconciler(store, driver, replay_patience=0.0).reconcile()
+
+    assert driver.calls == []
+    attention = (await given.read_session(store, "a")).attention
+    assert attention is not None
+    assert attention["code"] == "STORE_BEHIND"

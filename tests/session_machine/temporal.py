@@ -432,8 +432,8 @@ class PlayedDriver(DriverClient):
             self._temporal.start(SessionState.to_rebuild(session_id, rebuild).model_dump(mode="json"))
         self._answer()
 
-    async def unreplayable(self) -> Mapping[str, unserved.Run]:
-        return {}
+    async def unreplayable(self) -> Mapping[str, unserved.Run] | None:
+        return None
 
     async def deliver(self, session_id: str, ref: JsonObject) -> None:
         self._signalled(session_id).deliver(ref)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from temporalio.client import Client, WorkflowExecution, WorkflowExecutionStatus
 from temporalio.common import SearchAttributeKey
+from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.errors import PerdureError
 from perdure.protocol import names
+from perdure.protocol.requests import Failure
 from perdure.runtime.connect import ABSENT, RPC_PATIENCE
+from perdure.session.state import OPERATOR_CANCELLED, OPERATOR_FAILED, Rebuild, SessionState, read_repair
 
 from .builds import KINDS, Builds, Version, current_version, literal
 
@@ -111,8 +115,8 @@ class Run:
     run_id: str
 
 
-async def find_unreplayable(client: Client, task_queue: str) -> Mapping[str, Run]:
-    """The sessions whose driver or turn fails for ever, each with that run; none if Temporal does not know."""
+async def find_unreplayable(client: Client, task_queue: str) -> Mapping[str, Run] | None:
+    """The sessions whose driver or turn fails for ever, each with that run; None if Temporal does not say."""
     queues = ", ".join(literal(names.queue(task_queue, kind)) for kind in KINDS)
     problem = f"TemporalReportedProblems = {literal(_NONDETERMINISTIC)}"
     query = f"TaskQueue IN ({queues}) AND ExecutionStatus = 'Running' AND {problem}"
@@ -122,11 +126,46 @@ async def find_unreplayable(client: Client, task_queue: str) -> Mapping[str, Run
     except ABSENT:
         # Older servers do not have the attribute.
         log.debug("workflows that cannot be replayed were not looked up", exc_info=True)
-        return {}
+        return None
     return {each.workflow_id.partition("/turn/")[0]: each for each in runs}
 
 
-async def still_runs(client: Client, run: Run) -> bool:
-    """Whether this is the newest run of its workflow, and open: Temporal's list is some seconds old."""
+async def replace(
+    client: Client, session_id: str, run: Run, rebuild: Rebuild, start: Callable[[SessionState], Awaitable[None]]
+) -> bool:
+    """Start a driver in place of the session's; `run`, its or its turn's, cannot be replayed. False if it has ended.
+
+    `start` ends the old driver in the same call: a session whose workflow is seen as terminated would be ended.
+    """
     described = await client.get_workflow_handle(run.workflow_id).describe(rpc_timeout=RPC_PATIENCE)
-    return described.run_id == run.run_id and described.status == WorkflowExecutionStatus.RUNNING
+    if described.run_id != run.run_id or described.status != WorkflowExecutionStatus.RUNNING:
+        # Temporal's list is some seconds old.
+        return False
+    ends = rebuild.ends or await _ordered_end(client, session_id)
+    await start(SessionState.to_rebuild(session_id, rebuild.model_copy(update={"ends": ends})))
+    if run.workflow_id != session_id:
+        # The turn of a driver that was reset in Temporal is not ended with it.
+        with contextlib.suppress(RPCError):
+            turn = client.get_workflow_handle(run.workflow_id, run_id=run.run_id)
+            await turn.terminate(reason="It cannot be replayed.", rpc_timeout=RPC_PATIENCE)
+    return True
+
+
+async def _ordered_end(client: Client, session_id: str) -> Failure | None:
+    """The end of the session that an operator has ordered from the driver, which may not have read the order."""
+    try:
+        history = await client.get_workflow_handle(session_id).fetch_history(rpc_timeout=RPC_PATIENCE)
+    except RPCError as error:
+        if error.status == RPCStatusCode.NOT_FOUND:
+            return None
+        raise
+    for event in history.events:
+        if event.HasField("workflow_execution_cancel_requested_event_attributes"):
+            return OPERATOR_CANCELLED
+        signal = event.workflow_execution_signaled_event_attributes
+        if signal.signal_name == names.REPAIR:
+            [order, *_] = [*await client.data_converter.decode(signal.input.payloads), None]
+            repair = read_repair(order)
+            if repair is not None and repair.how == "fail":
+                return OPERATOR_FAILED
+    return None

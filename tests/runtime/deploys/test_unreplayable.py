@@ -5,13 +5,16 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
+from temporalio.client import WorkflowExecutionStatus
 
+from perdure.protocol import names
 from perdure.protocol.deliveries import DeliveryRef
 from perdure.protocol.requests import ModelCall, ModelOutcome, TurnRequest
+from perdure.runtime.deploys.unserved import Run
 from perdure.runtime.reconciler import Reconciler
 from perdure.runtime.signals import DriverClient
 from perdure.session import decisions
-from perdure.session.state import SessionState
+from perdure.session.state import Rebuild, SessionState
 from perdure.store.base import Store
 from perdure.store.open import open_store
 from tests.support import commands, given
@@ -48,7 +51,7 @@ async def known(store: Store, session: Driven) -> None:
 
 
 async def is_reported(driver: DriverClient, session: Driven) -> bool:
-    return session.handle.id in await driver.unreplayable()
+    return session.handle.id in (await driver.unreplayable() or {})
 
 
 async def cannot_be_replayed(driver: DriverClient, session: Driven) -> None:
@@ -128,13 +131,50 @@ async def test_an_operator_need_not_wait(
     assert [each.reason for each in outside.rebuilt] == ["OPERATOR"]
 
 
+@pytest.mark.parametrize("how", ["repair", "cancel"])
+async def test_an_order_that_its_driver_could_not_read_is_carried_out(
+    bench: Bench, store: Store, driver: DriverClient, broken: Driven, how: str
+) -> None:
+    outside = rebuilds(broken)
+    async with bench.working(outside):
+        await broken.deliver("dlv_1")
+        if how == "repair":
+            await broken.handle.signal(names.REPAIR, {"how": "fail"})
+        else:
+            await broken.handle.cancel()
+        await until(lambda: is_reported(driver, broken), "Temporal to report the problem")
+        await Reconciler(store, driver, replay_patience=0.0).reconcile()
+        await outside.until(lambda: bool(outside.closed))
+
+    assert [each.failure.code for each in outside.closed] == [
+        "SESSION_FAILED" if how == "repair" else "SESSION_CANCELLED"
+    ]
+
+
+async def test_a_turn_that_survived_its_driver_ends(
+    bench: Bench, store: Store, driver: DriverClient, broken: Driven
+) -> None:
+    """An operator has reset the driver in Temporal: the turn is not its child any more."""
+    turn = await bench.client.start_workflow("Other", id=names.turn_workflow(broken.handle.id, 1), task_queue="nobody")
+    outside = rebuilds(broken, "dlv_1")
+    run = Run(turn.id, turn.result_run_id or "")
+    async with bench.working(outside):
+        assert await driver.replace(broken.handle.id, run, Rebuild(reason="CANNOT_REPLAY"))
+        await outside.until(lambda: outside.consumed == ["dlv_1"])
+        again = await driver.replace(broken.handle.id, run, Rebuild(reason="CANNOT_REPLAY"))
+
+    survivor = bench.client.get_workflow_handle(run.workflow_id, run_id=run.run_id)
+    assert (await survivor.describe()).status == WorkflowExecutionStatus.TERMINATED
+    assert not again
+
+
 async def test_it_is_left_alone_when_a_build_that_can_replay_it_is_back(
     bench: Bench, store: Store, driver: DriverClient, broken: Driven, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with bench.working(Outside()):
         await broken.deliver("dlv_1")
         await cannot_be_replayed(driver, broken)
-        run = (await driver.unreplayable())[broken.handle.id]
+        run = (await driver.unreplayable() or {})[broken.handle.id]
 
     back = Outside()
     monkeypatch.setattr(decisions, "next_move", waits_a_year)
