@@ -14,19 +14,24 @@ class Refused(Exception):
 class Connection:
     """One kept connection to the API; one request at a time."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, port: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._port = port
         self._reader = reader
         self._writer = writer
 
     @classmethod
     async def open(cls, port: int) -> "Connection":
-        return cls(*await asyncio.open_connection("127.0.0.1", port, limit=2**20))
+        return cls(port, *await _opened(port))
 
     def close(self) -> None:
         self._writer.close()
 
     async def post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         content = orjson.dumps(body)
+        if self._reader.at_eof():
+            # The API closes connections that idle.
+            self._writer.close()
+            self._reader, self._writer = await _opened(self._port)
         self._writer.write(
             f"POST {path} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n"
             f"content-length: {len(content)}\r\n\r\n".encode()
@@ -57,3 +62,7 @@ class Connection:
         first, *lines = head.strip().split("\r\n")
         pairs = (line.partition(":") for line in lines)
         return int(first.split()[1]), {name.lower(): value.strip() for name, _, value in pairs}
+
+
+async def _opened(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection("127.0.0.1", port, limit=2**20)

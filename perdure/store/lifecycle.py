@@ -5,9 +5,9 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self, TypeAlias, TypeVar, cast
+from typing import Literal, TypeAlias, TypeVar, cast
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, ValidationError
 
 from perdure.bounds import DEEPEST, deeper_than
 from perdure.errors import Invalid
@@ -131,15 +131,6 @@ class ExportHeader(Wire):
     title: str | None = None
     turns: int = Field(ge=1, lt=_LARGEST_NUMBER)
     left_out: tuple[tuple[int, int], ...] = ()
-
-    @model_validator(mode="after")
-    def _check_left_out(self) -> Self:
-        last = 0
-        for first, until in self.left_out:
-            if not last <= first < until <= self.turns:
-                raise ValueError("turns that are left out are turns of the session, in order")
-            last = until
-        return self
 
 
 class ExportedSlot(Wire):
@@ -326,7 +317,13 @@ def _header(path: Path, data: JsonObject) -> ExportHeader:
         raise Invalid(
             f"{path} has version {data.get('version')!r} of the format; this version of Perdure reads {EXPORT_VERSION}."
         )
-    return _read(path, 1, data, ExportHeader)
+    header = _read(path, 1, data, ExportHeader)
+    last = 0
+    for first, until in header.left_out:
+        if not last <= first < until <= header.turns:
+            raise Invalid(f"{path}: line 1 cannot be read: it leaves out turns that are none, or not in order.")
+        last = until
+    return header
 
 
 def _foreign(path: Path) -> str:

@@ -10,7 +10,7 @@ from perdure.protocol import names
 from perdure.protocol.wire import JsonObject
 from perdure.runtime.deploys.builds import Builds
 from tests.support import commands
-from tests.support.fleet import build_of
+from tests.support.fleet import build_of, said
 from tests.support.plugin import StackFactory
 from tests.support.processes import Process
 from tests.support.stack import Stack
@@ -45,9 +45,7 @@ class Release:
         return await asyncio.to_thread(commands.perdure, "deploy", *words, environment=self._environment)
 
     async def says(self, *words: str) -> list[str]:
-        done = await self.runs(*words)
-        assert done.returncode == 0, done.stderr
-        return done.stdout.splitlines()
+        return await said(self.runs, *words)
 
     async def build(self, workflow_id: str) -> str:
         return await build_of(await self.stack.client(), workflow_id)
