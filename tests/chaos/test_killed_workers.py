@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.chaos.evidence import Json
 from tests.support.chaos.scripts import Script, call, drip, say
-from tests.support.chaos.world import World, dies_at, kept_types, reported, undisturbed, unique
+from tests.support.chaos.world import HEARTBEAT, RECOVERY, World, dies_at, kept_types, reported, undisturbed, unique
 from tests.support.talk import text, types
 from tests.support.waiting import until
 
@@ -181,11 +181,15 @@ async def test_a_worker_that_dies_between_two_turns_costs_little(world: World) -
         script = say()
 
         began = time.monotonic()
-        answer = await caller.say(script.message)
+        await caller.send(script.message)
+        events = await caller.until_boundary()
         took = time.monotonic() - began
 
-        assert answer == script.answer
-        assert took < STICKY + TURNS * await undisturbed(caller)
+        assert text(events) == script.answer
+        # The server may hand a task to the dead worker while it still takes the connection for alive.
+        handed_over = any(event["meta"].get("attempt", 1) > 1 for event in events)
+        bound = STICKY + TURNS * await undisturbed(caller)
+        assert took < bound + (HEARTBEAT + RECOVERY if handed_over else 0)
 
 
 async def test_a_step_that_kills_each_worker_ends_its_turn_and_not_that_of_its_neighbour(world: World) -> None:
