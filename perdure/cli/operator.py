@@ -24,6 +24,7 @@ from perdure.store.open import checked_store, open_store
 from perdure.store.values import SessionQuery, SessionRow, ShownStatus
 
 if TYPE_CHECKING:
+    from perdure.runtime.deploys.unserved import Run
     from perdure.runtime.lifecycle import Deletions
     from perdure.runtime.signals import DriverClient
 
@@ -302,7 +303,7 @@ def repair(settings: Settings, session_id: str, how: Repair, *, sure: bool = Fal
             driver = await _driver(settings)
             # The first action of a new driver.
             rebuild = Rebuild(reason="OPERATOR", ends=OPERATOR_FAILED if how == "fail" else None)
-            broken = (await driver.unreplayable() or {}).get(session_id)
+            broken = await _broken_run(driver, session_id)
             if broken is not None and how == "retry":
                 return f"No worker can replay the workflow of {session_id}: --rebuild starts it from the store."
             try:
@@ -334,7 +335,7 @@ def restore(settings: Settings, session_id: str, turn_id: str | None, *, sure: b
             await _known(store, session_id)
             driver = await _driver(settings)
             await store.restore(Restoration(session_id, "OPERATOR", kept))
-            broken = (await driver.unreplayable() or {}).get(session_id)
+            broken = await _broken_run(driver, session_id)
             try:
                 if broken is None or not await driver.replace(session_id, broken, Rebuild(reason="OPERATOR")):
                     await driver.repair(session_id, "retry")
@@ -345,6 +346,11 @@ def restore(settings: Settings, session_id: str, turn_id: str | None, *, sure: b
             return "It continues from there; `perdure tail` shows session.reset."
 
     return _run_with_hint(work)
+
+
+async def _broken_run(driver: DriverClient, session_id: str) -> Run | None:
+    """The run of the session's driver or turn that no worker can replay."""
+    return (await driver.unreplayable() or {}).get(session_id)
 
 
 def _run_with_hint(work: Callable[[], Coroutine[None, None, str]]) -> str:

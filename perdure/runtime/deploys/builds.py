@@ -196,10 +196,8 @@ class Builds:
 
     async def count_problems(self) -> int:
         """How many workflows of this task queue fail again and again, as Temporal marks them."""
-        queues = ", ".join(literal(self.queue(kind)) for kind in KINDS)
-        query = f"TaskQueue IN ({queues}) AND ExecutionStatus = 'Running' AND TemporalReportedProblems IS NOT NULL"
         try:
-            return (await called(self.client.count_workflows(query))).count
+            return (await called(self.client.count_workflows(problems(self._task_queue, "IS NOT NULL")))).count
         except Unavailable:
             # Older servers do not know the attribute.
             return 0
@@ -262,6 +260,12 @@ def _routing(info: WorkerDeploymentInfo) -> Routing:
         settled=info.routing_config_update_state in (_COMPLETED, 0),
         builds={each.deployment_version.build_id: _STATUS.get(each.status, "inactive") for each in newest},
     )
+
+
+def problems(task_queue: str, condition: str) -> str:
+    """The query for the open workflows whose problems, as Temporal reports them, meet the condition."""
+    queues = ", ".join(literal(names.queue(task_queue, kind)) for kind in KINDS)
+    return f"TaskQueue IN ({queues}) AND ExecutionStatus = 'Running' AND TemporalReportedProblems {condition}"
 
 
 def literal(text: str) -> str:

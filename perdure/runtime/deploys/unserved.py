@@ -20,7 +20,7 @@ from perdure.protocol.requests import Failure
 from perdure.runtime.connect import ABSENT, RPC_PATIENCE
 from perdure.session.state import OPERATOR_CANCELLED, OPERATOR_FAILED, Rebuild, SessionState, read_repair
 
-from .builds import KINDS, Builds, Version, current_version, literal
+from .builds import Builds, Version, current_version, literal, problems
 
 log = logging.getLogger("perdure.sessions")
 
@@ -117,9 +117,7 @@ class Run:
 
 async def find_unreplayable(client: Client, task_queue: str) -> Mapping[str, Run] | None:
     """The sessions whose driver or turn fails for ever, each with that run; None if Temporal does not say."""
-    queues = ", ".join(literal(names.queue(task_queue, kind)) for kind in KINDS)
-    problem = f"TemporalReportedProblems = {literal(_NONDETERMINISTIC)}"
-    query = f"TaskQueue IN ({queues}) AND ExecutionStatus = 'Running' AND {problem}"
+    query = problems(task_queue, f"= {literal(_NONDETERMINISTIC)}")
     try:
         async with asyncio.timeout(_SECONDS):
             runs = [Run(each.id, each.run_id) async for each in client.list_workflows(query, page_size=1000)]
