@@ -1,6 +1,7 @@
 """Whatever is sent, the answer is a clear error, and the session lives on."""
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,8 +18,8 @@ pytestmark = pytest.mark.chaos
 _MIB = 1024 * 1024
 _DEEP = 90_000
 
-#: Bodies of a request, and the status that each is refused with.
-BODIES: dict[str, tuple[bytes, int]] = {
+#: Bodies of a request, or how one is made that is large, and the status that each is refused with.
+BODIES: dict[str, tuple[bytes | Callable[[], bytes], int]] = {
     "nothing": (b"", 400),
     "malformed JSON": (b'{"message": "hel', 400),
     "binary": (bytes(range(256)) * 64, 400),
@@ -33,7 +34,7 @@ BODIES: dict[str, tuple[bytes, int]] = {
     "deep lists": (b'{"message": ' + b"[" * _DEEP + b"]" * _DEEP + b"}", 400),
     "deep objects": (b'{"message": "hi", "outputSchema": ' + b'{"a":' * _DEEP + b"1" + b"}" * _DEEP + b"}", 400),
     "three megabytes": (json.dumps({"message": "x" * 3 * _MIB}).encode(), 413),
-    "seventy megabytes": (b'{"message": "' + b"x" * 70 * _MIB + b'"}', 413),
+    "seventy megabytes": (lambda: b'{"message": "' + b"x" * 70 * _MIB + b'"}', 413),
 }
 
 #: What no caller with a receipt sends as a signal.
@@ -54,7 +55,8 @@ SIGNALS: list[Any] = [
 
 @pytest.mark.parametrize("what", BODIES)
 async def test_a_bad_body_is_refused_and_the_session_lives_on(world: World, what: str) -> None:
-    body, status = BODIES[what]
+    made, status = BODIES[what]
+    body = made if isinstance(made, bytes) else made()
     async with await living_session(world) as caller:
         for path in ("/eve/v1/session", f"/eve/v1/session/{caller.session_id}"):
             answer = await caller.http.post(path, content=with_token(body, caller.token))
