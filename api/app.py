@@ -17,9 +17,8 @@ from .bodies import BodyReader
 from .requests import Handler, RequestLimits, Scopes, traced
 from .responses import Shield, on_error, on_http_error
 from .routes.inputs import InputRoutes
-from .routes.inspection import AboutRoutes, DeadLetterRoutes, InspectionRoutes
+from .routes.inspection import AboutRoutes, DeadLetterRoutes, InspectionRoutes, StreamRoutes
 from .routes.sessions import SessionRoutes
-from .routes.stream import StreamRoutes
 from .stream.broadcast import Broadcasts
 
 #: Every agent under its name; the default agent without one.

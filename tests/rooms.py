@@ -22,7 +22,6 @@ ALLOWED = {
     "api/app.py": "the routes, apart from the process that serves them",
     "activities/model.py": "the activities of one task queue",
     "activities/tools.py": "the activities of one task queue",
-    "api/routes/stream.py": "the routes of one subject",
     "workflows/turn.py": "one workflow",
 }
 

@@ -92,7 +92,11 @@ class SessionRoutes:
         body = {
             "sessionId": fork.session_id,
             "continuationToken": fork.continuation_token,
-            "parent": {"sessionId": fork.parent, "turn": fork.turn},
+            "parent": {
+                "sessionId": fork.parent,
+                "turn": fork.turn,
+                **({} if fork.step is None else {"step": fork.step}),
+            },
         }
         headers = flags(deduplicated=fork.deduplicated, delayed=fork.delayed)
         return reply(body, 201, {"x-eve-session-id": fork.session_id, **headers})

@@ -203,13 +203,16 @@ def fork(
     context: typer.Context,
     session: Annotated[str, typer.Argument(help="The id of the session.")],
     turn: Annotated[int, typer.Option(help="The last turn that both sessions share, from 0.", min=0, max=2**31 - 1)],
+    step: Annotated[
+        int | None, typer.Option(help="The last step of it that they share. By default all.", min=0, max=2**31 - 1)
+    ] = None,
     agents: Agents = None,
     data_dir: DataDir = None,
 ) -> None:
     """Start a session that shares the first turns of another one; it belongs to the same owner."""
     from . import operator
 
-    session_id, token = operator.fork(_operating(data_dir or context.obj, agents), session, turn)
+    session_id, token = operator.fork(_operating(data_dir or context.obj, agents), session, turn, step)
     typer.echo(f"session:             {session_id}")
     typer.echo(f"continuation token:  {token}")
 

@@ -24,8 +24,8 @@ from perdure.store.open import checked_store, open_store
 from perdure.store.values import SessionQuery, SessionRow, ShownStatus
 
 if TYPE_CHECKING:
+    from perdure.runtime.deletions import Deletions
     from perdure.runtime.deploys.unserved import Run
-    from perdure.runtime.lifecycle import Deletions
     from perdure.runtime.signals import DriverClient
 
 T = TypeVar("T")
@@ -139,7 +139,7 @@ def delete(settings: Settings, session_id: str | None, principal: str | None, sa
 
     async def work() -> None:
         from perdure.runtime.connect import temporal_client
-        from perdure.runtime.lifecycle import Deletions
+        from perdure.runtime.deletions import Deletions
         from perdure.runtime.signals import DriverClient
 
         async with checked_store(settings.database) as store:
@@ -219,6 +219,7 @@ _COUNTED = {
     "records": ("record", "records"),
     "sessions": ("session", "sessions"),
     "slotVersions": ("earlier value of a slot", "earlier values of slots"),
+    "slotSteps": ("value of a slot between steps", "values of slots between steps"),
     "slots": ("slot", "slots"),
 }
 
@@ -227,7 +228,7 @@ def export(settings: Settings, session_id: str, write: Callable[[bytes], object]
     """Write the session's export, line by line."""
 
     async def work() -> None:
-        from perdure.runtime.lifecycle import export_session
+        from perdure.runtime.forks import export_session
 
         async with checked_store(settings.database) as store:
             async for line in export_session(store, session_id):
@@ -244,7 +245,7 @@ def import_(settings: Settings, file: Path, principal: str | None, *, again: boo
 
     async def work() -> tuple[str, str]:
         from perdure.runtime.connect import secret, temporal_client
-        from perdure.runtime.lifecycle import import_session
+        from perdure.runtime.forks import import_session
         from perdure.runtime.signals import DriverClient, Signals
         from perdure.session.state import derive_token
 
@@ -261,8 +262,8 @@ def import_(settings: Settings, file: Path, principal: str | None, *, again: boo
     return _run_with_agents(work)
 
 
-def fork(settings: Settings, session_id: str, turn: int) -> tuple[str, str]:
-    """Fork the session at the end of this turn; the id of the fork, and its continuation token."""
+def fork(settings: Settings, session_id: str, turn: int, step: int | None = None) -> tuple[str, str]:
+    """Fork the session at the end of this turn, or of this step; the id of the fork, and its continuation token."""
     from perdure.agents.registry import load_agents
 
     agents = load_agents(settings.agents, settings.model)
@@ -274,7 +275,8 @@ def fork(settings: Settings, session_id: str, turn: int) -> tuple[str, str]:
             parent = await _known(store, session_id)
             if parent.agent not in agents:
                 raise AgentNotFound(f"No agent named {quoted(parent.agent)!r} is known here.")
-            forked = await (await open_sessions(settings, store, agents=agents)).fork(session_id, turn)
+            sessions = await open_sessions(settings, store, agents=agents)
+            forked = await sessions.fork(session_id, turn, step=step)
             return forked.session_id, forked.continuation_token
 
     return _run_with_agents(work)

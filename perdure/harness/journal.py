@@ -74,9 +74,9 @@ RESUMPTION = Format("perdure/resumption")
 MARK = Format("perdure/mark")
 USAGE = Format("perdure/usage")
 COMPACTION = Format("perdure/compaction")
+CUT = Format("perdure/cut")
 
-#: All that a journal may hold.
-FORMATS = (DELIVERY, REPLY, FAILURE, INTENT, OUTCOME, PARK, RESUMPTION, MARK, USAGE, COMPACTION)
+FORMATS = (DELIVERY, REPLY, FAILURE, INTENT, OUTCOME, PARK, RESUMPTION, MARK, USAGE, COMPACTION, CUT)
 
 #: The key of the record of a turn that failed, was cancelled or parked outside its model call.
 END = "end"

@@ -5,6 +5,7 @@ It also says whether a session can begin with recorded turns: those that a fork 
 
 from collections.abc import Sequence
 from datetime import datetime
+from typing import TypeGuard
 
 from perdure.errors import Invalid, UnreadableState
 from perdure.protocol import names
@@ -13,6 +14,7 @@ from perdure.protocol.events import EventType, NewEvent
 from perdure.protocol.inputs import OpenInput
 from perdure.protocol.names import MODEL_SCOPE
 from perdure.protocol.requests import RebuildSession, Snapshot, TurnRequest
+from perdure.protocol.wire import Wire
 from perdure.session import decisions
 from perdure.session.state import SessionState, TurnState, dump_turn, read_delivery
 from perdure.store.base import Store, all_inputs
@@ -30,8 +32,12 @@ from perdure.store.values import (
     Slot,
 )
 
-from .journal import FORMATS, TurnJournal, find_session, read_journal
+from .journal import CUT, FORMATS, TurnJournal, find_session, read_journal, written
 from .tools.approvals import REMEMBERED_APPROVALS, read_remembered
+
+
+class StoredCut(Wire):
+    """The end of a turn of which a fork shares the first steps only. It says nothing but that."""
 
 
 class SessionRebuilder:
@@ -169,22 +175,42 @@ def _reference(row: DeliveryRow, token_hash: str) -> DeliveryRef | None:
 # --- what a session can begin with ----------------------------------------------------------------------------
 
 
-async def read_end(store: Store, session_id: str, turn: int) -> TurnJournal:
-    """A journal that knows how the turn has ended, and no messages, files and outcomes."""
-    return TurnJournal(await store.outline(session_id, turn))
+async def read_end(store: Store, session_id: str, turn: int, step: int | None = None) -> TurnJournal:
+    """A journal that knows how the turn, and this step, have ended, and no messages, files and outcomes."""
+    return TurnJournal(await store.outline(session_id, turn, step))
 
 
 def boundary_problem(turn: int, step: int | None, journal: TurnJournal) -> tuple[str, str] | None:
-    """Why this turn is no boundary: a code, and a sentence."""
+    """Why the end of this turn, or of this step of it, is no boundary: a code, and a sentence."""
+    if is_inside(step, journal):
+        reply = journal.reply(step)
+        if reply is None or reply.ends:
+            return "step_not_ended", f"Step {step} of turn {turn} has no end from which a session could continue."
+        if reply.asks:
+            return _parked(turn)
+        return None
+    if step is not None and step > journal.last_step:
+        return "step_not_begun", f"Turn {turn} has no step {step}; its last one is {journal.last_step}."
+    if any(CUT.includes(record) for record in journal.records):
+        return None
     if journal.end_record is None:
         return "turn_not_ended", f"Turn {turn} has not ended."
-    if journal.park is not None:
-        # What people have answered is recorded with the turn that asked, and the effects of later turns with it.
-        return "turn_parked", f"Turn {turn} waited for people; the turn that continues it is a boundary."
-    if step is not None and step != journal.last_step:
-        # The values of slots are recorded by turn.
-        return "inside_turn", f"Only the last step of turn {turn}, {journal.last_step}, is a boundary."
-    return None
+    return _parked(turn) if journal.park is not None else None
+
+
+def _parked(turn: int) -> tuple[str, str]:
+    # What people have answered is recorded with the turn that asked, and the effects of later turns with it.
+    return "turn_parked", f"Turn {turn} waited for people; the turn that continues it is a boundary."
+
+
+def is_inside(step: int | None, journal: TurnJournal) -> TypeGuard[int]:
+    """Whether a later step of the turn has begun, so that all calls of this one have their outcomes."""
+    return step is not None and step < journal.last_step
+
+
+def cut_after(turn: int, step: int) -> NewRecord:
+    """The record that ends the last shared turn of a fork after one of its steps."""
+    return written(turn, step, names.CUT, CUT, StoredCut())
 
 
 def is_between_turns(record: NewRecord) -> bool:

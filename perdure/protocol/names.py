@@ -45,6 +45,7 @@ def turn_id(turn: int) -> str:
 
 
 # Keys of a step's records.
+CUT = "cut"
 REPLY = "reply"
 MARK = "mark"
 # Of compactions; in one step they sort in the order in which they are written.

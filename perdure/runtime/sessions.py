@@ -51,9 +51,10 @@ from perdure.store.values import Accepted, DeliveryRow, NewSession, SessionPage,
 from . import deliveries
 from .connect import ABSENT, in_time
 from .dead_letters import DeadLetters
+from .deletions import Deletions
 from .deliveries import CallerRequest, reference
+from .forks import ForkReceipt, Forks
 from .inputs import Answers, Inputs
-from .lifecycle import Deletions, ForkReceipt, Forks
 from .reconciler import Reconciler
 from .signals import DriverClient, Signals
 from .sweeper import Sweeper
@@ -300,8 +301,9 @@ class Sessions:
     ) -> ForkReceipt:
         """Start a session that shares the turns of this one up to the end of `turn`, and continues from there.
 
-        `ForkRefused` when that is no boundary, with the next earlier one. Nothing is copied but the slots. The fork
-        belongs to the owner of the session.
+        With `step`, only the steps of that turn up to this one are shared. `ForkRefused` when that is no boundary, with
+        the next earlier one. Only the slots are copied, and the steps of a turn that is shared in part. It belongs to
+        the owner of the session.
         """
         if principal is not None and idempotency_key is not None:
             # Before its parent, which may have been deleted since.

@@ -123,6 +123,9 @@ class Store(Protocol):
         """
         ...
 
+    async def count_executions(self, session_id: str, executions: int) -> None:
+        """Note how many executions one process has asked Temporal to delete; the receipt has the largest number."""
+
     async def finish_deletion(self, session_id: str, executions: int) -> Deletion | None:
         """Note that nothing is left, and how many executions Temporal has deleted."""
         ...
@@ -240,8 +243,11 @@ class Store(Protocol):
         """
         ...
 
-    async def outline(self, session_id: str, turn: int) -> Sequence[Record]:
-        """The records of one turn. Only those that may have ended it have their bodies; the others have `{}`."""
+    async def outline(self, session_id: str, turn: int, step: int | None = None) -> Sequence[Record]:
+        """The records of one turn. Only those that may have ended it, or this step of it, have their bodies.
+
+        The others have `{}`.
+        """
         ...
 
     async def record(self, session_id: str, turn: int, step: int, key: str) -> Record | None: ...

@@ -22,7 +22,7 @@ FORK = "perdure/fork/1"
 
 @dataclass(frozen=True)
 class NewFork:
-    """A session to create that shares the turns of another one up to `turn`, with that turn."""
+    """A session to create that shares the turns of another one up to `turn`, with that turn or its first steps."""
 
     session_id: str
     token_hash: str
@@ -31,6 +31,10 @@ class NewFork:
     # Carries the idempotency key of the request; no turn reads it.
     delivery: NewDelivery | None = None
     bounds: Bounds | None = None
+    # The step that the caller has named.
+    step: int | None = None
+    # The record that ends the last turn after that step. None: the step is the last one, so the whole turn is shared.
+    cut: NewRecord | None = None
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import pytest
 from temporalio.service import RPCError, RPCStatusCode
 
 from api.stream.broadcast import Pace
-from perdure.runtime import lifecycle
+from perdure.runtime import deletions
 from tests.api.asking import known_as
 from tests.api.served import Api, serving, turn_events
 
@@ -17,7 +17,7 @@ from tests.api.served import Api, serving, turn_events
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What Temporal lists is believed at the first look."""
-    monkeypatch.setattr(lifecycle, "SETTLED", 0.0)
+    monkeypatch.setattr(deletions, "SETTLED", 0.0)
 
 
 async def test_only_the_owner_deletes_a_session_and_sees_the_receipt(people: Api) -> None:

@@ -30,7 +30,7 @@ async def test_a_fork_answers_with_its_token_and_parent(api: Api) -> None:
     assert answer.status_code == 201
     body = answer.json()
     assert body.keys() == {"sessionId", "continuationToken", "parent"}
-    assert body["parent"] == {"sessionId": parent["sessionId"], "turn": 0}
+    assert body["parent"] == {"sessionId": parent["sessionId"], "turn": 0, "step": 0}
     assert answer.headers["x-eve-session-id"] == body["sessionId"]
     assert (await api.deliver(body)).status_code == 200
     started = api.temporal.started[-1]
@@ -68,9 +68,11 @@ async def test_a_boundary_is_named_by_numbers(api: Api, body: dict[str, Any]) ->
     ("body", "reason"),
     [
         ({"turn": 1}, "turn_not_ended"),
+        ({"turn": 1, "step": 0}, "turn_not_ended"),
         ({"turn": 9}, "turn_not_begun"),
         ({"turn": 2**53 - 1}, "turn_not_begun"),
-        ({"turn": 0, "step": 1}, "inside_turn"),
+        ({"turn": 0, "step": 1}, "step_not_begun"),
+        ({"turn": 0, "step": 2**53 - 1}, "step_not_begun"),
     ],
 )
 async def test_another_place_is_refused_with_the_reason(api: Api, body: dict[str, Any], reason: str) -> None:
@@ -83,7 +85,7 @@ async def test_another_place_is_refused_with_the_reason(api: Api, body: dict[str
     assert answer.status_code == 409
     refused = answer.json()
     assert (refused["code"], refused["reason"]) == ("fork_boundary_not_offered", reason)
-    assert refused.get("nearest") == (None if body["turn"] == 0 else {"turn": 0})
+    assert refused["nearest"] == ({"turn": 0, "step": 0} if body["turn"] == 0 else {"turn": 0})
 
 
 async def test_the_same_key_forks_once(api: Api) -> None:
@@ -130,7 +132,7 @@ async def test_a_fork_reads_no_bodies_of_its_turn_but_those_of_its_end(
     inside = await api.http.post(path, json={"turn": 0, "step": 7})
     fork = await api.http.post(path, json={"turn": 0, "step": 0})
 
-    assert (inside.status_code, inside.json()["reason"]) == (409, "inside_turn")
+    assert (inside.status_code, inside.json()["reason"]) == (409, "step_not_begun")
     assert fork.status_code == 201
 
 

@@ -9,7 +9,7 @@ from perdure import Agent, AgentRegistry, Limits
 from perdure.cli import operator
 from perdure.errors import AgentNotFound
 from perdure.protocol.deliveries import Bounds
-from perdure.runtime.lifecycle import export_session
+from perdure.runtime.forks import export_session
 from perdure.settings import Settings
 from perdure.store.open import open_store
 from perdure.store.values import SessionQuery

@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 from temporalio.client import Client
 
-from perdure.runtime import lifecycle
-from perdure.runtime.lifecycle import Deletions
+from perdure.runtime import deletions
+from perdure.runtime.deletions import Deletions
 from perdure.runtime.reconciler import Reconciler
 from perdure.runtime.signals import Signals, start_lost_driver
 from perdure.store.base import Store
@@ -33,17 +33,17 @@ class Lists:
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lifecycle, "SETTLED", 0.0)
+    monkeypatch.setattr(deletions, "SETTLED", 0.0)
 
 
-def deletions(store: Store, driver: FakeDriver, stop: float = 45.0, *, lists: Lists | None = None) -> Deletions:
+def deleting_with(store: Store, driver: FakeDriver, stop: float = 45.0, *, lists: Lists | None = None) -> Deletions:
     return Deletions(store, driver, cast("Client", lists or Lists()), stop=stop)
 
 
 async def test_a_turn_is_asked_to_stop_before_its_session_is_deleted(store: Store, driver: FakeDriver) -> None:
     await store.commit(given.running(1))
 
-    deletion = await deletions(store, driver).delete("s", None, patience=0.0)
+    deletion = await deleting_with(store, driver).delete("s", None, patience=0.0)
 
     assert deletion.finished_at is None
     assert driver.signalled() == ["fail OPERATOR"]
@@ -54,7 +54,7 @@ async def test_a_turn_is_asked_to_stop_before_its_session_is_deleted(store: Stor
 async def test_a_turn_that_no_worker_stops_is_ended_without_one(store: Store, driver: FakeDriver) -> None:
     await store.commit(given.running(1))
 
-    deletion = await deletions(store, driver, stop=0.0).delete("s", None, patience=5.0)
+    deletion = await deleting_with(store, driver, stop=0.0).delete("s", None, patience=5.0)
 
     assert deletion.finished_at is not None
     assert await store.session("s") is None
@@ -63,7 +63,7 @@ async def test_a_turn_that_no_worker_stops_is_ended_without_one(store: Store, dr
 async def test_the_sweeper_finishes_what_was_begun(store: Store, driver: FakeDriver) -> None:
     await store.begin_deletion("s")
     driver.away = True
-    resumed = deletions(store, driver)
+    resumed = deleting_with(store, driver)
 
     await resumed.sweep()
     assert await store.unfinished_deletions(10) == ["s"]
@@ -76,10 +76,10 @@ async def test_the_sweeper_finishes_what_was_begun(store: Store, driver: FakeDri
 async def test_an_execution_that_is_listed_late_is_deleted_before_the_receipt(
     store: Store, driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lifecycle, "SETTLED", 0.2)
+    monkeypatch.setattr(deletions, "SETTLED", 0.2)
     await store.begin_deletion("s")
     lists = Lists([[], ["s"], ["s"], []])
-    deleting = deletions(store, driver, lists=lists)
+    deleting = deleting_with(store, driver, lists=lists)
 
     while lists.looks:
         await deleting.sweep()
@@ -95,6 +95,18 @@ async def test_an_execution_that_is_listed_late_is_deleted_before_the_receipt(
     assert receipt.counts["executions"] == 1
 
 
+async def test_the_receipt_counts_what_another_process_has_deleted(store: Store, driver: FakeDriver) -> None:
+    await store.begin_deletion("s")
+    # It has died, or is slower than the one that sees an empty list.
+    await deleting_with(store, driver, lists=Lists([["s", "s/turn/0"]])).sweep()
+    await deleting_with(store, driver).sweep()
+
+    receipt = await store.deletion("s")
+    assert receipt is not None
+    assert receipt.finished_at is not None
+    assert receipt.counts["executions"] == 2
+
+
 async def test_one_that_fails_does_not_stop_the_others(
     store: Store, driver: FakeDriver, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -103,7 +115,7 @@ async def test_one_that_fails_does_not_stop_the_others(
         await store.begin_deletion(each)
     driver.failures["s"] = RuntimeError("broken")
 
-    await deletions(store, driver).sweep()
+    await deleting_with(store, driver).sweep()
 
     assert await store.unfinished_deletions(10) == ["s"]
     assert "session s could not be deleted" in caplog.text
@@ -113,7 +125,7 @@ async def test_a_session_with_many_rows_does_not_hold_its_caller(store: Store, d
     for number in range(3):
         events = [given.event(f"{number}/{each}") for each in range(500)]
         await store.commit(Commit("s", events=events))
-    deleting = deletions(store, driver)
+    deleting = deleting_with(store, driver)
 
     first = await deleting.delete("s", None, patience=0.0)
 

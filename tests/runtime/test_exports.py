@@ -15,7 +15,7 @@ from perdure.dev.supervisor import command
 from perdure.errors import Conflict, ForkRefused, Invalid, SessionNotFound
 from perdure.harness.tools.approvals import REMEMBERED_APPROVALS, remembered
 from perdure.protocol.deliveries import Principal
-from perdure.runtime.lifecycle import Forks, export_session, import_session
+from perdure.runtime.forks import Forks, export_session, import_session
 from perdure.runtime.signals import Signals
 from perdure.store import lifecycle as files
 from perdure.store.base import Store

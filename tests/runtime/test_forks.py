@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 from collections.abc import AsyncGenerator, Generator
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -27,11 +28,13 @@ async def talk(stack: Stack) -> AsyncGenerator[Talk]:
         yield talk
 
 
-async def fork(talk: Talk, turn: int, **headers: str) -> Talk:
-    answer = await talk.http.post(f"/v1/sessions/{talk.session_id}/fork", json={"turn": turn}, headers=headers)
+async def fork(talk: Talk, turn: int, step: int | None = None, *, key: str | None = None) -> Talk:
+    headers = {} if key is None else {"idempotency-key": key}
+    place = {"turn": turn} if step is None else {"turn": turn, "step": step}
+    answer = await talk.http.post(f"/v1/sessions/{talk.session_id}/fork", json=place, headers=headers)
     assert answer.status_code == 201, answer.text
     body = answer.json()
-    assert body["parent"] == {"sessionId": talk.session_id, "turn": turn}
+    assert body["parent"] == {"sessionId": talk.session_id, **place}
     forked = Talk(str(talk.http.base_url))
     forked.session_id, forked.token = body["sessionId"], body["continuationToken"]
     return forked
@@ -106,6 +109,82 @@ async def test_a_fork_at_an_earlier_turn_rewinds(stack: Stack, talk: Talk) -> No
     assert "say other" not in (await asked(stack))[-1]["texts"]
 
 
+async def test_a_fork_after_a_step_continues_with_the_results_of_that_step(stack: Stack, talk: Talk) -> None:
+    await talk.say("say before")
+    await talk.say('call add {"a": 1, "b": 2} then call add {"a": 3, "b": 4} then say seven')
+    async with await fork(talk, 1, 0) as forked:
+        assert await forked.say("say other") == "other"
+        of_fork = (await asked(stack))[-1]
+        await forked.say("say more")
+        async with await fork(forked, 1) as again, await fork(forked, 2) as later:
+            assert await again.say("say other") == "other"
+            of_again = (await asked(stack))[-1]
+            await later.say("say last")
+            of_later = (await asked(stack))[-1]
+        shown = (await forked.http.get(f"/v1/sessions/{forked.session_id}")).json()
+    await talk.say("say after")
+    of_parent = (await asked(stack))[-1]
+
+    def has(request: Json, *texts: str) -> list[bool]:
+        return [any(each in said for said in request["texts"]) for each in texts]
+
+    assert has(of_fork, "say before", "say other") == [True, True]
+    # The system's; question and reply; question, call and result, once or twice; the new question. The parent has the
+    # reply to the second result, too, and the later fork one more turn.
+    assert [each["messages"] for each in (of_fork, of_parent, of_later)] == [7, 10, 9]
+    assert of_again["digest"] == of_fork["digest"]
+    assert has(of_later, "say more", "say last") == [False, True]
+    assert shown["parent"] == {"sessionId": talk.session_id, "turn": 1, "step": 0}
+
+
+async def test_a_turn_that_waits_is_forked_after_its_earlier_steps(stack: Stack, talk: Talk) -> None:
+    await talk.say("say before")
+    await talk.send('call add {"a": 1, "b": 2} then call pay {"amount": 5} then say paid')
+    parked = await talk.until_boundary()
+
+    refused = await talk.http.post(f"/v1/sessions/{talk.session_id}/fork", json={"turn": 1})
+    assert (refused.json()["reason"], refused.json()["nearest"]) == ("turn_parked", {"turn": 1, "step": 0})
+    again = await talk.http.post(f"/v1/sessions/{talk.session_id}/fork", json={"turn": 1, "step": 1})
+    assert (again.json()["reason"], again.json()["nearest"]) == ("turn_parked", {"turn": 1, "step": 0})
+
+    async with await fork(talk, **refused.json()["nearest"]) as forked:
+        assert await forked.say("say on") == "on"
+        assert (await asked(stack))[-1]["messages"] == 7
+        waiting = (await forked.http.get(f"/v1/sessions/{forked.session_id}")).json()
+        assert waiting["status"] == "waiting"
+    assert text(await approve(talk, parked)) == "paid"
+
+
+async def test_a_fork_after_a_step_is_exported_and_imported(stack: Stack, talk: Talk, tmp_path: Path) -> None:
+    await talk.say('call add {"a": 1, "b": 2} then call add {"a": 3, "b": 4} then say seven')
+
+    def run(*arguments: str) -> str:
+        done = subprocess.run(
+            command("sessions", *arguments),
+            env=stack.environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    made = await asyncio.to_thread(run, "fork", talk.session_id, "--turn", "0", "--step", "0")
+    fork_id, fork_token = (line.split()[-1] for line in made.splitlines())
+    exported = tmp_path / "fork.jsonl"
+    exported.write_text(await asyncio.to_thread(run, "export", fork_id))
+    imported_id, imported_token = (await asyncio.to_thread(run, "import", str(exported), "--token")).split()
+    digests: list[str] = []
+    for session_id, token in ((fork_id, fork_token), (imported_id, imported_token)):
+        async with stack.talk() as forked:
+            forked.session_id, forked.token = session_id, token
+            assert await forked.say("say on") == "on"
+        digests.append((await asked(stack))[-1]["digest"])
+
+    assert digests[0] == digests[1]
+
+
 async def test_a_turn_that_waits_for_people_is_no_boundary(stack: Stack, talk: Talk) -> None:
     await talk.say("say before")
     await talk.send('call pay {"amount": 5} then say paid')
@@ -145,11 +224,11 @@ async def test_a_turn_that_waits_for_people_is_no_boundary(stack: Stack, talk: T
 
 async def test_a_repeated_request_gets_the_first_fork(talk: Talk) -> None:
     await talk.say("say one")
-    keyed = {"idempotency-key": f"fork of {talk.session_id}"}
-    async with await fork(talk, 0, **keyed) as first, await fork(talk, 0, **keyed) as second:
+    key = f"fork of {talk.session_id}"
+    async with await fork(talk, 0, key=key) as first, await fork(talk, 0, key=key) as second:
         assert (first.session_id, first.token) == (second.session_id, second.token)
         # The key of another request belongs to that request.
-        other = await talk.http.post("/eve/v1/session", json={"message": "say no"}, headers=keyed)
+        other = await talk.http.post("/eve/v1/session", json={"message": "say no"}, headers={"idempotency-key": key})
         assert other.status_code == 409
         assert await second.say("say two") == "two"
 

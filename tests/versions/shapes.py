@@ -11,6 +11,7 @@ from pydantic_ai.usage import RequestUsage
 from perdure import State
 from perdure.harness import journal
 from perdure.harness.journal import Format
+from perdure.harness.rebuild import StoredCut
 from perdure.harness.tools import approvals
 from perdure.protocol.deliveries import DeliveryBody, DeliveryRef
 from perdure.protocol.events import EVENT_MIGRATORS, EventType, read_data, stored_data
@@ -166,6 +167,7 @@ BODIES: dict[Format, type[Wire]] = {
     journal.MARK: journal.StoredMark,
     journal.USAGE: journal.StoredUsage,
     journal.COMPACTION: journal.StoredCompaction,
+    journal.CUT: StoredCut,
 }
 
 _RESPONSE = ModelResponse(

@@ -12,6 +12,7 @@ from pydantic_ai.usage import RequestUsage
 
 from perdure import Compaction, tool
 from perdure.errors import ModelFailed
+from perdure.harness.rebuild import cut_after
 from perdure.models.base import Delta, Prompt, ReasoningDelta, Reply, TextDelta, ToolInputDelta, finish_reason, usage_of
 from perdure.protocol.deliveries import CLEAR, LOCAL, Capabilities
 from perdure.protocol.inputs import APPROVE, InputAnswer
@@ -121,6 +122,7 @@ async def _conversation() -> Events:
         await it.harness.refuse_delivery(refusal)
         await it.harness.rebuild_session(RebuildSession(session_id=SESSION, reason="WORKFLOW_LOST"), Attempt(9, 9))
         await it.store.fork(NewFork("fork", "token of the fork", SESSION, 0))
+        await it.store.fork(NewFork("half", "token of the half", SESSION, 0, step=0, cut=cut_after(0, 0)))
         header = ExportHeader(
             export_id="exp_1",
             exported_at=_AT,
@@ -133,7 +135,7 @@ async def _conversation() -> Events:
         export = Export(Path(os.devnull), header, (), "")
         await it.store.import_session(NewImport("import", "token of the import", export, LOCAL))
         await it.harness.close_session(CloseSession(session_id=SESSION, failure=OPERATOR_FAILED))
-        return await _data(it, "fork", "import")
+        return await _data(it, "fork", "half", "import")
 
 
 async def _task() -> Events:

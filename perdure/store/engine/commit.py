@@ -22,6 +22,7 @@ from perdure.store.values import (
 from . import rows
 from .database import Transaction, Value, Written
 from .deliveries import expects_turn, has_unread, refuse_unread
+from .forks import write_slot
 from .rows import LockedSession, encode, lock
 
 
@@ -201,6 +202,9 @@ async def _consume(tx: Transaction, commit: Commit) -> None:
 async def _write_slots(tx: Transaction, commit: Commit, row: SessionRow) -> None:
     if not commit.slots:
         return
+    # Only turns write slots, so this is the turn that runs. What it does for an earlier turn comes before its steps.
+    turn = max(0, row.turns - 1, (commit.change.turns or 0) - 1 if commit.change else 0)
+    step = max((record.step for record in commit.records if record.turn == turn), default=0)
     names = [write.name for write in commit.slots]
     found = await tx.rows("slots", session_id=commit.session_id, names=names)
     versions: dict[str, int] = {row["name"]: row["version"] for row in found}
@@ -211,10 +215,7 @@ async def _write_slots(tx: Transaction, commit: Commit, row: SessionRow) -> None
             raise SlotConflict(write.name)
         versions[write.name] = version + 1
         written: dict[str, Value] = {"name": write.name, "value": encode(write.value), "version": version + 1}
-        await tx.run("write_slot", session_id=commit.session_id, **written)
-        # For forks: only turns write slots, so this is the turn that runs.
-        turn = max(0, row.turns - 1, (commit.change.turns or 0) - 1 if commit.change else 0)
-        await tx.run("write_slot_version", session_id=commit.session_id, turn=turn, **written)
+        await write_slot(tx, commit.session_id, turn, step, written)
 
 
 async def _write_route(tx: Transaction, commit: Commit, session: LockedSession) -> None:

@@ -43,11 +43,10 @@ from perdure.store.values import (
 )
 from perdure.store.watchers import Feed, Watchers
 
-from . import deliveries, lifecycle, rows, schema
+from . import deliveries, forks, lifecycle, rows, schema
 from .commit import apply, record_at
 from .database import Database, Row, T, Transaction, Value, Work, Written
 from .rows import before, utc_now
-from .votes import answer
 
 #: Greater than the number of any turn.
 _LAST_TURN = 2**53
@@ -83,7 +82,7 @@ class SqlStore:
         return await self._write_once(lambda tx: deliveries.create_session(tx, session, delivery, self._now()))
 
     async def fork(self, fork: NewFork) -> Forked:
-        return await self._write_once(lambda tx: lifecycle.fork(tx, fork, self._now()))
+        return await self._write_once(lambda tx: forks.fork(tx, fork, self._now()))
 
     async def begin_deletion(self, session_id: str) -> Deletion | None:
         return await self._write_once(lambda tx: lifecycle.begin_deletion(tx, session_id, self._now()))
@@ -96,6 +95,9 @@ class SqlStore:
 
     async def purge(self, session_id: str, limit: int) -> bool:
         return await self._database.write(lambda tx: lifecycle.purge(tx, session_id, limit, self._now()))
+
+    async def count_executions(self, session_id: str, executions: int) -> None:
+        await self._write_once(lambda tx: lifecycle.count_executions(tx, session_id, executions))
 
     async def finish_deletion(self, session_id: str, executions: int) -> Deletion | None:
         return await self._write_once(lambda tx: lifecycle.finish_deletion(tx, session_id, executions, self._now()))
@@ -125,7 +127,7 @@ class SqlStore:
 
     async def restore(self, restoration: Restoration) -> SessionRow:
         return await self._write_and_notify(
-            restoration.session_id, lambda tx: lifecycle.restore(tx, restoration, self._now())
+            restoration.session_id, lambda tx: forks.restore(tx, restoration, self._now())
         )
 
     async def session(self, session_id: str) -> SessionRow | None:
@@ -224,7 +226,7 @@ class SqlStore:
 
     async def answer(self, answering: Answering, to_event: Callable[[InputRow], NewEvent]) -> Answered:
         return await self._write_and_notify(
-            answering.session_id, lambda tx: answer(tx, answering, to_event, self._now())
+            answering.session_id, lambda tx: deliveries.answer(tx, answering, to_event, self._now())
         )
 
     async def input(self, request_id: str) -> InputRow | None:
@@ -263,8 +265,9 @@ class SqlStore:
         found = await self._rows("records", session_id=session_id, from_turn=from_turn, to_turn=last)
         return [rows.record(row) for row in found]
 
-    async def outline(self, session_id: str, turn: int) -> Sequence[Record]:
-        return [rows.record(row) for row in await self._rows("outline", session_id=session_id, turn=turn)]
+    async def outline(self, session_id: str, turn: int, step: int | None = None) -> Sequence[Record]:
+        found = await self._rows("outline", session_id=session_id, turn=turn, step=-1 if step is None else step)
+        return [rows.record(row) for row in found]
 
     async def record(self, session_id: str, turn: int, step: int, key: str) -> Record | None:
         return await self._database.read(lambda tx: record_at(tx, session_id, turn, step, key))

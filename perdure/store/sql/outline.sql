@@ -1,27 +1,27 @@
--- The records of one turn, as records.sql finds them. The bodies of those that do not say how the turn has ended stay
--- where they are: they may be large.
-WITH RECURSIVE line (session_id, until_turn) AS (
-    SELECT session_id, CAST(:turn AS bigint) + 1
-    FROM sessions
-    WHERE session_id = :session_id
+-- The records of one turn, as records.sql finds them. The bodies of those that do not say how the turn, or this step of
+-- it, has ended stay where they are: they may be large.
+WITH RECURSIVE line (session_id, forked_from, forked_turns) AS (
+    SELECT session_id, forked_from, forked_turns FROM sessions WHERE session_id = :session_id
     UNION ALL
-    SELECT sessions.forked_from,
-        CASE WHEN sessions.forked_turns < line.until_turn THEN sessions.forked_turns ELSE line.until_turn END
+    SELECT sessions.session_id, sessions.forked_from, sessions.forked_turns
     FROM line
-    JOIN sessions ON sessions.session_id = line.session_id
-    WHERE sessions.forked_from IS NOT NULL
+    JOIN sessions ON sessions.session_id = line.forked_from
+    WHERE line.forked_turns > :turn
 ), found AS (
     SELECT records.session_id, records.turn, records.step, records.slot
     FROM line
-    JOIN records ON records.session_id = line.session_id AND records.turn < line.until_turn
-    WHERE records.turn = :turn AND records.format <> 'perdure/fork/1'
+    JOIN records ON records.session_id = line.session_id
+    WHERE line.forked_turns <= :turn AND records.turn = :turn AND records.format <> 'perdure/fork/1'
 )
 SELECT records.turn, records.step, records.slot, records.format, records.attempt, records.at,
     CASE
         WHEN substr(records.format, 1, 16) = 'perdure/failure/'
             OR substr(records.format, 1, 13) = 'perdure/park/'
             OR substr(records.format, 1, 19) = 'perdure/resumption/'
-            OR (records.slot = 'reply' AND records.step = (SELECT MAX(found.step) FROM found))
+            OR (
+                records.slot = 'reply'
+                AND (records.step = :step OR records.step = (SELECT MAX(found.step) FROM found))
+            )
             THEN records.body
         ELSE '{}'
     END AS body

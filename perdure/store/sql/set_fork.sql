@@ -1,4 +1,5 @@
 UPDATE sessions
 SET forked_from = CAST(:forked_from AS text),
-    forked_turns = :forked_turns
+    forked_turns = :forked_turns,
+    forked_at = NULL
 WHERE session_id = :session_id

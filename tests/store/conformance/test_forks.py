@@ -7,8 +7,8 @@ import pytest
 
 from perdure.errors import ForkRefused, IdempotencyConflict, SessionNotFound
 from perdure.store.base import Store, read_all
-from perdure.store.lifecycle import Forked, NewFork
-from perdure.store.values import Commit, SlotWrite
+from perdure.store.lifecycle import Forked, NewFork, Restoration
+from perdure.store.values import Commit, NewRecord, SlotWrite
 from tests.store.conformance.conftest import OF_NO_SESSION, Database
 from tests.support import given
 
@@ -207,3 +207,162 @@ async def test_code_without_forks_cannot_take_a_fork_for_a_session_without_a_pas
     found = database.run("SELECT turn, step, slot, format FROM records WHERE session_id = 'f'")
 
     assert [tuple(row) for row in found] == [(0, 0, "delivery/0", "perdure/fork/1")]
+
+
+# --- between the steps of a turn ------------------------------------------------------------------------------
+
+
+async def play_steps(store: Store, turn: int, carts: list[int | None], session_id: str = "s") -> None:
+    """One turn with a record for each step; each writes the slot `cart`, or nothing."""
+    await store.commit(given.running(turn, session_id))
+    for step, cart in enumerate(carts):
+        writes = [] if cart is None else [SlotWrite("cart", {"n": cart})]
+        record = given.record(turn=turn, step=step, of=session_id, step_of=step)
+        await store.commit(Commit(session_id, records=[record], slots=writes))
+    await store.commit(given.ending(turn, session_id))
+
+
+async def fork_after(store: Store, turn: int, step: int, *, parent: str = "s", to: str = "f") -> None:
+    cut = NewRecord(turn, step, "cut", "test/1", {"of": to})
+    await store.fork(NewFork(to, f"token of {to}", parent, turn, step=step, cut=cut))
+
+
+async def places(store: Store, session_id: str) -> list[tuple[int, int, str, object]]:
+    return [(each.turn, each.step, each.key, each.body["of"]) for each in await store.records(session_id)]
+
+
+async def cart(store: Store, session_id: str) -> object:
+    found = (await store.slots(session_id, ["cart"])).get("cart")
+    return found and found.value and found.value["n"]
+
+
+async def test_a_fork_after_a_step_has_the_turn_up_to_it(store: Store) -> None:
+    await play_steps(store, 0, [None])
+    await play_steps(store, 1, [None, None, None])
+
+    await fork_after(store, 1, 1)
+    await play(store, 2)
+    await play(store, 2, "f")
+
+    assert await places(store, "f") == [
+        (0, 0, "reply", "s"),
+        (1, 0, "reply", "s"),
+        (1, 1, "cut", "f"),
+        (1, 1, "reply", "s"),
+        (2, 0, "reply", "f"),
+    ]
+    row = await store.session("f")
+    assert row is not None
+    assert (row.turns, row.forked_from, row.forked_turns, row.forked_at) == (3, "s", 1, {"turn": 1, "step": 1})
+    (event, *_) = [event async for event in read_all(store, "f")]
+    assert event.data == {"parent": {"sessionId": "s", "turn": 1, "step": 1}}
+
+
+async def test_a_fork_after_a_step_of_the_first_turn_shares_nothing_by_reference(store: Store) -> None:
+    await play_steps(store, 0, [None, None])
+
+    await fork_after(store, 0, 0)
+
+    assert await places(store, "f") == [(0, 0, "cut", "f"), (0, 0, "reply", "s")]
+
+
+async def test_forks_of_a_fork_after_a_step_see_its_cut_turn(store: Store) -> None:
+    await play_steps(store, 0, [1])
+    await play_steps(store, 1, [2, 3, 4])
+    await fork_after(store, 1, 1)
+    await play_steps(store, 2, [9, 10], "f")
+
+    await fork(store, 1, parent="f", to="whole")
+    await fork_after(store, 1, 0, parent="f", to="half")
+    await fork_after(store, 0, 0, parent="f", to="first")
+    await fork_after(store, 2, 0, parent="f", to="later")
+
+    cut = [(0, 0, "reply", "s"), (1, 0, "reply", "s"), (1, 1, "cut", "f"), (1, 1, "reply", "s")]
+    assert await places(store, "whole") == cut
+    assert await places(store, "half") == [*cut[:1], (1, 0, "cut", "half"), (1, 0, "reply", "s")]
+    assert await places(store, "first") == [(0, 0, "cut", "first"), (0, 0, "reply", "s")]
+    assert await places(store, "later") == [*cut, (2, 0, "cut", "later"), (2, 0, "reply", "f")]
+    assert [await cart(store, each) for each in ("whole", "half", "first", "later")] == [3, 2, 1, 9]
+
+
+@pytest.mark.parametrize(("step", "then"), [(0, 1), (1, 5), (2, 5), (3, 7)])
+async def test_a_fork_after_a_step_has_the_slots_of_that_step(store: Store, step: int, then: int) -> None:
+    await play_steps(store, 0, [1])
+    await play_steps(store, 1, [None, 5, None, 7, None])
+    await play_steps(store, 2, [8])
+
+    await fork_after(store, 1, step)
+
+    assert await cart(store, "f") == then
+    # What it writes is its own, and what comes later in the turn of its parent is not.
+    await play_steps(store, 2, [20], "f")
+    await fork(store, 1, parent="f", to="again")
+    assert (await cart(store, "again"), await cart(store, "s")) == (then, 8)
+
+
+async def test_several_writes_of_a_step_count_as_one(store: Store) -> None:
+    await play_steps(store, 0, [1, 2])
+    await store.commit(given.running(1))
+    for number in (3, 4):
+        # Calls of one reply.
+        record = given.record(f"call/{number}", turn=1, step=0, of="s")
+        await store.commit(Commit("s", records=[record], slots=[SlotWrite("cart", {"n": number})]))
+    await store.commit(Commit("s", records=[given.record(turn=1, step=1, of="s")], slots=[SlotWrite("cart", {"n": 5})]))
+    await store.commit(given.ending(1))
+
+    await fork_after(store, 1, 0)
+
+    assert await cart(store, "f") == 4
+
+
+async def test_state_of_a_step_that_older_code_wrote_is_not_guessed(store: Store, database: Database) -> None:
+    await play_steps(store, 0, [1])
+    await play_steps(store, 1, [2, 3, 4])
+    # Older code records what a turn has left, and not its steps.
+    database.run("DELETE FROM slot_steps WHERE session_id = 's' AND turn = 1 AND step = 1")
+
+    for step in (0, 1):
+        with pytest.raises(ForkRefused) as refused:
+            await fork_after(store, 1, step)
+        assert refused.value.details["reason"] == "state_not_recorded"
+    assert await store.session("f") is None
+    assert await store.records("f") == []
+    await fork(store, 1)
+    assert await cart(store, "f") == 4
+
+
+async def test_a_fork_after_a_step_outlives_its_parents(store: Store) -> None:
+    await play_steps(store, 0, [1])
+    await play_steps(store, 1, [2, 3, 4])
+    await play_steps(store, 2, [5])
+    await fork_after(store, 1, 1, to="f")
+    await fork(store, 2, to="g")
+    await fork(store, 1, parent="f", to="ff")
+    before = {each: (await places(store, each), await cart(store, each)) for each in ("f", "g", "ff")}
+
+    for gone in ("s", "f"):
+        await store.commit(given.closing(gone))
+        await store.begin_deletion(gone)
+        while not await store.purge(gone, 2):
+            pass
+        assert await store.session(gone) is None
+
+    for each in ("g", "ff"):
+        assert (await places(store, each), await cart(store, each)) == before[each]
+    # And they are forked where they could be.
+    await fork_after(store, 1, 0, parent="ff", to="fff")
+    await fork_after(store, 1, 1, parent="g", to="gg")
+    assert (await cart(store, "fff"), await cart(store, "gg")) == (2, 3)
+    assert [each[2] for each in await places(store, "gg")] == ["reply", "reply", "cut", "reply"]
+
+
+async def test_a_restore_is_before_the_steps_of_the_next_turn(store: Store) -> None:
+    await play_steps(store, 0, [1])
+    await play_steps(store, 1, [2])
+    await store.restore(Restoration("s", "OPERATOR", kept=0))
+    await play_steps(store, 2, [None, 7, None])
+
+    await fork_after(store, 2, 0)
+    await fork_after(store, 2, 1, to="g")
+
+    assert (await cart(store, "f"), await cart(store, "g")) == (1, 7)
