@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 import httpx2
 import psycopg
 
-from tests.support.chaos.evidence import Cancel, Json, Post, Try
+from tests.support.chaos.evidence import Cancel, Deletion, Fork, Json, Post, Try
 from tests.support.chaos.scripts import Script, call, calls, drip, question, say
 from tests.support.chaos.world import World, unique
 
@@ -50,6 +50,8 @@ class Observed:
 
     posts: list[Post] = field(default_factory=list[Post])
     cancels: list[Cancel] = field(default_factory=list[Cancel])
+    forks: list[Fork] = field(default_factory=list[Fork])
+    deletions: list[Deletion] = field(default_factory=list[Deletion])
     #: What readers were given while it happened, by reader: each began at index 0 and came again when it was cut off.
     followed: list[tuple[str, list[Json]]] = field(default_factory=list[tuple[str, list[Json]]])
 
@@ -107,14 +109,16 @@ class Callers:
         for client in self._clients.values():
             await client.aclose()
 
-    async def ask(self, path: str, body: Json | None, key: str | None, patience: float) -> tuple[Try, httpx2.Response]:
+    async def ask(
+        self, path: str, body: Json | None, key: str | None, patience: float, method: str = "POST"
+    ) -> tuple[Try, httpx2.Response]:
         """One request to any API that lives; what became of it."""
         began = time.time()
         headers = {"idempotency-key": key} if key else {}
         response = httpx2.Response(0)
         try:
             async with asyncio.timeout(patience):
-                response = await self.any_api().post(path, json=body, headers=headers)
+                response = await self.any_api().request(method, path, json=body, headers=headers)
         except TimeoutError:
             return Try(began, time.time(), None, "timeout"), response
         except httpx2.ConnectError:
@@ -157,6 +161,9 @@ class Callers:
         """Read on; whether the session has ended."""
         path = f"{_SESSION}/{session_id}/stream"
         async with self.any_api().stream("GET", path, params={"startIndex": len(read)}) as response:
+            if response.status_code == 404:
+                # It was deleted.
+                return True
             if response.status_code != 200:
                 return False
             async for line in response.aiter_lines():
@@ -189,6 +196,9 @@ class SoakCaller:
             self._deliver_and_stop: 2,
             self._stop: 1.5,
             self._answer: 5,
+            self._control: 1,
+            self._fork: 1.5,
+            self._delete: 0.5,
         }
         if not self._sessions:
             return self._begin
@@ -233,6 +243,43 @@ class SoakCaller:
                 body = {"continuationToken": session.token, "inputResponses": responses}
                 await self._persist(self._post("answer", session.session_id), f"{_SESSION}/{session.session_id}", body)
 
+    async def _control(self) -> None:
+        """Have the model's history summarised, or dropped."""
+        session = self._chance.choice(self._sessions)
+        kind: Literal["compact", "clear"] = self._chance.choice(["compact", "clear"])
+        await self._persist(self._post(kind, session.session_id), f"{_SESSION}/{session.session_id}/{kind}", {})
+
+    async def _fork(self) -> None:
+        """Go on from one of the last turns of a session, or from the middle of it."""
+        parent = self._chance.choice(self._sessions)
+        shown: Json = {}
+        with contextlib.suppress(TimeoutError, httpx2.HTTPError):
+            async with asyncio.timeout(3):
+                shown = _json(await self._callers.any_api().get(f"/v1/sessions/{parent.session_id}"))
+        last = shown.get("counts", {}).get("turns", 0) - 1
+        place: Json | None = {"turn": max(0, last - self._chance.randrange(3))}
+        if self._chance.random() < 0.5:
+            place = {**place, "step": self._chance.randrange(2)}
+        while place is not None:
+            place = await self._fork_at(parent, place)
+
+    async def _fork_at(self, parent: Known, place: Json) -> Json | None:
+        """Fork the session there; the place that is offered instead, if one is."""
+        fork = Fork(parent.session_id, place, unique("key"))
+        self._callers.observed.forks.append(fork)
+        response = await self._repeat(fork.tries, f"/v1/sessions/{parent.session_id}/fork", place, fork.key)
+        if response.is_success:
+            body = response.json()
+            self._meet(Known(body["sessionId"], body["continuationToken"], parent.mode))
+        return _json(response).get("nearest") if response.status_code == 409 else None
+
+    async def _delete(self) -> None:
+        """Delete a session, whatever it does."""
+        session = self._sessions.pop(self._chance.randrange(len(self._sessions)))
+        deletion = Deletion(session.session_id)
+        self._callers.observed.deletions.append(deletion)
+        await self._repeat(deletion.tries, f"/v1/sessions/{session.session_id}", None, None, "DELETE")
+
     # --- requests -------------------------------------------------------------------------------------------
 
     async def _deliver(self, session: Known) -> None:
@@ -242,7 +289,10 @@ class SoakCaller:
         await self._persist(post, f"{_SESSION}/{session.session_id}", body)
 
     def _post(
-        self, kind: Literal["create", "message", "answer"], session_id: str, script: Script | None = None
+        self,
+        kind: Literal["create", "message", "answer", "compact", "clear"],
+        session_id: str,
+        script: Script | None = None,
     ) -> Post:
         message, answer = (script.message, script.answer) if script else ("", "")
         post = Post(kind, unique("key"), session_id, message, answer)
@@ -250,15 +300,22 @@ class SoakCaller:
         return post
 
     async def _persist(self, post: Post, path: str, body: Json, mode: Mode = "conversation") -> None:
-        """Send it until it is answered, or until this caller has had enough of it."""
+        response = await self._repeat(post.tries, path, body, post.key)
+        if response.is_success and post.kind == "create":
+            receipt = response.json()
+            self._meet(Known(receipt["sessionId"], receipt["continuationToken"], mode))
+
+    async def _repeat(
+        self, tries: list[Try], path: str, body: Json | None, key: str | None, method: str = "POST"
+    ) -> httpx2.Response:
+        """Send it until it is answered, or until this caller has had enough of it; the last response."""
         give_up = time.monotonic() + _PERSISTENCE
-        while time.monotonic() < give_up:
-            tried, response = await self._callers.ask(path, body, post.key, self._chance.uniform(*_PATIENCE))
-            post.tries.append(tried)
-            if tried.accepted and post.kind == "create":
-                self._meet(Known(tried.session_id, response.json()["continuationToken"], mode))
-            if tried.status not in (None, 503) or (tried.status == 503 and self._chance.random() < _RESIGNS):
-                return
+        while True:
+            tried, response = await self._callers.ask(path, body, key, self._chance.uniform(*_PATIENCE), method)
+            tries.append(tried)
+            resigned = tried.status == 503 and self._chance.random() < _RESIGNS
+            if tried.status not in (None, 503) or resigned or time.monotonic() > give_up:
+                return response
             if tried.problem != "timeout":
                 await asyncio.sleep(self._chance.uniform(0.1, 0.7))
 

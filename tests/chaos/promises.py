@@ -5,13 +5,15 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from tests.support.chaos.consent import seconds
 from tests.support.chaos.evidence import Cancel, Evidence, Json, Post, Try
-from tests.support.chaos.invariants import Check, problems, streamed
+from tests.support.chaos.invariants import Check, consumed_by_controls, problems, streamed
 
 # The API, the store and the callers are processes of their own, on one clock.
 _CLOCKS = 0.05
 
 #: How long a call that has begun takes to act, beside busy neighbours.
 _TIME_TO_ACT = 5.0
+#: How long a turn may take to stop before its session is deleted without it.
+_TIME_TO_STOP = 45.0
 
 _TERMINAL = ("session.completed", "session.failed")
 _ENDED = ("completed", "failed")
@@ -29,7 +31,9 @@ _REFUSALS = {
 
 def broken_promises(evidence: Evidence) -> dict[str, list[str]]:
     """Everything that is wrong, by the names of the checks: theirs and the ones of every test."""
-    found = {each.__name__: list(each(evidence)) for each in PROMISES}
+    found = {each.__name__: list(each(evidence)) for each in ABOUT_WHOLE_SESSIONS}
+    evidence = evidence.of_those_that_stay()
+    found |= {each.__name__: list(each(evidence)) for each in PROMISES}
     return {**problems(evidence), **{name: wrong for name, wrong in found.items() if wrong}}
 
 
@@ -39,13 +43,22 @@ def broken_promises(evidence: Evidence) -> dict[str, list[str]]:
 def what_was_accepted_is_answered_once(evidence: Evidence) -> Iterator[str]:
     """A 2xx names a delivery of a session that exists, consumed by one turn or refused by one event, never both."""
     rows = {(session_id, row["delivery_id"]) for session_id, each in evidence.deliveries.items() for row in each}
+    keyed = {(session_id, row["idempotency_key"]) for session_id, each in evidence.deliveries.items() for row in each}
     sessions = {session["session_id"]: session for session in evidence.sessions}
     consumed, refused = _consumed(evidence), _refused(evidence)
     for post, tried in _accepted(evidence):
         place = (tried.session_id, tried.delivery_id or "")
         name = f"{post.kind} {post.key} ({tried.session_id} {tried.delivery_id})"
-        if tried.session_id not in sessions:
+        if post.kind in ("compact", "clear") and not tried.session_id:
+            # The contract's answer when there is no session any more.
+            if post.session_id in sessions and sessions[post.session_id]["status"] not in _ENDED:
+                yield f"{post.kind} {post.key}: answered that {post.session_id} is not active, and it has not ended"
+        elif tried.session_id not in sessions:
             yield f"{name}: accepted, and there is no such session"
+        elif tried.delivery_id is None and post.kind in ("compact", "clear"):
+            # The contract's receipt names none; each row is checked below its key.
+            if (tried.session_id, post.key) not in keyed:
+                yield f"{name}: accepted, and there is no such delivery"
         elif tried.delivery_id is None:
             # An answer to what was answered already, in the same way: the model does not need it.
             continue
@@ -64,7 +77,7 @@ def one_key_has_one_receipt(evidence: Evidence) -> Iterator[str]:
         receipts = {(tried.session_id, tried.delivery_id) for tried in post.tries if tried.accepted}
         if len(receipts) > 1:
             yield f"{post.kind} {post.key}: receipts {sorted(receipts, key=str)}"
-        if post.kind != "answer":
+        if post.kind in ("create", "message"):
             for _, delivery_id in receipts:
                 owners[delivery_id or "none"].add(post.key)
     for delivery_id, keys in owners.items():
@@ -274,6 +287,56 @@ def live_readers_got_the_log(evidence: Evidence) -> Iterator[str]:
             yield f"{session_id}: a live reader differs from the log at {first}: {given[first]} ({len(kept)} kept)"
 
 
+# --- whole sessions -----------------------------------------------------------------------------------------
+
+
+def forks_are_what_was_asked_for(evidence: Evidence) -> Iterator[str]:
+    """One session for each key, which begins where it was asked to; or a refusal that names a reason."""
+    gone = {each.session_id for each in evidence.deletions}
+    for fork in evidence.forks:
+        name = f"the fork {fork.key} of {fork.parent} at {fork.place}"
+        made = {tried.session_id for tried in fork.tries if tried.accepted}
+        if len(made) > 1:
+            yield f"{name} is {sorted(made)}"
+        for session_id in made - gone:
+            events = evidence.events.get(session_id, ())
+            began = events[0]["data"] if events and events[0]["type"] == "session.forked" else None
+            if began != {"parent": {"sessionId": fork.parent, **fork.place}}:
+                yield f"{name} is {session_id}, which begins with {began}"
+        for tried in fork.tries:
+            known = (tried.status, tried.code) in {*_REFUSALS, (409, "fork_boundary_not_offered")}
+            if tried.status is not None and not tried.accepted and not known:
+                yield f"{name}: answered {tried.status} {tried.code}"
+
+
+def deleted_sessions_leave_nothing(evidence: Evidence) -> Iterator[str]:
+    """What was accepted for deletion has no row, and a receipt; its tools do nothing after that."""
+    for deletion in evidence.deletions:
+        session_id = deletion.session_id
+        for tried in deletion.tries:
+            if tried.status not in (None, 200, 202, 503):
+                yield f"the deletion of {session_id}: answered {tried.status} {tried.code}"
+        if not deletion.accepted:
+            continue
+        tombstone = evidence.tombstones.get(session_id)
+        if tombstone is None:
+            yield f"{session_id} was deleted, and has no receipt"
+            continue
+        kinds = {
+            "its row": [session["session_id"] for session in evidence.sessions],
+            "fences": [fence["session_id"] for fence in evidence.fences],
+            "state": evidence.with_state,
+            **{"events": evidence.events, "records": evidence.records},
+            **{"deliveries": evidence.deliveries, "inputs": evidence.inputs},
+        }
+        yield from (f"{session_id} was deleted, and has {kind}" for kind, left in kinds.items() if session_id in left)
+        # A turn that runs has the time to stop; by then everything is gone, and no intent can be written.
+        end = seconds(tombstone["requested_at"]) + _TIME_TO_STOP + _TIME_TO_ACT
+        for effect in (each for each in evidence.effects if each["body"]["session"] == session_id):
+            if effect["at"] > end and not evidence.may_be_late(effect["at"]):
+                yield f"{session_id} was deleted, and acted {effect['at'] - end:.3f} s too late"
+
+
 # --- what is reported of it all -----------------------------------------------------------------------------
 
 
@@ -302,8 +365,13 @@ def answers(evidence: Evidence) -> Mapping[str, int]:
     tries = [tried for post in evidence.posts for tried in post.tries]
     responses = Counter(str(tried.status or tried.problem) for tried in tries)
     responses += Counter("delayed" for tried in tries if tried.delayed)
-    return responses + Counter(
-        f"cancel {cancel.status or cancel.tried.status or 'lost'}" for cancel in evidence.cancels
+    of_forks = (f"fork {each.status or each.problem}" for fork in evidence.forks for each in fork.tries)
+    of_deletions = (f"deletion {each.status or each.problem}" for gone in evidence.deletions for each in gone.tries)
+    return (
+        responses
+        + Counter(f"cancel {cancel.status or cancel.tried.status or 'lost'}" for cancel in evidence.cancels)
+        + Counter(of_forks)
+        + Counter(of_deletions)
     )
 
 
@@ -317,13 +385,17 @@ def _accepted(evidence: Evidence) -> Iterator[tuple[Post, Try]]:
 
 
 def _consumed(evidence: Evidence) -> Counter[tuple[str, str]]:
-    return Counter(
+    consumed = Counter(
         (session_id, delivery_id)
         for session_id, events in evidence.events.items()
         for event in events
         if event["type"] == "turn.started"
         for delivery_id in event["delivery_ids"] or ()
     )
+    for session_id in evidence.events:
+        for delivery_id, times in consumed_by_controls(evidence, session_id).items():
+            consumed[session_id, delivery_id] += times
+    return consumed
 
 
 def _refused(evidence: Evidence) -> Counter[tuple[str, str]]:
@@ -334,6 +406,9 @@ def _refused(evidence: Evidence) -> Counter[tuple[str, str]]:
         if event["type"] == "delivery.refused"
     )
 
+
+#: Checks that are also about sessions that somebody wanted deleted.
+ABOUT_WHOLE_SESSIONS: tuple[Check, ...] = (forks_are_what_was_asked_for, deleted_sessions_leave_nothing)
 
 PROMISES: tuple[Check, ...] = (
     what_was_accepted_is_answered_once,

@@ -3,9 +3,9 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from tests.support.chaos.evidence import Asked, Cancel, Evidence, Json, Post, Try
+from tests.support.chaos.evidence import Asked, Cancel, Deletion, Evidence, Fork, Json, Post, Try
 
-TALK, TASK = "ses_talk", "ses_task"
+TALK, TASK, FORK, GONE = "ses_talk", "ses_task", "ses_fork", "ses_gone"
 
 _BEGAN = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
 
@@ -95,12 +95,17 @@ def evidence() -> Evidence:
     """Each call makes it anew, so that it can be spoiled.
 
     The conversation calls a tool; is asked about a payment, which is approved; and is stopped in the middle of a text.
-    The task answers once; a message that came too late is refused.
+    The task answers once; a message that came too late is refused. The conversation was forked after its first turn;
+    the history of the fork was dropped. Another session was deleted.
     """
-    talk, task = _talk(), _task()
+    talk, task, fork = _talk(), _task(), _fork()
     return Evidence(
-        sessions=[_session(TALK, "waiting", talk, 4), _session(TASK, "completed", task, 1)],
-        events={TALK: talk.rows, TASK: task.rows},
+        sessions=[
+            _session(TALK, "waiting", talk, 4),
+            _session(TASK, "completed", task, 1),
+            _session(FORK, "waiting", fork, 0),
+        ],
+        events={TALK: talk.rows, TASK: task.rows, FORK: fork.rows},
         records={
             TALK: [
                 _consumed(0, "d0", "call charge then say zero", 1),
@@ -130,6 +135,10 @@ def evidence() -> Evidence:
                 _delivery(TALK, "d3", "k3", 3, 20.5),
             ],
             TASK: [_delivery(TASK, "e0", "k4", 0, 0.5), _delivery(TASK, "e1", "k5", None, 1.5)],
+            FORK: [
+                {**_delivery(FORK, "f0", "k8", 0, 7), "kind": "fork"},
+                {**_delivery(FORK, "f1", "k9", 1, 8), "kind": "clear"},
+            ],
         },
         inputs={
             TALK: [
@@ -147,7 +156,7 @@ def evidence() -> Evidence:
             Asked("call charge then say zero", 1, "done", at(4.5)),
             Asked("call pay then say one", 0, "", at(11.5)),
         ],
-        streams={TALK: talk.stream(), TASK: task.stream()},
+        streams={TALK: talk.stream(), TASK: task.stream(), FORK: fork.stream()},
         followed=[(TALK, talk.stream()[:7]), (TASK, task.stream())],
         receipts=[(TALK, "d0"), (TALK, "d1"), (TALK, "d2"), (TALK, "d3"), (TASK, "e0"), (TASK, "e1")],
         posts=[
@@ -158,8 +167,15 @@ def evidence() -> Evidence:
             _post("create", TASK, "k4", "e0", 0.4, "say task"),
             _post("message", TASK, "k5", "e1", 1.4, "say late"),
             Post("message", "k6", TASK, "say later", "later", [Try(at(5), at(5.1), 409, code="session_not_active")]),
+            Post("clear", "k9", FORK, tries=[Try(at(7.9), at(8), 202, session_id=FORK)]),
+            Post("compact", "k10", TASK, tries=[Try(at(9), at(9.1), 200)]),
+            Post("message", "k11", GONE, "say gone", "gone", [Try(at(9), at(9.1), 410, code="session_deleted")]),
             Post("create", "k7", "", "say never", "never", [Try(at(6), at(6.1), 503, code="unavailable")]),
         ],
+        forks=[Fork(TALK, {"turn": 0}, "k8", [Try(at(6.9), at(7), 201, session_id=FORK)])],
+        deletions=[Deletion(GONE, [Try(at(8), at(8.5), 202, session_id=GONE)])],
+        tombstones={GONE: {"requested_at": stamp(8), "finished_at": None}},
+        with_state=[TALK],
         cancels=[
             Cancel(TALK, Try(at(23.1), at(23.3), 200, session_id=TALK), "accepted"),
             Cancel(TALK, Try(at(40), at(40.1), 200, session_id=TALK), "no_active_turn"),
@@ -205,6 +221,14 @@ def _task() -> _Log:
     log.add_event(2, "turn.completed", 0)
     log.add_event(2, "delivery.refused", deliveryId="e1", code="session_not_active")
     log.add_event(2, "session.completed", 0)
+    return log
+
+
+def _fork() -> _Log:
+    log = _Log(FORK)
+    log.add_event(7, "session.forked", parent={"sessionId": TALK, "turn": 0})
+    log.add_event(8.1, "context.cleared", 1, ids=["f1"])
+    log.add_event(8.1, "session.waiting", 1, ids=["f1"])
     return log
 
 

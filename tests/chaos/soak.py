@@ -1,10 +1,10 @@
 """Random failures under random talk, and a judge: `python -m tests.chaos.soak --minutes 5 [--seed N] [--postgres]`.
 
-Callers start sessions, send messages, answers and cancels, while processes are killed and frozen and connections go
-dead. When all is well again, and nothing moves any more, what callers were promised is checked from outside: the rows
-of the store, the effects in the ledger, what the provider was asked, the streams. It prints its seed, what it does,
-and everything that does not hold; then its code is 1. The seed repeats the choices; when things happen is up to the
-machine.
+Callers start, fork and delete sessions and send messages, answers, controls and cancels, while processes are killed and
+frozen and connections go dead. When all is well again, and nothing moves any more, what callers were promised is
+checked from outside: the rows of the store, the effects in the ledger, what the provider was asked, the streams. It
+prints its seed, what it does, and everything that does not hold; then its code is 1. The seed repeats the choices; when
+things happen is up to the machine.
 """
 
 import argparse
@@ -124,6 +124,8 @@ class Soak:
             receipts=(*seen.receipts, *receipts),
             posts=observed.posts,
             cancels=observed.cancels,
+            forks=observed.forks,
+            deletions=observed.deletions,
             followed=observed.followed,
             absences=self._hand.absences,
         )

@@ -10,7 +10,7 @@ from tests.support.chaos import consent, invariants
 from tests.support.chaos.evidence import Absence, Asked, Cancel, Evidence, Json, Post, Try
 
 from . import promises, sample
-from .sample import TALK, TASK, at, stamp
+from .sample import FORK, GONE, TALK, TASK, at, stamp
 
 Spoil = Callable[[Evidence], Evidence | None]
 
@@ -33,7 +33,13 @@ def test_a_run_in_which_everything_held_is_found_to_hold() -> None:
 
 
 def test_every_check_is_shown_to_fail() -> None:
-    checks = [*promises.PROMISES, *invariants.INVARIANTS, *consent.CHECKS, invariants.at_most_once_holds]
+    checks = [
+        *promises.ABOUT_WHOLE_SESSIONS,
+        *promises.PROMISES,
+        *invariants.INVARIANTS,
+        *consent.CHECKS,
+        invariants.at_most_once_holds,
+    ]
 
     assert {each.__name__ for each in checks} - {check for check, _, _ in _SPOILS} == set()
 
@@ -330,6 +336,60 @@ def _a_text_that_was_never_streamed(seen: Evidence) -> None:
 @spoils("everything_is_counted_once")
 def _a_reply_that_is_counted_twice(seen: Evidence) -> None:
     row(seen, TASK)["steps"] += 1
+
+
+# --- whole sessions -----------------------------------------------------------------------------------------
+
+
+@spoils("forks_are_what_was_asked_for")
+def _a_fork_at_another_turn(seen: Evidence) -> None:
+    event(seen, "session.forked", FORK)["data"]["parent"]["turn"] = 1
+
+
+@spoils("forks_are_what_was_asked_for")
+def _two_forks_under_one_key(seen: Evidence) -> None:
+    seen.forks[0].tries.append(Try(at(7), at(7.1), 201, session_id="ses_other"))
+
+
+@spoils("forks_are_what_was_asked_for")
+def _a_fork_that_is_refused_with_nonsense(seen: Evidence) -> None:
+    seen.forks[0].tries.append(Try(at(7), at(7.1), 500))
+
+
+@spoils("deleted_sessions_leave_nothing")
+def _a_session_that_is_there_after_its_deletion(seen: Evidence) -> Evidence:
+    return replace(seen, sessions=[*seen.sessions, {**row(seen, TASK), "session_id": GONE}])
+
+
+@spoils("deleted_sessions_leave_nothing")
+def _state_of_a_deleted_session(seen: Evidence) -> Evidence:
+    return replace(seen, with_state=[GONE])
+
+
+@spoils("deleted_sessions_leave_nothing")
+def _an_effect_long_after_the_deletion(seen: Evidence) -> Evidence:
+    late: Json = {"key": "k", "at": at(90), "body": {**seen.effects[0]["body"], "session": GONE}}
+    return replace(seen, effects=[*seen.effects, late])
+
+
+@spoils("deleted_sessions_leave_nothing")
+def _a_deletion_without_a_receipt(seen: Evidence) -> Evidence:
+    return replace(seen, tombstones={})
+
+
+@spoils("what_was_accepted_is_answered_once")
+def _a_control_that_is_accepted_and_gone(seen: Evidence) -> None:
+    del rows(seen.deliveries, FORK)[1]
+
+
+@spoils("each_delivery_is_answered_once")
+def _a_control_that_is_carried_out_twice(seen: Evidence) -> None:
+    append(seen, FORK, "context.cleared", 1, delivery_ids=["f1"])
+
+
+@spoils("what_was_accepted_is_answered_once")
+def _a_running_session_that_is_said_not_to_be_active(seen: Evidence) -> Evidence:
+    return replace(seen, posts=[*seen.posts, Post("clear", "k12", TALK, tries=[Try(at(9), at(9.1), 200)])])
 
 
 @pytest.mark.parametrize(("check", "spoil"), [pytest.param(c, s, id=f"{name}/{c}") for c, name, s in _SPOILS])

@@ -4,7 +4,7 @@ import json
 import sqlite3
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 Json = dict[str, Any]
@@ -19,6 +19,11 @@ _TABLES = {
     "deliveries": "SELECT * FROM deliveries ORDER BY session_id, accepted_at, delivery_id",
     "fences": "SELECT * FROM fences ORDER BY session_id",
     "inputs": "SELECT * FROM inputs ORDER BY session_id, opened_at, request_id",
+    "deletions": "SELECT * FROM deletions ORDER BY session_id",
+    "state": """
+        SELECT session_id FROM slots UNION SELECT session_id FROM slot_versions UNION SELECT session_id FROM slot_steps
+        UNION SELECT session_id FROM routes UNION SELECT session_id FROM dead_letters
+    """,
 }
 
 #: Small answers, for those who ask again and again: all rows take seconds once there are thousands of sessions.
@@ -30,6 +35,10 @@ _MOVING = {
         AND session_id NOT IN (SELECT session_id FROM inputs WHERE status = 'open')
     """,
     "asking": "SELECT request_id FROM inputs WHERE status = 'open'",
+    # What Temporal deletes takes as long as its queues are; that is begun once no row is left.
+    "deletions": """
+        SELECT session_id FROM deletions WHERE finished_at IS NULL AND counts NOT LIKE '%"executions"%'
+    """,
     "events": "SELECT sum(next_index) AS told FROM sessions",
 }
 
@@ -71,7 +80,7 @@ class Try:
 class Post:
     """What a caller wants delivered: one idempotency key, however often it is tried."""
 
-    kind: Literal["create", "message", "answer"]
+    kind: Literal["create", "message", "answer", "compact", "clear"]
     key: str
     #: Empty when it starts a session.
     session_id: str
@@ -93,6 +102,28 @@ class Cancel:
     session_id: str
     tried: Try
     status: str | None
+
+
+@dataclass(frozen=True)
+class Fork:
+    """A fork that a caller wants, at this turn and perhaps this step: one idempotency key, however often tried."""
+
+    parent: str
+    place: Json
+    key: str
+    tries: list[Try] = field(default_factory=list[Try])
+
+
+@dataclass(frozen=True)
+class Deletion:
+    """A session that a caller wants deleted."""
+
+    session_id: str
+    tries: list[Try] = field(default_factory=list[Try])
+
+    @property
+    def accepted(self) -> bool:
+        return any(tried.accepted for tried in self.tries)
 
 
 @dataclass(frozen=True)
@@ -126,10 +157,30 @@ class Evidence:
     #: What callers did over HTTP, try by try.
     posts: Sequence[Post] = ()
     cancels: Sequence[Cancel] = ()
+    forks: Sequence[Fork] = ()
+    deletions: Sequence[Deletion] = ()
+    #: What is left of deleted sessions, and the sessions that have state, tokens or failed turns.
+    tombstones: Mapping[str, Json] = field(default_factory=dict[str, Json])
+    with_state: Sequence[str] = ()
     #: What readers were given while it happened, each from index 0 on: session and events.
     followed: Sequence[tuple[str, Sequence[Json]]] = ()
     #: When workers that were taken for dead may have acted all the same.
     absences: Sequence[Absence] = ()
+
+    def of_those_that_stay(self) -> "Evidence":
+        """Without what callers did with sessions that somebody wanted deleted: nothing can be known of that."""
+        gone = {each.session_id for each in self.deletions}
+
+        def stays(post: Post) -> bool:
+            return not gone & {post.session_id, *(tried.session_id for tried in post.tries)}
+
+        return replace(
+            self,
+            posts=[post for post in self.posts if stays(post)],
+            cancels=[cancel for cancel in self.cancels if cancel.session_id not in gone],
+            followed=[(session_id, events) for session_id, events in self.followed if session_id not in gone],
+            receipts=[receipt for receipt in self.receipts if receipt[0] not in gone],
+        )
 
     def may_be_late(self, at: float, *kinds: str) -> bool:
         """Whether a worker that was absent, for one of these reasons if any are given, may have acted only then."""
@@ -144,7 +195,9 @@ class Moving:
 
     sessions: Sequence[str]
     deliveries: Sequence[str]
-    #: Those of them whose sessions do not wait for an answer.
+    #: Sessions of which rows are left although they are being deleted.
+    deletions: Sequence[str]
+    #: Those deliveries whose sessions do not wait for an answer.
     due: Sequence[str]
     #: The requests that wait for an answer.
     asking: Sequence[str]
@@ -153,31 +206,48 @@ class Moving:
 
     @property
     def unsettled(self) -> list[str]:
-        return [*self.sessions, *self.deliveries]
+        return [*self.sessions, *self.deliveries, *self.deletions]
 
 
 def read_moving(database_url: str) -> Moving:
     """What still moves, with plain SQL."""
     tables = _tables(database_url, _MOVING)
     [[total]] = [row.values() for row in tables["events"]]
-    sessions, deliveries, due, asking = (
+    sessions, deliveries, deletions, due, asking = (
         [str(value) for row in tables[name] for value in row.values()]
-        for name in ("sessions", "deliveries", "due", "asking")
+        for name in ("sessions", "deliveries", "deletions", "due", "asking")
     )
-    return Moving(sessions, deliveries, due, asking, int(total or 0))
+    return Moving(sessions, deliveries, deletions, due, asking, int(total or 0))
 
 
 def read_store(database_url: str) -> Evidence:
     """The rows as they are, with plain SQL: the product's own code is not asked about itself."""
     tables = _tables(database_url, _TABLES)
+    events = _by_session(_decoded(each, "data", "delivery_ids") for each in tables["events"])
     return Evidence(
         sessions=tables["sessions"],
-        events=_by_session(_decoded(each, "data", "delivery_ids") for each in tables["events"]),
-        records=_by_session(_decoded(each, "body") for each in tables["records"]),
+        events=events,
+        records=_own_records(_by_session(_decoded(each, "body") for each in tables["records"]), events),
         deliveries=_by_session(tables["deliveries"]),
         fences=tables["fences"],
         inputs=_by_session(_decoded(each, "request", "answer") for each in tables["inputs"]),
+        tombstones={row["session_id"]: row for row in tables["deletions"]},
+        with_state=[row["session_id"] for row in tables["state"]],
     )
+
+
+def _own_records(records: Mapping[str, Sequence[Json]], events: Mapping[str, Sequence[Json]]) -> dict[str, list[Json]]:
+    """The records of turns that the session ran itself: a fork may have those of turns that it shares as well."""
+    shared = {
+        session_id: event["data"]["parent"]["turn"]
+        for session_id, each in events.items()
+        for event in each[:1]
+        if event["type"] == "session.forked"
+    }
+    return {
+        session_id: [record for record in each if record["turn"] > shared.get(session_id, -1)]
+        for session_id, each in records.items()
+    }
 
 
 def _tables(database_url: str, queries: Mapping[str, str]) -> dict[str, list[Json]]:

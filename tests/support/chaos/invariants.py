@@ -19,8 +19,11 @@ _TERMINAL = ("session.completed", "session.failed")
 # What people do outside of turns is emitted at any time, of whichever turn it is about.
 _AT_ANY_TIME = (
     *("input.resolved", "input.reminded", "cancel.requested", "delivery.refused"),
-    *("session.attention", "session.recovered", "session.rebuilt"),
+    *("session.attention", "session.recovered", "session.rebuilt", "session.forked"),
 )
+_CONTROLS = ("compact", "clear", "reset")
+# How a control that was carried out ends for readers.
+_CONTROL_ENDS = ("compaction.completed", "compaction.failed", "context.cleared", "session.completed")
 # A reply that is recorded and a request that is made are stamped by two processes.
 _CLOCKS = 0.05
 
@@ -76,7 +79,8 @@ def nothing_follows_the_end(evidence: Evidence) -> Iterator[str]:
 
 def each_turn_ends_once(evidence: Evidence) -> Iterator[str]:
     """Each turn has one start, one end and one boundary; each step has one start and one end."""
-    for session_id, events in evidence.events.items():
+    for session_id in evidence.events:
+        events = outside_controls(evidence, session_id)
         turns: dict[int, Counter[str]] = defaultdict(Counter)
         steps: dict[tuple[int | None, int], Counter[str]] = defaultdict(Counter)
         for event in events:
@@ -108,7 +112,8 @@ def _kind(type: str) -> str:
 
 
 def turns_do_not_overlap(evidence: Evidence) -> Iterator[str]:
-    for session_id, events in evidence.events.items():
+    for session_id in evidence.events:
+        events = outside_controls(evidence, session_id)
         of_turns = [event for event in events if event["type"] not in _AT_ANY_TIME and not _ended_by_operator(event)]
         numbers = [event["turn"] for event in of_turns if event["turn"] is not None]
         if any(later < earlier for earlier, later in pairwise(numbers)):
@@ -120,6 +125,34 @@ def turns_do_not_overlap(evidence: Evidence) -> Iterator[str]:
             )
             if before["type"] in _BOUNDARIES and not follows:
                 yield f"{session_id}: {after['type']} at {after['idx']} follows a boundary"
+
+
+def outside_controls(evidence: Evidence, session_id: str) -> list[Json]:
+    """The events of the session but those of controls, which come between two turns."""
+    controls = _controls(evidence, session_id)
+    return [event for event in evidence.events[session_id] if not _is_of(event, controls)]
+
+
+def _controls(evidence: Evidence, session_id: str) -> set[str]:
+    deliveries = evidence.deliveries.get(session_id, ())
+    return {each["delivery_id"] for each in deliveries if each.get("kind") in _CONTROLS}
+
+
+def _is_of(event: Json, controls: set[str]) -> bool:
+    # A control that is cancelled before it is carried out begins a turn, which ends at once.
+    ids = event["delivery_ids"] or ()
+    return bool(ids) and controls.issuperset(ids) and event["type"] != "turn.started"
+
+
+def consumed_by_controls(evidence: Evidence, session_id: str) -> Counter[str]:
+    """How often each control was carried out."""
+    controls = _controls(evidence, session_id)
+    return Counter(
+        delivery
+        for event in evidence.events.get(session_id, ())
+        if event["type"] in _CONTROL_ENDS and _is_of(event, controls)
+        for delivery in event["delivery_ids"]
+    )
 
 
 def _ended_by_operator(event: Json) -> bool:
@@ -166,11 +199,15 @@ def each_delivery_is_answered_once(evidence: Evidence) -> Iterator[str]:
         consumed = Counter(
             delivery for event in events if event["type"] == "turn.started" for delivery in event["delivery_ids"] or ()
         )
+        consumed += consumed_by_controls(evidence, session_id)
         shown = Counter(
             delivery for event in events if event["type"] == "message.received" for delivery in event["delivery_ids"]
         )
         refused = Counter(event["data"]["deliveryId"] for event in events if event["type"] == "delivery.refused")
         for delivery in evidence.deliveries.get(session_id, ()):
+            if delivery.get("kind") == "fork":
+                # It holds the key of the request that made the session, and counts as read.
+                continue
             known = delivery["delivery_id"]
             expected = (1, 0) if delivery["refused"] is None else (0, 1)
             if (consumed[known], refused[known]) != expected or (delivery["turn"] is None) != (expected[0] == 0):
@@ -201,6 +238,9 @@ def every_session_has_settled(evidence: Evidence) -> Iterator[str]:
     for session in evidence.sessions:
         events = evidence.events.get(session["session_id"], ())
         last = next((event["type"] for event in reversed(events) if event["type"] in _BOUNDARIES), "none")
+        if last == "none" and events and events[0]["type"] == "session.forked":
+            # It begins between two turns.
+            last = "session.waiting"
         if last != f"session.{session['status']}":
             yield f"{session['session_id']} is {session['status']}, and its last boundary is {last}"
     for fence in evidence.fences:
