@@ -45,6 +45,15 @@ Answer = Callable[[ModelCall], Awaitable[ModelOutcome]]
 Act = Callable[[ToolCall], Awaitable[ToolOutcome | None]]
 
 
+async def wait_beating(event: asyncio.Event) -> None:
+    """Wait in an activity for as long as a test takes, with the heartbeats that the product's activities send."""
+    while not event.is_set():
+        activity.heartbeat()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.2):
+                await event.wait()
+
+
 async def finishes(call: ModelCall) -> ModelOutcome:
     del call
     return Finished()

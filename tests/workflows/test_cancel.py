@@ -7,7 +7,7 @@ import pytest
 
 from perdure.protocol import names
 from perdure.protocol.requests import Finished, ModelCall, ModelOutcome
-from tests.support.workflows import Bench, Outside
+from tests.support.workflows import Bench, Outside, wait_beating
 
 from .test_session import asks, held
 
@@ -102,7 +102,7 @@ async def test_a_cancel_that_comes_too_late_leaves_the_next_turn_alone(bench: Be
     async def holds_the_second(call: ModelCall) -> ModelOutcome:
         if call.at.turn == 1:
             begun.set()
-            await gate.wait()
+            await wait_beating(gate)
         return Finished()
 
     outside.answer = holds_the_second
@@ -126,7 +126,7 @@ async def test_a_cancel_that_comes_before_the_turn_it_means_stops_that_one(bench
     async def holds_the_first(call: ModelCall) -> ModelOutcome:
         if call.at.turn == 0:
             begun.set()
-            await gate.wait()
+            await wait_beating(gate)
             return Finished()
         return await held(call)
 

@@ -13,7 +13,7 @@ from perdure.protocol import names
 from perdure.protocol.inputs import OpenInput
 from perdure.protocol.requests import CallRef, Calls, Concluded, Finished, ModelCall, ModelOutcome, Parked, ToolCall
 from tests.support.processes import PATIENCE
-from tests.support.workflows import Answer, Bench, Outside
+from tests.support.workflows import Answer, Bench, Outside, wait_beating
 
 pytestmark = pytest.mark.usefixtures("working")
 
@@ -41,7 +41,7 @@ async def test_deliveries_during_a_turn_wait_for_it(bench: Bench, outside: Outsi
     gate = asyncio.Event()
 
     async def waits(call: ModelCall) -> ModelOutcome:
-        await gate.wait()
+        await wait_beating(gate)
         return Finished()
 
     outside.answer = waits

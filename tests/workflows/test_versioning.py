@@ -19,7 +19,7 @@ from perdure.session.turn import ContinueAsNew, run_turn
 from tests.support.fleet import Fleet, build_of
 from tests.support.fleet import fleet as fleet
 from tests.support.processes import PATIENCE
-from tests.support.workflows import Bench, Outside
+from tests.support.workflows import Bench, Outside, wait_beating
 from workflows.steps import ActivitySteps
 
 
@@ -99,7 +99,7 @@ async def test_a_turn_ends_on_its_build_and_so_does_its_work(bench: Bench, fleet
 
     async def waits(call: ToolCall) -> None:
         inside.set()
-        await release.wait()
+        await wait_beating(release)
 
     first.act = waits
     async with fleet.current("1", first):

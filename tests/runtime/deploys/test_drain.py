@@ -15,7 +15,7 @@ from perdure.session.state import Chain
 from tests.support.fleet import Fleet, Operator, build_of
 from tests.support.fleet import fleet as fleet
 from tests.support.fleet import operator as operator
-from tests.support.workflows import Bench, Driven, Outside
+from tests.support.workflows import Bench, Driven, Outside, wait_beating
 from tests.support.workflows import bench as bench
 
 
@@ -69,7 +69,7 @@ async def test_a_session_that_runs_a_turn_is_named_and_moves_after_it(
 
     async def waits(call: ModelCall) -> ModelOutcome:
         inside.set()
-        await release.wait()
+        await wait_beating(release)
         return Finished()
 
     async with fleet.current("v1", first):
