@@ -375,6 +375,8 @@ def _arguments(value: Any) -> JsonObject:
 
 def parse_fork(fields: Fields) -> tuple[int, int | None]:
     """The turn, and the step of it, after which the fork begins."""
+    if unknown := fields.keys() - {"turn", "step"}:
+        raise Invalid(f"Expected the fields 'turn' and 'step' only, not {quoted(min(unknown))!r}.")
     turn, step = fields.get("turn"), fields.get("step")
     if not _is_number(turn):
         raise Invalid("Expected 'turn' to be the number of a turn, 0 or more.")

@@ -102,8 +102,9 @@ def summary(row: SessionRow, pending: Pending) -> JsonObject:
         shown["error"] = row.error
     if row.parent is not None:
         shown["parent"] = row.parent
-    elif row.forked_from is not None:
-        shown["parent"] = {"sessionId": row.forked_from, **(row.forked_at or {"turn": row.forked_turns - 1})}
+    elif row.forked_from is not None and (row.fork_place is not None or row.forked_turns > 0):
+        # Once its parent is deleted, a fork of the first turn's steps shares nothing.
+        shown["parent"] = {"sessionId": row.forked_from, **(row.fork_place or {"turn": row.forked_turns - 1})}
     return shown
 
 

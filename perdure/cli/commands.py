@@ -202,7 +202,7 @@ def cancel(
 def fork(
     context: typer.Context,
     session: Annotated[str, typer.Argument(help="The id of the session.")],
-    turn: Annotated[int, typer.Option(help="The last turn that both sessions share, from 0.", min=0, max=2**31 - 1)],
+    turn: Annotated[str, typer.Option(help="The last turn that both sessions share: 3 or turn_3.")],
     step: Annotated[
         int | None, typer.Option(help="The last step of it that they share. By default all.", min=0, max=2**31 - 1)
     ] = None,

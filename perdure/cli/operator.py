@@ -10,12 +10,22 @@ import secrets
 from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, TypeVar, get_args
+from typing import TYPE_CHECKING, TypeVar, cast, get_args
 
 from perdure.bounds import printable, quoted
-from perdure.errors import AgentNotFound, Invalid, NoDriver, NoWorker, SessionNotFound, Unavailable
+from perdure.errors import (
+    AgentNotFound,
+    ForkRefused,
+    Invalid,
+    NoDriver,
+    NoWorker,
+    PerdureError,
+    SessionNotFound,
+    Unavailable,
+)
 from perdure.protocol import names
 from perdure.protocol.deliveries import Principal
+from perdure.protocol.wire import JsonObject
 from perdure.session.state import OPERATOR_FAILED, Rebuild, Repair, read_turn_number
 from perdure.settings import Settings
 from perdure.store.base import Store, events_of
@@ -262,8 +272,9 @@ def import_(settings: Settings, file: Path, principal: str | None, *, again: boo
     return _run_with_agents(work)
 
 
-def fork(settings: Settings, session_id: str, turn: int, step: int | None = None) -> tuple[str, str]:
+def fork(settings: Settings, session_id: str, turn_id: str, step: int | None = None) -> tuple[str, str]:
     """Fork the session at the end of this turn, or of this step; the id of the fork, and its continuation token."""
+    turn = _turn_number(turn_id)
     from perdure.agents.registry import load_agents
 
     agents = load_agents(settings.agents, settings.model)
@@ -276,10 +287,22 @@ def fork(settings: Settings, session_id: str, turn: int, step: int | None = None
             if parent.agent not in agents:
                 raise AgentNotFound(f"No agent named {quoted(parent.agent)!r} is known here.")
             sessions = await open_sessions(settings, store, agents=agents)
-            forked = await sessions.fork(session_id, turn, step=step)
+            try:
+                forked = await sessions.fork(session_id, turn, step=step)
+            except ForkRefused as refused:
+                raise _with_nearest(refused) from None
             return forked.session_id, forked.continuation_token
 
     return _run_with_agents(work)
+
+
+def _with_nearest(refused: ForkRefused) -> PerdureError:
+    """The refusal, with the options that name the place that is offered instead."""
+    nearest = refused.details.get("nearest")
+    if not isinstance(nearest, dict):
+        return refused
+    options = " ".join(f"--{name} {number}" for name, number in cast("JsonObject", nearest).items())
+    return ForkRefused(f"{refused.message} It can be forked with {options}.", **refused.details)
 
 
 def _run_with_agents(work: Callable[[], Coroutine[None, None, T]]) -> T:
@@ -364,9 +387,9 @@ def _run_with_hint(work: Callable[[], Coroutine[None, None, str]]) -> str:
 
 
 def _turn_number(turn_id: str) -> int:
-    turn = read_turn_number({"turnId": turn_id})
+    turn = read_turn_number({"turnId": turn_id if turn_id.startswith("turn_") else f"turn_{turn_id}"})
     if turn is None:
-        raise Invalid(f"A turn is named as in the stream, turn_3 for one; not {quoted(turn_id)}.")
+        raise Invalid(f"A turn is named by its number, 3 or turn_3 for one; not {quoted(turn_id)!r}.")
     return turn
 
 

@@ -182,20 +182,24 @@ async def read_end(store: Store, session_id: str, turn: int, step: int | None = 
 
 def boundary_problem(turn: int, step: int | None, journal: TurnJournal) -> tuple[str, str] | None:
     """Why the end of this turn, or of this step of it, is no boundary: a code, and a sentence."""
-    if is_inside(step, journal):
-        reply = journal.reply(step)
-        if reply is None or reply.ends:
-            return "step_not_ended", f"Step {step} of turn {turn} has no end from which a session could continue."
-        if reply.asks:
-            return _parked(turn)
-        return None
-    if step is not None and step > journal.last_step:
-        return "step_not_begun", f"Turn {turn} has no step {step}; its last one is {journal.last_step}."
-    if any(CUT.includes(record) for record in journal.records):
+    if is_cut_by(step, journal):
+        return _problem_of_step(turn, step, journal)
+    if _was_cut(journal):
         return None
     if journal.end_record is None:
         return "turn_not_ended", f"Turn {turn} has not ended."
     return _parked(turn) if journal.park is not None else None
+
+
+def _problem_of_step(turn: int, step: int, journal: TurnJournal) -> tuple[str, str] | None:
+    if step > journal.last_step:
+        return "step_not_begun", f"Nothing is recorded of a step {step} of turn {turn} so far."
+    reply = journal.reply(step)
+    if reply is not None and reply.asks:
+        return _parked(turn)
+    if reply is None or any(journal.at(step, names.outcome_key(call.call_id)) is None for call in reply.calls):
+        return "step_not_ended", f"Step {step} of turn {turn} has not ended: a result is missing."
+    return None
 
 
 def _parked(turn: int) -> tuple[str, str]:
@@ -203,9 +207,14 @@ def _parked(turn: int) -> tuple[str, str]:
     return "turn_parked", f"Turn {turn} waited for people; the turn that continues it is a boundary."
 
 
-def is_inside(step: int | None, journal: TurnJournal) -> TypeGuard[int]:
-    """Whether a later step of the turn has begun, so that all calls of this one have their outcomes."""
-    return step is not None and step < journal.last_step
+def _was_cut(journal: TurnJournal) -> bool:
+    return any(CUT.includes(record) for record in journal.records)
+
+
+def is_cut_by(step: int | None, journal: TurnJournal) -> TypeGuard[int]:
+    """Whether a fork after this step shares a part of the turn: the last step of a turn that has ended is all of it."""
+    ended = _was_cut(journal) or journal.end_record is not None
+    return step is not None and not (ended and step == journal.last_step)
 
 
 def cut_after(turn: int, step: int) -> NewRecord:

@@ -250,9 +250,6 @@ class Deletions:
             raise Unavailable("Temporal does not take it now; try again.") from refused
 
 
-# --- exports ------------------------------------------------------------------------------------------------
-
-
 async def _until_noticed(ended: SessionRow | None) -> None:
     """Wait until the end of the session is so old that its readers have seen it."""
     if ended is not None:

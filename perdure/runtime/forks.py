@@ -9,9 +9,8 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from perdure.errors import ForkRefused, Invalid, SessionNotFound
+from perdure.errors import ForkRefused, Invalid, SessionNotFound, UnreadableState
 from perdure.protocol.deliveries import Principal
 from perdure.protocol.wire import JsonObject
 from perdure.session.state import derive_token, hash_token
@@ -23,6 +22,7 @@ from perdure.store.lifecycle import (
     ExportWriter,
     NewFork,
     NewImport,
+    leaves_out,
     left_out_up_to,
     read_export,
 )
@@ -30,9 +30,6 @@ from perdure.store.values import NewDelivery, NewRecord, SessionRow
 
 from . import deliveries
 from .signals import Signals
-
-if TYPE_CHECKING:
-    from perdure.harness.journal import TurnJournal
 
 #: How many earlier steps and turns are looked at for a boundary that can be offered instead.
 _LOOKED_AT = 20
@@ -70,7 +67,7 @@ class Forks:
         principal: Principal,
         idempotency_key: str | None,
     ) -> ForkReceipt:
-        if turn < 0 or (step is not None and step < 0):
+        if not all(0 <= number < 2**53 for number in (turn, step or 0)):
             raise Invalid("A session is forked at the end of a turn or of a step; both are numbered from 0.")
         first = await self.first(parent.session_id, turn, step, principal, idempotency_key)
         if first is not None:
@@ -110,50 +107,54 @@ class Forks:
         )
 
     async def _checked_cut(self, parent: SessionRow, turn: int, step: int | None) -> NewRecord | None:
-        """The record that ends the last shared turn after this step, if that is not its last one.
+        """The record that ends the last shared turn, if a part of it is shared.
 
         `ForkRefused` when the session cannot be forked there, with the nearest earlier place where it can.
         """
+        # Imported late: an API loads the libraries of models only when it needs them.
+        from perdure.harness.rebuild import boundary_problem, cut_after, is_cut_by, read_end
+
         if parent.records_expired:
             raise ForkRefused("The records of this session have expired.", reason="records_expired")
         if turn >= parent.turns:
             problem = "turn_not_begun", f"Turn {turn} has not begun; the session has {parent.turns} turns."
+        elif leaves_out(parent.left_out, turn):
+            problem = "left_out", f"Turn {turn} is left out of prompts since a restore."
         else:
-            # Imported late: an API loads the libraries of models only when it needs them.
-            from perdure.harness.rebuild import cut_after, is_inside
-
-            end = await _read_end(self._store, parent.session_id, turn, step)
-            problem = _boundary_problem(turn, step, end)
-            if problem is None:
-                return cut_after(turn, step) if is_inside(step, end) else None
+            try:
+                end = await read_end(self._store, parent.session_id, turn, step)
+                problem = boundary_problem(turn, step, end)
+                if problem is None:
+                    return cut_after(turn, step) if is_cut_by(step, end) else None
+            except UnreadableState as unreadable:
+                problem = "unreadable", f"Turn {turn} cannot be read by this version: {unreadable.message}"
         reason, sentence = problem
         nearest = await self._nearest(parent, min(turn, parent.turns), step)
         raise ForkRefused(sentence, reason=reason, **({} if nearest is None else {"nearest": nearest}))
 
     async def _nearest(self, parent: SessionRow, turn: int, step: int | None) -> JsonObject | None:
         """The nearest boundary before this place: a step of the turn, or the end of an earlier turn."""
-        last = (await _read_end(self._store, parent.session_id, turn)).last_step if turn < parent.turns else 0
-        steps = last if step is None else min(step, last + 1)
-        for before in range(steps - 1, max(-1, steps - 1 - _LOOKED_AT), -1):
-            if _boundary_problem(turn, before, await _read_end(self._store, parent.session_id, turn, before)) is None:
-                return {"turn": turn, "step": before}
+        from perdure.harness.rebuild import boundary_problem, read_end
+
+        async def is_boundary(place: int, inside: int | None) -> bool:
+            if leaves_out(parent.left_out, place):
+                return False
+            try:
+                end = await read_end(self._store, parent.session_id, place, inside)
+                return boundary_problem(place, inside, end) is None
+            except UnreadableState:
+                return False
+
+        if turn < parent.turns:
+            last = (await read_end(self._store, parent.session_id, turn)).last_step
+            begin = last if step is None else min(step - 1, last)
+            for before in range(begin, max(-1, begin - _LOOKED_AT), -1):
+                if await is_boundary(turn, before):
+                    return {"turn": turn, "step": before}
         for earlier in range(turn - 1, max(-1, turn - 1 - _LOOKED_AT), -1):
-            if _boundary_problem(earlier, None, await _read_end(self._store, parent.session_id, earlier)) is None:
+            if await is_boundary(earlier, None):
                 return {"turn": earlier}
         return None
-
-
-async def _read_end(store: Store, session_id: str, turn: int, step: int | None = None) -> TurnJournal:
-    from perdure.harness.rebuild import read_end
-
-    return await read_end(store, session_id, turn, step)
-
-
-def _boundary_problem(turn: int, step: int | None, end: TurnJournal) -> tuple[str, str] | None:
-    """Why this place is no boundary: a code, and a sentence."""
-    from perdure.harness.rebuild import boundary_problem
-
-    return boundary_problem(turn, step, end)
 
 
 def _key_holder(
@@ -229,8 +230,10 @@ async def export_session(store: Store, session_id: str) -> AsyncGenerator[bytes]
 
 
 async def _last_boundary(store: Store, row: SessionRow) -> int:
+    from perdure.harness.rebuild import boundary_problem, read_end
+
     for turn in range(row.turns - 1, -1, -1):
-        if _boundary_problem(turn, None, await _read_end(store, row.session_id, turn)) is None:
+        if boundary_problem(turn, None, await read_end(store, row.session_id, turn)) is None:
             return turn
     raise Invalid("No turn of this session has ended; there is nothing to export.")
 

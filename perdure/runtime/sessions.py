@@ -302,8 +302,7 @@ class Sessions:
         """Start a session that shares the turns of this one up to the end of `turn`, and continues from there.
 
         With `step`, only the steps of that turn up to this one are shared. `ForkRefused` when that is no boundary, with
-        the next earlier one. Only the slots are copied, and the steps of a turn that is shared in part. It belongs to
-        the owner of the session.
+        the next earlier one. The fork belongs to the owner of the session.
         """
         if principal is not None and idempotency_key is not None:
             # Before its parent, which may have been deleted since.

@@ -66,8 +66,8 @@ class SessionRow:
     # The session whose first turns it shares, and how many of them.
     forked_from: str | None = None
     forked_turns: int = 0
-    # The place in it at which it was forked; None: at the end of the last shared turn.
-    forked_at: JsonObject | None = None
+    # The place in it at which it was forked, as requested; None: at the end of the last shared turn.
+    fork_place: JsonObject | None = None
     # Turns that prompts leave out: the first of each range, and the first after it.
     left_out: Sequence[tuple[int, int]] = ()
     records_expired: bool = False

@@ -7,7 +7,8 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.harness.journal import DELIVERY, FAILURE, ConsumedDelivery, StoredFailure, written
 from perdure.protocol.requests import Failure
-from perdure.store.values import Commit, SessionChange
+from perdure.store.lifecycle import Restoration
+from perdure.store.values import Commit, NewRecord, SessionChange
 from tests.api.asking import known_as
 from tests.api.served import Api
 
@@ -53,7 +54,17 @@ async def test_only_the_owner_forks(people: Api) -> None:
 
 
 @pytest.mark.parametrize(
-    "body", [{}, {"turn": "0"}, {"turn": -1}, {"turn": True}, {"turn": 1.5}, {"turn": 0, "step": "x"}, {"turn": 2**53}]
+    "body",
+    [
+        {},
+        {"turn": "0"},
+        {"turn": -1},
+        {"turn": True},
+        {"turn": 1.5},
+        {"turn": 0, "step": "x"},
+        {"turn": 2**53},
+        {"turn": 0, "steps": 0},
+    ],
 )
 async def test_a_boundary_is_named_by_numbers(api: Api, body: dict[str, Any]) -> None:
     parent = await api.create()
@@ -68,7 +79,7 @@ async def test_a_boundary_is_named_by_numbers(api: Api, body: dict[str, Any]) ->
     ("body", "reason"),
     [
         ({"turn": 1}, "turn_not_ended"),
-        ({"turn": 1, "step": 0}, "turn_not_ended"),
+        ({"turn": 1, "step": 0}, "step_not_ended"),
         ({"turn": 9}, "turn_not_begun"),
         ({"turn": 2**53 - 1}, "turn_not_begun"),
         ({"turn": 0, "step": 1}, "step_not_begun"),
@@ -86,6 +97,32 @@ async def test_another_place_is_refused_with_the_reason(api: Api, body: dict[str
     refused = answer.json()
     assert (refused["code"], refused["reason"]) == ("fork_boundary_not_offered", reason)
     assert refused["nearest"] == ({"turn": 0, "step": 0} if body["turn"] == 0 else {"turn": 0})
+
+
+async def test_a_turn_that_a_restore_left_out_is_neither_forked_nor_offered(api: Api) -> None:
+    parent = (await api.create())["sessionId"]
+    for turn in range(3):
+        await ended_turn(api, parent, turn)
+    await api.store.restore(Restoration(parent, "OPERATOR", kept=0))
+
+    answers = [await api.http.post(f"/v1/sessions/{parent}/fork", json={"turn": turn}) for turn in (3, 2, 1, 0)]
+
+    assert [each.json().get("reason") for each in answers] == ["turn_not_begun", "left_out", "left_out", None]
+    assert [each.json().get("nearest") for each in answers] == [{"turn": 0}] * 3 + [None]
+
+
+async def test_a_turn_that_cannot_be_read_is_neither_forked_nor_offered(api: Api) -> None:
+    parent = (await api.create())["sessionId"]
+    await ended_turn(api, parent)
+    of_a_newer_build = NewRecord(1, 0, "reply", "pydantic-ai/99", {})
+    await api.store.commit(Commit(parent, records=(of_a_newer_build,), change=SessionChange(status="waiting", turns=2)))
+
+    wanted = [{"turn": 2}, {"turn": 1}, {"turn": 1, "step": 0}]
+    answers = [await api.http.post(f"/v1/sessions/{parent}/fork", json=place) for place in wanted]
+
+    assert [each.status_code for each in answers] == [409] * 3
+    assert [each.json()["reason"] for each in answers] == ["turn_not_begun", "unreadable", "unreadable"]
+    assert [each.json()["nearest"] for each in answers] == [{"turn": 0}] * 3
 
 
 async def test_the_same_key_forks_once(api: Api) -> None:

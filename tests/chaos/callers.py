@@ -174,7 +174,7 @@ class Callers:
 
 
 class SoakCaller:
-    """One of them: starts sessions, sends messages, answers and cancels, at random."""
+    """One of them: does at random what one can do with sessions."""
 
     def __init__(self, callers: Callers, chance: random.Random) -> None:
         self._callers = callers
@@ -250,22 +250,23 @@ class SoakCaller:
         await self._persist(self._post(kind, session.session_id), f"{_SESSION}/{session.session_id}/{kind}", {})
 
     async def _fork(self) -> None:
-        """Go on from one of the last turns of a session, or from the middle of it."""
+        """Go on from one of the last turns of a session, or from the middle of that turn."""
         parent = self._chance.choice(self._sessions)
         shown: Json = {}
         with contextlib.suppress(TimeoutError, httpx2.HTTPError):
             async with asyncio.timeout(3):
                 shown = _json(await self._callers.any_api().get(f"/v1/sessions/{parent.session_id}"))
         last = shown.get("counts", {}).get("turns", 0) - 1
-        place: Json | None = {"turn": max(0, last - self._chance.randrange(3))}
+        place: Json = {"turn": max(0, last - self._chance.randrange(3))}
         if self._chance.random() < 0.5:
             place = {**place, "step": self._chance.randrange(2)}
-        while place is not None:
-            place = await self._fork_at(parent, place)
+        offered = await self._fork_at(parent, place, offered=False)
+        if offered is not None:
+            await self._fork_at(parent, offered, offered=True)
 
-    async def _fork_at(self, parent: Known, place: Json) -> Json | None:
+    async def _fork_at(self, parent: Known, place: Json, *, offered: bool) -> Json | None:
         """Fork the session there; the place that is offered instead, if one is."""
-        fork = Fork(parent.session_id, place, unique("key"))
+        fork = Fork(parent.session_id, place, unique("key"), offered)
         self._callers.observed.forks.append(fork)
         response = await self._repeat(fork.tries, f"/v1/sessions/{parent.session_id}/fork", place, fork.key)
         if response.is_success:
@@ -278,7 +279,7 @@ class SoakCaller:
         session = self._sessions.pop(self._chance.randrange(len(self._sessions)))
         deletion = Deletion(session.session_id)
         self._callers.observed.deletions.append(deletion)
-        await self._repeat(deletion.tries, f"/v1/sessions/{session.session_id}", None, None, "DELETE")
+        await self._repeat(deletion.tries, f"/v1/sessions/{session.session_id}", None, key=None, method="DELETE")
 
     # --- requests -------------------------------------------------------------------------------------------
 

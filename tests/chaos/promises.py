@@ -32,9 +32,9 @@ _REFUSALS = {
 def broken_promises(evidence: Evidence) -> dict[str, list[str]]:
     """Everything that is wrong, by the names of the checks: theirs and the ones of every test."""
     found = {each.__name__: list(each(evidence)) for each in ABOUT_WHOLE_SESSIONS}
-    evidence = evidence.of_those_that_stay()
-    found |= {each.__name__: list(each(evidence)) for each in PROMISES}
-    return {**problems(evidence), **{name: wrong for name, wrong in found.items() if wrong}}
+    staying = evidence.of_those_that_stay()
+    found |= {each.__name__: list(each(staying)) for each in PROMISES}
+    return {**problems(staying), **{name: wrong for name, wrong in found.items() if wrong}}
 
 
 # --- posts --------------------------------------------------------------------------------------------------
@@ -304,7 +304,8 @@ def forks_are_what_was_asked_for(evidence: Evidence) -> Iterator[str]:
             if began != {"parent": {"sessionId": fork.parent, **fork.place}}:
                 yield f"{name} is {session_id}, which begins with {began}"
         for tried in fork.tries:
-            known = (tried.status, tried.code) in {*_REFUSALS, (409, "fork_boundary_not_offered")}
+            refused = (409, "fork_boundary_not_offered")
+            known = (tried.status, tried.code) in {*_REFUSALS, *(() if fork.offered else (refused,))}
             if tried.status is not None and not tried.accepted and not known:
                 yield f"{name}: answered {tried.status} {tried.code}"
 
@@ -325,7 +326,7 @@ def deleted_sessions_leave_nothing(evidence: Evidence) -> Iterator[str]:
         kinds = {
             "its row": [session["session_id"] for session in evidence.sessions],
             "fences": [fence["session_id"] for fence in evidence.fences],
-            "state": evidence.with_state,
+            "state, a token or a dead letter": evidence.with_other_rows,
             **{"events": evidence.events, "records": evidence.records},
             **{"deliveries": evidence.deliveries, "inputs": evidence.inputs},
         }

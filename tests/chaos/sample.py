@@ -172,10 +172,10 @@ def evidence() -> Evidence:
             Post("message", "k11", GONE, "say gone", "gone", [Try(at(9), at(9.1), 410, code="session_deleted")]),
             Post("create", "k7", "", "say never", "never", [Try(at(6), at(6.1), 503, code="unavailable")]),
         ],
-        forks=[Fork(TALK, {"turn": 0}, "k8", [Try(at(6.9), at(7), 201, session_id=FORK)])],
+        forks=[Fork(TALK, {"turn": 0}, "k8", tries=[Try(at(6.9), at(7), 201, session_id=FORK)])],
         deletions=[Deletion(GONE, [Try(at(8), at(8.5), 202, session_id=GONE)])],
         tombstones={GONE: {"requested_at": stamp(8), "finished_at": None}},
-        with_state=[TALK],
+        with_other_rows=[TALK],
         cancels=[
             Cancel(TALK, Try(at(23.1), at(23.3), 200, session_id=TALK), "accepted"),
             Cancel(TALK, Try(at(40), at(40.1), 200, session_id=TALK), "no_active_turn"),

@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from tests.support.chaos import consent, invariants
-from tests.support.chaos.evidence import Absence, Asked, Cancel, Evidence, Json, Post, Try
+from tests.support.chaos.evidence import Absence, Asked, Cancel, Evidence, Fork, Json, Post, Try
 
 from . import promises, sample
 from .sample import FORK, GONE, TALK, TASK, at, stamp
@@ -356,6 +356,12 @@ def _a_fork_that_is_refused_with_nonsense(seen: Evidence) -> None:
     seen.forks[0].tries.append(Try(at(7), at(7.1), 500))
 
 
+@spoils("forks_are_what_was_asked_for")
+def _a_place_that_is_offered_and_refused(seen: Evidence) -> Evidence:
+    refused = Try(at(7), at(7.1), 409, code="fork_boundary_not_offered")
+    return replace(seen, forks=[*seen.forks, Fork(TALK, {"turn": 0}, "k13", offered=True, tries=[refused])])
+
+
 @spoils("deleted_sessions_leave_nothing")
 def _a_session_that_is_there_after_its_deletion(seen: Evidence) -> Evidence:
     return replace(seen, sessions=[*seen.sessions, {**row(seen, TASK), "session_id": GONE}])
@@ -363,7 +369,7 @@ def _a_session_that_is_there_after_its_deletion(seen: Evidence) -> Evidence:
 
 @spoils("deleted_sessions_leave_nothing")
 def _state_of_a_deleted_session(seen: Evidence) -> Evidence:
-    return replace(seen, with_state=[GONE])
+    return replace(seen, with_other_rows=[GONE])
 
 
 @spoils("deleted_sessions_leave_nothing")

@@ -219,7 +219,7 @@ def test_a_module_of_the_authors_that_hides_one_of_ours_is_named(tmp_path: Path,
         ("dead-letters", "--limit", "-5"),
         ("tail", "ses_1", "--start", "99999999999999999999"),
         ("tail", "ses_1", "--start", "-1"),
-        ("sessions", "fork", "ses_1", "--turn", "-1"),
+        ("sessions", "fork", "ses_1", "--turn", "0", "--step", "-1"),
     ],
     ids=lambda words: " ".join(words),
 )

@@ -59,7 +59,7 @@ def test_an_import_and_a_fork_have_the_bounds_of_their_agent(file: Path) -> None
     known = settings(file, f"{__name__}:LISTED")
 
     imported, _ = operator.import_(known, file, None, again=False)
-    forked, _ = operator.fork(known, SESSION, 0)
+    forked, _ = operator.fork(known, SESSION, "0")
 
     for session_id in (imported, forked):
         given = bounds(file)[session_id]
@@ -74,6 +74,6 @@ def test_a_session_whose_agent_is_not_known_here_is_not_created(file: Path) -> N
     with pytest.raises(AgentNotFound, match=r"'tester' is known here.*PERDURE_AGENTS"):
         operator.import_(unknown, file, None, again=False)
     with pytest.raises(AgentNotFound, match="PERDURE_AGENTS"):
-        operator.fork(unknown, SESSION, 0)
+        operator.fork(unknown, SESSION, "0")
 
     assert list(bounds(file)) == [SESSION]

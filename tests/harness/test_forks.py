@@ -1,7 +1,7 @@
 """What a fork does with the calls of its past, and with those of its own."""
 
 from perdure import ToolContext, tool
-from perdure.harness.rebuild import boundary_problem, is_inside, read_end
+from perdure.harness.rebuild import boundary_problem, is_cut_by, read_end
 from perdure.protocol.deliveries import LOCAL, DeliveryBody, DeliveryRef
 from perdure.protocol.requests import Failure
 from perdure.store.lifecycle import NewFork
@@ -41,7 +41,7 @@ async def test_a_fork_repeats_no_effect_and_shares_no_key() -> None:
     assert len(results) == 1
 
 
-async def test_a_turn_that_runs_is_a_boundary_after_the_steps_that_have_ended() -> None:
+async def test_a_turn_that_runs_is_a_boundary_after_each_step_that_has_ended() -> None:
     @tool(effects="pure")
     def add(amount: int) -> int:
         """Add."""
@@ -53,18 +53,12 @@ async def test_a_turn_that_runs_is_a_boundary_after_the_steps_that_have_ended() 
 
     async with lab([call("add", amount=1), call("add", amount=2), "Done."], add) as it:
         (first,) = await it.calls(await it.deliver("Add"))
-        assert await problem(it, 0) == "turn_not_ended"
+        assert await problem(it, 0) == "step_not_ended"
         await it.tool(first)
-        # Its result may still be followed by what belongs to the step.
-        assert await problem(it, 0) == "turn_not_ended"
+        assert [await problem(it, step) for step in (0, 1, None)] == [None, "step_not_begun", "turn_not_ended"]
         await it.model(step=1)
 
-        assert [await problem(it, step) for step in (0, 1, 2, None)] == [
-            None,
-            "turn_not_ended",
-            "step_not_begun",
-            "turn_not_ended",
-        ]
+        assert [await problem(it, step) for step in (0, 1, 2)] == [None, "step_not_ended", "step_not_begun"]
 
 
 async def test_the_last_step_of_a_turn_is_its_end() -> None:
@@ -74,7 +68,7 @@ async def test_the_last_step_of_a_turn_is_its_end() -> None:
         end = await read_end(it.store, SESSION, 0, 0)
 
     assert boundary_problem(0, 0, end) is None
-    assert not is_inside(0, end)
+    assert not is_cut_by(0, end)
 
 
 async def test_a_step_that_failed_is_the_end_of_its_turn_and_the_one_before_is_a_boundary() -> None:

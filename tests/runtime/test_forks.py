@@ -170,7 +170,17 @@ async def test_a_fork_after_a_step_is_exported_and_imported(stack: Stack, talk: 
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    made = await asyncio.to_thread(run, "fork", talk.session_id, "--turn", "0", "--step", "0")
+    refused = await asyncio.to_thread(
+        subprocess.run,
+        command("sessions", "fork", talk.session_id, "--turn", "turn_0", "--step", "9"),
+        env=stack.environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert refused.stderr.strip().endswith("It can be forked with --turn 0 --step 2.")
+    made = await asyncio.to_thread(run, "fork", talk.session_id, "--turn", "turn_0", "--step", "0")
     fork_id, fork_token = (line.split()[-1] for line in made.splitlines())
     exported = tmp_path / "fork.jsonl"
     exported.write_text(await asyncio.to_thread(run, "export", fork_id))

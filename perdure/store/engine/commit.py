@@ -202,7 +202,7 @@ async def _consume(tx: Transaction, commit: Commit) -> None:
 async def _write_slots(tx: Transaction, commit: Commit, row: SessionRow) -> None:
     if not commit.slots:
         return
-    # Only turns write slots, so this is the turn that runs. What it does for an earlier turn comes before its steps.
+    # Only turns write slots, so this is the turn that runs. What it does for an earlier turn counts as its first step.
     turn = max(0, row.turns - 1, (commit.change.turns or 0) - 1 if commit.change else 0)
     step = max((record.step for record in commit.records if record.turn == turn), default=0)
     names = [write.name for write in commit.slots]

@@ -14,7 +14,7 @@ from perdure.store.lifecycle import FORK, Forked, NewFork, Restoration, leaves_o
 from perdure.store.values import NewRecord, SessionRow
 
 from . import rows
-from .database import Transaction, Value, Written
+from .database import Row, Transaction, Value, Written
 from .deliveries import insert
 from .rows import LockedSession, encode
 
@@ -72,7 +72,7 @@ async def _insert(tx: Transaction, fork: NewFork, parent: LockedSession, now: st
         turns=fork.turn + 1,
         forked_from=fork.parent,
         forked_turns=shared,
-        forked_at=encode(place),
+        fork_place=encode(place),
         left_out=encoded_ranges(left_out_up_to(row.left_out, fork.turn)),
         bounds=rows.bounds_text(fork.bounds),
         now=now,
@@ -137,15 +137,13 @@ async def _slot_after_step(
     tx: Transaction, parent: SessionRow, owner: str, name: str, version: int, cut: NewRecord
 ) -> dict[str, str | int] | None:
     place = {"session_id": owner, "name": name, "turn": cut.turn}
+    # It must be known as well: code that records nothing may have written after the last step that is recorded.
+    at_end = await _slot_at(tx, parent.session_id, name, version, cut.turn)
     whole = await tx.row("slot_of_turn", **place)
     if whole is None:
-        return await _slot_at(tx, parent.session_id, name, version, cut.turn)
+        return at_end
     steps = await tx.rows("slot_steps", **place)
-    # Each step begins where the one before has ended, unless older code has written in between.
-    versions = [whole["since"] - 1, *(step["version"] for step in steps)]
-    if versions[-1] != whole["version"] or any(
-        step["since"] != before + 1 for step, before in zip(steps, versions, strict=False)
-    ):
+    if not _is_unbroken(whole, steps):
         raise _not_recorded(f"inside turn {cut.turn}", name)
     until = max((step["step"] for step in steps if step["step"] <= cut.step), default=None)
     if until is None:
@@ -160,6 +158,16 @@ async def write_slot(tx: Transaction, session_id: str, turn: int, step: int, slo
     await tx.run("write_slot", session_id=session_id, **slot)
     await tx.run("write_slot_version", session_id=session_id, turn=turn, **slot)
     await tx.run("write_slot_step", session_id=session_id, turn=turn, step=step, **slot)
+
+
+def _is_unbroken(whole: Row, steps: Sequence[Row]) -> bool:
+    """Whether each step begins with the version after that of the step before: older code does not record its steps."""
+    expected = whole["since"]
+    for step in steps:
+        if step["since"] != expected:
+            return False
+        expected = step["version"] + 1
+    return expected == whole["version"] + 1
 
 
 async def slots_at(tx: Transaction, row: SessionRow, turn: int) -> list[dict[str, str | int]]:
@@ -226,11 +234,13 @@ async def _restore_slots(tx: Transaction, session: LockedSession, turn: int, cur
         then = {str(slot["name"]): slot for slot in await slots_at(tx, row, turn)}
     except ForkRefused as unknown:
         raise RestoreRefused(unknown.message) from None
+    newest = await tx.row("last_step", session_id=row.session_id, turn=current)
+    step = _BEFORE_STEPS if newest is None or newest["step"] is None else newest["step"]
     for slot in await tx.rows("all_slots", session_id=row.session_id):
         before = then.get(slot["name"], {"value": encode(None), "version": 0})
         if before["version"] != slot["version"]:
             again: dict[str, Value] = {"name": slot["name"], "value": before["value"], "version": slot["version"] + 1}
-            await write_slot(tx, row.session_id, current, _BEFORE_STEPS, again)
+            await write_slot(tx, row.session_id, current, step, again)
 
 
 def _merged(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -282,7 +292,7 @@ async def hand_over(tx: Transaction, session: LockedSession, limit: int, counts:
     await tx.run("move_slot_steps", **place)
     if begin > 0:
         await _write_marker(tx, heir_id, begin - 1, now)
-    rest = parent.session_id if begin > first else parent.forked_from
+    rest = parent.session_id if begin > first else parent.forked_from if begin > 0 else None
     await tx.run("set_fork", session_id=heir_id, forked_from=rest, forked_turns=begin)
     await tx.run("adopt_forks", **place, parent=heir_id)
     counts["handedOver"] = counts.get("handedOver", 0) + len(moved)

@@ -112,7 +112,15 @@ async def purge(tx: Transaction, session_id: str, limit: int, now: str) -> bool:
     if tombstone["finished_at"] is not None:
         return True
     counts: JsonObject = decode(tombstone["counts"])
+    known = await tx.row("session", session_id=session_id)
+    if known is not None and known["forked_from"] is not None:
+        # Its forks may get this parent. Were that deleted at the same time, it would not see them. It is locked first,
+        # as by whoever forks: locks that are taken in one order cannot wait for each other.
+        await rows.find(tx, known["forked_from"])
     session = await rows.find(tx, session_id)
+    if session is not None and known is not None and session.row.forked_from != known["forked_from"]:
+        # It has got another one meanwhile; the next transaction sees that.
+        return False
     if session is None:
         done = await _delete_rows(tx, session_id, limit, counts)
     elif not session.ended:
@@ -245,7 +253,8 @@ async def _expire_records(tx: Transaction, session_id: str, oldest: str) -> bool
     if session is None or session.closed_at is None or session.closed_at >= oldest:
         return False
     if not session.row.records_expired:
-        if await tx.row("forks_of", session_id=session_id) is not None:
+        most = await tx.row("forks_of", session_id=session_id)
+        if most is not None and most["forked_turns"] > 0:
             return False
         # From here on nobody forks or exports it: some of its turns are missing.
         await tx.run("set_expired_records", session_id=session_id, state=_GOING)

@@ -61,7 +61,7 @@ def session(row: Row) -> SessionRow:
         bounds=None if row["bounds"] is None else Bounds.model_validate(decode(row["bounds"])),
         forked_from=row["forked_from"],
         forked_turns=row["forked_turns"],
-        forked_at=decode_some(row["forked_at"]),
+        fork_place=decode_some(row["fork_place"]),
         left_out=[(first, until) for first, until in decode_some(row["left_out"]) or ()],
         records_expired=bool(row["expired_records"]),
     )

@@ -1,5 +1,5 @@
 UPDATE sessions
 SET forked_from = CAST(:forked_from AS text),
     forked_turns = :forked_turns,
-    forked_at = NULL
+    fork_place = NULL
 WHERE session_id = :session_id

@@ -253,7 +253,7 @@ async def test_a_fork_after_a_step_has_the_turn_up_to_it(store: Store) -> None:
     ]
     row = await store.session("f")
     assert row is not None
-    assert (row.turns, row.forked_from, row.forked_turns, row.forked_at) == (3, "s", 1, {"turn": 1, "step": 1})
+    assert (row.turns, row.forked_from, row.forked_turns, row.fork_place) == (3, "s", 1, {"turn": 1, "step": 1})
     (event, *_) = [event async for event in read_all(store, "f")]
     assert event.data == {"parent": {"sessionId": "s", "turn": 1, "step": 1}}
 
@@ -347,6 +347,9 @@ async def test_a_fork_after_a_step_outlives_its_parents(store: Store) -> None:
             pass
         assert await store.session(gone) is None
 
+    # Where they were forked was a place in their first parent.
+    rows = [await store.session(each) for each in ("g", "ff")]
+    assert [(row and row.forked_from, row and row.fork_place) for row in rows] == [("ff", None), (None, None)]
     for each in ("g", "ff"):
         assert (await places(store, each), await cart(store, each)) == before[each]
     # And they are forked where they could be.
@@ -366,3 +369,61 @@ async def test_a_restore_is_before_the_steps_of_the_next_turn(store: Store) -> N
     await fork_after(store, 2, 1, to="g")
 
     assert (await cart(store, "f"), await cart(store, "g")) == (1, 7)
+
+
+async def test_state_that_code_without_any_record_wrote_after_a_step_is_not_guessed(
+    store: Store, database: Database
+) -> None:
+    await play_steps(store, 0, [1, None])
+    # The oldest code that works with this schema writes the slot only: here in the second step.
+    database.run("UPDATE slots SET version = 2, value = '{\"n\":2}' WHERE session_id = 's'")
+    await play_steps(store, 1, [None])
+
+    for step in (0, 1):
+        with pytest.raises(ForkRefused) as refused:
+            await fork_after(store, 0, step)
+        assert refused.value.details["reason"] == "state_not_recorded"
+
+
+async def test_a_restore_of_a_turn_that_runs_comes_after_its_steps(store: Store) -> None:
+    await play_steps(store, 0, [1])
+    await play_steps(store, 1, [2])
+    await store.commit(given.running(2))
+    await store.commit(Commit("s", records=[given.record(turn=2, of="s")], slots=[SlotWrite("cart", {"n": 3})]))
+    await given.attend(store)
+    await store.restore(Restoration("s", "OPERATOR", kept=0))
+    for step in (1, 2):
+        record = given.record(turn=2, step=step, of="s")
+        await store.commit(Commit("s", records=[record], slots=[SlotWrite("cart", {"n": 10 + step})]))
+
+    for step in (0, 1):
+        await fork_after(store, 2, step, to=f"f{step}")
+
+    assert [await cart(store, each) for each in ("f0", "f1")] == [1, 11]
+
+
+async def test_a_fork_that_shares_nothing_any_more_has_no_parent(store: Store) -> None:
+    await play_steps(store, 0, [1, 2])
+    await fork_after(store, 0, 0, to="f")
+    await play_steps(store, 1, [3], "f")
+    await fork(store, 1, parent="f", to="g")
+    await store.commit(given.closing("f"))
+    await store.begin_deletion("f")
+    while not await store.purge("f", 100):
+        pass
+
+    row = await store.session("g")
+    assert row is not None
+    assert (row.forked_from, row.forked_turns, row.fork_place) == (None, 0, None)
+    assert [place[:2] for place in await places(store, "g")] == [(0, 0), (0, 0), (1, 0)]
+
+
+async def test_a_fork_of_the_whole_turn_may_name_its_last_step(store: Store) -> None:
+    await play_steps(store, 0, [1, 2])
+
+    await store.fork(NewFork("f", "token of f", "s", 0, step=1))
+
+    row = await store.session("f")
+    assert row is not None
+    assert (row.forked_turns, row.fork_place) == (1, {"turn": 0, "step": 1})
+    assert await cart(store, "f") == 2

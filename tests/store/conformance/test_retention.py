@@ -12,7 +12,7 @@ from perdure.session.inputs import resolved
 from perdure.store.base import Store, read_all
 from perdure.store.engine import lifecycle
 from perdure.store.engine.database import Transaction
-from perdure.store.lifecycle import Keep
+from perdure.store.lifecycle import Keep, NewFork
 from perdure.store.values import Commit, SessionChange
 from tests.store.conformance.conftest import Database
 from tests.store.conformance.test_deletions import delete
@@ -153,6 +153,17 @@ async def test_records_that_a_fork_shares_stay(store: Store) -> None:
     await expire(store, Keep(deltas=AT_ONCE, messages=AT_ONCE, records=AT_ONCE))
 
     assert await owners(store, "f") == ["s"]
+
+
+async def test_a_fork_that_shares_no_turn_keeps_no_records(store: Store) -> None:
+    await play(store, 0)
+    await store.fork(NewFork("f", "token of f", "s", 0, step=0, cut=given.record("cut", of="f")))
+    await store.commit(given.closing())
+
+    await expire(store, Keep(records=AT_ONCE))
+
+    assert await owners(store, "s") == []
+    assert await owners(store, "f") == ["f", "s"]
 
 
 async def test_an_expired_fork_does_not_keep_the_records_of_its_parent(store: Store) -> None:

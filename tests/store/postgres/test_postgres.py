@@ -1,3 +1,4 @@
+import asyncio
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import replace
@@ -10,9 +11,10 @@ from perdure.errors import OutcomeUnknown, Unavailable
 from perdure.store.engine import database
 from perdure.store.engine.database import T, Transaction, Work
 from perdure.store.engine.store import SqlStore
-from perdure.store.postgres.database import PostgresDatabase
+from perdure.store.lifecycle import NewFork
+from perdure.store.postgres.database import PostgresDatabase, PostgresTransaction
 from perdure.store.postgres.feed import Notifications
-from perdure.store.values import Commit, SessionQuery
+from perdure.store.values import Commit, NewRecord, SessionQuery
 from tests.store.plans import CROWD, LISTINGS, THEIR_DELIVERIES, THEIR_RECORDS, Ran, recorded
 from tests.support import given
 from tests.support.waiting import until
@@ -271,3 +273,58 @@ async def test_a_server_that_is_not_there_is_unavailable() -> None:
         await store.sessions(SessionQuery())
 
     await store.close()
+
+
+@pytest.mark.parametrize("inside", [False, True])
+async def test_two_deletions_at_once_lose_no_turns_of_a_fork(
+    store: SqlStore, postgres_url: str, monkeypatch: pytest.MonkeyPatch, inside: bool
+) -> None:
+    """The grandparent hands its turns to one fork while the parent is about to give it another fork."""
+    for turn in range(3):
+        await one_turn(store, turn, "s")
+    await store.fork(NewFork("heir", "token of heir", "s", 2))
+    await store.fork(NewFork("parent", "token of parent", "s", 1))
+    await one_turn(store, 2, "parent")
+    cut = NewRecord(2, 0, "cut", "test/1", {"of": "f"}) if inside else None
+    await store.fork(NewFork("f", "token of f", "parent", 2, step=0, cut=cut))
+    before = await store.records("f")
+    for session_id in ("s", "parent"):
+        await store.commit(given.closing(session_id))
+        await store.begin_deletion(session_id)
+    reached, released = asyncio.Event(), asyncio.Event()
+    run = PostgresTransaction.run
+
+    async def waits_before_its_commit(tx: PostgresTransaction, query: str, **values: Any) -> None:
+        if query == "count_deleted" and values["session_id"] == "parent" and not reached.is_set():
+            reached.set()
+            await released.wait()
+        await run(tx, query, **values)
+
+    monkeypatch.setattr(PostgresTransaction, "run", waits_before_its_commit)
+    other = await opened(postgres_url)
+    try:
+        first = asyncio.create_task(store.purge("parent", 100))
+        await reached.wait()
+        second = asyncio.create_task(other.purge("s", 100))
+        await until(lambda: waits_for_a_lock(postgres_url), "the second deletion to wait for the first")
+        released.set()
+        await asyncio.gather(first, second)
+        for session_id in ("parent", "s"):
+            while not await store.purge(session_id, 100):
+                pass
+    finally:
+        await other.close()
+
+    assert [(each.turn, each.key) for each in await store.records("f")] == [(each.turn, each.key) for each in before]
+
+
+async def one_turn(store: SqlStore, turn: int, session_id: str) -> None:
+    await store.commit(given.running(turn, session_id))
+    await store.commit(Commit(session_id, records=[given.record(turn=turn, of=session_id)]))
+    await store.commit(given.ending(turn, session_id))
+
+
+def waits_for_a_lock(url: str) -> bool:
+    with psycopg.connect(url) as connection:
+        waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+        return connection.execute(waiting).fetchone() is not None

@@ -20,7 +20,7 @@ _TABLES = {
     "fences": "SELECT * FROM fences ORDER BY session_id",
     "inputs": "SELECT * FROM inputs ORDER BY session_id, opened_at, request_id",
     "deletions": "SELECT * FROM deletions ORDER BY session_id",
-    "state": """
+    "others": """
         SELECT session_id FROM slots UNION SELECT session_id FROM slot_versions UNION SELECT session_id FROM slot_steps
         UNION SELECT session_id FROM routes UNION SELECT session_id FROM dead_letters
     """,
@@ -111,6 +111,8 @@ class Fork:
     parent: str
     place: Json
     key: str
+    #: Whether the refusal of another place has offered this one.
+    offered: bool = False
     tries: list[Try] = field(default_factory=list[Try])
 
 
@@ -159,9 +161,9 @@ class Evidence:
     cancels: Sequence[Cancel] = ()
     forks: Sequence[Fork] = ()
     deletions: Sequence[Deletion] = ()
-    #: What is left of deleted sessions, and the sessions that have state, tokens or failed turns.
+    #: What is left of deleted sessions, and the sessions with rows in tables that no other check looks at.
     tombstones: Mapping[str, Json] = field(default_factory=dict[str, Json])
-    with_state: Sequence[str] = ()
+    with_other_rows: Sequence[str] = ()
     #: What readers were given while it happened, each from index 0 on: session and events.
     followed: Sequence[tuple[str, Sequence[Json]]] = ()
     #: When workers that were taken for dead may have acted all the same.
@@ -232,7 +234,7 @@ def read_store(database_url: str) -> Evidence:
         fences=tables["fences"],
         inputs=_by_session(_decoded(each, "request", "answer") for each in tables["inputs"]),
         tombstones={row["session_id"]: row for row in tables["deletions"]},
-        with_state=[row["session_id"] for row in tables["state"]],
+        with_other_rows=[row["session_id"] for row in tables["others"]],
     )
 
 

@@ -1,5 +1,5 @@
 -- The place in its parent at which a fork was requested, as it was requested.
-ALTER TABLE sessions ADD COLUMN forked_at TEXT;
+ALTER TABLE sessions ADD COLUMN fork_place TEXT;
 
 -- The value of a slot at the end of each step that has written it. `since`: the version of the step's first write.
 CREATE TABLE slot_steps (
