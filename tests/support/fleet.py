@@ -110,6 +110,10 @@ class Fleet:
             composition.workflow_worker(client, settings, names.TURNS_QUEUE, [turn]),
             composition.workflow_worker(client, settings, names.SESSIONS_QUEUE, [SessionWorkflow]),
         ):
+            # Nobody switches builds before that.
+            async with asyncio.timeout(60):
+                for kind, queues in _QUEUES.items():
+                    await _polled(client, f"{self.deployment}-{kind}", build, queues)
             yield
 
     @contextlib.asynccontextmanager
