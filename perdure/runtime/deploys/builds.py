@@ -21,6 +21,7 @@ from temporalio.api.enums.v1 import RoutingConfigUpdateState, TaskQueueType, Wor
 from temporalio.api.taskqueue.v1 import TaskQueue
 from temporalio.api.workflowservice.v1 import (
     DescribeTaskQueueRequest,
+    DescribeTaskQueueResponse,
     DescribeWorkerDeploymentRequest,
     DescribeWorkerDeploymentVersionRequest,
     ListWorkersRequest,
@@ -157,14 +158,19 @@ class Builds:
         builds = {build for each in polling for build in each}
         return {build: min(len(each.get(build, ())) for each in polling) for build in builds}
 
+    async def queues_know(self, kind: str, routing: Routing) -> bool:
+        """Whether each queue of this kind has the routing: the server may say for ever that it still tells them."""
+        for queue, type in QUEUES[kind]:
+            its = (await self._described(queue, type)).versioning_info
+            found = (its.current_deployment_version.build_id, its.ramping_deployment_version.build_id)
+            if found != (routing.current, routing.ramping) or its.ramping_version_percentage != routing.percent:
+                return False
+        return True
+
     async def polling(self, queue: str, type: TaskQueueType.ValueType = _WORKFLOWS) -> dict[str, set[str]]:
         """The workers that poll a queue, by build: those of this deployment, and not those that have stopped."""
         name = self.queue(queue)
-        request = DescribeTaskQueueRequest(
-            namespace=self.client.namespace, task_queue=TaskQueue(name=name), task_queue_type=type
-        )
-        service = self.client.workflow_service
-        described = await called(service.describe_task_queue(request, timeout=RPC_PATIENCE))
+        described = await self._described(queue, type)
         stopped = await self._stopped(name)
         oldest = time.time() - _POLL_SECONDS
         deployment = self.name(names.SESSIONS_QUEUE if queue == names.SESSIONS_QUEUE else names.TURNS_QUEUE)
@@ -176,6 +182,12 @@ class Builds:
             if is_ours and seen > max(oldest, stopped.get((poller.identity, build), 0.0)):
                 polling.setdefault(build, set()).add(poller.identity)
         return polling
+
+    async def _described(self, queue: str, type: TaskQueueType.ValueType) -> DescribeTaskQueueResponse:
+        request = DescribeTaskQueueRequest(
+            namespace=self.client.namespace, task_queue=TaskQueue(name=self.queue(queue)), task_queue_type=type
+        )
+        return await called(self.client.workflow_service.describe_task_queue(request, timeout=RPC_PATIENCE))
 
     async def status(self) -> Sequence[Build]:
         """All builds that have a worker or work, the newest first."""

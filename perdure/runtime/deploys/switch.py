@@ -121,6 +121,9 @@ async def _missing(builds: Builds, build: str) -> Sequence[str]:
 async def _wait_until_settled(builds: Builds, kind: str, patience: float, holds: Callable[[Routing], bool]) -> None:
     until = monotonic() + patience
     while not ((routing := await builds.routing(kind)).settled and holds(routing)):
+        if monotonic() > until - patience / 2 and holds(routing) and await builds.queues_know(kind, routing):
+            # The server may report a switch as in progress for ever when it learns of a queue meanwhile.
+            return
         if monotonic() > until:
             raise Unavailable(
                 f"Temporal still switches the deployment {builds.name(kind)}: not all of its task queues have the new "

@@ -1,13 +1,14 @@
 """`perdure deploy status`, `promote` and `ramp`: new work is switched from one build to another."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from perdure.protocol import names
 from perdure.runtime.deploys import builds as of_builds
-from perdure.runtime.deploys.builds import KINDS
+from perdure.runtime.deploys.builds import KINDS, Builds, Routing
 from perdure.session import state
 from perdure.session.state import Chain
 from tests.support import commands
@@ -66,6 +67,31 @@ async def test_status_shows_each_build_with_its_work(bench: Bench, fleet: Fleet,
         "stuck: build v1 has 1 open sessions, 0 running turns and no worker: "
         "start one, or run `perdure deploy drain v1 --take-over`"
     ]
+
+
+async def test_a_switch_that_temporal_never_calls_finished_is_finished_when_all_queues_know(
+    fleet: Fleet, operator: Operator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    routing = Builds.routing
+
+    async def never_settled(builds: Builds, kind: str) -> Routing:
+        return replace(await routing(builds, kind), settled=False)
+
+    async with fleet.build("v1", Outside()), fleet.build("v2", Outside()):
+        await operator.says("promote", "v1")
+        monkeypatch.setattr(Builds, "routing", never_settled)
+        # Repeated where the machine is slow.
+        promoted = await operator.says("promote", "v2", "--wait", "4")
+        monkeypatch.setattr(Builds, "queues_know", do_not_know)
+        unknown = await operator.runs("promote", "v2", "--wait", "0.2")
+
+    assert promoted[-1].startswith("sessions: build v2 ")
+    assert "Run the same command again" in unknown.stderr
+
+
+async def do_not_know(builds: Builds, kind: str, routing: Routing) -> bool:
+    del builds, kind, routing
+    return False
 
 
 async def test_a_ramp_is_changed_ended_and_superseded(fleet: Fleet, operator: Operator) -> None:
