@@ -1,6 +1,6 @@
 """The agent that is measured."""
 
-from perdure.agents import Agent, tool
+from perdure.agents import Agent, Limits, tool
 
 
 @tool(effects="pure")
@@ -15,4 +15,10 @@ def guarded() -> str:
     return "done"
 
 
-agent = Agent(name="bench", instructions="You are measured.", tools=[nothing, guarded])
+agent = Agent(
+    name="bench",
+    instructions="You are measured.",
+    tools=[nothing, guarded],
+    # A turn of many rounds repeats one call.
+    limits=Limits(repeated_calls=None),
+)

@@ -83,7 +83,8 @@ TINY = Plan(
     growth=10,
     young=(1, 4),
     old=(7, 10),
-    tool_rounds=3,
+    # More than an agent may repeat a call by default.
+    tool_rounds=6,
     appends=20,
     writers=4,
     readers=5,
