@@ -46,6 +46,19 @@ async def asked(stack: Stack) -> list[Json]:
         return (await http.get(f"{stack.provider_url}/requests")).json()["requests"]
 
 
+async def operate(stack: Stack, *words: str) -> "subprocess.CompletedProcess[str]":
+    """What `perdure sessions` with these words says."""
+    return await asyncio.to_thread(
+        subprocess.run,
+        command("sessions", *words),
+        env=stack.environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
 def emitted(events: list[Json], type: str) -> list[Any]:
     return [event["data"] for event in events if event["type"] == type]
 
@@ -158,33 +171,18 @@ async def test_a_turn_that_waits_is_forked_after_its_earlier_steps(stack: Stack,
 async def test_a_fork_after_a_step_is_exported_and_imported(stack: Stack, talk: Talk, tmp_path: Path) -> None:
     await talk.say('call add {"a": 1, "b": 2} then call add {"a": 3, "b": 4} then say seven')
 
-    def run(*arguments: str) -> str:
-        done = subprocess.run(
-            command("sessions", *arguments),
-            env=stack.environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
+    async def run(*words: str) -> str:
+        done = await operate(stack, *words)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    refused = await asyncio.to_thread(
-        subprocess.run,
-        command("sessions", "fork", talk.session_id, "--turn", "turn_0", "--step", "9"),
-        env=stack.environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    refused = await operate(stack, "fork", talk.session_id, "--turn", "turn_0", "--step", "9")
     assert refused.stderr.strip().endswith("It can be forked with --turn 0 --step 2.")
-    made = await asyncio.to_thread(run, "fork", talk.session_id, "--turn", "turn_0", "--step", "0")
+    made = await run("fork", talk.session_id, "--turn", "turn_0", "--step", "0")
     fork_id, fork_token = (line.split()[-1] for line in made.splitlines())
     exported = tmp_path / "fork.jsonl"
-    exported.write_text(await asyncio.to_thread(run, "export", fork_id))
-    imported_id, imported_token = (await asyncio.to_thread(run, "import", str(exported), "--token")).split()
+    exported.write_text(await run("export", fork_id))
+    imported_id, imported_token = (await run("import", str(exported), "--token")).split()
     digests: list[str] = []
     for session_id, token in ((fork_id, fork_token), (imported_id, imported_token)):
         async with stack.talk() as forked:
@@ -246,15 +244,7 @@ async def test_a_repeated_request_gets_the_first_fork(talk: Talk) -> None:
 async def test_an_operator_forks_a_session_of_anybody(stack: Stack, talk: Talk) -> None:
     await talk.say("say one")
 
-    done = await asyncio.to_thread(
-        subprocess.run,
-        command("sessions", "fork", talk.session_id, "--turn", "0"),
-        env=stack.environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    done = await operate(stack, "fork", talk.session_id, "--turn", "0")
 
     assert done.returncode == 0, done.stderr
     async with stack.talk() as forked:

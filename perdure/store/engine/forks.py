@@ -31,6 +31,8 @@ async def fork(tx: Transaction, fork: NewFork, now: str) -> Forked:
             return Forked(accepted.delivery.session_id, fresh=False)
     owner = None if fork.cut is None else await _lock_owner(tx, fork)
     parent = await rows.find(tx, fork.parent)
+    if owner is not None and await _owner(tx, fork) != owner:
+        raise Unavailable("A session that shares this turn is being deleted; try again.")
     if parent is None or await tx.row("deletion", session_id=fork.parent) is not None:
         raise SessionNotFound
     refuse_expired(parent.row)
@@ -104,10 +106,6 @@ async def _lock_owner(tx: Transaction, fork: NewFork) -> str:
     """
     owner = await _owner(tx, fork)
     await rows.find(tx, owner)
-    if owner != fork.parent:
-        await rows.find(tx, fork.parent)
-    if await _owner(tx, fork) != owner:
-        raise Unavailable("A session that shares this turn is being deleted; try again.")
     return owner
 
 
