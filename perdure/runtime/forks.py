@@ -69,9 +69,6 @@ class Forks:
     ) -> ForkReceipt:
         if not all(0 <= number < 2**53 for number in (turn, step or 0)):
             raise Invalid("A session is forked at the end of a turn or of a step; both are numbered from 0.")
-        first = await self.first(parent.session_id, turn, step, principal, idempotency_key)
-        if first is not None:
-            return first
         session_id = deliveries.session_id()
         delivery = _key_holder(session_id, parent.session_id, turn, step, principal, idempotency_key)
         cut = await self._checked_cut(parent, turn, step)

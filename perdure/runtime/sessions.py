@@ -304,13 +304,12 @@ class Sessions:
         With `step`, only the steps of that turn up to this one are shared. `ForkRefused` when that is no boundary, with
         the next earlier one. The fork belongs to the owner of the session.
         """
-        if principal is not None and idempotency_key is not None:
-            # Before its parent, which may have been deleted since.
-            first = await self._forks.first(session_id, turn, step, principal, idempotency_key)
-            if first is not None:
-                return first
-        row = await self.get(session_id, principal)
-        return await self._forks.fork(row, turn, step, principal or row.principal, idempotency_key)
+        owner = principal or (await self.get(session_id)).principal
+        # Before its parent, which may have been deleted since.
+        first = await self._forks.first(session_id, turn, step, owner, idempotency_key)
+        if first is not None:
+            return first
+        return await self._forks.fork(await self.get(session_id, principal), turn, step, owner, idempotency_key)
 
     async def delete(self, session_id: str, *, principal: Principal | None = None, patience: float = 10.0) -> Deletion:
         """Delete the session for good; the result says how much there was.
