@@ -1,7 +1,10 @@
 """Text and values that Temporal, the databases, the providers and the readers accept."""
 
 import re
+from math import isfinite
 from typing import Any, cast
+
+from pydantic_core import to_json
 
 #: The deepest values that are accepted. Serialisers between here and the model fail at about 250 levels.
 DEEPEST = 100
@@ -17,6 +20,33 @@ def whole(text: str) -> str:
         # UTF-16 joins the two halves of a pair into one character.
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     return text
+
+
+def repaired(value: Any) -> Any:
+    """The JSON value with unpaired surrogates replaced, and numbers that are none, which most readers refuse."""
+    try:
+        # Nearly all values are as they should be, and this is fast.
+        encoded = to_json(value)
+        if b"NaN" not in encoded and b"Infinity" not in encoded:
+            return value
+    except ValueError:
+        pass
+    return _repaired(value)
+
+
+def _repaired(value: Any) -> Any:
+    match value:
+        case str():
+            return whole(value)
+        case float():
+            return value if isfinite(value) else None
+        case dict():
+            known = cast("dict[str, Any]", value)
+            return {whole(name): _repaired(inner) for name, inner in known.items()}
+        case list():
+            return [_repaired(inner) for inner in cast("list[Any]", value)]
+        case _:
+            return value
 
 
 def described(error: BaseException) -> str:

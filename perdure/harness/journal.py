@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import datetime
-from math import isfinite
-from typing import Any, Literal, TypeAlias, TypeVar, cast
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_ai.messages import ModelMessagesTypeAdapter, ModelResponse
@@ -11,7 +10,7 @@ from pydantic_ai.messages import ModelMessagesTypeAdapter, ModelResponse
 from perdure.agents.agent import Agent
 from perdure.agents.context import SessionView
 from perdure.agents.registry import AgentRegistry
-from perdure.bounds import DEEPEST, deeper_than, quoted, whole
+from perdure.bounds import DEEPEST, deeper_than, quoted, repaired
 from perdure.errors import AgentGone, SessionGone, StoreBehind, UnreadableState
 from perdure.protocol import names
 from perdure.protocol.deliveries import DeliveryBody, Principal
@@ -274,28 +273,13 @@ def readable(response: ModelResponse) -> ModelResponse:
     if deeper_than(dumped, _DEEPEST_REPLY):
         # Alone it might still be serializable, but not within a prompt.
         raise ValueError(f"The reply is nested deeper than {_DEEPEST_REPLY} levels.")
-    return _RESPONSE.validate_python(_readable(dumped))
-
-
-def _readable(value: Any) -> Any:
-    match value:
-        case str():
-            return whole(value)
-        case float():
-            return value if isfinite(value) else None
-        case dict():
-            known = cast("dict[str, Any]", value)
-            return {whole(name): _readable(inner) for name, inner in known.items()}
-        case list():
-            return [_readable(inner) for inner in cast("list[Any]", value)]
-        case _:
-            return value
+    return _RESPONSE.validate_python(repaired(dumped))
 
 
 def load_response(reply: StoredReply) -> ModelResponse:
     # Older builds may have stored values that no provider accepts.
     try:
-        return _RESPONSE.validate_python(_readable(reply.response))
+        return _RESPONSE.validate_python(repaired(reply.response))
     except ValidationError as invalid:
         raise UnreadableState("A reply cannot be read.", problems=invalid.error_count()) from None
 
