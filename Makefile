@@ -23,7 +23,7 @@ ifdef PYTEST_ARGS
 	$(BIN)/pytest $(PYTEST_ARGS)
 else
 	@# Most tests wait for real processes to notice that others died, so there can be more of them than cores.
-	$(BIN)/pytest -n 5 --dist worksteal -m "not alone and not deaths and not slow"
+	$(BIN)/pytest -n 6 --dist worksteal -m "not alone and not deaths and not slow"
 	@# Each of these modules dies its deaths once, in one process.
 	$(BIN)/pytest -n 2 --dist loadfile -m "deaths and not slow"
 	@# Those that hold a stopwatch have the machine to themselves.

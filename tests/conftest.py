@@ -23,4 +23,4 @@ settings.load_profile("patient")
 # after every few hundred new ones is an eighth of the time of a test that only computes.
 gc.set_threshold(50_000, 20, 50)
 
-pytest_plugins = ["tests.support.case_names", "tests.support.plugin", "tests.support.postgres"]
+pytest_plugins = ["tests.support.case_names", "tests.support.order", "tests.support.plugin", "tests.support.postgres"]
