@@ -99,6 +99,8 @@ class Forked:
         self._server = server
         self._file = os.pidfd_open(pid)
         self._exit_code: int | None = None
+        # The server forgets a process once it was asked for its exit code.
+        self._asking = threading.Lock()
 
     def poll(self) -> int | None:
         return self._exit_code if self._ended_within(0) else None
@@ -113,6 +115,9 @@ class Forked:
         if self.poll() is None:
             signal.pidfd_send_signal(self._file, sig)
 
+    def __del__(self) -> None:
+        os.close(self._file)
+
     def _ended_within(self, seconds: float | None) -> bool:
         if self._exit_code is None:
             poll = select.poll()
@@ -120,8 +125,9 @@ class Forked:
             poll.register(self._file, select.POLLIN)
             if not poll.poll(None if seconds is None else seconds * 1000):
                 return False
-            self._exit_code = self._server.exit_code(self.pid)
-            os.close(self._file)
+            with self._asking:
+                if self._exit_code is None:
+                    self._exit_code = self._server.exit_code(self.pid)
         return True
 
 
