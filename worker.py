@@ -31,7 +31,7 @@ from perdure.settings import Settings
 from perdure.store.base import Store
 from perdure.store.open import checked_store
 from perdure.telemetry import setup
-from workflows import failures, policies, steps
+from workflows import policies, steps, versions
 from workflows.session import SessionWorkflow
 from workflows.turn import TurnWorkflow
 
@@ -50,7 +50,7 @@ SANDBOX = SandboxedWorkflowRunner(
         "pydantic_core",
         "opentelemetry",
         # They hold no state, and importing them again was half of the cost of a new turn.
-        *(module.__name__ for module in (failures, policies, steps)),
+        *(module.__name__ for module in (policies, steps, versions)),
     )
 )
 
@@ -147,7 +147,7 @@ async def serving(settings: Settings) -> AsyncGenerator[None]:
     """Build all that a worker needs, and close it in reverse order."""
     async with contextlib.AsyncExitStack() as stack:
         # Before anything is opened: a wrong declaration must fail the start, not the first message.
-        agents = load_agents(settings.agents, settings.model)
+        agents = load_agents(settings.agents, settings.model, settings.turns)
         models = Models(silence=settings.model_silence)
         models.check(agents)
         check_prices(agents, settings)

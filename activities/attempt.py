@@ -234,7 +234,7 @@ def _unexpected(error: BaseException) -> ApplicationError:
 
 def _is_retryable(error: PerdureError) -> bool:
     info = activity.info()
-    if info.workflow_type == names.SESSION_WORKFLOW:
+    if info.workflow_type == names.SESSION_WORKFLOW and info.activity_type not in names.STEPS:
         # A driver cannot continue without this work, so it is retried until it succeeds.
         return True
     if isinstance(error, NeedsAttention):

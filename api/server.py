@@ -111,7 +111,7 @@ async def serve(settings: Settings, stop: asyncio.Event, ready: asyncio.Event | 
         authenticators = build_authenticators(settings)
         keep = Keep(*settings.keep_seconds)
         sock = stack.enter_context(listen(settings.host, settings.port))
-        agents = load_agents(settings.agents, settings.model)
+        agents = load_agents(settings.agents, settings.model, settings.turns)
         store = await stack.enter_async_context(checked_store(settings.database))
         tracing = setup.set_up("perdure-api")
         stack.callback(tracing.close)

@@ -62,6 +62,9 @@ class Settings(BaseSettings):
     # The model of agents that name none.
     model: str | None = None
 
+    # How turns run: each as a child workflow, or in the workflow of their session. `Agent(turns=…)` overrides it.
+    turns: Literal["child", "inline"] = "child"
+
     # Versioned workers: both or none.
     deployment: Name = None
     build_id: Name = None

@@ -11,8 +11,8 @@ from workflows.patches import PATCHES, Patch
 
 #: Functions whose patch ids are not written where they are asked for, and the tables that contain the ids.
 FROM_TABLES = {
-    ("workflows/session.py", "_reads"): [patch for patch in (*KINDS.values(), *REFERENCE_VERSIONS.values()) if patch],
-    ("workflows/session.py", "_reads_version"): [version_patch(each) for each in range(2, SESSION.version + 1)],
+    ("workflows/versions.py", "reads"): [patch for patch in (*KINDS.values(), *REFERENCE_VERSIONS.values()) if patch],
+    ("workflows/versions.py", "reads_version"): [version_patch(each) for each in range(2, SESSION.version + 1)],
 }
 
 _CALLS = ("patched", "deprecate_patch")

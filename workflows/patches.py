@@ -78,5 +78,6 @@ PATCHES = (
     Patch("shorter-runs", "driver", date(2026, 11, 19), "continued as new after 400 events instead of 200"),
     Patch("session-bounds", "driver", date(2026, 11, 19), "had no deadline and no idle time-out"),
     Patch("controls", "driver", date(2026, 11, 19), "left controls (`compact`, `clear`, `reset`) to a newer build"),
+    Patch("inline-turns", "driver", date(2026, 11, 19), "ran each turn as a child workflow"),
     Patch("parallel-calls", "turn", date(2026, 11, 18), "began all calls of a reply at once"),
 )

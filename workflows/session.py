@@ -8,10 +8,9 @@ from typing import Any, Literal, TypeAlias, TypeVar, cast
 from temporalio import workflow
 from temporalio.exceptions import ActivityError, ChildWorkflowError, WorkflowAlreadyStartedError, is_cancelled_exception
 
-from perdure.errors import UnreadableState
+from perdure.errors import PerdureError, UnreadableState
 from perdure.protocol import names
 from perdure.protocol.actions import DispatchCodeModeRuntimeActions, DispatchRuntimeActions, Done, Park
-from perdure.protocol.deliveries import DeliveryRef
 from perdure.protocol.inputs import OpenInput
 from perdure.protocol.requests import (
     AttendSession,
@@ -29,10 +28,8 @@ from perdure.protocol.requests import (
 from perdure.protocol.wire import JsonObject
 from perdure.session import decisions
 from perdure.session.state import (
-    KINDS,
     OPERATOR_CANCELLED,
     OPERATOR_FAILED,
-    REFERENCE_VERSIONS,
     REMEMBERED_DELIVERIES,
     SESSION_DEADLINE,
     SESSION_IDLE,
@@ -40,22 +37,21 @@ from perdure.session.state import (
     Rebuild,
     SessionState,
     can_be_kept,
-    is_unknown,
     load_session,
     read_delivery,
     read_repair,
     read_turn_number,
-    version_patch,
     with_unknown_prefix,
 )
-from perdure.session.turn import CANCELLED, conclusion
+from perdure.session.turn import CANCELLED, ContinueAsNew, conclusion
 
-from . import failures
-from .steps import CONCLUDED_TYPE, NONE_TYPE, execute_until_done
+from . import versions
+from .steps import CONCLUDED_TYPE, NONE_TYPE, execute_until_done, failure_of_error, failure_of_turn
+from .turn import InlineTurn
 
 T = TypeVar("T")
 
-TurnHandle: TypeAlias = "workflow.ChildWorkflowHandle[Any, TurnResult]"
+TurnHandle: TypeAlias = "workflow.ChildWorkflowHandle[Any, TurnResult] | InlineTurn"
 
 #: A driver continues as new once its history has this many events, about fifteen turns. So the cost of a replay does
 #: not grow with the age of the session. Runs that began before this number have twice as many.
@@ -78,7 +74,7 @@ class SessionWorkflow:
         self._data = data
         self._unreadable: UnreadableState | None = None
         try:
-            self._state = load_session(data, _reads, _reads_version)
+            self._state = load_session(data, versions.reads, versions.reads_version)
         except UnreadableState as unreadable:
             self._unreadable = unreadable
             self._state = SessionState(session_id=workflow.info().workflow_id, agent="", token_hash="")
@@ -110,7 +106,7 @@ class SessionWorkflow:
         if self._unreadable is not None:
             self._unread_signals.extend(each for each in data if can_be_kept(each) and each not in self._unread_signals)
         delivery = read_delivery(data[0]) if len(data) == 1 else None
-        unknown = delivery is not None and not _reads(delivery)
+        unknown = delivery is not None and not versions.reads(delivery)
         # Older runs ignored deliveries of unknown kinds, which the sweeper signalled again.
         if delivery is None or (unknown and not (workflow.patched("keep-unknown-kinds") and self._state.has_room)):
             # If it is a delivery after all, it is also in the store, and is signalled again.
@@ -255,7 +251,7 @@ class SessionWorkflow:
             case decisions.EndIdle():
                 return await self._end_idle()
             case decisions.Renew():
-                _continue_as_new(decisions.renewed(self._state, workflow.time()).model_dump(mode="json"))
+                versions.continue_as_new(decisions.renewed(self._state, workflow.time()).model_dump(mode="json"))
             case decisions.Wait(until=until):
                 await self._wait(until)
         return False
@@ -313,7 +309,16 @@ class SessionWorkflow:
             # Cancelled before it began: the child workflow is not started.
             return await self._conclude(request, CANCELLED, "cancelled")
         try:
+            # A held turn begins as a child workflow: there it may find a newer build.
+            if argument is request and self._is_inline():
+                end = await self._run_inline(request)
+                if isinstance(end, TurnResult):
+                    return end
+                # The rest of a long turn gets a history of its own.
+                argument = end.request
             return await self._run_child(request, argument)
+        except PerdureError as error:
+            return await self._conclude(request, failure_of_error(error))
         except WorkflowAlreadyStartedError:
             failure = Failure(code="TURN_RUNS_ALREADY", message="Another workflow runs this turn.")
             held = argument if isinstance(argument, dict) else argument.model_dump(mode="json")
@@ -321,7 +326,19 @@ class SessionWorkflow:
         except ChildWorkflowError as error:
             if self._ending is not None or workflow.cancellation_reason() is not None:
                 return None
-            return await self._conclude(request, failures.of_turn(error))
+            return await self._conclude(request, failure_of_turn(error))
+
+    def _is_inline(self) -> bool:
+        return self._state.turns == "inline" and workflow.patched("inline-turns")
+
+    async def _run_inline(self, request: TurnRequest) -> TurnResult | ContinueAsNew:
+        self._in_turn = True
+        self._turn_handle = turn = InlineTurn(request, lambda: self._ending is not None)
+        try:
+            return await turn.end()
+        finally:
+            self._in_turn = False
+            self._turn_handle = None
 
     async def _run_child(self, request: TurnRequest, argument: TurnRequest | JsonObject) -> TurnResult:
         self._in_turn = True
@@ -421,7 +438,7 @@ class SessionWorkflow:
         # An operator may have ended the session meanwhile.
         self._ending = self._ending or rebuild.ends
         try:
-            self._state = self._state.rebuilt(load_session(found, _reads, _reads_version))
+            self._state = self._state.rebuilt(load_session(found, versions.reads, versions.reads_version))
         except UnreadableState as unreadable:
             # The activity ran on a newer build than the driver: the state is kept until such a build reads it.
             self._data, self._unreadable = found, unreadable
@@ -447,14 +464,14 @@ class SessionWorkflow:
             self._longest = _LONG_RUN
         if not self._should_renew():
             return False
-        if ended and _is_suggested():
+        if ended and versions.is_suggested():
             return True
         # Runs that began before this rule continued as new only after a turn, and only when Temporal suggested it.
         self._renews_when_parked = self._renews_when_parked and workflow.patched("renew-when-parked")
         return self._renews_when_parked
 
     def _should_renew(self) -> bool:
-        return _is_suggested() or workflow.info().get_current_history_length() >= self._longest
+        return versions.is_suggested() or workflow.info().get_current_history_length() >= self._longest
 
     async def _wait_for_reader(self, unreadable: UnreadableState) -> None:
         """Keep a state that this build cannot read, and the signals that arrive, until another build can read it."""
@@ -468,30 +485,6 @@ class SessionWorkflow:
             known = cast("list[Any]", inbox) if isinstance(inbox, list) else []
             more = [each for each in self._unread_signals if each not in known]
             # All deliveries are in the store as well; those dropped here are signalled again.
-            _continue_as_new({**self._data, "inbox": [*known, *more][:REMEMBERED_DELIVERIES], WAS_UNREADABLE: True})
-
-
-def _reads(delivery: DeliveryRef) -> bool:
-    """Whether this run reads this delivery. A run that began before its kind or version existed replays as it ran."""
-    if is_unknown(delivery):
-        return False
-    patches = (KINDS[delivery.kind], REFERENCE_VERSIONS[delivery.version])
-    return all(patch is None or workflow.patched(patch) for patch in patches)
-
-
-def _reads_version(version: int) -> bool:
-    """Whether this run reads a state of this version. A run that began on an older build replays as it ran."""
-    return workflow.patched(version_patch(version))
-
-
-def _is_suggested() -> bool:
-    info = workflow.info()
-    return info.is_continue_as_new_suggested() or info.is_target_worker_deployment_version_changed()
-
-
-def _continue_as_new(data: JsonObject) -> None:
-    if workflow.info().is_target_worker_deployment_version_changed():
-        # A driver that continues as new while parked moves to the current build.
-        behavior = workflow.ContinueAsNewVersioningBehavior.AUTO_UPGRADE
-        workflow.continue_as_new(data, initial_versioning_behavior=behavior)
-    workflow.continue_as_new(data)
+            versions.continue_as_new(
+                {**self._data, "inbox": [*known, *more][:REMEMBERED_DELIVERIES], WAS_UNREADABLE: True}
+            )

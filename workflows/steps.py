@@ -1,16 +1,25 @@
-"""The steps of a turn, executed as activities."""
+"""The steps of a turn, executed as activities; and from Temporal's errors to the failures that readers see."""
 
 import asyncio
 from typing import Any, TypeVar, cast
 
 from temporalio import workflow
-from temporalio.exceptions import ActivityError, is_cancelled_exception
+from temporalio.exceptions import (
+    ActivityError,
+    ApplicationError,
+    ChildWorkflowError,
+    TerminatedError,
+    TimeoutError,
+    is_cancelled_exception,
+)
 
+from perdure.errors import PerdureError, TurnCancelled
 from perdure.protocol import names
 from perdure.protocol.deliveries import Bounds
 from perdure.protocol.requests import (
     Concluded,
     Conclusion,
+    Failure,
     ModelCall,
     ModelOutcome,
     ParkTurn,
@@ -19,8 +28,10 @@ from perdure.protocol.requests import (
     ToolCall,
     ToolOutcome,
 )
+from perdure.protocol.wire import JsonObject
+from perdure.session.turn import StepFailed
 
-from . import failures, policies
+from . import policies
 from .policies import Policy
 
 T = TypeVar("T")
@@ -36,7 +47,7 @@ class ActivitySteps:
         self._bounds = bounds
 
     async def call_model(self, call: ModelCall, *, label: str | None) -> ModelOutcome:
-        return await execute_step(
+        return await self._execute(
             names.CALL_MODEL,
             call,
             queue=names.MODELS_QUEUE,
@@ -46,7 +57,7 @@ class ActivitySteps:
         )
 
     async def call_tool(self, call: ToolCall) -> ToolOutcome:
-        return await execute_step(
+        return await self._execute(
             names.CALL_TOOL,
             call,
             queue=names.TOOLS_QUEUE,
@@ -56,13 +67,13 @@ class ActivitySteps:
         )
 
     async def resume(self, resumption: ResumeTurn) -> Resumed:
-        return await execute_step(
+        return await self._execute(
             names.RESUME_TURN, resumption, policy=policies.SHORT, summary="resume", result=Resumed
         )
 
     async def park(self, park: ParkTurn) -> None:
         waiting = f"park: {len(park.open)} open"
-        await execute_step(names.PARK_TURN, park, policy=policies.SHORT, summary=waiting, result=type(None))
+        await self._execute(names.PARK_TURN, park, policy=policies.SHORT, summary=waiting, result=type(None))
 
     async def conclude(self, conclusion: Conclusion) -> Concluded | None:
         summary = f"{conclusion.kind}: {conclusion.failure.code}"
@@ -78,7 +89,7 @@ class ActivitySteps:
                     concluding.cancel()
                 return await concluding
         except ActivityError as error:
-            raise failures.of_activity(error) from error
+            raise failure_of_activity(error) from error
 
     def parallel(self, limit: int | None, calls: int) -> int:
         if limit is not None or calls <= policies.PARALLEL:
@@ -90,11 +101,46 @@ class ActivitySteps:
     def should_continue_as_new(self) -> bool:
         return workflow.info().is_continue_as_new_suggested()
 
+    def is_stopping(self) -> bool:
+        """Whether the turn was asked to stop."""
+        return workflow.cancellation_reason() is not None
+
     def cancelled(self, *, early: bool = False) -> bool:
-        if workflow.cancellation_reason() is None:
+        if not self.is_stopping():
             return False
         # Turns that began before this check existed ran their calls here.
         return not early or workflow.patched("stop-before-calls")
+
+    async def _execute(
+        self,
+        name: str,
+        argument: Any,
+        *,
+        queue: str = names.MODELS_QUEUE,
+        policy: Policy,
+        summary: str,
+        result: type[T],
+    ) -> T:
+        """Execute one activity; raises `StepFailed` when all attempts have failed."""
+        try:
+            return await workflow.execute_activity(
+                name,
+                argument,
+                task_queue=names.sibling(workflow.info().task_queue, queue),
+                result_type=result,
+                start_to_close_timeout=policy.start_to_close,
+                schedule_to_close_timeout=policy.schedule_to_close,
+                heartbeat_timeout=policy.heartbeat,
+                retry_policy=policy.retry,
+                # A turn counts as stopped only after its activities have ended.
+                cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
+                summary=summary[:200],
+            )
+        except ActivityError as error:
+            # An attempt whose worker died is not retried once its turn is cancelled: it ends as a time-out.
+            if is_cancelled_exception(error) or self.is_stopping() or found_cancel(error):
+                raise asyncio.CancelledError from error
+            raise failure_of_activity(error) from error
 
 
 async def execute_until_done(name: str, argument: Any, *, summary: str, result: type[T] = NONE_TYPE) -> T:
@@ -111,26 +157,53 @@ async def execute_until_done(name: str, argument: Any, *, summary: str, result: 
     )
 
 
-async def execute_step(
-    name: str, argument: Any, *, queue: str = names.MODELS_QUEUE, policy: Policy, summary: str, result: type[T]
-) -> T:
-    """Execute one activity; raises `StepFailed` when all attempts have failed."""
-    try:
-        return await workflow.execute_activity(
-            name,
-            argument,
-            task_queue=names.sibling(workflow.info().task_queue, queue),
-            result_type=result,
-            start_to_close_timeout=policy.start_to_close,
-            schedule_to_close_timeout=policy.schedule_to_close,
-            heartbeat_timeout=policy.heartbeat,
-            retry_policy=policy.retry,
-            # A turn counts as stopped only after its activities have ended.
-            cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
-            summary=summary[:200],
-        )
-    except ActivityError as error:
-        # An attempt whose worker died is not retried once its turn is cancelled: it ends as a time-out.
-        if is_cancelled_exception(error) or workflow.cancellation_reason() is not None or failures.is_cancelled(error):
-            raise asyncio.CancelledError from error
-        raise failures.of_activity(error) from error
+# --- failures ------------------------------------------------------------------------------------------------
+
+
+def failure_of_activity(error: ActivityError) -> StepFailed:
+    """The failure of a step after its last attempt."""
+    match error.cause:
+        case ApplicationError() as cause:
+            return StepFailed(_of_application(cause), held=bool(_report(cause).get("held")))
+        case TimeoutError():
+            return StepFailed(Failure(code="STEP_TIMEOUT", message="The step did not end in time."))
+        case _:
+            return StepFailed(Failure(code="STEP_FAILED", message="The step could not be done."))
+
+
+def found_cancel(error: ActivityError) -> bool:
+    """Whether the step has found a cancel request for the turn."""
+    return isinstance(error.cause, ApplicationError) and error.cause.type == TurnCancelled.code
+
+
+def failure_of_turn(error: ChildWorkflowError) -> Failure:
+    """The failure of a turn workflow that ended without a result."""
+    match error.cause:
+        case ApplicationError() as cause:
+            return _of_application(cause)
+        case TerminatedError():
+            return Failure(code="TURN_TERMINATED", message="The turn was terminated by an operator.")
+        case _:
+            return Failure(code="TURN_FAILED", message="The turn could not be finished.")
+
+
+def failure_of_error(error: PerdureError) -> Failure:
+    """The failure of an inline turn that ended without a result."""
+    if isinstance(error, StepFailed):
+        return error.failure
+    return Failure(code=error.code, message=error.bare()[0])
+
+
+def _of_application(error: ApplicationError) -> Failure:
+    report = _report(error)
+    details: Any = report.get("details")
+    return Failure(
+        code=error.type or "STEP_FAILED",
+        message=error.message,
+        details=details or None,
+        structural=bool(report.get("structural")),
+    )
+
+
+def _report(error: ApplicationError) -> JsonObject:
+    return cast(JsonObject, error.details[0]) if error.details and isinstance(error.details[0], dict) else {}

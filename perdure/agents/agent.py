@@ -20,6 +20,9 @@ Instructions: TypeAlias = str | Callable[[SessionView], str | Awaitable[str]]
 #: What a plain message does while a request is open: it waits for the answer, or it denies the request.
 WhileWaiting: TypeAlias = Literal["queue", "deny"]
 
+#: How turns run: each as a child workflow, or in the workflow of their session.
+Turns: TypeAlias = Literal["child", "inline"]
+
 #: What an unreadable history does: it waits for a worker that can read it, or it is left out.
 OnUnreadable: TypeAlias = Literal["wait", "fresh"]
 
@@ -186,6 +189,9 @@ class Agent:
     on_unreadable: OnUnreadable = "wait"
     #: Of the model, for budgets of costs; the default is the list of `genai-prices`.
     price: Price | None = None
+    #: How turns run: each as a child workflow, or `"inline"`, in the workflow of their session. The default is the
+    #: deployment's (`PERDURE_TURNS`).
+    turns: Turns | None = None
     #: Whether the model may ask people with the built-in `ask_question`. A tool of that name replaces it.
     asks_questions: bool = True
 
@@ -219,6 +225,8 @@ def _wrong_type(agent: Agent) -> str | None:
     instructions, tools, schema = fields["instructions"], fields["tools"], fields["output_schema"]
     if fields["on_unreadable"] not in ("wait", "fresh"):
         return "on_unreadable is 'wait' or 'fresh'"
+    if fields["turns"] not in (None, "child", "inline"):
+        return "turns is 'child' or 'inline'"
     if fields["while_waiting"] not in ("queue", "deny"):
         return "while_waiting is 'queue' or 'deny'"
     if fields["model"] is not None and not _is_text(fields["model"]):

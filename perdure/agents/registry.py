@@ -11,7 +11,7 @@ from typing import cast
 from perdure.bounds import quoted
 from perdure.errors import AgentNotFound, InvalidDeclaration
 
-from .agent import Agent
+from .agent import Agent, Turns
 
 
 class AgentRegistry:
@@ -55,10 +55,10 @@ class AgentRegistry:
         return len(self._agents)
 
 
-def load_agents(spec: str, model: str | None = None) -> AgentRegistry:
+def load_agents(spec: str, model: str | None = None, turns: Turns | None = None) -> AgentRegistry:
     """Load `module:attribute[,module:attribute…]`; an attribute is an agent or a list of agents.
 
-    `model` is the default for agents without a model.
+    `model` and `turns` are the defaults of agents that name none.
     """
     # Console scripts do not put the current folder on the path, `python -m` does. Authors expect both to work.
     if os.getcwd() not in sys.path and "" not in sys.path:
@@ -66,7 +66,7 @@ def load_agents(spec: str, model: str | None = None) -> AgentRegistry:
     agents: list[Agent] = []
     for reference in filter(None, (part.strip() for part in spec.split(","))):
         agents.extend(_load(reference))
-    return AgentRegistry([agent if agent.model else replace(agent, model=model) for agent in agents])
+    return AgentRegistry([replace(agent, model=agent.model or model, turns=agent.turns or turns) for agent in agents])
 
 
 def _load(reference: str) -> list[Agent]:

@@ -14,6 +14,7 @@ from perdure.protocol.requests import (
     Conclusion,
     ModelCall,
     ModelOutcome,
+    NothingToRead,
     ParkTurn,
     RebuildSession,
     Refusal,
@@ -52,6 +53,7 @@ class Harness:
         histories: HistoryCache | None = None,
         clock: Clock = time.time,
     ) -> None:
+        self._agents = agents
         self._models = ModelCaller(store, agents, models, settings, histories, clock)
         self._tools = ToolCaller(store, agents, settings, clock)
         self._resumer = TurnResumer(store, agents, FileFetcher(settings))
@@ -63,7 +65,10 @@ class Harness:
 
     async def call_model(self, call: ModelCall, attempt: Attempt) -> ModelOutcome:
         """Call the model for a step, unless its reply is recorded already."""
-        return await self._models.run(call, attempt)
+        outcome, agent = await self._models.run(call, attempt), self._agents.get(call.agent)
+        if agent is None or isinstance(outcome, NothingToRead):
+            return outcome
+        return outcome.model_copy(update={"turns": agent.turns})
 
     async def call_tool(
         self,

@@ -7,6 +7,8 @@ CALL_MODEL = "call_model"
 CALL_TOOL = "call_tool"
 RESUME_TURN = "resume_turn"
 PARK_TURN = "park_turn"
+#: The activities that only turns execute: in a workflow of their own, or inline in their driver.
+STEPS = frozenset({CALL_MODEL, CALL_TOOL, RESUME_TURN, PARK_TURN})
 WITHDRAW_INPUTS = "withdraw_inputs"
 REMIND = "remind"
 CONCLUDE_TURN = "conclude_turn"

@@ -86,6 +86,8 @@ class Calls(Wire):
     model: str | None = None
     # How many events the session has now, as far as this step knows.
     head: int | None = None
+    # How the agent's next turns run: "inline", or as child workflows.
+    turns: str | None = None
 
 
 class Parked(Wire):
@@ -97,6 +99,7 @@ class Parked(Wire):
     # The model that replied, for the Temporal UI.
     model: str | None = None
     head: int | None = None
+    turns: str | None = None
 
 
 class Finished(Wire):
@@ -108,6 +111,7 @@ class Finished(Wire):
     model: str | None = None
     failure: Failure | None = None
     head: int | None = None
+    turns: str | None = None
 
 
 class NothingToRead(Wire):
@@ -319,3 +323,5 @@ class TurnResult(Versioned):
     # As JSON, because a driver may be older than the turn, and must keep fields that it does not know.
     held: JsonObject | None = None
     head: int | None = None
+    # How the next turns run: "inline", or as child workflows. None: as this one.
+    turns: str | None = None

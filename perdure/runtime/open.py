@@ -67,4 +67,4 @@ def _known(settings: Settings, agents: Sequence[Agent] | None) -> AgentRegistry 
         return AgentRegistry(agents) if agents else None
     # The default of the setting is the demo, which says nothing about this program.
     named = "agents" in settings.model_fields_set
-    return load_agents(settings.agents, settings.model) if named else None
+    return load_agents(settings.agents, settings.model, settings.turns) if named else None

@@ -424,6 +424,7 @@ class Signals:
             capabilities=session.capabilities,
             token_hash=token_hash,
             bounds=session.bounds,
+            turns=agent.turns if agent else None,
         )
         for ref in waiting:
             # A delivery of a newer build may be unreadable here. It is signalled as well, to a driver that can read it.

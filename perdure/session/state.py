@@ -156,6 +156,8 @@ class SessionState(Wire, extra="allow"):
     # When this run began, if it began to find a build that can read all of the inbox (seconds since the epoch).
     looked_at: float | None = None
     bounds: Bounds | None = None
+    # How the next turn runs: "inline", or as a child workflow.
+    turns: str | None = None
     # When the last turn ended or the last delivery arrived (seconds since the epoch), if the session may end for that.
     idle_since: float | None = None
 
@@ -243,7 +245,8 @@ class SessionState(Wire, extra="allow"):
         done = {"turn": turn, "told": told, "snapshot": result.snapshot, "open": result.open, "cancel": cancel}
         # Only a rebuild lowers it: a store with fewer events was restored from an older copy.
         head = max((known for known in (self.head, result.head) if known is not None), default=None)
-        state = self.model_copy(update={**done, "head": head, "held": None, "tries": 0, "retry_at": None})
+        known = {"head": head, "turns": result.turns or self.turns}
+        state = self.model_copy(update={**done, **known, "held": None, "tries": 0, "retry_at": None})
         return state._with_token(result.token_hash, result.retired)
 
     def rebuilt(self, found: "SessionState") -> "SessionState":

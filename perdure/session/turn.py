@@ -139,6 +139,7 @@ class _Turn:
         self._retired = request.retired
         self._model = request.model
         self._head = request.head
+        self._turns: str | None = None
         self._concluded = Concluded()
 
     async def run(self) -> TurnResult | ContinueAsNew:
@@ -200,6 +201,7 @@ class _Turn:
             self._state = self._state.after_step(outcome.usage)
             self._model = outcome.model or self._model
             self._head = outcome.head or self._head
+            self._turns = outcome.turns or self._turns
             match outcome:
                 case Finished(failure=failure):
                     return self._result(failure)
@@ -328,6 +330,7 @@ class _Turn:
             silent=silent or self._concluded.silent,
             model=self._model,
             head=self._head,
+            turns=self._turns,
         )
 
 

@@ -36,11 +36,13 @@ async def failing(
     *,
     number: int = 1,
     workflow: str = names.TURN_WORKFLOW,
+    name: str = names.CONCLUDE_TURN,
     attended: list[NeedsAttention] | None = None,
 ) -> ApplicationError:
     """What an attempt that fails with this error is reported as."""
     environment = ActivityEnvironment()
-    environment.info = replace(environment.info, attempt=number, workflow_type=workflow, heartbeat_timeout=None)
+    info = replace(environment.info, attempt=number, workflow_type=workflow, activity_type=name)
+    environment.info = replace(info, heartbeat_timeout=None)
 
     async def attend(need: NeedsAttention) -> None:
         if attended is not None:
@@ -70,6 +72,16 @@ async def test_a_driver_never_gets_a_permanent_failure(error: PerdureError) -> N
     report = await failing(error, number=1000, workflow=names.SESSION_WORKFLOW)
 
     assert not report.non_retryable
+
+
+@pytest.mark.parametrize("step", sorted(names.STEPS))
+async def test_a_step_of_an_inline_turn_fails_as_that_of_another_turn(step: str) -> None:
+    refused, transient = ModelFailed("no"), ModelFailed("busy", transient=True)
+    reports = [await failing(each, workflow=names.SESSION_WORKFLOW, name=step) for each in (refused, transient)]
+    held = await failing(AgentGone(), number=HANDED_BACK, workflow=names.SESSION_WORKFLOW, name=step)
+
+    assert [report.non_retryable for report in reports] == [True, False]
+    assert (held.non_retryable, held.details[0]["held"]) == (True, True)
 
 
 async def test_a_driver_waits_longer_and_longer_and_attention_is_asked_for() -> None:

@@ -35,6 +35,16 @@ def test_a_default_model_is_for_those_that_name_none(project: Path) -> None:
     assert [agent.model for agent in agents] == ["openai:x", "anthropic:y"]
 
 
+def test_how_turns_run_is_for_those_that_do_not_say_it(project: Path) -> None:
+    (project / "modes_of_tests.py").write_text(
+        "from perdure import Agent\nagents = [Agent('one', turns='child'), Agent('two')]\n"
+    )
+
+    agents = load_agents("modes_of_tests:agents", turns="inline")
+
+    assert [agent.turns for agent in agents] == ["child", "inline"]
+
+
 @pytest.mark.parametrize(
     ("spec", "complaint"),
     [

@@ -236,7 +236,9 @@ class Hand:
         doomed = self._doomed_come and self._chance.random() < 1 / 3
         point = f"{self._chance.choice(_POINTS)}:{self._chance.randrange(1, 8)}"
         death = dies_at(point, self._directory / f"dead-{self._number}") if doomed else {}
-        self._stack.start_worker({**self._lines.of_worker, **death}, wait=False)
+        # A session changes between the two as its steps run on the one worker or the other.
+        turns = {"PERDURE_TURNS": self._chance.choice(("child", "inline"))}
+        self._stack.start_worker({**self._lines.of_worker, **death, **turns}, wait=False)
 
     async def _temporal_answers(self) -> None:
         if not self._stack.temporal.process.alive:

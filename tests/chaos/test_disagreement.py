@@ -13,7 +13,7 @@ from perdure.protocol import names
 from tests.support import commands
 from tests.support.chaos.people import answer, cancel, park, row_of, stopped
 from tests.support.chaos.scripts import call, say
-from tests.support.chaos.world import Caller, World, kept_types, running_world
+from tests.support.chaos.world import Caller, World, kept_types, runner_of, running_world
 from tests.support.talk import text
 from tests.support.waiting import until
 
@@ -353,7 +353,7 @@ async def known_to_driver(world: World, session_id: str, turns: int) -> None:
 
 async def attempt_timed_out(world: World, session_id: str) -> None:
     """Wait until Temporal has given up the attempt of the worker that died."""
-    turn = (await world.stack.client()).get_workflow_handle(names.turn_workflow(session_id, 0))
+    turn = await runner_of(world, session_id, 0)
     async with asyncio.timeout(NOTICED):
         while (await turn.describe()).raw_description.pending_activities[0].attempt < 2:
             await asyncio.sleep(0.1)

@@ -46,10 +46,10 @@ TOOL = {
 }
 
 
-@pytest.fixture(scope="module")
-def settings_of_all() -> dict[str, str]:
+@pytest.fixture(scope="module", params=["child", "inline"])
+def settings_of_all(request: pytest.FixtureRequest) -> dict[str, str]:
     """Who says nothing is taken for dead sooner than elsewhere: many die here."""
-    return {"PERDURE_HEARTBEAT_TIMEOUT": "2"}
+    return {"PERDURE_HEARTBEAT_TIMEOUT": "2", "PERDURE_TURNS": request.param}
 
 
 @dataclass(frozen=True)

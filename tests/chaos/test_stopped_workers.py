@@ -6,9 +6,8 @@ import time
 
 import pytest
 
-from perdure.protocol import names
 from tests.support.chaos.scripts import call, say
-from tests.support.chaos.world import Caller, World, undisturbed
+from tests.support.chaos.world import Caller, World, runner_of, undisturbed
 from tests.support.processes import Process
 from tests.support.talk import text
 from tests.support.waiting import until
@@ -44,7 +43,7 @@ async def test_a_worker_that_gets_a_stop_signal_starts_nothing(world: World) -> 
     assert (code, took < GRACE.total_seconds() + ENDING + starting) == (0, True), worker.output
     assert [each.said for each in world.asked() if each.at > signalled + NOTICE + calm] == []
     # It said that it ended: the attempt does not count as a death.
-    turn = (await world.stack.client()).get_workflow_handle(names.turn_workflow(acting.session_id, 0))
+    turn = await runner_of(world, acting.session_id, 0)
     [pending] = (await turn.describe()).raw_description.pending_activities
     assert [json.loads(each.data) for each in pending.heartbeat_details.payloads] == [{"deaths": 0, "ended": True}]
     # Nothing is lost: what it did not get to do, and what it could not finish, is done elsewhere.

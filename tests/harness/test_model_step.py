@@ -36,6 +36,15 @@ async def test_a_text_turn_emits_its_events_in_order() -> None:
         assert (row.status, row.turns, row.steps, row.usage.input_tokens) == ("waiting", 1, 1, 10)
 
 
+@pytest.mark.parametrize("turns", ["child", "inline", None])
+async def test_a_step_says_how_the_next_turn_runs(turns: Any) -> None:
+    async with lab(["Hello"], turns=turns) as it:
+        outcome = await it.model(await it.deliver("Hi"))
+
+        assert isinstance(outcome, Finished)
+        assert outcome.turns == turns
+
+
 async def test_the_second_turn_starts_no_second_session() -> None:
     async with lab(["One", "Two"]) as it:
         await it.model(await it.deliver("Hi"))

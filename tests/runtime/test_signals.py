@@ -134,7 +134,7 @@ async def test_a_delivery_without_a_driver_starts_one_from_the_store(store: Stor
 
 
 async def test_a_new_session_is_started_with_its_first_delivery(store: Store) -> None:
-    agents = AgentRegistry([Agent(name="echo", model="test:fast")])
+    agents = AgentRegistry([Agent(name="echo", model="test:fast", turns="inline")])
     driver = FakeDriver()
     new = replace(given.session("t"), title="Hello there", mode="task")
 
@@ -142,6 +142,7 @@ async def test_a_new_session_is_started_with_its_first_delivery(store: Store) ->
 
     state = driver.started["t"]
     assert (state.session_id, state.agent, state.model, state.mode) == ("t", "echo", "test:fast", "task")
+    assert state.turns == "inline"
     assert (state.token_hash, [ref.id for ref in state.inbox]) == ("token of t", ["d"])
     assert driver.summaries["t"] == "echo: Hello there"
 

@@ -416,3 +416,10 @@ def test_a_delivery_accepted_with_an_earlier_token_is_consumed_however_late_it_c
 
     assert decisions.next_move(session, 0) == Refuse(a_delivery(2, token="never"))
     assert decisions.next_move(session.without(a_delivery(2)), 0) == RunTurn((a_delivery(1),))
+
+
+def test_a_turn_says_how_the_next_one_runs_or_leaves_it_as_it_was() -> None:
+    inline = a_session().after_turn(TurnResult(snapshot=Snapshot(), action=Park(), turns="inline"))
+    still = inline.after_turn(TurnResult(snapshot=Snapshot(), action=Park()))
+
+    assert (inline.turns, still.turns) == ("inline", "inline")

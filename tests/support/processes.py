@@ -136,11 +136,15 @@ def free_port() -> int:
             return port
 
 
+_GIVEN = ("PERDURE_TEMPORAL_BIN", "PERDURE_TURNS")
+
+
 def clean_environment() -> dict[str, str]:
-    """Ours, without what would change how Perdure behaves or let a test spend money."""
-    ours = {name: value for name, value in os.environ.items() if not name.startswith("PERDURE_")}
-    if given := os.environ.get("PERDURE_TEMPORAL_BIN"):
-        ours["PERDURE_TEMPORAL_BIN"] = given
+    """Ours, without what would change how Perdure behaves or let a test spend money.
+
+    `PERDURE_TURNS=inline pytest …` runs the same tests with inline turns.
+    """
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("PERDURE_") or name in _GIVEN}
     for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "OPENAI_BASE_URL", "ANTHROPIC_BASE_URL"):
         ours.pop(name, None)
     return ours

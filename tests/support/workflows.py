@@ -228,8 +228,10 @@ class Working:
 class Bench:
     """A server, and workers that can be taken away and given back."""
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, turns: str | None = None) -> None:
+        """`turns`: how turns run, unless a test says it of a session."""
         self.client = client
+        self.turns = turns
         self.settings = Settings(task_queue=f"test-{uuid.uuid4().hex[:12]}", deployment=None, build_id=None)
 
     @contextlib.asynccontextmanager
@@ -251,7 +253,7 @@ class Bench:
     async def start(self, outside: Outside, data: Any = None, **state: Any) -> Driven:
         session_id = f"ses_{uuid.uuid4().hex}"
         if data is None:
-            values = {"session_id": session_id, "agent": "demo", "token_hash": "now", **state}
+            values = {"session_id": session_id, "agent": "demo", "token_hash": "now", "turns": self.turns, **state}
             data = SessionState.model_validate(values).model_dump(mode="json")
         handle = await self.client.start_workflow(
             names.SESSION_WORKFLOW,
@@ -263,8 +265,9 @@ class Bench:
 
 
 @pytest.fixture
-async def bench(temporal_server: TemporalServer) -> Bench:
-    return Bench(await temporal_client(Settings(temporal_address=temporal_server.address)))
+async def bench(request: pytest.FixtureRequest, temporal_server: TemporalServer) -> Bench:
+    turns = getattr(request, "param", "child")
+    return Bench(await temporal_client(Settings(temporal_address=temporal_server.address)), turns)
 
 
 @pytest.fixture

@@ -79,9 +79,23 @@ async def replay(edited: ModuleType, recording: str) -> None:
         pytest.param(
             "3-approved-turn-1",
             "steps.py",
-            "return await execute_step(\n            names.RESUME_TURN",
-            "await asyncio.sleep(1)\n        return await execute_step(\n            names.RESUME_TURN",
+            "return await self._execute(\n            names.RESUME_TURN",
+            "await asyncio.sleep(1)\n        return await self._execute(\n            names.RESUME_TURN",
             id="a pause in a turn",
+        ),
+        pytest.param(
+            "9-inline-approved",
+            "turn.py",
+            "            return await run_turn(request, self)",
+            "            await asyncio.sleep(1)\n            return await run_turn(request, self)",
+            id="a pause in an inline turn",
+        ),
+        pytest.param(
+            "9-inline-in-between",
+            "session.py",
+            'self._state.turns == "inline" and workflow',
+            "workflow",
+            id="inline although a child was asked for",
         ),
     ],
 )

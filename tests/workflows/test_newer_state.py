@@ -47,7 +47,7 @@ async def test_a_newer_build_replays_them(name: str, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("name", RECORDED)
 async def test_without_the_guard_it_could_not(name: str, edit: Edit, monkeypatch: pytest.MonkeyPatch) -> None:
     lift_sessions(monkeypatch)
-    edited = edit("session.py", "return workflow.patched(version_patch(version))", "return True")
+    edited = edit("versions.py", "return workflow.patched(version_patch(version))", "return True")
 
     with pytest.raises(NondeterminismError):
         await replay(edited, f"6-{name}")

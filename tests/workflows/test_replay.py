@@ -125,6 +125,10 @@ KINDS_OF_SESSIONS = {
     "stale refusal": ["session", "rekeyed"],
     "rollover": ["renewed", "renewed-turn", "renewed-while-parked", "renewed-by-length"],
     "failed turn": ["session", "failed-task", "lost-call", "silent-call-turn-0", "terminated-turn"],
+    "inline turns": [
+        *("inline-session", "inline-parallel-calls", "inline-approved", "inline-expired", "inline-withdrawn"),
+        *("inline-cancelled-twice", "inline-cancel-while-tools-run", "inline-long-turn", "inline-in-between"),
+    ],
     "cancel while idle": ["cancel-while-idle"],
     "cancel before the turn": ["cancel-before-the-turn", "cancel-while-the-turn-begins", "cancel-that-is-early"],
     "cancel in the turn": [

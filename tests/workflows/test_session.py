@@ -216,6 +216,7 @@ async def test_a_task_ends_with_its_turn(bench: Bench, outside: Outside) -> None
     assert outside.consumed == ["dlv_1"]
 
 
+@pytest.mark.parametrize("bench", ["child"], indirect=True)
 async def test_a_terminated_turn_is_concluded_and_the_next_message_works(bench: Bench, outside: Outside) -> None:
     begun = asyncio.Event()
 
@@ -235,6 +236,7 @@ async def test_a_terminated_turn_is_concluded_and_the_next_message_works(bench: 
     assert [made.failure.code for made in outside.concluded] == ["TURN_TERMINATED"]
 
 
+@pytest.mark.parametrize("bench", ["child"], indirect=True)
 async def test_a_token_that_a_terminated_turn_has_set_is_the_sessions(bench: Bench, outside: Outside) -> None:
     begun = asyncio.Event()
 

@@ -2,6 +2,7 @@
 
 import asyncio
 
+import pytest
 from temporalio import workflow
 
 from perdure.protocol import names
@@ -47,6 +48,7 @@ def working() -> Outside:
     return outside
 
 
+@pytest.mark.parametrize("bench", ["child"], indirect=True)
 async def test_a_pinned_driver_runs_its_turns_on_the_newest_build(bench: Bench, fleet: Fleet) -> None:
     first, second = Outside(), Outside()
     async with fleet.current("1", first):
@@ -93,6 +95,7 @@ async def test_the_work_of_a_new_turn_is_done_by_the_newest_build_alone(bench: B
         assert (first.model_calls, first.tool_calls) == ([], [])
 
 
+@pytest.mark.parametrize("bench", ["child"], indirect=True)
 async def test_a_turn_ends_on_its_build_and_so_does_its_work(bench: Bench, fleet: Fleet) -> None:
     first, second = working(), working()
     inside, release = asyncio.Event(), asyncio.Event()

@@ -165,7 +165,7 @@ class Drainer:
             return None
         if not serves and not self._take_over:
             return _NO_WORKER
-        if serves and described.raw_description.pending_children:
+        if serves and _runs_turn(described):
             return _TURN_RUNS
         nudges = self._nudges.setdefault(session_id, _Nudges())
         if monotonic() >= nudges.due:
@@ -247,3 +247,10 @@ class Drainer:
 
 def _build_of(described: WorkflowExecutionDescription) -> str:
     return described.raw_description.workflow_execution_info.versioning_info.deployment_version.build_id
+
+
+def _runs_turn(described: WorkflowExecutionDescription) -> bool:
+    """Whether the driver waits for a turn: for a child workflow, or inline for a step."""
+    description = described.raw_description
+    steps = any(each.activity_type.name in names.STEPS for each in description.pending_activities)
+    return steps or bool(description.pending_children)

@@ -61,8 +61,13 @@ async def test_parked_sessions_move_and_are_otherwise_unchanged(bench: Bench, fl
     assert second.model_calls == []
 
 
+@pytest.mark.parametrize(
+    ("bench", "reason"),
+    [("child", "its turn runs on the old build"), ("inline", "it runs a turn, and moves after it")],
+    indirect=["bench"],
+)
 async def test_a_session_that_runs_a_turn_is_named_and_moves_after_it(
-    bench: Bench, fleet: Fleet, operator: Operator
+    bench: Bench, fleet: Fleet, operator: Operator, reason: str
 ) -> None:
     first, second = Outside(), Outside()
     inside, release = asyncio.Event(), asyncio.Event()
@@ -85,7 +90,7 @@ async def test_a_session_that_runs_a_turn_is_named_and_moves_after_it(
             builds = await builds_of(bench, [parked, busy])
 
     assert stays.returncode == 1
-    assert f"{busy.handle.id}  its turn runs on the old build" in stays.stdout
+    assert f"{busy.handle.id}  {reason}" in stays.stdout
     assert stays.stderr == "perdure: 1 sessions are still on build v1; keep its workers.\n"
     assert moves[-1] == "Nothing is left on build v1: its workers may stop."
     assert builds == ["v2", "v2"]

@@ -44,8 +44,10 @@ def _deadly(call: Callable[..., Awaitable[Any]], *, before: bool) -> Callable[..
 def _deadly_decision(create: Callable[..., WorkflowInstance]) -> Callable[..., WorkflowInstance]:
     """Die with a turn's task in hand: the server has handed it out, and gets no result."""
 
+    decides = names.SESSION_WORKFLOW if os.environ.get("PERDURE_TURNS") == "inline" else names.TURN_WORKFLOW
+
     def dies(runner: SandboxedWorkflowRunner, details: WorkflowInstanceDetails) -> WorkflowInstance:
-        if details.info.workflow_type == names.TURN_WORKFLOW:
+        if details.info.workflow_type == decides:
             os.kill(os.getpid(), signal.SIGKILL)
         return create(runner, details)
 

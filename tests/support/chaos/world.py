@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+from temporalio.client import WorkflowHandle
 
 from perdure.dev.temporal_server import listens
+from perdure.protocol import names
 from tests.support.ledger import Ledger, running_ledger
 from tests.support.processes import PATIENCE, Process, free_port, wait_until
 from tests.support.stack import Stack
@@ -219,6 +221,13 @@ def running_world(directory: Path, environment: Mapping[str, str] | None = None,
 def dies_at(point: str, once: Path) -> dict[str, str]:
     """The environment of a worker that dies at a point of its work, and of no second one."""
     return {"PERDURE_KILL_POINT": point, "PERDURE_KILL_ONCE_FILE": str(once)}
+
+
+async def runner_of(world: World, session_id: str, turn: int) -> WorkflowHandle[Any, Any]:
+    """The workflow that runs the turn: its own one, or its driver."""
+    is_inline = world.stack.environment.get("PERDURE_TURNS") == "inline"
+    client = await world.stack.client()
+    return client.get_workflow_handle(session_id if is_inline else names.turn_workflow(session_id, turn))
 
 
 def kept_types(world: World, session_id: str) -> list[str]:

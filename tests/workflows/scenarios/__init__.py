@@ -3,11 +3,14 @@
 from .bounds import BOUNDS
 from .cancels import CANCELS
 from .care import CARE
+from .inline import INLINE
 from .parking import PARKING
 from .renewal import RENEWAL
 from .stage import Scenario, Stage
 from .turns import TURNS
 
-SCENARIOS = tuple(each for table in (PARKING, CANCELS, TURNS, CARE, RENEWAL, BOUNDS) for each in table.scenarios)
+SCENARIOS = tuple(
+    each for table in (PARKING, CANCELS, TURNS, CARE, RENEWAL, BOUNDS, INLINE) for each in table.scenarios
+)
 
 __all__ = ["SCENARIOS", "Scenario", "Stage"]

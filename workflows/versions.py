@@ -1,0 +1,33 @@
+"""What a run of a driver reads, and how it moves to another build."""
+
+from temporalio import workflow
+
+from perdure.protocol.deliveries import DeliveryRef
+from perdure.protocol.wire import JsonObject
+from perdure.session.state import KINDS, REFERENCE_VERSIONS, is_unknown, version_patch
+
+
+def reads(delivery: DeliveryRef) -> bool:
+    """Whether this run reads this delivery. A run that began before its kind or version existed replays as it ran."""
+    if is_unknown(delivery):
+        return False
+    patches = (KINDS[delivery.kind], REFERENCE_VERSIONS[delivery.version])
+    return all(patch is None or workflow.patched(patch) for patch in patches)
+
+
+def reads_version(version: int) -> bool:
+    """Whether this run reads a state of this version. A run that began on an older build replays as it ran."""
+    return workflow.patched(version_patch(version))
+
+
+def is_suggested() -> bool:
+    info = workflow.info()
+    return info.is_continue_as_new_suggested() or info.is_target_worker_deployment_version_changed()
+
+
+def continue_as_new(data: JsonObject) -> None:
+    if workflow.info().is_target_worker_deployment_version_changed():
+        # A driver that continues as new while parked moves to the current build.
+        behavior = workflow.ContinueAsNewVersioningBehavior.AUTO_UPGRADE
+        workflow.continue_as_new(data, initial_versioning_behavior=behavior)
+    workflow.continue_as_new(data)
