@@ -111,6 +111,8 @@ class Settings(BaseSettings):
 
     # Sessions that a worker keeps in memory. It should exceed the number of busy ones.
     cached_sessions: int = Field(default=200, ge=1)
+    # `on`: workflows run in Temporal's sandbox, which finds forbidden imports and calls, and costs a tenth of a turn.
+    sandbox: Literal["on", "off"] = "off"
     # Concurrent workflow tasks of a worker, for drivers and for turns each. They share one processor.
     concurrent_decisions: int = Field(default=4, ge=2)
 

@@ -63,12 +63,9 @@ def run(part: Part, settings: Settings, ready_file: Path | None = None) -> None:
     """Run the worker or the API until SIGINT or SIGTERM."""
     for sentence in misspelt(os.environ):
         logger.warning("%s", sentence)
-    if part == "worker":
-        asyncio.run(_serve(part, settings, ready_file))
-    else:
-        import uvloop
+    import uvloop
 
-        uvloop.run(_serve(part, settings, ready_file))
+    uvloop.run(_serve(part, settings, ready_file))
 
 
 def _imported(part: Part) -> Serve:

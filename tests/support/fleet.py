@@ -103,7 +103,7 @@ class Fleet:
         """All the workers of one build, not current yet."""
         # A client of its own, as each process has: one client takes two workers of a queue for a mistake.
         client = await temporal_client(Settings(temporal_address=self._bench.client.service_client.config.target_host))
-        settings = Settings(task_queue=self._bench.settings.task_queue, deployment=self.deployment, build_id=build)
+        settings = self._bench.settings.model_copy(update={"deployment": self.deployment, "build_id": build})
         async with (
             composition.activity_worker(client, settings, names.MODELS_QUEUE, outside.model_activities),
             composition.activity_worker(client, settings, names.TOOLS_QUEUE, [outside.call_tool]),

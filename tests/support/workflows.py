@@ -232,7 +232,9 @@ class Bench:
         """`turns`: how turns run, unless a test says it of a session."""
         self.client = client
         self.turns = turns
-        self.settings = Settings(task_queue=f"test-{uuid.uuid4().hex[:12]}", deployment=None, build_id=None)
+        self.settings = Settings(
+            task_queue=f"test-{uuid.uuid4().hex[:12]}", deployment=None, build_id=None, sandbox="on"
+        )
 
     @contextlib.asynccontextmanager
     async def working(self, outside: Outside) -> AsyncGenerator[Working]:
