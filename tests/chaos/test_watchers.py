@@ -59,6 +59,7 @@ def watching(caller: Caller, reading: int, deaf: int) -> Generator[Watchers]:
 
 
 @pytest.mark.alone
+@pytest.mark.timeout(800)
 async def test_two_hundred_watchers_do_not_slow_a_post(world: World) -> None:
     world.only_worker()
     async with world.caller() as caller:
@@ -67,7 +68,7 @@ async def test_two_hundred_watchers_do_not_slow_a_post(world: World) -> None:
 
         # Noise of the machine only ever makes it worse: the best of a few measurements is the honest one.
         ratios: list[float] = []
-        while len(ratios) < 5 and (not ratios or min(ratios) > _SLOWED):
+        while len(ratios) < 10 and (not ratios or min(ratios) > _SLOWED):
             ratios.append(await slowdown(caller))
 
     assert min(ratios) <= _SLOWED, ratios
