@@ -45,7 +45,7 @@ def test_a_patch_that_the_list_does_not_have_is_noticed(tree: Path, edit: str, w
 
 
 def test_a_listed_patch_that_nothing_uses_is_noticed(tree: Path) -> None:
-    gone = Patch("gone", "turn", date(2026, 11, 19), "…")
+    gone = Patch("gone", "both", date(2026, 11, 19), "…")
 
     assert patches.problems(tree, [*PATCHES, gone]) == ["nothing uses the patch 'gone' of workflows/patches.py"]
     assert patches.problems(tree, [*PATCHES, PATCHES[0]]) == ["workflows/patches.py lists 'inbox-in-order' twice"]

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from datetime import date, timedelta
 from typing import Literal
 
-#: A parked session may keep its run for months. A turn ends within days, even if it is retried.
-_DRIVER_STAYS = timedelta(days=365)
-_TURN_STAYS = timedelta(days=90)
+#: A parked session may keep its run for months.
+_STAYS = timedelta(days=365)
 
 
 @dataclass(frozen=True)
@@ -18,7 +17,8 @@ class Patch:
     """A row of the table in docs/deploying.md."""
 
     id: str
-    workflow: Literal["driver", "turn"]
+    #: "both": the code of turns, which drivers execute, too.
+    workflow: Literal["driver", "both"]
     since: date
     #: What runs do that began without it.
     before: str
@@ -26,7 +26,7 @@ class Patch:
     @property
     def may_go(self) -> date:
         """The first day on which it may be removed, if no run is open that began without it."""
-        return self.since + (_DRIVER_STAYS if self.workflow == "driver" else _TURN_STAYS)
+        return self.since + _STAYS
 
 
 PATCHES = (
@@ -55,12 +55,12 @@ PATCHES = (
     ),
     Patch(
         "stop-before-calls",
-        "turn",
+        "both",
         date(2026, 11, 18),
         "began the tool calls of a reply although its turn was being cancelled",
     ),
     Patch(
-        "conclude-to-the-end", "turn", date(2026, 11, 18), "cancelled the activity that was writing the end of a turn"
+        "conclude-to-the-end", "both", date(2026, 11, 18), "cancelled the activity that was writing the end of a turn"
     ),
     Patch(
         "keep-unknown-kinds",
@@ -79,5 +79,5 @@ PATCHES = (
     Patch("session-bounds", "driver", date(2026, 11, 19), "had no deadline and no idle time-out"),
     Patch("controls", "driver", date(2026, 11, 19), "left controls (`compact`, `clear`, `reset`) to a newer build"),
     Patch("inline-turns", "driver", date(2026, 11, 19), "ran each turn as a child workflow"),
-    Patch("parallel-calls", "turn", date(2026, 11, 18), "began all calls of a reply at once"),
+    Patch("parallel-calls", "both", date(2026, 11, 18), "began all calls of a reply at once"),
 )

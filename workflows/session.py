@@ -321,8 +321,12 @@ class SessionWorkflow:
             return await self._conclude(request, failure_of_error(error))
         except WorkflowAlreadyStartedError:
             failure = Failure(code="TURN_RUNS_ALREADY", message="Another workflow runs this turn.")
-            held = argument if isinstance(argument, dict) else argument.model_dump(mode="json")
-            return TurnResult(snapshot=request.snapshot, action=Park(), failure=failure, held=held)
+            result = TurnResult(snapshot=request.snapshot, action=Park(), failure=failure)
+            if isinstance(argument, dict):
+                return result.model_copy(update={"held": argument})
+            # The inline part of the turn may have set tokens.
+            tokens = {"token_hash": argument.token_hash, "retired": argument.retired}
+            return result.model_copy(update={"held": argument.model_dump(mode="json"), **tokens})
         except ChildWorkflowError as error:
             if self._ending is not None or workflow.cancellation_reason() is not None:
                 return None

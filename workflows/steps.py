@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any, TypeVar, cast
 
+from pydantic import TypeAdapter, ValidationError
 from temporalio import workflow
 from temporalio.exceptions import (
     ActivityError,
@@ -13,7 +14,7 @@ from temporalio.exceptions import (
     is_cancelled_exception,
 )
 
-from perdure.errors import PerdureError, TurnCancelled
+from perdure.errors import PerdureError, TurnCancelled, UnreadableState
 from perdure.protocol import names
 from perdure.protocol.deliveries import Bounds
 from perdure.protocol.requests import (
@@ -35,6 +36,12 @@ from . import policies
 from .policies import Policy
 
 T = TypeVar("T")
+
+_MODEL_OUTCOME: TypeAdapter[ModelOutcome] = TypeAdapter(ModelOutcome)
+_TOOL_OUTCOME = TypeAdapter(ToolOutcome)
+_RESUMED = TypeAdapter(Resumed)
+_NOTHING: TypeAdapter[None] = TypeAdapter(None)
+
 NONE_TYPE: Any = type(None)
 #: Workers of older builds return None.
 CONCLUDED_TYPE = cast("type[Concluded | None]", Concluded | None)
@@ -53,7 +60,7 @@ class ActivitySteps:
             queue=names.MODELS_QUEUE,
             policy=policies.model(self._bounds) if self._bounds else policies.MODEL,
             summary=f"step {call.at.step}: {label or call.agent}",
-            result=cast("type[ModelOutcome]", ModelOutcome),
+            outcome=_MODEL_OUTCOME,
         )
 
     async def call_tool(self, call: ToolCall) -> ToolOutcome:
@@ -63,17 +70,17 @@ class ActivitySteps:
             queue=names.TOOLS_QUEUE,
             policy=policies.tool(call.call, self._bounds),
             summary=f"step {call.at.step}: {call.call.summary or call.call.tool}",
-            result=ToolOutcome,
+            outcome=_TOOL_OUTCOME,
         )
 
     async def resume(self, resumption: ResumeTurn) -> Resumed:
         return await self._execute(
-            names.RESUME_TURN, resumption, policy=policies.SHORT, summary="resume", result=Resumed
+            names.RESUME_TURN, resumption, policy=policies.SHORT, summary="resume", outcome=_RESUMED
         )
 
     async def park(self, park: ParkTurn) -> None:
         waiting = f"park: {len(park.open)} open"
-        await self._execute(names.PARK_TURN, park, policy=policies.SHORT, summary=waiting, result=type(None))
+        await self._execute(names.PARK_TURN, park, policy=policies.SHORT, summary=waiting, outcome=_NOTHING)
 
     async def conclude(self, conclusion: Conclusion) -> Concluded | None:
         summary = f"{conclusion.kind}: {conclusion.failure.code}"
@@ -81,13 +88,14 @@ class ActivitySteps:
             execute_until_done(names.CONCLUDE_TURN, conclusion, summary=summary, result=CONCLUDED_TYPE)
         )
         try:
-            try:
-                return await asyncio.shield(concluding)
-            except asyncio.CancelledError:
-                # The end of a turn must be recorded even if the turn is cancelled meanwhile. Older runs cancelled it.
-                if not workflow.patched("conclude-to-the-end"):
-                    concluding.cancel()
-                return await concluding
+            while True:
+                try:
+                    return await asyncio.shield(concluding)
+                except asyncio.CancelledError:
+                    # The end of a turn must be recorded, however often the turn is stopped. Older runs cancelled it.
+                    if concluding.done() or not workflow.patched("conclude-to-the-end"):
+                        concluding.cancel()
+                        return await concluding
         except ActivityError as error:
             raise failure_of_activity(error) from error
 
@@ -119,15 +127,14 @@ class ActivitySteps:
         queue: str = names.MODELS_QUEUE,
         policy: Policy,
         summary: str,
-        result: type[T],
+        outcome: TypeAdapter[T],
     ) -> T:
         """Execute one activity; raises `StepFailed` when all attempts have failed."""
         try:
-            return await workflow.execute_activity(
+            result: Any = await workflow.execute_activity(
                 name,
                 argument,
                 task_queue=names.sibling(workflow.info().task_queue, queue),
-                result_type=result,
                 start_to_close_timeout=policy.start_to_close,
                 schedule_to_close_timeout=policy.schedule_to_close,
                 heartbeat_timeout=policy.heartbeat,
@@ -141,6 +148,12 @@ class ActivitySteps:
             if is_cancelled_exception(error) or self.is_stopping() or found_cancel(error):
                 raise asyncio.CancelledError from error
             raise failure_of_activity(error) from error
+        try:
+            return outcome.validate_python(result)
+        except ValidationError:
+            # The activity ran on a newer build. What it did is recorded: the turn waits for a build that reads it.
+            failure = Failure(code=UnreadableState.code, message="This build cannot read the outcome of a step.")
+            raise StepFailed(failure, held=True) from None
 
 
 async def execute_until_done(name: str, argument: Any, *, summary: str, result: type[T] = NONE_TYPE) -> T:

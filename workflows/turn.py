@@ -42,8 +42,9 @@ class InlineTurn(ActivitySteps):
         self._running = asyncio.create_task(self._run(request))
 
     def cancel(self) -> None:
-        self._is_cancelled = True
-        self._running.cancel()
+        if not self._is_cancelled:
+            self._is_cancelled = True
+            self._running.cancel()
 
     async def end(self) -> TurnResult | ContinueAsNew:
         """Wait for its end. `ContinueAsNew`: the rest of it needs a history of its own."""

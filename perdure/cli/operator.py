@@ -251,7 +251,7 @@ def import_(settings: Settings, file: Path, principal: str | None, *, again: boo
     """Create a session from an export; its id, and its continuation token."""
     from perdure.agents.registry import load_agents
 
-    agents = load_agents(settings.agents, settings.model)
+    agents = load_agents(settings.agents, settings.model, settings.turns)
 
     async def work() -> tuple[str, str]:
         from perdure.runtime.connect import secret, temporal_client
@@ -277,7 +277,7 @@ def fork(settings: Settings, session_id: str, turn_id: str, step: int | None = N
     turn = _turn_number(turn_id)
     from perdure.agents.registry import load_agents
 
-    agents = load_agents(settings.agents, settings.model)
+    agents = load_agents(settings.agents, settings.model, settings.turns)
 
     async def work() -> tuple[str, str]:
         from perdure.runtime.open import open_sessions

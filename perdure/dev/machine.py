@@ -63,7 +63,7 @@ def run(options: DevOptions, say: Callable[[str], None]) -> None:
     # Report wrong declarations before any process starts.
     check_level(options.log_level)
     settings = Settings()
-    agents = load_agents(options.agents or settings.agents, settings.model)
+    agents = load_agents(options.agents or settings.agents, settings.model, settings.turns)
     # The same condition as `is_development` of the API.
     keyed = bool(settings.api_keys or settings.jwt_issuer) and not settings.trust_loopback
     asyncio.run(Dev(options, say, agents, keyed=keyed).run())

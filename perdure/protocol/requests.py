@@ -60,8 +60,11 @@ class ModelCall(Versioned):
     head: int | None = None
 
 
-class CallRef(Wire):
-    """A tool call that the model requested; its arguments stay in the store."""
+class CallRef(Wire, extra="allow"):
+    """A tool call that the model requested; its arguments stay in the store.
+
+    A driver passes it on to `call_tool`, with fields of newer builds that it does not know.
+    """
 
     call_id: str
     tool: str

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from perdure.agents.agent import WhileWaiting
+from perdure.agents.agent import Turns, WhileWaiting
 from perdure.faults import KillPoint
 from perdure.protocol import names
 from perdure.protocol.deliveries import Mode
@@ -59,10 +59,13 @@ class Machine(RuleBasedStateMachine):
         waiting=st.sampled_from(["queue", "deny"]),
         fate=FATES,
         answers=st.booleans(),
+        turns=st.sampled_from(["child", "inline"]),
     )
-    def begin(self, plan: str, mode: Mode, waiting: WhileWaiting, fate: Fate, answers: bool) -> None:
+    def begin(
+        self, plan: str, mode: Mode, waiting: WhileWaiting, fate: Fate, answers: bool, turns: Turns = "child"
+    ) -> None:
         async def begin() -> None:
-            self.world = World(await self.open(self._now), self.patch, waiting=waiting)
+            self.world = World(await self.open(self._now), self.patch, waiting=waiting, turns=turns)
             await self.world.begin(self._plan(plan), mode, fate)
 
         self.answers = answers

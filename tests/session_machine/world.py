@@ -3,7 +3,7 @@
 import itertools
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, cast
 
@@ -25,11 +25,12 @@ import perdure.runtime.signals
 import workflows.session
 import workflows.steps
 import workflows.turn
+import workflows.versions
 from activities.model import ModelActivities
 from activities.tools import ToolActivities
 from activities.turns import TurnActivities
 from perdure import Agent, AgentRegistry, ToolContext, tool
-from perdure.agents.agent import WhileWaiting
+from perdure.agents.agent import Turns, WhileWaiting
 from perdure.errors import Conflict, Invalid, ModelFailed, Unavailable
 from perdure.harness.harness import Harness
 from perdure.models.base import Delta, Prompt, Reply, TextDelta, finish_reason, usage_of
@@ -112,7 +113,9 @@ class Notes:
 class World:
     """Everything but the store lasts for one example."""
 
-    def __init__(self, store: Store, patch: pytest.MonkeyPatch, *, waiting: WhileWaiting = "queue") -> None:
+    def __init__(
+        self, store: Store, patch: pytest.MonkeyPatch, *, waiting: WhileWaiting = "queue", turns: Turns
+    ) -> None:
         self.now = START
         self.store = store
         self.notes = Notes()
@@ -125,7 +128,7 @@ class World:
         self._shaken: set[int] = set()
         self.repeats: list[Callable[[], Awaitable[Receipt]]] = []
         self.seen = watched(WatchedStore(store, self.processes, self._observe))
-        self.agents = Serving([self._agent(waiting)])
+        self.agents = Serving([replace(self._agent(waiting), turns=turns)])
         settings = Settings(agents="", model="script")
         workers = [self._worker(settings) for _ in range(2)]
         self.temporal = Temporal(self.processes, lambda: self.now, workers)
@@ -135,7 +138,7 @@ class World:
         self.sessions = Sessions(self.seen, cast(Any, None), secret=SECRET, agents=known)
 
     def _patch(self, patch: pytest.MonkeyPatch) -> None:
-        for shell in (workflows.session, workflows.steps, workflows.turn):
+        for shell in (workflows.session, workflows.steps, workflows.turn, workflows.versions):
             patch.setattr(shell, "workflow", self.temporal)
         for module in (
             perdure.harness.model_call,

@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import uuid
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from temporalio import activity
@@ -12,7 +14,18 @@ from temporalio.exceptions import ApplicationError
 from perdure.protocol import names
 from perdure.protocol.deliveries import DeliveryRef
 from perdure.protocol.inputs import OpenInput
-from perdure.protocol.requests import CallRef, Calls, Conclusion, Failure, Finished, ModelCall, ModelOutcome, Parked
+from perdure.protocol.requests import (
+    CallRef,
+    Calls,
+    Conclusion,
+    Failure,
+    Finished,
+    ModelCall,
+    ModelOutcome,
+    Parked,
+    ToolCall,
+    ToolOutcome,
+)
 from perdure.runtime.connect import temporal_client
 from perdure.session.state import Rebuild, SessionState
 from perdure.settings import Settings
@@ -71,6 +84,56 @@ async def test_a_turn_that_no_worker_can_serve_is_held_and_continues_with_the_ne
     assert [call.at.turn for call in outside.model_calls] == [0, 1]
     assert [attend.attention and attend.attention.code for attend in outside.attended] == ["AGENT_GONE"]
     assert (outside.concluded, await status(session)) == ([], WorkflowExecutionStatus.RUNNING)
+
+
+async def test_an_outcome_that_this_build_cannot_read_holds_the_turn_and_not_the_session(
+    bench: Bench, outside: Outside
+) -> None:
+    outcomes: list[Any] = [{"kind": "of a newer build"}]
+
+    async def newer(call: ModelCall) -> ModelOutcome:
+        return outcomes.pop() if outcomes else Finished()
+
+    outside.answer = newer
+    session = await bench.start(outside)
+    await session.deliver("dlv_1")
+    await outside.until(lambda: bool(outside.attended))
+
+    await session.deliver("dlv_2")
+
+    await session.consumed("dlv_1", "dlv_1", "dlv_2")
+    assert [attend.attention and attend.attention.code for attend in outside.attended] == ["UNREADABLE_STATE"]
+    assert [call.at.turn for call in outside.model_calls] == [0, 0, 1]
+
+
+@pytest.mark.parametrize("bench", ["inline"], indirect=True)
+async def test_a_long_inline_turn_that_cannot_be_handed_over_yet_keeps_its_tokens(
+    bench: Bench, outside: Outside
+) -> None:
+    async def answer(call: ModelCall) -> ModelOutcome:
+        many = tuple(CallRef(call_id=f"c{number}", tool="act") for number in range(128))
+        return Finished() if call.at.step else Calls(calls=many, parallel=32)
+
+    async def act(call: ToolCall) -> ToolOutcome:
+        token_hash = "later" if call.call.call_id == "c7" else None
+        return ToolOutcome(call_id=call.call.call_id, status="completed", token_hash=token_hash, head=9)
+
+    outside.answer, outside.act = answer, act
+    session = await bench.start(outside)
+    other = await bench.client.start_workflow(
+        names.TURN_WORKFLOW, {}, id=names.turn_workflow(session.handle.id, 0), task_queue="nobody"
+    )
+    await session.deliver("dlv_1")
+    await outside.until(lambda: bool(outside.attended))
+    state = await session.handle.query(names.DESCRIBE)
+
+    await other.terminate()
+    await session.handle.signal(names.REPAIR, {"how": "retry"})
+
+    await outside.until(lambda: len(outside.model_calls) == 2)
+    assert state["tokenHash"] == "later"
+    assert [attend.attention and attend.attention.code for attend in outside.attended] == ["TURN_RUNS_ALREADY"]
+    assert (len(outside.tool_calls), [call.at.step for call in outside.model_calls]) == (128, [0, 1])
 
 
 async def test_only_news_has_a_held_turn_tried_again(bench: Bench, outside: Outside) -> None:
@@ -224,7 +287,11 @@ async def test_an_operators_cancellation_of_a_parked_workflow_ends_the_session(b
 
 async def test_a_driver_can_be_started_from_the_store(bench: Bench, outside: Outside) -> None:
     outside.rebuilds = SessionState(
-        session_id="x", agent="demo", token_hash="now", turn=3, inbox=(DeliveryRef(id="dlv_1", token_hash="now"),)
+        session_id=f"ses_{uuid.uuid4().hex}",
+        agent="demo",
+        token_hash="now",
+        turn=3,
+        inbox=(DeliveryRef(id="dlv_1", token_hash="now"),),
     ).model_dump(mode="json")
 
     await bench.start(outside, agent="", token_hash="", rebuild=Rebuild(reason="WORKFLOW_LOST"))

@@ -4,11 +4,14 @@ import asyncio
 import time
 
 import pytest
+from temporalio.exceptions import ApplicationError
 
 from perdure.protocol import names
 from perdure.protocol.requests import Finished, ModelCall, ModelOutcome
+from tests.support.processes import PATIENCE
 from tests.support.workflows import Bench, Outside, wait_beating
 
+from .story import story
 from .test_session import asks, held
 
 pytestmark = pytest.mark.usefixtures("working")
@@ -143,3 +146,30 @@ async def test_a_cancel_that_comes_before_the_turn_it_means_stops_that_one(bench
     await outside.until(lambda: bool(outside.concluded))
     assert [(made.kind, made.at.turn) for made in outside.concluded] == [("cancelled", 1)]
     assert outside.consumed == ["dlv_1"]
+
+
+async def test_the_end_of_a_turn_is_written_however_often_it_is_stopped(bench: Bench, outside: Outside) -> None:
+    """A cancel, and then an operator who ends the session, while the end is being written."""
+    concluding, may = asyncio.Event(), asyncio.Event()
+
+    async def fails(call: ModelCall) -> ModelOutcome:
+        raise ApplicationError("no", {}, type="MODEL_CALL_FAILED", non_retryable=True)
+
+    async def before_concluding() -> None:
+        concluding.set()
+        await wait_beating(may)
+
+    outside.answer = fails
+    outside.before[names.CONCLUDE_TURN] = before_concluding
+    session = await bench.start(outside)
+    await session.deliver("dlv_1")
+    await asyncio.wait_for(concluding.wait(), PATIENCE)
+
+    await session.handle.signal(names.CANCEL, {})
+    await session.handle.signal(names.REPAIR, {"how": "fail"})
+    assert (await session.handle.query(names.DESCRIBE))["inTurn"] == ["dlv_1"]
+    may.set()
+
+    await outside.until(lambda: bool(outside.closed))
+    assert [made.kind for made in outside.concluded] == ["failed"]
+    assert "stop conclude_turn" not in story(await session.handle.fetch_history())

@@ -36,6 +36,9 @@ _LIST_PATIENCE = timedelta(seconds=60)
 _LISTS_LATE = 1.0
 
 _NO_WORKER = "no worker of its build runs: start one, or add --take-over"
+#: Activities that a driver executes only while a turn runs or ends.
+_OF_TURNS = names.STEPS | {names.CONCLUDE_TURN}
+
 _TURN_RUNS = "it runs a turn, and moves after it"
 _OLD_TURN = "its turn runs on the old build"
 _RETRY = RepairOrder(how="retry").model_dump(mode="json")
@@ -252,5 +255,5 @@ def _build_of(described: WorkflowExecutionDescription) -> str:
 def _runs_turn(described: WorkflowExecutionDescription) -> bool:
     """Whether the driver waits for a turn: for a child workflow, or inline for a step."""
     description = described.raw_description
-    steps = any(each.activity_type.name in names.STEPS for each in description.pending_activities)
+    steps = any(each.activity_type.name in _OF_TURNS for each in description.pending_activities)
     return steps or bool(description.pending_children)

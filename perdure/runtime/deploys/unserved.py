@@ -94,6 +94,10 @@ async def _find(
     of_turns = await current_version(client, names.queue(task_queue, names.TURNS_QUEUE))
     for turn, build in (await waiting(names.TURNS_QUEUE, turns, of_turns)).items():
         found.setdefault(turn.partition("/turn/")[0], build)
+    if of_turns and not await is_served(of_turns, names.TURNS_QUEUE):
+        # The next turn of each session begins there; and inline, each step.
+        found = dict.fromkeys(drivers, of_turns[1]) | found
+        return found, of_turns[1]
     starts = current is None or await is_served(current, names.SESSIONS_QUEUE)
     return found, None if starts or current is None else current[1]
 

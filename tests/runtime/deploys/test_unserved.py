@@ -168,6 +168,7 @@ async def test_a_new_session_waits_for_the_current_build_and_says_so(
     ]
 
 
+@pytest.mark.parametrize("bench", ["child", "inline"], indirect=True)
 async def test_a_session_waits_whose_new_turn_no_worker_of_the_current_build_begins(
     bench: Bench, fleet: Fleet, api: Api
 ) -> None:
