@@ -23,15 +23,13 @@ ifdef PYTEST_ARGS
 	$(BIN)/pytest $(PYTEST_ARGS)
 else
 	@# Most tests wait for real processes to notice that others died, so there can be more of them than cores.
-	$(BIN)/pytest -n 6 --dist worksteal -m "not alone and not deaths and not slow"
-	@# Each of these modules dies its deaths once, in one process.
-	$(BIN)/pytest -n 2 --dist loadfile -m "deaths and not slow"
+	$(BIN)/pytest -n 6 --dist worksteal -m "not alone and not slow"
 	@# Those that hold a stopwatch have the machine to themselves.
 	$(BIN)/pytest -m "alone and not slow"
 endif
 
 coverage: $(STAMP)  ## Measure which lines the tests of one process reach; processes that they start are not seen
-	$(BIN)/pytest -n 4 --dist worksteal -m "not alone and not deaths and not slow" --cov=perdure --cov=api --cov=activities \
+	$(BIN)/pytest -n 4 --dist worksteal -m "not alone and not slow" --cov=perdure --cov=api --cov=activities \
 		--cov=workflows --cov-report=term:skip-covered
 
 chaos: $(STAMP)  ## Run the tests that take minutes each, then break things at random for a quarter of an hour

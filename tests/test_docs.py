@@ -3,7 +3,7 @@
 import ast
 import asyncio
 import re
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -16,6 +16,7 @@ from perdure.protocol.events import EVENT_EXPIRED, EventType
 from perdure.settings import Settings
 from perdure.testing import ScriptedModel, call, play
 from tests import rooms
+from tests.support.plugin import StackFactory
 from tests.support.processes import PATIENCE
 from tests.support.stack import Stack
 from workflows.patches import PATCHES
@@ -141,18 +142,18 @@ async def test_the_agents_of_the_authors_guide_work() -> None:
 
 
 @pytest.fixture
-def guide_stack(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Stack]:
+def guide_stack(make_stack: StackFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stack:
     """A worker that serves the agents of the authors' guide, and its environment here, too."""
     code = "\n".join(blocks("authoring.md")).replace("anthropic:claude-sonnet-4-5", "demo")
     (tmp_path / "authors_guide.py").write_text(code)
     agents = "authors_guide:agent,authors_guide:refunds"
-    with Stack(tmp_path, apis=0, agents=agents, environment={"PYTHONPATH": str(tmp_path)}) as stack:
-        for name, value in stack.environment.items():
-            if name.startswith("PERDURE_"):
-                monkeypatch.setenv(name, value)
-        # This process is a program without the agents' code.
-        monkeypatch.delenv("PERDURE_AGENTS")
-        yield stack
+    stack = make_stack(apis=0, agents=agents, environment={"PYTHONPATH": str(tmp_path)})
+    for name, value in stack.environment.items():
+        if name.startswith("PERDURE_"):
+            monkeypatch.setenv(name, value)
+    # This process is a program without the agents' code.
+    monkeypatch.delenv("PERDURE_AGENTS")
+    return stack
 
 
 async def test_the_programs_of_the_authors_guide_work(guide_stack: Stack) -> None:

@@ -2,10 +2,12 @@
 
 from collections.abc import AsyncGenerator, Generator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from tests.support.chaos.world import World, running_world
+from tests.support.stack import TemporalServer
 
 
 @pytest.fixture(scope="module")
@@ -15,9 +17,19 @@ def settings_of_all() -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def shared_world(settings_of_all: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Generator[World]:
-    """No worker yet: each test starts those that it wants to see die."""
-    with running_world(tmp_path_factory.mktemp("chaos"), settings_of_all, workers=0) as world:
+def shared_world(
+    request: pytest.FixtureRequest,
+    settings_of_all: dict[str, str],
+    temporal_server: TemporalServer,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Generator[World]:
+    """No worker yet: each test starts those that it wants to see die.
+
+    Modules that break Temporal, too, say so (`BREAKS_TEMPORAL`), and have a server of their own.
+    """
+    breaks: bool = getattr(cast(Any, request).module, "BREAKS_TEMPORAL", False)
+    temporal = None if breaks else temporal_server
+    with running_world(tmp_path_factory.mktemp("chaos"), settings_of_all, workers=0, temporal=temporal) as world:
         yield world
 
 

@@ -18,6 +18,7 @@ from tests.support.talk import text
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.chaos
+BREAKS_TEMPORAL = True
 
 #: What is missing is noticed within this time, in seconds.
 NOTICED = 60.0

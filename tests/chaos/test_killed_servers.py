@@ -15,6 +15,7 @@ from tests.support.talk import text, types
 from tests.support.waiting import until
 
 pytestmark = pytest.mark.chaos
+BREAKS_TEMPORAL = True
 
 #: A session is signalled what was accepted within this time after Temporal is back, in seconds; and of so many turns as
 #: the machine is in that minute.

@@ -20,6 +20,7 @@ from tests.support.waiting import until
 from .lanes import Lane, side_by_side
 
 pytestmark = pytest.mark.chaos
+BREAKS_TEMPORAL = True
 
 #: The deaths are died once for all tests; processes beside each other would each die them for themselves.
 dies_once = pytest.mark.deaths

@@ -5,11 +5,11 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Generator
 from pathlib import Path
 
 import pytest
 
+from tests.support.plugin import StackFactory
 from tests.support.stack import Stack
 
 pytestmark = pytest.mark.conformance
@@ -38,10 +38,9 @@ def node() -> str:
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Generator[Stack]:
+def stack(module_stack: StackFactory) -> Stack:
     agents = "tests.conformance.agents:concierge,tests.conformance.agents:clerk"
-    with Stack(tmp_path_factory.mktemp("stack"), provider=True, agents=agents) as stack:
-        yield stack
+    return module_stack(provider=True, agents=agents)
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)

@@ -12,9 +12,10 @@ def add(a: int, b: int) -> int:
 
 pay = tool(effects="idempotent", approval="always")(tools.pay.function)
 
+chat = Agent(name="chat", model="openai-chat:scripted", instructions="Be brief.", tools=[add, pay])
 #: One for each API of a provider.
 providers = [
-    Agent(name="chat", model="openai-chat:scripted", instructions="Be brief.", tools=[add, pay]),
+    chat,
     Agent(name="responses", model="openai:gpt-5-scripted", instructions="Be brief.", tools=[add, pay]),
     Agent(name="anthropic", model="anthropic:claude-scripted", instructions="Be brief.", tools=[add, pay]),
 ]

@@ -1,18 +1,16 @@
 """A budget through the whole product: people are asked, and the session continues on another worker."""
 
-from collections.abc import Generator
-
 import pytest
 
+from tests.support.plugin import StackFactory
 from tests.support.stack import Stack
 from tests.support.talk import Talk, text, types
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Generator[Stack]:
+def stack(module_stack: StackFactory) -> Stack:
     agents = "tests.runtime.bounded:thrifty"
-    with Stack(tmp_path_factory.mktemp("stack"), provider=True, agents=agents) as stack:
-        yield stack
+    return module_stack(provider=True, agents=agents)
 
 
 async def until_asked(talk: Talk) -> str:

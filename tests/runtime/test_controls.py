@@ -1,6 +1,5 @@
 """Controls between two turns, with every part real."""
 
-from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,8 @@ ASK = 'call pay {"amount": 3} then say settled'
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Generator[Stack]:
-    with Stack(tmp_path_factory.mktemp("controls"), provider=True, agents=AGENT) as stack:
-        yield stack
+def stack(module_stack: StackFactory) -> Stack:
+    return module_stack(provider=True, agents=AGENT)
 
 
 async def control(talk: Talk, kind: str) -> Json:

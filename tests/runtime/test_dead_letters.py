@@ -11,7 +11,7 @@ from tests.support.talk import text, types
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
 def stack(request: pytest.FixtureRequest, make_stack: StackFactory) -> Stack:
     url = request.getfixturevalue("postgres_url") if request.param == "postgres" else None
-    return make_stack(provider=True, agents="tests.runtime.served:providers", database_url=url)
+    return make_stack(provider=True, agents="tests.runtime.served:chat", database_url=url)
 
 
 def perdure(stack: Stack, *words: str) -> str:

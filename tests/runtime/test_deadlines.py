@@ -1,12 +1,12 @@
 """Bounds of time through the whole product, whoever dies meanwhile."""
 
 import asyncio
-from collections.abc import Generator
 from datetime import UTC, datetime, timedelta
 
 import httpx2
 import pytest
 
+from tests.support.plugin import StackFactory
 from tests.support.processes import PATIENCE
 from tests.support.stack import Stack
 from tests.support.talk import Json, Talk, text, types
@@ -16,10 +16,9 @@ AGENTS = "tests.runtime.bounded:hasty,tests.runtime.bounded:patient,tests.runtim
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Generator[Stack]:
+def stack(module_stack: StackFactory) -> Stack:
     environment = {"PERDURE_HEARTBEAT_TIMEOUT": "1"}
-    with Stack(tmp_path_factory.mktemp("stack"), provider=True, agents=AGENTS, environment=environment) as stack:
-        yield stack
+    return module_stack(provider=True, agents=AGENTS, environment=environment)
 
 
 def talking_to(stack: Stack, agent: str) -> Talk:

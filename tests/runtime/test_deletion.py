@@ -17,7 +17,7 @@ from tests.support.stack import Stack, TemporalServer
 from tests.support.talk import Json, Talk, types
 from tests.support.waiting import until
 
-AGENTS = "tests.runtime.served:providers"
+AGENTS = "tests.runtime.served:chat"
 KEPT = ("perdure_schema", "deletions", "deleted_keys", "spending")
 
 

@@ -381,7 +381,7 @@ async def perdure(stack: Stack, *words: str) -> bytes:
 async def test_the_imported_session_sends_the_same_request(
     make_stack: StackFactory, tmp_path: Path, control: str | None
 ) -> None:
-    stack = make_stack(provider=True, agents="tests.runtime.served:providers")
+    stack = make_stack(provider=True, agents="tests.runtime.served:chat")
     file = tmp_path / "session.jsonl"
     async with stack.talk() as talk, stack.talk() as again:
         await talk.say('think Hm; call add {"a": 1, "b": 2} then say three')

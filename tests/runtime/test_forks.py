@@ -2,7 +2,7 @@
 
 import asyncio
 import subprocess
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,8 @@ from tests.support.talk import Json, Talk, text, types
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Generator[Stack]:
-    with Stack(tmp_path_factory.mktemp("stack"), provider=True, agents="tests.runtime.served:providers") as stack:
-        yield stack
+def stack(module_stack: StackFactory) -> Stack:
+    return module_stack(provider=True, agents="tests.runtime.served:chat")
 
 
 @pytest.fixture
@@ -90,7 +89,7 @@ async def test_the_model_cannot_tell_a_fork_from_its_parent(stack: Stack, talk: 
 async def test_the_model_cannot_tell_a_fork_from_its_parent_on_postgres(
     make_stack: StackFactory, postgres_url: str
 ) -> None:
-    stack = make_stack(provider=True, agents="tests.runtime.served:providers", database_url=postgres_url)
+    stack = make_stack(provider=True, agents="tests.runtime.served:chat", database_url=postgres_url)
     async with stack.talk() as talk:
         await talk.say('call add {"a": 1, "b": 2} then say three')
         await talk.say("say later")

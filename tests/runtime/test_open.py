@@ -4,7 +4,7 @@ import asyncio
 import sqlite3
 import time
 import uuid
-from collections.abc import AsyncGenerator, Generator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, cast
@@ -29,6 +29,7 @@ from perdure.protocol.events import BOUNDARIES
 from perdure.runtime.local import write_temporal_address
 from perdure.settings import Settings
 from perdure.store.open import NoStore
+from tests.support.plugin import StackFactory
 from tests.support.processes import PATIENCE, free_port
 from tests.support.stack import Stack
 
@@ -39,9 +40,8 @@ NOWHERE = f"127.0.0.1:{free_port()}"
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Generator[Stack]:
-    with Stack(tmp_path_factory.mktemp("open"), apis=0, agents=AGENTS) as stack:
-        yield stack
+def stack(module_stack: StackFactory) -> Stack:
+    return module_stack(apis=0, agents=AGENTS)
 
 
 @pytest.fixture
@@ -285,7 +285,7 @@ async def test_the_temporal_of_perdure_dev_is_found(
     folder = stack.settings.data_dir
 
     with locked(folder):
-        write_temporal_address(Settings(data_dir=folder), stack.temporal.address)
+        write_temporal_address(Settings(data_dir=folder), stack.settings.temporal_address)
         async with perdure.connect(data_dir=folder) as sessions:
             receipt = await sessions.start("shop", "hello")
             await until_boundary(sessions, receipt.session_id)

@@ -2,7 +2,7 @@
 
 import asyncio
 import subprocess
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from perdure.protocol.inputs import InputAnswer
 from perdure.session.inputs import resolved
 from perdure.store.base import Store
 from perdure.store.values import Answering, InputRow, NewDelivery, Vote
+from tests.support.plugin import StackFactory
 from tests.support.stack import Stack
 from tests.support.talk import Talk, text, types
 
@@ -20,10 +21,9 @@ ASK = 'call pay {"amount": 3} then say settled'
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Generator[Stack]:
+def stack(module_stack: StackFactory) -> Stack:
     agents = "tests.conformance.agents:concierge,tests.conformance.agents:hasty"
-    with Stack(tmp_path_factory.mktemp("parked"), provider=True, agents=agents) as stack:
-        yield stack
+    return module_stack(provider=True, agents=agents)
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Every provider's API through the whole product; and what a session does when its provider refuses."""
 
 import asyncio
-from collections.abc import Generator
 from typing import Any
 
 import httpx2
@@ -16,9 +15,8 @@ AGENTS = ["chat", "responses", "anthropic"]
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Generator[Stack]:
-    with Stack(tmp_path_factory.mktemp("stack"), provider=True, agents="tests.runtime.served:providers") as stack:
-        yield stack
+def stack(module_stack: StackFactory) -> Stack:
+    return module_stack(provider=True, agents="tests.runtime.served:providers")
 
 
 def talking_to(stack: Stack, agent: str) -> Talk:

@@ -18,7 +18,7 @@ async def test_a_session_whose_past_has_expired_continues_and_is_read_from_the_b
     make_stack: StackFactory, request: pytest.FixtureRequest, on_postgres: bool
 ) -> None:
     url = request.getfixturevalue("postgres_url") if on_postgres else None
-    stack = make_stack(provider=True, agents="tests.runtime.served:providers", database_url=url)
+    stack = make_stack(provider=True, agents="tests.runtime.served:chat", database_url=url)
     async with stack.talk() as talk:
         await talk.say('call add {"a": 1, "b": 2} then say three')
         await talk.say("say on")

@@ -2,7 +2,7 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator
 from typing import Any
 
 import pytest
@@ -15,15 +15,14 @@ from perdure.runtime.sessions import Sessions
 from perdure.session.state import hash_token
 from perdure.store.base import Store
 from perdure.store.values import NewDelivery, NewSession
+from tests.support.plugin import StackFactory
 from tests.support.processes import PATIENCE
 from tests.support.stack import Stack
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Generator[Stack]:
-    directory = tmp_path_factory.mktemp("sessions")
-    with Stack(directory, apis=0, provider=True, agents="tests.runtime.agents:agent") as stack:
-        yield stack
+def stack(module_stack: StackFactory) -> Stack:
+    return module_stack(apis=0, provider=True, agents="tests.runtime.agents:agent")
 
 
 @pytest.fixture
@@ -35,7 +34,8 @@ async def store(stack: Stack) -> AsyncGenerator[Store]:
 
 @pytest.fixture
 async def sessions(stack: Stack, store: Store) -> Sessions:
-    return Sessions(store, await stack.client(), secret=secret(stack.settings))
+    settings = stack.settings
+    return Sessions(store, await stack.client(), secret=secret(settings), task_queue=settings.task_queue)
 
 
 def a_token() -> str:

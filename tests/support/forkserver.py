@@ -20,13 +20,20 @@ from typing import Protocol
 
 from perdure.dev.supervisor import die_with_parent
 
-#: What most of our processes import.
+#: What most of our processes import, or take long to.
 _MODULES = (
     "perdure.cli.commands",
     "perdure.cli.serve",
     "worker",
     "api.app",
+    "perdure.harness.compaction",
+    "perdure.models.provider",
+    "perdure.store.postgres",
     "perdure.store.sqlite",
+    "psycopg",
+    "psycopg_pool",
+    "pydantic_ai.models.openai",
+    "pydantic_ai.providers.openai",
     "uvicorn",
     "uvloop",
 )

@@ -17,12 +17,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     xdist cuts the list into equal parts, and a process that is done takes tests from the end of another's part. If
     tests that wait are at the end, a few processes run them one after the other while the others have nothing to do.
+    What is at the beginning of a share is never taken: modules whose tests share what many deaths have shown.
     """
     processes = int(getattr(config, "workerinput", {}).get("workercount", 1))
     if processes == 1:
         return
     # A module stays together: its tests share servers.
     modules = [list(module) for _, module in groupby(items, key=lambda item: item.path)]
+    modules.sort(key=lambda module: not any(item.get_closest_marker("deaths") for item in module))
     waiting = [module for module in modules if _waits(module[0])]
     rest = [item for module in modules if not _waits(module[0]) for item in module]
     size = len(items) // processes

@@ -1,6 +1,7 @@
 """Fixtures that run the real product, and what it said when a test fails."""
 
 from collections.abc import Callable, Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,24 +29,39 @@ def temporal_server(tmp_path_factory: pytest.TempPathFactory) -> Generator[Tempo
 
 
 @pytest.fixture(scope="module")
-def stack(tmp_path_factory: pytest.TempPathFactory) -> Generator[Stack]:
+def module_stack(tmp_path_factory: pytest.TempPathFactory, temporal_server: TemporalServer) -> Generator[StackFactory]:
+    """Makes stacks of any shape on the server of all tests; they end with the module."""
+    with _making(tmp_path_factory.mktemp("stacks"), temporal_server) as make:
+        yield make
+
+
+@pytest.fixture(scope="module")
+def stack(module_stack: StackFactory) -> Stack:
     """One worker, one API and the scripted provider, for the tests of one module."""
-    with Stack(tmp_path_factory.mktemp("stack"), provider=True) as stack:
-        yield stack
+    return module_stack(provider=True)
 
 
 @pytest.fixture
-def make_stack(tmp_path: Path) -> Generator[StackFactory]:
-    """Makes stacks of any shape; they end with the test."""
+def make_stack(tmp_path: Path, temporal_server: TemporalServer) -> Generator[StackFactory]:
+    """Makes stacks of any shape on the server of all tests; they end with the test."""
+    with _making(tmp_path, temporal_server) as make:
+        yield make
+
+
+@contextmanager
+def _making(directory: Path, temporal: TemporalServer) -> Generator[StackFactory]:
     made: list[Stack] = []
 
     def make(**options: Any) -> Stack:
-        made.append(Stack(tmp_path / f"stack-{len(made)}", **options))
+        options.setdefault("temporal", temporal)
+        made.append(Stack(directory / f"stack-{len(made)}", **options))
         return made[-1]
 
-    yield make
-    for stack in made:
-        stack.close()
+    try:
+        yield make
+    finally:
+        for stack in made:
+            stack.close()
 
 
 @pytest.hookimpl(wrapper=True)

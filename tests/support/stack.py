@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+import uuid
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -78,7 +79,8 @@ class TemporalServer:
 class Stack:
     """Everything that serves sessions. Start and stop its parts at will; `close` leaves nothing.
 
-    `environment` goes to all parts, the one given to `start_worker` or `start_api` to that part only.
+    `environment` goes to all parts, the one given to `start_worker` or `start_api` to that part only. A `temporal` that
+    is given belongs to others as well: it can be neither restarted nor killed here.
     """
 
     def __init__(
@@ -103,7 +105,7 @@ class Stack:
         self._borrowed = temporal is not None
         LIVE.append(self)
         try:
-            self.temporal = temporal or TemporalServer(directory)
+            self._temporal = temporal or TemporalServer(directory)
             self.environment = self._environment(agents, database_url) | dict(environment or {})
             if provider:
                 self._start_provider()
@@ -142,6 +144,12 @@ class Stack:
             self._wait_ready(api)
         return api
 
+    @property
+    def temporal(self) -> TemporalServer:
+        """Its own server."""
+        assert not self._borrowed
+        return self._temporal
+
     def restart_temporal(self) -> None:
         self.temporal.restart()
 
@@ -149,7 +157,7 @@ class Stack:
         """Take everything down at once."""
         for process in reversed(self._all):
             process.close()
-        if hasattr(self, "temporal") and not self._borrowed:
+        if hasattr(self, "_temporal") and not self._borrowed:
             self.temporal.close()
         if self in LIVE:
             LIVE.remove(self)
@@ -191,7 +199,7 @@ class Stack:
 
     def logs(self) -> list[tuple[str, str]]:
         """The end of what each part said."""
-        parts = [*self._all, self.temporal.process] if hasattr(self, "temporal") else self._all
+        parts = [*self._all, self._temporal.process] if hasattr(self, "_temporal") else self._all
         return [(process.name, process.output) for process in parts]
 
     # --- inside ---------------------------------------------------------------------------------------------
@@ -200,7 +208,8 @@ class Stack:
         return {
             **clean_environment(),
             "PERDURE_DATA_DIR": str(self.directory / "data"),
-            "PERDURE_TEMPORAL_ADDRESS": self.temporal.address,
+            "PERDURE_TEMPORAL_ADDRESS": self._temporal.address,
+            **({"PERDURE_TASK_QUEUE": f"test-{uuid.uuid4().hex[:12]}"} if self._borrowed else {}),
             "PERDURE_SECRET": _SECRET,
             "PYTHONUNBUFFERED": "1",
             **({"PERDURE_AGENTS": agents} if agents else {}),

@@ -2,11 +2,11 @@
 
 import uuid
 from collections.abc import Generator
-from pathlib import Path
 
 import pytest
 
 from tests.support.collector import Collector, Seen
+from tests.support.plugin import StackFactory
 from tests.support.processes import wait_until
 from tests.support.stack import Stack
 
@@ -21,15 +21,13 @@ def collector() -> Generator[Collector]:
 
 
 @pytest.fixture(scope="module")
-def exporting(tmp_path_factory: pytest.TempPathFactory, collector: Collector) -> Generator[Stack]:
+def exporting(module_stack: StackFactory, collector: Collector) -> Stack:
     environment = {
         "OTEL_EXPORTER_OTLP_ENDPOINT": collector.url,
         "OTEL_BSP_SCHEDULE_DELAY": "100",
         "OTEL_METRIC_EXPORT_INTERVAL": "500",
     }
-    directory: Path = tmp_path_factory.mktemp("telemetry")
-    with Stack(directory, environment=environment) as stack:
-        yield stack
+    return module_stack(environment=environment)
 
 
 async def spans_of_a_turn(stack: Stack, collector: Collector) -> dict[str, Seen]:

@@ -76,7 +76,8 @@ SLOW_SQLITE = pytest.param("sqlite", marks=pytest.mark.slow)
 def release(request: pytest.FixtureRequest, make_stack: StackFactory, database: str) -> Release:
     url = request.getfixturevalue("postgres_url") if database == "postgres" else None
     agents = "tests.runtime.deploys.build_1:agents"
-    return Release(make_stack(workers=0, provider=True, agents=agents, database_url=url))
+    # Its deployment has the same name in each test.
+    return Release(make_stack(temporal=None, workers=0, provider=True, agents=agents, database_url=url))
 
 
 def results(events: list[JsonObject]) -> list[str]:
