@@ -27,17 +27,17 @@ def test_the_list_of_patches_is_that_of_the_code(tree: Path) -> None:
     [
         ('workflow.patched("new")', "the patch 'new' is not in workflows/patches.py"),
         ('workflow.deprecate_patch("new")', "the patch 'new' is not in workflows/patches.py"),
-        ('workflow.patched("inbox-" + "in-order")', "steps.py:400: write the id of a patch as one literal"),
-        ('workflow.patched(f"inbox-{order}")', "steps.py:400: write the id of a patch as one literal"),
-        ('workflow.patched(id="inbox-in-order")', "steps.py:400: write the id of a patch as one literal"),
-        ("guard = workflow.patched", "steps.py:400: call it as workflow.patched(…)"),
-        ("from temporalio.workflow import patched as guard", "steps.py:400: call it as workflow.patched(…)"),
+        ('workflow.patched("inbox-" + "in-order")', "turn.py:400: write the id of a patch as one literal"),
+        ('workflow.patched(f"inbox-{order}")', "turn.py:400: write the id of a patch as one literal"),
+        ('workflow.patched(id="inbox-in-order")', "turn.py:400: write the id of a patch as one literal"),
+        ("guard = workflow.patched", "turn.py:400: call it as workflow.patched(…)"),
+        ("from temporalio.workflow import patched as guard", "turn.py:400: call it as workflow.patched(…)"),
     ],
 )
 def test_a_patch_that_the_list_does_not_have_is_noticed(tree: Path, edit: str, what: str) -> None:
-    steps = tree / "workflows" / "steps.py"
-    lines = steps.read_text().splitlines()
-    steps.write_text("\n".join([*lines, *[""] * (399 - len(lines)), edit]))
+    turn = tree / "workflows" / "turn.py"
+    lines = turn.read_text().splitlines()
+    turn.write_text("\n".join([*lines, *[""] * (399 - len(lines)), edit]))
 
     [problem] = patches.problems(tree)
 

@@ -78,6 +78,12 @@ PATCHES = (
     Patch("shorter-runs", "driver", date(2026, 11, 19), "continued as new after 400 events instead of 200"),
     Patch("session-bounds", "driver", date(2026, 11, 19), "had no deadline and no idle time-out"),
     Patch("controls", "driver", date(2026, 11, 19), "left controls (`compact`, `clear`, `reset`) to a newer build"),
+    Patch(
+        "turns-before-renewal",
+        "driver",
+        date(2026, 11, 19),
+        "continued as new before the next turn, although a message waited",
+    ),
     Patch("inline-turns", "driver", date(2026, 11, 19), "ran each turn as a child workflow"),
     Patch("parallel-calls", "both", date(2026, 11, 18), "began all calls of a reply at once"),
 )

@@ -3,10 +3,10 @@
 import asyncio
 import contextlib
 from datetime import timedelta
-from typing import Any, Literal, TypeAlias, TypeVar, cast
+from typing import Any, Literal, TypeAlias, cast
 
 from temporalio import workflow
-from temporalio.exceptions import ActivityError, ChildWorkflowError, WorkflowAlreadyStartedError, is_cancelled_exception
+from temporalio.exceptions import ChildWorkflowError, WorkflowAlreadyStartedError
 
 from perdure.errors import PerdureError, UnreadableState
 from perdure.protocol import names
@@ -46,19 +46,16 @@ from perdure.session.state import (
 from perdure.session.turn import CANCELLED, ContinueAsNew, conclusion
 
 from . import versions
-from .steps import CONCLUDED_TYPE, NONE_TYPE, execute_until_done, failure_of_error, failure_of_turn
+from .outcomes import CONCLUDED_TYPE, execute_until_success, failure_of_error, failure_of_turn
 from .turn import InlineTurn
-
-T = TypeVar("T")
 
 TurnHandle: TypeAlias = "workflow.ChildWorkflowHandle[Any, TurnResult] | InlineTurn"
 
-#: A driver continues as new once its history has this many events, about fifteen turns. So the cost of a replay does
-#: not grow with the age of the session. Runs that began before this number have twice as many.
+#: A driver continues as new once its history has this many events, about fifteen turns, and nothing waits; at the
+#: latest with twice as many. So the cost of a replay does not grow with the age of the session.
 _LONG_RUN = 200
 
 _UNREADABLE_PAUSE = timedelta(minutes=1)
-_RETRY_PAUSE = timedelta(seconds=10)
 
 #: How long the driver waits for a turn to stop when an operator ends its session.
 _STOP_TIMEOUT = timedelta(seconds=30)
@@ -189,7 +186,7 @@ class SessionWorkflow:
         with contextlib.suppress(TimeoutError):
             await workflow.wait_condition(drive.done, timeout=_STOP_TIMEOUT)
         close = CloseSession(session_id=self._state.session_id, failure=self._ending)
-        await self._execute_until_success(names.CLOSE_SESSION, close, summary=self._ending.code)
+        await execute_until_success(names.CLOSE_SESSION, close, summary=self._ending.code)
         if self._ending is OPERATOR_CANCELLED:
             raise asyncio.CancelledError
 
@@ -226,10 +223,17 @@ class SessionWorkflow:
             if self._unreadable is not None:
                 await self._wait_for_reader(self._unreadable)
                 continue
-            renew = self._renewal_is_due()
-            move = decisions.next_move(self._state, workflow.time(), renew=renew, bounded=self._bounded)
-            if await self._make_move(move):
+            if await self._make_move(self._next_move()):
                 return
+
+    def _next_move(self) -> decisions.Move:
+        renew = self._renewal_is_due()
+        if renew and not self._must_renew():
+            move = decisions.next_move(self._state, workflow.time(), bounded=self._bounded)
+            # Earlier runs let everything wait until they had continued as new.
+            if isinstance(move, decisions.RunTurn) and workflow.patched("turns-before-renewal"):
+                return move
+        return decisions.next_move(self._state, workflow.time(), renew=renew, bounded=self._bounded)
 
     async def _make_move(self, move: decisions.Move) -> bool:
         """Make one move; returns whether the session has ended."""
@@ -367,7 +371,7 @@ class SessionWorkflow:
         self, request: TurnRequest, failure: Failure, kind: Literal["failed", "cancelled"] = "failed"
     ) -> TurnResult:
         end = conclusion(request, request.step, failure, kind)
-        concluded = await self._execute_until_success(
+        concluded = await execute_until_success(
             names.CONCLUDE_TURN, end, summary=f"{kind}: {failure.code}", result=CONCLUDED_TYPE
         )
         open = concluded.open if concluded else ()
@@ -396,22 +400,20 @@ class SessionWorkflow:
         state = self._state
         parked = Coordinates(session_id=state.session_id, turn=max(0, state.turn - 1))
         withdrawal = Withdrawal(at=parked, mode=state.mode, open=state.open)
-        await self._execute_until_success(
-            names.WITHDRAW_INPUTS, withdrawal, summary=f"withdraw: {len(state.open)} open"
-        )
+        await execute_until_success(names.WITHDRAW_INPUTS, withdrawal, summary=f"withdraw: {len(state.open)} open")
         self._state = self._state.withdrawn()
 
     async def _remind(self, request: OpenInput) -> None:
         left = len(request.remind_at) - 1
         reminder = Reminder(session_id=self._state.session_id, request_id=request.request_id, left=left)
-        await self._execute_until_success(names.REMIND, reminder, summary="remind")
+        await execute_until_success(names.REMIND, reminder, summary="remind")
         self._state = self._state.reminded(request)
 
     async def _refuse(self, move: decisions.Refuse) -> None:
         """Refuse a delivery that no turn can read. An accepted delivery always leads to an event."""
         session_id, delivery_id = self._state.session_id, move.delivery.id
         refusal = Refusal(session_id=session_id, delivery_id=delivery_id, code=move.code, message=move.message)
-        await self._execute_until_success(names.REFUSE_DELIVERY, refusal, summary=move.summary)
+        await execute_until_success(names.REFUSE_DELIVERY, refusal, summary=move.summary)
         self._state = self._state.without(move.delivery)
         if move.ends_cancel:
             self._state = self._state.cancelled(None)
@@ -420,7 +422,7 @@ class SessionWorkflow:
         """End the session, unless a delivery waits in the store whose signal has not arrived yet."""
         close = CloseSession(session_id=self._state.session_id, failure=SESSION_IDLE, if_idle=True)
         result = cast("type[bool | None]", bool | None)
-        closed = await self._execute_until_success(names.CLOSE_SESSION, close, summary=SESSION_IDLE.code, result=result)
+        closed = await execute_until_success(names.CLOSE_SESSION, close, summary=SESSION_IDLE.code, result=result)
         # Older workers return None, and have closed it in any case.
         self._state = self._state.active(workflow.time())
         return closed is not False
@@ -428,13 +430,13 @@ class SessionWorkflow:
     async def _set_attention(self, attention: Attention | None, turn: int | None = None) -> None:
         attend = AttendSession(session_id=self._state.session_id, attention=attention, turn=turn)
         what = f"needs attention: {attention.code}" if attention else "recovered"
-        await self._execute_until_success(names.ATTEND_SESSION, attend, summary=what)
+        await execute_until_success(names.ATTEND_SESSION, attend, summary=what)
 
     async def _rebuild_state(self, rebuild: Rebuild) -> bool:
         """Derive the state from the store; returns whether the session has ended."""
         argument = RebuildSession(session_id=self._state.session_id, reason=rebuild.reason)
         result = cast("type[JsonObject | None]", JsonObject | None)
-        found = await self._execute_until_success(
+        found = await execute_until_success(
             names.REBUILD_SESSION, argument, summary=f"rebuild: {rebuild.reason}", result=result
         )
         if found is None:
@@ -448,16 +450,6 @@ class SessionWorkflow:
             self._data, self._unreadable = found, unreadable
         self._heed_bounds()
         return False
-
-    async def _execute_until_success(self, name: str, argument: Any, *, summary: str, result: type[T] = NONE_TYPE) -> T:
-        """Execute an activity until it succeeds. One worker's non-retryable error is no verdict for all workers."""
-        while True:
-            try:
-                return await execute_until_done(name, argument, summary=summary, result=result)
-            except ActivityError as error:
-                if is_cancelled_exception(error):
-                    raise asyncio.CancelledError from error
-                await workflow.sleep(_RETRY_PAUSE)
 
     # --- renewal --------------------------------------------------------------------------------------------
 
@@ -473,6 +465,9 @@ class SessionWorkflow:
         # Runs that began before this rule continued as new only after a turn, and only when Temporal suggested it.
         self._renews_when_parked = self._renews_when_parked and workflow.patched("renew-when-parked")
         return self._renews_when_parked
+
+    def _must_renew(self) -> bool:
+        return versions.is_suggested() or workflow.info().get_current_history_length() >= 2 * _LONG_RUN
 
     def _should_renew(self) -> bool:
         return versions.is_suggested() or workflow.info().get_current_history_length() >= self._longest

@@ -2,18 +2,154 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Any, TypeVar
 
+from pydantic import TypeAdapter, ValidationError
 from temporalio import workflow
+from temporalio.exceptions import ActivityError, is_cancelled_exception
 
+from perdure.errors import UnreadableState
 from perdure.protocol import names
-from perdure.protocol.requests import TurnRequest, TurnResult
-from perdure.session.turn import ContinueAsNew, run_turn
+from perdure.protocol.deliveries import Bounds
+from perdure.protocol.requests import (
+    Concluded,
+    Conclusion,
+    Failure,
+    ModelCall,
+    ModelOutcome,
+    ParkTurn,
+    Resumed,
+    ResumeTurn,
+    ToolCall,
+    ToolOutcome,
+    TurnRequest,
+    TurnResult,
+)
+from perdure.session.turn import ContinueAsNew, StepFailed, run_turn
 from perdure.telemetry import spans
 
-from .steps import ActivitySteps
+from . import policies
+from .outcomes import CONCLUDED_TYPE, execute_until_done, failure_of_activity, found_cancel
+from .policies import Policy
+
+T = TypeVar("T")
 
 #: An inline turn that has added so many events to its driver's history continues as a child workflow.
 _LONG_TURN = 400
+
+_MODEL_OUTCOME: TypeAdapter[ModelOutcome] = TypeAdapter(ModelOutcome)
+_TOOL_OUTCOME = TypeAdapter(ToolOutcome)
+_RESUMED = TypeAdapter(Resumed)
+_NOTHING: TypeAdapter[None] = TypeAdapter(None)
+
+
+class ActivitySteps:
+    """Implements `Steps`: each method executes one activity on the task queue of its kind."""
+
+    def __init__(self, bounds: Bounds | None = None) -> None:
+        self._bounds = bounds
+
+    async def call_model(self, call: ModelCall, *, label: str | None) -> ModelOutcome:
+        return await self._execute(
+            names.CALL_MODEL,
+            call,
+            queue=names.MODELS_QUEUE,
+            policy=policies.model(self._bounds) if self._bounds else policies.MODEL,
+            summary=f"step {call.at.step}: {label or call.agent}",
+            outcome=_MODEL_OUTCOME,
+        )
+
+    async def call_tool(self, call: ToolCall) -> ToolOutcome:
+        return await self._execute(
+            names.CALL_TOOL,
+            call,
+            queue=names.TOOLS_QUEUE,
+            policy=policies.tool(call.call, self._bounds),
+            summary=f"step {call.at.step}: {call.call.summary or call.call.tool}",
+            outcome=_TOOL_OUTCOME,
+        )
+
+    async def resume(self, resumption: ResumeTurn) -> Resumed:
+        return await self._execute(
+            names.RESUME_TURN, resumption, policy=policies.SHORT, summary="resume", outcome=_RESUMED
+        )
+
+    async def park(self, park: ParkTurn) -> None:
+        waiting = f"park: {len(park.open)} open"
+        await self._execute(names.PARK_TURN, park, policy=policies.SHORT, summary=waiting, outcome=_NOTHING)
+
+    async def conclude(self, conclusion: Conclusion) -> Concluded | None:
+        summary = f"{conclusion.kind}: {conclusion.failure.code}"
+        concluding = asyncio.ensure_future(
+            execute_until_done(names.CONCLUDE_TURN, conclusion, summary=summary, result=CONCLUDED_TYPE)
+        )
+        try:
+            while True:
+                try:
+                    return await asyncio.shield(concluding)
+                except asyncio.CancelledError:
+                    # The end of a turn must be recorded, however often the turn is stopped. Older runs cancelled it.
+                    if concluding.done() or not workflow.patched("conclude-to-the-end"):
+                        concluding.cancel()
+                        return await concluding
+        except ActivityError as error:
+            raise failure_of_activity(error) from error
+
+    def parallel(self, limit: int | None, calls: int) -> int:
+        if limit is not None or calls <= policies.PARALLEL:
+            return limit or calls
+        # Older workers send no limit, and older turns began all calls at once. Those with more calls than Temporal
+        # allows to be open were stuck: from here on they begin some calls at a time.
+        return policies.PARALLEL if workflow.patched("parallel-calls") else calls
+
+    def should_continue_as_new(self) -> bool:
+        return workflow.info().is_continue_as_new_suggested()
+
+    def is_stopping(self) -> bool:
+        """Whether the turn was asked to stop."""
+        return workflow.cancellation_reason() is not None
+
+    def cancelled(self, *, early: bool = False) -> bool:
+        if not self.is_stopping():
+            return False
+        # Turns that began before this check existed ran their calls here.
+        return not early or workflow.patched("stop-before-calls")
+
+    async def _execute(
+        self,
+        name: str,
+        argument: Any,
+        *,
+        queue: str = names.MODELS_QUEUE,
+        policy: Policy,
+        summary: str,
+        outcome: TypeAdapter[T],
+    ) -> T:
+        """Execute one activity; raises `StepFailed` when all attempts have failed."""
+        try:
+            result: Any = await workflow.execute_activity(
+                name,
+                argument,
+                task_queue=names.sibling(workflow.info().task_queue, queue),
+                start_to_close_timeout=policy.start_to_close,
+                schedule_to_close_timeout=policy.schedule_to_close,
+                heartbeat_timeout=policy.heartbeat,
+                retry_policy=policy.retry,
+                # A turn counts as stopped only after its activities have ended.
+                cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
+                summary=summary[:200],
+            )
+        except ActivityError as error:
+            # An attempt whose worker died is not retried once its turn is cancelled: it ends as a time-out.
+            if is_cancelled_exception(error) or self.is_stopping() or found_cancel(error):
+                raise asyncio.CancelledError from error
+            raise failure_of_activity(error) from error
+        try:
+            return outcome.validate_python(result)
+        except ValidationError:
+            # The activity ran on a newer build. What it did is recorded: the turn waits for a build that reads it.
+            failure = Failure(code=UnreadableState.code, message="This build cannot read the outcome of a step.")
+            raise StepFailed(failure, held=True) from None
 
 
 @workflow.defn(name=names.TURN_WORKFLOW)

@@ -22,8 +22,8 @@ import perdure.runtime.deliveries
 import perdure.runtime.inputs
 import perdure.runtime.sessions
 import perdure.runtime.signals
+import workflows.outcomes
 import workflows.session
-import workflows.steps
 import workflows.turn
 import workflows.versions
 from activities.model import ModelActivities
@@ -138,7 +138,7 @@ class World:
         self.sessions = Sessions(self.seen, cast(Any, None), secret=SECRET, agents=known)
 
     def _patch(self, patch: pytest.MonkeyPatch) -> None:
-        for shell in (workflows.session, workflows.steps, workflows.turn, workflows.versions):
+        for shell in (workflows.session, workflows.outcomes, workflows.turn, workflows.versions):
             patch.setattr(shell, "workflow", self.temporal)
         for module in (
             perdure.harness.model_call,

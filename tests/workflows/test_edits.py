@@ -37,7 +37,8 @@ def edit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Edit]:
         text = path.read_text()
         assert text.count(old) == 1
         path.write_text(text.replace(old, new))
-        return importlib.import_module(f"{package}.{'turn' if file == 'steps.py' else 'session'}")
+        importlib.import_module(f"{package}.session")
+        return importlib.import_module(package)
 
     yield edited
     for name in [name for name in sys.modules if name.startswith(package)]:
@@ -45,7 +46,7 @@ def edit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Edit]:
 
 
 async def replay(edited: ModuleType, recording: str) -> None:
-    kind = getattr(edited, "SessionWorkflow", None) or edited.TurnWorkflow
+    kind = edited.turn.TurnWorkflow if "-turn-" in recording else edited.session.SessionWorkflow
     # The sandbox would import the copy again for each run.
     replayer = a_replayer(kind, runner=UnsandboxedWorkflowRunner())
     await replayer.replay_workflow(a_history(DIRECTORY / f"{recording}.json"))
@@ -78,7 +79,7 @@ async def replay(edited: ModuleType, recording: str) -> None:
         pytest.param("3-overtaken", "session.py", 'workflow.patched("inbox-in-order")', "True", id="a guard removed"),
         pytest.param(
             "3-approved-turn-1",
-            "steps.py",
+            "turn.py",
             "return await self._execute(\n            names.RESUME_TURN",
             "await asyncio.sleep(1)\n        return await self._execute(\n            names.RESUME_TURN",
             id="a pause in a turn",

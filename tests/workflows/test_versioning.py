@@ -21,7 +21,7 @@ from tests.support.fleet import Fleet, build_of
 from tests.support.fleet import fleet as fleet
 from tests.support.processes import PATIENCE
 from tests.support.workflows import Bench, Outside, wait_beating
-from workflows.steps import ActivitySteps
+from workflows.turn import ActivitySteps
 
 
 @workflow.defn(name=names.TURN_WORKFLOW, sandboxed=False)

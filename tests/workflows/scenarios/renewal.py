@@ -46,6 +46,14 @@ async def renewed_after_some_turns(stage: Stage) -> None:
     await stage.until(*_TURN, part="run-1")
 
 
+@RENEWAL.add({"": ("patch shorter-runs", "patch turns-before-renewal", *_TURN, "goes on in a new run")})
+async def renewed_when_nothing_waits(stage: Stage) -> None:
+    session = await stage.start()
+    for number in range(20):
+        await session.deliver(f"dlv_{number}")
+    await stage.until("goes on in a new run")
+
+
 @RENEWAL.add({"": ("signal deliver", "patch renew-when-parked", "goes on in a new run"), "run-1": ("begins", *_TURN)})
 async def renewed_by_length(stage: Stage) -> None:
     """The same without a turn. Runs of builds before waited for four hundred events."""
