@@ -9,7 +9,7 @@ import logging
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypedDict
 
 from temporalio.client import Client
 from temporalio.common import VersioningBehavior, WorkerDeploymentVersion
@@ -96,7 +96,7 @@ def workflow_worker(client: Client, settings: Settings, kind: str, workflows: Se
         workflow_task_poller_behavior=replace(POLLERS, maximum=min(POLLERS.maximum, settings.concurrent_decisions)),
         # Our errors fail a turn. Nothing fails a driver: with a bug in its code it waits for the fix.
         workflow_failure_exception_types=[PerdureError] if kind == names.TURNS_QUEUE else [],
-        deployment_config=_deployment(settings, kind),
+        **_build(settings, kind),
     )
 
 
@@ -111,24 +111,30 @@ def activity_worker(client: Client, settings: Settings, kind: str, activities: S
         default_heartbeat_throttle_interval=timedelta(seconds=1),
         graceful_shutdown_timeout=GRACE,
         activity_task_poller_behavior=POLLERS,
-        deployment_config=_deployment(settings, kind),
+        **_build(settings, kind),
     )
 
 
-def _deployment(settings: Settings, kind: str) -> WorkerDeploymentConfig | None:
+class _Build(TypedDict, total=False):
+    deployment_config: WorkerDeploymentConfig
+    build_id: str
+
+
+def _build(settings: Settings, kind: str) -> _Build:
     """Worker versioning, if the settings name a build.
 
     Turns have a deployment of their own: each starts on the newest build while its driver stays on its own. Activities
     belong to the same deployment: those of a turn run on the turn's build, those of a driver on the current one.
     """
     if settings.deployment is None or settings.build_id is None:
-        return None
+        # Without a name the SDK makes one from the code of all modules, for a seventh of a second.
+        return {"build_id": settings.build_id or "unversioned"}
     unit = names.SESSIONS_QUEUE if kind == names.SESSIONS_QUEUE else names.TURNS_QUEUE
-    return WorkerDeploymentConfig(
-        version=WorkerDeploymentVersion(f"{settings.deployment}-{unit}", settings.build_id),
-        use_worker_versioning=True,
-        default_versioning_behavior=VersioningBehavior.PINNED,
+    version = WorkerDeploymentVersion(f"{settings.deployment}-{unit}", settings.build_id)
+    config = WorkerDeploymentConfig(
+        version=version, use_worker_versioning=True, default_versioning_behavior=VersioningBehavior.PINNED
     )
+    return {"deployment_config": config}
 
 
 @contextlib.asynccontextmanager
