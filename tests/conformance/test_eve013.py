@@ -1,5 +1,6 @@
 """The official eve client 0.13.8, unmodified, in Node: one test per scenario in eve013/scenarios."""
 
+import fcntl
 import json
 import os
 import re
@@ -28,13 +29,20 @@ def node() -> str:
     version = _output(found, "--version").strip()
     if int(version.removeprefix("v").partition(".")[0]) < NODE:
         pytest.skip(f"CONFORMANCE NOT TESTED: Node {NODE} or newer is needed, this is {version}")
-    if not _installed():
-        done = subprocess.run(
-            ["npm", "ci", "--ignore-scripts"], cwd=FOLDER, capture_output=True, text=True, check=False, timeout=250
-        )
-        if done.returncode != 0:
-            pytest.skip(f"CONFORMANCE NOT TESTED: npm cannot install the client here:\n{done.stderr[-2000:]}")
+    # Another process of the tests may be installing it in the same folder.
+    with (FOLDER / "package-lock.json").open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        problem = None if _installed() else _install()
+    if problem is not None:
+        pytest.skip(f"CONFORMANCE NOT TESTED: npm cannot install the client here:\n{problem[-2000:]}")
     return found
+
+
+def _install() -> str | None:
+    """Install the client; what went wrong, if something did."""
+    command = ["npm", "ci", "--ignore-scripts"]
+    done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, check=False, timeout=250)
+    return done.stderr if done.returncode else None
 
 
 @pytest.fixture(scope="module")
