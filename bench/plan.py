@@ -15,6 +15,13 @@ class Plan:
     crowd: int = 50
     crowd_rounds: int = 3
     crowd_turns: int = 10
+    # A reply in tokens.
+    tokens: int = 400
+    tokens_per_second: int = 200
+    # More busy sessions than a worker keeps in its cache, and as many as there is room for.
+    busy: int = 260
+    busy_in_cache: int = 160
+    busy_turns: int = 4
     # Growth of one session; both windows are [from, to) and equally long.
     growth: int = 2000
     young: tuple[int, int] = (100, 121)
@@ -54,6 +61,8 @@ QUICK = Plan(
     warmup=5,
     crowd_rounds=2,
     crowd_turns=3,
+    tokens=100,
+    busy_turns=2,
     growth=120,
     young=(5, 26),
     old=(100, 121),
@@ -80,6 +89,10 @@ TINY = Plan(
     crowd=3,
     crowd_rounds=1,
     crowd_turns=2,
+    tokens=5,
+    busy=4,
+    busy_in_cache=2,
+    busy_turns=1,
     growth=10,
     young=(1, 4),
     old=(7, 10),

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from dataclasses import dataclass
-from time import perf_counter
+from time import perf_counter, time
 from typing import Any
 
 from .http import Connection, Refused
@@ -92,6 +92,8 @@ class ProductSession:
         self.requests: list[str] = []
         self._posts = posts
         self._stream = stream
+        #: The text of each delta, and when it came, in seconds since the epoch.
+        self.texts: list[tuple[float, str]] = []
         self._first_delta: float | None = None
         self._boundaries: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
         self._following = asyncio.create_task(self._follow())
@@ -128,8 +130,9 @@ class ProductSession:
     async def _follow(self) -> None:
         async for event in self._stream.events(f"{_SESSIONS}/{self.id}/stream?startIndex=0"):
             match event["type"]:
-                case "message.appended" if self._first_delta is None:
-                    self._first_delta = perf_counter()
+                case "message.appended":
+                    self.texts.append((time(), event["data"]["messageDelta"]))
+                    self._first_delta = self._first_delta or perf_counter()
                 case "input.requested":
                     self.requests += [request["requestId"] for request in event["data"]["requests"]]
                 case "turn.failed" | "step.failed":

@@ -1,12 +1,14 @@
 """A model provider without latency, over real HTTP: `python -m bench.provider PORT`.
 
 It speaks OpenAI's chat completions, streamed. To `rounds N` it answers with a tool call N times, to `ask` with a call
-that needs an approval, to all else with one short text.
+that needs an approval, to `tokens N R` with N tokens, R in a second, each of which says when it was sent; to all else
+with one short text.
 """
 
 import asyncio
 import signal
 import sys
+from time import time
 from typing import Any, cast
 
 import orjson
@@ -33,13 +35,18 @@ def _events(*deltas: dict[str, Any], finish: str) -> bytes:
         *({"index": 0, "delta": delta, "finish_reason": None} for delta in deltas),
         {"index": 0, "delta": {}, "finish_reason": finish},
     ]
-    head = {"id": "chatcmpl-bench", "object": "chat.completion.chunk", "created": 0, "model": "bench"}
     usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
-    chunks: list[dict[str, Any]] = [
-        *({**head, "choices": [choice]} for choice in choices),
-        {**head, "choices": [], "usage": usage},
-    ]
-    return b"".join(b"data: " + orjson.dumps(chunk) + b"\n\n" for chunk in chunks) + b"data: [DONE]\n\n"
+    chunks: list[dict[str, Any]] = [*({"choices": [choice]} for choice in choices), {"choices": [], "usage": usage}]
+    return b"".join(map(_encoded, chunks)) + b"data: [DONE]\n\n"
+
+
+def _event(delta: dict[str, Any]) -> bytes:
+    return _encoded({"choices": [{"index": 0, "delta": delta, "finish_reason": None}]})
+
+
+def _encoded(chunk: dict[str, Any]) -> bytes:
+    head = {"id": "chatcmpl-bench", "object": "chat.completion.chunk", "created": 0, "model": "bench"}
+    return b"data: " + orjson.dumps({**head, **chunk}) + b"\n\n"
 
 
 def _tool_call(number: int, tool: str) -> bytes:
@@ -66,11 +73,31 @@ class Provider(asyncio.Protocol):
             if len(body) < size:
                 return
             del self._received[: end + 4 + size]
-            self._answer(reply(orjson.loads(body)))
+            request = orjson.loads(body)
+            said = request["messages"][-1]["content"]
+            if isinstance(said, str) and said.startswith("tokens "):
+                self._paced = asyncio.create_task(self._answer_paced(*map(int, said.split()[1:])))
+            else:
+                self._answer(reply(request))
 
     def _answer(self, events: bytes) -> None:
-        head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
-        self._transport.write(b"%s%x\r\n%s\r\n0\r\n\r\n" % (head, len(events), events))
+        self._transport.write(_HEAD + _chunk(events) + _chunk(b""))
+
+    async def _answer_paced(self, count: int, rate: int) -> None:
+        loop = asyncio.get_running_loop()
+        begun = loop.time()
+        self._transport.write(_HEAD)
+        for number in range(count):
+            await asyncio.sleep(begun + number / rate - loop.time())
+            self._transport.write(_chunk(_event({"content": f"{time():.6f} "})))
+        self._transport.write(_chunk(_events(finish="stop")) + _chunk(b""))
+
+
+_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+
+
+def _chunk(content: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(content), content)
 
 
 async def main(port: int) -> None:

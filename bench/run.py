@@ -5,6 +5,8 @@ import tempfile
 from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
+from perdure.agents.agent import Turns
+
 from . import postgres
 from .plan import Plan
 from .report import progress
@@ -13,10 +15,25 @@ from .stack import Product, Stack, running
 from .table import Line
 
 #: The rows of a run that names none.
-ROWS = ("session", "crowd", "growth", "log", "fork", "compaction", "idle", "parked", "wake")
+ROWS = (
+    "session",
+    "inline",
+    "crowd",
+    "inline-crowd",
+    "busy",
+    "growth",
+    "log",
+    "fork",
+    "compaction",
+    "idle",
+    "parked",
+    "wake",
+)
 #: The rows by the names that `--only` takes. A restart is measured only when it is asked for: its sessions need an hour
 #: and more to grow.
 ALL = (*ROWS, "restart")
+#: Rows whose product runs its turns inline.
+_INLINE = ("inline", "inline-crowd", "busy")
 
 
 async def measure(plan: Plan, rows: Sequence[str] = ROWS, *, on_postgres: bool = False) -> list[Line]:
@@ -43,16 +60,23 @@ async def _row(row: str, plan: Plan, stack: Stack | None, database: str | None, 
         return await fork.measure(database or f"sqlite:///{directory / 'fork.db'}", plan)
     assert stack is not None
     # Each row has a product of its own: none inherits the caches of the row before it.
-    async with stack.product(row, database) as product:
+    turns: Turns = "inline" if row in _INLINE else "child"
+    async with stack.product(row, database, turns) as product:
         return await _of_product(row, plan, stack, product)
 
 
 async def _of_product(row: str, plan: Plan, stack: Stack, product: Product) -> list[Line]:
     match row:
         case "session":
-            return await session.measure(stack, product, plan)
+            return await session.measure(stack, product, plan, "child")
+        case "inline":
+            return await session.measure(stack, product, plan, "inline")
         case "crowd":
-            return await crowd.measure(stack, product, plan)
+            return await crowd.measure(stack, product, plan, "child")
+        case "inline-crowd":
+            return await crowd.measure(stack, product, plan, "inline")
+        case "busy":
+            return await crowd.beyond_cache(product, plan, "inline")
         case "growth":
             return await growth.measure(stack, product, plan)
         case "idle":

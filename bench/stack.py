@@ -13,6 +13,7 @@ from pathlib import Path
 
 from temporalio.client import Client
 
+from perdure.agents.agent import Turns
 from perdure.cli import operator
 from perdure.dev.supervisor import Part, Supervisor, command
 from perdure.dev.temporal_server import DevServer, listens
@@ -47,19 +48,31 @@ class Product:
 class Stack:
     """What floor and product share: one Temporal server, one provider."""
 
-    def __init__(self, directory: Path, temporal: DevServer, client: Client, floor: FloorClient, provider: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        server: DevServer,
+        temporal: int,
+        client: Client,
+        floor: FloorClient,
+        provider: int,
+    ) -> None:
+        """`temporal`: the id of the server's process. `provider`: the provider's port."""
         self.directory = directory
+        self.temporal = temporal
         self.client = client
         self.floor = floor
-        self._temporal = temporal
+        self._server = server
         self._provider = provider
 
     @contextlib.asynccontextmanager
-    async def product(self, name: str, database: str | None = None) -> AsyncGenerator[Product]:
+    async def product(self, name: str, database: str | None = None, turns: Turns = "child") -> AsyncGenerator[Product]:
         """A product with queues, data and processes of its own."""
         data = self.directory / name
         port = free_port()
-        environment = self._environment(name, data, port) | ({"PERDURE_DATABASE_URL": database} if database else {})
+        environment = self._environment(name, data, port) | {"PERDURE_TURNS": turns}
+        if database:
+            environment["PERDURE_DATABASE_URL"] = database
         pids: dict[str, int] = {}
         async with supervised(data / "logs") as supervisor:
             store = Settings.model_validate({"data_dir": data, "database_url": database})
@@ -82,7 +95,7 @@ class Stack:
 
     def _environment(self, name: str, data: Path, port: int) -> dict[str, str]:
         return {
-            **_temporal_environment(self._temporal),
+            **_temporal_environment(self._server),
             "PERDURE_DATA_DIR": str(data),
             "PERDURE_TASK_QUEUE": f"bench-{name}",
             "PERDURE_AGENTS": "bench.agent:agent",
@@ -103,8 +116,14 @@ async def running(directory: Path) -> AsyncGenerator[Stack]:
     provider = free_port()
     reports = directory / "reports"
     async with supervised(directory / "logs") as supervisor, contextlib.AsyncExitStack() as stack:
+        pids: list[int] = []
+
+        async def temporal_is_ready(pid: int) -> None:
+            await temporal.ready()
+            pids.append(pid)
+
         await supervisor.start(
-            Part("temporal", temporal.command(), lambda _: temporal.ready(), shown=False, patience=5.0),
+            Part("temporal", temporal.command(), temporal_is_ready, shown=False, patience=5.0),
             Part("provider", _module("bench.provider", str(provider)), lambda _: _listening(provider)),
         )
         client = await temporal_client(Settings(temporal_address=temporal.address))
@@ -114,7 +133,7 @@ async def running(directory: Path) -> AsyncGenerator[Stack]:
         program = _module("bench.floor.worker", str(reports), str(flag))
         ready = Part("floor", program, lambda pid: _wait_for_flag(flag, pid), _temporal_environment(temporal))
         await supervisor.start(ready)
-        yield Stack(directory, temporal, client, floor, provider)
+        yield Stack(directory, temporal, pids[0], client, floor, provider)
 
 
 @contextlib.asynccontextmanager

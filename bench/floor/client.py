@@ -7,7 +7,7 @@ from pathlib import Path
 
 from temporalio.client import Client, WorkflowHandle
 
-from perdure.protocol import names as queues
+from perdure.agents.agent import Turns
 
 from . import names
 
@@ -26,11 +26,9 @@ class FloorClient:
         asyncio.get_running_loop().remove_reader(self._socket)
         self._socket.close()
 
-    async def session(self) -> "FloorSessionClient":
+    async def session(self, turns: Turns) -> "FloorSessionClient":
         handle = await self._client.start_workflow(
-            names.SESSION,
-            id=f"floor-{uuid.uuid4().hex}",
-            task_queue=queues.queue(names.PREFIX, queues.SESSIONS_QUEUE),
+            names.DRIVERS[turns], id=f"floor-{uuid.uuid4().hex}", task_queue=names.QUEUE
         )
         return FloorSessionClient(self, handle)
 

@@ -1,9 +1,13 @@
 """What the floor's client and its worker spell alike."""
 
-SESSION = "FloorSession"
+#: The drivers of each kind of turn.
+CHILD = "ChildFloor"
+INLINE = "InlineFloor"
+DRIVERS = {"child": CHILD, "inline": INLINE}
+
 TURN = "FloorTurn"
 ACT = "floor_act"
 DELIVER = "deliver"
 
-#: Prefix of the floor's task queues.
-PREFIX = "floor"
+#: One queue for all: an activity can then be handed over with the decision that asks for it.
+QUEUE = "floor"

@@ -1,22 +1,24 @@
-"""The floor's worker, with the options of the product's: `python -m bench.floor.worker REPORTS READY`."""
+"""The floor's worker, as lean as a worker can be: `python -m bench.floor.worker REPORTS READY`.
+
+No sandbox, the SDK's own converter, one task queue, uvloop.
+"""
 
 import asyncio
-import contextlib
 import os
 import signal
 import socket
 import sys
 from pathlib import Path
 
+import uvloop
 from temporalio import activity
+from temporalio.client import Client
+from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 
-from perdure.protocol import names as queues
-from perdure.runtime.connect import temporal_client
 from perdure.settings import Settings
-from worker import activity_worker, workflow_worker
 
 from . import names
-from .workflows import FloorSession, FloorTurn
+from .workflows import ChildFloor, FloorTurn, InlineFloor
 
 
 class Reports:
@@ -35,18 +37,18 @@ async def main(reports: str, ready: Path) -> None:
     stop = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    settings = Settings(task_queue=names.PREFIX, deployment=None, build_id=None)
-    client = await temporal_client(settings)
-    async with contextlib.AsyncExitStack() as stack:
-        for each in (
-            workflow_worker(client, settings, queues.SESSIONS_QUEUE, [FloorSession]),
-            workflow_worker(client, settings, queues.TURNS_QUEUE, [FloorTurn]),
-            activity_worker(client, settings, queues.MODELS_QUEUE, [Reports(reports).act]),
-        ):
-            await stack.enter_async_context(each)
+    settings = Settings()
+    worker = Worker(
+        await Client.connect(settings.temporal_address, namespace=settings.temporal_namespace),
+        task_queue=names.QUEUE,
+        workflows=[ChildFloor, InlineFloor, FloorTurn],
+        activities=[Reports(reports).act],
+        workflow_runner=UnsandboxedWorkflowRunner(),
+    )
+    async with worker:
         ready.write_text(str(os.getpid()))
         await stop.wait()
 
 
 if __name__ == "__main__":
-    asyncio.run(main(sys.argv[1], Path(sys.argv[2])))
+    uvloop.run(main(sys.argv[1], Path(sys.argv[2])))

@@ -15,9 +15,19 @@ def lines() -> list[Line]:
 
 
 def test_every_row_is_measured(lines: list[Line]) -> None:
-    talking = {"one session", "3 sessions", "growth", "3 sessions, 2 active, 3 turns each"}
-    assert {line.row for line in lines} == talking | {"event log", "fork", "compaction", "3 parked", "3 asking", "wake"}
-    assert all(line.value > 0 for line in lines if line.unit in ("ms", "/s", "B", "MiB"))
+    talking = {"one session", "one session, inline", "3 sessions", "3 sessions, inline", "4 sessions, inline"}
+    old = {"growth", "3 sessions, 2 active, 3 turns each"}
+    assert {line.row for line in lines} == talking | old | {
+        "event log",
+        "fork",
+        "compaction",
+        "3 parked",
+        "3 asking",
+        "wake",
+    }
+    # A turn or two may take less processor time than the kernel counts.
+    measured = [line for line in lines if not line.what.startswith("processor time")]
+    assert all(line.value > 0 for line in measured if line.unit in ("ms", "/s", "B", "MiB"))
     assert all(line.reference for line in lines if line.reference is not None)
 
 
