@@ -82,7 +82,7 @@ PATCHES = (
         "turns-before-renewal",
         "driver",
         date(2026, 11, 19),
-        "continued as new before the next turn, although a message waited",
+        "continued as new at once, also when a message was about to come",
     ),
     Patch("inline-turns", "driver", date(2026, 11, 19), "ran each turn as a child workflow"),
     Patch("parallel-calls", "both", date(2026, 11, 18), "began all calls of a reply at once"),

@@ -51,9 +51,11 @@ from .turn import InlineTurn
 
 TurnHandle: TypeAlias = "workflow.ChildWorkflowHandle[Any, TurnResult] | InlineTurn"
 
-#: A driver continues as new once its history has this many events, about fifteen turns, and nothing waits; at the
-#: latest with twice as many. So the cost of a replay does not grow with the age of the session.
+#: A driver continues as new once its history has this many events, about fifteen turns, and nothing has come for some
+#: seconds; at the latest with twice as many. So the cost of a replay does not grow with the age of the session.
 _LONG_RUN = 200
+
+_QUIET = 5.0
 
 _UNREADABLE_PAUSE = timedelta(minutes=1)
 
@@ -90,6 +92,8 @@ class SessionWorkflow:
         self._ending: Failure | None = None
         self._turn_ended = False
         self._renews_when_parked = True
+        # When to continue as new, unless something comes before.
+        self._renews_at: float | None = None
         self._longest = 2 * _LONG_RUN
         # Whether this run heeds the bounds of its session.
         self._bounded = False
@@ -227,13 +231,18 @@ class SessionWorkflow:
                 return
 
     def _next_move(self) -> decisions.Move:
-        renew = self._renewal_is_due()
-        if renew and not self._must_renew():
-            move = decisions.next_move(self._state, workflow.time(), bounded=self._bounded)
-            # Earlier runs let everything wait until they had continued as new.
-            if isinstance(move, decisions.RunTurn) and workflow.patched("turns-before-renewal"):
+        renew, now = self._renewal_is_due(), workflow.time()
+        # Earlier runs let everything wait until they had continued as new.
+        if renew and not self._must_renew() and workflow.patched("turns-before-renewal"):
+            move = decisions.next_move(self._state, now, bounded=self._bounded)
+            if not isinstance(move, decisions.Wait):
+                self._renews_at = None
                 return move
-        return decisions.next_move(self._state, workflow.time(), renew=renew, bounded=self._bounded)
+            # A signal that arrives while it continues as new costs a replay, and messages often follow one another.
+            self._renews_at = self._renews_at or now + _QUIET
+            if now < self._renews_at:
+                return decisions.Wait(min(self._renews_at, move.until or self._renews_at))
+        return decisions.next_move(self._state, now, renew=renew, bounded=self._bounded)
 
     async def _make_move(self, move: decisions.Move) -> bool:
         """Make one move; returns whether the session has ended."""
@@ -266,8 +275,8 @@ class SessionWorkflow:
 
         def has_work() -> bool:
             move = decisions.next_move(self._state, workflow.time(), bounded=self._bounded)
-            has_move = not isinstance(move, decisions.Wait) or (self._renews_when_parked and self._should_renew())
-            return has_move or self._must_look_again
+            renews = self._must_renew() if self._renews_at else self._renews_when_parked and self._should_renew()
+            return not isinstance(move, decisions.Wait) or renews or self._must_look_again
 
         self._idle, self._must_look_again = True, False
         try:

@@ -1,5 +1,6 @@
 """Runs that began with a state that only a newer build reads, on such a build."""
 
+import uuid
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,9 @@ async def test_without_the_guard_it_could_not(name: str, edit: Edit, monkeypatch
 async def test_a_newer_build_takes_over_a_session_that_an_older_one_could_not_read(
     bench: Bench, outside: Outside, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    newer = SessionState(session_id="s", agent="demo", token_hash="now", turn=7).model_dump(mode="json")
+    # The id of the turn's workflow must be new on this server.
+    state_of = SessionState(session_id=f"ses_{uuid.uuid4().hex}", agent="demo", token_hash="now", turn=7)
+    newer = state_of.model_dump(mode="json")
     async with bench.working(outside):
         session = await bench.start(outside, {**newer, "version": 2})
         await until_it_waits(session)

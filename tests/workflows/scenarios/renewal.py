@@ -46,7 +46,9 @@ async def renewed_after_some_turns(stage: Stage) -> None:
     await stage.until(*_TURN, part="run-1")
 
 
-@RENEWAL.add({"": ("patch shorter-runs", "patch turns-before-renewal", *_TURN, "goes on in a new run")})
+@RENEWAL.add(
+    {"": ("patch shorter-runs", "patch turns-before-renewal", *_TURN, "timer", "timer fires", "goes on in a new run")}
+)
 async def renewed_when_nothing_waits(stage: Stage) -> None:
     session = await stage.start()
     for number in range(20):
