@@ -8,10 +8,12 @@ from pathlib import Path
 from perdure.session.state import KINDS, REFERENCE_VERSIONS, SESSION, version_patch
 from tests.rooms import ROOT, product
 from workflows.patches import PATCHES, Patch
+from workflows.versions import OUTCOMES
 
 #: Functions whose patch ids are not written where they are asked for, and the tables that contain the ids.
 FROM_TABLES = {
     ("workflows/versions.py", "reads"): [patch for patch in (*KINDS.values(), *REFERENCE_VERSIONS.values()) if patch],
+    ("workflows/versions.py", "reads_outcome"): [patch for patch in OUTCOMES.values() if patch],
     ("workflows/versions.py", "reads_version"): [version_patch(each) for each in range(2, SESSION.version + 1)],
 }
 

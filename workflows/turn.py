@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import TypeAdapter
 from temporalio import workflow
 from temporalio.exceptions import ActivityError, is_cancelled_exception
 
@@ -28,7 +28,7 @@ from perdure.protocol.requests import (
 from perdure.session.turn import ContinueAsNew, StepFailed, run_turn
 from perdure.telemetry import spans
 
-from . import policies
+from . import policies, versions
 from .outcomes import CONCLUDED_TYPE, execute_until_done, failure_of_activity, found_cancel
 from .policies import Policy
 
@@ -144,12 +144,12 @@ class ActivitySteps:
             if is_cancelled_exception(error) or self.is_stopping() or found_cancel(error):
                 raise asyncio.CancelledError from error
             raise failure_of_activity(error) from error
-        try:
-            return outcome.validate_python(result)
-        except ValidationError:
+        if not versions.reads_outcome(result):
             # The activity ran on a newer build. What it did is recorded: the turn waits for a build that reads it.
             failure = Failure(code=UnreadableState.code, message="This build cannot read the outcome of a step.")
-            raise StepFailed(failure, held=True) from None
+            raise StepFailed(failure, held=True)
+        # If it has another shape, the workflow task fails until a build takes over that reads it.
+        return outcome.validate_python(result)
 
 
 @workflow.defn(name=names.TURN_WORKFLOW)

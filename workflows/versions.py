@@ -1,10 +1,25 @@
 """What a run of a driver reads, and how it moves to another build."""
 
+from collections.abc import Mapping
+from typing import Any, cast
+
 from temporalio import workflow
 
 from perdure.protocol.deliveries import DeliveryRef
 from perdure.protocol.wire import JsonObject
 from perdure.session.state import KINDS, REFERENCE_VERSIONS, is_unknown, version_patch
+
+#: Kinds of outcomes of model calls. Each that is added has a patch, as kinds of deliveries have.
+OUTCOMES: Mapping[str, str | None] = {"calls": None, "parked": None, "finished": None, "unheard": None}
+
+
+def reads_outcome(outcome: Any) -> bool:
+    """Whether this run reads an outcome of this kind. A newer build may have recorded it, or may replay this run."""
+    kind = cast("dict[str, Any]", outcome).get("kind") if isinstance(outcome, dict) else None
+    if kind is None:
+        return True
+    patch = OUTCOMES.get(kind)
+    return kind in OUTCOMES and (patch is None or workflow.patched(patch))
 
 
 def reads(delivery: DeliveryRef) -> bool:

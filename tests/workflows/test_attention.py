@@ -4,12 +4,14 @@ import asyncio
 import contextlib
 import uuid
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
+from pydantic import BeforeValidator, TypeAdapter
 from temporalio import activity
 from temporalio.client import WorkflowExecutionStatus, WorkflowFailureError
 from temporalio.exceptions import ApplicationError
+from temporalio.worker import UnsandboxedWorkflowRunner
 
 from perdure.protocol import names
 from perdure.protocol.deliveries import DeliveryRef
@@ -32,6 +34,10 @@ from perdure.settings import Settings
 from tests.support.processes import PATIENCE
 from tests.support.stack import TemporalServer
 from tests.support.workflows import Bench, Driven, Outside
+from workflows import turn, versions
+from workflows.session import SessionWorkflow
+
+from .test_replay import a_replayer
 
 GONE = ApplicationError("no such agent", {"held": True}, type="AGENT_GONE", non_retryable=True)
 ASKED = OpenInput(request_id="inp_1")
@@ -104,6 +110,27 @@ async def test_an_outcome_that_this_build_cannot_read_holds_the_turn_and_not_the
     await session.consumed("dlv_1", "dlv_1", "dlv_2")
     assert [attend.attention and attend.attention.code for attend in outside.attended] == ["UNREADABLE_STATE"]
     assert [call.at.turn for call in outside.model_calls] == [0, 0, 1]
+
+
+@pytest.mark.parametrize("bench", ["inline"], indirect=True)
+async def test_a_newer_build_replays_a_run_that_held_an_outcome_which_it_reads(
+    bench: Bench, outside: Outside, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def newer(call: ModelCall) -> Any:
+        return {"kind": "later"}
+
+    outside.answer = newer
+    session = await bench.start(outside)
+    await session.deliver("dlv_1")
+    await outside.until(lambda: bool(outside.attended))
+
+    monkeypatch.setattr(versions, "OUTCOMES", {**versions.OUTCOMES, "later": "outcome-later"})
+    later = TypeAdapter[Any](Annotated[Any, BeforeValidator(lambda _: Finished())])
+    monkeypatch.setattr(turn, "_MODEL_OUTCOME", later)
+
+    await a_replayer(SessionWorkflow, runner=UnsandboxedWorkflowRunner()).replay_workflow(
+        await session.handle.fetch_history()
+    )
 
 
 @pytest.mark.parametrize("bench", ["inline"], indirect=True)
