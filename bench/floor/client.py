@@ -28,7 +28,7 @@ class FloorClient:
 
     async def session(self, turns: Turns) -> "FloorSessionClient":
         handle = await self._client.start_workflow(
-            names.DRIVERS[turns], id=f"floor-{uuid.uuid4().hex}", task_queue=names.QUEUE
+            names.SESSION, turns, id=f"floor-{uuid.uuid4().hex}", task_queue=names.QUEUE
         )
         return FloorSessionClient(self, handle)
 

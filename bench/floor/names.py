@@ -1,10 +1,6 @@
 """What the floor's client and its worker spell alike."""
 
-#: The drivers of each kind of turn.
-CHILD = "ChildFloor"
-INLINE = "InlineFloor"
-DRIVERS = {"child": CHILD, "inline": INLINE}
-
+SESSION = "FloorSession"
 TURN = "FloorTurn"
 ACT = "floor_act"
 DELIVER = "deliver"

@@ -18,7 +18,7 @@ from temporalio.worker import UnsandboxedWorkflowRunner, Worker
 from perdure.settings import Settings
 
 from . import names
-from .workflows import ChildFloor, FloorTurn, InlineFloor
+from .workflows import FloorSession, FloorTurn
 
 
 class Reports:
@@ -41,7 +41,7 @@ async def main(reports: str, ready: Path) -> None:
     worker = Worker(
         await Client.connect(settings.temporal_address, namespace=settings.temporal_namespace),
         task_queue=names.QUEUE,
-        workflows=[ChildFloor, InlineFloor, FloorTurn],
+        workflows=[FloorSession, FloorTurn],
         activities=[Reports(reports).act],
         workflow_runner=UnsandboxedWorkflowRunner(),
     )

@@ -34,8 +34,7 @@ async def test_a_decision_whose_workers_die_is_soon_tried_again_however_often(wo
         took = time.monotonic() - died
 
         assert heir.alive
-        is_inline = world.stack.environment.get("PERDURE_TURNS") == "inline"
-        decision = names.DRIVER_DECISION_SECONDS if is_inline else names.TURN_DECISION_SECONDS
+        decision = names.DRIVER_DECISION_SECONDS if world.runs_inline else names.TURN_DECISION_SECONDS
         bound = decision + LENGTHENED + started + TURNS * await undisturbed(caller)
         assert took < bound
         assert [event["data"]["message"] for event in events if event["type"] == "message.completed"] == [script.answer]

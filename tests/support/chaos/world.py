@@ -87,6 +87,11 @@ class World:
         urls = [url for url, api in zip(self.stack.api_urls, self.stack.apis, strict=True) if api.alive]
         return urls or self.stack.api_urls[-1:]
 
+    @property
+    def runs_inline(self) -> bool:
+        """Whether turns run in the workflow of their session."""
+        return self.stack.environment.get("PERDURE_TURNS") == "inline"
+
     # --- processes ------------------------------------------------------------------------------------------
 
     def only_worker(self, environment: Mapping[str, str] | None = None) -> Process:
@@ -225,9 +230,8 @@ def dies_at(point: str, once: Path) -> dict[str, str]:
 
 async def runner_of(world: World, session_id: str, turn: int) -> WorkflowHandle[Any, Any]:
     """The workflow that runs the turn: its own one, or its driver."""
-    is_inline = world.stack.environment.get("PERDURE_TURNS") == "inline"
     client = await world.stack.client()
-    return client.get_workflow_handle(session_id if is_inline else names.turn_workflow(session_id, turn))
+    return client.get_workflow_handle(session_id if world.runs_inline else names.turn_workflow(session_id, turn))
 
 
 def kept_types(world: World, session_id: str) -> list[str]:

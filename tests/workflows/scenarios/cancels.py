@@ -139,12 +139,17 @@ async def cancel_while_tools_end_well(stage: Stage) -> None:
     }
 )
 async def cancel_before_calls(stage: Stage) -> None:
+    await cancelled_before_calls(stage, "is to stop", part="turn-0")
+
+
+async def cancelled_before_calls(stage: Stage, word: str, *, part: str) -> None:
+    """`word` and `part`: what the history of the turn's workflow has when it is to stop."""
     stage.outside.answer = said = Unstoppable(calls(2))
     session = await stage.start()
     await session.deliver("dlv_0")
     await said.gate.reached()
     await session.handle.signal(names.CANCEL, {})
-    await stage.until("is to stop", part="turn-0")
+    await stage.until(word, part=part)
     said.gate.open()
 
 
@@ -265,6 +270,11 @@ async def cancel_while_concluding(stage: Stage) -> None:
 )
 async def cancel_while_a_turn_concludes(stage: Stage) -> None:
     """A cancel of an end that is being written gets that end."""
+    await cancelled_while_a_turn_concludes(stage, "is to stop", part="turn-0")
+
+
+async def cancelled_while_a_turn_concludes(stage: Stage, *words: str, part: str) -> None:
+    """`words` and `part`: what else the history of the turn's workflow has by then."""
     concluding = stage.hold(names.CONCLUDE_TURN)
     stage.script({(0, 0): _LOST})
     session = await stage.start()
@@ -272,7 +282,7 @@ async def cancel_while_a_turn_concludes(stage: Stage) -> None:
     await concluding.reached()
     await session.handle.signal(names.CANCEL, {"turnId": "turn_0"})
     await session.deliver("dlv_1")
-    await stage.until("is to stop", "patch conclude-to-the-end", part="turn-0")
+    await stage.until(*words, "patch conclude-to-the-end", part=part)
     concluding.open()
 
 

@@ -1,18 +1,15 @@
 """Turns in the history of their driver."""
 
-from temporalio.exceptions import ApplicationError
-
 from perdure.protocol import names
 from perdure.protocol.requests import Calls, Finished, ModelCall, ModelOutcome, Parked
 
-from . import parking, renewal, turns
-from .stage import ASKED, Stage, Table, Unstoppable, calls, hangs
+from . import cancels, parking, renewal, turns
+from .stage import ASKED, Stage, Table, calls, hangs
 
 INLINE = Table()
 
 _ASKED = ("ask call_model", "call_model ends")
 _TOOL = ("ask call_tool", "call_tool ends")
-_LOST = ApplicationError("no", {}, type="MODEL_CALL_FAILED", non_retryable=True)
 
 
 @INLINE.add(
@@ -125,27 +122,13 @@ async def inline_cancel_while_tools_run(stage: Stage) -> None:
 )
 async def inline_cancel_before_calls(stage: Stage) -> None:
     stage.bench.turns = "inline"
-    stage.outside.answer = said = Unstoppable(calls(2))
-    session = await stage.start()
-    await session.deliver("dlv_0")
-    await said.gate.reached()
-    await session.handle.signal(names.CANCEL, {})
-    await stage.until("stop call_model")
-    said.gate.open()
+    await cancels.cancelled_before_calls(stage, "stop call_model", part="")
 
 
 @INLINE.add({"": ("call_model fails", "ask conclude_turn", "patch conclude-to-the-end", "conclude_turn ends", *_ASKED)})
 async def inline_cancel_while_a_turn_concludes(stage: Stage) -> None:
     stage.bench.turns = "inline"
-    concluding = stage.hold(names.CONCLUDE_TURN)
-    stage.script({(0, 0): _LOST})
-    session = await stage.start()
-    await session.deliver("dlv_0")
-    await concluding.reached()
-    await session.handle.signal(names.CANCEL, {"turnId": "turn_0"})
-    await session.deliver("dlv_1")
-    await stage.until("patch conclude-to-the-end")
-    concluding.open()
+    await cancels.cancelled_while_a_turn_concludes(stage, part="")
 
 
 @INLINE.add(
