@@ -162,12 +162,12 @@ def applied(conversation: Conversation, compaction: StoredCompaction, at: Place,
     dropped = [each.message for each in messages if is_before(each, until)]
     kept = [each for each in messages if not is_before(each, until)]
     if compaction.summary is None:
-        return Conversation(messages=kept, compacted=at)
+        return Conversation(messages=kept, compacted=at, sent=conversation.sent)
     parts: list[ModelRequestPart] = [UserPromptPart(marked("summary", compaction.summary, mark))]
     if files := _files(dropped):
         parts.append(UserPromptPart([marked("note", "Files of the summarised messages:", mark), *files]))
     summary = Placed(-1, OPENING, ModelRequest(parts=parts))
-    return Conversation(messages=[summary, *kept], compacted=at, summarised=True)
+    return Conversation(messages=[summary, *kept], compacted=at, summarised=True, sent=conversation.sent)
 
 
 def is_void(compaction: StoredCompaction, turn: int, left_out: Sequence[tuple[int, int]]) -> bool:

@@ -7,6 +7,7 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -30,6 +31,7 @@ from perdure.bounds import whole
 from perdure.errors import RestoreRefused, UnreadableState
 from perdure.models.base import Prompt
 from perdure.models.failures import UNSENT
+from perdure.models.sent import SentMessages
 from perdure.protocol import names
 from perdure.protocol.deliveries import FilePart, TextPart
 from perdure.store.base import Store
@@ -122,12 +124,20 @@ class Conversation:
     failed: int | None = None
     #: Whether the first message is a summary.
     summarised: bool = False
+    #: What its requests have sent before.
+    sent: SentMessages = field(default_factory=SentMessages, compare=False, repr=False)
+
+    @cached_property
+    def merged(self) -> Sequence[ModelMessage]:
+        """The messages with consecutive requests merged, as providers require."""
+        return _merged((), self.messages)
 
     def extended(
         self, turns: Iterable[tuple[int, TurnJournal, str | None]], left_out: Sequence[tuple[int, int]] = ()
     ) -> "Conversation":
         """The conversation with more turns: the number, the records and the mark of each."""
-        messages = list(self.messages)
+        messages: list[Placed] = list(self.messages)
+        compacted = False
         extended = replace(self, messages=messages)
         for number, turn, mark in turns:
             messages.extend(messages_of(turn, mark, number))
@@ -138,8 +148,12 @@ class Conversation:
                     if is_void(compaction, number, left_out):
                         continue
                     extended = applied(replace(extended, messages=messages), compaction, (number, step), mark or "")
-                    messages = list(extended.messages)
-        return replace(extended, messages=messages)
+                    messages, compacted = list(extended.messages), True
+        extended = replace(extended, messages=messages)
+        if not compacted:
+            # Kept for the next turn: merging all messages again would cost each turn more than the one before.
+            vars(extended)["merged"] = _merged(self.merged, messages[len(self.messages) :])
+        return extended
 
     @property
     def tokens(self) -> int:
@@ -199,13 +213,7 @@ PromptOf: TypeAlias = Callable[[Conversation], Prompt]
 
 def joined(conversation: Conversation, instructions: str, mark: str) -> list[ModelMessage]:
     """The messages as they are sent: consecutive requests are merged, and the last one gets the instructions."""
-    sent: list[ModelMessage] = []
-    for _, _, message in conversation.messages:
-        last = sent[-1] if sent else None
-        if isinstance(message, ModelRequest) and isinstance(last, ModelRequest):
-            sent[-1] = replace(last, parts=[*last.parts, *message.parts])
-        else:
-            sent.append(message)
+    sent = list(conversation.merged)
     if not sent or not isinstance(sent[-1], ModelRequest):
         # For example a delivery without a message: the model continues from the history.
         sent.append(ModelRequest(parts=[UserPromptPart(marked("note", "Continue.", mark))]))
@@ -215,13 +223,25 @@ def joined(conversation: Conversation, instructions: str, mark: str) -> list[Mod
     return sent
 
 
+def _merged(before: Sequence[ModelMessage], newer: Sequence[Placed]) -> list[ModelMessage]:
+    merged = list(before)
+    for _, _, message in newer:
+        last = merged[-1] if merged else None
+        if isinstance(message, ModelRequest) and isinstance(last, ModelRequest):
+            merged[-1] = replace(last, parts=[*last.parts, *message.parts])
+        else:
+            merged.append(message)
+    return merged
+
+
 async def prompts_for(agent: Agent, view: SessionView, mark: str, tools: Sequence[ToolDefinition]) -> PromptOf:
     """Make prompts for the conversations of a step. The author's code is called once."""
     instructions = agent.instructions
     text = instructions if isinstance(instructions, str) else await result_of(instructions, view)
 
     def prompt(conversation: Conversation) -> Prompt:
-        return Prompt(messages=joined(conversation, text, mark), tools=tools, settings=agent.settings)
+        messages = joined(conversation, text, mark)
+        return Prompt(messages=messages, tools=tools, settings=agent.settings, sent=conversation.sent)
 
     return prompt
 

@@ -18,6 +18,7 @@ from perdure.errors import Misconfigured, ModelFailed, PerdureError
 from perdure.protocol.events import FinishReason, Usage
 
 from .failures import failure
+from .sent import SentMessages
 
 log = logging.getLogger("perdure.model")
 
@@ -29,6 +30,8 @@ class Prompt:
     messages: Sequence[ModelMessage]
     tools: Sequence[ToolDefinition] = ()
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    #: What the conversation has sent before.
+    sent: SentMessages = field(default_factory=SentMessages, compare=False, repr=False)
 
 
 @dataclass(frozen=True)

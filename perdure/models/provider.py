@@ -1,7 +1,10 @@
 """Real models, through pydantic-ai: `openai:…`, `openai-chat:…`, `anthropic:…` and its other providers."""
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from copy import copy
+from dataclasses import replace
+from inspect import signature
 from typing import Any, cast
 
 from openai import AsyncOpenAI, Omit, omit
@@ -9,6 +12,7 @@ from openai.resources.chat.completions import AsyncCompletions
 from openai.resources.responses import AsyncResponses
 from pydantic_ai.direct import model_request_stream
 from pydantic_ai.messages import (
+    ModelMessage,
     ModelResponse,
     PartDeltaEvent,
     PartStartEvent,
@@ -19,7 +23,8 @@ from pydantic_ai.messages import (
     ToolCallPart,
     ToolCallPartDelta,
 )
-from pydantic_ai.models import Model, ModelRequestParameters
+from pydantic_ai.models import Model, ModelRequestParameters, StreamedResponse
+from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.settings import ModelSettings
 from pydantic_ai.usage import RequestUsage
 from pydantic_core import to_json
@@ -40,6 +45,7 @@ from .base import (
     usage_of,
 )
 from .failures import failure
+from .sent import Encoded, Mapped, Splice, Splicer, Unlike, content_of, current
 
 #: Models without a provider: they never have a finish reason.
 _OFFLINE = frozenset({"test", "function"})
@@ -54,6 +60,7 @@ class ProviderModel:
         self._silence = silence
         # Temporal does the retries: it waits without a worker, and each attempt emits events.
         self._max_retries = None if make_lean(model) else 0
+        self._splicer = Splicer() if can_splice(model) else None
 
     @property
     def context_window(self) -> int | None:
@@ -73,13 +80,8 @@ class ProviderModel:
 
     async def _stream(self, prompt: Prompt) -> AsyncGenerator[Item, None]:
         calls = _Calls()
-        settings = {"timeout": self._silence, **prompt.settings, "max_retries": self._max_retries}
-        async with model_request_stream(
-            self._model,
-            list(prompt.messages),
-            model_settings=cast("ModelSettings", settings),
-            model_request_parameters=ModelRequestParameters(function_tools=list(prompt.tools)),
-        ) as answer:
+        async with AsyncExitStack() as stack:
+            answer = await self._open(stack, prompt)
             known = RequestUsage()
             try:
                 async for event in answer:
@@ -99,6 +101,30 @@ class ProviderModel:
         response = calls.renamed(response)
         yield Reply(response=response, finish_reason=finish_reason(response), usage=usage_of(response))
 
+    async def _open(self, stack: AsyncExitStack, prompt: Prompt) -> StreamedResponse:
+        """Send the request. Messages that were sent before are not mapped again, if possible."""
+        settings = {"timeout": self._silence, **prompt.settings, "max_retries": self._max_retries}
+
+        def request(messages: Sequence[ModelMessage]) -> AbstractAsyncContextManager[StreamedResponse]:
+            return model_request_stream(
+                self._model,
+                list(messages),
+                model_settings=cast("ModelSettings", settings),
+                model_request_parameters=ModelRequestParameters(function_tools=list(prompt.tools)),
+            )
+
+        if self._splicer and (
+            splice := self._splicer.splice(prompt.sent, prompt.messages, settings, bool(prompt.tools))
+        ):
+            try:
+                if not splice.whole and not splice.is_trusted:
+                    splice = await _compared(splice, request)
+                with splice.used():
+                    return await stack.enter_async_context(request(splice.mapped))
+            except Unlike:
+                self._splicer.stop()
+        return await stack.enter_async_context(request(prompt.messages))
+
     def _broken_off(self, response: ModelResponse) -> bool:
         """Whether the stream ended before the reply did: a partial reply must not be recorded."""
         if response.state == "incomplete":
@@ -108,6 +134,18 @@ class ProviderModel:
         # pydantic-ai invents a reason when this API gave none.
         guessed = response.provider_name == "openai" and "finish_reason" not in (response.provider_details or {})
         return guessed and response.finish_reason != "content_filter"
+
+
+async def _compared(
+    splice: Splice, request: Callable[[Sequence[ModelMessage]], AbstractAsyncContextManager[StreamedResponse]]
+) -> Splice:
+    """The same request with all messages for the library, and with what it would be if only the new ones were."""
+    try:
+        with replace(splice, dry=True).used():
+            async with request(splice.mapped):
+                raise Unlike
+    except Mapped as mapped:
+        return splice.compared_with(mapped.items)
 
 
 class _Calls:
@@ -160,9 +198,27 @@ def _text(value: object) -> str:
 
 
 class LeanCompletions(AsyncCompletions):
+    def __init__(self, client: AsyncOpenAI) -> None:
+        super().__init__(client)
+        self._post = self._send
+
     async def create(self, **options: Any) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
         send: Any = super().create
+        if splice := current():
+            options["messages"] = splice.encoded(options["messages"])
         return await send(**_in_extra_body(options, "messages", "tools"), messages=())
+
+    async def _send(self, path: str, *, body: Any = None, options: dict[str, Any], **rest: Any) -> Any:
+        """Post the request, with messages that may be encoded already."""
+        post: Any = self._client.post
+        extra: dict[str, Any] = options.get("extra_json") or {}
+        if not isinstance(extra.get("messages"), Encoded):
+            return await post(path, body=body, options=options, **rest)
+        given: dict[str, Any] = {**body, **extra}
+        content = content_of({name: given[name] for name in given if not isinstance(given[name], Omit)})
+        # Given beside the content, they would be sent a second time.
+        options.pop("extra_json")
+        return await post(path, content=content, options=options, **rest)
 
 
 class LeanResponses(AsyncResponses):
@@ -182,6 +238,17 @@ def make_lean(model: Model) -> bool:
     vars(client.chat)["completions"] = LeanCompletions(client)
     vars(client)["responses"] = LeanResponses(client)
     return True
+
+
+def can_splice(model: Model) -> bool:
+    """Whether messages of this model's requests can be encoded here: subclasses map them in other ways."""
+    return (
+        type(model) is OpenAIChatModel
+        # The client of Azure looks into the body.
+        and type(model.client) is AsyncOpenAI
+        and not model.settings
+        and "content" in signature(AsyncOpenAI.post).parameters
+    )
 
 
 def _in_extra_body(options: dict[str, Any], *names: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@ from typing import cast
 
 import pytest
 
-from perdure.errors import UnreadableState
+from perdure.errors import ModelFailed, UnreadableState
 from perdure.harness.journal import REPLY
 from perdure.harness.prompt import HistoryCache
 from perdure.store.base import Store
@@ -55,6 +55,19 @@ async def test_turns_that_another_worker_handled_are_not_missed() -> None:
 
         texts = [part.content for message in model.prompts[-1].messages for part in message.parts]  # type: ignore
         assert texts == ["m0", "zero", "m1", "one", "m2", "two", "m3"]
+
+
+async def test_later_prompts_begin_with_the_same_messages_so_that_they_are_not_encoded_again() -> None:
+    # The message of a turn that failed becomes one request with the next one.
+    model = ScriptedModel(["zero", ModelFailed("refused"), "two", "three", "four"])
+    async with lab(model) as it:
+        for turn in range(5):
+            await it.model(await it.deliver(f"m{turn}"), turn=turn)
+
+    before, last = model.prompts[-2:]
+    # The newest request and its reply are read again from what was recorded.
+    assert [here is there for here, there in zip(before.messages, last.messages, strict=False)] == [True] * 4 + [False]
+    assert before.sent is last.sent
 
 
 async def test_a_small_cache_forgets_and_stays_right() -> None:
