@@ -29,8 +29,7 @@ from perdure.agents.approval import result_of
 from perdure.agents.context import SessionView
 from perdure.bounds import whole
 from perdure.errors import RestoreRefused, UnreadableState
-from perdure.models.base import Prompt
-from perdure.models.failures import UNSENT
+from perdure.models.base import UNSENT, Prompt
 from perdure.models.sent import SentMessages
 from perdure.protocol import names
 from perdure.protocol.deliveries import FilePart, TextPart

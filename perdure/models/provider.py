@@ -41,10 +41,10 @@ from .base import (
     ToolInputDelta,
     UsageSoFar,
     counted,
+    failure,
     finish_reason,
     usage_of,
 )
-from .failures import failure
 from .sent import Encoded, Mapped, Splice, Splicer, Unlike, content_of, current
 
 #: Models without a provider: they never have a finish reason.

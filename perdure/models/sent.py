@@ -84,11 +84,11 @@ class _Sent:
         return _Sent(self.owner, *kept, self.kinds)
 
 
+@dataclass
 class SentMessages:
     """What a conversation has sent before. It is kept with the conversation's history."""
 
-    def __init__(self) -> None:
-        self.sent = _Sent()
+    sent: _Sent = _Sent()
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 import pytest
 from pydantic_ai.exceptions import ModelHTTPError, ModelQuotaExceededError
 
-from perdure.models.failures import failure, public
+from perdure.models.base import failure, public
 
 
 @pytest.mark.parametrize(
