@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
@@ -50,14 +51,22 @@ class Format:
 
     def includes(self, record: NewRecord) -> bool:
         """Whether the record has this format, in any version: one of a newer build, too."""
-        return record.format.rpartition("/")[0] == self.name
+        # A worker asks this of all records of a session at once, and there are few formats.
+        return _name_of(record.format) == self.name
 
     def lift(self, record: NewRecord) -> JsonObject:
+        if record.format == self.current:
+            return record.body
         if not self.includes(record):
             what = f"the format {record.format!r}; {self.current!r} was expected"
             raise UnreadableState(f"The record {record.key!r} has {what}.")
         version = record.format.rpartition("/")[2]
         return self.chain.lift(int(version) if version.isdecimal() else version, record.body)
+
+
+@lru_cache(maxsize=256)
+def _name_of(format: str) -> str:
+    return format.rpartition("/")[0]
 
 
 #: The body of a delivery, before a turn has consumed it.
@@ -319,6 +328,7 @@ class TurnJournal:
     def __init__(self, records: Sequence[NewRecord]) -> None:
         self.records = tuple(records)
         self._by_key = {(record.step, record.key): record for record in records}
+        self.last_step = max([record.step for record in records], default=0)
         # A history asks for each reply more than once, and parsing them is most of what a new worker does for it.
         self._replies: dict[int, StoredReply | None] = {}
 
@@ -326,7 +336,7 @@ class TurnJournal:
         return self._by_key.get((step, key))
 
     def deliveries(self) -> tuple[ConsumedDelivery, ...]:
-        count = sum(1 for step, key in self._by_key if step == 0 and key.startswith("delivery/"))
+        count = sum(step == 0 and key.startswith("delivery/") for step, key in self._by_key)
         return tuple(
             read(self._by_key[0, names.delivery_key(index)], DELIVERY, ConsumedDelivery) for index in range(count)
         )
@@ -385,7 +395,7 @@ class TurnJournal:
 
     def compactions(self, step: int | None = None) -> tuple[tuple[int, StoredCompaction], ...]:
         """The steps with compactions, in order; with `step` only those of this step."""
-        found = sorted((record.step, record.key) for record in self.records if COMPACTION.includes(record))
+        found = sorted([(record.step, record.key) for record in self.records if COMPACTION.includes(record)])
         wanted = [each for each in found if step is None or each[0] == step]
         return tuple((each[0], read(self._by_key[each], COMPACTION, StoredCompaction)) for each in wanted)
 
@@ -402,10 +412,6 @@ class TurnJournal:
         if not used or isinstance(outcome, NothingToRead):
             return outcome
         return outcome.model_copy(update={"usage": sum(used, outcome.usage)})
-
-    @property
-    def last_step(self) -> int:
-        return max((record.step for record in self.records), default=0)
 
     @property
     def end_record(self) -> NewRecord | None:

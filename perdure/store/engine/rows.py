@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from pydantic_core import from_json
+
 from perdure.errors import Invalid, SessionGone
 from perdure.protocol import names
 from perdure.protocol.deliveries import Bounds, Capabilities, Principal
@@ -302,7 +304,12 @@ def encode(value: Any) -> str:
 
 
 def decode(text: str) -> Any:
-    return json.loads(text)
+    try:
+        # Twice as fast. A worker decodes all records of a session when it serves it for the first time.
+        return from_json(text)
+    except ValueError:
+        # Not so strict: it reads halves of characters, and deeper values.
+        return json.loads(text)
 
 
 #: A version that no code reads, and a value of it: what stands for text that is damaged. Who asks for the value gets
