@@ -6,7 +6,9 @@ Others are tried by hand: `PERDURE_NEW_EXAMPLES=1 pytest tests/harness/test_bad_
 
 import gc
 import os
+from collections.abc import Generator
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 # How long an example takes says something about the machine, and nothing about the code.
@@ -19,8 +21,18 @@ settings.register_profile(
 )
 settings.load_profile("patient")
 
-# What the tests import is far over a hundred thousand objects that live as long as the process. Looking through them
-# after every few hundred new ones is an eighth of the time of a test that only computes.
+# Looking for garbage after every few hundred new objects is an eighth of the time of a test that only computes.
 gc.set_threshold(50_000, 20, 50)
 
 pytest_plugins = ["tests.support.case_names", "tests.support.order", "tests.support.plugin", "tests.support.postgres"]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Look for no garbage among what is imported and collected: over a million objects that live as long as we do."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
