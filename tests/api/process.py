@@ -107,7 +107,7 @@ async def api_process(
         assert process.alive, process.output
         host, port = flag.read_text().removeprefix("http://").split(":")
         store = await open_store(database)
-        async with httpx2.AsyncClient(base_url=f"http://{host}:{port}", timeout=60) as http:
+        async with httpx2.AsyncClient(base_url=f"http://{host}:{port}", timeout=60, verify=False) as http:
             yield ApiProcess(process, host, int(port), http, store)
         await store.close()
     finally:

@@ -37,7 +37,7 @@ async def test_it_boots_before_temporal_and_stops_at_a_signal(tmp_path: Path) ->
     server = asyncio.create_task(serve(settings(tmp_path, port), stop, ready))
     await asyncio.wait_for(ready.wait(), PATIENCE)
 
-    async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE) as http:
+    async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE, verify=False) as http:
         healthy = await http.get("/eve/v1/health")
         described = await http.get("/eve/v1/info")
         started = await http.post(URL, json={"message": "hello"})
@@ -67,7 +67,7 @@ async def test_it_does_not_boot_open_to_the_world(tmp_path: Path) -> None:
 
 @pytest.mark.alone
 async def test_open_streams_end_when_the_server_does(tmp_path: Path) -> None:
-    async with httpx2.AsyncClient(timeout=PATIENCE) as http:
+    async with httpx2.AsyncClient(timeout=PATIENCE, verify=False) as http:
         async with serving(tmp_path) as api:
             session_id = (await api.create())["sessionId"]
             url = f"{api.url}{URL}/{session_id}/stream"

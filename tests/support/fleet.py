@@ -32,6 +32,9 @@ from workflows.turn import TurnWorkflow
 #: Each is a deployment of its own. Newer turns work for older drivers, so they go first.
 KINDS = (names.TURNS_QUEUE, names.SESSIONS_QUEUE)
 
+#: Each question costs the server as much as a turn does, and some are asked for ten seconds.
+_PAUSE = 0.1
+
 #: How many task queues the workers of each deployment poll.
 _QUEUES = {names.TURNS_QUEUE: 3, names.SESSIONS_QUEUE: 1}
 
@@ -61,7 +64,7 @@ async def _polled(client: Client, deployment: str, build: str, queues: int) -> N
             found = await client.workflow_service.describe_worker_deployment_version(request)
             if len(found.version_task_queues) >= queues:
                 return
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(_PAUSE)
 
 
 async def build_of(client: Client, workflow_id: str) -> str:
@@ -78,7 +81,7 @@ async def _set_current(client: Client, deployment: str, build: str) -> None:
         with contextlib.suppress(RPCError):
             await client.workflow_service.set_worker_deployment_current_version(request)
             return
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(_PAUSE)
 
 
 async def _known_everywhere(client: Client, deployment: str) -> None:
@@ -88,7 +91,7 @@ async def _known_everywhere(client: Client, deployment: str) -> None:
         state = answer.worker_deployment_info.routing_config_update_state
         if state == RoutingConfigUpdateState.ROUTING_CONFIG_UPDATE_STATE_COMPLETED:
             return
-        await asyncio.sleep(0.02)
+        await asyncio.sleep(_PAUSE)
 
 
 class Fleet:

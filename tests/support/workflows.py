@@ -41,6 +41,9 @@ from tests.support.stack import TemporalServer
 from workflows.session import SessionWorkflow
 from workflows.turn import TurnWorkflow
 
+#: A query is a task for a worker.
+_PAUSE = 0.05
+
 Answer = Callable[[ModelCall], Awaitable[ModelOutcome]]
 Act = Callable[[ToolCall], Awaitable[ToolOutcome | None]]
 
@@ -198,13 +201,13 @@ class Driven:
         """Wait until the driver knows that it waits for people."""
         async with asyncio.timeout(PATIENCE):
             while not (await self.handle.query(names.DESCRIBE))["open"]:
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(_PAUSE)
 
     async def idle(self) -> None:
         """Wait until the driver waits for work."""
         async with asyncio.timeout(PATIENCE):
             while not (await self.handle.query(names.DESCRIBE))["idle"]:
-                await asyncio.sleep(0.02)
+                await asyncio.sleep(_PAUSE)
 
     async def consumed(self, *delivery_ids: str) -> None:
         """Wait until turns have consumed exactly these, in this order."""

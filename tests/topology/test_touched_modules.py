@@ -89,7 +89,10 @@ async def test_a_message_touches_few_modules(tmp_path: Path, temporal_server: Te
     await store.close()
     stop, ready = asyncio.Event(), asyncio.Event()
     with touched() as found:
-        async with worker.serving(settings), httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}") as http:
+        async with (
+            worker.serving(settings),
+            httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", verify=False) as http,
+        ):
             serving = asyncio.create_task(server.serve(settings, stop, ready))
             await asyncio.wait_for(ready.wait(), PATIENCE)
             created = (await http.post("/eve/v1/session", json={"message": "hello"})).json()

@@ -60,7 +60,7 @@ async def ended(session: Driven) -> WorkflowExecutionStatus | None:
 async def described(session: Driven, holds: Callable[[dict[str, object]], bool]) -> None:
     async with asyncio.timeout(PATIENCE):
         while not holds(await session.handle.query(names.DESCRIBE)):
-            await asyncio.sleep(0.02)
+            await asyncio.sleep(0.05)
 
 
 class Serving:

@@ -16,7 +16,9 @@ SOON = 3.0
 
 
 async def _ledger(path: str, body: dict[str, Any]) -> None:
-    async with httpx2.AsyncClient(base_url=os.environ["LEDGER_URL"], timeout=_PATIENCE, trust_env=False) as client:
+    async with httpx2.AsyncClient(
+        base_url=os.environ["LEDGER_URL"], timeout=_PATIENCE, trust_env=False, verify=False
+    ) as client:
         (await client.post(path, json=body)).raise_for_status()
 
 
@@ -72,7 +74,7 @@ def charge_in_thread(note: str, ctx: ToolContext, before: str = "", after: str =
 @tool(timeout=120)
 async def charge_blocking(note: str, ctx: ToolContext, before: str = "") -> str:
     """Charge a customer, and block all other work of this worker meanwhile: a mistake that authors make."""
-    with httpx2.Client(base_url=os.environ["LEDGER_URL"], timeout=_PATIENCE, trust_env=False) as client:
+    with httpx2.Client(base_url=os.environ["LEDGER_URL"], timeout=_PATIENCE, trust_env=False, verify=False) as client:
         client.post("/pass", json={"gate": before}).raise_for_status()
     return await _act("charge_blocking", note, ctx, "", "")
 

@@ -42,7 +42,7 @@ async def answer(caller: Caller, request_id: str, option: str = "approve", **mor
 
 async def answered_by(url: str, request_id: str, body: Json, who: str) -> httpx2.Response:
     """Answer as a caller with a key, who need not own the session."""
-    async with httpx2.AsyncClient(base_url=url, headers={"x-api-key": KEYS[who]}) as http:
+    async with httpx2.AsyncClient(base_url=url, headers={"x-api-key": KEYS[who]}, verify=False) as http:
         return await http.post(f"/v1/inputs/{request_id}", json=body)
 
 
