@@ -24,7 +24,13 @@ settings.load_profile("patient")
 # Looking for garbage after every few hundred new objects is an eighth of the time of a test that only computes.
 gc.set_threshold(50_000, 20, 50)
 
-pytest_plugins = ["tests.support.case_names", "tests.support.order", "tests.support.plugin", "tests.support.postgres"]
+pytest_plugins = [
+    "tests.support.case_names",
+    "tests.support.cases",
+    "tests.support.order",
+    "tests.support.plugin",
+    "tests.support.postgres",
+]
 
 
 @pytest.hookimpl(wrapper=True)

@@ -1,4 +1,9 @@
-"""`kill -9` of a worker at every place where it could matter."""
+"""`kill -9` of a worker at every place where it could matter.
+
+The places are in activities, which do not know what runs their turn. So turns with a workflow of their own die at each
+of them, and inline turns at some: where they leave a part of an answer, all of it, nothing of a tool, or its effect
+without an outcome. `make chaos` has the others.
+"""
 
 import asyncio
 import time
@@ -9,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.cases import parameters_of
 from tests.support.chaos.evidence import Json
 from tests.support.chaos.scripts import Script, call, drip, say
 from tests.support.chaos.world import HEARTBEAT, RECOVERY, World, dies_at, kept_types, reported, undisturbed, unique
@@ -45,6 +51,19 @@ TOOL = {
     "tool_after_settle": (1, "completed"),
 }
 
+#: Where inline turns die in each run of the tests, by what is under way.
+INLINE = {
+    *(("text", point) for point in ("model_mid_stream", "model_after_settle")),
+    *(("call", point) for point in ("model_before_settle", "tool_before_intent", "tool_after_effect")),
+}
+
+
+def is_one_of_many(settings_of_all: str, kind: str, point: str) -> bool:
+    return settings_of_all == "inline" and (kind, point) not in INLINE
+
+
+one_of_many = pytest.mark.slow_where.with_args(is_one_of_many)
+
 
 @pytest.fixture(scope="module", params=["child", "inline"])
 def settings_of_all(request: pytest.FixtureRequest) -> dict[str, str]:
@@ -73,9 +92,12 @@ class Deaths:
 
 
 @pytest.fixture(scope="module")
-def deaths(shared_world: World, tmp_path_factory: pytest.TempPathFactory) -> Deaths:
+def deaths(request: pytest.FixtureRequest, shared_world: World, tmp_path_factory: pytest.TempPathFactory) -> Deaths:
+    """Those that the chosen tests look at."""
     directory = tmp_path_factory.mktemp("deaths")
-    keys = [("text", point) for point in MODEL] + [("call", point) for point in (*MODEL, *TOOL)]
+    turns = "inline" if shared_world.runs_inline else "child"
+    chosen = [parameters_of(item) for item in request.session.items if item.path == request.path]
+    keys = [(each["kind"], each["point"]) for each in chosen if "kind" in each and each["settings_of_all"] == turns]
     plays = {
         (kind, point): partial(turn_with_a_death, kind=kind, point=point, once=directory / f"{kind}-{point}")
         for kind, point in keys
@@ -85,9 +107,10 @@ def deaths(shared_world: World, tmp_path_factory: pytest.TempPathFactory) -> Dea
 
 
 @dies_once
-@pytest.mark.parametrize(("point", "asked"), MODEL.items())
-async def test_a_text_turn_survives_its_worker(world: World, deaths: Deaths, point: str, asked: int) -> None:
-    turn = deaths.turns["text", point]
+@one_of_many
+@pytest.mark.parametrize(("kind", "point", "asked"), [("text", *each) for each in MODEL.items()])
+async def test_a_text_turn_survives_its_worker(world: World, deaths: Deaths, kind: str, point: str, asked: int) -> None:
+    turn = deaths.turns[kind, point]
 
     assert text(turn.events) == turn.script.answer
     assert world.times_asked(turn.script.message) == asked
@@ -96,11 +119,12 @@ async def test_a_text_turn_survives_its_worker(world: World, deaths: Deaths, poi
 
 
 @dies_once
-@pytest.mark.parametrize(("point", "asked"), MODEL.items())
+@one_of_many
+@pytest.mark.parametrize(("kind", "point", "asked"), [("call", *each) for each in MODEL.items()])
 async def test_a_tool_turn_survives_its_worker_at_the_model(
-    world: World, deaths: Deaths, point: str, asked: int
+    world: World, deaths: Deaths, kind: str, point: str, asked: int
 ) -> None:
-    turn = deaths.turns["call", point]
+    turn = deaths.turns[kind, point]
 
     assert text(turn.events) == turn.script.answer
     assert (world.times_asked(turn.script.message), world.times_asked(turn.script.message, 1)) == (asked, 1)
@@ -109,11 +133,12 @@ async def test_a_tool_turn_survives_its_worker_at_the_model(
 
 
 @dies_once
-@pytest.mark.parametrize(("point", "expected"), TOOL.items())
+@one_of_many
+@pytest.mark.parametrize(("kind", "point", "expected"), [("call", *each) for each in TOOL.items()])
 async def test_a_tool_that_may_act_once_acts_once(
-    world: World, deaths: Deaths, point: str, expected: tuple[int, str]
+    world: World, deaths: Deaths, kind: str, point: str, expected: tuple[int, str]
 ) -> None:
-    turn = deaths.turns["call", point]
+    turn = deaths.turns[kind, point]
 
     assert (len(world.ledger.of_call("charge", turn.script.note)), reported(turn.events)) == expected
     assert text(turn.events) == turn.script.answer
@@ -125,6 +150,7 @@ async def test_a_tool_that_may_act_once_acts_once(
 async def test_nothing_else_was_asked_under_whatever_words(deaths: Deaths) -> None:
     """Once more for the turn that follows each of those whose worker died."""
     scripts = [turn.script.message for turn in deaths.turns.values()]
+    assert scripts, "run it together with the tests of deaths"
     others = {said: times for said, times in deaths.asked.items() if said not in scripts}
 
     assert sorted(others.values()) == [1] * len(scripts)
