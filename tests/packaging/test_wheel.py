@@ -1,13 +1,20 @@
-"""The wheel, as an author gets it: installed in an empty environment, with an agent of their own."""
+"""The wheel, as an author gets it: installed in an empty environment, with an agent of their own.
+
+What the wheel needs is linked from our own environment, which has it from the same names: no index is asked, and
+nothing is unpacked and compiled again. `make chaos` has pip install all of it.
+"""
 
 import os
 import re
 import subprocess
 import sys
 import zipfile
+from email import message_from_bytes
+from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from tests.support.processes import Process, clean_environment, free_port, wait_until
 from tests.support.talk import Talk
@@ -38,14 +45,19 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return next(target.glob("*.whl"))
 
 
-@pytest.fixture(scope="module")
-def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["linked", pytest.param("installed", marks=pytest.mark.slow)])
+def python(request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The Python of an empty environment with nothing but the wheel and what it needs."""
     home = tmp_path_factory.mktemp("venv")
     _run([sys.executable, "-m", "venv", "--without-pip", str(home)])
     python = home / "bin" / "python"
     pip = [sys.executable, "-m", "pip", "--python", str(python), "--disable-pip-version-check"]
-    _run([*pip, "install", "--quiet", "--no-compile", str(wheel)])
+    linked = request.param == "linked"
+    _run([*pip, "install", "--quiet", "--no-compile", *(["--no-deps"] if linked else []), str(wheel)])
+    if linked:
+        [packages] = home.glob("lib/python*/site-packages")
+        for needed in _needs(wheel):
+            _link(needed, packages)
     return python
 
 
@@ -81,6 +93,37 @@ async def test_an_author_serves_an_agent_of_their_own(python: Path, tmp_path: Pa
         wait_until(lambda: not family & _of(tmp_path), "all processes to end")
     finally:
         dev.close()
+
+
+def _needs(wheel: Path) -> list[Distribution]:
+    """What the wheel says it needs, and what that needs, as we have it."""
+    with zipfile.ZipFile(wheel) as archive:
+        [metadata] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+        stated = message_from_bytes(archive.read(metadata)).get_all("Requires-Dist") or []
+    found: dict[str, Distribution] = {}
+    seen: set[tuple[str, str]] = set()
+    due = [(Requirement(each), "") for each in stated]
+    while due:
+        requirement, extra = due.pop()
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
+            continue
+        ours = distribution(requirement.name)
+        assert requirement.specifier.contains(ours.version, prereleases=True), f"{requirement}, not {ours.version}"
+        found[requirement.name.lower()] = ours
+        for wanted in ("", *requirement.extras):
+            if (ours.name, wanted) not in seen:
+                seen.add((ours.name, wanted))
+                due += [(Requirement(each), wanted) for each in ours.requires or []]
+    return list(found.values())
+
+
+def _link(needed: Distribution, packages: Path) -> None:
+    for file in needed.files or []:
+        # Programs are outside of the folder of packages.
+        link = Path(os.path.normpath(packages / file))
+        link.parent.mkdir(parents=True, exist_ok=True)
+        if not link.exists():
+            link.symlink_to(Path(str(needed.locate_file(file))).resolve())
 
 
 def _files(folder: str, suffix: str) -> set[str]:
