@@ -1,4 +1,7 @@
-"""`kill -9` at every place between the model's request and the step after an answer."""
+"""`kill -9` at every place between the model's request and the step after an answer.
+
+Where a worker leaves what it leaves in a turn that asks nobody (`test_killed_workers`), it dies here in `make chaos`.
+"""
 
 import asyncio
 import time
@@ -9,6 +12,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from tests.support.cases import parameters_of
 from tests.support.chaos.consent import seconds
 from tests.support.chaos.evidence import Json
 from tests.support.chaos.people import answer, asked, cancel, park, response, row_of, stopped
@@ -56,6 +60,19 @@ RESUMING = {
     "model_after_settle:2": (1, "completed", 1),
 }
 
+#: What only `make chaos` runs: the model or the tool had begun nothing, or had settled everything.
+OF_ANY_TURN = {
+    *("model_before_begin", "model_after_settle"),
+    *("tool_before_intent", "tool_after_settle", "model_before_settle:2"),
+}
+
+
+def is_of_any_turn(point: str) -> bool:
+    return point in OF_ANY_TURN
+
+
+of_any_turn = pytest.mark.slow_where.with_args(is_of_any_turn)
+
 
 @pytest.fixture(scope="module")
 def settings_of_all() -> dict[str, str]:
@@ -79,14 +96,19 @@ class Story:
 
 
 @pytest.fixture(scope="module")
-def stories(shared_world: World, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Story]:
-    """All deaths."""
+def stories(
+    request: pytest.FixtureRequest, shared_world: World, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Story]:
+    """The deaths that the chosen tests look at."""
     directory = tmp_path_factory.mktemp("deaths")
-    plays = {point: partial(story, point=point, once=directory / point) for point in (*ASKING, *RESUMING)}
+    chosen = [parameters_of(item) for item in request.session.items if item.path == request.path]
+    points = [each["point"] for each in chosen if "point" in each]
+    plays = {point: partial(story, point=point, once=directory / point) for point in points}
     return asyncio.run(side_by_side(shared_world, plays))
 
 
 @dies_once
+@of_any_turn
 @pytest.mark.parametrize(("point", "times"), ASKING.items())
 async def test_a_request_survives_the_worker_that_made_it(
     world: World, stories: dict[str, Story], point: str, times: int
@@ -101,6 +123,7 @@ async def test_a_request_survives_the_worker_that_made_it(
 
 
 @dies_once
+@of_any_turn
 @pytest.mark.parametrize(("point", "expected"), RESUMING.items())
 async def test_an_answer_survives_the_worker_that_carries_it_out(
     world: World, stories: dict[str, Story], point: str, expected: tuple[int, str, int]
