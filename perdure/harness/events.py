@@ -36,12 +36,14 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # Providers reject tools with other 
 _UNNAMED = "tool_without_a_usable_name"
 
 #: Seconds between two writes of deltas; a batch of this many characters is written at once.
-_PAUSE = 0.04
-_FULL = 128
+_PAUSE = 0.03
+_FULL = 96
+#: Seconds before the first write: a reply that has ended by then is written once, with the end of its step.
+_FIRST_PAUSE = 0.005
 # Each delta of a text is sent to readers with the whole text so far. So the batches grow with the text: together its
 # deltas send at most this many times its characters, or this many characters per second for a slow model.
-_SHARE = 32
-_PACE = 32_768
+_SHARE = 48
+_PACE = 49_152
 
 
 @dataclass(frozen=True)
@@ -329,14 +331,19 @@ class DeltaWriter:
             self._full.set()
 
     async def _write(self) -> None:
-        while True:
-            await self._arrived.wait()
-            if self._ended:
-                return
+        await self._arrived.wait()
+        await self._filled(_FIRST_PAUSE)
+        while not self._ended:
             await self._commit(self.unwritten())
             reach("model_mid_stream")
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._full.wait(), max(_PAUSE, self._emitted_chars / _PACE))
+            await self._filled(max(_PAUSE, self._emitted_chars / _PACE))
+            await self._arrived.wait()
+
+    async def _filled(self, within: float) -> None:
+        """Wait for a full batch or the end of the reply, or until the time is over."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within):
+                await self._full.wait()
 
     async def _commit(self, events: tuple[NewEvent, ...]) -> None:
         at = self._factory.at

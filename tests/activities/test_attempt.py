@@ -152,6 +152,12 @@ async def test_no_text_of_an_error_goes_to_the_engine(error: Exception) -> None:
     assert b"said" not in failure.SerializeToString()
 
 
+def test_workflows_share_one_converter_and_the_types_that_it_has_seen() -> None:
+    make = DATA_CONVERTER.payload_converter_class
+
+    assert make() is make()
+
+
 async def test_neither_texts_nor_causes_nor_traces_leave_a_workflow() -> None:
     failure = Failure()
     try:

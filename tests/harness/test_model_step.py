@@ -12,7 +12,7 @@ from perdure.errors import AgentGone, ModelFailed, SessionGone
 from perdure.models.base import Delta, Prompt, Reply, TextDelta, ToolInputDelta
 from perdure.protocol.events import Usage, delivery_refused
 from perdure.protocol.requests import Calls, Coordinates, Finished, ModelCall, NothingToRead
-from perdure.store.values import Attempt
+from perdure.store.values import Attempt, Commit, Committed
 from perdure.testing import ScriptedCall, ScriptedModel, call
 from tests.support.lab import SESSION, TEXT_TURN, lab
 
@@ -34,6 +34,25 @@ async def test_a_text_turn_emits_its_events_in_order() -> None:
         row = await it.store.session(SESSION)
         assert row is not None
         assert (row.status, row.turns, row.steps, row.usage.input_tokens) == ("waiting", 1, 1, 10)
+
+
+async def test_a_text_turn_is_written_when_it_begins_and_when_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with lab([["Hello ", "you."]]) as it:
+        delivery = await it.deliver("Hi")
+        writes = 0
+        write = it.store.commit
+
+        async def counted(commit: Commit) -> Committed:
+            nonlocal writes
+            writes += 1
+            return await write(commit)
+
+        monkeypatch.setattr(it.store, "commit", counted)
+
+        await it.model(delivery)
+
+        assert await it.types() == TEXT_TURN
+        assert writes == 2
 
 
 @pytest.mark.parametrize("turns", ["child", "inline", None])

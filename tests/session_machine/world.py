@@ -150,6 +150,7 @@ class World:
             patch.setattr(module, "reach", self._reach)
         # No wall clock decides what happens: a step may take as long as the machine likes.
         patch.setattr(perdure.harness.events, "_PAUSE", 0)
+        patch.setattr(perdure.harness.events, "_FIRST_PAUSE", 0)
         patch.setattr(perdure.runtime.signals, "in_time", patiently)
         patch.setattr(activities.attempt, "HANDED_BACK", 2)
         patch.setattr(perdure.runtime.inputs, "_now", lambda: datetime.fromtimestamp(self.now, UTC))

@@ -22,9 +22,9 @@ class CountingDatabase(SqliteDatabase):
 
     asked = 0
 
-    async def data_version(self) -> int:
+    def data_version(self) -> int:
         self.asked += 1
-        return await super().data_version()
+        return super().data_version()
 
 
 class RecordingDatabase(SqliteDatabase):
