@@ -63,26 +63,35 @@ GRACE = timedelta(seconds=10)
 
 
 def workers(client: Client, store: Store, agents: AgentRegistry, models: Models, settings: Settings) -> list[Worker]:
-    """One worker for each kind of work: drivers, turns, model calls, tool calls."""
+    """One worker for each kind of work: drivers, turns, model calls, tool calls.
+
+    Each has slots of its own: tools that take long keep neither decisions nor model calls waiting.
+    """
     harness = Harness(store, agents, models, settings)
     turns, model, tools = TurnActivities(harness), ModelActivities(harness), ToolActivities(harness)
+    # The steps of turns beside tool calls. The server hands them to the worker of their turn, with its decision.
+    steps = [model.call_model, turns.resume_turn, turns.park_turn]
     # Short work on the store, between steps and after the last one.
-    waits = [turns.resume_turn, turns.park_turn, turns.withdraw_inputs, turns.remind]
+    waits = [turns.withdraw_inputs, turns.remind]
     ends = [turns.conclude_turn, turns.refuse_delivery, turns.attend_session, turns.close_session]
     # Each starts before those that schedule work on its queue: a queue belongs to a build from its first poll on.
     return [
         activity_worker(client, settings, names.TOOLS_QUEUE, [tools.call_tool]),
-        activity_worker(client, settings, names.MODELS_QUEUE, [model.call_model, *waits, *ends, turns.rebuild_session]),
-        workflow_worker(client, settings, names.TURNS_QUEUE, [TurnWorkflow]),
-        workflow_worker(client, settings, names.SESSIONS_QUEUE, [SessionWorkflow]),
+        # The steps, too: drivers with versions, and older builds, ask for them here.
+        activity_worker(client, settings, names.MODELS_QUEUE, [*steps, *waits, *ends, turns.rebuild_session]),
+        workflow_worker(client, settings, names.TURNS_QUEUE, [TurnWorkflow], steps),
+        workflow_worker(client, settings, names.SESSIONS_QUEUE, [SessionWorkflow], steps),
     ]
 
 
-def workflow_worker(client: Client, settings: Settings, kind: str, workflows: Sequence[type]) -> Worker:
+def workflow_worker(
+    client: Client, settings: Settings, kind: str, workflows: Sequence[type], steps: Sequence[Any]
+) -> Worker:
     return Worker(
         client,
         task_queue=names.queue(settings.task_queue, kind),
         workflows=workflows,
+        activities=steps,
         # The tests run in the sandbox: what it forbids is found there.
         workflow_runner=SANDBOX if settings.sandbox == "on" else UnsandboxedWorkflowRunner(),
         # A session that was evicted from the cache replays its history at its next message. The cache must hold all
@@ -96,6 +105,7 @@ def workflow_worker(client: Client, settings: Settings, kind: str, workflows: Se
         workflow_task_poller_behavior=replace(POLLERS, maximum=min(POLLERS.maximum, settings.concurrent_decisions)),
         # Our errors fail a turn. Nothing fails a driver: with a bug in its code it waits for the fix.
         workflow_failure_exception_types=[PerdureError] if kind == names.TURNS_QUEUE else [],
+        **_ACTIVITIES,
         **_build(settings, kind),
     )
 
@@ -105,14 +115,27 @@ def activity_worker(client: Client, settings: Settings, kind: str, activities: S
         client,
         task_queue=names.queue(settings.task_queue, kind),
         activities=activities,
-        max_concurrent_activities=500,
-        # An activity learns of its cancellation by its heartbeats.
-        max_heartbeat_throttle_interval=timedelta(seconds=1),
-        default_heartbeat_throttle_interval=timedelta(seconds=1),
-        graceful_shutdown_timeout=GRACE,
-        activity_task_poller_behavior=POLLERS,
+        **_ACTIVITIES,
         **_build(settings, kind),
     )
+
+
+class _Activities(TypedDict):
+    max_concurrent_activities: int
+    max_heartbeat_throttle_interval: timedelta
+    default_heartbeat_throttle_interval: timedelta
+    graceful_shutdown_timeout: timedelta
+    activity_task_poller_behavior: PollerBehaviorAutoscaling
+
+
+_ACTIVITIES: _Activities = {
+    "max_concurrent_activities": 500,
+    # An activity learns of its cancellation by its heartbeats.
+    "max_heartbeat_throttle_interval": timedelta(seconds=1),
+    "default_heartbeat_throttle_interval": timedelta(seconds=1),
+    "graceful_shutdown_timeout": GRACE,
+    "activity_task_poller_behavior": POLLERS,
+}
 
 
 class _Build(TypedDict, total=False):

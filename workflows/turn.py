@@ -44,7 +44,7 @@ _NOTHING: TypeAdapter[None] = TypeAdapter(None)
 
 
 class ActivitySteps:
-    """Implements `Steps`: each method executes one activity on the task queue of its kind."""
+    """Implements `Steps`: each method executes one activity."""
 
     def __init__(self, bounds: Bounds | None = None) -> None:
         self._bounds = bounds
@@ -53,7 +53,6 @@ class ActivitySteps:
         return await self._execute(
             names.CALL_MODEL,
             call,
-            queue=names.MODELS_QUEUE,
             policy=policies.model(self._bounds) if self._bounds else policies.MODEL,
             summary=f"step {call.at.step}: {label or call.agent}",
             outcome=_MODEL_OUTCOME,
@@ -63,7 +62,7 @@ class ActivitySteps:
         return await self._execute(
             names.CALL_TOOL,
             call,
-            queue=names.TOOLS_QUEUE,
+            queue=names.sibling(workflow.info().task_queue, names.TOOLS_QUEUE),
             policy=policies.tool(call.call, self._bounds),
             summary=f"step {call.at.step}: {call.call.summary or call.call.tool}",
             outcome=_TOOL_OUTCOME,
@@ -115,12 +114,19 @@ class ActivitySteps:
         # Turns that began before this check existed ran their calls here.
         return not early or workflow.patched("stop-before-calls")
 
+    def _queue(self) -> str:
+        """The task queue of the steps: that of the turn itself, so that the server can hand them over with its decision.
+
+        Older runs had another one; replay does not compare queues.
+        """
+        return workflow.info().task_queue
+
     async def _execute(
         self,
         name: str,
         argument: Any,
         *,
-        queue: str = names.MODELS_QUEUE,
+        queue: str | None = None,
         policy: Policy,
         summary: str,
         outcome: TypeAdapter[T],
@@ -130,7 +136,7 @@ class ActivitySteps:
             result: Any = await workflow.execute_activity(
                 name,
                 argument,
-                task_queue=names.sibling(workflow.info().task_queue, queue),
+                task_queue=queue or self._queue(),
                 start_to_close_timeout=policy.start_to_close,
                 schedule_to_close_timeout=policy.schedule_to_close,
                 heartbeat_timeout=policy.heartbeat,
@@ -191,6 +197,13 @@ class InlineTurn(ActivitySteps):
 
     def should_continue_as_new(self) -> bool:
         return super().should_continue_as_new() or self._length() >= _LONG_TURN
+
+    def _queue(self) -> str:
+        info = workflow.info()
+        # A driver stays on its build. Its steps run on the newest one, which has another queue.
+        version = info.get_current_deployment_version()
+        versioned = version is not None and version.deployment_name != ""
+        return names.sibling(info.task_queue, names.MODELS_QUEUE) if versioned else info.task_queue
 
     def _length(self) -> int:
         return workflow.info().get_current_history_length() - self._began_at

@@ -78,6 +78,9 @@ class Run:
     def is_continue_as_new_suggested(self) -> bool:
         return self.long
 
+    def get_current_deployment_version(self) -> None:
+        """Its workers have no versions."""
+
     def is_target_worker_deployment_version_changed(self) -> bool:
         return False
 

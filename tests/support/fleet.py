@@ -110,8 +110,8 @@ class Fleet:
         async with (
             composition.activity_worker(client, settings, names.MODELS_QUEUE, outside.model_activities),
             composition.activity_worker(client, settings, names.TOOLS_QUEUE, [outside.call_tool]),
-            composition.workflow_worker(client, settings, names.TURNS_QUEUE, [turn]),
-            composition.workflow_worker(client, settings, names.SESSIONS_QUEUE, [SessionWorkflow]),
+            composition.workflow_worker(client, settings, names.TURNS_QUEUE, [turn], outside.steps),
+            composition.workflow_worker(client, settings, names.SESSIONS_QUEUE, [SessionWorkflow], outside.steps),
         ):
             # Nobody switches builds before that.
             async with asyncio.timeout(60):

@@ -161,7 +161,12 @@ class Outside:
         """All that the models' queue serves."""
         notes = [self.conclude_turn, self.refuse_delivery, self.withdraw_inputs, self.remind]
         notes += [self.attend_session, self.close_session, self.rebuild_session]
-        return [self.call_model, self.resume_turn, self.park_turn, *notes]
+        return [*self.steps, *notes]
+
+    @property
+    def steps(self) -> list[Callable[..., Any]]:
+        """What the workers of drivers and turns serve."""
+        return [self.call_model, self.resume_turn, self.park_turn]
 
     async def _may(self, name: str) -> None:
         if (waits := self.before.get(name)) is not None:
@@ -249,8 +254,8 @@ class Bench:
 
     def _workers(self, outside: Outside) -> list[Worker]:
         return [
-            composition.workflow_worker(self.client, self.settings, names.SESSIONS_QUEUE, [SessionWorkflow]),
-            composition.workflow_worker(self.client, self.settings, names.TURNS_QUEUE, [TurnWorkflow]),
+            composition.workflow_worker(self.client, self.settings, names.SESSIONS_QUEUE, [SessionWorkflow], outside.steps),
+            composition.workflow_worker(self.client, self.settings, names.TURNS_QUEUE, [TurnWorkflow], outside.steps),
             composition.activity_worker(self.client, self.settings, names.MODELS_QUEUE, outside.model_activities),
             composition.activity_worker(self.client, self.settings, names.TOOLS_QUEUE, [outside.call_tool]),
         ]

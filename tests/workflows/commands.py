@@ -18,6 +18,8 @@ from temporalio.bridge.proto.workflow_completion import WorkflowActivationComple
 from temporalio.client import WorkflowHistory
 from temporalio.worker import WorkflowInstance, WorkflowInstanceDetails, WorkflowRunner
 
+from perdure.protocol import names
+
 from .story import attributes, kind
 
 #: What is ordered, by the kind of order: `activity`, `timer`, `turn`, `end`.
@@ -88,7 +90,7 @@ def ordered(commands: Sequence[WorkflowCommand]) -> Orders:
             case "schedule_activity":
                 asked = {
                     "name": about.activity_type,
-                    "queue": _kind_of(about.task_queue),
+                    "queue": _asked_at(about.activity_type, about.task_queue),
                     "input": _values(about.arguments),
                 }
                 orders["activity"].append({**asked, **_bounds(about), **summary})
@@ -118,8 +120,8 @@ def recorded(history: WorkflowHistory) -> Orders:
         about, summary = attributes(event), _summary(event)
         match kind(event):
             case "ACTIVITY_TASK_SCHEDULED":
-                queue, given = _kind_of(about.task_queue.name), _values(about.input.payloads)
-                asked = {"name": about.activity_type.name, "queue": queue, "input": given}
+                name, given = about.activity_type.name, _values(about.input.payloads)
+                asked = {"name": name, "queue": _asked_at(name, about.task_queue.name), "input": given}
                 orders["activity"].append({**asked, **_bounds(about), **summary})
             case "TIMER_STARTED":
                 orders["timer"].append({"seconds": _seconds(about.start_to_fire_timeout)})
@@ -180,6 +182,19 @@ def _child(about: Any, policy: str) -> dict[str, Any]:
         "seconds": _seconds(about.workflow_task_timeout),
         "left": policy.removeprefix("PARENT_CLOSE_POLICY_"),
     }
+
+
+def _asked_at(activity: str, queue: str) -> str:
+    """The kind of an activity's queue. Steps were asked for at that of the models, and are now at that of their turn.
+
+    A replay does not compare queues, and workers serve both.
+    """
+    kind = _kind_of(queue)
+    moved = activity in names.STEPS - {names.CALL_TOOL} and kind in _QUEUES_OF_STEPS
+    return names.MODELS_QUEUE if moved else kind
+
+
+_QUEUES_OF_STEPS = (names.MODELS_QUEUE, names.TURNS_QUEUE, names.SESSIONS_QUEUE)
 
 
 def _kind_of(queue: str) -> str:
