@@ -19,7 +19,7 @@ from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxR
 from activities.model import ModelActivities
 from activities.tools import ToolActivities
 from activities.turns import TurnActivities
-from perdure.agents.registry import AgentRegistry, load_agents
+from perdure.agents.registry import AgentRegistry, load_agents, pools_of
 from perdure.errors import Misconfigured, PerdureError
 from perdure.harness.harness import Harness
 from perdure.harness.tools.budget import check_prices
@@ -69,6 +69,8 @@ def workers(client: Client, store: Store, agents: AgentRegistry, models: Models,
     """
     harness = Harness(store, agents, models, settings)
     turns, model, tools = TurnActivities(harness), ModelActivities(harness), ToolActivities(harness)
+    if settings.only_pools:
+        return [pool_worker(client, settings, harness, pool) for pool in settings.only_pools]
     # The steps of turns beside tool calls. The server hands them to the worker of their turn, with its decision.
     steps = [model.call_model, turns.resume_turn, turns.park_turn]
     # Short work on the store, between steps and after the last one.
@@ -76,12 +78,23 @@ def workers(client: Client, store: Store, agents: AgentRegistry, models: Models,
     ends = [turns.conclude_turn, turns.refuse_delivery, turns.attend_session, turns.close_session]
     # Each starts before those that schedule work on its queue: a queue belongs to a build from its first poll on.
     return [
+        *(pool_worker(client, settings, harness, pool) for pool in _declared(agents, settings)),
         activity_worker(client, settings, names.TOOLS_QUEUE, [tools.call_tool]),
         # The steps, too: drivers with versions, and older builds, ask for them here.
         activity_worker(client, settings, names.MODELS_QUEUE, [*steps, *waits, *ends, turns.rebuild_session]),
         workflow_worker(client, settings, names.TURNS_QUEUE, [TurnWorkflow], steps),
         workflow_worker(client, settings, names.SESSIONS_QUEUE, [SessionWorkflow], steps),
     ]
+
+
+def pool_worker(client: Client, settings: Settings, harness: Harness, pool: str) -> Worker:
+    """Runs the tools of a pool, and nothing else."""
+    return activity_worker(client, settings, names.tools_queue(pool), [ToolActivities(harness, pool).call_tool])
+
+
+def _declared(agents: AgentRegistry, settings: Settings) -> Sequence[str]:
+    """The pools that a worker serves beside everything else."""
+    return pools_of(agents) if settings.pools.strip() == names.ALL_POOLS else ()
 
 
 def workflow_worker(
@@ -179,8 +192,10 @@ async def serving(settings: Settings) -> AsyncGenerator[None]:
         # Before anything is opened: a wrong declaration must fail the start, not the first message.
         agents = load_agents(settings.agents, settings.model, settings.turns)
         models = Models(silence=settings.model_silence)
-        models.check(agents)
-        check_prices(agents, settings)
+        if not settings.only_pools:
+            # Workers of a pool call no models, and may have no key for them.
+            models.check(agents)
+            check_prices(agents, settings)
         await check_tools(agents)
         if (settings.deployment is None) != (settings.build_id is None):
             raise Misconfigured("PERDURE_DEPLOYMENT and PERDURE_BUILD_ID belong together: set both, or neither.")
@@ -196,6 +211,9 @@ async def serving(settings: Settings) -> AsyncGenerator[None]:
         else:
             report = builds.announce(client, settings, agents.names)
         stack.callback(asyncio.create_task(report).cancel)
+        if not settings.only_pools:
+            looking = builds.warn_of_pools(client, settings.task_queue, pools_of(agents))
+            stack.callback(asyncio.create_task(looking).cancel)
         log.info("Serving %s on %s", ", ".join(agents.names), settings.temporal_address)
         yield
 

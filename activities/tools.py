@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from temporalio import activity
 
+from perdure.errors import WrongPool
 from perdure.protocol import names
 from perdure.protocol.requests import ToolCall, ToolOutcome
 
@@ -18,12 +19,17 @@ if TYPE_CHECKING:
 
 
 class ToolActivities:
-    def __init__(self, harness: Harness) -> None:
+    def __init__(self, harness: Harness, pool: str | None = None) -> None:
+        """`pool`: the pool whose calls come here; None: calls of tools without one."""
         self.harness = harness
+        self._pool = pool
 
     @activity.defn(name=names.CALL_TOOL)
     @attempted()
     async def call_tool(self, call: ToolCall) -> ToolOutcome:
+        if call.call.pool != self._pool:
+            # A turn of a build that knows no pools asks for it here. A newer build will ask for it where it belongs.
+            raise WrongPool(f"The tool {call.call.tool!r} runs in the pool {call.call.pool!r}.")
         cancelled = threading.Event()
         try:
             return await self.harness.call_tool(call, current_attempt(), cancelled, activity.is_worker_shutdown)

@@ -353,6 +353,12 @@ class AgentGone(NeedsAttention):
     code = "AGENT_GONE"
 
 
+class WrongPool(NeedsAttention):
+    """The tool of this call runs in another pool of workers."""
+
+    code = "WRONG_POOL"
+
+
 class UnreadableState(NeedsAttention):
     """The state of this session cannot be read by this version."""
 

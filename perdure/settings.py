@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from perdure.errors import Invalid
+from perdure.protocol.names import ALL_POOLS, POOL_NAMES, is_pool
 
 _PREFIX = "PERDURE_"
 #: Read elsewhere: by commands, by `perdure dev`, by tests, and by the compose file.
@@ -109,6 +110,9 @@ class Settings(BaseSettings):
     # Prices of models in US dollars for a million tokens: `{"openai:my-model": {"input": 1, "output": 4}}`.
     prices: dict[str, dict[str, float]] = Field(default_factory=dict[str, dict[str, float]])
 
+    # The pools whose tools a worker runs, and nothing else: `gpu,ocr`. Empty: everything but tools of pools.
+    # `all`: everything, and all pools that the agents declare.
+    pools: str = ""
     # Sessions that a worker keeps in memory. It should exceed the number of busy ones.
     cached_sessions: int = Field(default=200, ge=1)
     # `on`: workflows run in Temporal's sandbox, which finds forbidden imports and calls, and costs a tenth of a turn.
@@ -135,6 +139,17 @@ class Settings(BaseSettings):
             raise Invalid("PERDURE_KEEP_…_DAYS: deltas are not kept longer than messages, nor these than records.")
         deltas, messages, records = (None if each is None else each * 86_400 for each in days)
         return deltas, messages, records
+
+    @property
+    def only_pools(self) -> tuple[str, ...]:
+        """The pools that a worker serves instead of everything else."""
+        named = tuple(dict.fromkeys(each.strip() for each in self.pools.split(",") if each.strip()))
+        if named == (ALL_POOLS,):
+            return ()
+        for each in named:
+            if not is_pool(each):
+                raise Invalid(f"PERDURE_POOLS: {each!r} cannot be a pool: {POOL_NAMES}.")
+        return named
 
     @property
     def has_principal_budget(self) -> bool:

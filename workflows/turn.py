@@ -62,7 +62,7 @@ class ActivitySteps:
         return await self._execute(
             names.CALL_TOOL,
             call,
-            queue=names.sibling(workflow.info().task_queue, names.TOOLS_QUEUE),
+            queue=names.sibling(workflow.info().task_queue, names.tools_queue(call.call.pool)),
             policy=policies.tool(call.call, self._bounds),
             summary=f"step {call.at.step}: {call.call.summary or call.call.tool}",
             outcome=_TOOL_OUTCOME,
@@ -115,7 +115,7 @@ class ActivitySteps:
         return not early or workflow.patched("stop-before-calls")
 
     def _queue(self) -> str:
-        """The task queue of the steps: that of the turn itself, so that the server can hand them over with its decision.
+        """The task queue of the steps: the turn's own, so that the server can hand them over with a decision.
 
         Older runs had another one; replay does not compare queues.
         """

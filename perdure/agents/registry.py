@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from importlib import import_module
 from types import ModuleType
@@ -12,6 +12,7 @@ from perdure.bounds import quoted
 from perdure.errors import AgentNotFound, InvalidDeclaration
 
 from .agent import Agent, Turns
+from .tool import Tool
 
 
 class AgentRegistry:
@@ -53,6 +54,13 @@ class AgentRegistry:
 
     def __len__(self) -> int:
         return len(self._agents)
+
+
+def pools_of(agents: Iterable[Agent]) -> Sequence[str]:
+    """The pools of workers that tools of these agents need."""
+    declared = (tool for agent in agents for tool in agent.tools)
+    tools = (cast("Tool[..., object]", each) for each in declared if isinstance(each, Tool))
+    return tuple(dict.fromkeys(tool.pool for tool in tools if tool.pool))
 
 
 def load_agents(spec: str, model: str | None = None, turns: Turns | None = None) -> AgentRegistry:

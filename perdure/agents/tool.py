@@ -11,6 +11,7 @@ from typing import Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar, cast, o
 
 from perdure.errors import InvalidDeclaration
 from perdure.protocol.inputs import Consequence, Responders
+from perdure.protocol.names import POOL_NAMES, is_pool
 from perdure.protocol.wire import JsonObject
 
 from .approval import OPEN, Approval, ApprovalPolicy, Describe, Seconds, approval_policy, seconds
@@ -42,6 +43,7 @@ class Tool(Generic[P, R]):
     approval_policy: ApprovalPolicy = OPEN
     timeout: float = 300.0
     retries: int = 0
+    pool: str | None = None
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
@@ -81,6 +83,7 @@ def tool(
     remind: Sequence[Seconds] = (),
     timeout: Seconds = 300.0,
     retries: int = 0,
+    pool: str | None = None,
 ) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
 
 
@@ -100,12 +103,14 @@ def tool(
     remind: Sequence[Seconds] = (),
     timeout: Seconds = 300.0,
     retries: int = 0,
+    pool: str | None = None,
 ) -> Any:
     """Declare a function as a tool.
 
     `effects` decides what happens to a call that was interrupted: `pure` and `idempotent` tools run again,
     `at_most_once` (the default) never does; the model gets an unknown outcome. `retries` are extra
-    tries after an exception, for tools that may run again. `timeout` is in seconds.
+    tries after an exception, for tools that may run again. `timeout` is in seconds. Only the workers of its `pool`
+    (`perdure worker --pool gpu`) run it; until one is there, its calls wait.
 
     `approval` says when a call needs approval: `never`, `always`, `once` in a session (for each
     `approval_key(arguments)`, when that is given), or a function of the call and the session that returns True (ask),
@@ -125,6 +130,8 @@ def tool(
         policy = approval_policy(called, approval, approval_key, summary, responders, expires, on_expiry, remind)
         limit = seconds(f"Tool {called!r}: the timeout", timeout)
         _check(called, effects, limit, retries)
+        if pool is not None and not is_pool(pool):
+            raise InvalidDeclaration(f"Tool {called!r}: {pool!r} cannot be a pool: {POOL_NAMES}.")
         text, parameters = _documented(function)
         declared = Tool(
             function=cast("Callable[..., Any]", function),
@@ -135,6 +142,7 @@ def tool(
             approval_policy=policy,
             timeout=limit,
             retries=retries,
+            pool=pool,
         )
         # The dataclass is frozen; help(), inspect and doctest need these attributes of the function.
         for attribute in WRAPPER_ASSIGNMENTS:

@@ -126,7 +126,13 @@ def dev(
 
 @app.command()
 def worker(
-    agents: Agents = None, log_level: LogLevel = "info", ready_file: ReadyFile = None, data_dir: DataDir = None
+    agents: Agents = None,
+    log_level: LogLevel = "info",
+    ready_file: ReadyFile = None,
+    data_dir: DataDir = None,
+    pool: Annotated[
+        list[str] | None, typer.Option(help="Run only the tools of this pool; several times for several pools.")
+    ] = None,
 ) -> None:
     """Run a worker against PERDURE_TEMPORAL_ADDRESS and PERDURE_DATABASE_URL."""
     from perdure.telemetry import logs
@@ -134,7 +140,8 @@ def worker(
     from . import serve
 
     logs.configure(log_level)
-    serve.run("worker", _settings(agents=agents, log_level=log_level, data_dir=data_dir), ready_file)
+    pools = ",".join(pool) if pool else None
+    serve.run("worker", _settings(agents=agents, log_level=log_level, data_dir=data_dir, pools=pools), ready_file)
 
 
 @app.command()

@@ -14,6 +14,7 @@ from typing import cast
 from perdure.agents.agent import DEMO, Agent
 from perdure.agents.registry import load_agents
 from perdure.errors import Conflict, Invalid
+from perdure.protocol.names import ALL_POOLS
 from perdure.runtime.local import ADDRESS, LOCK, is_owned, read_flag, write_temporal_address
 from perdure.settings import Settings
 from perdure.store.open import close_folder
@@ -152,6 +153,8 @@ class Dev:
             "PERDURE_HOST": options.host,
             "PERDURE_PORT": str(options.port),
             "PERDURE_LOG_LEVEL": options.log_level,
+            # One worker serves everything here.
+            "PERDURE_POOLS": ALL_POOLS,
             "PYTHONUNBUFFERED": "1",
         }
 

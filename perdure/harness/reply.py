@@ -214,6 +214,7 @@ class ReplyReader:
             timeout=tool.timeout,
             heartbeat=self.settings.heartbeat_timeout,
             attempts=0 if self.limits.max_attempts is None else self.limits.max_attempts + tool.retries,
+            pool=tool.pool,
         )
 
 

@@ -1,5 +1,7 @@
 """Names that several processes must write in the same way."""
 
+import re
+
 SESSION_WORKFLOW = "Session"
 TURN_WORKFLOW = "Turn"
 
@@ -22,6 +24,11 @@ CANCEL = "cancel"
 REPAIR = "repair"
 DESCRIBE = "describe"
 
+_POOL = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+#: Instead of the names of pools: all that the agents declare.
+ALL_POOLS = "all"
+POOL_NAMES = f"small letters, digits and '-', at most 63, and not {ALL_POOLS!r}"
+
 SESSIONS_QUEUE = "sessions"
 TURNS_QUEUE = "turns"
 MODELS_QUEUE = "models"
@@ -31,6 +38,16 @@ TOOLS_QUEUE = "tools"
 def queue(prefix: str, kind: str) -> str:
     """The task queue of one kind of work: `perdure-turns`."""
     return f"{prefix}-{kind}"
+
+
+def is_pool(name: object) -> bool:
+    """Whether a pool of workers may have this name; it is part of the name of a task queue."""
+    return isinstance(name, str) and name != ALL_POOLS and _POOL.fullmatch(name) is not None
+
+
+def tools_queue(pool: str | None) -> str:
+    """The kind of the queue of tool calls: of a pool, or of tools without one."""
+    return f"{TOOLS_QUEUE}-{pool}" if pool else TOOLS_QUEUE
 
 
 def sibling(task_queue: str, kind: str) -> str:

@@ -73,6 +73,8 @@ class CallRef(Wire, extra="allow"):
     timeout: float = 300.0
     heartbeat: float = 5.0
     attempts: int = 4
+    # The workers that run it, if not all do.
+    pool: str | None = None
 
 
 class Calls(Wire):

@@ -24,6 +24,7 @@ from perdure.errors import (
     TurnCancelled,
     Unavailable,
     UnreadableState,
+    WrongPool,
 )
 from perdure.protocol import names
 from perdure.runtime.connect import DATA_CONVERTER
@@ -57,7 +58,7 @@ async def failing(
     return raised.value
 
 
-@pytest.mark.parametrize("error", [AgentGone(), UnreadableState(), StoreBehind(), SessionGone()])
+@pytest.mark.parametrize("error", [AgentGone(), UnreadableState(), StoreBehind(), SessionGone(), WrongPool()])
 async def test_what_one_worker_cannot_serve_is_handed_to_others_and_then_held(error: NeedsAttention) -> None:
     first, last = await failing(error), await failing(error, number=HANDED_BACK)
 

@@ -254,7 +254,9 @@ class Bench:
 
     def _workers(self, outside: Outside) -> list[Worker]:
         return [
-            composition.workflow_worker(self.client, self.settings, names.SESSIONS_QUEUE, [SessionWorkflow], outside.steps),
+            composition.workflow_worker(
+                self.client, self.settings, names.SESSIONS_QUEUE, [SessionWorkflow], outside.steps
+            ),
             composition.workflow_worker(self.client, self.settings, names.TURNS_QUEUE, [TurnWorkflow], outside.steps),
             composition.activity_worker(self.client, self.settings, names.MODELS_QUEUE, outside.model_activities),
             composition.activity_worker(self.client, self.settings, names.TOOLS_QUEUE, [outside.call_tool]),

@@ -52,6 +52,8 @@ class Usable(Protocol):
     def timeout(self) -> float: ...
     @property
     def retries(self) -> int: ...
+    @property
+    def pool(self) -> str | None: ...
 
     def read(self, arguments: JsonObject) -> Arguments:
         """The validated arguments of a call; raises `InvalidArguments`."""
@@ -107,6 +109,7 @@ class OwnTool:
         self.approval_policy = tool.approval_policy
         self.timeout = tool.timeout
         self.retries = tool.retries
+        self.pool = tool.pool
 
     def read(self, arguments: JsonObject) -> Arguments:
         try:
@@ -199,6 +202,7 @@ class _PydanticTool:
     tool: ToolsetTool[Any]
     effects: Effects = "at_most_once"
     retries: int = 0
+    pool: str | None = None
 
     @property
     def definition(self) -> ToolDefinition:

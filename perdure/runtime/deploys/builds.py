@@ -336,6 +336,40 @@ async def warn_unversioned(client: Client, settings: Settings) -> None:
             return
 
 
+async def warn_of_pools(client: Client, task_queue: str, pools: Sequence[str], pause: float = 30.0) -> None:
+    """Log when a pool has no worker, and when it has one again. Calls of its tools wait at Temporal. Never ends."""
+    unserved: set[str] = set()
+    while pools:
+        # A worker that starts together with this one has polled by then.
+        await asyncio.sleep(pause)
+        for pool in pools:
+            try:
+                served = await is_pool_served(client, task_queue, pool)
+            except Unavailable:
+                log.debug("the workers of pool %s could not be looked up", pool, exc_info=True)
+                continue
+            if served and pool in unserved:
+                unserved.discard(pool)
+                log.info("the pool %s is served again", pool)
+            elif not served and pool not in unserved:
+                unserved.add(pool)
+                log.error(
+                    "no worker serves the pool %s, and its tools wait: start `perdure worker --pool %s`", pool, pool
+                )
+
+
+async def is_pool_served(client: Client, task_queue: str, pool: str) -> bool:
+    """Whether a worker polls for calls of this pool."""
+    request = DescribeTaskQueueRequest(
+        namespace=client.namespace,
+        task_queue=TaskQueue(name=names.queue(task_queue, names.tools_queue(pool))),
+        task_queue_type=_ACTIVITIES,
+    )
+    described = await called(client.workflow_service.describe_task_queue(request, timeout=RPC_PATIENCE))
+    oldest = time.time() - _POLL_SECONDS
+    return any(each.last_access_time.ToNanoseconds() / 1e9 > oldest for each in described.pollers)
+
+
 def builds_of(client: Client, settings: Settings) -> Builds:
     """The builds of the deployment that the settings name."""
     if settings.deployment is None:
