@@ -59,6 +59,8 @@ def a_replayer(
         data_converter=pydantic_data_converter,
         workflow_runner=runner,
         workflow_failure_exception_types=fails_with,
+        # The end of the name of the task queue that it gives to the workflow.
+        build_id=names.TURNS_QUEUE if TurnWorkflow in workflows else names.SESSIONS_QUEUE,
         # Otherwise an activation that waits two seconds for a processor would be taken for a deadlock.
         debug_mode=True,
     )
