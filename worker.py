@@ -16,6 +16,7 @@ from temporalio.common import VersioningBehavior, WorkerDeploymentVersion
 from temporalio.worker import PollerBehaviorAutoscaling, UnsandboxedWorkflowRunner, Worker, WorkerDeploymentConfig
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
+from activities.children import ChildActivities
 from activities.model import ModelActivities
 from activities.tools import ToolActivities
 from activities.turns import TurnActivities
@@ -27,6 +28,7 @@ from perdure.harness.tools.toolbox import check_tools
 from perdure.models.base import Models
 from perdure.protocol import names
 from perdure.runtime.connect import temporal_client
+from perdure.runtime.signals import DriverClient, Signals
 from perdure.settings import Settings
 from perdure.store.base import Store
 from perdure.store.open import checked_store
@@ -71,6 +73,9 @@ def workers(client: Client, store: Store, agents: AgentRegistry, models: Models,
     turns, model, tools = TurnActivities(harness), ModelActivities(harness), ToolActivities(harness)
     if settings.only_pools:
         return [pool_worker(client, settings, harness, pool) for pool in settings.only_pools]
+    signals = Signals(store, DriverClient(client, settings.task_queue), agents, ui_detail=settings.ui_detail == "on")
+    children = ChildActivities(harness, signals)
+    family = [children.dispatch_children, children.stop_children, children.collect_children]
     # The steps of turns beside tool calls. The server hands them to the worker of their turn, with its decision.
     steps = [model.call_model, turns.resume_turn, turns.park_turn]
     # Short work on the store, between steps and after the last one.
@@ -81,7 +86,7 @@ def workers(client: Client, store: Store, agents: AgentRegistry, models: Models,
         *(pool_worker(client, settings, harness, pool) for pool in _declared(agents, settings)),
         activity_worker(client, settings, names.TOOLS_QUEUE, [tools.call_tool]),
         # The steps, too: drivers with versions, and older builds, ask for them here.
-        activity_worker(client, settings, names.MODELS_QUEUE, [*steps, *waits, *ends, turns.rebuild_session]),
+        activity_worker(client, settings, names.MODELS_QUEUE, [*steps, *waits, *ends, *family, turns.rebuild_session]),
         workflow_worker(client, settings, names.TURNS_QUEUE, [TurnWorkflow], steps),
         workflow_worker(client, settings, names.SESSIONS_QUEUE, [SessionWorkflow], steps),
     ]

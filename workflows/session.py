@@ -6,21 +6,26 @@ from datetime import timedelta
 from typing import Any, Literal, TypeAlias, cast
 
 from temporalio import workflow
-from temporalio.exceptions import ChildWorkflowError, WorkflowAlreadyStartedError
+from temporalio.exceptions import ApplicationError, ChildWorkflowError, WorkflowAlreadyStartedError
 
 from perdure.errors import PerdureError, UnreadableState
 from perdure.protocol import names
 from perdure.protocol.actions import DispatchCodeModeRuntimeActions, DispatchRuntimeActions, Done, Park
+from perdure.protocol.deliveries import CHILD_RESULT, DeliveryRef
 from perdure.protocol.inputs import OpenInput
 from perdure.protocol.requests import (
     AttendSession,
     Attention,
     CloseSession,
+    CollectChildren,
     Coordinates,
+    DispatchChildren,
     Failure,
+    Pending,
     RebuildSession,
     Refusal,
     Reminder,
+    StopChildren,
     TurnRequest,
     TurnResult,
     Withdrawal,
@@ -130,7 +135,7 @@ class SessionWorkflow:
     def cancel(self, *data: Any) -> None:
         """Cancel the turn that runs or is about to run, or withdraw the open requests. An idle driver does nothing."""
         state = self._state
-        if not (self._in_turn or state.open or state.inbox or state.held):
+        if not (self._in_turn or state.open or state.inbox or state.held or state.awaited):
             return
         turn = read_turn_number(data[0] if data else None)
         if decisions.has_ended(state, turn):
@@ -170,7 +175,7 @@ class SessionWorkflow:
     @workflow.query(name=names.DESCRIBE)
     def describe(self) -> JsonObject:
         state = self._state.model_dump(mode="json", exclude={"snapshot"})
-        return {**state, "inTurn": self._turn_deliveries, "idle": self._idle}
+        return {**state, "inTurn": self._turn_deliveries, "idle": self._idle and not self._state.awaits_children}
 
     @workflow.run
     async def run(self, data: JsonObject) -> None:
@@ -184,6 +189,7 @@ class SessionWorkflow:
             self._ending = OPERATOR_CANCELLED
         if self._ending is None:
             await drive
+            await self._leave_family()
             return
         drive.cancel()
         # A running turn is stopped and recorded before the session ends, unless no worker serves it within the time.
@@ -191,6 +197,7 @@ class SessionWorkflow:
             await workflow.wait_condition(drive.done, timeout=_STOP_TIMEOUT)
         close = CloseSession(session_id=self._state.session_id, failure=self._ending)
         await execute_until_success(names.CLOSE_SESSION, close, summary=self._ending.code)
+        await self._leave_family()
         if self._ending is OPERATOR_CANCELLED:
             raise asyncio.CancelledError
 
@@ -249,6 +256,8 @@ class SessionWorkflow:
         match move:
             case decisions.RebuildState(rebuild=rebuild):
                 return await self._rebuild_state(rebuild)
+            case decisions.DispatchChildren() | decisions.StopChildren() | decisions.CollectChildren():
+                await self._attend_children(move)
             case decisions.Withdraw():
                 await self._withdraw()
                 # A cancelled task has no next message.
@@ -303,6 +312,9 @@ class SessionWorkflow:
         if result.held is not None:
             await self._hold(request, result.held, result)
             return False
+        if isinstance(result.action, DispatchRuntimeActions) and result.awaited is not None:
+            self._state = self._state.awaiting(result)
+            return False
         counts_silent = result.silent and not workflow.patched("silent-turns-keep-their-number")
         self._state = self._state.after_turn(result, counts_silent=counts_silent)
         self._state = self._state.active(workflow.time()) if self._bounded else self._state
@@ -323,7 +335,8 @@ class SessionWorkflow:
             return await self._conclude(request, CANCELLED, "cancelled")
         try:
             # A held turn begins as a child workflow: there it may find a newer build.
-            if argument is request and self._is_inline():
+            # A turn that has waited for its children continues where it began.
+            if (argument is request or self._state.tries == 0) and self._is_inline():
                 end = await self._run_inline(request)
                 if isinstance(end, TurnResult):
                     return end
@@ -401,6 +414,45 @@ class SessionWorkflow:
         if result.failure is not None:
             attention = Attention(code=result.failure.code, message=result.failure.message)
             await self._set_attention(attention, request.turn)
+
+    # --- children -------------------------------------------------------------------------------------------
+
+    async def _attend_children(self, move: decisions.Children) -> None:
+        """Start or stop the sessions to which a turn has handed work, or record their results."""
+        at, count = move.awaited.at, f"{len(move.awaited.keys)} children"
+        match move:
+            case decisions.DispatchChildren():
+                pending = await execute_until_success(
+                    names.DISPATCH_CHILDREN, DispatchChildren(at=at), summary=f"start {count}", result=Pending
+                )
+                self._state = self._state.dispatched(pending.keys, "started")
+            case decisions.StopChildren():
+                pending = await execute_until_success(
+                    names.STOP_CHILDREN, StopChildren(at=at), summary=f"stop {count}", result=Pending
+                )
+                self._state = self._state.dispatched(pending.keys, "stopping")
+            case decisions.CollectChildren(results=results):
+                collection = CollectChildren(at=at, deliveries=results)
+                await execute_until_success(names.COLLECT_CHILDREN, collection, summary=f"results of {count}")
+                self._state = self._state.collected(results)
+
+    async def _leave_family(self) -> None:
+        """When the session has ended: stop its children, and tell its parent."""
+        if self._state.awaited is not None:
+            await execute_until_success(
+                names.STOP_CHILDREN, StopChildren(at=self._state.awaited.at), summary="stop children", result=Pending
+            )
+        parent = self._state.parent
+        if parent is None:
+            return
+        result = DeliveryRef(
+            id=names.delivery_of_child(self._state.session_id), kind=CHILD_RESULT, token_hash="", action=parent.action
+        )
+        # If it fails, the sweeper signals the delivery: it was written when the session ended.
+        with contextlib.suppress(ApplicationError):
+            await workflow.get_external_workflow_handle(parent.session_id).signal(
+                names.DELIVER, result.model_dump(mode="json")
+            )
 
     # --- beside turns ---------------------------------------------------------------------------------------
 

@@ -10,7 +10,13 @@ from perdure.protocol.wire import JsonObject
 from perdure.session.state import KINDS, REFERENCE_VERSIONS, is_unknown, version_patch
 
 #: Kinds of outcomes of model calls. Each that is added has a patch, as kinds of deliveries have.
-OUTCOMES: Mapping[str, str | None] = {"calls": None, "parked": None, "finished": None, "unheard": None}
+OUTCOMES: Mapping[str, str | None] = {
+    "calls": None,
+    "delegated": "children",
+    "parked": None,
+    "finished": None,
+    "unheard": None,
+}
 
 
 def reads_outcome(outcome: Any) -> bool:

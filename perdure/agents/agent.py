@@ -1,12 +1,14 @@
 """The declaration of an agent."""
 
 import re
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType, MethodType
 from typing import Any, Literal, TypeAlias, cast
 
 from perdure.errors import InvalidDeclaration
+from perdure.protocol.deliveries import Bounds
 from perdure.protocol.inputs import Responders
 from perdure.protocol.wire import JsonObject
 
@@ -32,6 +34,9 @@ DEMO = "demo"
 #: The tool with which the model gives a structured result; an agent cannot declare a tool of this name.
 FINAL_OUTPUT = "final_output"
 
+#: The tool with which an agent that has subagents hands work to a copy of itself.
+SELF_COPY = "agent"
+
 #: The context window of a model of which it is not known.
 DEFAULT_WINDOW = 100_000
 
@@ -53,6 +58,10 @@ class Limits:
     calls_per_step: int = 128
     #: How many calls of a step run at the same time.
     parallel_calls: int = 16
+    #: How deep sessions may start one another: 3 allows children, their children, and those of these.
+    subagent_depth: int = 3
+    #: How many calls of one step may go to subagents; each further one gets an error instead.
+    subagents_per_step: int = 32
     input_tokens: int | None = None
     output_tokens: int | None = None
     #: Seconds from the beginning of a turn until it fails, whatever it does then. Each answer of people begins a turn.
@@ -77,7 +86,12 @@ class Limits:
     has_budget: bool = field(init=False, repr=False, compare=False, default=False)
 
     def __post_init__(self) -> None:
-        for name, limit in (("steps_per_turn", self.steps_per_turn), ("calls_per_step", self.calls_per_step)):
+        for name, limit in (
+            ("steps_per_turn", self.steps_per_turn),
+            ("calls_per_step", self.calls_per_step),
+            ("subagent_depth", self.subagent_depth),
+            ("subagents_per_step", self.subagents_per_step),
+        ):
             if not _is_count(limit):
                 raise InvalidDeclaration(f"{name} must be a whole number, at least 1; not {limit!r}.")
         if not (_is_count(self.parallel_calls) and self.parallel_calls <= _MOST_PARALLEL):
@@ -143,6 +157,24 @@ def _is_share(number: object) -> bool:
     return isinstance(number, int | float) and not isinstance(number, bool) and 0 < number <= 1
 
 
+#: How `Limits.max_attempts` is written where it is not a plain number: nothing for the default, 0 for no limit.
+_ATTEMPTS: dict[int | None, int | None] = {Limits().max_attempts: None, None: 0}
+
+
+def bounds_of(limits: Limits, *, deadline: float | None = None, idle_seconds: float | None = None) -> Bounds | None:
+    """The bounds of a new session: what its agent declares, and what the caller wants if that is tighter."""
+    ends = [] if limits.session_seconds is None else [time.time() + limits.session_seconds]
+    ends += [] if deadline is None else [deadline]
+    idle = [each for each in (limits.idle_seconds, idle_seconds) if each is not None]
+    bounds = Bounds(
+        deadline=min(ends, default=None),
+        idle_seconds=min(idle, default=None),
+        turn_seconds=limits.turn_seconds,
+        attempts=_ATTEMPTS.get(limits.max_attempts, limits.max_attempts),
+    )
+    return None if bounds == Bounds() else bounds
+
+
 @dataclass(frozen=True)
 class Compaction:
     """When older history is summarised, and by which model. Nothing is deleted: only later prompts are shorter."""
@@ -194,6 +226,11 @@ class Agent:
     turns: Turns | None = None
     #: Whether the model may ask people with the built-in `ask_question`. A tool of that name replaces it.
     asks_questions: bool = True
+    #: Agents to which the model can hand work. Each is a tool of its name, and each call a session of its own.
+    subagents: "Sequence[Agent]" = ()
+    #: Whether the model can also hand work to a copy of this agent, with the built-in tool `agent`. By default it can
+    #: if there are subagents.
+    copies_itself: bool | None = None
 
     def __post_init__(self) -> None:
         if not (_is_text(self.name) and _NAME.fullmatch(self.name)):
@@ -205,9 +242,18 @@ class Agent:
             raise InvalidDeclaration(f"Agent {self.name!r}: {wrong}.")
         tools = tuple(_declared(self.name, declaration) for declaration in self.tools)
         object.__setattr__(self, "tools", tools)
-        _refuse_duplicates(self.name, [name for name in map(_name, tools) if name is not None])
+        object.__setattr__(self, "subagents", tuple(self.subagents))
+        _refuse_duplicates(
+            self.name, [*(name for name in map(_name, tools) if name is not None), *(name for name, _ in self.children)]
+        )
         if self.output_schema is not None and (found := problem(self.output_schema)):
             raise InvalidDeclaration(f"Agent {self.name!r}: the output schema cannot be used: {found}.")
+
+    @property
+    def children(self) -> "Sequence[tuple[str, Agent]]":
+        """The tools that hand work to an agent, by name."""
+        copies = bool(self.subagents) if self.copies_itself is None else self.copies_itself
+        return (*((each.name, each) for each in self.subagents), *(((SELF_COPY, self),) if copies else ()))
 
     @property
     def own_tools(self) -> tuple[Tool[..., Any], ...]:
@@ -219,16 +265,22 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
 
+#: Fields with few values, and how these are written.
+_CHOICES: Mapping[str, tuple[Sequence[object], str]] = {
+    "on_unreadable": (("wait", "fresh"), "'wait' or 'fresh'"),
+    "turns": ((None, "child", "inline"), "'child' or 'inline'"),
+    "while_waiting": (("queue", "deny"), "'queue' or 'deny'"),
+    "copies_itself": ((None, True, False), "True or False"),
+}
+
+
 def _wrong_type(agent: Agent) -> str | None:
     """A field of the wrong type. Authors without a type checker get the error here, not at the first call."""
     fields: Mapping[str, object] = vars(agent)
     instructions, tools, schema = fields["instructions"], fields["tools"], fields["output_schema"]
-    if fields["on_unreadable"] not in ("wait", "fresh"):
-        return "on_unreadable is 'wait' or 'fresh'"
-    if fields["turns"] not in (None, "child", "inline"):
-        return "turns is 'child' or 'inline'"
-    if fields["while_waiting"] not in ("queue", "deny"):
-        return "while_waiting is 'queue' or 'deny'"
+    for name, (choices, advice) in _CHOICES.items():
+        if fields[name] not in choices:
+            return f"{name} is {advice}"
     if fields["model"] is not None and not _is_text(fields["model"]):
         return f"model is a name, `anthropic:claude-sonnet-4-5` for one, not {fields['model']!r}"
     if not (_is_text(instructions) or (callable(instructions) and takes(instructions, None))):
@@ -245,7 +297,14 @@ def _wrong_type(agent: Agent) -> str | None:
         return "price is `Price(…)`: `price=Price(input=3, output=15)`"
     if schema is not None and not isinstance(schema, Mapping):
         return "output_schema is a JSON schema; that of a pydantic model is `Model.model_json_schema()`"
-    return None
+    return _wrong_subagents(fields["subagents"])
+
+
+def _wrong_subagents(subagents: object) -> str | None:
+    if _is_text(subagents) or not isinstance(subagents, Iterable):
+        return "subagents is a list of agents: `subagents=[researcher]`"
+    wrong = next((each for each in cast("Iterable[object]", subagents) if not isinstance(each, Agent)), None)
+    return None if wrong is None else f"{wrong!r} is no agent; subagents is a list of agents: `subagents=[researcher]`"
 
 
 def _declared(agent: str, declaration: object) -> object:

@@ -16,15 +16,22 @@ from .tool import Tool
 
 
 class AgentRegistry:
-    """Agents by name; the first is the default."""
+    """Agents by name; the first is the default. Their subagents are served, too, and callers cannot start them."""
 
     def __init__(self, agents: Sequence[Agent]) -> None:
         if not agents:
             raise InvalidDeclaration("There is no agent to serve: name one in PERDURE_AGENTS, or with --agents.")
         self._agents: dict[str, Agent] = {}
+        self._public = frozenset(agent.name for agent in agents)
         for agent in agents:
-            if self._agents.setdefault(agent.name, agent) is not agent:
-                raise InvalidDeclaration(f"Two agents are named {agent.name!r}.")
+            self._add(agent)
+
+    def _add(self, agent: Agent) -> None:
+        known = self._agents.setdefault(agent.name, agent)
+        if known is not agent:
+            raise InvalidDeclaration(f"Two agents are named {agent.name!r}.")
+        for each in agent.subagents:
+            self._add(each)
 
     @property
     def default(self) -> Agent:
@@ -41,7 +48,8 @@ class AgentRegistry:
         return self._agents.get(name)
 
     def __getitem__(self, name: str) -> Agent:
-        agent = self._agents.get(name)
+        """The agent that callers may start under this name."""
+        agent = self._agents.get(name) if name in self._public else None
         if agent is None:
             raise AgentNotFound(f"No agent named {quoted(name)!r} is served here.", agent=name)
         return agent
@@ -74,7 +82,18 @@ def load_agents(spec: str, model: str | None = None, turns: Turns | None = None)
     agents: list[Agent] = []
     for reference in filter(None, (part.strip() for part in spec.split(","))):
         agents.extend(_load(reference))
-    return AgentRegistry([replace(agent, model=agent.model or model, turns=agent.turns or turns) for agent in agents])
+    completed: dict[int, Agent] = {}
+
+    def complete(agent: Agent) -> Agent:
+        # Two agents may share a subagent: it stays one agent.
+        if id(agent) not in completed:
+            subagents = [complete(each) for each in agent.subagents]
+            completed[id(agent)] = replace(
+                agent, model=agent.model or model, turns=agent.turns or turns, subagents=subagents
+            )
+        return completed[id(agent)]
+
+    return AgentRegistry([complete(agent) for agent in agents])
 
 
 def _load(reference: str) -> list[Agent]:

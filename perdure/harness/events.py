@@ -61,11 +61,11 @@ class EventFactory:
         return self._event(EventType.SESSION_STARTED, names.session_key("started"), {"runtime": runtime})
 
     def turn_started(self, deliveries: tuple[str, ...]) -> NewEvent:
-        return self._of_turn(EventType.TURN_STARTED, "started", {}, deliveries)
+        return self.of_turn(EventType.TURN_STARTED, "started", {}, deliveries)
 
     def message_received(self, index: int, delivery: ConsumedDelivery) -> NewEvent:
         data = {"message": summary(delivery.message or "")}
-        return self._of_turn(EventType.MESSAGE_RECEIVED, f"message/{index}", data, (delivery.delivery_id,))
+        return self.of_turn(EventType.MESSAGE_RECEIVED, f"message/{index}", data, (delivery.delivery_id,))
 
     def step_started(self) -> NewEvent:
         return self.of_step(EventType.STEP_STARTED, "started")
@@ -77,9 +77,18 @@ class EventFactory:
     def superseded(self, generation: int) -> NewEvent:
         return self.of_step(EventType.STEP_SUPERSEDED, f"g{generation}/superseded", {"attempt": self.attempt})
 
-    def action_result(self, call_id: str, tool: str, outcome: Outcome, call_at: Coordinates | None = None) -> NewEvent:
+    def action_result(
+        self,
+        call_id: str,
+        tool: str,
+        outcome: Outcome,
+        call_at: Coordinates | None = None,
+        *,
+        of_child: bool = False,
+    ) -> NewEvent:
         """The outcome of a call; `call_at` is the step that requested it, if it is not this one."""
-        result: dict[str, Any] = {"kind": "tool-result", "callId": call_id, "toolName": tool, "output": outcome.output}
+        kind, name = ("subagent-result", "subagentName") if of_child else ("tool-result", "toolName")
+        result: dict[str, Any] = {"kind": kind, "callId": call_id, name: tool, "output": outcome.output}
         if outcome.is_error:
             result["isError"] = True
         data: dict[str, Any] = {
@@ -100,30 +109,30 @@ class EventFactory:
 
     def parked(self) -> "Ending":
         """The end of a turn that parks; the same in both modes."""
-        ended = self._of_turn(EventType.TURN_COMPLETED, "completed", {})
+        ended = self.of_turn(EventType.TURN_COMPLETED, "completed", {})
         waiting = self._waiting(names.turn_key(self.at.turn, "boundary"))
         return Ending((ended, waiting), "waiting", None)
 
     def cancelled(self, mode: Mode, failure: Failure) -> "Ending":
         """The end of a cancelled turn. Its boundary has another key, because the turn may have parked before."""
-        ended = self._of_turn(EventType.TURN_CANCELLED, "cancelled", {})
+        ended = self.of_turn(EventType.TURN_CANCELLED, "cancelled", {})
         return self._ending([ended], mode, failure, "boundary/cancelled")
 
     def turn_failed(self, mode: Mode, failure: Failure) -> "Ending":
         """The end of a turn that failed before its first step."""
-        ended = self._of_turn(EventType.TURN_FAILED, "failed", _error_data(failure))
+        ended = self.of_turn(EventType.TURN_FAILED, "failed", _error_data(failure))
         return self._ending([ended], mode, failure)
 
     def completed(self, mode: Mode, *before: NewEvent) -> "Ending":
         """The end of a turn that succeeded; `before` are the last events of its last step."""
-        ended = self._of_turn(EventType.TURN_COMPLETED, "completed", {})
+        ended = self.of_turn(EventType.TURN_COMPLETED, "completed", {})
         return self._ending([*before, ended], mode, None)
 
     def failed(self, mode: Mode, failure: Failure) -> "Ending":
         """The end of a turn that failed in this step."""
         data = _error_data(failure)
         step = self.of_step(EventType.STEP_FAILED, "failed", data)
-        return self._ending([step, self._of_turn(EventType.TURN_FAILED, "failed", data)], mode, failure)
+        return self._ending([step, self.of_turn(EventType.TURN_FAILED, "failed", data)], mode, failure)
 
     def of_step(self, type: str, what: str, data: Mapping[str, Any] | None = None) -> NewEvent:
         at = self.at
@@ -149,7 +158,7 @@ class EventFactory:
         error = _error_data(failure) if failure and boundary == "failed" else None
         return Ending((*events, event), boundary, error)
 
-    def _of_turn(self, type: str, what: str, data: Mapping[str, Any], delivery_ids: tuple[str, ...] = ()) -> NewEvent:
+    def of_turn(self, type: str, what: str, data: Mapping[str, Any], delivery_ids: tuple[str, ...] = ()) -> NewEvent:
         data = {**data, **turn_coordinates(self.at.turn)}
         return self._event(type, names.turn_key(self.at.turn, what), data, delivery_ids)
 

@@ -3,6 +3,8 @@
 import threading
 import time
 from collections.abc import Callable
+from functools import cached_property
+from typing import TYPE_CHECKING
 
 from perdure.agents.registry import AgentRegistry
 from perdure.errors import NeedsAttention
@@ -39,6 +41,9 @@ from .tools.call import ToolCaller
 from .turn import TurnEnder, TurnParker
 from .turn_begin import FileFetcher
 
+if TYPE_CHECKING:
+    from .tools.children import Children
+
 
 class Harness:
     """The work of the activities. Any worker may repeat any method at any time: the first recorded result counts."""
@@ -60,6 +65,8 @@ class Harness:
         self._parker = TurnParker(store)
         self._ender = TurnEnder(store, agents)
         self._rebuilder = SessionRebuilder(store)
+        self._store = store
+        self._settings = settings
 
     # --- a turn ---------------------------------------------------------------------------------------------
 
@@ -117,6 +124,15 @@ class Harness:
     async def rebuild_session(self, order: RebuildSession, attempt: Attempt) -> SessionState | None:
         """Derive a driver's state from the store; None if the session has ended."""
         return await self._rebuilder.rebuild(order, attempt)
+
+    # --- children -------------------------------------------------------------------------------------------
+
+    @cached_property
+    def children(self) -> "Children":
+        """The sessions that turns hand work to. Most sessions have none."""
+        from .tools.children import Children
+
+        return Children(self._store, self._agents, self._settings)
 
     async def report(self, session_id: str, error: NeedsAttention) -> None:
         """Set the session's attention: no worker can serve it."""

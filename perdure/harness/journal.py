@@ -21,6 +21,7 @@ from perdure.protocol.requests import (
     CallRef,
     Calls,
     Coordinates,
+    Delegated,
     Failure,
     Finished,
     ModelOutcome,
@@ -117,19 +118,38 @@ class Ask(Wire):
         return OpenInput(request_id=self.request.request_id, expires_at=self.expires_at, remind_at=self.remind_at)
 
 
+class ChildCall(Wire):
+    """A call that is the work of another session."""
+
+    # The agent of that session, and where the contract's clients find it: `__root__` for a copy of the caller.
+    agent: str
+    node_id: str
+    description: str = ""
+    depth: int
+
+
 class RequestedCall(Wire):
-    """A call that the model has requested. Without `ref` it cannot run; with `ask` it waits for people."""
+    """A call that the model has requested.
+
+    Without `ref` it does not run in this session; with `ask` it waits for people, with `child` for another session.
+    """
 
     call_id: str
     tool: str
     input: JsonObject
     ref: CallRef | None = None
     ask: Ask | None = None
+    child: ChildCall | None = None
 
     @property
     def runs(self) -> bool:
         """Whether the call runs without an answer from people."""
         return self.ref is not None and self.ask is None
+
+    @property
+    def key(self) -> str:
+        """The key of the action of a call that is the work of another session."""
+        return names.action_of_child(self.tool, self.call_id)
 
 
 class Result(Wire):
@@ -314,7 +334,10 @@ def outcome_of_reply(reply: StoredReply) -> ModelOutcome:
     if reply.ends:
         return Finished(usage=reply.usage, failure=reply.failure, model=model)
     calls = tuple(call.ref for call in reply.calls if call.ref and call.runs)
-    return Calls(calls=calls, parallel=reply.parallel, open=reply.open, usage=reply.usage, model=model)
+    requested: dict[str, Any] = {"calls": calls, "parallel": reply.parallel, "open": reply.open}
+    if keys := tuple(call.key for call in reply.calls if call.child):
+        return Delegated(**requested, keys=keys, deadline=reply.deadline, usage=reply.usage, model=model)
+    return Calls(**requested, usage=reply.usage, model=model)
 
 
 def tool_outcome(call_id: str, record: NewRecord) -> ToolOutcome:

@@ -415,7 +415,8 @@ class ModelCaller:
             remembered=(await remembered(self._store, at.session_id))[0] if remembers else frozenset(),
             clock=self._clock,
         )
-        return ReplyReader(offer, approvals, self._settings, ctx.agent.limits)
+        depth = (ctx.row.parent or {}).get("depth", 0)
+        return ReplyReader(offer, approvals, self._settings, ctx.agent.limits, depth)
 
     async def _reply(self, ctx: ModelContext, deltas: DeltaWriter, prompt: Prompt) -> Reply:
         """The model's reply; the model is called a second time if the first reply is empty."""

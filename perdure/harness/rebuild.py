@@ -16,7 +16,7 @@ from perdure.protocol.names import MODEL_SCOPE
 from perdure.protocol.requests import RebuildSession, Snapshot, TurnRequest
 from perdure.protocol.wire import Wire
 from perdure.session import decisions
-from perdure.session.state import SessionState, TurnState, dump_turn, read_delivery
+from perdure.session.state import SessionState, TurnState, dump_turn, parent_ref, read_delivery
 from perdure.store.base import Store, all_inputs
 from perdure.store.lifecycle import Export, ExportHeader, leaves_out
 from perdure.store.values import (
@@ -80,6 +80,7 @@ class SessionRebuilder:
             held=None if held is None else held.model_dump(mode="json"),
             retry_at=0.0,
             bounds=row.bounds,
+            parent=parent_ref(row.parent),
         )
         state = state.active(datetime.fromisoformat(row.updated_at).timestamp())
         for delivery in await self._store.unread(row.session_id):

@@ -117,9 +117,13 @@ class RequestedCalls:
         return tuple(call.ask.request for call in self.calls if call.ask)
 
     @property
+    def children(self) -> tuple[RequestedCall, ...]:
+        return tuple(call for call in self.calls if call.child)
+
+    @property
     def parks(self) -> bool:
         """Whether the turn parks at once: some calls wait for people, and none runs."""
-        return bool(self.requests) and not self.runs
+        return bool(self.requests) and not (self.runs or self.children)
 
     def records(self, at: Coordinates) -> tuple[NewRecord, ...]:
         return tuple(
@@ -130,35 +134,51 @@ class RequestedCalls:
     def events(self, factory: EventFactory) -> tuple[NewEvent, ...]:
         """The requested actions, without those that wait for people, and the results of the refused ones."""
         shown = [call for call in self.calls if call.ask is None and call.tool not in self.hidden]
-        actions = [
-            {"kind": "tool-call", "callId": call.call_id, "toolName": call.tool, "input": call.input} for call in shown
-        ]
+        actions = [_action(call) for call in shown]
         started = (factory.of_step(EventType.ACTIONS_REQUESTED, "actions", {"actions": actions}),) if actions else ()
         refused = [
-            factory.action_result(call.call_id, call.tool, outcome)
+            factory.action_result(call.call_id, call.tool, outcome, of_child=bool(call.child))
             for call in shown
             if (outcome := self.refused.get(call.call_id))
         ]
         return (*started, *refused)
 
 
+def _action(call: RequestedCall) -> JsonObject:
+    """The call as an action of the contract."""
+    if call.child is None:
+        return {"kind": "tool-call", "callId": call.call_id, "toolName": call.tool, "input": call.input}
+    return {
+        "kind": "subagent-call",
+        "callId": call.call_id,
+        "name": call.tool,
+        "nodeId": call.child.node_id,
+        "subagentName": call.tool,
+        "description": call.child.description,
+        "input": call.input,
+    }
+
+
 @dataclass(frozen=True)
 class ReplyReader:
-    """Decides for each call of a reply whether it runs, waits for people or is refused."""
+    """Decides for each call of a reply whether it runs, waits for people or another session, or is refused."""
 
     offer: Offer
     approvals: Approvals
     settings: Settings
     limits: Limits
+    #: How many sessions are above this one.
+    depth: int = 0
 
     async def read(self, response: ModelResponse) -> RequestedCalls:
         calls: list[RequestedCall] = []
         refused: dict[str, Outcome] = {}
         results: list[tuple[RequestedCall, Result]] = []
-        budget = _Budget(calls=self.limits.calls_per_step)
+        budget = _Budget(calls=self.limits.calls_per_step, children=self.limits.subagents_per_step)
         for part in response.tool_calls:
             call, decided = await self._classify(part, budget)
-            budget.calls -= bool(call.ref or call.ask)
+            budget.calls -= bool(call.ref or call.ask or call.child)
+            budget.children -= bool(call.child)
             match decided:
                 case Outcome() as refusal:
                     refused[call.call_id] = refusal
@@ -189,6 +209,8 @@ class ReplyReader:
             # Nothing runs after the answer, so it has no `ref`.
             question = self.approvals.question(call, read_question(arguments))
             return requested.model_copy(update={"ask": question}), None
+        if child := self.offer.children.get(name):
+            return child.read(requested, self.depth, self.limits, budget.children)
         tool = self.offer.tools.get(name)
         if tool is None:
             known = ", ".join(self.offer.names) or "none"
@@ -227,6 +249,8 @@ class _Budget:
     results: int = TRIES
     #: Characters of arguments.
     size: int = _LARGEST
+    #: Calls that go to subagents.
+    children: int = 0
 
 
 #: A call, and its result if it neither runs nor waits: the outcome of a refused one, or the turn's result.
@@ -317,7 +341,7 @@ def is_unfulfilled(offer: Offer, turn: TurnJournal, requested: RequestedCalls) -
         return False
     tries = [call for reply in turn.replies() for call in reply.calls if call.tool == FINAL_OUTPUT]
     tries += [call for call in requested.calls if call.tool == FINAL_OUTPUT]
-    continues = requested.requests or requested.runs
+    continues = requested.requests or requested.runs or requested.children
     return not requested.calls or (len(tries) >= TRIES and not continues)
 
 

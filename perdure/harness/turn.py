@@ -128,8 +128,9 @@ def close_unfinished(
         outcome = each.outcome(conclusion.kind)
         call_id = each.call.call_id
         records.append(written(each.at.turn, each.at.step, outcome_key(call_id), OUTCOME, outcome))
-        if each.call.ref:
-            events.append(factory.action_result(call_id, each.call.tool, outcome, each.at))
+        if each.call.ref or each.call.child:
+            result = factory.action_result(call_id, each.call.tool, outcome, each.at, of_child=bool(each.call.child))
+            events.append(result)
     return tuple(records), tuple(events)
 
 

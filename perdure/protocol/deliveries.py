@@ -90,6 +90,27 @@ Message: TypeAlias = str | tuple[TextPart | FilePart, ...]
 COMPACT, CLEAR, RESET = "compact", "clear", "reset"
 CONTROLS = frozenset({COMPACT, CLEAR, RESET})
 
+#: The kinds of deliveries by which the children of a session report to it: one has ended; one waits for people, or
+#: does so no more.
+CHILD_RESULT, CHILD_INPUT = "child-result", "child-input"
+#: No delivery, but a call whose result the turn must wait for. Turns of builds that do not know it are held.
+AWAITED = "awaited"
+CHILD_KINDS = frozenset({CHILD_RESULT, CHILD_INPUT, AWAITED})
+
+
+class Lineage(Wire, extra="allow"):
+    """The call that started a session, and the session that made it."""
+
+    session_id: str
+    root_session_id: str
+    turn: int
+    step: int
+    call_id: str
+    # The name under which the parent knows the child.
+    name: str
+    # 1 for a child of a root.
+    depth: int
+
 
 class DeliveryBody(Versioned):
     """The content of a delivery. It lives in the store and never in Temporal."""
@@ -104,6 +125,10 @@ class DeliveryBody(Versioned):
     answers: tuple[str, ...] = ()
     output_schema: JsonObject | None = None
     principal: Principal | None = None
+    # The child that has ended, or whose requests have changed.
+    child_session_id: str | None = None
+    # What a child on another server has reported: `{output}` or `{error: {code, message}}`.
+    result: JsonObject | None = None
 
     @property
     def is_message(self) -> bool:
@@ -123,6 +148,9 @@ class DeliveryRef(Versioned, extra="allow"):
     traceparent: str | None = None
     # When the store accepted it. It increases within a session; signals can arrive in another order.
     at: str | None = None
+    # The action whose result it brings, or the input request that it is about.
+    action: str | None = None
+    request_id: str | None = None
 
 
 class InputOutcome(Wire):

@@ -37,6 +37,8 @@ class EventType:
     ACTION_RESULT = "action.result"
     COMPACTION_REQUESTED = "compaction.requested"
     COMPACTION_COMPLETED = "compaction.completed"
+    SUBAGENT_CALLED = "subagent.called"
+    SUBAGENT_COMPLETED = "subagent.completed"
     # Beyond the contract; clients ignore types that they do not know.
     STEP_SUPERSEDED = "step.superseded"
     TURN_CANCELLED = "turn.cancelled"

@@ -1,5 +1,6 @@
 """Names that several processes must write in the same way."""
 
+import hashlib
 import re
 
 SESSION_WORKFLOW = "Session"
@@ -18,6 +19,9 @@ REFUSE_DELIVERY = "refuse_delivery"
 ATTEND_SESSION = "attend_session"
 CLOSE_SESSION = "close_session"
 REBUILD_SESSION = "rebuild_session"
+DISPATCH_CHILDREN = "dispatch_children"
+STOP_CHILDREN = "stop_children"
+COLLECT_CHILDREN = "collect_children"
 
 DELIVER = "deliver"
 CANCEL = "cancel"
@@ -87,6 +91,27 @@ def intent_key(call_id: str) -> str:
 
 def outcome_key(call_id: str) -> str:
     return f"call/{call_id}"
+
+
+def action_of_child(name: str, call_id: str) -> str:
+    """The key of an action that is the work of another session."""
+    return f"subagent-call:{name}:{call_id}"
+
+
+_ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
+
+
+def child_session(session_id: str, turn: int, step: int, call_id: str) -> str:
+    """The id of the session that does this call: the same for every attempt to start it."""
+    place = f"{session_id}/{turn}/{step}/{call_id}"
+    digest = hashlib.sha256(b"perdure/child/" + place.encode()).digest()
+    number = int.from_bytes(digest[:16], "big")
+    return "ses_" + "".join(_ALPHABET[(number >> shift) & 31] for shift in range(125, -1, -5))
+
+
+def delivery_of_child(session_id: str) -> str:
+    """The id of a child's task, and of the delivery that tells its parent that it has ended."""
+    return f"dlv_{session_id.removeprefix('ses_')}"
 
 
 # Scopes of the fence: each has one newest attempt.

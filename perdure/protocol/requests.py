@@ -77,10 +77,7 @@ class CallRef(Wire, extra="allow"):
     pool: str | None = None
 
 
-class Calls(Wire):
-    """The model requested tool calls."""
-
-    kind: Literal["calls"] = "calls"
+class _Requested(Wire):
     calls: tuple[CallRef, ...]
     # How many of them run at the same time. None: the step was recorded before there was a limit.
     parallel: int | None = None
@@ -93,6 +90,22 @@ class Calls(Wire):
     head: int | None = None
     # How the agent's next turns run: "inline", or as child workflows.
     turns: str | None = None
+
+
+class Calls(_Requested):
+    """The model requested tool calls."""
+
+    kind: Literal["calls"] = "calls"
+
+
+class Delegated(_Requested):
+    """The model requested calls, and some of them are the work of other sessions: the turn waits for their results."""
+
+    kind: Literal["delegated"] = "delegated"
+    # The keys of these actions.
+    keys: tuple[str, ...]
+    # When the turn fails, in seconds since the epoch.
+    deadline: float | None = None
 
 
 class Parked(Wire):
@@ -127,7 +140,7 @@ class NothingToRead(Wire):
     over: bool = False
 
 
-ModelOutcome: TypeAlias = Annotated[Calls | Parked | Finished | NothingToRead, Field(discriminator="kind")]
+ModelOutcome: TypeAlias = Annotated[Calls | Delegated | Parked | Finished | NothingToRead, Field(discriminator="kind")]
 
 
 class ResumeTurn(Versioned):
@@ -281,6 +294,47 @@ class Refusal(Versioned):
     message: str
 
 
+class Awaited(Wire, extra="allow"):
+    """What a turn has handed to other sessions, and how it continues when all results are there."""
+
+    # The step that has requested it.
+    at: Coordinates
+    # The keys of the actions without a result.
+    keys: tuple[str, ...]
+    # How the turn continues. None: it has parked, and an answer of people begins the next one.
+    request: JsonObject | None = None
+    # When the turn fails, in seconds since the epoch: from then on its children are stopped.
+    deadline: float | None = None
+    # Whether the children are still to be started, work, or were asked to stop; or whether their turn has ended
+    # without them: then they are stopped, and their results are refused.
+    phase: Literal["due", "started", "stopping", "abandoned"] = "due"
+
+
+class DispatchChildren(Versioned):
+    """Input of `dispatch_children`: start the sessions that do the calls of this step."""
+
+    at: Coordinates
+
+
+class StopChildren(Versioned):
+    """Input of `stop_children`: cancel the sessions that do the calls of this step."""
+
+    at: Coordinates
+
+
+class Pending(Wire):
+    """The keys of the actions of a step that have no result yet."""
+
+    keys: tuple[str, ...] = ()
+
+
+class CollectChildren(Versioned):
+    """Input of `collect_children`: record the results that these deliveries bring."""
+
+    at: Coordinates
+    deliveries: tuple[DeliveryRef, ...] = ()
+
+
 class TurnRequest(Versioned):
     """Input of the turn workflow."""
 
@@ -330,3 +384,5 @@ class TurnResult(Versioned):
     head: int | None = None
     # How the next turns run: "inline", or as child workflows. None: as this one.
     turns: str | None = None
+    # Set with the action `dispatch-runtime-actions`.
+    awaited: Awaited | None = None

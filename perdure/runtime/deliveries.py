@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 from opentelemetry import propagate
 from pydantic import ValidationError
 
-from perdure.agents.agent import Limits
 from perdure.agents.signature import problems
 from perdure.errors import Invalid
-from perdure.protocol.deliveries import Bounds, DeliveryBody, DeliveryRef, Principal
+from perdure.protocol.deliveries import DeliveryBody, DeliveryRef, Principal
 from perdure.protocol.inputs import InputRequest
 from perdure.protocol.wire import JsonObject
 from perdure.store.values import DeliveryRow, NewDelivery
@@ -78,24 +77,6 @@ def reference(row: DeliveryRow, token_hash: str = "") -> JsonObject:
     # Rows of older builds have a kind and no reference.
     known = row.ref or {"id": row.delivery_id, "kind": row.kind, "tokenHash": token_hash}
     return {**known, "at": row.accepted_at}
-
-
-#: How `Limits.max_attempts` is written where it is not a plain number: nothing for the default, 0 for no limit.
-_ATTEMPTS: dict[int | None, int | None] = {Limits().max_attempts: None, None: 0}
-
-
-def bounds_of(limits: Limits, *, deadline: float | None = None, idle_seconds: float | None = None) -> Bounds | None:
-    """The bounds of a new session: what its agent declares, and what the caller wants if that is tighter."""
-    ends = [] if limits.session_seconds is None else [time.time() + limits.session_seconds]
-    ends += [] if deadline is None else [deadline]
-    idle = [each for each in (limits.idle_seconds, idle_seconds) if each is not None]
-    bounds = Bounds(
-        deadline=min(ends, default=None),
-        idle_seconds=min(idle, default=None),
-        turn_seconds=limits.turn_seconds,
-        attempts=_ATTEMPTS.get(limits.max_attempts, limits.max_attempts),
-    )
-    return None if bounds == Bounds() else bounds
 
 
 def _traceparent() -> str | None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from perdure.agents.agent import bounds_of
 from perdure.errors import ForkRefused, Invalid, SessionNotFound, UnreadableState
 from perdure.protocol.deliveries import Principal
 from perdure.protocol.wire import JsonObject
@@ -73,7 +74,7 @@ class Forks:
         delivery = _key_holder(session_id, parent.session_id, turn, step, principal, idempotency_key)
         cut = await self._checked_cut(parent, turn, step)
         token_hash = hash_token(derive_token(self._secret, session_id))
-        bounds = deliveries.bounds_of(self._signals.limits(parent.agent))
+        bounds = bounds_of(self._signals.limits(parent.agent))
         fork = NewFork(session_id, token_hash, parent.session_id, turn, delivery, bounds, step, cut)
         forked = await self._store.fork(fork)
         return await self._receipt(forked.session_id, parent.session_id, turn, step, fresh=forked.fresh)
@@ -268,7 +269,7 @@ async def import_session(
         export=export,
         principal=owner,
         delivery=None if again else delivery,
-        bounds=deliveries.bounds_of(signals.known_limits(export.header.agent)),
+        bounds=bounds_of(signals.known_limits(export.header.agent)),
     )
     await store.import_session(new)
     row = await store.session(session_id)

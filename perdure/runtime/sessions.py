@@ -21,7 +21,7 @@ from typing import Literal, TypedDict, get_args
 from pydantic import ValidationError
 from temporalio.client import Client
 
-from perdure.agents.agent import LONGEST_TIME
+from perdure.agents.agent import LONGEST_TIME, bounds_of
 from perdure.agents.registry import AgentRegistry
 from perdure.bounds import shortened, whole
 from perdure.errors import Invalid, NoActiveSession, SessionGone, SessionNotFound, TokenConflict, Unavailable
@@ -157,7 +157,7 @@ class Sessions:
             principal=principal,
             capabilities=capabilities or Capabilities(request_input=mode == "conversation"),
             title=_title(body),
-            bounds=deliveries.bounds_of(self._signals.limits(agent), deadline=ends_at, idle_seconds=idle_seconds),
+            bounds=bounds_of(self._signals.limits(agent), deadline=ends_at, idle_seconds=idle_seconds),
         )
         about = same_as or ("start", agent, mode, token or "")
         if deadline is not None or idle_seconds is not None:

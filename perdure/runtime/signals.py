@@ -43,6 +43,7 @@ from perdure.session.state import (
     Repair,
     RepairOrder,
     SessionState,
+    parent_ref,
     read_delivery,
     read_view,
 )
@@ -425,6 +426,7 @@ class Signals:
             token_hash=token_hash,
             bounds=session.bounds,
             turns=agent.turns if agent else None,
+            parent=parent_ref(session.parent),
         )
         for ref in waiting:
             # A delivery of a newer build may be unreadable here. It is signalled as well, to a driver that can read it.

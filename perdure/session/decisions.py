@@ -6,9 +6,9 @@ from datetime import datetime
 from typing import Literal, TypeAlias
 
 from perdure.protocol.actions import Action, Done, Park
-from perdure.protocol.deliveries import CLEAR, RESET, DeliveryRef, Mode
+from perdure.protocol.deliveries import AWAITED, CHILD_KINDS, CLEAR, RESET, DeliveryRef, Mode
 from perdure.protocol.inputs import OpenInput
-from perdure.protocol.requests import Concluded, Failure, TurnRequest
+from perdure.protocol.requests import Awaited, Concluded, Failure, TurnRequest
 from perdure.protocol.wire import JsonObject
 
 from .state import UNKNOWN, Rebuild, SessionState, is_unknown
@@ -89,6 +89,28 @@ class Remind:
 
 
 @dataclass(frozen=True)
+class DispatchChildren:
+    """Start the sessions to which the turn has handed work."""
+
+    awaited: Awaited
+
+
+@dataclass(frozen=True)
+class StopChildren:
+    """Cancel them: the turn is to be cancelled, or its deadline has passed."""
+
+    awaited: Awaited
+
+
+@dataclass(frozen=True)
+class CollectChildren:
+    """Record their results, and continue the turn."""
+
+    awaited: Awaited
+    results: tuple[DeliveryRef, ...]
+
+
+@dataclass(frozen=True)
 class RunTurn:
     """Run a turn over these deliveries, or start a held turn again."""
 
@@ -119,23 +141,22 @@ class Wait:
     until: float | None = None
 
 
-Move: TypeAlias = RebuildState | Withdraw | Refuse | Remind | RunTurn | ForgetCancel | EndIdle | Renew | Wait
+Children: TypeAlias = DispatchChildren | StopChildren | CollectChildren
+
+Move: TypeAlias = RebuildState | Children | Withdraw | Refuse | Remind | RunTurn | ForgetCancel | EndIdle | Renew | Wait
 
 
 def next_move(session: SessionState, now: float, *, renew: bool = False, bounded: bool = True) -> Move:
     """The next move of a driver, in the order of precedence. `bounded`: whether the run heeds the idle time-out."""
     if session.rebuild is not None:
         return RebuildState(session.rebuild)
+    if session.awaited is not None and (move := _move_of_children(session, session.awaited, now)):
+        return move
     if _is_to_withdraw(session):
         return Withdraw()
-    if stale := next((delivery for delivery in session.inbox if _is_stale(session, delivery)), None):
-        return Refuse(stale)
     unknown = [delivery for delivery in session.inbox if is_unknown(delivery)]
-    # Refuse only in a run that began after the hour: it has looked for a newer build.
-    looked = float("-inf") if session.looked_at is None else session.looked_at
-    if late := next((each for each in unknown if _accepted_at(each) + _UNKNOWN_KEPT <= looked), None):
-        message = f"No worker can read a delivery of this kind ({late.kind.removeprefix(UNKNOWN)})."
-        return Refuse(late, "delivery_kind_unknown", message, "unknown delivery")
+    if refusal := _refusal(session, unknown):
+        return refusal
     if due := reminders(session, now):
         return Remind(due[0])
     look = _next_look(session, unknown)
@@ -143,6 +164,15 @@ def next_move(session: SessionState, now: float, *, renew: bool = False, bounded
         return Renew()
     if session.held is not None:
         return _held_move(session, session.held, now, look)
+    if session.awaited is not None and (session.awaits_children or session.cancel == "this"):
+        # The turn goes on, or is cancelled, when its children have ended.
+        return _wait(look, session.awaited.deadline if session.awaited.phase == "started" else None)
+    return _move_between_turns(session, now, unknown, look, bounded=bounded)
+
+
+def _move_between_turns(
+    session: SessionState, now: float, unknown: Sequence[DeliveryRef], look: float | None, *, bounded: bool
+) -> Move:
     overdue, batch = expired(session, now), next_batch(session)
     if batch or overdue:
         return RunTurn(batch, overdue)
@@ -151,14 +181,52 @@ def next_move(session: SessionState, now: float, *, renew: bool = False, bounded
         return Refuse(unknown[0], "turn_cancelled", message, "cancelled delivery", ends_cancel=True)
     if session.cancel is not None:
         return ForgetCancel()
-    idle_end = session.idle_end if bounded and not unknown else None
+    idle_end = session.idle_end if bounded and not unknown and session.awaited is None else None
     if idle_end is not None and idle_end <= now:
         return EndIdle()
-    return Wait(min((time for time in (next_deadline(session), look, idle_end) if time is not None), default=None))
+    return _wait(next_deadline(session), look, idle_end)
+
+
+def _wait(*until: float | None) -> Wait:
+    return Wait(min((time for time in until if time is not None), default=None))
+
+
+def _refusal(session: SessionState, unknown: Sequence[DeliveryRef]) -> Refuse | None:
+    """The refusal of a delivery that no turn will read, if there is one."""
+    if stale := next((delivery for delivery in session.inbox if _is_stale(session, delivery)), None):
+        return Refuse(stale)
+    if of_child := next((delivery for delivery in session.inbox if _is_of_child(session, delivery)), None):
+        return Refuse(of_child, "child_not_awaited", "No turn waits for this child any more.", "late child")
+    # Refuse only in a run that began after the hour: it has looked for a newer build.
+    looked = float("-inf") if session.looked_at is None else session.looked_at
+    if late := next((each for each in unknown if _accepted_at(each) + _UNKNOWN_KEPT <= looked), None):
+        message = f"No worker can read a delivery of this kind ({late.kind.removeprefix(UNKNOWN)})."
+        return Refuse(late, "delivery_kind_unknown", message, "unknown delivery")
+    return None
+
+
+def _move_of_children(session: SessionState, awaited: Awaited, now: float) -> Children | None:
+    """What is to do for the children for which a turn waits; None while they work."""
+    late = awaited.deadline is not None and awaited.deadline <= now
+    stops = session.cancel == "this" or late or awaited.phase == "abandoned"
+    if stops and awaited.phase != "stopping":
+        return StopChildren(awaited)
+    if awaited.phase == "due":
+        return DispatchChildren(awaited)
+    results = session.results
+    return CollectChildren(awaited, results) if len(results) == len(awaited.keys) else None
+
+
+def _is_of_child(session: SessionState, delivery: DeliveryRef) -> bool:
+    """Whether a child reports, and no turn waits for that. A held turn may wait for it when it has begun again."""
+    return delivery.kind in CHILD_KINDS and session.held is None and delivery not in session.results
 
 
 def _is_to_withdraw(session: SessionState) -> bool:
     """Whether the open requests need no answer any more. An answer that was accepted before still counts."""
+    if session.awaited is not None and session.cancel == "this":
+        # The children end first.
+        return False
     kinds = (each.kind for each in session.inbox if each.kind == "answer" or each.kind in _ENDS_PARK)
     ends = session.cancel == "this" or next(kinds, None) in _ENDS_PARK
     return ends and bool(session.open) and session.held is None
@@ -203,7 +271,7 @@ def turn_request(session: SessionState, move: RunTurn) -> TurnRequest:
         mode=session.mode,
         capabilities=session.capabilities,
         snapshot=session.snapshot,
-        deliveries=move.deliveries,
+        deliveries=(*move.deliveries, *_still_awaited(session)),
         open=session.open,
         expired=move.expired,
         traceparent=move.deliveries[-1].traceparent if move.deliveries else None,
@@ -211,6 +279,12 @@ def turn_request(session: SessionState, move: RunTurn) -> TurnRequest:
         holds=True,
         bounds=session.bounds,
     )
+
+
+def _still_awaited(session: SessionState) -> tuple[DeliveryRef, ...]:
+    """The calls of an earlier turn whose results this turn must wait for before it calls the model."""
+    keys = () if session.awaited is None else session.awaited.keys
+    return tuple(DeliveryRef(id=key, kind=AWAITED, token_hash="", action=key) for key in keys)
 
 
 def _is_stale(session: SessionState, delivery: DeliveryRef) -> bool:
@@ -231,7 +305,7 @@ def next_batch(session: SessionState) -> tuple[DeliveryRef, ...]:
     if session.open:
         answer = next((delivery for delivery in session.inbox if delivery.kind == "answer"), None)
         return () if answer is None else (answer,)
-    inbox = tuple(delivery for delivery in session.inbox if not is_unknown(delivery))
+    inbox = tuple(each for each in session.inbox if not (is_unknown(each) or each.kind in CHILD_KINDS))
     size = 1
     while size < len(inbox) and inbox[0].coalesce and inbox[size].coalesce:
         size += 1

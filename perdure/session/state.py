@@ -10,10 +10,20 @@ from pydantic import Field, ValidationError
 
 from perdure.bounds import DEEPEST, deeper_than
 from perdure.errors import UnreadableState
-from perdure.protocol.deliveries import CONTROLS, Bounds, Capabilities, DeliveryRef, Mode
+from perdure.protocol.deliveries import (
+    CHILD_KINDS,
+    CHILD_RESULT,
+    CONTROLS,
+    Bounds,
+    Capabilities,
+    DeliveryRef,
+    Lineage,
+    Mode,
+)
 from perdure.protocol.events import Usage
 from perdure.protocol.inputs import OpenInput
-from perdure.protocol.requests import Failure, Snapshot, TurnResult
+from perdure.protocol.names import action_of_child
+from perdure.protocol.requests import Awaited, Failure, Snapshot, TurnResult
 from perdure.protocol.wire import JsonObject, Wire
 
 Migrator: TypeAlias = Callable[[JsonObject], JsonObject]
@@ -68,7 +78,12 @@ REMEMBERED_DELIVERIES = 512
 
 #: The kinds of deliveries that this build can read. The value is the patch that guards a kind that was added later: a
 #: run that began before it must treat the kind as unknown, so that it replays alike.
-KINDS: dict[str, str | None] = {"message": None, "answer": None, **dict.fromkeys(sorted(CONTROLS), "controls")}
+KINDS: dict[str, str | None] = {
+    "message": None,
+    "answer": None,
+    **dict.fromkeys(sorted(CONTROLS), "controls"),
+    **dict.fromkeys(sorted(CHILD_KINDS), "children"),
+}
 #: The versions of a delivery's reference that this build can read, and their patches, in the same way.
 REFERENCE_VERSIONS: dict[int, str | None] = {1: None}
 #: The prefix of a delivery's kind in the inbox of a run that cannot read it. A run that knows the kind begins without.
@@ -117,6 +132,21 @@ SESSION_IDLE = Failure(
 )
 
 
+class ParentRef(Wire, extra="allow"):
+    """The session that waits for this one, and the key of its action."""
+
+    session_id: str
+    action: str
+
+
+def parent_ref(parent: JsonObject | None) -> ParentRef | None:
+    """The parent as the driver of a session knows it; `parent` is the lineage in the session's row."""
+    if parent is None:
+        return None
+    lineage = Lineage.model_validate(parent)
+    return ParentRef(session_id=lineage.session_id, action=action_of_child(lineage.name, lineage.call_id))
+
+
 class SessionState(Wire, extra="allow"):
     """What the driver keeps between turns and runs. Its size does not grow with the age of the session.
 
@@ -160,6 +190,10 @@ class SessionState(Wire, extra="allow"):
     turns: str | None = None
     # When the last turn ended or the last delivery arrived (seconds since the epoch), if the session may end for that.
     idle_since: float | None = None
+    # The session that has started this one.
+    parent: ParentRef | None = None
+    # What a turn has handed to other sessions.
+    awaited: Awaited | None = None
 
     @classmethod
     def to_rebuild(cls, session_id: str, rebuild: Rebuild) -> "SessionState":
@@ -228,6 +262,42 @@ class SessionState(Wire, extra="allow"):
         held = {"held": request, "tries": self.tries + 1, "retry_at": now + pause}
         return self.model_copy(update=held)._with_token(token_hash, retired)
 
+    @property
+    def awaits_children(self) -> bool:
+        """Whether the turn goes on when its children are done; without an answer of people, no other turn begins."""
+        return self.awaited is not None and self.awaited.request is not None
+
+    @property
+    def results(self) -> tuple[DeliveryRef, ...]:
+        """The deliveries that bring results for which a turn waits; the first one for each action."""
+        keys = () if self.awaited is None else self.awaited.keys
+        first = {each.action: each for each in reversed(self.inbox) if each.kind == CHILD_RESULT}
+        return tuple(first[key] for key in keys if key in first)
+
+    def awaiting(self, result: TurnResult) -> "SessionState":
+        """The state after a turn has handed work to other sessions. The turn itself goes on, unless it has parked."""
+        handed = result.awaited
+        if handed is None:
+            raise ValueError("The turn does not say for what it waits.")
+        going_on = {"turn": self.turn, "told": self.told, "cancel": self.cancel} if handed.request is not None else {}
+        # A turn that continues a parked one waits for the same calls.
+        awaited = (self.awaited or handed).model_copy(update={"request": handed.request, "deadline": handed.deadline})
+        return self.after_turn(result).model_copy(update={**going_on, "awaited": awaited})
+
+    def dispatched(self, keys: Sequence[str], phase: Literal["started", "stopping"]) -> "SessionState":
+        """The state after the children were started, or asked to stop; `keys`: the actions without a result."""
+        if self.awaited is None or self.awaited.phase == "abandoned":
+            return self.model_copy(update={"awaited": None})
+        return self.model_copy(
+            update={"awaited": self.awaited.model_copy(update={"keys": tuple(keys), "phase": phase})}
+        )
+
+    def collected(self, results: Sequence[DeliveryRef]) -> "SessionState":
+        """The state after all results are recorded: the turn continues, if it has not parked."""
+        request = self.awaited.request if self.awaited else None
+        continues: JsonObject = {} if request is None else {"held": request, "tries": 0, "retry_at": None}
+        return self.without(*results).model_copy(update={"awaited": None, **continues})
+
     def due(self) -> "SessionState":
         """Start a held turn again at once."""
         return self if self.held is None else self.model_copy(update={"retry_at": 0.0})
@@ -245,9 +315,15 @@ class SessionState(Wire, extra="allow"):
         done = {"turn": turn, "told": told, "snapshot": result.snapshot, "open": result.open, "cancel": cancel}
         # Only a rebuild lowers it: a store with fewer events was restored from an older copy.
         head = max((known for known in (self.head, result.head) if known is not None), default=None)
-        known = {"head": head, "turns": result.turns or self.turns}
+        known = {"head": head, "turns": result.turns or self.turns, "awaited": self._awaited_after(result)}
         state = self.model_copy(update={**done, **known, "held": None, "tries": 0, "retry_at": None})
         return state._with_token(result.token_hash, result.retired)
+
+    def _awaited_after(self, result: TurnResult) -> Awaited | None:
+        """What a turn still waits for after another one that continued it has ended."""
+        if self.awaited is None or result.open or result.silent:
+            return self.awaited
+        return self.awaited.model_copy(update={"request": None, "phase": "abandoned"})
 
     def rebuilt(self, found: "SessionState") -> "SessionState":
         """The state that was read from the store, with the deliveries that have arrived since."""

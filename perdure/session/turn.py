@@ -9,14 +9,17 @@ from collections.abc import Sequence
 from typing import Literal, Protocol
 
 from perdure.errors import PerdureError, UnreadableState
-from perdure.protocol.actions import Park
+from perdure.protocol.actions import DispatchRuntimeActions, Park
+from perdure.protocol.deliveries import AWAITED
 from perdure.protocol.inputs import OpenInput
 from perdure.protocol.requests import (
+    Awaited,
     CallRef,
     Calls,
     Concluded,
     Conclusion,
     Coordinates,
+    Delegated,
     Failure,
     Finished,
     ModelCall,
@@ -129,7 +132,9 @@ async def _unreadable(request: TurnRequest, steps: Steps, unreadable: Unreadable
 
 class _Turn:
     def __init__(self, request: TurnRequest, steps: Steps, state: TurnState) -> None:
-        self._request = request
+        # The calls of an earlier turn for whose results this one waits before it calls the model.
+        self._awaited = tuple(each for each in request.deliveries if each.kind == AWAITED)
+        self._request = _without_awaited(request) if self._awaited else request
         self._steps = steps
         self._state = state
         self._step = request.step
@@ -147,6 +152,8 @@ class _Turn:
             try:
                 if decisions.resumes(self._request) and (parked := await self._resume()):
                     return parked
+                if self._awaited:
+                    return self._handed_over(tuple(each.id for each in self._awaited))
                 return await self._run_steps()
             except StepFailed as failed:
                 if failed.held and self._request.holds:
@@ -211,6 +218,12 @@ class _Turn:
                     await self._run_calls([self._tool_call(self._at, call) for call in calls], parallel)
                     if open:
                         return await self._park(open)
+                case Delegated(calls=calls, parallel=parallel, open=open, keys=keys, deadline=deadline):
+                    await self._run_calls([self._tool_call(self._at, call) for call in calls], parallel)
+                    parked = await self._park(open) if open else None
+                    asked = self._at
+                    self._step += 1
+                    return self._handed_over(keys, asked, deadline, parked)
             self._step += 1
             if self._steps.should_continue_as_new():
                 return ContinueAsNew(request=self._remaining_request())
@@ -282,12 +295,31 @@ class _Turn:
         await self._steps.park(ParkTurn(at=self._at, agent=request.agent, mode=request.mode, open=open))
         return self._result(None, open=open, silent=silent)
 
+    def _handed_over(
+        self,
+        keys: tuple[str, ...],
+        at: Coordinates | None = None,
+        deadline: float | None = None,
+        parked: TurnResult | None = None,
+    ) -> TurnResult:
+        """The result of a turn that waits for other sessions, and for people if it has parked."""
+        request = None if parked else self._continuation().model_dump(mode="json")
+        awaited = Awaited(at=at or self._at, keys=keys, request=request, deadline=None if parked else deadline)
+        action = DispatchRuntimeActions(pending_action_keys=keys)
+        return (parked or self._result(None)).model_copy(update={"action": action, "awaited": awaited})
+
+    def _continuation(self) -> TurnRequest:
+        """The request with which the turn continues: what it has consumed is in its records."""
+        remaining = self._remaining_request()
+        return remaining.model_copy(update={"deliveries": (), "head": self._head, "token_hash": None, "retired": ()})
+
     def _held_result(self, failure: Failure) -> TurnResult:
         """The result of a turn that no worker can serve now: it carries the request to continue from here."""
         # Before the end of the first step, answers may still have to be processed: they stay in the request.
         remaining = (
             self._remaining_request() if self._step > 0 else self._request.model_copy(update=self._carried_fields())
         )
+        again = {"head": self._head, "deliveries": (*remaining.deliveries, *self._awaited)}
         return TurnResult(
             snapshot=remaining.snapshot,
             action=Park(),
@@ -295,7 +327,7 @@ class _Turn:
             retired=self._retired,
             failure=failure,
             model=self._model,
-            held=remaining.model_copy(update={"head": self._head}).model_dump(mode="json"),
+            held=remaining.model_copy(update=again).model_dump(mode="json"),
             head=self._head,
         )
 
@@ -332,6 +364,11 @@ class _Turn:
             head=self._head,
             turns=self._turns,
         )
+
+
+def _without_awaited(request: TurnRequest) -> TurnRequest:
+    deliveries = tuple(each for each in request.deliveries if each.kind != AWAITED)
+    return request.model_copy(update={"deliveries": deliveries})
 
 
 CANCELLED = Failure(code="TURN_CANCELLED", message="The turn was cancelled.")

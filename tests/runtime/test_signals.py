@@ -8,11 +8,11 @@ import pytest
 from temporalio.client import WorkflowExecutionStatus
 
 from perdure.agents import Agent, Limits
+from perdure.agents.agent import bounds_of
 from perdure.agents.registry import AgentRegistry
 from perdure.errors import Unavailable
 from perdure.protocol.deliveries import Bounds
 from perdure.protocol.wire import JsonObject
-from perdure.runtime.deliveries import bounds_of
 from perdure.runtime.signals import Signals, start_lost_driver
 from perdure.store.base import Store
 from perdure.store.lifecycle import NewFork

@@ -10,6 +10,8 @@ from perdure.protocol.inputs import OpenInput
 from perdure.protocol.requests import Snapshot, TurnRequest, TurnResult
 from perdure.protocol.wire import JsonObject
 from perdure.session.decisions import (
+    CollectChildren,
+    DispatchChildren,
     EndIdle,
     ForgetCancel,
     Move,
@@ -18,6 +20,7 @@ from perdure.session.decisions import (
     Remind,
     Renew,
     RunTurn,
+    StopChildren,
     Wait,
     Withdraw,
     next_move,
@@ -200,6 +203,12 @@ def after(session: SessionState, move: Move) -> SessionState:
             return session.without(*deliveries).after_turn(TurnResult(snapshot=Snapshot(), action=Park()))
         case ForgetCancel():
             return session.cancelled(None)
+        case DispatchChildren(awaited=awaited):
+            return session.dispatched(awaited.keys, "started")
+        case StopChildren(awaited=awaited):
+            return session.dispatched(awaited.keys, "stopping")
+        case CollectChildren(results=results):
+            return session.collected(results)
         case RebuildState() | Renew() | EndIdle() | Wait():
             return session
 

@@ -6,8 +6,8 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -24,6 +24,9 @@ from perdure.protocol.requests import Failure
 from perdure.protocol.wire import JsonObject
 
 from .toolbox import InvalidArguments, Usable, invalid_arguments, open_toolbox
+
+if TYPE_CHECKING:
+    from .children import ChildTool
 
 ASK_QUESTION = "ask_question"
 
@@ -220,13 +223,15 @@ def with_result_as_text(response: ModelResponse, result: Result) -> ModelRespons
 @dataclass(frozen=True)
 class Offer:
     tools: Mapping[str, Usable]
+    #: Tools that hand work to other agents.
+    children: "Mapping[str, ChildTool]" = field(default_factory=dict[str, "ChildTool"])
     #: Whether the model may ask people with the built-in tool.
     asks: bool = False
     output: FinalOutput | None = None
 
     @property
     def definitions(self) -> Sequence[ToolDefinition]:
-        own = [tool.definition for tool in self.tools.values()]
+        own = [tool.definition for tool in (*self.tools.values(), *self.children.values())]
         return [*own, *([DEFINITION] if self.asks else ()), *([self.output.definition] if self.output else ())]
 
     @property
@@ -241,7 +246,16 @@ class Offer:
 
 async def open_offer(agent: Agent, *, can_ask: bool, output: FinalOutput | None) -> Offer:
     tools = await open_toolbox(agent)
-    return Offer(tools, asks=can_ask and agent.asks_questions and ASK_QUESTION not in tools, output=output)
+    asks = can_ask and agent.asks_questions and ASK_QUESTION not in tools
+    return Offer(tools, _children(agent), asks=asks, output=output)
+
+
+def _children(agent: Agent) -> "Mapping[str, ChildTool]":
+    if not agent.children:
+        return {}
+    from .children import ChildTool
+
+    return {name: ChildTool(name, child, is_copy=child is agent) for name, child in agent.children}
 
 
 def required_output(agent: Agent, mode: Mode, turn: TurnJournal) -> FinalOutput | None:

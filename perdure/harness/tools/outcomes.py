@@ -70,6 +70,11 @@ def cut(text: str, largest: int) -> str:
     return text if len(encoded) <= largest else _cut(encoded, largest)
 
 
+def as_text(output: Any) -> str:
+    """The output as text; what is no text, as JSON."""
+    return output if isinstance(output, str) else to_json(output, inf_nan_mode="strings").decode()
+
+
 def _cut(encoded: bytes, largest: int) -> str:
     kept = encoded[:largest].decode(errors="ignore")
     return f"{kept}… [output cut: {len(kept.encode())} of {len(encoded)} bytes kept]"

@@ -21,7 +21,7 @@ from perdure.store.values import (
 
 from . import rows
 from .database import Transaction, Value, Written
-from .deliveries import expects_turn, has_unread, refuse_unread
+from .deliveries import expects_turn, has_unread, refuse_unread, report_end
 from .forks import write_slot
 from .rows import LockedSession, encode, lock
 
@@ -63,6 +63,7 @@ async def apply(tx: Transaction, commit: Commit, now: str) -> Written[Committed]
     await append(await _change_inputs(tx, commit, session, now))
     if commit.close:
         await append(await refuse_unread(tx, commit.session_id))
+        await report_end(tx, session.row, now)
     await append(last)
     # A cancel request that has stopped nothing stays open for the turn that reads the waiting deliveries.
     settles = commit.close or (commit.settles_cancel and not await expects_turn(tx, commit.session_id))

@@ -21,11 +21,22 @@ from perdure.errors import (
     Unavailable,
 )
 from perdure.protocol import names
+from perdure.protocol.deliveries import CHILD_RESULT, DeliveryBody, DeliveryRef, Lineage
 from perdure.protocol.events import EventType, NewEvent, delivery_refused
 from perdure.protocol.inputs import InputAnswer
 from perdure.protocol.requests import Attention
 from perdure.session.inputs import is_newer, verdict
-from perdure.store.values import Accepted, Answered, Answering, CancelRequest, InputRow, NewDelivery, NewSession, Vote
+from perdure.store.values import (
+    Accepted,
+    Answered,
+    Answering,
+    CancelRequest,
+    InputRow,
+    NewDelivery,
+    NewSession,
+    SessionRow,
+    Vote,
+)
 
 from . import rows
 from .database import Row, Transaction, Written
@@ -92,6 +103,28 @@ async def refuse_unread(tx: Transaction, session_id: str) -> Sequence[NewEvent]:
     code, message = NoActiveSession.wire_code, "The session ended before this delivery was read."
     refused = await tx.rows("refuse_unread", session_id=session_id, code=code)
     return [delivery_refused(row["delivery_id"], code, message) for row in refused]
+
+
+async def report_end(tx: Transaction, session: SessionRow, now: str) -> None:
+    """Deliver to the session's parent that it has ended. A parent that has ended before waits for nothing."""
+    if session.parent is None:
+        return
+    lineage = Lineage.model_validate(session.parent)
+    # A child is locked before its parent, everywhere.
+    parent = await rows.find(tx, lineage.session_id)
+    if parent is None or parent.ended:
+        return
+    action = names.action_of_child(lineage.name, lineage.call_id)
+    ref = DeliveryRef(id=names.delivery_of_child(session.session_id), kind=CHILD_RESULT, token_hash="", action=action)
+    body = DeliveryBody(kind=CHILD_RESULT, child_session_id=session.session_id)
+    report = NewDelivery(
+        session_id=lineage.session_id,
+        delivery_id=ref.id,
+        body=body.model_dump(mode="json", exclude_none=True),
+        owner=session.principal.owner,
+        ref=ref.model_dump(mode="json"),
+    )
+    await enqueue(tx, parent, report, now, limited=False)
 
 
 async def expects_turn(tx: Transaction, session_id: str) -> bool:

@@ -1,0 +1,320 @@
+"""Children: calls that are the work of other sessions. They are started, stopped, and their results recorded.
+
+A child is a session like any other. It reports by deliveries, which the store writes with the event that they report.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.alias_generators import to_camel
+from pydantic_ai.messages import TextPart
+from pydantic_ai.tools import ToolDefinition
+
+from perdure.agents import output_schema
+from perdure.agents.agent import Agent, Limits, bounds_of
+from perdure.bounds import shortened
+from perdure.harness.events import EventFactory
+from perdure.harness.journal import (
+    OUTCOME,
+    ChildCall,
+    Outcome,
+    RequestedCall,
+    TurnJournal,
+    find_agent,
+    find_session,
+    load_response,
+    read_journal,
+    written,
+)
+from perdure.harness.turn_begin import completed_step
+from perdure.protocol import names
+from perdure.protocol.deliveries import DeliveryBody, DeliveryRef, Lineage
+from perdure.protocol.events import EventType, NewEvent, cancel_requested
+from perdure.protocol.requests import CollectChildren, Coordinates, DispatchChildren, Pending, StopChildren
+from perdure.protocol.wire import JsonObject
+from perdure.store.base import Store, commit_with_retries
+from perdure.store.values import (
+    CancelRequest,
+    Commit,
+    Consumption,
+    DeliveryRow,
+    NewDelivery,
+    NewRecord,
+    NewSession,
+    SessionChange,
+    SessionRow,
+)
+
+from . import outcomes
+from .toolbox import InvalidArguments, invalid_arguments
+
+if TYPE_CHECKING:
+    from perdure.agents.registry import AgentRegistry
+    from perdure.settings import Settings
+
+FAILED = "SUBAGENT_EXECUTION_FAILED"
+LIMIT = "SUBAGENT_LIMIT_REACHED"
+
+_COPY = "Hand a task to a copy of yourself that knows nothing of this conversation, and get its result."
+
+
+class _Task(BaseModel):
+    """The arguments of a tool that hands work to an agent."""
+
+    model_config = ConfigDict(extra="forbid", alias_generator=to_camel)
+
+    message: str = Field(min_length=1, description="The task, with all that is needed to do it.")
+    output_schema: JsonObject | None = Field(default=None, description="A JSON schema that the result must fit.")
+
+
+class ChildTool:
+    """The tool that hands work to an agent."""
+
+    def __init__(self, name: str, agent: Agent, *, is_copy: bool) -> None:
+        self._name = name
+        self._agent = agent
+        self._is_copy = is_copy
+
+    @property
+    def _description(self) -> str:
+        return _COPY if self._is_copy else self._agent.description or f"Hand a task to the agent {self._name}."
+
+    @property
+    def definition(self) -> ToolDefinition:
+        return ToolDefinition(
+            name=self._name,
+            description=self._description,
+            parameters_json_schema=_Task.model_json_schema(by_alias=True),
+        )
+
+    def read(
+        self, requested: RequestedCall, depth: int, limits: Limits, left: int
+    ) -> tuple[RequestedCall, Outcome | None]:
+        """The call, or the outcome of a refused one; `left`: how many calls of this step may still go to agents."""
+        try:
+            task = _Task.model_validate(requested.input)
+        except ValidationError as invalid:
+            raise invalid_arguments(self._name, invalid) from None
+        if task.output_schema is not None and (problem := output_schema.problem(task.output_schema)):
+            raise InvalidArguments(f"Invalid arguments for {self._name}: outputSchema: {problem}")
+        if depth >= limits.subagent_depth:
+            message = f"This task was not begun: agents may hand work on {limits.subagent_depth} times only. Do it."
+            return requested, outcomes.failed(message, LIMIT)
+        if left <= 0:
+            most = limits.subagents_per_step
+            message = f"This task was not begun: one step may hand on {most} tasks. Hand it on in a later step."
+            return requested, outcomes.failed(message, LIMIT)
+        child = ChildCall(
+            agent=self._agent.name,
+            node_id="__root__" if self._is_copy else f"subagents/{self._name}",
+            description=self._description,
+            depth=depth + 1,
+        )
+        return requested.model_copy(update={"child": child}), None
+
+
+@dataclass(frozen=True)
+class _Family:
+    """The calls of one step that are the work of other sessions."""
+
+    at: Coordinates
+    row: SessionRow
+    turn: TurnJournal
+
+    @property
+    def calls(self) -> Sequence[RequestedCall]:
+        reply = self.turn.reply(self.at.step)
+        return [call for call in reply.calls if call.child] if reply else []
+
+    @property
+    def pending(self) -> Sequence[RequestedCall]:
+        """Those without a result."""
+        return [call for call in self.calls if self.turn.outcome(self.at.step, call.call_id) is None]
+
+    def child_id(self, call: RequestedCall) -> str:
+        return names.child_session(self.at.session_id, self.at.turn, self.at.step, call.call_id)
+
+
+@dataclass(frozen=True)
+class NewChild:
+    """A session to start, with its task."""
+
+    session: NewSession
+    task: DeliveryRef
+
+
+class Children:
+    """Starts and stops the children of a step, and records their results. Any method may be repeated at any time."""
+
+    def __init__(self, store: Store, agents: "AgentRegistry", settings: "Settings") -> None:
+        self._store = store
+        self._agents = agents
+        self._settings = settings
+
+    async def dispatch(self, order: DispatchChildren) -> tuple[Pending, Sequence[NewChild]]:
+        """Write the sessions of all calls without a result. Returns these calls, and the sessions to start."""
+        family = await self._family(order.at)
+        created = [
+            await self._create(family, call)
+            for call in family.pending
+            # One that was deleted has ended before, and its report waits.
+            if await self._store.deletion(family.child_id(call)) is None
+        ]
+        factory = EventFactory(order.at)
+        called = [_called(family, call) for call in family.pending]
+        if called:
+            events = (*completed_step(factory, family.turn), *called)
+            await commit_with_retries(self._store, Commit(order.at.session_id, events=events))
+        return _pending(family.pending), created
+
+    async def stop(self, order: StopChildren) -> tuple[Pending, Sequence[CancelRequest]]:
+        """Write a cancel request for each child that has not ended; calls that have no child yet never get one."""
+        family = await self._family(order.at)
+        begun: list[RequestedCall] = []
+        requests: list[CancelRequest] = []
+        for call in family.pending:
+            child_id = family.child_id(call)
+            if await self._store.session(child_id) is None:
+                continue
+            begun.append(call)
+            if request := await self._store.cancel(child_id, None, cancel_requested):
+                requests.append(request)
+        return _pending(begun), requests
+
+    async def collect(self, order: CollectChildren) -> None:
+        """Record the results that the deliveries bring, and emit their events, in the order of the calls."""
+        family = await self._family(order.at)
+        refs = {ref.action: ref.id for ref in order.deliveries}
+        bodies = await self._store.deliveries(order.at.session_id, list(refs.values()))
+        by_id = {row.delivery_id: row for row in bodies}
+        arrived = [call for call in family.pending if refs.get(call.key) in by_id]
+        if not arrived:
+            return
+        factory = EventFactory(order.at)
+        records: list[NewRecord] = []
+        events: list[NewEvent] = []
+        for call in arrived:
+            outcome = await self._outcome(by_id[refs[call.key]])
+            key = names.outcome_key(call.call_id)
+            records.append(written(order.at.turn, order.at.step, key, OUTCOME, outcome))
+            if not outcome.is_error:
+                events.append(_completed(order.at, call, outcome))
+            events.append(factory.action_result(call.call_id, call.tool, outcome, of_child=True))
+        commit = Commit(
+            order.at.session_id,
+            unless=(order.at.turn, order.at.step, records[0].key),
+            records=records,
+            events=events,
+            consume=Consumption(order.at.turn, list(by_id)),
+            change=SessionChange(tool_calls=len(records)),
+        )
+        await commit_with_retries(self._store, commit)
+
+    async def _family(self, at: Coordinates) -> _Family:
+        row = await find_session(self._store, at.session_id)
+        return _Family(at, row, await read_journal(self._store, at.session_id, at.turn))
+
+    async def _create(self, family: _Family, call: RequestedCall) -> NewChild:
+        """Write the session and its task, unless that was done before."""
+        assert call.child is not None
+        parent, at = family.row, family.at
+        session_id = family.child_id(call)
+        above = parent.parent or {}
+        lineage = Lineage(
+            session_id=parent.session_id,
+            root_session_id=above.get("rootSessionId", parent.session_id),
+            turn=at.turn,
+            step=at.step,
+            call_id=call.call_id,
+            name=call.tool,
+            depth=call.child.depth,
+        )
+        task = _Task.model_validate(call.input)
+        reply = family.turn.reply(at.step)
+        ends = (parent.bounds.deadline if parent.bounds else None, reply.deadline if reply else None)
+        limits = find_agent(self._agents, call.child.agent).limits
+        session = NewSession(
+            session_id=session_id,
+            agent=call.child.agent,
+            mode="task",
+            # No token has this hash: nobody but its parent can deliver to a child.
+            token_hash=f"child/{session_id}",
+            principal=parent.principal,
+            capabilities=parent.capabilities,
+            parent=lineage.model_dump(mode="json"),
+            title=shortened(" ".join(task.message[:400].split()), 80),
+            bounds=bounds_of(limits, deadline=min((end for end in ends if end is not None), default=None)),
+        )
+        body = DeliveryBody(
+            message=task.message,
+            output_schema=task.output_schema,
+            principal=family.turn.principal or parent.principal,
+        )
+        ref = DeliveryRef(id=names.delivery_of_child(session_id), token_hash=session.token_hash)
+        delivery = NewDelivery(
+            session_id=session_id,
+            delivery_id=ref.id,
+            body=body.model_dump(mode="json", exclude_none=True),
+            owner=parent.principal.owner,
+            ref=ref.model_dump(mode="json"),
+        )
+        await self._store.create_session(session, delivery)
+        return NewChild(session, ref)
+
+    async def _outcome(self, report: DeliveryRow) -> Outcome:
+        """The outcome of the call, from the child that has ended."""
+        body = DeliveryBody.model_validate(report.body or {})
+        child = await self._store.session(body.child_session_id or "")
+        if child is None:
+            return outcomes.failed("The session that did this task was deleted.", FAILED)
+        if child.status != "completed":
+            error = child.error or {}
+            message = f"{error.get('message', 'The task failed.')} ({error.get('code', 'SESSION_FAILED')})"
+            return outcomes.failed(message, FAILED)
+        return outcomes.completed(await output_of(self._store, child), self._settings.max_tool_output_bytes)
+
+
+def _pending(calls: Sequence[RequestedCall]) -> Pending:
+    return Pending(keys=tuple(call.key for call in calls))
+
+
+async def output_of(store: Store, session: SessionRow) -> object:
+    """The output of a task that has completed: its structured result, or its last text."""
+    number = max(0, session.turns - 1)
+    turn = await read_journal(store, session.session_id, number)
+    # A result may have been accepted in the step before the last one.
+    for step in (turn.last_step, turn.last_step - 1):
+        index = await store.index_of(session.session_id, names.step_key(number, step, "result"))
+        if index is not None:
+            event = (await store.events(session.session_id, index, 1))[0]
+            if event.type == EventType.RESULT_COMPLETED and event.data:
+                return event.data["result"]
+    reply = turn.reply(turn.last_step)
+    parts = load_response(reply).parts if reply else ()
+    return "".join(part.content for part in parts if isinstance(part, TextPart))
+
+
+def _called(family: _Family, call: RequestedCall) -> NewEvent:
+    child_id = family.child_id(call)
+    data = {
+        "callId": call.call_id,
+        "childSessionId": child_id,
+        "sessionId": family.at.session_id,
+        "name": call.tool,
+        "toolName": call.tool,
+        "workflowId": child_id,
+    }
+    return EventFactory(family.at).of_turn(EventType.SUBAGENT_CALLED, f"called/{call.call_id}", data)
+
+
+def _completed(at: Coordinates, call: RequestedCall, outcome: Outcome) -> NewEvent:
+    data = {"callId": call.call_id, "subagentName": call.tool, "output": outcomes.as_text(outcome.output)}
+    return NewEvent(
+        type=EventType.SUBAGENT_COMPLETED,
+        key=names.step_key(at.turn, at.step, f"child/{call.call_id}"),
+        data=data,
+        turn=at.turn,
+        step=at.step,
+    )

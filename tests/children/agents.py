@@ -1,0 +1,23 @@
+"""Agents that hand work to one another."""
+
+from perdure import Agent, tool
+
+MODEL = "openai-chat:scripted"
+
+
+@tool(effects="pure")
+async def add(a: int, b: int) -> int:
+    """Add two numbers."""
+    return a + b
+
+
+@tool(effects="pure", approval="always")
+async def pay(amount: int) -> str:
+    """Pay somebody."""
+    return f"paid {amount}"
+
+
+clerk = Agent(name="clerk", model=MODEL, description="Adds and pays.", tools=[add, pay])
+researcher = Agent(name="researcher", model=MODEL, description="Finds things out.", tools=[add, pay], subagents=[clerk])
+boss = Agent(name="boss", model=MODEL, tools=[add, pay], subagents=[researcher, clerk])
+agents = [boss]
