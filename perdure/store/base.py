@@ -138,6 +138,10 @@ class Store(Protocol):
 
     async def sessions(self, query: SessionQuery) -> SessionPage: ...
 
+    async def family(self, root_id: str, cursor: str | None = None, limit: int = 200) -> SessionPage:
+        """One page of the descendants of a root, without itself, oldest first."""
+        ...
+
     async def open_sessions(self, after: str, limit: int) -> Sequence[str]:
         """The ids of sessions that have not ended, in order, starting after `after`."""
         ...

@@ -19,8 +19,22 @@ ShownStatus: TypeAlias = Literal["starting", "running", "waiting", "completed", 
 # --- sessions -----------------------------------------------------------------------------------------------
 
 
+class _Member:
+    """A session's place in its family. `parent` is `Lineage` as JSON, and None for a root."""
+
+    parent: JsonObject | None
+
+    @property
+    def parent_id(self) -> str | None:
+        return None if self.parent is None else self.parent["sessionId"]
+
+    @property
+    def root_id(self) -> str | None:
+        return None if self.parent is None else self.parent["rootSessionId"]
+
+
 @dataclass(frozen=True)
-class NewSession:
+class NewSession(_Member):
     """A session to create. Its row and its route are written in one transaction."""
 
     session_id: str
@@ -35,7 +49,7 @@ class NewSession:
 
 
 @dataclass(frozen=True)
-class SessionRow:
+class SessionRow(_Member):
     """The read model of a session. Every transaction that changes the session updates it too."""
 
     session_id: str
@@ -107,6 +121,8 @@ class SessionQuery:
     agent: str | None = None
     status: ShownStatus | None = None
     mode: Mode | None = None
+    # The session that has started them.
+    parent: str | None = None
     limit: int = 50
     # Opaque; returned with the previous page.
     cursor: str | None = None
@@ -449,6 +465,8 @@ class InputQuery:
     """One page of requests, oldest first."""
 
     session_id: str | None = None
+    # Those of this session and of all of its descendants; it is a root.
+    root: str | None = None
     agent: str | None = None
     kind: InputKind | None = None
     status: InputStatus | None = "open"

@@ -1,12 +1,13 @@
 """Which queries the store runs for what it is asked, so that a database can be asked to explain them."""
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 
 import pytest
 
+from perdure.store.base import Store
 from perdure.store.engine.database import Row, T, Transaction, Value, Work
-from perdure.store.values import SessionQuery
+from perdure.store.values import InputQuery, SessionQuery
 from tests.support import given
 
 #: What is asked for, and the index that finds it without looking at anything else.
@@ -30,13 +31,35 @@ LISTINGS = [
     ),
 ]
 
-#: Many sessions of several owners and states, beside the one that there is. `numbers (n)` is a table.
+
+def _children(store: Store) -> Awaitable[object]:
+    return store.sessions(SessionQuery(parent="crowd-1"))
+
+
+def _members(store: Store) -> Awaitable[object]:
+    return store.family("crowd-1")
+
+
+def _asked(store: Store) -> Awaitable[object]:
+    return store.inputs(InputQuery(root="crowd-1"))
+
+
+#: What is asked about a family, and the indexes that find it. Few rows are left to sort.
+FAMILIES = [
+    pytest.param(_children, ["sessions_by_parent"], id="children"),
+    pytest.param(_members, ["sessions_by_root"], id="family"),
+    pytest.param(_asked, ["inputs_by_root", "inputs_by_session"], id="inputs"),
+]
+
+#: Many sessions of several owners, states and families, beside the one that there is. `numbers (n)` is a table.
 CROWD = """
 INSERT INTO sessions
-    (session_id, agent, mode, status, owner, principal, capabilities, created_at, updated_at, attention)
+    (session_id, agent, mode, status, owner, principal, capabilities, created_at, updated_at, attention,
+    parent_id, root_id)
 SELECT 'crowd-' || n, 'echo', 'conversation', CASE n % 3 WHEN 0 THEN 'completed' ELSE 'waiting' END,
     CASE n % 4 WHEN 0 THEN owner ELSE 'owner-' || n % 4 END, principal, capabilities, '2026-' || n, created_at,
-    CASE WHEN n % 5 < 2 THEN '{}' END
+    CASE WHEN n % 5 < 2 THEN '{}' END, CASE WHEN n > 200 THEN 'crowd-' || (n % 100) END,
+    CASE WHEN n > 200 THEN 'crowd-' || (n % 20) END
 FROM sessions, numbers
 """
 
@@ -46,6 +69,15 @@ INSERT INTO deliveries (session_id, delivery_id, owner, accepted_at, turn)
 SELECT sessions.session_id, 'd-' || n, sessions.owner, '2026-' || n, CASE n WHEN 1 THEN NULL ELSE 0 END
 FROM sessions, numbers
 WHERE n < 10
+"""
+
+#: What those sessions ask.
+THEIR_INPUTS = """
+INSERT INTO inputs (request_id, session_id, root_id, agent, kind, status, requester, request, opened_at)
+SELECT sessions.session_id || '-' || n, sessions.session_id, root_id, agent, 'approval',
+    CASE n WHEN 1 THEN 'open' ELSE 'answered' END, principal, '{}', '2026-' || n
+FROM sessions, numbers
+WHERE n < 5
 """
 
 #: The records of those sessions. Every hundredth one is a fork.

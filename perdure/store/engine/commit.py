@@ -260,7 +260,7 @@ async def _change_inputs(tx: Transaction, commit: Commit, session: LockedSession
     for request in changes.opens:
         if request.session_id != commit.session_id:
             raise ValueError("a commit opens requests of its own session only")
-        await tx.run("open_input", **rows.new_input(request, session.row.principal, now))
+        await tx.run("open_input", **rows.new_input(request, session.row, now))
     closed = [
         each for each, answer in changes.expires.items() if await _close_input(tx, commit, each, "expired", answer, now)
     ]

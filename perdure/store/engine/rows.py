@@ -85,6 +85,8 @@ def new_session(session: NewSession, now: str) -> dict[str, Value]:
         "principal": encode(session.principal.model_dump()),
         "capabilities": encode(session.capabilities.model_dump()),
         "parent": encode_some(session.parent),
+        "parent_id": session.parent_id,
+        "root_id": session.root_id,
         "title": printable(session.title),
         "bounds": bounds_text(session.bounds),
         "now": now,
@@ -266,13 +268,14 @@ def _lifted(chain: Chain, stored: JsonObject) -> JsonObject:
     return {**chain.lift(version, stored), "version": chain.version}
 
 
-def new_input(request: InputRequest, requester: Principal, now: str) -> dict[str, Value]:
+def new_input(request: InputRequest, session: SessionRow, now: str) -> dict[str, Value]:
     return {
         "request_id": request.request_id,
         "session_id": request.session_id,
+        "root_id": session.root_id,
         "agent": request.agent,
         "kind": request.kind,
-        "requester": encode(requester.model_dump()),
+        "requester": encode(session.principal.model_dump()),
         "request": encode(request.model_dump()),
         "now": now,
     }

@@ -141,6 +141,11 @@ class SqlStore:
         found, next_cursor = await self._page(name, values, ("created_at", "session_id"), after, query.limit)
         return SessionPage([rows.session(row) for row in found], next_cursor)
 
+    async def family(self, root_id: str, cursor: str | None = None, limit: int = 200) -> SessionPage:
+        after = rows.OLDEST if cursor is None else rows.read_cursor(cursor)
+        found, following = await self._page("family", {"root": root_id}, ("created_at", "session_id"), after, limit)
+        return SessionPage([rows.session(row) for row in found], following)
+
     async def route(self, token_hash: str) -> str | None:
         found = await self._row("route", token_hash=token_hash)
         return None if found is None else found["session_id"]
@@ -345,6 +350,8 @@ class SqlStore:
 
 def _sessions(query: SessionQuery) -> tuple[str, dict[str, Value]]:
     """The query that has an index for this filter and order, and the values that only this query takes."""
+    if query.parent is not None:
+        return "sessions_of_parent", {"parent": query.parent, "owner": query.owner, "status": query.status}
     match query.owner, query.status:
         case None, None:
             return "sessions", {}
@@ -362,6 +369,8 @@ def _sessions(query: SessionQuery) -> tuple[str, dict[str, Value]]:
 
 def _inputs(query: InputQuery) -> tuple[str, dict[str, Value]]:
     """The query with the best index for this filter, and the values that only this query takes."""
+    if query.root is not None:
+        return "inputs_of_family", {"root": query.root, "status": query.status}
     if query.session_id is not None:
         return "inputs_of_session", {"session_id": query.session_id, "status": query.status}
     if query.status == "open":

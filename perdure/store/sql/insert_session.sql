@@ -1,8 +1,10 @@
 INSERT INTO sessions (
-    session_id, agent, mode, status, owner, principal, capabilities, parent, title, bounds, created_at, updated_at
+    session_id, agent, mode, status, owner, principal, capabilities, parent, parent_id, root_id, title, bounds,
+    created_at, updated_at
 )
 VALUES (
-    :session_id, :agent, :mode, 'starting', :owner, :principal, :capabilities, :parent, :title, :bounds, :now, :now
+    :session_id, :agent, :mode, 'starting', :owner, :principal, :capabilities, :parent, :parent_id, :root_id, :title,
+    :bounds, :now, :now
 )
 ON CONFLICT DO NOTHING
 RETURNING session_id

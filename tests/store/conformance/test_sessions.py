@@ -17,7 +17,7 @@ async def test_a_new_session_is_read_back_as_it_was_written(empty: Store) -> Non
         given.session(),
         mode="task",
         capabilities=Capabilities(request_input=True),
-        parent={"sessionId": "p", "callId": "c"},
+        parent={"sessionId": "p", "rootSessionId": "r", "callId": "c"},
         title="Überblick 🧭",
     )
 

@@ -12,7 +12,7 @@ from perdure.errors import SchemaOutdated
 from perdure.runtime.deliveries import reference
 from perdure.store.base import Store
 from perdure.store.engine import database
-from perdure.store.values import CancelRequest, Consumption, InputChanges, SlotWrite
+from perdure.store.values import CancelRequest, Consumption, InputChanges, InputQuery, SlotWrite
 from tests.store.conformance.conftest import OpenStore
 from tests.support import given
 from tests.support.given import answer, answering, chooses, opening
@@ -248,6 +248,15 @@ async def test_what_was_asked_can_be_answered_or_stopped(upgraded: Store, versio
     assert requested == CancelRequest("s", 1)
     assert answered.closed == {"p"}
     assert await given.dense(upgraded)
+
+
+async def test_no_session_of_before_has_a_family(upgraded: Store, version: int) -> None:
+    row = await given.read_session(upgraded)
+    asked = await upgraded.inputs(InputQuery(root="s"))
+
+    assert (row.parent_id, row.root_id) == (None, None)
+    assert (await upgraded.family("s")).sessions == []
+    assert [each.request.request_id for each in asked.rows] == ([] if version == 1 else ["p"])
 
 
 async def test_an_ended_session_stays_ended(upgraded: Store) -> None:

@@ -1,6 +1,6 @@
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +15,7 @@ from perdure.store.lifecycle import NewFork
 from perdure.store.postgres.database import PostgresDatabase, PostgresTransaction
 from perdure.store.postgres.feed import Notifications
 from perdure.store.values import Commit, NewRecord, SessionQuery
-from tests.store.plans import CROWD, LISTINGS, THEIR_DELIVERIES, THEIR_RECORDS, Ran, recorded
+from tests.store.plans import CROWD, FAMILIES, LISTINGS, THEIR_DELIVERIES, THEIR_INPUTS, THEIR_RECORDS, Ran, recorded
 from tests.support import given
 from tests.support.waiting import until
 
@@ -210,6 +210,18 @@ async def test_a_list_of_sessions_is_found_by_an_index_and_nothing_is_sorted(
 
 @pytest.mark.usefixtures("store")
 @pytest.mark.parametrize("plans", ["force_generic_plan", "force_custom_plan"])
+@pytest.mark.parametrize(("read", "indexes"), FAMILIES)
+async def test_a_family_and_what_it_asks_are_found_by_indexes(
+    postgres_url: str, read: Callable[[SqlStore], Awaitable[object]], indexes: Sequence[str], plans: str
+) -> None:
+    plan = explained(postgres_url, await ran(postgres_url, read), plans)
+
+    assert [index for index in indexes if f" {index} " not in plan] == []
+    assert "Seq Scan" not in plan
+
+
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize("plans", ["force_generic_plan", "force_custom_plan"])
 async def test_a_page_of_unsignalled_sessions_costs_a_page(postgres_url: str, plans: str) -> None:
     asked = await ran(postgres_url, lambda store: store.unsignalled(older_than=5, after="crowd-1", limit=10))
 
@@ -255,9 +267,9 @@ def explained(url: str, ran: Ran, plans: str) -> str:
     with psycopg.connect(url, autocommit=True, cursor_factory=psycopg.ClientCursor[Any]) as connection:
         connection.execute(f"WITH numbers (n) AS (SELECT generate_series(1, 2000)) {CROWD}".encode())
         connection.execute(f"WITH numbers (n) AS (SELECT generate_series(1, 2000)) {THEIR_DELIVERIES}".encode())
-        for statement in THEIR_RECORDS:
+        for statement in (THEIR_INPUTS, *THEIR_RECORDS):
             connection.execute(f"WITH numbers (n) AS (SELECT generate_series(1, 2000)) {statement}".encode())
-        connection.execute("ANALYZE sessions, deliveries, records")
+        connection.execute("ANALYZE sessions, deliveries, inputs, records")
         connection.execute(f"SET plan_cache_mode = {plans}".encode())
         connection.execute(f"PREPARE listing AS {text}".encode())
         plan = connection.execute(f"EXPLAIN EXECUTE listing ({values})".encode(), ran.values).fetchall()

@@ -1,7 +1,7 @@
 import asyncio
 import contextlib
 import sqlite3
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ from perdure.store.engine.store import SqlStore
 from perdure.store.sqlite.database import ChangePoll, SqliteDatabase
 from perdure.store.values import Commit, SessionQuery
 from perdure.store.watchers import Watchers
-from tests.store.plans import CROWD, LISTINGS, THEIR_DELIVERIES, Ran, recorded
+from tests.store.plans import CROWD, FAMILIES, LISTINGS, THEIR_DELIVERIES, THEIR_INPUTS, Ran, recorded
 from tests.support import given
 from tests.support.waiting import until
 
@@ -84,6 +84,17 @@ async def test_a_list_of_sessions_is_found_by_an_index_and_nothing_is_sorted(
 
 
 @pytest.mark.usefixtures("store")
+@pytest.mark.parametrize(("read", "indexes"), FAMILIES)
+async def test_a_family_and_what_it_asks_are_found_by_indexes(
+    file: Path, read: Callable[[SqlStore], Awaitable[object]], indexes: Sequence[str]
+) -> None:
+    plan = explained(file, await ran(file, read))
+
+    assert [index for index in indexes if f"SEARCH {index.split('_by_')[0]} USING INDEX {index} (" not in plan] == []
+    assert "SCAN" not in plan
+
+
+@pytest.mark.usefixtures("store")
 async def test_a_page_of_unsignalled_sessions_costs_a_page(file: Path) -> None:
     plan = explained(file, await ran(file, lambda store: store.unsignalled(older_than=5, after="crowd-1", limit=200)))
 
@@ -152,6 +163,7 @@ def crowded(file: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(file)
     connection.execute(f"{numbers} {CROWD}")
     connection.execute(f"{numbers} {THEIR_DELIVERIES}")
+    connection.execute(f"{numbers} {THEIR_INPUTS}")
     return connection
 
 

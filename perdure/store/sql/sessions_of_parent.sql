@@ -1,0 +1,14 @@
+-- A session has few children, so what else is asked of them needs no index.
+SELECT
+    session_id, agent, mode, status, principal, capabilities, parent, title, turns, steps, tool_calls, input_tokens,
+    output_tokens, cache_read_tokens, cache_write_tokens, next_index, error, cancel_turn, attention, untold,
+    forked_from, forked_turns, fork_place, left_out, bounds, expired_records, created_at, updated_at, closed_at
+FROM sessions
+WHERE parent_id = :parent
+    AND (created_at, session_id) < (:created_at, :session_id)
+    AND (CAST(:owner AS text) IS NULL OR owner = :owner)
+    AND (CAST(:status AS text) IS NULL OR CASE WHEN attention IS NULL THEN status ELSE 'needs_attention' END = :status)
+    AND (CAST(:agent AS text) IS NULL OR agent = :agent)
+    AND (CAST(:mode AS text) IS NULL OR mode = :mode)
+ORDER BY created_at DESC, session_id DESC
+LIMIT :limit
