@@ -75,7 +75,7 @@ def workers(client: Client, store: Store, agents: AgentRegistry, models: Models,
         return [pool_worker(client, settings, harness, pool) for pool in settings.only_pools]
     signals = Signals(store, DriverClient(client, settings.task_queue), agents, ui_detail=settings.ui_detail == "on")
     children = ChildActivities(harness, signals)
-    family = [children.dispatch_children, children.stop_children, children.collect_children]
+    family = [children.dispatch_children, children.stop_children, children.collect_children, children.show_inputs]
     # The steps of turns beside tool calls. The server hands them to the worker of their turn, with its decision.
     steps = [model.call_model, turns.resume_turn, turns.park_turn]
     # Short work on the store, between steps and after the last one.

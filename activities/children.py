@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from temporalio import activity
 
 from perdure.protocol import names
-from perdure.protocol.requests import CollectChildren, DispatchChildren, Pending, StopChildren
+from perdure.protocol.requests import CollectChildren, DispatchChildren, Pending, ShowInputs, ShownInputs, StopChildren
 
 from .attempt import attempted
 
@@ -53,3 +53,8 @@ class ChildActivities:
     @attempted(reports=True)
     async def collect_children(self, order: CollectChildren) -> None:
         await self.harness.children.collect(order)
+
+    @activity.defn(name=names.SHOW_INPUTS)
+    @attempted(reports=True)
+    async def show_inputs(self, order: ShowInputs) -> ShownInputs:
+        return await self.harness.children.show(order)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Literal, TypeAlias, cast
 
@@ -11,7 +12,7 @@ from temporalio.exceptions import ApplicationError, ChildWorkflowError, Workflow
 from perdure.errors import PerdureError, UnreadableState
 from perdure.protocol import names
 from perdure.protocol.actions import DispatchCodeModeRuntimeActions, DispatchRuntimeActions, Done, Park
-from perdure.protocol.deliveries import CHILD_RESULT, DeliveryRef
+from perdure.protocol.deliveries import CHILD_ANSWER, CHILD_INPUT, CHILD_RESULT, DeliveryRef
 from perdure.protocol.inputs import OpenInput
 from perdure.protocol.requests import (
     AttendSession,
@@ -25,6 +26,8 @@ from perdure.protocol.requests import (
     RebuildSession,
     Refusal,
     Reminder,
+    ShowInputs,
+    ShownInputs,
     StopChildren,
     TurnRequest,
     TurnResult,
@@ -256,6 +259,8 @@ class SessionWorkflow:
         match move:
             case decisions.RebuildState(rebuild=rebuild):
                 return await self._rebuild_state(rebuild)
+            case decisions.ShowInputs():
+                await self._show_inputs(move)
             case decisions.DispatchChildren() | decisions.StopChildren() | decisions.CollectChildren():
                 await self._attend_children(move)
             case decisions.Withdraw():
@@ -312,12 +317,15 @@ class SessionWorkflow:
         if result.held is not None:
             await self._hold(request, result.held, result)
             return False
+        before = self._state.open
         if isinstance(result.action, DispatchRuntimeActions) and result.awaited is not None:
             self._state = self._state.awaiting(result)
+            await self._report_inputs(before)
             return False
         counts_silent = result.silent and not workflow.patched("silent-turns-keep-their-number")
         self._state = self._state.after_turn(result, counts_silent=counts_silent)
         self._state = self._state.active(workflow.time()) if self._bounded else self._state
+        await self._report_inputs(before)
         match result.action:
             case Done():
                 return True
@@ -417,7 +425,9 @@ class SessionWorkflow:
 
     # --- children -------------------------------------------------------------------------------------------
 
-    async def _attend_children(self, move: decisions.Children) -> None:
+    async def _attend_children(
+        self, move: decisions.DispatchChildren | decisions.StopChildren | decisions.CollectChildren
+    ) -> None:
         """Start or stop the sessions to which a turn has handed work, or record their results."""
         at, count = move.awaited.at, f"{len(move.awaited.keys)} children"
         match move:
@@ -436,6 +446,35 @@ class SessionWorkflow:
                 await execute_until_success(names.COLLECT_CHILDREN, collection, summary=f"results of {count}")
                 self._state = self._state.collected(results)
 
+    async def _show_inputs(self, move: decisions.ShowInputs) -> None:
+        """Show what descendants ask people, in the step that waits for them."""
+        last = Coordinates(session_id=self._state.session_id, turn=max(0, self._state.turn - 1))
+        at = move.awaited.at if move.awaited else last
+        if move.parks:
+            # A turn that continues a parked one waits for the same calls.
+            at = at if at.turn == self._state.turn else last.model_copy(update={"turn": self._state.turn})
+        order = ShowInputs(at=at, deliveries=move.deliveries, shows=move.shows, parks=move.parks)
+        summary = f"{len(move.deliveries)} requests of children"
+        shown = await execute_until_success(names.SHOW_INPUTS, order, summary=summary, result=ShownInputs)
+        self._state = self._state.showing(shown, move.deliveries)
+
+    async def _report_inputs(self, before: Sequence[OpenInput]) -> None:
+        """Tell the root which requests this session has opened and closed with its last turn."""
+        parent = self._state.parent
+        if parent is None:
+            return
+        known, open = ({each.request_id for each in requests} for requests in (before, self._state.open))
+        opened = [(CHILD_INPUT, names.delivery_of_input(each, "opened"), each) for each in sorted(open - known)]
+        closed = [(CHILD_ANSWER, names.delivery_of_input(each, "closed"), each) for each in sorted(known - open)]
+        for kind, delivery_id, request_id in (*opened, *closed):
+            ref = DeliveryRef(id=delivery_id, kind=kind, token_hash="", request_id=request_id)
+            await self._signal_session(parent.root_session_id, ref)
+
+    async def _signal_session(self, session_id: str, ref: DeliveryRef) -> None:
+        # If it fails, the sweeper signals the delivery: it was written with what it reports.
+        with contextlib.suppress(ApplicationError):
+            await workflow.get_external_workflow_handle(session_id).signal(names.DELIVER, ref.model_dump(mode="json"))
+
     async def _leave_family(self) -> None:
         """When the session has ended: stop its children, and tell its parent."""
         if self._state.awaited is not None:
@@ -445,14 +484,9 @@ class SessionWorkflow:
         parent = self._state.parent
         if parent is None:
             return
-        result = DeliveryRef(
-            id=names.delivery_of_child(self._state.session_id), kind=CHILD_RESULT, token_hash="", action=parent.action
-        )
-        # If it fails, the sweeper signals the delivery: it was written when the session ended.
-        with contextlib.suppress(ApplicationError):
-            await workflow.get_external_workflow_handle(parent.session_id).signal(
-                names.DELIVER, result.model_dump(mode="json")
-            )
+        result_id = names.delivery_of_child(self._state.session_id)
+        result = DeliveryRef(id=result_id, kind=CHILD_RESULT, token_hash="", action=parent.action)
+        await self._signal_session(parent.session_id, result)
 
     # --- beside turns ---------------------------------------------------------------------------------------
 
@@ -463,6 +497,7 @@ class SessionWorkflow:
         withdrawal = Withdrawal(at=parked, mode=state.mode, open=state.open)
         await execute_until_success(names.WITHDRAW_INPUTS, withdrawal, summary=f"withdraw: {len(state.open)} open")
         self._state = self._state.withdrawn()
+        await self._report_inputs(state.open)
 
     async def _remind(self, request: OpenInput) -> None:
         left = len(request.remind_at) - 1

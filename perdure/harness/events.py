@@ -101,8 +101,13 @@ class EventFactory:
         key = action_key(call_at or self.at, call_id)
         return self._event(EventType.ACTION_RESULT, key, {**data, **step_coordinates(self.at.turn, self.at.step)})
 
-    def inputs_requested(self, requests: Sequence[InputRequest]) -> NewEvent:
-        return self.of_step(EventType.INPUT_REQUESTED, "inputs", requested(requests))
+    def inputs_requested(self, requests: Sequence[InputRequest], first: str | None = None) -> NewEvent:
+        """The requests that wait for people; `first`: names those of descendants, which come one after the other."""
+        data = requested(requests)
+        for each in requests:
+            if each.session_id != self.at.session_id:
+                data["details"][each.request_id] |= {"sessionId": each.session_id, "agent": each.agent}
+        return self.of_step(EventType.INPUT_REQUESTED, f"inputs/{first}" if first else "inputs", data)
 
     def result_completed(self, result: Any) -> NewEvent:
         return self.of_step(EventType.RESULT_COMPLETED, "result", {"result": result})

@@ -13,7 +13,7 @@ from perdure.protocol.deliveries import DeliveryRef, Principal
 from perdure.protocol.events import EventType, NewEvent
 from perdure.protocol.inputs import OpenInput
 from perdure.protocol.names import MODEL_SCOPE
-from perdure.protocol.requests import RebuildSession, Snapshot, TurnRequest
+from perdure.protocol.requests import Awaited, Coordinates, RebuildSession, Snapshot, TurnRequest
 from perdure.protocol.wire import Wire
 from perdure.session import decisions
 from perdure.session.state import SessionState, TurnState, dump_turn, parent_ref, read_delivery
@@ -60,11 +60,16 @@ class SessionRebuilder:
             return None
         snapshot = dump_turn(TurnState(usage=row.usage, steps=row.steps))
         token_hash = await self._store.token_of(row.session_id) or ""
-        inputs = await all_inputs(self._store, InputQuery(session_id=row.session_id, status=None))
+        awaited = await self._awaited(row)
+        # Requests of descendants are shown while a turn waits for them.
+        own = InputQuery(session_id=row.session_id, status=None)
+        whose = InputQuery(root=row.session_id, status=None) if awaited else own
+        inputs = await all_inputs(self._store, whose)
         held = None
         if row.status == "running":
             waiting = await self._requests_before(row)
             held = await self._held(row, token_hash, snapshot, waiting, inputs)
+            held = held.model_copy(update={"deliveries": (*held.deliveries, *decisions.still_awaited(awaited))})
         else:
             waiting = _waiting(inputs, await self._parked_requests(row))
         state = SessionState(
@@ -81,6 +86,7 @@ class SessionRebuilder:
             retry_at=0.0,
             bounds=row.bounds,
             parent=parent_ref(row.parent),
+            awaited=awaited,
         )
         state = state.active(datetime.fromisoformat(row.updated_at).timestamp())
         for delivery in await self._store.unread(row.session_id):
@@ -90,6 +96,20 @@ class SessionRebuilder:
         if row.cancel_turn is not None and not decisions.starts_after_park(state, row.cancel_turn):
             state = state.cancelled("this")
         return state.model_copy(update={"head": await self._emit_rebuilt(row, order.reason, attempt)})
+
+    async def _awaited(self, row: SessionRow) -> Awaited | None:
+        """The calls of a parked turn that are still the work of other sessions. A running turn finds its own."""
+        last = row.turns - (2 if row.status == "running" else 1)
+        for number in range(last, -1, -1):
+            turn = await read_journal(self._store, row.session_id, number)
+            if turn.records and not turn.park:
+                return None
+            step = turn.last_step
+            reply = turn.reply(step)
+            calls = [call for call in (reply.calls if reply else ()) if call.child]
+            if keys := tuple(call.key for call in calls if turn.outcome(step, call.call_id) is None):
+                return Awaited(at=Coordinates(session_id=row.session_id, turn=number, step=step), keys=keys)
+        return None
 
     async def _emit_rebuilt(self, row: SessionRow, reason: str, attempt: Attempt) -> int:
         key = names.session_key(f"rebuilt/{row.events}")

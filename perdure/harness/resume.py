@@ -8,7 +8,7 @@ from perdure.agents.agent import Agent
 from perdure.agents.registry import AgentRegistry
 from perdure.errors import UnreadableState
 from perdure.faults import reach
-from perdure.protocol.deliveries import Principal
+from perdure.protocol.deliveries import CHILD_KINDS, Principal
 from perdure.protocol.events import NewEvent
 from perdure.protocol.inputs import InputRequest
 from perdure.protocol.names import outcome_key
@@ -100,7 +100,7 @@ def plan_resumption(
         if request.remember and row.status == "answered":
             plan.remembers.append(row)
         calls.append(ApprovedCall(at=coordinates_of(request), call=_ref(request, asking_turns[request.turn])))
-    left = tuple(each for each in resumption.open if rows[each.request_id].status == "open")
+    left = tuple(each for each in resumption.open if _is_open(rows, each.request_id))
     plan.resumed = Resumed(calls=tuple(calls), open=left)
     return plan
 
@@ -166,6 +166,8 @@ class _ResumeContext:
     turn: TurnJournal
     #: The requests that were open when the turn was started, in their current state.
     rows: Mapping[str, InputRow]
+    #: The same of descendants: their own sessions process the answers.
+    others: Mapping[str, InputRow] = field(default_factory=dict[str, InputRow])
     deliveries: tuple[ConsumedDelivery, ...] = ()
 
     @property
@@ -183,6 +185,10 @@ class _ResumeContext:
     @property
     def closed(self) -> tuple[InputRow, ...]:
         return tuple(row for row in self.rows.values() if row.status != "open")
+
+    @property
+    def closed_elsewhere(self) -> tuple[InputRow, ...]:
+        return tuple(row for row in self.others.values() if row.status != "open")
 
     @property
     def expiring(self) -> tuple[InputRow, ...]:
@@ -216,7 +222,7 @@ class TurnResumer:
         if ctx.expiring:
             ctx = await self._expire(ctx)
         ctx = await self._read_deliveries(ctx)
-        if not (ctx.deliveries or ctx.closed):
+        if not (ctx.deliveries or ctx.closed or ctx.closed_elsewhere):
             # An earlier turn has consumed all of it.
             return Resumed(open=resumption.open, silent=True)
         reach("resume_before_commit")
@@ -229,13 +235,15 @@ class TurnResumer:
         session, turn, rows = await asyncio.gather(
             find_session(self._store, at.session_id, resumption.head),
             read_journal(self._store, at.session_id, at.turn),
-            self._rows(at.session_id, [each.request_id for each in resumption.open]),
+            self._rows([each.request_id for each in resumption.open]),
         )
-        return _ResumeContext(resumption, attempt, agent, session, turn, rows)
+        own = {name: row for name, row in rows.items() if row.request.session_id == at.session_id}
+        others = {name: row for name, row in rows.items() if name not in own}
+        return _ResumeContext(resumption, attempt, agent, session, turn, own, others)
 
-    async def _rows(self, session_id: str, request_ids: Sequence[str]) -> dict[str, InputRow]:
+    async def _rows(self, request_ids: Sequence[str]) -> dict[str, InputRow]:
         found = await asyncio.gather(*(self._store.input(each) for each in request_ids))
-        rows = {row.request.request_id: row for row in found if row and row.request.session_id == session_id}
+        rows = {row.request.request_id: row for row in found if row}
         if missing := set(request_ids) - rows.keys():
             raise UnreadableState("A request that this session waits for is not there.", request_ids=sorted(missing))
         for row in rows.values():
@@ -272,7 +280,7 @@ class TurnResumer:
                 change=SessionChange(status="running", turns=ctx.at.turn + 1),
             ),
         )
-        closed = await self._rows(ctx.at.session_id, list(answers))
+        closed = await self._rows(list(answers))
         # The other rows are not read again: an answer since then has a delivery of its own.
         return replace(ctx, rows={**ctx.rows, **closed})
 
@@ -280,7 +288,12 @@ class TurnResumer:
 
     async def _commit_plan(self, ctx: _ResumeContext) -> Resumed:
         plan = plan_resumption(ctx.factory, ctx.resumption, ctx.rows, await self._asking_turns(ctx))
+        plan.events += [resolved(row.request, row.status, row.answer) for row in ctx.closed_elsewhere]
         resumed = plan.resumed
+        if plan.ending is None:
+            rows = {**ctx.rows, **ctx.others}
+            left = tuple(each for each in ctx.resumption.open if _is_open(rows, each.request_id))
+            resumed = resumed.model_copy(update={"open": left})
         if resumed.calls:
             resumed = resumed.model_copy(update={"parallel": ctx.agent.limits.parallel_calls})
         stored = StoredResumption(
@@ -347,10 +360,15 @@ class TurnResumer:
 
     async def _notes(self, ctx: _ResumeContext) -> tuple[str, ...]:
         """Notes to the model about answers that came too late. They authorise nothing."""
-        late = [each for delivery in ctx.deliveries for each in delivery.answers if each not in ctx.rows]
+        answered = (delivery for delivery in ctx.deliveries if delivery.kind not in CHILD_KINDS)
+        late = [each for delivery in answered for each in delivery.answers if each not in ctx.rows]
         rows = [await self._store.input(each) for each in dict.fromkeys(late)]
         requests = [row.request if row and row.request.session_id == ctx.at.session_id else None for row in rows]
         return tuple(dict.fromkeys(note_of(request) for request in requests))
+
+
+def _is_open(rows: Mapping[str, InputRow], request_id: str) -> bool:
+    return request_id in rows and rows[request_id].status == "open"
 
 
 def _resumed(record: Record) -> Resumed:

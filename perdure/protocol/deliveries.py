@@ -90,12 +90,12 @@ Message: TypeAlias = str | tuple[TextPart | FilePart, ...]
 COMPACT, CLEAR, RESET = "compact", "clear", "reset"
 CONTROLS = frozenset({COMPACT, CLEAR, RESET})
 
-#: The kinds of deliveries by which the children of a session report to it: one has ended; one waits for people, or
-#: does so no more.
-CHILD_RESULT, CHILD_INPUT = "child-result", "child-input"
+#: The kinds of deliveries by which the sessions of a family report: a child has ended, to its parent; a descendant
+#: waits for people, or does so no more, to its root.
+CHILD_RESULT, CHILD_INPUT, CHILD_ANSWER = "child-result", "child-input", "child-answer"
 #: No delivery, but a call whose result the turn must wait for. Turns of builds that do not know it are held.
 AWAITED = "awaited"
-CHILD_KINDS = frozenset({CHILD_RESULT, CHILD_INPUT, AWAITED})
+CHILD_KINDS = frozenset({CHILD_RESULT, CHILD_INPUT, CHILD_ANSWER, AWAITED})
 
 
 class Lineage(Wire, extra="allow"):

@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from typing import Literal
 
 SESSION_WORKFLOW = "Session"
 TURN_WORKFLOW = "Turn"
@@ -22,6 +23,7 @@ REBUILD_SESSION = "rebuild_session"
 DISPATCH_CHILDREN = "dispatch_children"
 STOP_CHILDREN = "stop_children"
 COLLECT_CHILDREN = "collect_children"
+SHOW_INPUTS = "show_inputs"
 
 DELIVER = "deliver"
 CANCEL = "cancel"
@@ -112,6 +114,11 @@ def child_session(session_id: str, turn: int, step: int, call_id: str) -> str:
 def delivery_of_child(session_id: str) -> str:
     """The id of a child's task, and of the delivery that tells its parent that it has ended."""
     return f"dlv_{session_id.removeprefix('ses_')}"
+
+
+def delivery_of_input(request_id: str, what: Literal["opened", "closed"]) -> str:
+    """The id of the delivery that tells a root that a descendant waits for people, or does so no more."""
+    return f"dlv_{request_id.removeprefix('inp_')}_{what}"
 
 
 # Scopes of the fence: each has one newest attempt.

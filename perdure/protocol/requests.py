@@ -335,6 +335,26 @@ class CollectChildren(Versioned):
     deliveries: tuple[DeliveryRef, ...] = ()
 
 
+class ShowInputs(Versioned):
+    """Input of `show_inputs`: show the requests of descendants that these deliveries are about."""
+
+    # The step that waits for its children.
+    at: Coordinates
+    deliveries: tuple[DeliveryRef, ...] = ()
+    # Whether a turn still waits for the children, and whether it parks with this: it has not yet.
+    shows: bool = False
+    parks: bool = False
+
+
+class ShownInputs(Wire):
+    """The requests that are open, and shown now."""
+
+    open: tuple[OpenInput, ...] = ()
+    head: int | None = None
+    # The turn is to be cancelled, and shows nothing.
+    cancelled: bool = False
+
+
 class TurnRequest(Versioned):
     """Input of the turn workflow."""
 

@@ -48,6 +48,11 @@ class _Response:
     ends: bool = False
 
     @property
+    def session_id(self) -> str | None:
+        """The session that has asked."""
+        return self.row.request.session_id if self.row else None
+
+    @property
     def counts(self) -> bool:
         return self.status == "open"
 
@@ -78,6 +83,7 @@ class Answers:
             return await self._respond(request, request.body, request.body.input_responses)
         if request.body.message is None:
             return None
+        # A message answers a request of a descendant as well, which readers of this session have seen.
         waiting = await self.waiting(request.session_id)
         return await self._handle_message(request, request.body.message, waiting) if waiting else None
 
@@ -105,8 +111,8 @@ class Answers:
         return receipt
 
     async def waiting(self, session_id: str) -> Sequence[InputRow]:
-        """The open input requests of the session, oldest first."""
-        return await all_inputs(self._store, InputQuery(session_id=session_id))
+        """The open input requests of the session and of its descendants, oldest first."""
+        return await all_inputs(self._store, InputQuery(root=session_id))
 
     async def closed_by(self, session_id: str, delivery_id: str) -> tuple[InputOutcome, ...]:
         """The requests that a delivery closed, for the receipt of a repeated request."""
@@ -139,8 +145,12 @@ class Answers:
         denied = [_continued(row, request.principal, now) for row in waiting if _status(row, now) == "open"]
         if not denied:
             return None
-        body = request.body.model_copy(update={"kind": "answer", "answers": tuple(_ids(denied))})
-        return await self._receipt(request, denied, await self._count_votes(request, body, denied, always=True))
+        own = [each for each in denied if each.session_id == request.session_id]
+        for session_id, theirs in _by_session(denied, request.session_id).items():
+            part = _part(request, session_id, [each.response for each in theirs])
+            await self._receipt(part, theirs, await self._count_votes(part, part.body, theirs, always=True))
+        body = request.body.model_copy(update={"kind": "answer", "answers": tuple(_ids(own))})
+        return await self._receipt(request, denied, await self._count_votes(request, body, own, always=True))
 
     def _queues(self, agent: str) -> bool:
         known = self._agents.get(agent) if self._agents else None
@@ -152,6 +162,26 @@ class Answers:
         if len({response.request_id for response in responses}) < len(responses):
             raise Invalid("Expected each request to be answered once.")
         given = [await self._read(request, response) for response in responses]
+        others = _by_session(given, request.session_id)
+        if not others:
+            return await self._respond_own(request, body, given)
+        receipts = [await self._respond_for(request, session_id, theirs) for session_id, theirs in others.items()]
+        own = [each for each in given if each.session_id in (None, request.session_id)]
+        if own or body.message is not None:
+            rest = body.model_copy(update={"input_responses": tuple(each.response for each in own)})
+            receipts.append(await self._respond_own(request, rest, own))
+        return _joined(request, given, receipts)
+
+    async def _respond_for(self, request: CallerRequest, session_id: str, given: Sequence[_Response]) -> Receipt:
+        """Answer the requests of a descendant: its own session gets the answers."""
+        part = _part(request, session_id, [each.response for each in given])
+        try:
+            return await self._respond_own(part, part.body, given)
+        except NoActiveSession:
+            # It has ended: its requests are closed, and the caller gets to know how.
+            return _receipt(request, None, tuple(each.outcome(each.row) for each in given))
+
+    async def _respond_own(self, request: CallerRequest, body: DeliveryBody, given: Sequence[_Response]) -> Receipt:
         more = body.message is not None
         if not more and all(each.status == "expired" for each in given):
             raise InputExpired(status="expired", option_id=_option(given[0].row))
@@ -167,7 +197,7 @@ class Answers:
 
     async def _read(self, request: CallerRequest, response: InputResponse) -> _Response:
         row = await self._store.input(response.request_id)
-        if row is None or row.request.session_id != request.session_id:
+        if row is None or not await self._is_of_family(row, request.session_id):
             return _Response(response, None, None, None)
         if not _may_answer(request.principal, row):
             raise ForbiddenResponder(request_id=response.request_id)
@@ -178,6 +208,13 @@ class Answers:
             response = await self._edited(row, response, status)
             answer = inputs.read(row.request, response, request.principal, stamp(now))
         return _Response(response, row, answer, status)
+
+    async def _is_of_family(self, row: InputRow, session_id: str) -> bool:
+        """Whether it is a request of this session, or of a descendant of this root."""
+        if row.request.session_id == session_id:
+            return True
+        asking = await self._store.session(row.request.session_id)
+        return asking is not None and asking.root_id == session_id
 
     async def _edited(self, row: InputRow, response: InputResponse, status: InputStatus) -> InputResponse:
         """The response with its changed arguments, validated by the tool."""
@@ -247,7 +284,59 @@ class Answers:
             log.warning("the first answer to session %s is signalled later: %s", request.session_id, error)
             return False
         signalled = [await self._signals.deliver(row, unsignalled=answered.unsignalled) for row in rows if row.unread]
+        if answered.closed:
+            await self._signal_root(request.session_id)
         return all(signalled)
+
+    async def _signal_root(self, session_id: str) -> None:
+        """Signal the root of a family that a request of a descendant is closed. If it fails, the sweeper does."""
+        try:
+            asking = await self._store.session(session_id)
+        except Exception as error:
+            log.warning("the root of session %s is signalled later: %s", session_id, error)
+            return
+        if asking is not None and asking.root_id is not None:
+            await self._signals.deliver_all(asking.root_id)
+
+
+def _by_session(given: Sequence[_Response], but: str) -> dict[str, list[_Response]]:
+    """The responses to requests of other sessions than this one."""
+    others: dict[str, list[_Response]] = {}
+    for each in given:
+        if each.session_id not in (None, but):
+            others.setdefault(each.session_id, []).append(each)
+    return others
+
+
+def _part(request: CallerRequest, session_id: str, responses: Sequence[InputResponse]) -> CallerRequest:
+    """The part of a request to a root that is for one of its descendants."""
+    body = DeliveryBody(
+        kind="answer",
+        input_responses=tuple(responses),
+        answers=tuple(each.request_id for each in responses),
+        principal=request.body.principal,
+    )
+    key = request.idempotency_key
+    return replace(
+        request,
+        session_id=session_id,
+        body=body,
+        about=(*request.about, session_id),
+        idempotency_key=None if key is None else f"{key}/{session_id}",
+        token_hash="",
+    )
+
+
+def _joined(request: CallerRequest, given: Sequence[_Response], receipts: Sequence[Receipt]) -> Receipt:
+    """One receipt for a request whose parts went to several sessions."""
+    outcomes = {each.request_id: each for receipt in receipts for each in receipt.inputs}
+    return Receipt(
+        session_id=request.session_id,
+        delivery_id=next((each.delivery_id for each in reversed(receipts) if each.delivery_id is not None), None),
+        inputs=tuple(outcomes[each.response.request_id] for each in given if each.response.request_id in outcomes),
+        deduplicated=all(each.deduplicated for each in receipts),
+        delayed=any(each.delayed for each in receipts),
+    )
 
 
 def _may_vote(row: InputRow, response: InputResponse, principal: Principal, now: datetime) -> bool:

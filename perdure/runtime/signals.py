@@ -356,6 +356,10 @@ class Signals:
             # After the signals, so that later deliveries cannot overtake them. A mark added meanwhile stays.
             await self._store.clear_unsignalled(session_id, row.unsignalled)
 
+    async def deliver_all(self, session_id: str) -> bool:
+        """Signal everything that the session's driver may not know; False when it has to be signalled later."""
+        return await self._send_all_in_time(session_id)
+
     async def _send(self, session_id: str, sending: Awaitable[None]) -> bool:
         began = monotonic()
         in_flight = self._in_flight.setdefault(session_id, [])

@@ -6,7 +6,16 @@ from datetime import datetime
 from typing import Literal, TypeAlias
 
 from perdure.protocol.actions import Action, Done, Park
-from perdure.protocol.deliveries import AWAITED, CHILD_KINDS, CLEAR, RESET, DeliveryRef, Mode
+from perdure.protocol.deliveries import (
+    AWAITED,
+    CHILD_ANSWER,
+    CHILD_KINDS,
+    CHILD_RESULT,
+    CLEAR,
+    RESET,
+    DeliveryRef,
+    Mode,
+)
 from perdure.protocol.inputs import OpenInput
 from perdure.protocol.requests import Awaited, Concluded, Failure, TurnRequest
 from perdure.protocol.wire import JsonObject
@@ -14,6 +23,9 @@ from perdure.protocol.wire import JsonObject
 from .state import UNKNOWN, Rebuild, SessionState, is_unknown
 
 Boundary: TypeAlias = Literal["waiting", "completed", "failed"]
+
+#: Kinds of deliveries that continue a parked turn.
+_ANSWERS = frozenset({"answer", CHILD_ANSWER})
 
 #: Kinds of deliveries that do not wait for answers: the open requests are withdrawn.
 _ENDS_PARK = frozenset({CLEAR, RESET})
@@ -141,7 +153,18 @@ class Wait:
     until: float | None = None
 
 
-Children: TypeAlias = DispatchChildren | StopChildren | CollectChildren
+@dataclass(frozen=True)
+class ShowInputs:
+    """Show what descendants ask people; the turn that waits for its children parks with it."""
+
+    awaited: Awaited | None
+    deliveries: tuple[DeliveryRef, ...]
+    #: Whether the turn still waits for the children, and whether it has not parked yet.
+    shows: bool
+    parks: bool
+
+
+Children: TypeAlias = DispatchChildren | StopChildren | CollectChildren | ShowInputs
 
 Move: TypeAlias = RebuildState | Children | Withdraw | Refuse | Remind | RunTurn | ForgetCancel | EndIdle | Renew | Wait
 
@@ -150,7 +173,7 @@ def next_move(session: SessionState, now: float, *, renew: bool = False, bounded
     """The next move of a driver, in the order of precedence. `bounded`: whether the run heeds the idle time-out."""
     if session.rebuild is not None:
         return RebuildState(session.rebuild)
-    if session.awaited is not None and (move := _move_of_children(session, session.awaited, now)):
+    if move := _move_of_children(session, now):
         return move
     if _is_to_withdraw(session):
         return Withdraw()
@@ -205,8 +228,17 @@ def _refusal(session: SessionState, unknown: Sequence[DeliveryRef]) -> Refuse | 
     return None
 
 
-def _move_of_children(session: SessionState, awaited: Awaited, now: float) -> Children | None:
-    """What is to do for the children for which a turn waits; None while they work."""
+def _move_of_children(session: SessionState, now: float) -> Children | None:
+    """What is to do for the children of a turn; None while they work."""
+    if session.awaited is not None and (move := _move_for(session, session.awaited, now)):
+        return move
+    if session.held is None and session.asking:
+        shows = session.awaited is not None and session.awaited.phase == "started" and session.cancel != "this"
+        return ShowInputs(session.awaited, session.asking, shows, parks=shows and session.awaits_children)
+    return None
+
+
+def _move_for(session: SessionState, awaited: Awaited, now: float) -> Children | None:
     late = awaited.deadline is not None and awaited.deadline <= now
     stops = session.cancel == "this" or late or awaited.phase == "abandoned"
     if stops and awaited.phase != "stopping":
@@ -219,7 +251,7 @@ def _move_of_children(session: SessionState, awaited: Awaited, now: float) -> Ch
 
 def _is_of_child(session: SessionState, delivery: DeliveryRef) -> bool:
     """Whether a child reports, and no turn waits for that. A held turn may wait for it when it has begun again."""
-    return delivery.kind in CHILD_KINDS and session.held is None and delivery not in session.results
+    return delivery.kind == CHILD_RESULT and session.held is None and delivery not in session.results
 
 
 def _is_to_withdraw(session: SessionState) -> bool:
@@ -271,7 +303,7 @@ def turn_request(session: SessionState, move: RunTurn) -> TurnRequest:
         mode=session.mode,
         capabilities=session.capabilities,
         snapshot=session.snapshot,
-        deliveries=(*move.deliveries, *_still_awaited(session)),
+        deliveries=(*move.deliveries, *still_awaited(session.awaited)),
         open=session.open,
         expired=move.expired,
         traceparent=move.deliveries[-1].traceparent if move.deliveries else None,
@@ -281,9 +313,9 @@ def turn_request(session: SessionState, move: RunTurn) -> TurnRequest:
     )
 
 
-def _still_awaited(session: SessionState) -> tuple[DeliveryRef, ...]:
-    """The calls of an earlier turn whose results this turn must wait for before it calls the model."""
-    keys = () if session.awaited is None else session.awaited.keys
+def still_awaited(awaited: Awaited | None) -> tuple[DeliveryRef, ...]:
+    """The calls of an earlier turn whose results a turn must wait for before it calls the model."""
+    keys = () if awaited is None else awaited.keys
     return tuple(DeliveryRef(id=key, kind=AWAITED, token_hash="", action=key) for key in keys)
 
 
@@ -294,7 +326,7 @@ def _is_stale(session: SessionState, delivery: DeliveryRef) -> bool:
 
 def resumes(request: TurnRequest) -> bool:
     """Whether the turn first has to process answers or expired requests."""
-    return request.step == 0 and (bool(request.expired) or any(each.kind == "answer" for each in request.deliveries))
+    return request.step == 0 and (bool(request.expired) or any(each.kind in _ANSWERS for each in request.deliveries))
 
 
 def next_batch(session: SessionState) -> tuple[DeliveryRef, ...]:
@@ -303,7 +335,8 @@ def next_batch(session: SessionState) -> tuple[DeliveryRef, ...]:
     While requests are open, only answers are read. All other deliveries wait in order until the session resumes.
     """
     if session.open:
-        answer = next((delivery for delivery in session.inbox if delivery.kind == "answer"), None)
+        # One about the request of a descendant is about an open one: the others are gone by now.
+        answer = next((delivery for delivery in session.inbox if delivery.kind in _ANSWERS), None)
         return () if answer is None else (answer,)
     inbox = tuple(each for each in session.inbox if not (is_unknown(each) or each.kind in CHILD_KINDS))
     size = 1

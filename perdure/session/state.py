@@ -11,6 +11,8 @@ from pydantic import Field, ValidationError
 from perdure.bounds import DEEPEST, deeper_than
 from perdure.errors import UnreadableState
 from perdure.protocol.deliveries import (
+    CHILD_ANSWER,
+    CHILD_INPUT,
     CHILD_KINDS,
     CHILD_RESULT,
     CONTROLS,
@@ -23,7 +25,7 @@ from perdure.protocol.deliveries import (
 from perdure.protocol.events import Usage
 from perdure.protocol.inputs import OpenInput
 from perdure.protocol.names import action_of_child
-from perdure.protocol.requests import Awaited, Failure, Snapshot, TurnResult
+from perdure.protocol.requests import Awaited, Failure, ShownInputs, Snapshot, TurnResult
 from perdure.protocol.wire import JsonObject, Wire
 
 Migrator: TypeAlias = Callable[[JsonObject], JsonObject]
@@ -137,6 +139,7 @@ class ParentRef(Wire, extra="allow"):
 
     session_id: str
     action: str
+    root_session_id: str
 
 
 def parent_ref(parent: JsonObject | None) -> ParentRef | None:
@@ -144,7 +147,8 @@ def parent_ref(parent: JsonObject | None) -> ParentRef | None:
     if parent is None:
         return None
     lineage = Lineage.model_validate(parent)
-    return ParentRef(session_id=lineage.session_id, action=action_of_child(lineage.name, lineage.call_id))
+    action = action_of_child(lineage.name, lineage.call_id)
+    return ParentRef(session_id=lineage.session_id, action=action, root_session_id=lineage.root_session_id)
 
 
 class SessionState(Wire, extra="allow"):
@@ -273,6 +277,32 @@ class SessionState(Wire, extra="allow"):
         keys = () if self.awaited is None else self.awaited.keys
         first = {each.action: each for each in reversed(self.inbox) if each.kind == CHILD_RESULT}
         return tuple(first[key] for key in keys if key in first)
+
+    @property
+    def asking(self) -> tuple[DeliveryRef, ...]:
+        """The deliveries about requests of descendants that begin no turn: what is open is shown, the others go."""
+        known = {each.request_id for each in self.open}
+        return tuple(
+            each
+            for each in self.inbox
+            if each.kind == CHILD_INPUT or (each.kind == CHILD_ANSWER and each.request_id not in known)
+        )
+
+    def showing(self, shown: ShownInputs, deliveries: Sequence[DeliveryRef]) -> "SessionState":
+        """The state after requests of descendants were shown: the turn parks with the first of them."""
+        state = self.without(*deliveries)
+        if shown.cancelled:
+            return state.cancelled("this")
+        if not shown.open:
+            return state
+        known = {each.request_id for each in self.open}
+        opened = (*self.open, *(each for each in shown.open if each.request_id not in known))
+        update: dict[str, Any] = {"open": opened, "head": max(shown.head or 0, self.head or 0)}
+        if self.awaited is not None and self.awaits_children:
+            # Readers have seen the end of the turn. An answer begins the next one, and that waits for the children.
+            awaited = self.awaited.model_copy(update={"request": None, "deadline": None})
+            update |= {"awaited": awaited, "turn": self.turn + 1, "told": self.turn + 1}
+        return state.model_copy(update=update)
 
     def awaiting(self, result: TurnResult) -> "SessionState":
         """The state after a turn has handed work to other sessions. The turn itself goes on, unless it has parked."""

@@ -20,6 +20,7 @@ from perdure.session.decisions import (
     Remind,
     Renew,
     RunTurn,
+    ShowInputs,
     StopChildren,
     Wait,
     Withdraw,
@@ -209,6 +210,8 @@ def after(session: SessionState, move: Move) -> SessionState:
             return session.dispatched(awaited.keys, "stopping")
         case CollectChildren(results=results):
             return session.collected(results)
+        case ShowInputs(deliveries=deliveries):
+            return session.without(*deliveries)
         case RebuildState() | Renew() | EndIdle() | Wait():
             return session
 

@@ -4,7 +4,7 @@ A child is a session like any other. It reports by deliveries, which the store w
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -15,24 +15,38 @@ from pydantic_ai.tools import ToolDefinition
 from perdure.agents import output_schema
 from perdure.agents.agent import Agent, Limits, bounds_of
 from perdure.bounds import shortened
+from perdure.errors import TurnCancelled
 from perdure.harness.events import EventFactory
 from perdure.harness.journal import (
+    END,
     OUTCOME,
+    PARK,
     ChildCall,
     Outcome,
     RequestedCall,
+    StoredPark,
     TurnJournal,
     find_agent,
     find_session,
     load_response,
+    read,
     read_journal,
     written,
 )
 from perdure.harness.turn_begin import completed_step
 from perdure.protocol import names
-from perdure.protocol.deliveries import DeliveryBody, DeliveryRef, Lineage
+from perdure.protocol.deliveries import CHILD_INPUT, DeliveryBody, DeliveryRef, Lineage
 from perdure.protocol.events import EventType, NewEvent, cancel_requested
-from perdure.protocol.requests import CollectChildren, Coordinates, DispatchChildren, Pending, StopChildren
+from perdure.protocol.inputs import OpenInput
+from perdure.protocol.requests import (
+    CollectChildren,
+    Coordinates,
+    DispatchChildren,
+    Pending,
+    ShowInputs,
+    ShownInputs,
+    StopChildren,
+)
 from perdure.protocol.wire import JsonObject
 from perdure.store.base import Store, commit_with_retries
 from perdure.store.values import (
@@ -40,6 +54,7 @@ from perdure.store.values import (
     Commit,
     Consumption,
     DeliveryRow,
+    InputRow,
     NewDelivery,
     NewRecord,
     NewSession,
@@ -211,6 +226,49 @@ class Children:
             change=SessionChange(tool_calls=len(records)),
         )
         await commit_with_retries(self._store, commit)
+
+    async def show(self, order: ShowInputs) -> ShownInputs:
+        """Emit the open requests of descendants that these deliveries are about; the turn may park with them."""
+        at = order.at
+        asked = [ref.request_id for ref in order.deliveries if ref.kind == CHILD_INPUT and ref.request_id]
+        rows = [row for each in asked if order.shows and (row := await self._open_request(at.session_id, each))]
+        commit = Commit(at.session_id, consume=Consumption(at.turn, [each.id for each in order.deliveries]))
+        if not rows:
+            await commit_with_retries(self._store, commit)
+            return ShownInputs()
+        open = tuple(OpenInput(request_id=row.request.request_id) for row in rows)
+        factory = EventFactory(at)
+        shown = factory.inputs_requested([row.request for row in rows], open[0].request_id)
+        if not order.parks:
+            done = await commit_with_retries(self._store, replace(commit, events=(shown,)))
+            return ShownInputs(open=open, head=done.session.events)
+        ending = factory.parked()
+        parked = replace(
+            commit,
+            unless_cancelled=at.turn,
+            unless=(at.turn, at.step, END),
+            records=(written(at.turn, at.step, END, PARK, StoredPark(open=open)),),
+            events=(shown, *ending.events),
+            close_turn=at.turn,
+            change=SessionChange(status=ending.status),
+        )
+        try:
+            done = await commit_with_retries(self._store, parked)
+        except TurnCancelled:
+            await commit_with_retries(self._store, commit)
+            return ShownInputs(cancelled=True)
+        if done.existing is not None:
+            open = read(done.existing, PARK, StoredPark).open if PARK.includes(done.existing) else ()
+        return ShownInputs(open=open, head=done.session.events)
+
+    async def _open_request(self, root_id: str, request_id: str) -> InputRow | None:
+        """The request, if it is open and one of a descendant of this session."""
+        row = await self._store.input(request_id)
+        if row is None or row.status != "open":
+            return None
+        asking = await self._store.session(row.request.session_id)
+        above = asking.parent if asking else None
+        return row if above is not None and above.get("rootSessionId") == root_id else None
 
     async def _family(self, at: Coordinates) -> _Family:
         row = await find_session(self._store, at.session_id)

@@ -21,7 +21,7 @@ from perdure.store.values import (
 
 from . import rows
 from .database import Transaction, Value, Written
-from .deliveries import expects_turn, has_unread, refuse_unread, report_end
+from .deliveries import expects_turn, has_unread, refuse_unread, report_end, report_inputs
 from .forks import write_slot
 from .rows import LockedSession, encode, lock
 
@@ -268,6 +268,8 @@ async def _change_inputs(tx: Transaction, commit: Commit, session: LockedSession
     if commit.close:
         withdrawn = await tx.rows("withdraw_inputs", session_id=commit.session_id, now=now)
         closed += sorted(row["request_id"] for row in withdrawn)
+    await report_inputs(tx, session.row, [each.request_id for each in changes.opens], "opened", now)
+    await report_inputs(tx, session.row, closed, "closed", now)
     return [changes.resolved[each] for each in closed if each in changes.resolved]
 
 

@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from perdure.errors import (
     Conflict,
@@ -21,7 +22,7 @@ from perdure.errors import (
     Unavailable,
 )
 from perdure.protocol import names
-from perdure.protocol.deliveries import CHILD_RESULT, DeliveryBody, DeliveryRef, Lineage
+from perdure.protocol.deliveries import CHILD_ANSWER, CHILD_INPUT, CHILD_RESULT, DeliveryBody, DeliveryRef, Lineage
 from perdure.protocol.events import EventType, NewEvent, delivery_refused
 from perdure.protocol.inputs import InputAnswer
 from perdure.protocol.requests import Attention
@@ -115,16 +116,38 @@ async def report_end(tx: Transaction, session: SessionRow, now: str) -> None:
     if parent is None or parent.ended:
         return
     action = names.action_of_child(lineage.name, lineage.call_id)
-    ref = DeliveryRef(id=names.delivery_of_child(session.session_id), kind=CHILD_RESULT, token_hash="", action=action)
-    body = DeliveryBody(kind=CHILD_RESULT, child_session_id=session.session_id)
+    report_id = names.delivery_of_child(session.session_id)
+    ref = DeliveryRef(id=report_id, kind=CHILD_RESULT, token_hash="", action=action)
+    await _report(tx, session, parent, ref, DeliveryBody(kind=CHILD_RESULT, child_session_id=session.session_id), now)
+
+
+async def report_inputs(
+    tx: Transaction, session: SessionRow, request_ids: Sequence[str], what: Literal["opened", "closed"], now: str
+) -> None:
+    """Deliver to the root of the session's family that these requests were opened, or closed."""
+    if session.parent is None or not request_ids:
+        return
+    root = await rows.find(tx, Lineage.model_validate(session.parent).root_session_id)
+    if root is None or root.ended:
+        return
+    kind = CHILD_INPUT if what == "opened" else CHILD_ANSWER
+    for each in request_ids:
+        ref = DeliveryRef(id=names.delivery_of_input(each, what), kind=kind, token_hash="", request_id=each)
+        body = DeliveryBody(kind=kind, child_session_id=session.session_id, answers=(each,))
+        await _report(tx, session, root, ref, body, now)
+
+
+async def _report(
+    tx: Transaction, session: SessionRow, to: LockedSession, ref: DeliveryRef, body: DeliveryBody, now: str
+) -> None:
     report = NewDelivery(
-        session_id=lineage.session_id,
+        session_id=to.row.session_id,
         delivery_id=ref.id,
         body=body.model_dump(mode="json", exclude_none=True),
         owner=session.principal.owner,
         ref=ref.model_dump(mode="json"),
     )
-    await enqueue(tx, parent, report, now, limited=False)
+    await enqueue(tx, to, report, now, limited=False)
 
 
 async def expects_turn(tx: Transaction, session_id: str) -> bool:
@@ -302,6 +325,8 @@ async def answer(
             return Written(await _repeated(tx, answering, delivered))
     for row in count.changed:
         await tx.run("update_input", **rows.input_state(row))
+    if session is not None:
+        await report_inputs(tx, session.row, [row.request.request_id for row in count.closed], "closed", now)
     head = None if session is None else await rows.emit(tx, session.row, [to_event(row) for row in count.closed], now)
     # Also without a new delivery: the caller then signals the first answer again, and earlier deliveries precede it.
     unsignalled = session is not None and session.row.unsignalled > 0
