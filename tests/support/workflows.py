@@ -17,17 +17,23 @@ from perdure.protocol.deliveries import DeliveryRef
 from perdure.protocol.requests import (
     AttendSession,
     CloseSession,
+    CollectChildren,
     Concluded,
     Conclusion,
+    DispatchChildren,
     Finished,
     ModelCall,
     ModelOutcome,
     ParkTurn,
+    Pending,
     RebuildSession,
     Refusal,
     Reminder,
     Resumed,
     ResumeTurn,
+    ShowInputs,
+    ShownInputs,
+    StopChildren,
     ToolCall,
     ToolOutcome,
     Withdrawal,
@@ -84,6 +90,13 @@ class Outside:
         self.closed: list[CloseSession] = []
         self.rebuilt: list[RebuildSession] = []
         self.rebuilds: JsonObject | None = None
+        self.dispatched: list[DispatchChildren] = []
+        self.stopped: list[StopChildren] = []
+        self.collected: list[CollectChildren] = []
+        self.shown: list[ShowInputs] = []
+        # The actions of children without a result, and what they ask people.
+        self.pending: tuple[str, ...] = ()
+        self.asked = ShownInputs()
         # What each activity of this name waits for before it does its work.
         self.before: dict[str, Callable[[], Awaitable[None]]] = {}
         self.concluding_fails: list[Exception] = []
@@ -156,11 +169,32 @@ class Outside:
         await self._note(self.rebuilt, rebuild)
         return self.rebuilds
 
+    @activity.defn(name=names.DISPATCH_CHILDREN)
+    async def dispatch_children(self, order: DispatchChildren) -> Pending:
+        await self._may(names.DISPATCH_CHILDREN)
+        await self._note(self.dispatched, order)
+        return Pending(keys=self.pending)
+
+    @activity.defn(name=names.STOP_CHILDREN)
+    async def stop_children(self, order: StopChildren) -> Pending:
+        await self._note(self.stopped, order)
+        return Pending(keys=self.pending)
+
+    @activity.defn(name=names.COLLECT_CHILDREN)
+    async def collect_children(self, order: CollectChildren) -> None:
+        await self._note(self.collected, order)
+
+    @activity.defn(name=names.SHOW_INPUTS)
+    async def show_inputs(self, order: ShowInputs) -> ShownInputs:
+        await self._note(self.shown, order)
+        return self.asked
+
     @property
     def model_activities(self) -> list[Callable[..., Any]]:
         """All that the models' queue serves."""
         notes = [self.conclude_turn, self.refuse_delivery, self.withdraw_inputs, self.remind]
         notes += [self.attend_session, self.close_session, self.rebuild_session]
+        notes += [self.dispatch_children, self.stop_children, self.collect_children, self.show_inputs]
         return [*self.steps, *notes]
 
     @property
@@ -198,8 +232,9 @@ class Driven:
         coalesce: bool = False,
         kind: str = "message",
         at: str | None = None,
+        **about: Any,
     ) -> None:
-        ref = DeliveryRef(id=delivery_id, kind=kind, token_hash=token, coalesce=coalesce, at=at)
+        ref = DeliveryRef(id=delivery_id, kind=kind, token_hash=token, coalesce=coalesce, at=at, **about)
         await self.handle.signal(names.DELIVER, ref.model_dump(mode="json"))
 
     async def parked(self) -> None:

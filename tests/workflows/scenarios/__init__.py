@@ -3,6 +3,7 @@
 from .bounds import BOUNDS
 from .cancels import CANCELS
 from .care import CARE
+from .children import CHILDREN
 from .inline import INLINE
 from .parking import PARKING
 from .renewal import RENEWAL
@@ -10,7 +11,7 @@ from .stage import Scenario, Stage
 from .turns import TURNS
 
 SCENARIOS = tuple(
-    each for table in (PARKING, CANCELS, TURNS, CARE, RENEWAL, BOUNDS, INLINE) for each in table.scenarios
+    each for table in (PARKING, CANCELS, TURNS, CARE, RENEWAL, BOUNDS, INLINE, CHILDREN) for each in table.scenarios
 )
 
 __all__ = ["SCENARIOS", "Scenario", "Stage"]
