@@ -1,6 +1,6 @@
 """Agents that hand work to one another."""
 
-from perdure import Agent, tool
+from perdure import Agent, Limits, tool
 
 MODEL = "openai-chat:scripted"
 
@@ -20,4 +20,5 @@ async def pay(amount: int) -> str:
 clerk = Agent(name="clerk", model=MODEL, description="Adds and pays.", tools=[add, pay])
 researcher = Agent(name="researcher", model=MODEL, description="Finds things out.", tools=[add, pay], subagents=[clerk])
 boss = Agent(name="boss", model=MODEL, tools=[add, pay], subagents=[researcher, clerk])
-agents = [boss]
+hasty = Agent(name="hasty", model=MODEL, limits=Limits(turn_seconds=2), subagents=[clerk], copies_itself=False)
+agents = [boss, hasty]

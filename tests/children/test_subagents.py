@@ -210,3 +210,31 @@ async def test_to_cancel_a_turn_stops_its_children_and_theirs_before_it_says_so(
     ended = [await stream_of(talk, each) for each in (below["childSessionId"], called[0]["childSessionId"])]
     assert ["turn.cancelled" in types(each) for each in ended] == [True, True]
     assert await talk.say("say Still here") == "Still here"
+
+
+async def test_children_are_stopped_at_the_deadline_of_the_turn_that_waits_for_them(talk: Talk) -> None:
+    path = "/agents/hasty/eve/v1/session"
+    created = (await talk.http.post(path, json={"message": hand(("clerk", "drip 2000 words delay 50"))})).json()
+    talk.session_id, talk.token = created["sessionId"], created["continuationToken"]
+
+    events = await talk.until_boundary()
+
+    (failed,) = of_type(events, "turn.failed")
+    assert failed["code"] == "TURN_DEADLINE_EXCEEDED"
+    (called,) = of_type(events, "subagent.called")
+    assert types(await stream_of(talk, called["childSessionId"]))[-1] == "session.failed"
+
+
+async def test_callers_cannot_start_a_subagent(talk: Talk) -> None:
+    answer = await talk.http.post("/agents/clerk/eve/v1/session", json={"message": "say Hi"})
+
+    assert answer.status_code == 404
+
+
+async def test_a_child_takes_no_messages_of_others(talk: Talk) -> None:
+    (called,) = of_type(await ask(talk, hand(("clerk", "say Hi"))), "subagent.called")
+    child = called["childSessionId"]
+
+    for token in (talk.token, f"child/{child}"):
+        body = {"continuationToken": token, "message": "say More"}
+        assert (await talk.http.post(f"/eve/v1/session/{child}", json=body)).status_code in (404, 409)
