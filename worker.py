@@ -27,7 +27,7 @@ from perdure.harness.tools.budget import check_prices
 from perdure.harness.tools.toolbox import check_tools
 from perdure.models.base import Models
 from perdure.protocol import names
-from perdure.runtime.connect import temporal_client
+from perdure.runtime.connect import secret, temporal_client
 from perdure.runtime.signals import DriverClient, Signals
 from perdure.settings import Settings
 from perdure.store.base import Store
@@ -69,13 +69,20 @@ def workers(client: Client, store: Store, agents: AgentRegistry, models: Models,
 
     Each has slots of its own: tools that take long keep neither decisions nor model calls waiting.
     """
-    harness = Harness(store, agents, models, settings)
+    harness = Harness(store, agents, models, settings, secret=callback_secret(settings))
     turns, model, tools = TurnActivities(harness), ModelActivities(harness), ToolActivities(harness)
     if settings.only_pools:
         return [pool_worker(client, settings, harness, pool) for pool in settings.only_pools]
     signals = Signals(store, DriverClient(client, settings.task_queue), agents, ui_detail=settings.ui_detail == "on")
     children = ChildActivities(harness, signals)
-    family = [children.dispatch_children, children.stop_children, children.collect_children, children.show_inputs]
+    family = [
+        children.dispatch_children,
+        children.stop_children,
+        children.collect_children,
+        children.show_inputs,
+        children.look_at_children,
+        children.call_back,
+    ]
     # The steps of turns beside tool calls. The server hands them to the worker of their turn, with its decision.
     steps = [model.call_model, turns.resume_turn, turns.park_turn]
     # Short work on the store, between steps and after the last one.
@@ -154,6 +161,11 @@ _ACTIVITIES: _Activities = {
     "graceful_shutdown_timeout": GRACE,
     "activity_task_poller_behavior": POLLERS,
 }
+
+
+def callback_secret(settings: Settings) -> bytes | None:
+    """What the tokens of callbacks from other servers are derived from, if they can reach us."""
+    return None if settings.public_url is None else secret(settings)
 
 
 class _Build(TypedDict, total=False):

@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING
 from temporalio import activity
 
 from perdure.protocol import names
-from perdure.protocol.requests import CollectChildren, DispatchChildren, Pending, ShowInputs, ShownInputs, StopChildren
+from perdure.protocol.requests import (
+    CallBack,
+    CollectChildren,
+    DispatchChildren,
+    LookAtChildren,
+    Looked,
+    Pending,
+    ShowInputs,
+    ShownInputs,
+    StopChildren,
+)
 
 from .attempt import attempted
 
@@ -58,3 +68,13 @@ class ChildActivities:
     @attempted(reports=True)
     async def show_inputs(self, order: ShowInputs) -> ShownInputs:
         return await self.harness.children.show(order)
+
+    @activity.defn(name=names.LOOK_AT_CHILDREN)
+    @attempted(reports=True)
+    async def look_at_children(self, order: LookAtChildren) -> Looked:
+        return await self.harness.children.look(order)
+
+    @activity.defn(name=names.CALL_BACK)
+    @attempted()
+    async def call_back(self, order: CallBack) -> None:
+        await self.harness.callbacks.deliver(order.session_id)

@@ -18,8 +18,11 @@ from .requests import Handler, RequestLimits, Scopes, traced
 from .responses import Shield, on_error, on_http_error
 from .routes.inputs import InputRoutes
 from .routes.inspection import AboutRoutes, DeadLetterRoutes, InspectionRoutes, StreamRoutes
-from .routes.sessions import SessionRoutes
+from .routes.sessions import CallbackRoutes, SessionRoutes
 from .stream.broadcast import Broadcasts
+
+#: The largest report of another server, in bytes. Of larger results the stream there is read.
+MOST_REPORTED = 4_194_304
 
 #: Every agent under its name; the default agent without one.
 PREFIXES = ("/eve/v1", "/agents/{agent}/eve/v1")
@@ -51,10 +54,10 @@ def create_app(
     scopes = Scopes(agents, sessions)
     bodies, limits = BodyReader(settings.max_body_bytes), RequestLimits.of(settings)
     about = AboutRoutes(gate, scopes, development=development)
-    sessions_in = SessionRoutes(gate, scopes, sessions, bodies, limits)
+    sessions_in = SessionRoutes(gate, scopes, sessions, bodies, limits, settings)
     stream = StreamRoutes(gate, scopes, broadcasts or Broadcasts(store))
 
-    def route(method: str, path: str, handler: Handler) -> None:
+    def route(method: str, path: str, handler: Handler, bodies: BodyReader = bodies) -> None:
         app.add_api_route(path, traced(bodies, method, path, handler), methods=[method], response_model=None)
 
     for prefix in PREFIXES:
@@ -67,6 +70,11 @@ def create_app(
         route("POST", f"{prefix}/session/{{session_id}}/clear", sessions_in.clear)
         route("POST", f"{prefix}/session/{{session_id}}/reset", sessions_in.reset)
         route("GET", f"{prefix}/session/{{session_id}}/stream", stream.events)
+    # Anybody may send one, so its room is not that of those who are known.
+    reports = BodyReader(min(settings.max_body_bytes, MOST_REPORTED))
+    callbacks = CallbackRoutes(sessions.callbacks, reports)
+    route("POST", "/eve/v1/callback/{token}", callbacks.accept, reports)
+    route("POST", "/eve/v1/callback/", callbacks.accept, reports)
     inspection = InspectionRoutes(gate, sessions)
     route("GET", "/v1/sessions", inspection.sessions)
     route("GET", "/v1/sessions/{session_id}", inspection.session)

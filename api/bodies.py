@@ -5,7 +5,7 @@ import base64
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeAlias, TypeGuard, TypeVar, cast
 
@@ -147,6 +147,7 @@ class CreateBody:
     mode: Mode
     deadline: datetime | None = None
     idle_seconds: float | None = None
+    callback: JsonObject | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -162,14 +163,14 @@ class ContinueBody:
 def parse_create(fields: Fields, principal: Principal) -> CreateBody:
     message = _message(fields.get("message", _ABSENT))
     context = _client_context(fields.get("clientContext", _ABSENT))
-    if "callback" in fields:
-        check_callback(fields["callback"])
+    callback = check_callback(fields["callback"]) if "callback" in fields else None
     mode = _mode(fields.get("mode", _ABSENT))
     schema = _output_schema(fields.get("outputSchema", _ABSENT))
     if message is None:
         raise Invalid("Missing or empty 'message' field.")
     delivery = DeliveryBody(message=message, client_context=context, output_schema=schema, principal=principal)
-    return CreateBody(delivery, mode, _deadline(fields.get("deadline")), _idle_seconds(fields.get("idleSeconds")))
+    deadline, idle_seconds = _deadline(fields.get("deadline")), _idle_seconds(fields.get("idleSeconds"))
+    return CreateBody(delivery, mode, deadline, idle_seconds, callback)
 
 
 def parse_continue(fields: Fields, principal: Principal) -> ContinueBody:

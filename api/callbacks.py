@@ -1,16 +1,23 @@
-"""The terminal callback that a create request may name: checked strictly, in the contract's words."""
+"""Terminal callbacks: the one that a create request may name, checked strictly, and those of other servers."""
 
 import ipaddress
 import socket
 from typing import Any, cast
 from urllib.parse import unquote_to_bytes, urlsplit
 
-from perdure.bounds import quoted
+from perdure.bounds import DEEPEST, deeper_than, quoted
 from perdure.errors import Invalid
+from perdure.protocol.wire import JsonObject
+from perdure.settings import Settings
+
+from .auth import is_development
 
 _FIELDS = ("callId", "subagentName", "token", "url")
 _ROUTE = "/eve/v1/callback/"
+_FORBIDDEN = "callback.url: Callback url host must not be a private or reserved address."
 _MOST_KEYS = 10
+#: Of each field, in characters.
+_LONGEST = 4_096
 #: The types of JSON values in the contract's words; every other value is an object.
 _KINDS = {"NoneType": "null", "bool": "boolean", "int": "number", "float": "number", "str": "string", "list": "array"}
 _RESERVED = tuple(
@@ -30,8 +37,8 @@ _RESERVED = tuple(
 )
 
 
-def check_callback(value: Any) -> None:
-    """Raise `Invalid` with all faults, unless this is a valid callback."""
+def check_callback(value: Any) -> JsonObject:
+    """The callback; `Invalid` with all faults, unless it is a valid one."""
     if not isinstance(value, dict):
         raise _refused([f"callback: Invalid input: expected object, received {_kind(value)}"])
     callback = cast("dict[str, Any]", value)
@@ -42,6 +49,32 @@ def check_callback(value: Any) -> None:
     issues = issues or _url_issues(callback["url"], callback["token"])
     if issues:
         raise _refused(issues)
+    if any(len(callback[name]) > _LONGEST for name in _FIELDS):
+        raise _refused([f"callback: Too big: expected strings to have <={_LONGEST} characters"])
+    return callback
+
+
+async def with_reach(callback: JsonObject, settings: Settings) -> JsonObject:
+    """The callback with the addresses that it may reach; `Invalid` if its own is not one of them, as far as known."""
+    # Imported here because it imports pydantic-ai, which a process without callbacks does not need.
+    from perdure.harness.remote.outbound import is_allowed
+
+    reach = "private" if settings.local_callbacks else "loopback" if is_development(settings) else "public"
+    if not await is_allowed(callback["url"], reach):
+        raise _refused([_FORBIDDEN])
+    return {**callback, "reach": reach}
+
+
+def parse_report(fields: JsonObject) -> JsonObject:
+    """The body of a callback that another server delivers."""
+    for name in ("callId", "subagentName"):
+        if not isinstance(fields.get(name), str) or not fields[name]:
+            raise Invalid(f"Missing callback {name}.")
+    if fields.get("kind") not in ("session.completed", "session.failed"):
+        raise Invalid("Unsupported callback kind.")
+    if deeper_than(fields.get("output"), DEEPEST):
+        raise Invalid("Unsupported callback output.")
+    return fields
 
 
 def _listed(names: list[str]) -> str:
@@ -76,7 +109,7 @@ def _url_issues(url: str, token: str) -> list[str]:
     if _url_token(parts.path) != token:
         issues.append("callback.url: Callback url token must match callback token.")
     if _is_reserved(host):
-        issues.append("callback.url: Callback url host must not be a private or reserved address.")
+        issues.append(_FORBIDDEN)
     return issues
 
 

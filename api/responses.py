@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from perdure.bounds import quoted, shortened
 from perdure.errors import (
+    CallbackNotPending,
     ForkRefused,
     InboxFull,
     InputClosed,
@@ -74,7 +75,7 @@ def problem(error: PerdureError) -> Response:
 def _body(error: PerdureError) -> dict[str, Any]:
     message = shortened(error.message, _LONGEST)
     match error:
-        case Invalid() | SessionNotFound():
+        case Invalid() | SessionNotFound() | CallbackNotPending():
             return {"error": message, "ok": False}
         case TooLarge() | UnsupportedMedia():
             return {"error": message, "ok": False, "violations": error.details.get("violations", [])}

@@ -119,6 +119,7 @@ async def serve(settings: Settings, stop: asyncio.Event, ready: asyncio.Event | 
         await stack.enter_async_context(sessions.sweeper.running())
         await stack.enter_async_context(sessions.reconciler.running())
         await stack.enter_async_context(sessions.deletions.running())
+        await stack.enter_async_context(sessions.callbacks.running())
         await stack.enter_async_context(Retention(store, keep).running())
         broadcasts = Broadcasts(store)
         limits = ConnectionLimits(most_connections(settings.max_connections))

@@ -8,6 +8,7 @@ PerdureError
 ├── NotFound                404
 │   ├── SessionNotFound
 │   ├── AgentNotFound
+│   ├── CallbackNotPending       no call waits for a callback with this token
 │   └── InputNotFound
 ├── SessionDeleted          410  the key of the request belongs to a session that was deleted
 ├── Conflict                409
@@ -119,6 +120,12 @@ class AgentNotFound(NotFound):
     """No agent of this name is served here."""
 
     code = "agent_not_found"
+
+
+class CallbackNotPending(NotFound):
+    """Session callback not pending."""
+
+    code = "callback_not_pending"
 
 
 class DeadLetterNotFound(NotFound):

@@ -31,6 +31,18 @@ def _checked(address: str) -> str:
     return address
 
 
+def _checked_url(url: str | None) -> str | None:
+    if url is None:
+        return None
+    address = _checked(url)
+    parts = urlsplit(address)
+    more = parts.path.strip("/") or parts.query or parts.fragment or parts.username is not None
+    if parts.scheme not in ("http", "https") or more:
+        # The contract knows callbacks at one path only.
+        raise PydanticCustomError("address", "A public URL is http(s)://HOST[:PORT], without a path")
+    return address.rstrip("/")
+
+
 def _unless_empty(value: object) -> object:
     return None if value == "" else value
 
@@ -86,6 +98,11 @@ class Settings(BaseSettings):
     jwt_role_claims: str = "role,roles,scope"
     # Callers on this machine need no key as long as no keys or tokens are configured. With this, they never need one.
     trust_loopback: bool = False
+
+    # Where other servers reach this API: agents there report the end of their work to it.
+    public_url: Annotated[str | None, BeforeValidator(_unless_empty), AfterValidator(_checked_url)] = None
+    # Whether sessions may deliver their callbacks to private addresses.
+    local_callbacks: bool = False
 
     # Limits.
     max_message_bytes: int = Field(default=1_048_576, ge=1)

@@ -16,7 +16,7 @@ from temporalio.exceptions import (
 
 from perdure.errors import PerdureError, TurnCancelled
 from perdure.protocol import names
-from perdure.protocol.requests import Concluded, Failure
+from perdure.protocol.requests import CallBack, Concluded, Failure
 from perdure.protocol.wire import JsonObject
 from perdure.session.turn import StepFailed
 
@@ -54,6 +54,20 @@ async def execute_until_success(name: str, argument: Any, *, summary: str, resul
             if is_cancelled_exception(error):
                 raise asyncio.CancelledError from error
             await workflow.sleep(_RETRY_PAUSE)
+
+
+async def call_back_once(order: CallBack) -> None:
+    """Deliver the callback of a session that has ended. A worker that dies in it is no reason to keep the workflow."""
+    await workflow.execute_activity(
+        names.CALL_BACK,
+        order,
+        task_queue=names.sibling(workflow.info().task_queue, names.MODELS_QUEUE),
+        schedule_to_close_timeout=policies.CALL_BACK.schedule_to_close,
+        start_to_close_timeout=policies.CALL_BACK.start_to_close,
+        heartbeat_timeout=policies.CALL_BACK.heartbeat,
+        retry_policy=policies.CALL_BACK.retry,
+        summary="call back",
+    )
 
 
 # --- failures ------------------------------------------------------------------------------------------------

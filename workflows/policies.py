@@ -47,6 +47,14 @@ UNTIL_DONE = Policy(
     retry=RetryPolicy(initial_interval=timedelta(milliseconds=200), maximum_interval=timedelta(seconds=10)),
 )
 
+#: One try to deliver a callback, and a second one if the store is away.
+CALL_BACK = Policy(
+    start_to_close=timedelta(seconds=40),
+    heartbeat=timedelta(seconds=5),
+    retry=RetryPolicy(initial_interval=timedelta(seconds=1), maximum_attempts=2),
+    schedule_to_close=timedelta(minutes=2),
+)
+
 #: Calls that run at the same time if the step has no limit.
 PARALLEL = 16
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any, Literal, TypeAlias, cast
 
 from temporalio import workflow
-from temporalio.exceptions import ApplicationError, ChildWorkflowError, WorkflowAlreadyStartedError
+from temporalio.exceptions import ActivityError, ApplicationError, ChildWorkflowError, WorkflowAlreadyStartedError
 
 from perdure.errors import PerdureError, UnreadableState
 from perdure.protocol import names
@@ -17,11 +17,14 @@ from perdure.protocol.inputs import OpenInput
 from perdure.protocol.requests import (
     AttendSession,
     Attention,
+    CallBack,
     CloseSession,
     CollectChildren,
     Coordinates,
     DispatchChildren,
     Failure,
+    LookAtChildren,
+    Looked,
     Pending,
     RebuildSession,
     Refusal,
@@ -54,7 +57,7 @@ from perdure.session.state import (
 from perdure.session.turn import CANCELLED, ContinueAsNew, conclusion
 
 from . import versions
-from .outcomes import CONCLUDED_TYPE, execute_until_success, failure_of_error, failure_of_turn
+from .outcomes import CONCLUDED_TYPE, call_back_once, execute_until_success, failure_of_error, failure_of_turn
 from .turn import InlineTurn
 
 TurnHandle: TypeAlias = "workflow.ChildWorkflowHandle[Any, TurnResult] | InlineTurn"
@@ -261,7 +264,12 @@ class SessionWorkflow:
                 return await self._rebuild_state(rebuild)
             case decisions.ShowInputs():
                 await self._show_inputs(move)
-            case decisions.DispatchChildren() | decisions.StopChildren() | decisions.CollectChildren():
+            case (
+                decisions.DispatchChildren()
+                | decisions.StopChildren()
+                | decisions.LookAtChildren()
+                | decisions.CollectChildren()
+            ):
                 await self._attend_children(move)
             case decisions.Withdraw():
                 await self._withdraw()
@@ -426,21 +434,27 @@ class SessionWorkflow:
     # --- children -------------------------------------------------------------------------------------------
 
     async def _attend_children(
-        self, move: decisions.DispatchChildren | decisions.StopChildren | decisions.CollectChildren
+        self,
+        move: decisions.DispatchChildren
+        | decisions.StopChildren
+        | decisions.LookAtChildren
+        | decisions.CollectChildren,
     ) -> None:
-        """Start or stop the sessions to which a turn has handed work, or record their results."""
+        """Start, follow or stop the sessions to which a turn has handed work, or record their results."""
         at, count = move.awaited.at, f"{len(move.awaited.keys)} children"
         match move:
             case decisions.DispatchChildren():
                 pending = await execute_until_success(
                     names.DISPATCH_CHILDREN, DispatchChildren(at=at), summary=f"start {count}", result=Pending
                 )
-                self._state = self._state.dispatched(pending.keys, "started")
+                self._state = self._state.dispatched(pending.keys, "started", self._look_at(pending.look_in))
             case decisions.StopChildren():
-                pending = await execute_until_success(
-                    names.STOP_CHILDREN, StopChildren(at=at), summary=f"stop {count}", result=Pending
-                )
+                pending, looked = await self._stop_children(at, f"stop {count}")
                 self._state = self._state.dispatched(pending.keys, "stopping")
+                self._state = self._state.looked(looked.results, self._look_at(looked.look_in))
+            case decisions.LookAtChildren():
+                looked = await self._look_at_children(at)
+                self._state = self._state.looked(looked.results, self._look_at(looked.look_in))
             case decisions.CollectChildren(results=results):
                 collection = CollectChildren(at=at, deliveries=results)
                 await execute_until_success(names.COLLECT_CHILDREN, collection, summary=f"results of {count}")
@@ -475,12 +489,30 @@ class SessionWorkflow:
         with contextlib.suppress(ApplicationError):
             await workflow.get_external_workflow_handle(session_id).signal(names.DELIVER, ref.model_dump(mode="json"))
 
+    async def _stop_children(self, at: Coordinates, summary: str) -> tuple[Pending, Looked]:
+        """Stop the children of this step. Those on other servers get at least one request to stop."""
+        pending = await execute_until_success(names.STOP_CHILDREN, StopChildren(at=at), summary=summary, result=Pending)
+        return pending, Looked() if pending.look_in is None else await self._look_at_children(at)
+
+    async def _look_at_children(self, at: Coordinates) -> Looked:
+        """Start, follow or cancel the sessions on other servers, as far as something is due."""
+        order = LookAtChildren(at=at)
+        return await execute_until_success(
+            names.LOOK_AT_CHILDREN, order, summary="look at other servers", result=Looked
+        )
+
+    def _look_at(self, seconds: float | None) -> float | None:
+        return None if seconds is None else workflow.time() + seconds
+
     async def _leave_family(self) -> None:
-        """When the session has ended: stop its children, and tell its parent."""
+        """When the session has ended: stop its children, and tell its parent, here or on another server."""
         if self._state.awaited is not None:
-            await execute_until_success(
-                names.STOP_CHILDREN, StopChildren(at=self._state.awaited.at), summary="stop children", result=Pending
-            )
+            await self._stop_children(self._state.awaited.at, "stop children")
+        if self._state.calls_back:
+            # One try: the APIs repeat one that fails.
+            order = CallBack(session_id=self._state.session_id)
+            with contextlib.suppress(ActivityError):
+                await call_back_once(order)
         parent = self._state.parent
         if parent is None:
             return

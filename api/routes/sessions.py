@@ -17,18 +17,29 @@ from api.bodies import (
     parse_create,
     parse_fork,
 )
+from api.callbacks import parse_report, with_reach
 from api.requests import RequestLimits, Scopes, idempotency_key, known_id
 from api.responses import flags, reply
-from perdure.errors import NoActiveSession, SessionNotFound
+from perdure.errors import Invalid, NoActiveSession, SessionNotFound
 from perdure.protocol.deliveries import Capabilities, Principal, Receipt
 from perdure.protocol.wire import JsonObject
+from perdure.runtime.remote.callbacks import Callbacks
 from perdure.runtime.sessions import Sessions
+from perdure.session.remote import DEPTH_HEADER, read_depth
+from perdure.settings import Settings
 
 
 class SessionRoutes:
     def __init__(
-        self, gate: Gate, scopes: Scopes, sessions: Sessions, bodies: BodyReader, limits: RequestLimits
+        self,
+        gate: Gate,
+        scopes: Scopes,
+        sessions: Sessions,
+        bodies: BodyReader,
+        limits: RequestLimits,
+        settings: Settings,
     ) -> None:
+        self._settings = settings
         self._gate = gate
         self._scopes = scopes
         self._sessions = sessions
@@ -47,6 +58,7 @@ class SessionRoutes:
             return body
 
         body = await self._bodies.read(request, parse)
+        callback = None if body.callback is None else await with_reach(body.callback, self._settings)
         receipt = await self._sessions.start(
             agent.name,
             body=body.delivery,
@@ -56,6 +68,8 @@ class SessionRoutes:
             idempotency_key=key,
             deadline=body.deadline,
             idle_seconds=body.idle_seconds,
+            callback=callback,
+            depth=read_depth(request.headers.get(DEPTH_HEADER)) or None,
         )
         return _accepted(receipt, 202)
 
@@ -164,3 +178,20 @@ def _accepted(receipt: Receipt, status: int) -> Response:
         body["continuationToken"] = receipt.continuation_token
     headers = flags(deduplicated=receipt.deduplicated, delayed=receipt.delayed)
     return reply(body, status, {"x-eve-session-id": receipt.session_id, **headers})
+
+
+class CallbackRoutes:
+    """Other servers report here what agents there have done. The token is the right to do that, for one call, once."""
+
+    def __init__(self, callbacks: Callbacks, bodies: BodyReader) -> None:
+        self._callbacks = callbacks
+        self._bodies = bodies
+
+    async def accept(self, request: Request) -> Response:
+        """Deliver the result of a call to the session that waits for it."""
+        token = request.path_params.get("token")
+        if not token:
+            raise Invalid("Missing callback token.")
+        report = await self._bodies.read(request, parse_report)
+        await self._callbacks.accept(token, report)
+        return reply({"ok": True}, 202)

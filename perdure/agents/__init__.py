@@ -10,6 +10,7 @@ from .agent import Agent, Compaction, Instructions, Limits, Price
 from .approval import Approval, Call, Decision
 from .context import SessionView, ToolContext
 from .registry import AgentRegistry, load_agents
+from .remote import RemoteAgent
 from .state import State
 from .tool import Effects, Tool, tool
 
@@ -24,6 +25,7 @@ __all__ = [
     "Instructions",
     "Limits",
     "Price",
+    "RemoteAgent",
     "Responders",
     "SessionView",
     "State",

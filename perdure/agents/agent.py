@@ -5,7 +5,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import FunctionType, MethodType
-from typing import Any, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from perdure.errors import InvalidDeclaration
 from perdure.protocol.deliveries import Bounds
@@ -16,6 +16,9 @@ from .approval import takes
 from .context import SessionView
 from .output_schema import problem
 from .tool import Tool, tool
+
+if TYPE_CHECKING:
+    from .remote import RemoteAgent
 
 Instructions: TypeAlias = str | Callable[[SessionView], str | Awaitable[str]]
 
@@ -46,7 +49,7 @@ _MOST_PARALLEL = 500
 #: A hundred years, in seconds: more would not fit into dates.
 LONGEST_TIME = 3_155_760_000
 
-_NAME = re.compile(r"[a-z0-9](?:[a-z0-9_-]{0,62}[a-z0-9])?")
+NAME = re.compile(r"[a-z0-9](?:[a-z0-9_-]{0,62}[a-z0-9])?")
 
 
 @dataclass(frozen=True)
@@ -161,8 +164,13 @@ def _is_share(number: object) -> bool:
 _ATTEMPTS: dict[int | None, int | None] = {Limits().max_attempts: None, None: 0}
 
 
-def bounds_of(limits: Limits, *, deadline: float | None = None, idle_seconds: float | None = None) -> Bounds | None:
-    """The bounds of a new session: what its agent declares, and what the caller wants if that is tighter."""
+def bounds_of(
+    limits: Limits, *, deadline: float | None = None, idle_seconds: float | None = None, depth: int | None = None
+) -> Bounds | None:
+    """The bounds of a new session: what its agent declares, and what the caller wants if that is tighter.
+
+    `depth`: how many sessions are above it on other servers.
+    """
     ends = [] if limits.session_seconds is None else [time.time() + limits.session_seconds]
     ends += [] if deadline is None else [deadline]
     idle = [each for each in (limits.idle_seconds, idle_seconds) if each is not None]
@@ -171,6 +179,7 @@ def bounds_of(limits: Limits, *, deadline: float | None = None, idle_seconds: fl
         idle_seconds=min(idle, default=None),
         turn_seconds=limits.turn_seconds,
         attempts=_ATTEMPTS.get(limits.max_attempts, limits.max_attempts),
+        depth=depth,
     )
     return None if bounds == Bounds() else bounds
 
@@ -226,14 +235,15 @@ class Agent:
     turns: Turns | None = None
     #: Whether the model may ask people with the built-in `ask_question`. A tool of that name replaces it.
     asks_questions: bool = True
-    #: Agents to which the model can hand work. Each is a tool of its name, and each call a session of its own.
-    subagents: "Sequence[Agent]" = ()
+    #: Agents to which the model can hand work, here and on other servers. Each is a tool of its name, and each call a
+    #: session of its own.
+    subagents: "Sequence[Agent | RemoteAgent]" = ()
     #: Whether the model can also hand work to a copy of this agent, with the built-in tool `agent`. By default it can
     #: if there are subagents.
     copies_itself: bool | None = None
 
     def __post_init__(self) -> None:
-        if not (_is_text(self.name) and _NAME.fullmatch(self.name)):
+        if not (_is_text(self.name) and NAME.fullmatch(self.name)):
             raise InvalidDeclaration(
                 f"The agent name {self.name!r} will not do: use lowercase letters, digits, '-' and '_', at most 64, "
                 "the first and the last one a letter or a digit."
@@ -250,7 +260,7 @@ class Agent:
             raise InvalidDeclaration(f"Agent {self.name!r}: the output schema cannot be used: {found}.")
 
     @property
-    def children(self) -> "Sequence[tuple[str, Agent]]":
+    def children(self) -> "Sequence[tuple[str, Agent | RemoteAgent]]":
         """The tools that hand work to an agent, by name."""
         copies = bool(self.subagents) if self.copies_itself is None else self.copies_itself
         return (*((each.name, each) for each in self.subagents), *(((SELF_COPY, self),) if copies else ()))
@@ -303,7 +313,10 @@ def _wrong_type(agent: Agent) -> str | None:
 def _wrong_subagents(subagents: object) -> str | None:
     if _is_text(subagents) or not isinstance(subagents, Iterable):
         return "subagents is a list of agents: `subagents=[researcher]`"
-    wrong = next((each for each in cast("Iterable[object]", subagents) if not isinstance(each, Agent)), None)
+    from .remote import RemoteAgent
+
+    known = (Agent, RemoteAgent)
+    wrong = next((each for each in cast("Iterable[object]", subagents) if not isinstance(each, known)), None)
     return None if wrong is None else f"{wrong!r} is no agent; subagents is a list of agents: `subagents=[researcher]`"
 
 

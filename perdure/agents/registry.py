@@ -31,7 +31,8 @@ class AgentRegistry:
         if known is not agent:
             raise InvalidDeclaration(f"Two agents are named {agent.name!r}.")
         for each in agent.subagents:
-            self._add(each)
+            if isinstance(each, Agent):
+                self._add(each)
 
     @property
     def default(self) -> Agent:
@@ -87,7 +88,7 @@ def load_agents(spec: str, model: str | None = None, turns: Turns | None = None)
     def complete(agent: Agent) -> Agent:
         # Two agents may share a subagent: it stays one agent.
         if id(agent) not in completed:
-            subagents = [complete(each) for each in agent.subagents]
+            subagents = [complete(each) if isinstance(each, Agent) else each for each in agent.subagents]
             completed[id(agent)] = replace(
                 agent, model=agent.model or model, turns=agent.turns or turns, subagents=subagents
             )

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from perdure.agents.agent import Agent
 from perdure.agents.registry import AgentRegistry
 from perdure.errors import NeedsAttention
 from perdure.models.base import ModelSource
@@ -42,6 +43,8 @@ from .turn import TurnEnder, TurnParker
 from .turn_begin import FileFetcher
 
 if TYPE_CHECKING:
+    from .remote.callbacks import CallbackSender
+    from .remote.calls import RemoteCalls
     from .tools.children import Children
 
 
@@ -57,7 +60,10 @@ class Harness:
         *,
         histories: HistoryCache | None = None,
         clock: Clock = time.time,
+        secret: bytes | None = None,
     ) -> None:
+        """`secret`: the tokens are derived from it with which agents on other servers report their results."""
+        self._secret = secret
         self._agents = agents
         self._models = ModelCaller(store, agents, models, settings, histories, clock)
         self._tools = ToolCaller(store, agents, settings, clock)
@@ -132,7 +138,21 @@ class Harness:
         """The sessions that turns hand work to. Most sessions have none."""
         from .tools.children import Children
 
-        return Children(self._store, self._agents, self._settings)
+        return Children(self._store, self._agents, self._settings, self._remote_calls())
+
+    def _remote_calls(self) -> "RemoteCalls | None":
+        if not any(each for agent in self._agents for each in agent.subagents if not isinstance(each, Agent)):
+            return None
+        from .remote.calls import RemoteCalls
+
+        return RemoteCalls(self._store, public_url=self._settings.public_url, secret=self._secret)
+
+    @cached_property
+    def callbacks(self) -> "CallbackSender":
+        """The callbacks of sessions that have ended."""
+        from .remote.callbacks import CallbackSender
+
+        return CallbackSender(self._store)
 
     async def report(self, session_id: str, error: NeedsAttention) -> None:
         """Set the session's attention: no worker can serve it."""

@@ -126,6 +126,8 @@ class ChildCall(Wire):
     node_id: str
     description: str = ""
     depth: int
+    # The address of the server, if it is an agent elsewhere.
+    remote_url: str | None = None
 
 
 class RequestedCall(Wire):

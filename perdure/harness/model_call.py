@@ -415,7 +415,8 @@ class ModelCaller:
             remembered=(await remembered(self._store, at.session_id))[0] if remembers else frozenset(),
             clock=self._clock,
         )
-        depth = (ctx.row.parent or {}).get("depth", 0)
+        above = ctx.row.bounds.depth if ctx.row.bounds else None
+        depth = (ctx.row.parent or {}).get("depth", above or 0)
         return ReplyReader(offer, approvals, self._settings, ctx.agent.limits, depth)
 
     async def _reply(self, ctx: ModelContext, deltas: DeltaWriter, prompt: Prompt) -> Reply:

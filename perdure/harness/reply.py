@@ -148,12 +148,13 @@ def _action(call: RequestedCall) -> JsonObject:
     """The call as an action of the contract."""
     if call.child is None:
         return {"kind": "tool-call", "callId": call.call_id, "toolName": call.tool, "input": call.input}
+    is_remote = call.child.remote_url is not None
     return {
-        "kind": "subagent-call",
+        "kind": "remote-agent-call" if is_remote else "subagent-call",
         "callId": call.call_id,
         "name": call.tool,
         "nodeId": call.child.node_id,
-        "subagentName": call.tool,
+        "remoteAgentName" if is_remote else "subagentName": call.tool,
         "description": call.child.description,
         "input": call.input,
     }

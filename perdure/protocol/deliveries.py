@@ -51,6 +51,8 @@ class Bounds(Wire, extra="allow"):
     turn_seconds: float | None = None
     # Attempts at a model call whose worker dies. 0: no limit but the deadline of the turn.
     attempts: int | None = None
+    # How many sessions are above this one on other servers, as the one says that has started it.
+    depth: int | None = None
 
 
 class InputResponse(Wire):

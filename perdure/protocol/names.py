@@ -24,6 +24,8 @@ DISPATCH_CHILDREN = "dispatch_children"
 STOP_CHILDREN = "stop_children"
 COLLECT_CHILDREN = "collect_children"
 SHOW_INPUTS = "show_inputs"
+LOOK_AT_CHILDREN = "look_at_children"
+CALL_BACK = "call_back"
 
 DELIVER = "deliver"
 CANCEL = "cancel"
@@ -119,6 +121,13 @@ def delivery_of_child(session_id: str) -> str:
 def delivery_of_input(request_id: str, what: Literal["opened", "closed"]) -> str:
     """The id of the delivery that tells a root that a descendant waits for people, or does so no more."""
     return f"dlv_{request_id.removeprefix('inp_')}_{what}"
+
+
+def delivery_of_call(session_id: str, action: str) -> str:
+    """The id of the delivery that brings the result of a call that another server does: the same, however it comes."""
+    digest = hashlib.sha256(b"perdure/remote/" + f"{session_id}/{action}".encode()).digest()
+    number = int.from_bytes(digest[:16], "big")
+    return "dlv_" + "".join(_ALPHABET[(number >> shift) & 31] for shift in range(125, -1, -5))
 
 
 # Scopes of the fence: each has one newest attempt.

@@ -305,6 +305,8 @@ class Awaited(Wire, extra="allow"):
     request: JsonObject | None = None
     # When the turn fails, in seconds since the epoch: from then on its children are stopped.
     deadline: float | None = None
+    # When the children on other servers need something next, in seconds since the epoch.
+    look_at: float | None = None
     # Whether the children are still to be started, work, or were asked to stop; or whether their turn has ended
     # without them: then they are stopped, and their results are refused.
     phase: Literal["due", "started", "stopping", "abandoned"] = "due"
@@ -326,6 +328,28 @@ class Pending(Wire):
     """The keys of the actions of a step that have no result yet."""
 
     keys: tuple[str, ...] = ()
+    # After how many seconds the children on other servers need something. None: there are none.
+    look_in: float | None = None
+
+
+class LookAtChildren(Versioned):
+    """Input of `look_at_children`: start, follow or cancel the sessions on other servers that do calls of this step."""
+
+    at: Coordinates
+
+
+class Looked(Wire):
+    """What was found there."""
+
+    # Deliveries with results. Drivers of builds that do not know them get them by a signal.
+    results: tuple[DeliveryRef, ...] = ()
+    look_in: float | None = None
+
+
+class CallBack(Versioned):
+    """Input of `call_back`: a session that has ended delivers its callback."""
+
+    session_id: str
 
 
 class CollectChildren(Versioned):

@@ -12,6 +12,7 @@ or `deliver_or_start`, which does the same without a race.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
@@ -56,6 +57,7 @@ from .deliveries import CallerRequest, reference
 from .forks import ForkReceipt, Forks
 from .inputs import Answers, Inputs
 from .reconciler import Reconciler
+from .remote.callbacks import Callbacks
 from .signals import DriverClient, Signals
 from .sweeper import Sweeper
 
@@ -117,6 +119,7 @@ class Sessions:
         self.sweeper = Sweeper(store, self._signals)
         self.reconciler = Reconciler(store, driver)
         self.deletions = Deletions(store, driver, client)
+        self.callbacks = Callbacks(store, self._signals)
 
     # --- write ----------------------------------------------------------------------------------------------
 
@@ -134,11 +137,14 @@ class Sessions:
         same_as: tuple[str, ...] | None = None,
         deadline: datetime | None = None,
         idle_seconds: float | None = None,
+        callback: JsonObject | None = None,
+        depth: int | None = None,
     ) -> Receipt:
         """Start a session with its first delivery. `TokenConflict` when a live session owns `token`.
 
         It ends at `deadline`, or after `idle_seconds` in which nothing happens in it, if its agent does not end it
         earlier.
+        `callback`: where its end is reported; `depth`: how many sessions are above it on other servers.
         Two requests with one idempotency key are the same if their bodies and `same_as` are equal. The default of
         `same_as` is made of the other arguments.
         """
@@ -157,11 +163,14 @@ class Sessions:
             principal=principal,
             capabilities=capabilities or Capabilities(request_input=mode == "conversation"),
             title=_title(body),
-            bounds=bounds_of(self._signals.limits(agent), deadline=ends_at, idle_seconds=idle_seconds),
+            bounds=bounds_of(self._signals.limits(agent), deadline=ends_at, idle_seconds=idle_seconds, depth=depth),
+            callback=callback,
         )
         about = same_as or ("start", agent, mode, token or "")
         if deadline is not None or idle_seconds is not None:
             about = (*about, str(ends_at), str(idle_seconds))
+        if callback is not None:
+            about = (*about, "callback", json.dumps(callback, sort_keys=True))
         request = CallerRequest(session_id, body, principal, about, idempotency_key, session.token_hash)
         if ends_at is not None and ends_at <= time.time():
             return await self._too_late(request, token)

@@ -431,6 +431,7 @@ class Signals:
             bounds=session.bounds,
             turns=agent.turns if agent else None,
             parent=parent_ref(session.parent),
+            calls_back=isinstance(session, NewSession) and session.callback is not None,
         )
         for ref in waiting:
             # A delivery of a newer build may be unreadable here. It is signalled as well, to a driver that can read it.

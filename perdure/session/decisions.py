@@ -115,6 +115,13 @@ class StopChildren:
 
 
 @dataclass(frozen=True)
+class LookAtChildren:
+    """Start, follow or cancel the sessions on other servers, which need that now."""
+
+    awaited: Awaited
+
+
+@dataclass(frozen=True)
 class CollectChildren:
     """Record their results, and continue the turn."""
 
@@ -164,7 +171,7 @@ class ShowInputs:
     parks: bool
 
 
-Children: TypeAlias = DispatchChildren | StopChildren | CollectChildren | ShowInputs
+Children: TypeAlias = DispatchChildren | StopChildren | LookAtChildren | CollectChildren | ShowInputs
 
 Move: TypeAlias = RebuildState | Children | Withdraw | Refuse | Remind | RunTurn | ForgetCancel | EndIdle | Renew | Wait
 
@@ -189,7 +196,8 @@ def next_move(session: SessionState, now: float, *, renew: bool = False, bounded
         return _held_move(session, session.held, now, look)
     if session.awaited is not None and (session.awaits_children or session.cancel == "this"):
         # The turn goes on, or is cancelled, when its children have ended.
-        return _wait(look, session.awaited.deadline if session.awaited.phase == "started" else None)
+        deadline = session.awaited.deadline if session.awaited.phase == "started" else None
+        return _wait(look, deadline, session.awaited.look_at)
     return _move_between_turns(session, now, unknown, look, bounded=bounded)
 
 
@@ -207,7 +215,7 @@ def _move_between_turns(
     idle_end = session.idle_end if bounded and not unknown and session.awaited is None else None
     if idle_end is not None and idle_end <= now:
         return EndIdle()
-    return _wait(next_deadline(session), look, idle_end)
+    return _wait(next_deadline(session), look, idle_end, session.awaited.look_at if session.awaited else None)
 
 
 def _wait(*until: float | None) -> Wait:
@@ -246,7 +254,9 @@ def _move_for(session: SessionState, awaited: Awaited, now: float) -> Children |
     if awaited.phase == "due":
         return DispatchChildren(awaited)
     results = session.results
-    return CollectChildren(awaited, results) if len(results) == len(awaited.keys) else None
+    if len(results) == len(awaited.keys):
+        return CollectChildren(awaited, results)
+    return LookAtChildren(awaited) if awaited.look_at is not None and awaited.look_at <= now else None
 
 
 def _is_of_child(session: SessionState, delivery: DeliveryRef) -> bool:

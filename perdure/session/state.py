@@ -198,6 +198,8 @@ class SessionState(Wire, extra="allow"):
     parent: ParentRef | None = None
     # What a turn has handed to other sessions.
     awaited: Awaited | None = None
+    # Whether another server waits for the end of this session. If a rebuild has forgotten it, the APIs report it.
+    calls_back: bool = False
 
     @classmethod
     def to_rebuild(cls, session_id: str, rebuild: Rebuild) -> "SessionState":
@@ -314,13 +316,23 @@ class SessionState(Wire, extra="allow"):
         awaited = (self.awaited or handed).model_copy(update={"request": handed.request, "deadline": handed.deadline})
         return self.after_turn(result).model_copy(update={**going_on, "awaited": awaited})
 
-    def dispatched(self, keys: Sequence[str], phase: Literal["started", "stopping"]) -> "SessionState":
+    def dispatched(
+        self, keys: Sequence[str], phase: Literal["started", "stopping"], look_at: float | None = None
+    ) -> "SessionState":
         """The state after the children were started, or asked to stop; `keys`: the actions without a result."""
         if self.awaited is None or self.awaited.phase == "abandoned":
             return self.model_copy(update={"awaited": None})
-        return self.model_copy(
-            update={"awaited": self.awaited.model_copy(update={"keys": tuple(keys), "phase": phase})}
-        )
+        done = {"keys": tuple(keys), "phase": phase, "look_at": look_at}
+        return self.model_copy(update={"awaited": self.awaited.model_copy(update=done)})
+
+    def looked(self, results: Sequence[DeliveryRef], look_at: float | None) -> "SessionState":
+        """The state after a look at the children on other servers."""
+        state = self
+        for result in results:
+            state = state.with_delivery(result)
+        if state.awaited is None:
+            return state
+        return state.model_copy(update={"awaited": state.awaited.model_copy(update={"look_at": look_at})})
 
     def collected(self, results: Sequence[DeliveryRef]) -> "SessionState":
         """The state after all results are recorded: the turn continues, if it has not parked."""

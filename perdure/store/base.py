@@ -15,9 +15,20 @@ from perdure.bounds import quoted
 from perdure.errors import SessionNotFound, Unavailable
 from perdure.protocol.events import Event, NewEvent
 from perdure.protocol.requests import Attention
+from perdure.protocol.wire import JsonObject
 from perdure.store.lifecycle import DeadLetter, DeadLetterPage, DeadLetterQuery, Restoration
 
-from .lifecycle import Deletion, Forked, Keep, NewFork, NewImport
+from .lifecycle import (
+    CallbackStatus,
+    Deletion,
+    DueCallback,
+    Forked,
+    Keep,
+    NewFork,
+    NewImport,
+    NewRemoteCall,
+    RemoteCall,
+)
 from .values import (
     Accepted,
     Answered,
@@ -212,6 +223,43 @@ class Store(Protocol):
 
     async def clear_unsignalled(self, session_id: str, marks: int) -> None:
         """Note that the workflow has received everything, unless the session has another number of marks by now."""
+
+    # other servers
+    async def due_callbacks(self, limit: int) -> Sequence[str]:
+        """The sessions that have ended and have to deliver their callback now."""
+        ...
+
+    async def claim_callback(self, session_id: str, lease: float) -> DueCallback | None:
+        """Take a callback that is due, for so many seconds: no other process tries it meanwhile."""
+        ...
+
+    async def delay_callback(self, due: DueCallback, seconds: float) -> None:
+        """Note that this try has failed, and when the next one is due."""
+
+    async def settle_callback(self, session_id: str, outcome: str) -> None:
+        """Note how the callback has ended, and forget its address and its token."""
+
+    async def callback(self, session_id: str) -> CallbackStatus | None: ...
+
+    async def begin_remote_call(self, call: NewRemoteCall) -> RemoteCall:
+        """Write the call, or find it as it was begun before."""
+        ...
+
+    async def remote_call(self, session_id: str, action: str) -> RemoteCall | None: ...
+
+    async def remote_call_by_token(self, token_hash: str) -> RemoteCall | None:
+        """The call whose end may be reported with this token."""
+        ...
+
+    async def advance_remote_call(self, call: RemoteCall, state: JsonObject) -> None:
+        """Replace the state of a call that has not ended."""
+
+    async def end_remote_call(self, call: RemoteCall, result: JsonObject, state: JsonObject) -> Accepted | None:
+        """Accept the result of the call and deliver it to its session, in one transaction.
+
+        None when another result was accepted before, or the session has ended. The token of the call is spent then.
+        """
+        ...
 
     # inputs
     async def answer(self, answering: Answering, to_event: Callable[[InputRow], NewEvent]) -> Answered:

@@ -1,9 +1,9 @@
-"""Values of what happens to whole sessions: forks, restores, deletions, files of exports, and failed turns."""
+"""Values of what happens to whole sessions: forks, restores, deletions, files of exports, failed turns, callbacks."""
 
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeAlias, TypeVar, cast
 
@@ -392,3 +392,51 @@ class DeadLetterQuery:
 class DeadLetterPage:
     dead_letters: Sequence[DeadLetter]
     next_cursor: str | None = None
+
+
+# --- other servers ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DueCallback:
+    """The callback of a session that has ended, for one try to deliver it."""
+
+    session_id: str
+    # `{callId, subagentName, token, url}`. A secret.
+    callback: JsonObject = field(repr=False)
+    # The number of this try.
+    tries: int
+    # When the session has ended.
+    since: str
+
+
+@dataclass(frozen=True)
+class CallbackStatus:
+    """How far the callback of a session is."""
+
+    tries: int
+    # When the session has ended, and how the callback was settled.
+    since: str | None
+    settled: str | None
+
+
+@dataclass(frozen=True)
+class NewRemoteCall:
+    """A call of a session that an agent on another server is to do. `token_hash`: of the token for its callback."""
+
+    session_id: str
+    action: str
+    state: JsonObject
+    token_hash: str | None = None
+
+
+@dataclass(frozen=True)
+class RemoteCall:
+    """The same, as far as it is known. Only the harness reads `state`."""
+
+    session_id: str
+    action: str
+    state: JsonObject
+    begun_at: str
+    # Whether its result was accepted.
+    ended: bool

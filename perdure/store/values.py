@@ -46,6 +46,8 @@ class NewSession(_Member):
     parent: JsonObject | None = None
     title: str | None = None
     bounds: Bounds | None = None
+    # Where it reports its end: `{callId, subagentName, token, url}`. A secret.
+    callback: JsonObject | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)

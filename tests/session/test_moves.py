@@ -14,6 +14,7 @@ from perdure.session.decisions import (
     DispatchChildren,
     EndIdle,
     ForgetCancel,
+    LookAtChildren,
     Move,
     RebuildState,
     Refuse,
@@ -208,6 +209,8 @@ def after(session: SessionState, move: Move) -> SessionState:
             return session.dispatched(awaited.keys, "started")
         case StopChildren(awaited=awaited):
             return session.dispatched(awaited.keys, "stopping")
+        case LookAtChildren():
+            return session.looked((), NOW + 60)
         case CollectChildren(results=results):
             return session.collected(results)
         case ShowInputs(deliveries=deliveries):

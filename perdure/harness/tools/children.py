@@ -3,6 +3,7 @@
 A child is a session like any other. It reports by deliveries, which the store writes with the event that they report.
 """
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -14,6 +15,7 @@ from pydantic_ai.tools import ToolDefinition
 
 from perdure.agents import output_schema
 from perdure.agents.agent import Agent, Limits, bounds_of
+from perdure.agents.remote import RemoteAgent
 from perdure.bounds import shortened
 from perdure.errors import TurnCancelled
 from perdure.harness.events import EventFactory
@@ -42,6 +44,8 @@ from perdure.protocol.requests import (
     CollectChildren,
     Coordinates,
     DispatchChildren,
+    LookAtChildren,
+    Looked,
     Pending,
     ShowInputs,
     ShownInputs,
@@ -67,6 +71,7 @@ from .toolbox import InvalidArguments, invalid_arguments
 
 if TYPE_CHECKING:
     from perdure.agents.registry import AgentRegistry
+    from perdure.harness.remote.calls import Remote, RemoteCalls
     from perdure.settings import Settings
 
 FAILED = "SUBAGENT_EXECUTION_FAILED"
@@ -87,7 +92,7 @@ class _Task(BaseModel):
 class ChildTool:
     """The tool that hands work to an agent."""
 
-    def __init__(self, name: str, agent: Agent, *, is_copy: bool) -> None:
+    def __init__(self, name: str, agent: Agent | RemoteAgent, *, is_copy: bool) -> None:
         self._name = name
         self._agent = agent
         self._is_copy = is_copy
@@ -126,6 +131,7 @@ class ChildTool:
             node_id="__root__" if self._is_copy else f"subagents/{self._name}",
             description=self._description,
             depth=depth + 1,
+            remote_url=self._agent.url if isinstance(self._agent, RemoteAgent) else None,
         )
         return requested.model_copy(update={"child": child}), None
 
@@ -142,6 +148,23 @@ class _Family:
     def calls(self) -> Sequence[RequestedCall]:
         reply = self.turn.reply(self.at.step)
         return [call for call in reply.calls if call.child] if reply else []
+
+    @property
+    def local(self) -> Sequence[RequestedCall]:
+        """The calls without a result that sessions of this store do."""
+        return [call for call in self.pending if call.child and call.child.remote_url is None]
+
+    @property
+    def remote(self) -> Sequence[RequestedCall]:
+        """Those that agents on other servers do."""
+        return [call for call in self.pending if call.child and call.child.remote_url is not None]
+
+    @property
+    def ends(self) -> Sequence[float]:
+        """When the turn or the session ends, in seconds since the epoch."""
+        reply = self.turn.reply(self.at.step)
+        known = (self.row.bounds.deadline if self.row.bounds else None, reply.deadline if reply else None)
+        return [end for end in known if end is not None]
 
     @property
     def pending(self) -> Sequence[RequestedCall]:
@@ -163,33 +186,76 @@ class NewChild:
 class Children:
     """Starts and stops the children of a step, and records their results. Any method may be repeated at any time."""
 
-    def __init__(self, store: Store, agents: "AgentRegistry", settings: "Settings") -> None:
+    def __init__(
+        self, store: Store, agents: "AgentRegistry", settings: "Settings", calls: "RemoteCalls | None" = None
+    ) -> None:
         self._store = store
         self._agents = agents
         self._settings = settings
+        self._calls = calls
+
+    @property
+    def _remote_calls(self) -> "RemoteCalls":
+        if self._calls is None:
+            # Imported here because most sessions have no agents elsewhere.
+            from perdure.harness.remote.calls import RemoteCalls
+
+            self._calls = RemoteCalls(self._store)
+        return self._calls
 
     async def dispatch(self, order: DispatchChildren) -> tuple[Pending, Sequence[NewChild]]:
         """Write the sessions of all calls without a result. Returns these calls, and the sessions to start."""
         family = await self._family(order.at)
         created = [
             await self._create(family, call)
-            for call in family.pending
+            for call in family.local
             # One that was deleted has ended before, and its report waits.
             if await self._store.deletion(family.child_id(call)) is None
         ]
-        factory = EventFactory(order.at)
-        called = [_called(family, call) for call in family.pending]
-        if called:
-            events = (*completed_step(factory, family.turn), *called)
-            await commit_with_retries(self._store, Commit(order.at.session_id, events=events))
+        for remote in self._remotes(family):
+            await self._remote_calls.begin(remote, min(family.ends, default=None))
+        await self._emit(family, [_called(family, call, family.child_id(call)) for call in family.local])
         return _pending(family.pending), created
+
+    async def look(self, order: LookAtChildren) -> Looked:
+        """Start, follow and cancel the sessions on other servers, as far as something is due."""
+        family = await self._family(order.at)
+        remotes = self._remotes(family)
+        if not remotes:
+            return Looked()
+        found = await self._remote_calls.look(remotes)
+        called = [_called(family, each.remote.call, each.session_id) for each in found if each.session_id]
+        await self._emit(family, called)
+        due = min((each.due for each in found if each.due is not None), default=None)
+        return Looked(
+            results=tuple(each.result for each in found if each.result is not None),
+            look_in=None if due is None else max(0.0, due - time.time()),
+        )
+
+    async def _emit(self, family: _Family, called: Sequence[NewEvent]) -> None:
+        if called and not family.row.ended:
+            events = (*completed_step(EventFactory(family.at), family.turn), *called)
+            await commit_with_retries(self._store, Commit(family.at.session_id, events=events))
+
+    def _remotes(self, family: _Family) -> "Sequence[Remote]":
+        """The calls without a result that agents on other servers do."""
+        if not family.remote:
+            return ()
+        from perdure.harness.remote.calls import Remote
+
+        # A worker that does not know them can still stop them.
+        agent = self._agents.get(family.row.agent)
+        declared = {each.name: each for each in (agent.subagents if agent else ()) if isinstance(each, RemoteAgent)}
+        return [Remote(family.at, call, declared.get(call.tool)) for call in family.remote]
 
     async def stop(self, order: StopChildren) -> tuple[Pending, Sequence[CancelRequest]]:
         """Write a cancel request for each child that has not ended; calls that have no child yet never get one."""
         family = await self._family(order.at)
         begun: list[RequestedCall] = []
         requests: list[CancelRequest] = []
-        for call in family.pending:
+        stopped = [(remote.call, await self._remote_calls.stop(remote)) for remote in self._remotes(family)]
+        begun += [call for call, was_begun in stopped if was_begun]
+        for call in family.local:
             child_id = family.child_id(call)
             if await self._store.session(child_id) is None:
                 continue
@@ -210,6 +276,10 @@ class Children:
         factory = EventFactory(order.at)
         records: list[NewRecord] = []
         events: list[NewEvent] = []
+        for remote in self._remotes(family):
+            # A callback may have been faster than the worker that was to emit this.
+            if remote.call in arrived and (session_id := await self._remote_calls.session_of(remote)):
+                events += [*completed_step(factory, family.turn), _called(family, remote.call, session_id)]
         for call in arrived:
             outcome = await self._outcome(by_id[refs[call.key]])
             key = names.outcome_key(call.call_id)
@@ -290,8 +360,6 @@ class Children:
             depth=call.child.depth,
         )
         task = _Task.model_validate(call.input)
-        reply = family.turn.reply(at.step)
-        ends = (parent.bounds.deadline if parent.bounds else None, reply.deadline if reply else None)
         limits = find_agent(self._agents, call.child.agent).limits
         session = NewSession(
             session_id=session_id,
@@ -303,7 +371,7 @@ class Children:
             capabilities=parent.capabilities,
             parent=lineage.model_dump(mode="json"),
             title=shortened(" ".join(task.message[:400].split()), 80),
-            bounds=bounds_of(limits, deadline=min((end for end in ends if end is not None), default=None)),
+            bounds=bounds_of(limits, deadline=min(family.ends, default=None)),
         )
         body = DeliveryBody(
             message=task.message,
@@ -324,6 +392,8 @@ class Children:
     async def _outcome(self, report: DeliveryRow) -> Outcome:
         """The outcome of the call, from the child that has ended."""
         body = DeliveryBody.model_validate(report.body or {})
+        if body.result is not None:
+            return self._reported(body.result)
         child = await self._store.session(body.child_session_id or "")
         if child is None:
             return outcomes.failed("The session that did this task was deleted.", FAILED)
@@ -333,9 +403,17 @@ class Children:
             return outcomes.failed(message, FAILED)
         return outcomes.completed(await output_of(self._store, child), self._settings.max_tool_output_bytes)
 
+    def _reported(self, result: JsonObject) -> Outcome:
+        """The outcome of a call that another server has done."""
+        if error := result.get("error"):
+            return outcomes.failed(str(error.get("message")), str(error.get("code")))
+        return outcomes.completed(result.get("output", ""), self._settings.max_tool_output_bytes)
+
 
 def _pending(calls: Sequence[RequestedCall]) -> Pending:
-    return Pending(keys=tuple(call.key for call in calls))
+    """The calls without a result; agents on other servers want a look at once."""
+    elsewhere = any(call.child and call.child.remote_url is not None for call in calls)
+    return Pending(keys=tuple(call.key for call in calls), look_in=0.0 if elsewhere else None)
 
 
 async def output_of(store: Store, session: SessionRow) -> object:
@@ -354,9 +432,8 @@ async def output_of(store: Store, session: SessionRow) -> object:
     return "".join(part.content for part in parts if isinstance(part, TextPart))
 
 
-def _called(family: _Family, call: RequestedCall) -> NewEvent:
-    child_id = family.child_id(call)
-    data = {
+def _called(family: _Family, call: RequestedCall, child_id: str) -> NewEvent:
+    data: JsonObject = {
         "callId": call.call_id,
         "childSessionId": child_id,
         "sessionId": family.at.session_id,
@@ -364,6 +441,8 @@ def _called(family: _Family, call: RequestedCall) -> NewEvent:
         "toolName": call.tool,
         "workflowId": child_id,
     }
+    if call.child and call.child.remote_url is not None:
+        data["remote"] = {"url": call.child.remote_url}
     return EventFactory(family.at).of_turn(EventType.SUBAGENT_CALLED, f"called/{call.call_id}", data)
 
 

@@ -64,6 +64,7 @@ async def apply(tx: Transaction, commit: Commit, now: str) -> Written[Committed]
     if commit.close:
         await append(await refuse_unread(tx, commit.session_id))
         await report_end(tx, session.row, now)
+        await tx.run("begin_callback", session_id=commit.session_id, now=now)
     await append(last)
     # A cancel request that has stopped nothing stays open for the turn that reads the waiting deliveries.
     settles = commit.close or (commit.settles_cancel and not await expects_turn(tx, commit.session_id))

@@ -55,6 +55,8 @@ async def create_session(
         raise Conflict("A session with this id exists already.", session_id=session.session_id)
     if await tx.row("insert_route", token_hash=session.token_hash, session_id=session.session_id) is None:
         raise TokenConflict
+    if session.callback is not None:
+        await tx.run("insert_callback", session_id=session.session_id, callback=encode(session.callback))
     return accepted
 
 

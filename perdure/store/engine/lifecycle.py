@@ -71,6 +71,8 @@ _TABLES = (
     ("purge_deliveries", "deliveries"),
     ("purge_inputs", "inputs"),
     ("purge_dead_letters", "deadLetters"),
+    ("purge_callbacks", "callbacks"),
+    ("purge_remote_calls", "remoteCalls"),
     ("purge_slots", "slots"),
     ("purge_slot_versions", "slotVersions"),
     ("purge_slot_steps", "slotSteps"),

@@ -362,6 +362,11 @@ def before(now: str, seconds: float) -> str:
     return stamp(datetime.fromisoformat(now) - timedelta(seconds=seconds))
 
 
+def stamp_after(now: str, seconds: float) -> str:
+    """The time `seconds` after `now`."""
+    return before(now, -seconds)
+
+
 def after(moment: str) -> str:
     """The next distinct time stamp."""
     return stamp(datetime.fromisoformat(moment) + timedelta(milliseconds=1))

@@ -9,16 +9,21 @@ from perdure.errors import OutcomeUnknown, Unavailable
 from perdure.protocol import names
 from perdure.protocol.events import Event, NewEvent
 from perdure.protocol.requests import Attention
+from perdure.protocol.wire import JsonObject
 from perdure.store.base import Watch
 from perdure.store.lifecycle import (
+    CallbackStatus,
     DeadLetter,
     DeadLetterPage,
     DeadLetterQuery,
     Deletion,
+    DueCallback,
     Forked,
     Keep,
     NewFork,
     NewImport,
+    NewRemoteCall,
+    RemoteCall,
     Restoration,
 )
 from perdure.store.values import (
@@ -43,10 +48,10 @@ from perdure.store.values import (
 )
 from perdure.store.watchers import Feed, Watchers
 
-from . import deliveries, forks, lifecycle, rows, schema
+from . import deliveries, forks, lifecycle, remote, rows, schema
 from .commit import apply, record_at
 from .database import Database, Row, T, Transaction, Value, Work, Written
-from .rows import before, utc_now
+from .rows import before, encode, stamp_after, utc_now
 
 #: Greater than the number of any turn.
 _LAST_TURN = 2**53
@@ -228,6 +233,42 @@ class SqlStore:
 
     async def clear_unsignalled(self, session_id: str, marks: int) -> None:
         await self._database.write(lambda tx: tx.run("clear_untold", session_id=session_id, marks=marks))
+
+    async def due_callbacks(self, limit: int) -> Sequence[str]:
+        return [row["session_id"] for row in await self._rows("due_callbacks", now=self._now(), limit=limit)]
+
+    async def claim_callback(self, session_id: str, lease: float) -> DueCallback | None:
+        # If the outcome of the commit is unknown, it may be claimed: the lease ends by itself.
+        return await self._database.write(lambda tx: remote.claim_callback(tx, session_id, lease, self._now()))
+
+    async def delay_callback(self, due: DueCallback, seconds: float) -> None:
+        place = {"session_id": due.session_id, "tries": due.tries}
+        due_at = stamp_after(self._now(), seconds)
+        await self._write_once(lambda tx: tx.run("delay_callback", **place, due_at=due_at))
+
+    async def settle_callback(self, session_id: str, outcome: str) -> None:
+        await self._write_once(lambda tx: remote.settle_callback(tx, session_id, outcome))
+
+    async def callback(self, session_id: str) -> CallbackStatus | None:
+        found = await self._row("callback", session_id=session_id)
+        return None if found is None else CallbackStatus(found["tries"], found["ended_at"], found["settled"])
+
+    async def begin_remote_call(self, call: NewRemoteCall) -> RemoteCall:
+        return await self._write_once(lambda tx: remote.begin_remote_call(tx, call, self._now()))
+
+    async def remote_call(self, session_id: str, action: str) -> RemoteCall | None:
+        return await self._database.read(lambda tx: remote.find_remote_call(tx, session_id, action))
+
+    async def remote_call_by_token(self, token_hash: str) -> RemoteCall | None:
+        return await self._database.read(lambda tx: remote.find_by_token(tx, token_hash))
+
+    async def advance_remote_call(self, call: RemoteCall, state: JsonObject) -> None:
+        place = {"session_id": call.session_id, "action": call.action}
+        await self._write_once(lambda tx: tx.run("advance_remote_call", **place, state=encode(state)))
+
+    async def end_remote_call(self, call: RemoteCall, result: JsonObject, state: JsonObject) -> Accepted | None:
+        # A retry after an unknown outcome may find the result of this call: then the sweeper signals its delivery.
+        return await self._write_once(lambda tx: remote.end_remote_call(tx, call, result, state, self._now()))
 
     async def answer(self, answering: Answering, to_event: Callable[[InputRow], NewEvent]) -> Answered:
         return await self._write_and_notify(

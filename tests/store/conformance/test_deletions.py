@@ -7,7 +7,7 @@ import pytest
 from perdure.errors import SessionDeleted, SessionGone, SessionNotFound, Superseded, Unavailable
 from perdure.protocol.events import EventType, NewEvent
 from perdure.store.base import Store
-from perdure.store.lifecycle import NewFork
+from perdure.store.lifecycle import NewFork, NewRemoteCall
 from perdure.store.values import Commit, SlotWrite
 from tests.store.conformance.conftest import OF_NO_SESSION, Database
 from tests.store.conformance.test_forks import fork, owners, play
@@ -45,6 +45,7 @@ async def busy(store: Store) -> None:
         await play(store, turn, cart=turn)
     await store.accept(given.delivery("d", key="k"))
     await store.commit(opening("r"))
+    await store.begin_remote_call(NewRemoteCall("s", "subagent-call:away:c", {}, token_hash="hash"))
     await store.commit(given.raising(1, turn=5))
     failed = NewEvent(type=EventType.TURN_FAILED, key="t5/failed", turn=5, data={"code": "X", "message": "It failed."})
     await store.commit(Commit("s", events=[failed]))
@@ -56,6 +57,8 @@ async def test_no_row_of_a_deleted_session_is_left(store: Store, database: Datab
     await play(store, 0, "other")
     before = left(database, "other")
     await busy(store)
+    # One that is not settled is kept: somebody waits for it.
+    database.run("INSERT INTO callbacks (session_id, settled) VALUES ('s', 'delivered')")
     assert len(left(database)) == len(database.tables()) - len(OF_NO_SESSION)
 
     await delete(store, limit=limit)

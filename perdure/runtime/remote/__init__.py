@@ -1,0 +1,1 @@
+"""What reaches this server from others, and what it owes them: callbacks, in both directions."""

@@ -1,0 +1,1 @@
+SELECT tries, settled, ended_at FROM callbacks WHERE session_id = :session_id

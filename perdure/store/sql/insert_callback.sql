@@ -1,0 +1,2 @@
+INSERT INTO callbacks (session_id, callback)
+VALUES (:session_id, :callback)
