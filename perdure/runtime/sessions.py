@@ -169,8 +169,7 @@ class Sessions:
         about = same_as or ("start", agent, mode, token or "")
         if deadline is not None or idle_seconds is not None:
             about = (*about, str(ends_at), str(idle_seconds))
-        if callback is not None:
-            about = (*about, "callback", json.dumps(callback, sort_keys=True))
+        about = about if callback is None else (*about, "callback", json.dumps(callback, sort_keys=True))
         request = CallerRequest(session_id, body, principal, about, idempotency_key, session.token_hash)
         if ends_at is not None and ends_at <= time.time():
             return await self._too_late(request, token)
