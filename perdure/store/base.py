@@ -75,7 +75,8 @@ class Store(Protocol):
         """Write the row (status `starting`), the route and the first delivery in one transaction.
 
         When the idempotency key is known, nothing is written and the first delivery is returned (`fresh` is False);
-        `IdempotencyConflict` when its digest differs. `TokenConflict` when a live session owns the token.
+        `IdempotencyConflict` when its digest differs. `TokenConflict` when a live session owns the token. `SessionGone`
+        when the parent has ended, or is being deleted; `SessionDeleted` when the child was.
         """
         ...
 
@@ -123,14 +124,25 @@ class Store(Protocol):
     async def deletion(self, session_id: str) -> Deletion | None: ...
 
     async def unfinished_deletions(self, limit: int) -> Sequence[str]:
-        """The ids of the sessions with a tombstone that are not yet deleted, oldest first."""
+        """The ids of the sessions with a tombstone that are not yet deleted, oldest first, without unfinished parts."""
+        ...
+
+    async def delete_children(self, session_id: str, limit: int) -> bool:
+        """Write the tombstones of `limit` children of a session that has one; True when all of them have one.
+
+        Their deletions are parts of that of the session, which has no more children from its own tombstone on.
+        """
+        ...
+
+    async def unfinished_parts(self, session_id: str, limit: int) -> Sequence[str]:
+        """The ids of the children whose deletion is a part of that of the session, and not finished."""
         ...
 
     async def purge(self, session_id: str, limit: int) -> bool:
         """Delete about `limit` rows of a session with a tombstone; True when none is left.
 
-        `Unavailable` while the session has not ended. Forks get the records that they share; then the session's row
-        goes, so that no worker can write; then everything else.
+        `Unavailable` while the session has not ended. Its children get their tombstones first. Forks get the records
+        that they share; then the session's row goes, so that no worker can write; then everything else.
         """
         ...
 
@@ -138,7 +150,7 @@ class Store(Protocol):
         """Note how many executions one process has asked Temporal to delete; the receipt has the largest number."""
 
     async def finish_deletion(self, session_id: str, executions: int) -> Deletion | None:
-        """Note that nothing is left, and how many executions Temporal has deleted."""
+        """Note that nothing is left, and how many executions Temporal has deleted; not while parts are unfinished."""
         ...
 
     async def forget_deletions(self, older_than: float, limit: int) -> int:

@@ -51,6 +51,8 @@ async def create_session(
     accepted = None if delivery is None else await insert(tx, delivery, now)
     if accepted is not None and not accepted.fresh:
         return accepted
+    if session.parent_id is not None:
+        await _check_child(tx, session.session_id, session.parent_id)
     if await tx.row("insert_session", **rows.new_session(session, now)) is None:
         raise Conflict("A session with this id exists already.", session_id=session.session_id)
     if await tx.row("insert_route", token_hash=session.token_hash, session_id=session.session_id) is None:
@@ -58,6 +60,15 @@ async def create_session(
     if session.callback is not None:
         await tx.run("insert_callback", session_id=session.session_id, callback=encode(session.callback))
     return accepted
+
+
+async def _check_child(tx: Transaction, session_id: str, parent_id: str) -> None:
+    """Raise if the child was deleted, or if what ends or deletes its parent would not find it any more."""
+    if await tx.row("deletion", session_id=session_id) is not None:
+        raise SessionDeleted("This session was deleted.", session_id=session_id)
+    parent = await rows.lock(tx, parent_id)
+    if parent.ended or await tx.row("deletion", session_id=parent_id) is not None:
+        raise SessionGone("The session has ended.", session_id=parent_id)
 
 
 async def accept(tx: Transaction, delivery: NewDelivery, now: str) -> Accepted:

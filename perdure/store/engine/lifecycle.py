@@ -3,6 +3,7 @@
 A deletion begins with a tombstone. Then the rows go in bounded transactions that a later process may continue.
 """
 
+from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Literal, TypeAlias
 
@@ -11,7 +12,7 @@ from perdure.protocol import names
 from perdure.protocol.events import EventType, NewEvent
 from perdure.protocol.wire import JsonObject
 from perdure.store.lifecycle import Deletion, Keep, NewImport, hash_owner
-from perdure.store.values import Slot
+from perdure.store.values import SessionRow, Slot
 
 from . import rows
 from .database import Row, Transaction
@@ -66,6 +67,8 @@ async def import_session(tx: Transaction, new: NewImport, now: str) -> None:
     await tx.run("advance_session", session_id=new.session_id, next_index=head, now=now)
 
 
+_NO_TOMBSTONE = "only a session with a tombstone is deleted"
+
 #: The tables with rows of a session, except those that its end empties, and the names of their counts.
 _TABLES = (
     ("purge_deliveries", "deliveries"),
@@ -81,36 +84,61 @@ _TABLES = (
 )
 
 
-async def begin_deletion(tx: Transaction, session_id: str, now: str) -> Deletion | None:
+async def begin_deletion(tx: Transaction, session_id: str, now: str, *, part_of: str | None = None) -> Deletion | None:
     """Write the tombstone and take away the session's token; None when there is neither a session nor a tombstone."""
     session = await rows.find(tx, session_id)
     if session is not None:
         hashed = hash_owner(session.row.principal.owner)
-        await tx.run("insert_deletion", session_id=session_id, owner_hash=hashed, now=now)
+        await tx.run("insert_deletion", session_id=session_id, owner_hash=hashed, now=now, part_of=part_of)
         await tx.run("delete_routes", session_id=session_id)
     return await find_deletion(tx, session_id)
 
 
+async def begin_parts(tx: Transaction, session_id: str, limit: int, now: str) -> list[str]:
+    """Write the tombstones of children of a session that has one: a session with a tombstone gets no more children."""
+    if await tx.row("deletion", session_id=session_id) is None:
+        raise ValueError(_NO_TOMBSTONE)
+    # The session itself is not locked: a child is locked before its parent, everywhere.
+    children: list[str] = [
+        row["session_id"] for row in await tx.rows("children_to_delete", session_id=session_id, limit=limit)
+    ]
+    for child in children:
+        await begin_deletion(tx, child, now, part_of=session_id)
+        # Its own deletion may have begun before.
+        await tx.run("set_whole", session_id=child, part_of=session_id)
+    return children
+
+
 async def find_deletion(tx: Transaction, session_id: str) -> Deletion | None:
     found = await tx.row("deletion", session_id=session_id)
-    return None if found is None else _deletion(found)
-
-
-def _deletion(row: Row) -> Deletion:
+    if found is None:
+        return None
+    counts: JsonObject = decode(found["counts"])
+    if found["finished_at"] is None:
+        counts = await _with_parts(tx, session_id, counts)
     return Deletion(
-        session_id=row["session_id"],
-        owner_hash=row["owner_hash"],
-        requested_at=row["requested_at"],
-        finished_at=row["finished_at"],
-        counts=decode(row["counts"]),
+        session_id=session_id,
+        owner_hash=found["owner_hash"],
+        requested_at=found["requested_at"],
+        finished_at=found["finished_at"],
+        counts=counts,
     )
+
+
+async def _with_parts(tx: Transaction, session_id: str, counts: JsonObject) -> JsonObject:
+    """The counts of an unfinished deletion, and of its parts."""
+    totals = Counter(counts)
+    for part in await tx.rows("parts_of_deletion", session_id=session_id):
+        # Not `+`: it would drop what was counted as none.
+        totals.update(decode(part["counts"]))
+    return dict(totals)
 
 
 async def purge(tx: Transaction, session_id: str, limit: int, now: str) -> bool:
     """Delete or hand over about `limit` rows; True when none is left."""
     tombstone = await tx.row("lock_deletion", session_id=session_id)
     if tombstone is None:
-        raise ValueError("only a session with a tombstone is deleted")
+        raise ValueError(_NO_TOMBSTONE)
     if tombstone["finished_at"] is not None:
         return True
     counts: JsonObject = decode(tombstone["counts"])
@@ -161,7 +189,12 @@ async def _keep_keys(tx: Transaction, session_id: str, deleted: Sequence[Row]) -
 
 async def finish_deletion(tx: Transaction, session_id: str, executions: int, now: str) -> Deletion | None:
     await count_executions(tx, session_id, executions)
-    await tx.run("finish_deletion", session_id=session_id, now=now)
+    tombstone = await tx.row("lock_deletion", session_id=session_id)
+    unfinished = await tx.rows("unfinished_parts", session_id=session_id, limit=1)
+    if tombstone is not None and tombstone["finished_at"] is None and not unfinished:
+        counts = await _with_parts(tx, session_id, decode(tombstone["counts"]))
+        await tx.run("count_deleted", session_id=session_id, counts=encode(counts))
+        await tx.run("finish_deletion", session_id=session_id, now=now)
     return await find_deletion(tx, session_id)
 
 
@@ -228,7 +261,7 @@ async def _expire_events(tx: Transaction, session_id: str, kind: Literal["deltas
     """Delete such events of a few turns; False when the next turn is too young, or is needed."""
     session = await rows.find(tx, session_id)
     state = await tx.row("expired", session_id=session_id)
-    if session is None or state is None:
+    if session is None or state is None or (kind == "messages" and await _is_awaited(tx, session.row)):
         return False
     # The events of the last turn may still be needed: who has missed its end reads them.
     end = session.row.turns if session.ended else session.row.turns - 1
@@ -254,6 +287,8 @@ async def _expire_records(tx: Transaction, session_id: str, oldest: str) -> bool
     session = await rows.find(tx, session_id)
     if session is None or session.closed_at is None or session.closed_at >= oldest:
         return False
+    if await _is_awaited(tx, session.row):
+        return False
     if not session.row.records_expired:
         most = await tx.row("forks_of", session_id=session_id)
         if most is not None and most["forked_turns"] > 0:
@@ -270,3 +305,12 @@ async def _expire_records(tx: Transaction, session_id: str, oldest: str) -> bool
             return True
     await tx.run("set_expired_records", session_id=session_id, state=_GONE)
     return False
+
+
+async def _is_awaited(tx: Transaction, session: SessionRow) -> bool:
+    """Whether the session has ended, and its parent has not read its result yet: that is read from its records."""
+    if session.parent_id is None:
+        return False
+    report = names.delivery_of_child(session.session_id)
+    found = await tx.row("delivery", session_id=session.parent_id, delivery_id=report)
+    return found is not None and found["turn"] is None and found["refused"] is None

@@ -98,7 +98,18 @@ class SqlStore:
     async def unfinished_deletions(self, limit: int) -> Sequence[str]:
         return [row["session_id"] for row in await self._rows("unfinished_deletions", limit=limit)]
 
+    async def delete_children(self, session_id: str, limit: int) -> bool:
+        begun = await self._write_once(lambda tx: lifecycle.begin_parts(tx, session_id, limit, self._now()))
+        return len(begun) < limit
+
+    async def unfinished_parts(self, session_id: str, limit: int) -> Sequence[str]:
+        found = await self._rows("unfinished_parts", session_id=session_id, limit=limit)
+        return [row["session_id"] for row in found]
+
     async def purge(self, session_id: str, limit: int) -> bool:
+        # First: nobody would find the children of a session that is gone.
+        if not await self.delete_children(session_id, limit):
+            return False
         return await self._database.write(lambda tx: lifecycle.purge(tx, session_id, limit, self._now()))
 
     async def count_executions(self, session_id: str, executions: int) -> None:

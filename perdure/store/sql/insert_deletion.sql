@@ -1,3 +1,3 @@
-INSERT INTO deletions (session_id, owner_hash, requested_at, counts)
-VALUES (:session_id, :owner_hash, :now, '{}')
+INSERT INTO deletions (session_id, owner_hash, requested_at, counts, part_of)
+VALUES (:session_id, :owner_hash, :now, '{}', :part_of)
 ON CONFLICT DO NOTHING

@@ -1,13 +1,18 @@
 """Who has started a session, the family of a root, and what all of it asks."""
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
+from perdure.errors import SessionDeleted, SessionGone
+from perdure.protocol import names
 from perdure.protocol.deliveries import Lineage
+from perdure.protocol.events import EventType, NewEvent
 from perdure.store.base import Store
-from perdure.store.values import InputQuery, NewSession, SessionPage, SessionQuery, ShownStatus
+from perdure.store.lifecycle import Keep
+from perdure.store.values import Commit, InputQuery, NewSession, SessionChange, SessionPage, SessionQuery, ShownStatus
 from tests.store.conformance.conftest import Database
 from tests.support import given
 from tests.support.given import answer, answering, chooses
@@ -154,3 +159,172 @@ async def test_what_older_code_writes_has_no_family(store: Store, database: Data
     assert (row.parent, row.parent_id, row.root_id) == (None, None, None)
     assert ids(await store.family("old")) == []
     assert [row.request.request_id for row in (await store.inputs(InputQuery(root="old"))).rows] == ["r"]
+
+
+# --- deletions ----------------------------------------------------------------------------------------------
+
+
+async def delete(store: Store, *session_ids: str) -> None:
+    """Delete these sessions, which are parts of deletions in this order."""
+    for session_id in session_ids:
+        await store.begin_deletion(session_id)
+        await store.commit(given.closing(session_id))
+        while not await store.purge(session_id, 500):
+            pass
+        await store.finish_deletion(session_id, executions=2)
+
+
+@pytest.mark.parametrize("limit", [1, 500])
+async def test_a_session_is_not_purged_before_its_children_have_their_tombstones(
+    family: Store, database: Database, limit: int
+) -> None:
+    await family.begin_deletion("s")
+    await family.commit(given.closing())
+
+    while not await family.purge("s", limit):
+        pass
+
+    assert await family.session("s") is None
+    assert await family.unfinished_parts("s", 10) == ["a", "b"]
+    # The child of a child gets one when that one is deleted.
+    assert database.run("SELECT session_id, part_of FROM deletions ORDER BY 1") == [("a", "s"), ("b", "s"), ("s", None)]
+
+
+async def test_the_deletion_of_a_session_ends_when_those_of_its_descendants_have(family: Store) -> None:
+    await delete(family, "s")
+    unfinished = await family.deletion("s")
+    await delete(family, "a", "b")
+    between = await family.finish_deletion("s", executions=2)
+    await delete(family, "aa")
+    for part in ("a", "s"):
+        await family.finish_deletion(part, executions=2)
+    finished = await family.deletion("s")
+
+    assert unfinished is not None
+    assert between is not None
+    assert finished is not None
+    assert [each.finished_at is None for each in (unfinished, between, finished)] == [True, True, False]
+    assert (unfinished.counts["sessions"], between.counts["sessions"]) == (1, 3)
+    assert (finished.counts["sessions"], finished.counts["executions"]) == (4, 8)
+    # Repeating changes nothing.
+    assert await family.finish_deletion("s", executions=2) == finished
+    assert (await given.read_session(family, "other")).status == "starting"
+    assert (await given.read_session(family, "o")).status == "starting"
+
+
+async def test_who_finishes_a_deletion_finishes_its_parts(family: Store, database: Database) -> None:
+    await delete(family, "s")
+    together = await family.unfinished_deletions(10)
+    # As older code does.
+    database.run("UPDATE deletions SET finished_at = requested_at WHERE session_id = 's'")
+
+    assert together == ["s"]
+    assert await family.unfinished_deletions(10) == ["a", "b"]
+
+
+async def test_a_child_that_was_being_deleted_becomes_a_part(family: Store) -> None:
+    await family.begin_deletion("a")
+
+    await delete(family, "s", "a", "b", "aa")
+    for whole in ("a", "s"):
+        await family.finish_deletion(whole, executions=2)
+
+    finished = await family.deletion("s")
+    assert finished is not None
+    assert finished.finished_at is not None
+    assert finished.counts["sessions"] == 4
+
+
+@pytest.mark.parametrize("end", ["tombstone", "close", "purge"])
+async def test_no_child_is_begun_for_a_session_that_has_ended_or_is_deleted(store: Store, end: str) -> None:
+    if end == "close":
+        await store.commit(given.closing())
+    else:
+        await store.begin_deletion("s")
+    if end == "purge":
+        await delete(store, "s")
+
+    with pytest.raises(SessionGone):
+        await store.create_session(child("late", "s"), given.delivery(session_id="late"))
+
+    assert await store.session("late") is None
+    assert await store.deliveries("late", ["d"]) == []
+
+
+async def test_a_deleted_child_is_not_begun_again(family: Store) -> None:
+    await delete(family, "b")
+
+    with pytest.raises(SessionDeleted):
+        await family.create_session(child("b", "s"), given.delivery(session_id="b"))
+
+    assert await family.session("b") is None
+
+
+async def test_a_child_that_exists_may_be_begun_again_while_its_parent_is_deleted(store: Store) -> None:
+    first = await store.create_session(child("c", "s"), given.delivery(session_id="c"))
+    await store.begin_deletion("s")
+
+    again = await store.create_session(child("c", "s"), given.delivery(session_id="c"))
+
+    assert first is not None
+    assert again is not None
+    assert (again.fresh, again.delivery) == (False, first.delivery)
+
+
+async def test_a_child_that_races_the_deletion_of_its_parent_is_refused_or_deleted(store: Store, other: Store) -> None:
+    async def create(n: int, parent: str) -> bool:
+        try:
+            await other.create_session(child(f"{parent}-{n}", parent), given.delivery(session_id=f"{parent}-{n}"))
+        except SessionGone:
+            return False
+        return True
+
+    async def remove(parent: str) -> None:
+        await store.begin_deletion(parent)
+        await store.commit(given.closing(parent))
+        while not await store.purge(parent, 500):
+            pass
+
+    for n in range(5):
+        await store.create_session(given.session(f"p{n}"))
+        *created, _ = await asyncio.gather(*(create(m, f"p{n}") for m in range(8)), remove(f"p{n}"))
+
+        wanted = [f"p{n}-{m}" for m, begun in enumerate(created) if begun]
+        assert await store.unfinished_parts(f"p{n}", 50) == wanted
+
+
+# --- retention ----------------------------------------------------------------------------------------------
+
+
+def result() -> NewEvent:
+    return NewEvent(type=EventType.RESULT_COMPLETED, key=names.turn_key(0, "s0/result"), data={"result": 42}, turn=0)
+
+
+@pytest.mark.parametrize("keep", [Keep(messages=-60.0), Keep(records=-60.0)])
+async def test_a_result_is_kept_until_the_parent_has_read_it(store: Store, keep: Keep) -> None:
+    ended = replace(given.closing("c"), change=SessionChange(status="completed", turns=1))
+    await store.create_session(child("c", "s"))
+    await store.commit(Commit("c", records=[given.record(of="c")], events=[result()]))
+    await store.commit(ended)
+    report = names.delivery_of_child("c")
+
+    async def left() -> tuple[int, int | None]:
+        await store.expire(keep, None, 10)
+        types = [event.type for event in await given.everything(store, "c")]
+        return len(await store.records("c")), types.count(EventType.RESULT_COMPLETED)
+
+    assert [row.delivery_id for row in await store.unread("s")] == [report]
+    assert await left() == (1, 1)
+    await store.commit(given.consuming(report))
+    assert 0 in await left()
+
+
+async def test_a_result_that_nobody_reads_any_more_is_not_kept(store: Store) -> None:
+    await store.create_session(child("c", "s"))
+    await store.commit(Commit("c", records=[given.record(of="c")]))
+    await store.commit(given.closing("c"))
+    await store.commit(given.closing("s"))
+
+    await store.expire(Keep(records=-60.0), None, 10)
+
+    assert await store.records("c") == []

@@ -21,6 +21,8 @@ async def test_a_new_session_is_read_back_as_it_was_written(empty: Store) -> Non
         title="Überblick 🧭",
     )
 
+    await empty.create_session(given.session("p"))
+
     await empty.create_session(new)
 
     row = await empty.session("s")
