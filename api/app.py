@@ -78,6 +78,7 @@ def create_app(
     inspection = InspectionRoutes(gate, sessions)
     route("GET", "/v1/sessions", inspection.sessions)
     route("GET", "/v1/sessions/{session_id}", inspection.session)
+    route("GET", "/v1/sessions/{session_id}/tree", inspection.tree)
     route("POST", "/v1/sessions/{session_id}/fork", sessions_in.fork)
     dead_letters = DeadLetterRoutes(gate, sessions.dead_letters)
     route("GET", "/v1/dead-letters", dead_letters.list)

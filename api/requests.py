@@ -73,6 +73,16 @@ class Scopes:
             raise SessionNotFound
         return row
 
+    async def member(self, request: Request, principal: Principal) -> SessionRow:
+        """The same, or a session whose root belongs to the agent of the prefix: callers of that see its events."""
+        row = await self._sessions.get(known_id(request.path_params["session_id"]), principal)
+        agent = request.path_params.get("agent")
+        if agent in (None, row.agent):
+            return row
+        if row.root_id is None or (await self._sessions.get(row.root_id, principal)).agent != agent:
+            raise SessionNotFound
+        return row
+
 
 def known_id(text: str, missing: type[PerdureError] = SessionNotFound) -> str:
     """The id; `missing` is raised for a text that cannot be an id."""

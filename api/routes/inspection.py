@@ -21,7 +21,7 @@ from perdure.protocol import names
 from perdure.protocol.deliveries import Mode, Principal
 from perdure.protocol.wire import JsonObject
 from perdure.runtime.dead_letters import DeadLetters
-from perdure.runtime.sessions import Description, Sessions
+from perdure.runtime.sessions import Description, Family, Sessions
 from perdure.session.state import read_turn_number
 from perdure.store.engine.rows import stamp
 from perdure.store.lifecycle import DeadLetter, DeadLetterQuery, DeadLetterStatus
@@ -60,6 +60,12 @@ class InspectionRoutes:
         description = await self._sessions.describe(session_id, principal)
         return reply(detail(description, await self._pending(description.row)))
 
+    async def tree(self, request: Request) -> Response:
+        """One session with all that were started from it."""
+        principal = await self._gate.admit(request)
+        family = await self._sessions.family(known_id(request.path_params["session_id"]), principal)
+        return reply(tree(family))
+
     async def _pending(self, row: SessionRow) -> Pending:
         if row.status not in ("starting", "waiting"):
             return Pending()
@@ -74,6 +80,7 @@ def session_query(params: QueryParams, principal: Principal) -> SessionQuery:
         agent=name("agent", params.get("agent")),
         status=one_of("status", get_args(ShownStatus), params.get("status")),
         mode=one_of("mode", get_args(Mode), params.get("mode")),
+        parent=name("parent", params.get("parent")),
         limit=limit(params.get("limit")),
         cursor=params.get("cursor"),
     )
@@ -123,6 +130,41 @@ def detail(description: Description, pending: Pending) -> JsonObject:
         "status": description.workflow_status,
         "uiUrl": description.ui_url,
     }
+    return shown
+
+
+#: How many levels of a tree are shown: what is nested deeper, few can read.
+_LEVELS = 50
+
+
+def tree(family: Family) -> JsonObject:
+    """The session with its descendants, nested; `truncated` if that is not all of them."""
+    shown = member(family.row)
+    level = [shown]
+    for _ in range(_LEVELS):
+        below: list[JsonObject] = []
+        for each in level:
+            each["children"] = [member(child) for child in family.children.get(each["sessionId"], ())]
+            below += each["children"]
+        level = below
+    cut = any(each["sessionId"] in family.children for each in level)
+    return shown if family.complete and not cut else {**shown, "truncated": True}
+
+
+def member(row: SessionRow) -> JsonObject:
+    """One session of a tree. A child has the name under which its parent knows it, and the place of its call."""
+    shown: JsonObject = {
+        "sessionId": row.session_id,
+        "agent": row.agent,
+        "status": row.shown_status,
+        "title": row.title,
+        "createdAt": row.created_at,
+        "updatedAt": row.updated_at,
+        "usage": row.usage.model_dump(mode="json"),
+        "children": [],
+    }
+    if row.parent is not None:
+        shown |= {field: row.parent[field] for field in ("name", "turn", "step", "callId") if field in row.parent}
     return shown
 
 
@@ -211,7 +253,7 @@ class StreamRoutes:
         self._scopes.agent(request)
         principal = await self._gate.admit(request)
         start = start_index(request.query_params.getlist("startIndex"))
-        return EventStream(self._broadcasts, await self._scopes.session(request, principal), start)
+        return EventStream(self._broadcasts, await self._scopes.member(request, principal), start)
 
 
 def start_index(given: list[str]) -> int:

@@ -105,14 +105,19 @@ class Deletions:
         return await self._store.deletion(session_id) or deletion
 
     async def owned(self, owner: str) -> AsyncGenerator[str]:
-        """The ids of the owner's sessions, newest first, so that forks go before their parents."""
-        cursor: str | None = None
-        while True:
-            page = await self._store.sessions(SessionQuery(owner=owner, limit=_SESSIONS, cursor=cursor))
-            for row in page.sessions:
-                yield row.session_id
-            if (cursor := page.next_cursor) is None:
-                return
+        """The ids of the owner's sessions, newest first, so that forks go before their parents.
+
+        Children come after all others: they are deleted with their parents, which must not go on without them.
+        """
+        for children in (False, True):
+            cursor: str | None = None
+            while True:
+                page = await self._store.sessions(SessionQuery(owner=owner, limit=_SESSIONS, cursor=cursor))
+                for row in page.sessions:
+                    if (row.parent is not None) is children:
+                        yield row.session_id
+                if (cursor := page.next_cursor) is None:
+                    break
 
     def running(self) -> AbstractAsyncContextManager[None]:
         """Resume deletions repeatedly while this context is open."""
@@ -154,8 +159,14 @@ class Deletions:
     async def _advance(self, deletion: Deletion, until: float, *, signal: bool) -> bool:
         """Do what can be done until then; False while rows are left. `signal`: the driver may not know yet."""
         session_id = deletion.session_id
+        while not await self._store.delete_children(session_id, _BATCH):
+            if monotonic() > until:
+                return False
         row = await self._store.session(session_id)
-        if row is not None and not row.ended and not await self._ended(row, deletion, signal=signal):
+        # The session stops before its children: it would go on with their failures.
+        ended = row is None or row.ended or await self._ended(row, deletion, signal=signal)
+        parts_ended = await self._advance_parts(session_id, until, signal=signal)
+        if not (ended and parts_ended):
             return False
         if row is not None:
             await _until_noticed(await self._store.session(session_id))
@@ -168,6 +179,23 @@ class Deletions:
         if executions is not None:
             await self._store.finish_deletion(session_id, executions)
         return True
+
+    async def _advance_parts(self, session_id: str, until: float, *, signal: bool) -> bool:
+        """The same for the deletions of the session's children, which are a part of its own."""
+        parts = await self._store.unfinished_parts(session_id, _SESSIONS)
+
+        async def advance(part: str) -> bool:
+            deletion = await self._store.deletion(part)
+            return deletion is None or await self._advance(deletion, until, signal=signal)
+
+        results: list[bool | BaseException] = []
+        for start in range(0, len(parts), _AT_ONCE):
+            some = parts[start : start + _AT_ONCE]
+            results += await asyncio.gather(*map(advance, some), return_exceptions=True)
+        # One that fails has stopped none of the others.
+        for failed in (each for each in results if isinstance(each, BaseException)):
+            raise failed
+        return len(parts) < _SESSIONS and all(results)
 
     # --- the end of the session ---
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Literal, TypedDict, get_args
@@ -74,7 +74,20 @@ class Description:
     ui_url: str
 
 
+@dataclass(frozen=True)
+class Family:
+    """A session, and its family by parent: the children of each member, oldest first."""
+
+    row: SessionRow
+    children: Mapping[str, Sequence[SessionRow]]
+    # False: the family is so large that some of it is not here.
+    complete: bool
+
+
 _NEWEST = SessionQuery()
+
+#: How many members of a family are looked at.
+_MEMBERS = 1000
 
 #: How often a token may find and lose its session while one request is served.
 _TRIES = 5
@@ -343,6 +356,15 @@ class Sessions:
         if query.status is not None and query.status not in get_args(ShownStatus):
             raise Invalid(f"A session's status is one of {', '.join(get_args(ShownStatus))}.")
         return await self._store.sessions(query)
+
+    async def family(self, session_id: str, principal: Principal | None = None) -> Family:
+        """The session, and all sessions that were started from the same root."""
+        row = await self.get(session_id, principal)
+        page = await self._store.family(row.root_id or row.session_id, limit=_MEMBERS)
+        children: dict[str, list[SessionRow]] = {}
+        for member in page.sessions:
+            children.setdefault(member.parent_id or "", []).append(member)
+        return Family(row, children, complete=page.next_cursor is None)
 
     async def events(
         self, session_id: str, start: int = 0, *, follow: bool = True, principal: Principal | None = None

@@ -34,7 +34,7 @@ def quick(directory: Path, **parts: Any) -> Generator[Stack]:
     config = {f"history.{each}ProcessorEnsureCloseBeforeDelete": "false" for each in ensure}
     temporal = TemporalServer(directory, config)
     try:
-        with Stack(directory, temporal=temporal, provider=True, agents=AGENTS, **parts) as stack:
+        with Stack(directory, temporal=temporal, provider=True, **{"agents": AGENTS, **parts}) as stack:
             yield stack
     finally:
         temporal.close()

@@ -394,9 +394,13 @@ class Children:
         body = DeliveryBody.model_validate(report.body or {})
         if body.result is not None:
             return self._reported(body.result)
-        child = await self._store.session(body.child_session_id or "")
-        if child is None:
+        child_id = body.child_session_id or ""
+        child = await self._store.session(child_id)
+        if child is None or await self._store.deletion(child_id) is not None:
             return outcomes.failed("The session that did this task was deleted.", FAILED)
+        if child.records_expired:
+            # Retention waits for this; that of older code does not.
+            return outcomes.failed("The result of this task has expired.", FAILED)
         if child.status != "completed":
             error = child.error or {}
             message = f"{error.get('message', 'The task failed.')} ({error.get('code', 'SESSION_FAILED')})"
