@@ -179,6 +179,7 @@ def sessions(
     status: Annotated[
         str | None, typer.Option(help="Only sessions with this status, for example `needs_attention`.")
     ] = None,
+    parent: Annotated[str | None, typer.Option(help="Only sessions that this session has started.")] = None,
     data_dir: DataDir = None,
 ) -> None:
     """List the newest sessions of the store, or do something with one."""
@@ -188,7 +189,7 @@ def sessions(
         return
     from . import operator
 
-    for line in operator.sessions(_settings(data_dir=data_dir), limit, status):
+    for line in operator.sessions(_settings(data_dir=data_dir), limit, status, parent):
         typer.echo(line)
 
 
@@ -351,11 +352,19 @@ def tail(
     session: Annotated[str, typer.Argument(help="The id of the session.")],
     start: Annotated[int, typer.Option(help="The index of the first event.", min=0, max=2**53)] = 0,
     follow: Annotated[bool, typer.Option(help="Wait for more events until the session ends.")] = True,
+    tree: Annotated[
+        bool, typer.Option("--tree", help="Also the events of all sessions that were started from it.")
+    ] = False,
     data_dir: DataDir = None,
 ) -> None:
     """Show the events of a session as they happen, one JSON object per line."""
     from . import operator
 
+    if tree:
+        if start:
+            raise typer.BadParameter("--start is an index of one session; it cannot be used with --tree")
+        operator.tail_family(_settings(data_dir=data_dir), session, typer.echo, follow=follow)
+        return
     operator.tail(_settings(data_dir=data_dir), session, start, typer.echo, follow=follow)
 
 

@@ -33,6 +33,8 @@ from perdure.store.lifecycle import DeadLetterPage, DeadLetterQuery, DeadLetterS
 from perdure.store.open import checked_store, open_store
 from perdure.store.values import SessionQuery, SessionRow, ShownStatus
 
+from .follow import events_of_family
+
 if TYPE_CHECKING:
     from perdure.runtime.deletions import Deletions
     from perdure.runtime.deploys.unserved import Run
@@ -57,15 +59,15 @@ def migrate(settings: Settings) -> None:
     asyncio.run(work())
 
 
-def sessions(settings: Settings, limit: int, status: str | None = None) -> Sequence[str]:
-    """The newest sessions, one line each; with `status`, only those with this status."""
+def sessions(settings: Settings, limit: int, status: str | None = None, parent: str | None = None) -> Sequence[str]:
+    """The newest sessions, one line each; with `status`, only those with this status; with `parent`, its children."""
     wanted: ShownStatus | None = next((each for each in get_args(ShownStatus) if each == status), None)
     if status is not None and wanted is None:
         raise Invalid(f"A session's status is one of {', '.join(get_args(ShownStatus))}.")
 
     async def work() -> Sequence[SessionRow]:
         async with checked_store(settings.database) as store:
-            return (await store.sessions(SessionQuery(limit=limit, status=wanted))).sessions
+            return (await store.sessions(SessionQuery(limit=limit, status=wanted, parent=parent))).sessions
 
     return [
         printable(
@@ -82,6 +84,19 @@ def tail(settings: Settings, session_id: str, start: int, say: Callable[[str], N
         async with checked_store(settings.database) as store:
             async for event in events_of(store, session_id, start, follow=follow):
                 say(printable(json.dumps(event.model_dump(mode="json", exclude_none=True), ensure_ascii=False)))
+
+    asyncio.run(work())
+
+
+def tail_family(settings: Settings, session_id: str, say: Callable[[str], None], *, follow: bool) -> None:
+    """The same for the session and all that were started from it, each event with its agent and its session."""
+
+    async def work() -> None:
+        async with checked_store(settings.database) as store:
+            async for told in events_of_family(store, session_id, follow=follow):
+                whose = {"agent": told.session.agent, "sessionId": told.session.session_id}
+                shown = {**whose, **told.event.model_dump(mode="json", exclude_none=True)}
+                say(printable(json.dumps(shown, ensure_ascii=False)))
 
     asyncio.run(work())
 

@@ -168,9 +168,9 @@ class Stack:
     def url(self) -> str:
         return self.api_urls[0]
 
-    def talk(self, api: int = 0) -> Talk:
+    def talk(self, api: int = 0, *, headers: dict[str, str] | None = None) -> Talk:
         """A caller of one of the APIs."""
-        return Talk(self.api_urls[api])
+        return Talk(self.api_urls[api], headers=headers)
 
     @property
     def settings(self) -> "Settings":
