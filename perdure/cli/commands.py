@@ -165,11 +165,13 @@ def api(
 
 @app.command()
 def migrate(data_dir: DataDir = None) -> None:
-    """Create or upgrade the schema of the store."""
+    """Create or upgrade the schema of the store, and register what Temporal's UI can search sessions by."""
     from . import operator
 
-    operator.migrate(_settings(data_dir=data_dir))
+    settings = _operating(data_dir)
+    operator.migrate(settings)
     typer.echo("The store is up to date.")
+    typer.echo(operator.register_search_attributes(settings))
 
 
 @session_commands.callback(invoke_without_command=True)

@@ -59,6 +59,28 @@ def migrate(settings: Settings) -> None:
     asyncio.run(work())
 
 
+def register_search_attributes(settings: Settings) -> str:
+    """Have Temporal's UI search drivers by agent and family. The result is a sentence for the operator."""
+
+    async def work() -> str:
+        from temporalio.service import RPCError
+
+        from perdure.runtime.connect import ABSENT, register_search_attributes, temporal_client
+
+        named = " and ".join(names.SEARCH_ATTRIBUTES)
+        try:
+            await register_search_attributes(await temporal_client(settings))
+        except ABSENT as error:
+            status = error.status.name if isinstance(error, RPCError) else "UNAVAILABLE"
+            return (
+                f"The search attributes {named} could not be registered at {settings.temporal_address} ({status}); "
+                "sessions run without them."
+            )
+        return f"Temporal knows the search attributes {named}."
+
+    return asyncio.run(work())
+
+
 def sessions(settings: Settings, limit: int, status: str | None = None, parent: str | None = None) -> Sequence[str]:
     """The newest sessions, one line each; with `status`, only those with this status; with `parent`, its children."""
     wanted: ShownStatus | None = next((each for each in get_args(ShownStatus) if each == status), None)
@@ -348,14 +370,14 @@ def repair(settings: Settings, session_id: str, how: Repair, *, sure: bool = Fal
                 return f"No worker can replay the workflow of {session_id}: --rebuild starts it from the store."
             try:
                 # A driver that cannot be replayed reads no signals.
-                replaced = broken is not None and await driver.replace(session_id, broken, rebuild)
+                replaced = broken is not None and await driver.replace(session_id, broken, rebuild, of=row)
                 if not replaced or how == "fail":
                     # Also the new one: an API that replaces it at the same moment does not know of this order.
                     await driver.repair(session_id, how)
             except NoDriver:
                 if how == "retry":
                     return f"{session_id}: {await start_lost_driver(store, driver, row, unattended=sure)}."
-                await driver.rebuild(session_id, rebuild, unattended=sure)
+                await driver.rebuild(session_id, rebuild, unattended=sure, of=row)
                 await end_if_deleted(store, driver, session_id)
             if how == "retry" and row.attention is None:
                 return "It needs no attention; whatever of its work waits for a retry is retried now."
@@ -372,16 +394,17 @@ def restore(settings: Settings, session_id: str, turn_id: str | None, *, sure: b
 
         kept = None if turn_id is None else _turn_number(turn_id)
         async with checked_store(settings.database) as store:
-            await _known(store, session_id)
+            row = await _known(store, session_id)
             driver = await _driver(settings)
+            rebuild = Rebuild(reason="OPERATOR")
             await store.restore(Restoration(session_id, "OPERATOR", kept))
             broken = await _broken_run(driver, session_id)
             try:
-                if broken is None or not await driver.replace(session_id, broken, Rebuild(reason="OPERATOR")):
+                if broken is None or not await driver.replace(session_id, broken, rebuild, of=row):
                     await driver.repair(session_id, "retry")
             except NoDriver:
                 # Whoever ended the workflow: the operator wants the session to continue.
-                await driver.rebuild(session_id, Rebuild(reason="OPERATOR"), unattended=sure)
+                await driver.rebuild(session_id, rebuild, unattended=sure, of=row)
                 await end_if_deleted(store, driver, session_id)
             return "It continues from there; `perdure tail` shows session.reset."
 

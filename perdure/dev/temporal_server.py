@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perdure.errors import Invalid, Unavailable
+from perdure.protocol.names import SEARCH_ATTRIBUTES
 
 from .supervisor import bare_environment, die_with_parent
 
@@ -60,6 +61,8 @@ class DevServer:
             *("server", "start-dev", "--ip", self.host, "--port", str(self.port)),
             *(["--headless"] if self.ui_port is None else ["--ui-port", str(self.ui_port)]),
             *("--namespace", self.namespace, "--db-filename", str(self.database), "--log-level", "error"),
+            # For a new database only; `perdure migrate`, which `perdure dev` runs, has one that is older know them.
+            *_repeated("--search-attribute", [f"{name}=Keyword" for name in SEARCH_ATTRIBUTES]),
             *_repeated("--sqlite-pragma", _PRAGMAS),
             *_repeated("--dynamic-config-value", [f"{key}={value}" for key, value in config.items()]),
         ]

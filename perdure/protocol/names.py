@@ -102,6 +102,9 @@ def action_of_child(name: str, call_id: str) -> str:
     return f"subagent-call:{name}:{call_id}"
 
 
+#: What Temporal's UI can search drivers by: the agent, and the session at the top of the family. All are keywords.
+SEARCH_ATTRIBUTES = ("PerdureAgent", "PerdureRoot")
+
 _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 
 

@@ -1,25 +1,31 @@
-"""Connections to Temporal, and the secret of continuation tokens, from the settings."""
+"""Connections to Temporal, what its UI can search by, and the secret of continuation tokens, from the settings."""
 
 import asyncio
 import contextlib
+import logging
 import os
 import re
 import secrets
 from collections.abc import Awaitable, Sequence
 from datetime import timedelta
 from pathlib import Path
+from time import monotonic
 from typing import ClassVar, TypeVar
 
+from temporalio.api.enums.v1 import IndexedValueType
 from temporalio.api.errordetails.v1 import NamespaceNotFoundFailure
 from temporalio.api.failure.v1 import Failure
+from temporalio.api.operatorservice.v1 import AddSearchAttributesRequest, ListSearchAttributesRequest
 from temporalio.api.workflowservice.v1 import DescribeNamespaceRequest
 from temporalio.client import Client, GrpcCompression, Plugin
+from temporalio.common import SearchAttributeKey, SearchAttributePair, TypedSearchAttributes
 from temporalio.contrib.pydantic import PydanticPayloadConverter
 from temporalio.converter import DataConverter, DefaultFailureConverter, PayloadConverter
 from temporalio.exceptions import ApplicationError, TemporalError
 from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.errors import Invalid, PerdureError
+from perdure.protocol.names import SEARCH_ATTRIBUTES
 from perdure.settings import Settings
 
 #: Errors of a client while Temporal does not answer. A failed connection raises a plain RuntimeError.
@@ -128,6 +134,49 @@ def namespace_missing(error: RPCError) -> bool:
         return any(detail.Is(NamespaceNotFoundFailure.DESCRIPTOR) for detail in details)
     # A proxy may have dropped the details.
     return _NAMESPACE_NOT_FOUND.match(error.message) is not None
+
+
+#: What drivers can be searched by in Temporal's UI: the agent, and the session at the top of the family.
+_AGENT, _ROOT = (SearchAttributeKey.for_keyword(name) for name in SEARCH_ATTRIBUTES)
+
+#: For how many seconds drivers are started without them when Temporal does not know them.
+_UNKNOWN = 300.0
+
+log = logging.getLogger("perdure.temporal")
+
+
+async def register_search_attributes(client: Client) -> None:
+    """Have Temporal know them; raises one of `ABSENT` when it cannot be asked, or does not allow it."""
+    listing = client.operator_service.list_search_attributes(ListSearchAttributesRequest(namespace=client.namespace))
+    known = (await in_time(listing)).custom_attributes
+    keyword = IndexedValueType.INDEXED_VALUE_TYPE_KEYWORD
+    missing = {name: keyword for name in SEARCH_ATTRIBUTES if name not in known}
+    if missing:
+        adding = AddSearchAttributesRequest(namespace=client.namespace, search_attributes=missing)
+        await in_time(client.operator_service.add_search_attributes(adding))
+
+
+class SearchAttributes:
+    """The search attributes of new drivers. A cluster that does not know them refuses a start that has them."""
+
+    def __init__(self) -> None:
+        self._unknown_until = 0.0
+
+    def of(self, agent: str, root: str) -> TypedSearchAttributes | None:
+        """Those of a driver; None while Temporal is known not to know them."""
+        if monotonic() < self._unknown_until:
+            return None
+        return TypedSearchAttributes([SearchAttributePair(_AGENT, agent), SearchAttributePair(_ROOT, root)])
+
+    def unknown(self, error: RPCError) -> bool:
+        """Whether the start was refused because of them; those that follow do without for some minutes."""
+        if error.status != RPCStatusCode.INVALID_ARGUMENT or "search attribute" not in error.message.lower():
+            return False
+        self._unknown_until = monotonic() + _UNKNOWN
+        log.warning(
+            "Temporal does not know our search attributes (`perdure migrate` registers them): %s", error.message
+        )
+        return True
 
 
 def secret(settings: Settings) -> bytes:

@@ -196,7 +196,7 @@ class Reconciler:
         if now - self._unreplayable[run] < patience:
             message = "The workers cannot replay the workflow of this session."
             await set_attention(self._store, session_id, Attention(code=CannotReplay.code, message=message))
-        elif await self._driver.replace(session_id, run, Rebuild(reason=CannotReplay.code)):
+        elif await self._driver.replace(session_id, run, Rebuild(reason=CannotReplay.code), of=row):
             # If it is listed again, something else is wrong.
             self._unreplayable[run] = now
             await end_if_deleted(self._store, self._driver, session_id)

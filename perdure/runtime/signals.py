@@ -15,7 +15,12 @@ from temporalio.api.enums.v1 import TaskQueueType
 from temporalio.api.taskqueue.v1 import TaskQueue
 from temporalio.api.workflowservice.v1 import DeleteWorkflowExecutionRequest, DescribeTaskQueueRequest
 from temporalio.client import Client, WorkflowExecutionStatus, WorkflowQueryFailedError, WorkflowQueryRejectedError
-from temporalio.common import QueryRejectCondition, WorkflowIDConflictPolicy, WorkflowIDReusePolicy
+from temporalio.common import (
+    QueryRejectCondition,
+    TypedSearchAttributes,
+    WorkflowIDConflictPolicy,
+    WorkflowIDReusePolicy,
+)
 from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
@@ -51,7 +56,7 @@ from perdure.store.base import Store
 from perdure.store.values import CancelRequest, DeliveryRow, NewSession, SessionRow
 from perdure.telemetry import spans
 
-from .connect import ABSENT, NOT_FOR_US, RPC_PATIENCE, in_time, namespace_missing
+from .connect import ABSENT, NOT_FOR_US, RPC_PATIENCE, SearchAttributes, in_time, namespace_missing
 from .deliveries import reference
 from .deploys import unserved
 
@@ -82,6 +87,7 @@ class DriverClient:
     def __init__(self, client: Client, task_queue: str) -> None:
         self._client = client
         self._prefix = task_queue
+        self._attributes = SearchAttributes()
         self._queue = names.queue(task_queue, names.SESSIONS_QUEUE)
         self._worker_until = 0.0
         # The build of each driver, or None, by session, as Temporal listed them last.
@@ -92,17 +98,25 @@ class DriverClient:
 
     async def start(self, state: SessionState, *, summary: str | None = None) -> None:
         """Start the session's driver. Idempotent."""
-        await self._start(state, summary, WorkflowIDReusePolicy.REJECT_DUPLICATE)
+        root = state.parent.root_session_id if state.parent else state.session_id
+        await self._start(
+            state, summary, WorkflowIDReusePolicy.REJECT_DUPLICATE, self._attributes.of(state.agent, root)
+        )
 
-    async def rebuild(self, session_id: str, rebuild: Rebuild, *, unattended: bool = False) -> None:
+    async def rebuild(
+        self, session_id: str, rebuild: Rebuild, *, unattended: bool = False, of: SessionRow | None = None
+    ) -> None:
         """Start a driver that derives its state from the store; does nothing while one runs.
+
+        `of`: the session, so that Temporal's UI finds the driver by its agent and its family.
 
         Without `unattended`, raises `NoWorker` when no worker polls the task queue: this process may be configured with
         another task queue than the session's workers, and a driver there would never run.
         """
         if not (unattended or await self._has_worker()):
             raise NoWorker(f"No worker takes sessions from the task queue {self._queue}.")
-        await self._start(SessionState.to_rebuild(session_id, rebuild), None, WorkflowIDReusePolicy.ALLOW_DUPLICATE)
+        state = SessionState.to_rebuild(session_id, rebuild)
+        await self._start(state, None, WorkflowIDReusePolicy.ALLOW_DUPLICATE, self._attributes_of(of))
 
     async def deliver(self, session_id: str, ref: JsonObject) -> None:
         await self._signal(session_id, names.DELIVER, ref)
@@ -163,11 +177,14 @@ class DriverClient:
         """The sessions whose history cannot be replayed, each with the failing run; None if Temporal does not say."""
         return await unserved.find_unreplayable(self._client, self._prefix)
 
-    async def replace(self, session_id: str, run: unserved.Run, rebuild: Rebuild) -> bool:
+    async def replace(
+        self, session_id: str, run: unserved.Run, rebuild: Rebuild, *, of: SessionRow | None = None
+    ) -> bool:
         """Start a driver in place of one that cannot be replayed, or whose turn cannot; False if `run` has ended."""
 
         async def start(state: SessionState) -> None:
-            await self._start(state, None, WorkflowIDReusePolicy.ALLOW_DUPLICATE, replaces=True)
+            attributes = self._attributes_of(of)
+            await self._start(state, None, WorkflowIDReusePolicy.ALLOW_DUPLICATE, attributes, replaces=True)
 
         return await _call(unserved.replace(self._client, session_id, run, rebuild, start))
 
@@ -182,24 +199,45 @@ class DriverClient:
         with contextlib.suppress(NoDriver):
             await _call(self._client.workflow_service.delete_workflow_execution(request, timeout=RPC_PATIENCE))
 
+    def _attributes_of(self, row: SessionRow | None) -> TypedSearchAttributes | None:
+        return None if row is None else self._attributes.of(row.agent, row.root_id or row.session_id)
+
     async def _start(
-        self, state: SessionState, summary: str | None, reuse: WorkflowIDReusePolicy, *, replaces: bool = False
+        self,
+        state: SessionState,
+        summary: str | None,
+        reuse: WorkflowIDReusePolicy,
+        attributes: TypedSearchAttributes | None,
+        *,
+        replaces: bool = False,
     ) -> None:
         conflict = WorkflowIDConflictPolicy.TERMINATE_EXISTING if replaces else WorkflowIDConflictPolicy.USE_EXISTING
-        starting = self._client.start_workflow(
-            names.SESSION_WORKFLOW,
-            state.model_dump(mode="json"),
-            id=state.session_id,
-            task_queue=self._queue,
-            id_reuse_policy=reuse,
-            id_conflict_policy=conflict,
-            static_summary=summary,
-            task_timeout=timedelta(seconds=names.DRIVER_DECISION_SECONDS),
-            memo={"agent": state.agent, "model": state.model, "mode": state.mode},
-            rpc_timeout=RPC_PATIENCE,
-        )
+
+        async def start(attributes: TypedSearchAttributes | None) -> None:
+            await self._client.start_workflow(
+                names.SESSION_WORKFLOW,
+                state.model_dump(mode="json"),
+                id=state.session_id,
+                task_queue=self._queue,
+                id_reuse_policy=reuse,
+                id_conflict_policy=conflict,
+                static_summary=summary,
+                task_timeout=timedelta(seconds=names.DRIVER_DECISION_SECONDS),
+                memo={"agent": state.agent, "model": state.model, "mode": state.mode},
+                search_attributes=attributes,
+                rpc_timeout=RPC_PATIENCE,
+            )
+
+        async def start_anyway() -> None:
+            try:
+                await start(attributes)
+            except RPCError as error:
+                if attributes is None or not self._attributes.unknown(error):
+                    raise
+                await start(None)
+
         with contextlib.suppress(WorkflowAlreadyStartedError):
-            await _call(starting)
+            await _call(start_anyway())
 
     async def _signal(self, session_id: str, name: str, payload: JsonObject) -> None:
         handle = self._client.get_workflow_handle(session_id)
@@ -480,7 +518,7 @@ async def start_lost_driver(store: Store, driver: DriverClient, row: SessionRow,
             rebuild = Rebuild(reason="WORKFLOW_LOST")
         case _:
             rebuild = Rebuild(reason="WORKFLOW_FAILED")
-    await driver.rebuild(session_id, rebuild, unattended=unattended)
+    await driver.rebuild(session_id, rebuild, unattended=unattended, of=row)
     if await end_if_deleted(store, driver, session_id):
         return "it was deleted meanwhile"
     then = "it is ended" if rebuild.ends else "it is started from the store"

@@ -80,5 +80,6 @@ def test_an_older_migrate_leaves_a_newer_schema_alone_and_says_so(
 
     ended = run(tmp_path, temporal_server, "migrate")
 
-    assert (ended.returncode, ended.stdout) == (0, "The store is up to date.\n")
+    assert ended.returncode == 0
+    assert ended.stdout.startswith("The store is up to date.\n")
     assert f"newer than the {given.SCHEMA} of this code, which can work with it. Nothing was changed." in ended.stderr

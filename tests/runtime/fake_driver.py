@@ -11,6 +11,7 @@ from perdure.protocol.wire import JsonObject
 from perdure.runtime.deploys.unserved import Run
 from perdure.runtime.signals import DriverClient
 from perdure.session.state import DriverView, Rebuild, Repair, SessionState, read_view
+from perdure.store.values import SessionRow
 
 RUNNING = WorkflowExecutionStatus.RUNNING
 
@@ -60,7 +61,9 @@ class FakeDriver(DriverClient):
             self.summaries[state.session_id] = summary
             self.calls.append(Call(state.session_id, "start"))
 
-    async def rebuild(self, session_id: str, rebuild: Rebuild, *, unattended: bool = False) -> None:
+    async def rebuild(
+        self, session_id: str, rebuild: Rebuild, *, unattended: bool = False, of: SessionRow | None = None
+    ) -> None:
         self._reach(session_id)
         if self.no_workers and not unattended:
             raise NoWorker
@@ -72,7 +75,7 @@ class FakeDriver(DriverClient):
     async def unreplayable(self) -> Mapping[str, Run] | None:
         return None if self.broken is None else dict(self.broken)
 
-    async def replace(self, session_id: str, run: Run, rebuild: Rebuild) -> bool:
+    async def replace(self, session_id: str, run: Run, rebuild: Rebuild, *, of: SessionRow | None = None) -> bool:
         self._reach(session_id)
         assert self.broken is not None
         del self.broken[session_id], self.workflows[session_id]
