@@ -10,18 +10,31 @@ from typing import Any, cast
 from pydantic_ai.messages import ModelResponse, TextPart, ThinkingPart, ToolCallPart
 from pydantic_ai.usage import RequestUsage
 
-from perdure import Compaction, tool
+from perdure import Agent, Compaction, tool
 from perdure.errors import ModelFailed
 from perdure.harness.rebuild import cut_after
 from perdure.models.base import Delta, Prompt, ReasoningDelta, Reply, TextDelta, ToolInputDelta, finish_reason, usage_of
-from perdure.protocol.deliveries import CLEAR, LOCAL, Capabilities
+from perdure.protocol.deliveries import CLEAR, LOCAL, Capabilities, DeliveryRef
 from perdure.protocol.inputs import APPROVE, InputAnswer
-from perdure.protocol.requests import Attention, Calls, CloseSession, Failure, RebuildSession, Refusal, Reminder
+from perdure.protocol.requests import (
+    Attention,
+    Calls,
+    CloseSession,
+    CollectChildren,
+    Coordinates,
+    Delegated,
+    DispatchChildren,
+    Failure,
+    ModelCall,
+    RebuildSession,
+    Refusal,
+    Reminder,
+)
 from perdure.runtime.sessions import cancel_turn
 from perdure.session.state import OPERATOR_FAILED
 from perdure.store.lifecycle import Export, ExportHeader, NewFork, NewImport, Restoration
 from perdure.store.values import Attempt, CancelRequest
-from perdure.testing import call
+from perdure.testing import ScriptedModel, call
 from tests.support.lab import SESSION, Lab, lab
 
 from .sample import paths_of
@@ -83,7 +96,7 @@ class _Signals:
 async def events_of_all_types() -> Events:
     """The data of all events that happen, by their type; in each type no two of the same form."""
     found: Events = {}
-    for happen in (_conversation, _compacted, _restored, _task, _failed_task):
+    for happen in (_conversation, _compacted, _restored, _task, _failed_task, _delegated):
         for type, data in (await happen()).items():
             kept = found.setdefault(type, [])
             for each in data:
@@ -148,6 +161,24 @@ async def _failed_task() -> Events:
     async with lab([ModelFailed("No.", errorId="e")], mode="task") as it:
         await it.model(await it.deliver("What?"))
         return await _data(it)
+
+
+async def _delegated() -> Events:
+    helper = Agent("helper", description="Finds things out.")
+    asks = ScriptedModel([call("helper", message="Where is it?"), "Found.", "It is here."])
+    async with lab(asks, subagents=[helper]) as it:
+        delegated = await it.model(await it.deliver("Find it"))
+        assert isinstance(delegated, Delegated)
+        at = Coordinates(session_id=SESSION, turn=0, step=0)
+        _, (child,) = await it.harness.children.dispatch(DispatchChildren(at=at))
+        begin = Coordinates(session_id=child.session.session_id, turn=0, step=0)
+        task = ModelCall(at=begin, agent="helper", mode="task", capabilities=Capabilities(), deliveries=(child.task,))
+        await it.harness.call_model(task, Attempt(1, 1))
+        (report,) = await it.store.unread(SESSION)
+        result = DeliveryRef.model_validate(report.ref)
+        await it.harness.children.collect(CollectChildren(at=at, deliveries=(result,)))
+        await it.model(turn=0, step=1)
+        return await _data(it, child.session.session_id)
 
 
 async def _compacted() -> Events:
