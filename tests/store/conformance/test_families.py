@@ -9,7 +9,7 @@ import pytest
 from perdure.errors import SessionDeleted, SessionGone
 from perdure.protocol import names
 from perdure.protocol.deliveries import Lineage
-from perdure.protocol.events import EventType, NewEvent
+from perdure.protocol.events import EVENT_EXPIRED, EventType, NewEvent
 from perdure.store.base import Store
 from perdure.store.lifecycle import Keep
 from perdure.store.values import Commit, InputQuery, NewSession, SessionChange, SessionPage, SessionQuery, ShownStatus
@@ -317,6 +317,17 @@ async def test_a_result_is_kept_until_the_parent_has_read_it(store: Store, keep:
     assert await left() == (1, 1)
     await store.commit(given.consuming(report))
     assert 0 in await left()
+
+
+async def test_the_output_of_a_child_expires_with_the_messages_of_its_parent(store: Store) -> None:
+    completed = NewEvent(
+        type=EventType.SUBAGENT_COMPLETED, key=names.step_key(0, 0, "child/c"), data={"output": "Found it"}, turn=0
+    )
+    await store.commit(Commit("s", events=[completed], change=SessionChange(status="waiting", turns=2)))
+
+    await store.expire(Keep(messages=-60.0), None, 10)
+
+    assert [event.type for event in await given.everything(store)] == [EVENT_EXPIRED]
 
 
 async def test_a_result_that_nobody_reads_any_more_is_not_kept(store: Store) -> None:
