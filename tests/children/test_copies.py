@@ -53,7 +53,7 @@ async def test_a_session_with_children_can_be_imported_without_them(stack: Stack
 async def test_a_fork_after_a_step_with_children_has_their_results_and_children_of_its_own(stack: Stack) -> None:
     async with stack.talk() as talk:
         asked = f"{call('researcher', message='say one')} then {call('clerk', message='say two')}"
-        assert await talk.say(asked) == "Results: two"
+        assert await talk.say(asked) == "Results: one | two"
         await talk.say("say later")
 
         answer = await talk.http.post(f"/v1/sessions/{talk.session_id}/fork", json={"turn": 0, "step": 0})
@@ -81,7 +81,7 @@ async def test_a_session_that_waits_for_its_children_is_not_forked_there(stack: 
         waits = await talk.http.post(f"/v1/sessions/{talk.session_id}/fork", json={"turn": 1})
         before = await talk.http.post(f"/v1/sessions/{talk.session_id}/fork", json={"turn": 0})
 
-        assert (waits.status_code, waits.json()["code"]) == (409, "fork_refused")
+        assert (waits.status_code, waits.json()["code"]) == (409, "fork_boundary_not_offered")
         assert before.status_code == 201
         events = await talk.until_boundary()
         assert types(events)[-1] == "session.waiting"
@@ -90,7 +90,7 @@ async def test_a_session_that_waits_for_its_children_is_not_forked_there(stack: 
 
 async def test_a_fork_of_a_child_is_a_session_without_a_parent_that_waits(stack: Stack) -> None:
     async with stack.talk() as talk:
-        await talk.say(call("clerk", message='call add {"a": 1, "b": 2} then say three'))
+        await talk.say(call("clerk", message=call("add", a=1, b=2)))
         (child,) = await children(talk, talk.session_id)
 
         answer = await talk.http.post(f"/v1/sessions/{child['sessionId']}/fork", json={"turn": 0, "step": 0})

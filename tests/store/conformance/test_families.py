@@ -323,11 +323,12 @@ async def test_the_output_of_a_child_expires_with_the_messages_of_its_parent(sto
     completed = NewEvent(
         type=EventType.SUBAGENT_COMPLETED, key=names.step_key(0, 0, "child/c"), data={"output": "Found it"}, turn=0
     )
-    await store.commit(Commit("s", events=[completed], change=SessionChange(status="waiting", turns=2)))
+    end = given.event("t0/end")
+    await store.commit(Commit("s", events=[completed, end], change=SessionChange(status="waiting", turns=2)))
 
     await store.expire(Keep(messages=-60.0), None, 10)
 
-    assert [event.type for event in await given.everything(store)] == [EVENT_EXPIRED]
+    assert [event.type for event in await given.everything(store)] == [EVENT_EXPIRED, end.type]
 
 
 async def test_a_result_that_nobody_reads_any_more_is_not_kept(store: Store) -> None:
