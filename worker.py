@@ -84,14 +84,14 @@ def workers(client: Client, store: Store, agents: AgentRegistry, models: Models,
         children.call_back,
     ]
     # The steps of turns beside tool calls. The server hands them to the worker of their turn, with its decision.
-    steps = [model.call_model, turns.resume_turn, turns.park_turn]
+    steps = [model.call_model, turns.resume_turn, turns.park_turn, turns.park_programs]
     # Short work on the store, between steps and after the last one.
     waits = [turns.withdraw_inputs, turns.remind]
     ends = [turns.conclude_turn, turns.refuse_delivery, turns.attend_session, turns.close_session]
     # Each starts before those that schedule work on its queue: a queue belongs to a build from its first poll on.
     return [
         *(pool_worker(client, settings, harness, pool) for pool in _declared(agents, settings)),
-        activity_worker(client, settings, names.TOOLS_QUEUE, [tools.call_tool]),
+        activity_worker(client, settings, names.TOOLS_QUEUE, [tools.call_tool, tools.run_program]),
         # The steps, too: drivers with versions, and older builds, ask for them here.
         activity_worker(client, settings, names.MODELS_QUEUE, [*steps, *waits, *ends, *family, turns.rebuild_session]),
         workflow_worker(client, settings, names.TURNS_QUEUE, [TurnWorkflow], steps),

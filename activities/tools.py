@@ -10,7 +10,7 @@ from temporalio import activity
 
 from perdure.errors import WrongPool
 from perdure.protocol import names
-from perdure.protocol.requests import ToolCall, ToolOutcome
+from perdure.protocol.requests import ProgramOutcome, ToolCall, ToolOutcome
 
 from .attempt import attempted, current_attempt
 
@@ -37,3 +37,8 @@ class ToolActivities:
             # For threads of the tool that still run and check it.
             cancelled.set()
             raise
+
+    @activity.defn(name=names.RUN_PROGRAM)
+    @attempted()
+    async def run_program(self, call: ToolCall) -> ProgramOutcome:
+        return await self.harness.run_program(call, current_attempt())

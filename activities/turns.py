@@ -46,6 +46,11 @@ class TurnActivities:
     async def park_turn(self, park: ParkTurn) -> None:
         await self.harness.park_turn(park)
 
+    @activity.defn(name=names.PARK_PROGRAMS)
+    @attempted()
+    async def park_programs(self, park: ParkTurn) -> None:
+        await self.harness.park_turn(park)
+
     @activity.defn(name=names.CONCLUDE_TURN)
     @attempted(reports=True)
     async def conclude_turn(self, conclusion: Conclusion) -> Concluded:

@@ -26,6 +26,9 @@ KillPoint: TypeAlias = Literal[
     "compaction_after_record",
     "resume_before_commit",
     "resume_after_commit",
+    "program_before_stage",
+    "program_before_settle",
+    "program_after_settle",
 ]
 
 _passes: Counter[str] = Counter()

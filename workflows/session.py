@@ -326,7 +326,7 @@ class SessionWorkflow:
             await self._hold(request, result.held, result)
             return False
         before = self._state.open
-        if isinstance(result.action, DispatchRuntimeActions) and result.awaited is not None:
+        if isinstance(result.action, DispatchRuntimeActions | DispatchCodeModeRuntimeActions) and result.awaited:
             self._state = self._state.awaiting(result)
             await self._report_inputs(before)
             return False

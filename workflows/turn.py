@@ -18,6 +18,7 @@ from perdure.protocol.requests import (
     ModelCall,
     ModelOutcome,
     ParkTurn,
+    ProgramOutcome,
     Resumed,
     ResumeTurn,
     ToolCall,
@@ -39,6 +40,7 @@ _LONG_TURN = 400
 
 _MODEL_OUTCOME: TypeAdapter[ModelOutcome] = TypeAdapter(ModelOutcome)
 _TOOL_OUTCOME = TypeAdapter(ToolOutcome)
+_PROGRAM_OUTCOME = TypeAdapter(ProgramOutcome)
 _RESUMED = TypeAdapter(Resumed)
 _NOTHING: TypeAdapter[None] = TypeAdapter(None)
 
@@ -68,6 +70,16 @@ class ActivitySteps:
             outcome=_TOOL_OUTCOME,
         )
 
+    async def run_program(self, call: ToolCall) -> ProgramOutcome:
+        return await self._execute(
+            names.RUN_PROGRAM,
+            call,
+            queue=names.TOOLS_QUEUE,
+            policy=policies.tool(call.call, self._bounds),
+            summary=f"step {call.at.step}: {call.call.tool}",
+            outcome=_PROGRAM_OUTCOME,
+        )
+
     async def resume(self, resumption: ResumeTurn) -> Resumed:
         return await self._execute(
             names.RESUME_TURN, resumption, policy=policies.SHORT, summary="resume", outcome=_RESUMED
@@ -75,7 +87,9 @@ class ActivitySteps:
 
     async def park(self, park: ParkTurn) -> None:
         waiting = f"park: {len(park.open)} open"
-        await self._execute(names.PARK_TURN, park, policy=policies.SHORT, summary=waiting, outcome=_NOTHING)
+        # A worker of an older build would park without the requests of programs.
+        name = names.PARK_PROGRAMS if park.programs else names.PARK_TURN
+        await self._execute(name, park, policy=policies.SHORT, summary=waiting, outcome=_NOTHING)
 
     async def conclude(self, conclusion: Conclusion) -> Concluded | None:
         summary = f"{conclusion.kind}: {conclusion.failure.code}"

@@ -13,6 +13,7 @@ from perdure.session.state import KINDS, REFERENCE_VERSIONS, is_unknown, version
 OUTCOMES: Mapping[str, str | None] = {
     "calls": None,
     "delegated": "children",
+    "programs": "code-mode",
     "parked": None,
     "finished": None,
     "unheard": None,

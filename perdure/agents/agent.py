@@ -4,6 +4,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
@@ -61,6 +62,8 @@ class Limits:
     calls_per_step: int = 128
     #: How many calls of a step run at the same time.
     parallel_calls: int = 16
+    #: How many calls one program of the model may make.
+    calls_per_program: int = 100
     #: How deep sessions may start one another: 3 allows children, their children, and those of these.
     subagent_depth: int = 3
     #: How many calls of one step may go to subagents; each further one gets an error instead.
@@ -92,6 +95,7 @@ class Limits:
         for name, limit in (
             ("steps_per_turn", self.steps_per_turn),
             ("calls_per_step", self.calls_per_step),
+            ("calls_per_program", self.calls_per_program),
             ("subagent_depth", self.subagent_depth),
             ("subagents_per_step", self.subagents_per_step),
         ):
@@ -241,6 +245,9 @@ class Agent:
     #: Whether the model can also hand work to a copy of this agent, with the built-in tool `agent`. By default it can
     #: if there are subagents.
     copies_itself: bool | None = None
+    #: Whether the model calls tools and subagents from programs that it writes: instead of them it gets one tool,
+    #: `code_mode`. Needs the extra `codemode`.
+    code_mode: bool = False
 
     def __post_init__(self) -> None:
         if not (_is_text(self.name) and NAME.fullmatch(self.name)):
@@ -256,6 +263,8 @@ class Agent:
         _refuse_duplicates(
             self.name, [*(name for name in map(_name, tools) if name is not None), *(name for name, _ in self.children)]
         )
+        if self.code_mode:
+            _check_code_mode(self.name)
         if self.output_schema is not None and (found := problem(self.output_schema)):
             raise InvalidDeclaration(f"Agent {self.name!r}: the output schema cannot be used: {found}.")
 
@@ -271,6 +280,11 @@ class Agent:
         return tuple(cast("Tool[..., Any]", known) for known in self.tools if isinstance(known, Tool))
 
 
+def _check_code_mode(agent: str) -> None:
+    if find_spec("pydantic_monty") is None:
+        raise InvalidDeclaration(f"Agent {agent!r}: code_mode needs the extra: pip install 'perdure[codemode]'.")
+
+
 def _is_text(value: object) -> bool:
     return isinstance(value, str)
 
@@ -281,6 +295,7 @@ _CHOICES: Mapping[str, tuple[Sequence[object], str]] = {
     "turns": ((None, "child", "inline"), "'child' or 'inline'"),
     "while_waiting": (("queue", "deny"), "'queue' or 'deny'"),
     "copies_itself": ((None, True, False), "True or False"),
+    "code_mode": ((True, False), "True or False"),
 }
 
 

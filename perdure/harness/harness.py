@@ -19,6 +19,7 @@ from perdure.protocol.requests import (
     ModelOutcome,
     NothingToRead,
     ParkTurn,
+    ProgramOutcome,
     RebuildSession,
     Refusal,
     Reminder,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from .remote.callbacks import CallbackSender
     from .remote.calls import RemoteCalls
     from .tools.children import Children
+    from .tools.program import ProgramRunner
 
 
 class Harness:
@@ -73,6 +75,7 @@ class Harness:
         self._rebuilder = SessionRebuilder(store)
         self._store = store
         self._settings = settings
+        self._clock = clock
 
     # --- a turn ---------------------------------------------------------------------------------------------
 
@@ -92,6 +95,10 @@ class Harness:
     ) -> ToolOutcome:
         """Run a tool. `cancelled` is set when the call is cancelled; `stopping` says whether the worker shuts down."""
         return await self._tools.run(call, attempt, cancelled or threading.Event(), stopping)
+
+    async def run_program(self, call: ToolCall, attempt: Attempt) -> ProgramOutcome:
+        """Run a program of the model until it ends or waits for its calls."""
+        return await self._programs.run(call, attempt)
 
     async def resume_turn(self, resumption: ResumeTurn, attempt: Attempt) -> Resumed:
         """Process the answers of people and the requests that have expired."""
@@ -131,7 +138,13 @@ class Harness:
         """Derive a driver's state from the store; None if the session has ended."""
         return await self._rebuilder.rebuild(order, attempt)
 
-    # --- children -------------------------------------------------------------------------------------------
+    # --- programs and children ------------------------------------------------------------------------------
+
+    @cached_property
+    def _programs(self) -> "ProgramRunner":
+        from .tools.program import ProgramRunner
+
+        return ProgramRunner(self._store, self._agents, self._settings, self._clock)
 
     @cached_property
     def children(self) -> "Children":

@@ -27,6 +27,7 @@ from perdure.protocol.requests import (
     ModelOutcome,
     NothingToRead,
     Parked,
+    Programs,
     Resumed,
     ToolOutcome,
 )
@@ -84,8 +85,9 @@ MARK = Format("perdure/mark")
 USAGE = Format("perdure/usage")
 COMPACTION = Format("perdure/compaction")
 CUT = Format("perdure/cut")
+STAGE = Format("perdure/stage")
 
-FORMATS = (DELIVERY, REPLY, FAILURE, INTENT, OUTCOME, PARK, RESUMPTION, MARK, USAGE, COMPACTION, CUT)
+FORMATS = (DELIVERY, REPLY, FAILURE, INTENT, OUTCOME, PARK, RESUMPTION, MARK, USAGE, COMPACTION, CUT, STAGE)
 
 #: The key of the record of a turn that failed, was cancelled or parked outside its model call.
 END = "end"
@@ -128,6 +130,8 @@ class ChildCall(Wire):
     depth: int
     # The address of the server, if it is an agent elsewhere.
     remote_url: str | None = None
+    # When the turn that has begun it fails, if a program made the call: it may be a later turn than that of the reply.
+    deadline: float | None = None
 
 
 class RequestedCall(Wire):
@@ -142,6 +146,8 @@ class RequestedCall(Wire):
     ref: CallRef | None = None
     ask: Ask | None = None
     child: ChildCall | None = None
+    # Whether the call is a program, which makes calls of its own.
+    program: bool = False
 
     @property
     def runs(self) -> bool:
@@ -197,6 +203,21 @@ class StoredReply(Wire):
             if call.call_id == call_id:
                 return call
         raise UnreadableState(f"The records of this step do not ask for the call {call_id!r}.")
+
+
+class StoredStage(Wire):
+    """The calls with which a program waits, and its state there."""
+
+    # Calls that cannot run have their outcomes already.
+    calls: tuple[RequestedCall, ...]
+    # Of the calls as the program made them: a repeated run is compared with them.
+    digests: tuple[str, ...]
+    # None: the program runs from its beginning again.
+    state: str | None = None
+    # The version of the interpreter that can load it.
+    engine: str = ""
+    printed: str = ""
+    parallel: int | None = None
 
 
 class StoredFailure(Wire):
@@ -335,11 +356,21 @@ def outcome_of_reply(reply: StoredReply) -> ModelOutcome:
         return Parked(open=reply.open, usage=reply.usage, model=model)
     if reply.ends:
         return Finished(usage=reply.usage, failure=reply.failure, model=model)
-    calls = tuple(call.ref for call in reply.calls if call.ref and call.runs)
+    calls = tuple(call.ref for call in reply.calls if call.ref and call.runs and not call.program)
     requested: dict[str, Any] = {"calls": calls, "parallel": reply.parallel, "open": reply.open}
     if keys := tuple(call.key for call in reply.calls if call.child):
         return Delegated(**requested, keys=keys, deadline=reply.deadline, usage=reply.usage, model=model)
+    if programs := tuple(call.ref for call in reply.calls if call.ref and call.program):
+        return Programs(**requested, programs=programs, usage=reply.usage, model=model)
     return Calls(**requested, usage=reply.usage, model=model)
+
+
+def called_in(record: Record, call_id: str) -> RequestedCall:
+    """The call that a program has made in this stage."""
+    for call in read(record, STAGE, StoredStage).calls:
+        if call.call_id == call_id:
+            return call
+    raise UnreadableState(f"The records of this step do not ask for the call {call_id!r}.")
 
 
 def tool_outcome(call_id: str, record: NewRecord) -> ToolOutcome:
@@ -409,6 +440,47 @@ class TurnJournal:
     def replies(self) -> tuple[StoredReply, ...]:
         found = (self.reply(step) for step in range(self.last_step + 1))
         return tuple(reply for reply in found if reply)
+
+    def stages(self, step: int, call_id: str) -> tuple[StoredStage, ...]:
+        """The stages of a program so far."""
+        found: list[StoredStage] = []
+        while record := self.at(step, names.stage_key(call_id, len(found))):
+            found.append(read(record, STAGE, StoredStage))
+        return tuple(found)
+
+    def calls(self, step: int) -> tuple[RequestedCall, ...]:
+        """The calls of a step: each call of the reply, and before it those that it has made as a program."""
+        reply = self.reply(step)
+        return tuple(
+            each
+            for call in (reply.calls if reply else ())
+            for each in (*(self.calls_of(step, call.call_id) if call.program else ()), call)
+        )
+
+    def calls_of(self, step: int, call_id: str) -> tuple[RequestedCall, ...]:
+        """The calls that a program has made."""
+        return tuple(call for stage in self.stages(step, call_id) for call in stage.calls)
+
+    def made_by(self, step: int, call_id: str) -> tuple[tuple[str, str], ...]:
+        """The tools that a program has called, and the status of each call."""
+        return tuple((call.tool, self._become_of(step, call)) for call in self.calls_of(step, call_id))
+
+    def _become_of(self, step: int, call: RequestedCall) -> str:
+        if outcome := self.outcome(step, call.call_id):
+            return outcome.status
+        return "unknown" if call.child or self.interrupted(step, call.call_id) else "not executed"
+
+    def programs(self, step: int) -> tuple[RequestedCall, ...]:
+        """The programs of a step that have not ended."""
+        reply = self.reply(step)
+        calls = reply.calls if reply else ()
+        return tuple(call for call in calls if call.program and self.outcome(step, call.call_id) is None)
+
+    def call(self, step: int, call_id: str) -> RequestedCall:
+        for call in self.calls(step):
+            if call.call_id == call_id:
+                return call
+        raise UnreadableState(f"The records of this step do not ask for the call {call_id!r}.")
 
     def outcome(self, step: int, call_id: str) -> Outcome | None:
         record = self.at(step, names.outcome_key(call_id))

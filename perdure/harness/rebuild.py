@@ -105,8 +105,7 @@ class SessionRebuilder:
             if turn.records and not turn.park:
                 return None
             step = turn.last_step
-            reply = turn.reply(step)
-            calls = [call for call in (reply.calls if reply else ()) if call.child]
+            calls = [call for call in turn.calls(step) if call.child]
             if keys := tuple(call.key for call in calls if turn.outcome(step, call.call_id) is None):
                 return Awaited(at=Coordinates(session_id=row.session_id, turn=number, step=step), keys=keys)
         return None

@@ -45,12 +45,14 @@ from .tools import outcomes
 from .tools.approvals import Approvals
 from .tools.builtin import (
     ASK_QUESTION,
+    CODE_MODE,
     NOT_COMPARED,
     NOT_FULFILLED,
     TOO_EARLY,
     TRIES,
     FinalOutput,
     Offer,
+    ProgramTool,
     read_question,
     with_result_as_text,
     without_final,
@@ -131,13 +133,16 @@ class RequestedCalls:
             for call_id, outcome in self.refused.items()
         )
 
-    def events(self, factory: EventFactory) -> tuple[NewEvent, ...]:
-        """The requested actions, without those that wait for people, and the results of the refused ones."""
+    def events(self, factory: EventFactory, at: Coordinates | None = None, what: str = "actions") -> Sequence[NewEvent]:
+        """The requested actions, without those that wait for people, and the results of the refused ones.
+
+        `at`: the step that requested them, if it is not that of the events; `what`: its key.
+        """
         shown = [call for call in self.calls if call.ask is None and call.tool not in self.hidden]
         actions = [_action(call) for call in shown]
-        started = (factory.of_step(EventType.ACTIONS_REQUESTED, "actions", {"actions": actions}),) if actions else ()
+        started = (factory.of_step(EventType.ACTIONS_REQUESTED, what, {"actions": actions}),) if actions else ()
         refused = [
-            factory.action_result(call.call_id, call.tool, outcome, of_child=bool(call.child))
+            factory.action_result(call.call_id, call.tool, outcome, at, of_child=bool(call.child))
             for call in shown
             if (outcome := self.refused.get(call.call_id))
         ]
@@ -191,6 +196,26 @@ class ReplyReader:
         requested = _with_result(calls, refused, results)
         return replace(requested, parallel=self.limits.parallel_calls, hidden=self.offer.hidden)
 
+    async def read_calls_of_program(
+        self, parts: Sequence[ToolCallPart], problems: Mapping[str, str], *, children: int, stage: str
+    ) -> RequestedCalls:
+        """The calls of a program, some of which have a problem; `children`: how many more may go to subagents."""
+        calls: list[RequestedCall] = []
+        refused: dict[str, Outcome] = {}
+        budget = _Budget(calls=len(parts), children=children)
+        for part in parts:
+            if problem := problems.get(part.tool_call_id):
+                call: RequestedCall = RequestedCall(call_id=part.tool_call_id, tool=part.tool_name, input={})
+                decided: Outcome | Result | None = outcomes.failed(f"Invalid arguments for {call.tool}: {problem}.")
+            else:
+                call, decided = await self._classify(part, budget)
+            budget.children -= bool(call.child)
+            if isinstance(decided, Outcome):
+                refused[call.call_id] = decided
+            ref = call.ref.model_copy(update={"stage": stage}) if call.ref else None
+            calls.append(call.model_copy(update={"ref": ref}))
+        return RequestedCalls(tuple(calls), refused, parallel=self.limits.parallel_calls)
+
     async def _classify(self, part: ToolCallPart, budget: "_Budget") -> "_Classified":
         requested = RequestedCall(call_id=part.tool_call_id, tool=part.tool_name, input={})
         try:
@@ -210,6 +235,10 @@ class ReplyReader:
             # Nothing runs after the answer, so it has no `ref`.
             question = self.approvals.question(call, read_question(arguments))
             return requested.model_copy(update={"ask": question}), None
+        if name == CODE_MODE and self.offer.program:
+            self.offer.program.check(arguments)
+            ref = self._ref(call, self.offer.program)
+            return requested.model_copy(update={"ref": ref, "program": True}), None
         if child := self.offer.children.get(name):
             return child.read(requested, self.depth, self.limits, budget.children)
         tool = self.offer.tools.get(name)
@@ -228,7 +257,7 @@ class ReplyReader:
             case Outcome() as refusal:
                 return requested, refusal
 
-    def _ref(self, call: Call, tool: Usable) -> CallRef:
+    def _ref(self, call: Call, tool: "Usable | ProgramTool") -> CallRef:
         schema = tool.definition.parameters_json_schema
         return CallRef(
             call_id=call.id,

@@ -139,6 +139,15 @@ def _plan_failure(
     plan.resumed = Resumed(failure=failure)
 
 
+def _stop_programs(plan: ResumePlan, programs: Sequence[ApprovedCall], turns: Mapping[int, TurnJournal]) -> None:
+    """Record that the programs that waited have ended with their turn."""
+    for program in programs:
+        turn, step = program.at.place
+        made = turns[turn].made_by(step, program.call.call_id)
+        outcome = outcomes.failed(outcomes.of_program("The program was stopped before its end.", made))
+        plan.records.append(written(turn, step, outcome_key(program.call.call_id), OUTCOME, outcome))
+
+
 def _outcome_of_failed_turn(row: InputRow) -> Outcome:
     if row.request.kind == "question":
         return outcome_without_run(row) or builtin.ignored()
@@ -148,8 +157,7 @@ def _outcome_of_failed_turn(row: InputRow) -> Outcome:
 
 
 def _ref(request: InputRequest, turn: TurnJournal) -> CallRef:
-    reply = turn.reply(request.step)
-    ref = reply.call(request.call_id).ref if reply else None
+    ref = turn.call(request.step, request.call_id).ref
     if ref is None:
         raise UnreadableState(f"The records of turn {request.turn} do not hold the call {request.call_id!r}.")
     return ref
@@ -287,14 +295,20 @@ class TurnResumer:
     # --- requests that are closed ---
 
     async def _commit_plan(self, ctx: _ResumeContext) -> Resumed:
-        plan = plan_resumption(ctx.factory, ctx.resumption, ctx.rows, await self._asking_turns(ctx))
+        asking_turns = await self._asking_turns(ctx)
+        programs, turns = await self._programs(ctx, asking_turns)
+        plan = plan_resumption(ctx.factory, ctx.resumption, ctx.rows, asking_turns)
+        if plan.ending is not None:
+            _stop_programs(plan, programs, turns)
         plan.events += [resolved(row.request, row.status, row.answer) for row in ctx.closed_elsewhere]
         resumed = plan.resumed
         if plan.ending is None:
             rows = {**ctx.rows, **ctx.others}
             left = tuple(each for each in ctx.resumption.open if _is_open(rows, each.request_id))
             resumed = resumed.model_copy(update={"open": left})
-        if resumed.calls:
+        if programs and plan.ending is None:
+            resumed = resumed.model_copy(update={"kind": "programs", "programs": programs})
+        if resumed.calls or resumed.programs:
             resumed = resumed.model_copy(update={"parallel": ctx.agent.limits.parallel_calls})
         stored = StoredResumption(
             resumed=resumed,
@@ -357,6 +371,26 @@ class TurnResumer:
         """The turns that asked, by number."""
         turns = sorted({row.request.turn for row in ctx.rows.values()})
         return {turn: await read_journal(self._store, ctx.at.session_id, turn) for turn in turns}
+
+    async def _programs(
+        self, ctx: _ResumeContext, known: Mapping[int, TurnJournal]
+    ) -> tuple[tuple[ApprovedCall, ...], Mapping[int, TurnJournal]]:
+        """The programs that have not ended, of the turns that parked directly before this one; and these turns."""
+        found: list[ApprovedCall] = []
+        turns: dict[int, TurnJournal] = {}
+        session_id = ctx.at.session_id
+        for number in range(ctx.at.turn - 1, -1, -1):
+            turn = known[number] if number in known else await read_journal(self._store, session_id, number)
+            if turn.records and not turn.park:
+                break
+            turns[number] = turn
+            for step in range(turn.last_step + 1):
+                at = Coordinates(session_id=session_id, turn=number, step=step)
+                found += [ApprovedCall(at=at, call=each.ref) for each in turn.programs(step) if each.ref]
+            if turn.records and turn.resumption is None:
+                # It did not continue another one.
+                break
+        return tuple(found), turns
 
     async def _notes(self, ctx: _ResumeContext) -> tuple[str, ...]:
         """Notes to the model about answers that came too late. They authorise nothing."""

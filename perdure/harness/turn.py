@@ -12,7 +12,7 @@ from perdure.faults import reach
 from perdure.protocol import names
 from perdure.protocol.events import EventType, NewEvent, delivery_refused
 from perdure.protocol.inputs import InputRequest
-from perdure.protocol.names import intent_key, outcome_key
+from perdure.protocol.names import intent_key, outcome_key, stage_key
 from perdure.protocol.requests import (
     Attention,
     CloseSession,
@@ -70,19 +70,26 @@ class UnfinishedCall:
 
     at: Coordinates
     call: RequestedCall
-    #: Whether an attempt has recorded its intent to run it.
+    #: Whether an attempt has recorded its intent to run it; of a program, whether it has made calls.
     begun: bool
+    #: The key of a record that must not be there yet when the call is closed.
+    not_yet: str
+    #: Of a program: what has become of its calls, by tool.
+    made: tuple[tuple[str, str], ...] = ()
 
     @property
     def request(self) -> InputRequest | None:
         return self.call.ask.request if self.call.ask else None
 
     @property
-    def intent_key(self) -> tuple[int, int, str]:
-        """The key of the intent's record."""
-        return self.at.turn, self.at.step, intent_key(self.call.call_id)
+    def next_key(self) -> tuple[int, int, str]:
+        """The key of the record that a late attempt would write next."""
+        return self.at.turn, self.at.step, self.not_yet
 
     def outcome(self, kind: str) -> Outcome:
+        if self.call.program:
+            code = outcomes.TURN_CANCELLED if kind == "cancelled" else outcomes.FAILED
+            return outcomes.failed(outcomes.of_program("The program was stopped before its end.", self.made), code)
         if self.begun:
             return outcomes.failed(INTERRUPTED, outcomes.UNKNOWN, "unknown")
         if kind == "cancelled":
@@ -109,12 +116,26 @@ def unfinished_calls(session_id: str, turns: Sequence[tuple[int, TurnJournal]]) 
             at=Coordinates(session_id=session_id, turn=number, step=step),
             call=call,
             begun=turn.interrupted(step, call.call_id),
+            not_yet=intent_key(call.call_id),
         )
+        if not call.program
+        else _unfinished_program(session_id, number, turn, step, call)
         for number, turn in turns
         for step in range(turn.last_step + 1)
-        if (reply := turn.reply(step))
-        for call in reply.calls
+        for call in turn.calls(step)
         if turn.outcome(step, call.call_id) is None
+    )
+
+
+def _unfinished_program(
+    session_id: str, number: int, turn: TurnJournal, step: int, call: RequestedCall
+) -> UnfinishedCall:
+    return UnfinishedCall(
+        at=Coordinates(session_id=session_id, turn=number, step=step),
+        call=call,
+        begun=False,
+        not_yet=stage_key(call.call_id, len(turn.stages(step, call.call_id))),
+        made=turn.made_by(step, call.call_id),
     )
 
 
@@ -128,7 +149,7 @@ def close_unfinished(
         outcome = each.outcome(conclusion.kind)
         call_id = each.call.call_id
         records.append(written(each.at.turn, each.at.step, outcome_key(call_id), OUTCOME, outcome))
-        if each.call.ref or each.call.child:
+        if (each.call.ref or each.call.child) and not each.call.program:
             result = factory.action_result(call_id, each.call.tool, outcome, each.at, of_child=bool(each.call.child))
             events.append(result)
     return tuple(records), tuple(events)
@@ -179,6 +200,9 @@ class TurnParker:
         # A turn that only processed some answers has no new requests: it emits those that are still open again.
         rows = [] if requests else [await self._store.input(each.request_id) for each in park.open]
         waiting = requests or [row.request for row in rows if row]
+        if park.programs:
+            requests = await self._of_programs(park, requests)
+            waiting = list({each.request_id: each for each in (*waiting, *requests)}.values())
         ending = factory.parked()
         return Commit(
             at.session_id,
@@ -190,6 +214,21 @@ class TurnParker:
             inputs=InputChanges(opens=requests),
             change=SessionChange(status=ending.status),
         )
+
+    async def _of_programs(self, park: ParkTurn, requests: Sequence[InputRequest]) -> list[InputRequest]:
+        """These requests, and those of programs that were not opened before."""
+        wanted = {each.request_id for each in park.open}
+        found = list(requests)
+        for at in park.programs:
+            journal = await read_journal(self._store, at.session_id, at.turn)
+            for program in journal.programs(at.step):
+                asks = [call.ask.request for call in journal.calls_of(at.step, program.call_id) if call.ask]
+                found += [
+                    each
+                    for each in asks
+                    if each.request_id in wanted and await self._store.input(each.request_id) is None
+                ]
+        return found
 
 
 def _reminder_event(request: InputRequest, left: int) -> NewEvent:
@@ -364,7 +403,7 @@ class TurnEnder:
             unless_cancelled=None if cancelled else at.turn,
             unless=(blocking[0].turn, blocking[0].step, blocking[0].key),
             # Their outcome says that they were not executed: an intent since then must make this commit fail.
-            without=[each.intent_key for each in unfinished if not each.begun],
+            without=[each.next_key for each in unfinished if not each.begun],
             records=(*opening.records, *blocking, *call_records),
             events=(*opening.events, *call_events, *_completed_step(conclusion, turn), *ending.events),
             consume=opening.consume,

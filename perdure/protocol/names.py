@@ -11,8 +11,10 @@ CALL_MODEL = "call_model"
 CALL_TOOL = "call_tool"
 RESUME_TURN = "resume_turn"
 PARK_TURN = "park_turn"
+RUN_PROGRAM = "run_program"
+PARK_PROGRAMS = "park_programs"
 #: The activities that only turns execute: in a workflow of their own, or inline in their driver.
-STEPS = frozenset({CALL_MODEL, CALL_TOOL, RESUME_TURN, PARK_TURN})
+STEPS = frozenset({CALL_MODEL, CALL_TOOL, RESUME_TURN, PARK_TURN, RUN_PROGRAM, PARK_PROGRAMS})
 WITHDRAW_INPUTS = "withdraw_inputs"
 REMIND = "remind"
 CONCLUDE_TURN = "conclude_turn"
@@ -95,6 +97,16 @@ def intent_key(call_id: str) -> str:
 
 def outcome_key(call_id: str) -> str:
     return f"call/{call_id}"
+
+
+def stage_key(call_id: str, number: int) -> str:
+    """The key of the record of the calls with which a program waits for the n-th time."""
+    return f"code/{call_id}/{number}"
+
+
+def call_of_program(call_id: str, number: int) -> str:
+    """The id of the n-th call, counted from 1, that a program makes."""
+    return f"{call_id}:tool-{number}"
 
 
 def action_of_child(name: str, call_id: str) -> str:

@@ -75,6 +75,8 @@ class CallRef(Wire, extra="allow"):
     attempts: int = 4
     # The workers that run it, if not all do.
     pool: str | None = None
+    # The key of the record that has the call, if a program made it.
+    stage: str | None = None
 
 
 class _Requested(Wire):
@@ -106,6 +108,13 @@ class Delegated(_Requested):
     keys: tuple[str, ...]
     # When the turn fails, in seconds since the epoch.
     deadline: float | None = None
+
+
+class Programs(_Requested):
+    """The model requested calls, and some of them are programs: they make calls of their own until they end."""
+
+    kind: Literal["programs"] = "programs"
+    programs: tuple[CallRef, ...]
 
 
 class Parked(Wire):
@@ -140,7 +149,9 @@ class NothingToRead(Wire):
     over: bool = False
 
 
-ModelOutcome: TypeAlias = Annotated[Calls | Delegated | Parked | Finished | NothingToRead, Field(discriminator="kind")]
+ModelOutcome: TypeAlias = Annotated[
+    Calls | Delegated | Programs | Parked | Finished | NothingToRead, Field(discriminator="kind")
+]
 
 
 class ResumeTurn(Versioned):
@@ -168,7 +179,11 @@ class ApprovedCall(Wire):
 class Resumed(Wire):
     """The effect of the answers."""
 
+    # Set if there are programs: a turn of an older build leaves them to a newer one.
+    kind: Literal["programs"] | None = None
     calls: tuple[ApprovedCall, ...] = ()
+    # Programs that have not ended. They go on once their calls have results.
+    programs: tuple[ApprovedCall, ...] = ()
     # As for `Calls`.
     parallel: int | None = None
     # Requests that are still open; the model is called only when there are none.
@@ -186,6 +201,8 @@ class ParkTurn(Versioned):
     agent: str
     mode: Mode = "conversation"
     open: tuple[OpenInput, ...]
+    # The steps with programs whose calls wait for people.
+    programs: tuple[Coordinates, ...] = ()
 
 
 class Reminder(Versioned):
@@ -217,6 +234,21 @@ class ToolOutcome(Wire):
     token_hash: str | None = None
     # How many events the session had then. Outcomes arrive in any order, and the token with the greatest head counts.
     head: int | None = None
+
+
+class ProgramOutcome(Wire):
+    """How far a program has come."""
+
+    call_id: str
+    # The program has an outcome in the store.
+    ended: bool = False
+    # What it waits for, as far as there are no results: calls, answers of people, and the keys of other sessions' work.
+    calls: tuple[CallRef, ...] = ()
+    parallel: int | None = None
+    open: tuple[OpenInput, ...] = ()
+    keys: tuple[str, ...] = ()
+    # When the turn fails, in seconds since the epoch.
+    deadline: float | None = None
 
 
 class Conclusion(Versioned):

@@ -312,8 +312,11 @@ class SessionState(Wire, extra="allow"):
         if handed is None:
             raise ValueError("The turn does not say for what it waits.")
         going_on = {"turn": self.turn, "told": self.told, "cancel": self.cancel} if handed.request is not None else {}
-        # A turn that continues a parked one waits for the same calls.
-        awaited = (self.awaited or handed).model_copy(update={"request": handed.request, "deadline": handed.deadline})
+        # A turn that continues a parked one waits for the same calls, and for those that a program has made since.
+        known = self.awaited or handed
+        more = tuple(key for key in handed.keys if key not in known.keys)
+        added = {"keys": (*known.keys, *more), "phase": "due"} if more else {}
+        awaited = known.model_copy(update={"request": handed.request, "deadline": handed.deadline, **added})
         return self.after_turn(result).model_copy(update={**going_on, "awaited": awaited})
 
     def dispatched(

@@ -5,11 +5,12 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
-from typing import Literal, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, TypeVar
 
 from perdure.errors import PerdureError, UnreadableState
-from perdure.protocol.actions import DispatchRuntimeActions, Park
+from perdure.protocol.actions import DispatchCodeModeRuntimeActions, DispatchRuntimeActions, Park
 from perdure.protocol.deliveries import AWAITED
 from perdure.protocol.inputs import OpenInput
 from perdure.protocol.requests import (
@@ -27,8 +28,11 @@ from perdure.protocol.requests import (
     NothingToRead,
     Parked,
     ParkTurn,
+    ProgramOutcome,
+    Programs,
     Resumed,
     ResumeTurn,
+    Snapshot,
     ToolCall,
     ToolOutcome,
     TurnRequest,
@@ -38,6 +42,8 @@ from perdure.protocol.wire import Wire
 
 from . import decisions
 from .state import TurnState, dump_turn, is_unknown, load_turn
+
+T = TypeVar("T")
 
 
 class StepFailed(PerdureError):
@@ -68,6 +74,8 @@ class Steps(Protocol):
 
     async def call_tool(self, call: ToolCall) -> ToolOutcome: ...
 
+    async def run_program(self, call: ToolCall) -> ProgramOutcome: ...
+
     async def resume(self, resumption: ResumeTurn) -> Resumed: ...
 
     async def park(self, park: ParkTurn) -> None: ...
@@ -94,6 +102,16 @@ class ContinueAsNew(Wire):
     """The turn continues as new with this request."""
 
     request: TurnRequest
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """What the programs of a step wait for, after all that could be done without people and other sessions."""
+
+    at: Coordinates
+    open: tuple[OpenInput, ...] = ()
+    keys: tuple[str, ...] = ()
+    deadline: float | None = None
 
 
 async def run_turn(request: TurnRequest, steps: Steps) -> TurnResult | ContinueAsNew:
@@ -150,8 +168,8 @@ class _Turn:
     async def run(self) -> TurnResult | ContinueAsNew:
         try:
             try:
-                if decisions.resumes(self._request) and (parked := await self._resume()):
-                    return parked
+                if decisions.resumes(self._request) and (ended := await self._resume()):
+                    return ended
                 if self._awaited:
                     return self._handed_over(tuple(each.id for each in self._awaited))
                 return await self._run_steps()
@@ -177,8 +195,8 @@ class _Turn:
             self._head = max(concluded.head or 0, self._head or 0)
             self._concluded = concluded
 
-    async def _resume(self) -> TurnResult | None:
-        """Process the answers. Returns a result if the turn ends or parks here."""
+    async def _resume(self) -> TurnResult | ContinueAsNew | None:
+        """Process the answers. Returns a result if the turn ends, parks or waits here."""
         request = self._request
         resumed = await self._steps.resume(
             ResumeTurn(
@@ -197,7 +215,18 @@ class _Turn:
         await self._run_calls(
             [self._tool_call(approved.at, approved.call) for approved in resumed.calls], resumed.parallel
         )
-        return await self._park(resumed.open, silent=resumed.silent) if resumed.open else None
+        waiting = _Waiting(self._at)
+        if resumed.programs:
+            found = await self._run_programs(
+                [self._tool_call(program.at, program.call) for program in resumed.programs], resumed.parallel
+            )
+            if found is None:
+                return ContinueAsNew(request=self._request_from_here())
+            waiting = found
+        open = _merged(resumed.open, waiting.open)
+        programs = (waiting.at,) if resumed.programs else ()
+        parked = await self._park(open, silent=resumed.silent, programs=programs) if open else None
+        return self._waiting_result(waiting, self._request_from_here(), parked) if waiting.keys else parked
 
     async def _run_steps(self) -> TurnResult | ContinueAsNew:
         while True:
@@ -205,7 +234,7 @@ class _Turn:
             if isinstance(outcome, NothingToRead):
                 self._concluded = Concluded(over=True) if outcome.over else self._concluded
                 return self._result(None, silent=not outcome.over)
-            self._state = self._state.after_step(outcome.usage)
+            before, self._state = self._state, self._state.after_step(outcome.usage)
             self._model = outcome.model or self._model
             self._head = outcome.head or self._head
             self._turns = outcome.turns or self._turns
@@ -224,9 +253,25 @@ class _Turn:
                     asked = self._at
                     self._step += 1
                     return self._handed_over(keys, asked, deadline, parked)
+                case Programs():
+                    if ended := await self._run_step_of_programs(outcome, dump_turn(before)):
+                        return ended
             self._step += 1
             if self._steps.should_continue_as_new():
                 return ContinueAsNew(request=self._remaining_request())
+
+    async def _run_step_of_programs(self, step: Programs, before: Snapshot) -> TurnResult | ContinueAsNew | None:
+        """Run the calls and programs of a step; `before`: the snapshot before it. None: the turn has its next step."""
+        parallel = step.parallel
+        await self._run_calls([self._tool_call(self._at, call) for call in step.calls], parallel)
+        waiting = await self._run_programs([self._tool_call(self._at, each) for each in step.programs], parallel)
+        # The recorded reply leads the turn back to here, and counts again.
+        here = self._remaining_request().model_copy(update={"snapshot": before, "deliveries": ()})
+        if waiting is None:
+            return ContinueAsNew(request=here)
+        open = _merged(step.open, waiting.open)
+        parked = await self._park(open, programs=(self._at,)) if open else None
+        return self._waiting_result(waiting, here, parked) if waiting.keys else parked
 
     @property
     def _at(self) -> Coordinates:
@@ -251,19 +296,61 @@ class _Turn:
 
         No call begins after another one has failed for good, or after a cancellation.
         """
+
+        async def run(call: ToolCall) -> None:
+            self._take_token(await self._steps.call_tool(call))
+
+        await self._run_each(calls, limit, run)
+
+    async def _run_programs(self, programs: Sequence[ToolCall], limit: int | None) -> _Waiting | None:
+        """Run the programs and their calls, until all of them have ended or wait for people or other sessions.
+
+        None: the turn should continue as new before it goes on.
+        """
+        running = list(programs)
+        waiting = _Waiting(programs[0].at)
+        while running:
+            outcomes = await self._run_each(running, limit, self._steps.run_program)
+            calls = [
+                self._tool_call(program.at, call)
+                for program, outcome in zip(running, outcomes, strict=True)
+                for call in outcome.calls
+            ]
+            if calls:
+                await self._run_calls(calls, next((each.parallel for each in outcomes if each.parallel), None))
+            # A program goes on once all that it waits for has a result.
+            stopped = [each for each in outcomes if each.open or each.keys]
+            waiting = _Waiting(
+                waiting.at,
+                _merged(waiting.open, *(each.open for each in stopped)),
+                (*waiting.keys, *(key for each in stopped for key in each.keys)),
+                min((each.deadline for each in stopped if each.deadline is not None), default=waiting.deadline),
+            )
+            running = [
+                program
+                for program, outcome in zip(running, outcomes, strict=True)
+                if not (outcome.ended or outcome.open or outcome.keys)
+            ]
+            if running and self._steps.should_continue_as_new():
+                return None
+        return waiting
+
+    async def _run_each(
+        self, calls: Sequence[ToolCall], limit: int | None, run: Callable[[ToolCall], Awaitable[T]]
+    ) -> list[T]:
         if self._steps.cancelled(early=True):
             raise asyncio.CancelledError
-        waiting = deque(calls)
+        waiting = deque(enumerate(calls))
+        outcomes: dict[int, T] = {}
         failures: list[BaseException] = []
 
         async def run_next_calls() -> None:
             while waiting:
+                number, call = waiting.popleft()
                 try:
-                    outcome = await self._steps.call_tool(waiting.popleft())
+                    outcomes[number] = await run(call)
                 except (Exception, asyncio.CancelledError) as failure:
                     failures.append(failure)
-                else:
-                    self._take_token(outcome)
                 if failures or self._steps.cancelled():
                     return
 
@@ -273,6 +360,7 @@ class _Turn:
             raise failures[0]
         if self._steps.cancelled():
             raise asyncio.CancelledError
+        return [outcomes[number] for number in range(len(calls))]
 
     def _take_token(self, outcome: ToolOutcome) -> None:
         """Take over the session's new token, unless another call has set a later one. Older workers send no `head`."""
@@ -290,9 +378,12 @@ class _Turn:
             self._retired = (*self._retired, self._token_hash)
         self._token_hash = token_hash
 
-    async def _park(self, open: tuple[OpenInput, ...], *, silent: bool = False) -> TurnResult:
+    async def _park(
+        self, open: tuple[OpenInput, ...], *, silent: bool = False, programs: tuple[Coordinates, ...] = ()
+    ) -> TurnResult:
         request = self._request
-        await self._steps.park(ParkTurn(at=self._at, agent=request.agent, mode=request.mode, open=open))
+        park = ParkTurn(at=self._at, agent=request.agent, mode=request.mode, open=open, programs=programs)
+        await self._steps.park(park)
         return self._result(None, open=open, silent=silent)
 
     def _handed_over(
@@ -307,6 +398,20 @@ class _Turn:
         awaited = Awaited(at=at or self._at, keys=keys, request=request, deadline=None if parked else deadline)
         action = DispatchRuntimeActions(pending_action_keys=keys)
         return (parked or self._result(None)).model_copy(update={"action": action, "awaited": awaited})
+
+    def _waiting_result(self, waiting: _Waiting, here: TurnRequest, parked: TurnResult | None) -> TurnResult:
+        """As `_handed_over`, for programs: the turn continues with them."""
+        again = {"head": self._head, "token_hash": None, "retired": ()}
+        request = None if parked else here.model_copy(update=again).model_dump(mode="json")
+        deadline = None if parked else waiting.deadline
+        awaited = Awaited(at=waiting.at, keys=waiting.keys, request=request, deadline=deadline)
+        action = DispatchCodeModeRuntimeActions(pending_action_keys=waiting.keys)
+        return (parked or self._result(None)).model_copy(update={"action": action, "awaited": awaited})
+
+    def _request_from_here(self) -> TurnRequest:
+        """The request with which the turn processes its answers again: all that was done is recorded."""
+        again = {**self._carried_fields(), "deliveries": (*self._request.deliveries, *self._awaited)}
+        return self._request.model_copy(update=again)
 
     def _continuation(self) -> TurnRequest:
         """The request with which the turn continues: what it has consumed is in its records."""
@@ -364,6 +469,11 @@ class _Turn:
             head=self._head,
             turns=self._turns,
         )
+
+
+def _merged(*several: Sequence[OpenInput]) -> tuple[OpenInput, ...]:
+    """All requests, each once."""
+    return tuple({each.request_id: each for some in several for each in some}.values())
 
 
 def _without_awaited(request: TurnRequest) -> TurnRequest:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar, cast
 from perdure.agents.agent import Agent
 from perdure.agents.registry import AgentRegistry
 from perdure.agents.state import State
-from perdure.harness.journal import REPLY, RequestedCall, StoredReply, read
+from perdure.harness.journal import RequestedCall, TurnJournal
 from perdure.models.base import Model
 from perdure.models.demo import DemoModel
 from perdure.protocol.deliveries import LOCAL, Message, Mode, Principal
@@ -64,9 +64,10 @@ class _Play:
         events = tuple([event async for event in read_all(self._store, SESSION)]) if begun else ()
         slots = await self._store.slots(SESSION, sorted(self._recording.names)) if begun else {}
         records = await self._store.records(SESSION) if begun else ()
-        replies = [read(record, REPLY, StoredReply) for record in records if REPLY.includes(record)]
+        numbers = dict.fromkeys(record.turn for record in records)
+        turns = [TurnJournal([record for record in records if record.turn == number]) for number in numbers]
         # In the order in which the model asked for them.
-        calls = tuple(call for reply in replies for call in reply.calls)
+        calls = tuple(call for turn in turns for step in range(turn.last_step + 1) for call in turn.calls(step))
         pending = tuple(row.request for row in await self.stage.waiting())
         if not pending:
             await self._store.close()

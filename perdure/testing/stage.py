@@ -18,6 +18,7 @@ from perdure.protocol.requests import (
     ModelCall,
     ModelOutcome,
     ParkTurn,
+    ProgramOutcome,
     Resumed,
     ResumeTurn,
     ToolCall,
@@ -94,6 +95,12 @@ class LocalSteps:
                 except ToolFailed:
                     continue
             return await self._harness.call_tool(call, self._attempt(call.call.attempts))
+        except PerdureError as error:
+            raise _step_failed(error) from error
+
+    async def run_program(self, call: ToolCall) -> ProgramOutcome:
+        try:
+            return await self._harness.run_program(call, self._attempt(1))
         except PerdureError as error:
             raise _step_failed(error) from error
 

@@ -23,6 +23,7 @@ from perdure.protocol.requests import (
     NothingToRead,
     Parked,
     ParkTurn,
+    ProgramOutcome,
     Resumed,
     ResumeTurn,
     ToolCall,
@@ -55,6 +56,8 @@ class ScriptedSteps:
         self.concluded: list[Conclusion] = []
         self.continues_as_new_after = 10_000
         self.resumed = Resumed()
+        self.programs: list[ProgramOutcome] = []
+        self.program_calls: list[ToolCall] = []
         self.resumptions: list[ResumeTurn] = []
         self.parks: list[ParkTurn] = []
         self.stopping = False
@@ -82,6 +85,10 @@ class ScriptedSteps:
 
     def parallel(self, limit: int | None, calls: int) -> int:
         return limit or calls
+
+    async def run_program(self, call: ToolCall) -> ProgramOutcome:
+        self.program_calls.append(call)
+        return self.programs.pop(0)
 
     async def resume(self, resumption: ResumeTurn) -> Resumed:
         self.resumptions.append(resumption)

@@ -23,12 +23,14 @@ from perdure.protocol.inputs import InputAnswer, Option
 from perdure.protocol.requests import Failure
 from perdure.protocol.wire import JsonObject
 
-from .toolbox import InvalidArguments, Usable, invalid_arguments, open_toolbox
+from .toolbox import InvalidArguments, OwnTool, Usable, invalid_arguments, open_toolbox
 
 if TYPE_CHECKING:
     from .children import ChildTool
 
 ASK_QUESTION = "ask_question"
+#: The tool with which a model runs programs.
+CODE_MODE = "code_mode"
 
 
 class _Choice(BaseModel):
@@ -83,6 +85,50 @@ def answered(answer: InputAnswer) -> Outcome:
 
 def ignored() -> Outcome:
     return Outcome(status="completed", output={"status": "ignored"})
+
+
+class ProgramTool:
+    """The tool that runs a program. Its description has the functions that the program can call."""
+
+    #: Seconds for one stage, with the wait for a place.
+    timeout = 120.0
+    retries = 0
+
+    def __init__(self, functions: Mapping[str, ToolDefinition]) -> None:
+        self._functions = functions
+
+    @property
+    def definition(self) -> ToolDefinition:
+        from .stubs import stubs
+
+        return ToolDefinition(
+            name=CODE_MODE,
+            description=_PROGRAM + stubs(self._functions),
+            parameters_json_schema=_Program.model_json_schema(),
+        )
+
+    def check(self, arguments: JsonObject) -> None:
+        """Raise `InvalidArguments` if these are no arguments."""
+        try:
+            _Program.model_validate(arguments)
+        except ValidationError as invalid:
+            raise invalid_arguments(CODE_MODE, invalid) from None
+
+
+class _Program(BaseModel):
+    """The arguments of `code_mode`."""
+
+    model_config = ConfigDict(extra="forbid", title="")
+
+    code: str = Field(min_length=1, max_length=100_000, description="The program, in Python.")
+
+
+_PROGRAM = """Run a Python program. The value of its last expression is the result.
+Its functions are these tools. Each call must be awaited; await asyncio.gather(…) makes several at once.
+A call that fails raises RuntimeError, and one that is denied PermissionError.
+It has a part of Python and of its standard library, and no access to files, the network or the clock.
+
+"""
 
 
 #: Results that the model may try in a turn, and in one reply.
@@ -228,10 +274,13 @@ class Offer:
     #: Whether the model may ask people with the built-in tool.
     asks: bool = False
     output: FinalOutput | None = None
+    #: In code mode it stands for all tools and children: the model gets no other way to call them.
+    program: "ProgramTool | None" = None
 
     @property
     def definitions(self) -> Sequence[ToolDefinition]:
         own = [tool.definition for tool in (*self.tools.values(), *self.children.values())]
+        own += [self.program.definition] if self.program else []
         return [*own, *([DEFINITION] if self.asks else ()), *([self.output.definition] if self.output else ())]
 
     @property
@@ -241,13 +290,33 @@ class Offer:
     @property
     def hidden(self) -> frozenset[str]:
         """Tools whose calls readers do not see as actions."""
-        return frozenset({*((ASK_QUESTION,) if self.asks else ()), *((FINAL_OUTPUT,) if self.output else ())})
+        asks, output = (ASK_QUESTION,) if self.asks else (), (FINAL_OUTPUT,) if self.output else ()
+        return frozenset({*asks, *output, *((CODE_MODE,) if self.program else ())})
 
 
 async def open_offer(agent: Agent, *, can_ask: bool, output: FinalOutput | None) -> Offer:
     tools = await open_toolbox(agent)
     asks = can_ask and agent.asks_questions and ASK_QUESTION not in tools
+    if agent.code_mode:
+        return Offer({}, asks=asks, output=output, program=ProgramTool(await functions_of(agent)))
     return Offer(tools, _children(agent), asks=asks, output=output)
+
+
+async def open_functions(agent: Agent) -> Offer:
+    """What the programs of an agent can call."""
+    return Offer(await open_toolbox(agent), _children(agent))
+
+
+async def functions_of(agent: Agent) -> Mapping[str, ToolDefinition]:
+    """What the programs of an agent can call, by the name that it has there."""
+    from .stubs import python_names
+
+    offer = await open_functions(agent)
+    definitions = {each.name: each for each in offer.definitions}
+    for name, tool in offer.tools.items():
+        if isinstance(tool, OwnTool):
+            definitions[name] = replace(tool.definition, return_schema=tool.returns)
+    return {name: definitions[tool] for name, tool in python_names(list(definitions)).items()}
 
 
 def _children(agent: Agent) -> "Mapping[str, ChildTool]":

@@ -27,6 +27,7 @@ from perdure.harness.journal import (
     Outcome,
     RequestedCall,
     StoredReply,
+    called_in,
     find_agent,
     find_session,
     read,
@@ -131,16 +132,18 @@ class ToolCaller:
         """Read all that the call needs, so that nothing can fail between the intent and the effect."""
         at, call_id = call.at, call.call.call_id
         agent = find_agent(self._agents, call.agent)
+        stage_key = call.call.stage
         row, reply, intent, _ = await asyncio.gather(
             find_session(self._store, at.session_id),
             self._store.record(at.session_id, at.turn, at.step, names.REPLY),
             self._store.record(at.session_id, at.turn, at.step, names.intent_key(call_id)),
             self._check_slots(call),
         )
+        stage = await self._store.record(at.session_id, at.turn, at.step, stage_key) if stage_key else None
         if reply is None:
             raise UnreadableState("There is no record of the reply that asks for this call.")
         stored = read(reply, REPLY, StoredReply)
-        requested = stored.call(call_id)
+        requested = called_in(stage, call_id) if stage else stored.call(call_id)
         request = await self._store.input(requested.ask.request.request_id) if requested.ask else None
         if request is not None:
             refuse_newer(request.request, request.answer)
@@ -150,9 +153,9 @@ class ToolCaller:
             requested=requested,
             request=request,
             tool=(await open_toolbox(agent)).get(call.call.tool),
-            view=view_of(row, at, await self._speaker(at, stored)),
+            view=view_of(row, at, await speaker_of(self._store, at, stored)),
             begun=_is_from_other_attempt(intent, attempt),
-            deadline=await self._deadline(agent, call, stored),
+            deadline=await deadline_of(self._store, agent, call, stored),
         )
 
     async def _check_slots(self, call: ToolCall) -> None:
@@ -165,24 +168,9 @@ class ToolCaller:
                     log_of(call.at, call.call.tool, call.call.call_id).error("%s", unreadable, exc_info=unreadable)
                     raise
 
-    async def _deadline(self, agent: Agent, call: ToolCall, reply: StoredReply) -> float | None:
-        """When the turn fails that runs the call."""
-        seconds, at = agent.limits.turn_seconds, call.told_at
-        if seconds is None or at is None:
-            return reply.deadline
-        # The call was approved: it runs in a later turn than the one that asked.
-        resumed = await self._store.record(at.session_id, at.turn, 0, RESUME)
-        return None if resumed is None else datetime.fromisoformat(resumed.at).timestamp() + seconds
-
     def _left(self, work: _Work) -> float:
         """Seconds until the deadline of the turn."""
         return math.inf if work.deadline is None else seconds_until(work.deadline, self._clock())
-
-    async def _speaker(self, at: Coordinates, reply: StoredReply) -> Principal | None:
-        """The principal for whom the reply acts. Reading it from the deliveries is slow: they may hold files."""
-        if "speaker" in reply.model_fields_set:
-            return reply.speaker
-        return (await read_journal(self._store, at.session_id, at.turn)).principal
 
     # --- before the effect ---
 
@@ -360,6 +348,23 @@ class ToolCaller:
             route=outcome.token_hash,
             change=SessionChange(tool_calls=1),
         )
+
+
+async def deadline_of(store: Store, agent: Agent, call: ToolCall, reply: StoredReply) -> float | None:
+    """When the turn fails that runs the call, in seconds since the epoch."""
+    seconds, at = agent.limits.turn_seconds, call.told_at
+    if seconds is None or at is None:
+        return reply.deadline
+    # The call was approved: it runs in a later turn than the one that asked.
+    resumed = await store.record(at.session_id, at.turn, 0, RESUME)
+    return None if resumed is None else datetime.fromisoformat(resumed.at).timestamp() + seconds
+
+
+async def speaker_of(store: Store, at: Coordinates, reply: StoredReply) -> Principal | None:
+    """The principal for whom the reply acts. Reading it from the deliveries is slow: they may hold files."""
+    if "speaker" in reply.model_fields_set:
+        return reply.speaker
+    return (await read_journal(store, at.session_id, at.turn)).principal
 
 
 async def _wait_for_thread(context: ToolContext, limit: float, stopping: Callable[[], bool]) -> None:

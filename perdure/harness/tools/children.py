@@ -146,8 +146,7 @@ class _Family:
 
     @property
     def calls(self) -> Sequence[RequestedCall]:
-        reply = self.turn.reply(self.at.step)
-        return [call for call in reply.calls if call.child] if reply else []
+        return [call for call in self.turn.calls(self.at.step) if call.child]
 
     @property
     def local(self) -> Sequence[RequestedCall]:
@@ -163,7 +162,10 @@ class _Family:
     def ends(self) -> Sequence[float]:
         """When the turn or the session ends, in seconds since the epoch."""
         reply = self.turn.reply(self.at.step)
-        known = (self.row.bounds.deadline if self.row.bounds else None, reply.deadline if reply else None)
+        # A program may make its calls in a later turn than that of the reply.
+        later = [call.child.deadline for call in self.pending if call.child and call.child.deadline is not None]
+        of_turn = max(later, default=reply.deadline if reply else None)
+        known = (self.row.bounds.deadline if self.row.bounds else None, of_turn)
         return [end for end in known if end is not None]
 
     @property

@@ -1,5 +1,6 @@
 """Outcomes of tool calls, as they are recorded and shown to readers and to the model."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from pydantic_core import PydanticSerializationError, from_json, to_json
@@ -47,6 +48,19 @@ def too_many(most: int) -> Outcome:
     """The outcome of a call beyond the limit of its step."""
     message = f"This call was not executed: one step may make at most {most} calls. Make it in a later step."
     return failed(message, TOO_MANY)
+
+
+#: The most calls of a program that are named in its failure.
+_MOST_NAMED = 30
+
+
+def of_program(problem: str, made: Sequence[tuple[str, str]]) -> str:
+    """Why a program has failed, and what has become of its calls: the model does not see them otherwise."""
+    if not made:
+        return f"{problem}\nIt had made no calls."
+    named = [f"{number}. {tool}: {status}" for number, (tool, status) in enumerate(made[:_MOST_NAMED], 1)]
+    more = [f"… and {len(made) - _MOST_NAMED} more"] if len(made) > _MOST_NAMED else []
+    return "\n".join([problem, "Its calls before that, and what has become of them:", *named, *more])
 
 
 def denied(reason: str | None = None) -> Outcome:

@@ -7,9 +7,10 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, cast
+from typing import Any, Protocol, cast, get_type_hints
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
+from pydantic.errors import PydanticUserError
 from pydantic_ai.exceptions import UserError
 from pydantic_ai.models.test import TestModel
 from pydantic_ai.tools import RunContext, ToolDefinition
@@ -110,6 +111,15 @@ class OwnTool:
         self.timeout = tool.timeout
         self.retries = tool.retries
         self.pool = tool.pool
+
+    @property
+    def returns(self) -> JsonObject | None:
+        """The schema of what it returns, if its annotation has one."""
+        function = self._tool.function
+        try:
+            return TypeAdapter(get_type_hints(function)["return"]).json_schema(mode="serialization")
+        except (KeyError, NameError, PydanticUserError):
+            return None
 
     def read(self, arguments: JsonObject) -> Arguments:
         try:
