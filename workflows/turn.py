@@ -74,7 +74,7 @@ class ActivitySteps:
         return await self._execute(
             names.RUN_PROGRAM,
             call,
-            queue=names.TOOLS_QUEUE,
+            queue=names.sibling(workflow.info().task_queue, names.TOOLS_QUEUE),
             policy=policies.tool(call.call, self._bounds),
             summary=f"step {call.at.step}: {call.call.tool}",
             outcome=_PROGRAM_OUTCOME,

@@ -26,6 +26,7 @@ from perdure.protocol.requests import (
     ModelOutcome,
     ParkTurn,
     Pending,
+    ProgramOutcome,
     RebuildSession,
     Refusal,
     Reminder,
@@ -102,6 +103,8 @@ class Outside:
         self.concluding_fails: list[Exception] = []
         self.concluded_as: Concluded | None = None
         self.resumed = Resumed()
+        # What becomes of programs, one stage after the other.
+        self.programs: list[ProgramOutcome] = []
         self._moved = asyncio.Condition()
 
     @property
@@ -120,6 +123,14 @@ class Outside:
         await self._note(self.tool_calls, call)
         outcome = await self.act(call)
         return outcome or ToolOutcome(call_id=call.call.call_id, status="completed")
+
+    @activity.defn(name=names.RUN_PROGRAM)
+    async def run_program(self, call: ToolCall) -> ProgramOutcome:
+        return self.programs.pop(0)
+
+    @activity.defn(name=names.PARK_PROGRAMS)
+    async def park_programs(self, park: ParkTurn) -> None:
+        await self._note(self.parks, park)
 
     @activity.defn(name=names.CONCLUDE_TURN)
     async def conclude_turn(self, conclusion: Conclusion) -> Concluded | None:
@@ -200,7 +211,7 @@ class Outside:
     @property
     def steps(self) -> list[Callable[..., Any]]:
         """What the workers of drivers and turns serve."""
-        return [self.call_model, self.resume_turn, self.park_turn]
+        return [self.call_model, self.resume_turn, self.park_turn, self.park_programs]
 
     async def _may(self, name: str) -> None:
         if (waits := self.before.get(name)) is not None:
@@ -294,7 +305,9 @@ class Bench:
             ),
             composition.workflow_worker(self.client, self.settings, names.TURNS_QUEUE, [TurnWorkflow], outside.steps),
             composition.activity_worker(self.client, self.settings, names.MODELS_QUEUE, outside.model_activities),
-            composition.activity_worker(self.client, self.settings, names.TOOLS_QUEUE, [outside.call_tool]),
+            composition.activity_worker(
+                self.client, self.settings, names.TOOLS_QUEUE, [outside.call_tool, outside.run_program]
+            ),
         ]
 
     async def start(self, outside: Outside, data: Any = None, **state: Any) -> Driven:

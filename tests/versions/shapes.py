@@ -168,6 +168,7 @@ BODIES: dict[Format, type[Wire]] = {
     journal.USAGE: journal.StoredUsage,
     journal.COMPACTION: journal.StoredCompaction,
     journal.CUT: StoredCut,
+    journal.STAGE: journal.StoredStage,
 }
 
 _RESPONSE = ModelResponse(

@@ -174,11 +174,11 @@ class ProgramRunner:
             "past": every[-1:] if last and last.state else every,
             "printed": last.printed if last else "",
         }
-        answer = await _run(request)
+        answer = await run_in_process(request)
         if not answer.get("unloadable"):
             return answer
         # Another version of the interpreter has written the state.
-        return await _run({**request, "state": None, "past": every, "calls": most})
+        return await run_in_process({**request, "state": None, "past": every, "calls": most})
 
     # --- what has become of it ---
 
@@ -313,7 +313,7 @@ def _result(program: _Program, call: RequestedCall) -> Result:
     return {"value": outcome.output, "error": error, "denied": outcome.status == "rejected"}
 
 
-async def _run(request: Request) -> Answer:
+async def run_in_process(request: Request) -> Answer:
     """The answer of the process; without content if it could not be started."""
     semaphore = _semaphores.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(_MOST_AT_ONCE))
     # In a thread: the results of many calls are large.

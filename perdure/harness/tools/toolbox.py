@@ -28,6 +28,8 @@ from perdure.bounds import DEEPEST
 from perdure.errors import InvalidDeclaration
 from perdure.protocol.wire import JsonObject
 
+from .stubs import python_names
+
 log = logging.getLogger("perdure.tools")
 
 #: Seconds in which a toolset must list its tools when a worker starts.
@@ -88,7 +90,9 @@ async def check_tools(agents: Iterable[Agent]) -> None:
 async def _check(agent: Agent) -> None:
     try:
         async with asyncio.timeout(_TIMEOUT):
-            await open_toolbox(agent)
+            names = list(await open_toolbox(agent))
+        if agent.code_mode:
+            python_names([*names, *(name for name, _ in agent.children)])
     except InvalidDeclaration:
         raise
     except UserError as wrong:

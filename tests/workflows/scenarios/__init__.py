@@ -6,12 +6,15 @@ from .care import CARE
 from .children import CHILDREN
 from .inline import INLINE
 from .parking import PARKING
+from .programs import PROGRAMS
 from .renewal import RENEWAL
 from .stage import Scenario, Stage
 from .turns import TURNS
 
 SCENARIOS = tuple(
-    each for table in (PARKING, CANCELS, TURNS, CARE, RENEWAL, BOUNDS, INLINE, CHILDREN) for each in table.scenarios
+    each
+    for table in (PARKING, CANCELS, TURNS, CARE, RENEWAL, BOUNDS, INLINE, CHILDREN, PROGRAMS)
+    for each in table.scenarios
 )
 
 __all__ = ["SCENARIOS", "Scenario", "Stage"]

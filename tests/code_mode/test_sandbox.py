@@ -1,0 +1,164 @@
+"""The process that runs programs: what a program may do, and what it cannot."""
+
+import asyncio
+import base64
+import time
+import zlib
+from typing import Any
+
+import pytest
+
+from perdure.harness.tools.program import run_in_process
+from perdure.harness.tools.sandbox import Answer, PastStage, Request, Result
+
+
+def request(code: str, **more: Any) -> Request:
+    functions = {"add": {"tool": "add", "parameters": ["a", "b"]}, "my_tool": {"tool": "my-tool", "parameters": []}}
+    known: Any = {
+        "code": code,
+        "functions": functions,
+        "seed": "s",
+        "now": "2026-01-02T03:04:05+00:00",
+        "calls": 10,
+        "state": None,
+        "past": [],
+        "printed": "",
+    }
+    return {**known, **more}
+
+
+def results(answer: Answer, *values: Any) -> PastStage:
+    settled: list[Result] = [{"value": value, "error": None, "denied": False} for value in values]
+    return {"digests": [each["digest"] for each in answer.get("calls", [])], "results": settled}
+
+
+async def run(code: str, **more: Any) -> Answer:
+    return await run_in_process(request(code, **more))
+
+
+STEPS = """
+import asyncio, random, datetime
+print("begun")
+x = await asyncio.gather(add(1, 2), add(a=3, b=4))
+f = add
+y = await f(x[0], b=x[1])
+[y, random.random(), str(datetime.datetime.now())]
+"""
+
+
+async def test_a_program_goes_on_from_its_state() -> None:
+    first = await run(STEPS)
+    second = await run("never read", state=first.get("state"), past=[results(first, 3, 7)], printed="begun\n")
+    third = await run("never read", state=second.get("state"), past=[results(second, 10)], printed="begun\n")
+
+    assert [(each["tool"], each["arguments"]) for each in first.get("calls", [])] == [
+        ("add", '{"a": 1, "b": 2}'),
+        ("add", '{"a": 3, "b": 4}'),
+    ]
+    assert [each["arguments"] for each in second.get("calls", [])] == ['{"a": 3, "b": 7}']
+    (value,) = third.get("value", [])
+    assert (value[0], value[2]) == (10, "2026-01-02 03:04:05")
+    assert third.get("printed") == "begun\n"
+
+
+async def test_a_program_runs_again_as_it_ran() -> None:
+    first = await run(STEPS)
+    second = await run("", state=first.get("state"), past=[results(first, 3, 7)])
+    past = [results(first, 3, 7), results(second, 10)]
+
+    assert (await run("", state=second.get("state"), past=past[-1:])).get("value") == (await run(STEPS, past=past)).get(
+        "value"
+    )
+
+
+async def test_a_program_that_makes_another_call_is_found_out() -> None:
+    first = await run(STEPS)
+    past = results(first, 3, 7)
+
+    assert (await run(STEPS.replace("b=4", "b=5"), past=[past])).get("diverged") == 2
+    assert (await run("await add(1, 2)", past=[past])).get("diverged") == 2
+    assert (await run("5", past=[past])).get("diverged") == 1
+
+
+@pytest.mark.parametrize("state", ["", "AAAA", base64.b64encode(zlib.compress(b"of another version" * 9)).decode()])
+async def test_a_state_that_cannot_be_loaded_is_reported(state: str) -> None:
+    first = await run(STEPS)
+
+    assert (await run(STEPS, state=state, past=[results(first, 3, 7)])).get("unloadable")
+
+
+@pytest.mark.parametrize(
+    ("code", "complaint"),
+    [
+        ("while True: pass", "time limit"),
+        ("while True:\n  try:\n    while True: pass\n  except BaseException: pass", "time limit"),
+        ("sum(range(10**12))", "time limit"),
+        ("x = 'a' * 1000\nfor _ in range(40): x = x + x", "MemoryError"),
+        ("'a' * 50_000_000", "MemoryError"),
+        ("2 ** (2 ** 40)", "MemoryError"),
+        ("a = []\nfor _ in range(200_000): a = [a]\na", "nested deeper than 100"),
+        ("a = [0]\nfor _ in range(60): a = [a, a]\na", "more than 200000 parts"),
+        ("10 ** 30", "more than 64 bits"),
+        ("class A: pass\nA()", "is no JSON"),
+        ("def f(n): return f(n + 1)\nf(0)", "RecursionError"),
+        ("import os\nos.environ['PATH']", "not supported"),
+        ("open('/etc/passwd').read()", "PermissionError"),
+        ("import socket", "ModuleNotFoundError"),
+        ("import subprocess", "ModuleNotFoundError"),
+        ("__import__('os').system('true')", "NameError"),
+        ("await nothing(1)", "NameError"),
+        ("await add(1, 2, 3)", "takes 2 arguments"),
+        ("await add(1, a=2)", "twice"),
+        ("add(1, 2)", "without waiting for its calls of add"),
+        ("for _ in range(11): await_me = add(1, 2)", "more calls than one program may"),
+        ("def (:", "SyntaxError"),
+        ("raise ValueError('no')", "ValueError: no"),
+    ],
+)
+async def test_what_a_program_may_not_do_is_its_error(code: str, complaint: str) -> None:
+    answer = await run(code)
+
+    assert complaint in answer.get("error", "")
+    assert len(answer.get("error", "")) < 5_000
+
+
+async def test_values_that_cannot_be_arguments_are_a_problem_of_the_call() -> None:
+    answer = await run("a = [0]\nfor _ in range(60): a = [a, a]\nawait add(a, b=float('nan'))")
+
+    (call,) = answer.get("calls", [])
+    assert (call["arguments"], call["problem"]) == (None, "it has more than 200000 parts")
+
+
+async def test_what_a_program_prints_is_cut() -> None:
+    answer = await run("for _ in range(100_000): print('x' * 100)\n1")
+
+    assert answer.get("value") == [1]
+    assert len(answer.get("printed", "")) == 10_000
+
+
+async def test_a_program_does_not_sleep() -> None:
+    began = time.monotonic()
+    answer = await run("import asyncio, time\ntime.sleep(1000)\nawait asyncio.sleep(1000)\n1")
+
+    assert answer.get("value") == [1]
+    assert time.monotonic() - began < 20
+
+
+@pytest.mark.alone
+async def test_hostile_programs_do_not_hold_up_their_worker() -> None:
+    """The event loop that serves all other sessions never stands still for a second."""
+    hostile = [
+        "while True: pass",
+        "await add('a' * 20_000_000)",
+        "a = []\nfor _ in range(200_000): a = [a]\na",
+        "[[0] * 10 for _ in range(100_000)]",
+        "for _ in range(100_000): print('x' * 100)",
+        "import re\nre.match('(a+)+$', 'a' * 40 + 'b')",
+    ]
+    programs = [asyncio.create_task(run(code)) for code in hostile]
+    longest, last = 0.0, time.monotonic()
+    while not all(each.done() for each in programs):
+        await asyncio.sleep(0.01)
+        longest, last = max(longest, time.monotonic() - last), time.monotonic()
+
+    assert longest < 1.0
