@@ -13,7 +13,10 @@ from perdure.harness.tools.sandbox import Answer, PastStage, Request, Result
 
 
 def request(code: str, **more: Any) -> Request:
-    functions = {"add": {"tool": "add", "parameters": ["a", "b"]}, "my_tool": {"tool": "my-tool", "parameters": []}}
+    functions: Any = {
+        "add": {"tool": "add", "parameters": ["a", "b"]},
+        "my_tool": {"tool": "my-tool", "parameters": []},
+    }
     known: Any = {
         "code": code,
         "functions": functions,
@@ -24,7 +27,8 @@ def request(code: str, **more: Any) -> Request:
         "past": [],
         "printed": "",
     }
-    return {**known, **more}
+    known.update(more)
+    return known
 
 
 def results(answer: Answer, *values: Any) -> PastStage:

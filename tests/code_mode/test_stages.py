@@ -222,7 +222,7 @@ async def test_a_stage_that_only_a_newer_build_reads_is_left_to_it(it: Lab) -> N
     newer = NewRecord(*key, f"{STAGE.name}/99", {})
     await it.store.commit(Commit(SESSION, records=(newer,)))
 
-    with pytest.raises(Exception, match="newer|version"):
+    with pytest.raises(Exception, match=r"newer|version"):
         await advance(it, ref)
 
 
@@ -254,7 +254,10 @@ async def test_a_tool_of_the_agent_is_not_called_without_a_program() -> None:
 
 
 def test_without_the_extra_the_declaration_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perdure.agents.agent.find_spec", lambda name: None)  # pyright: ignore[reportUnknownLambdaType]
+    def finds_nothing(name: str) -> None:
+        del name
+
+    monkeypatch.setattr("perdure.agents.agent.find_spec", finds_nothing)
 
     with pytest.raises(InvalidDeclaration, match=r"perdure\[codemode\]"):
         Agent("tester", code_mode=True)

@@ -4,13 +4,13 @@ from types import ModuleType
 
 import pytest
 
-from examples import approvals, shop, toolset
+from examples import approvals, reports, shop, toolset
 from perdure.testing import ScriptedModel, call, play
 
 PUBLIC = {"perdure", "perdure.errors", "perdure.testing"}
 
 
-@pytest.mark.parametrize("example", [approvals, shop, toolset], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("example", [approvals, reports, shop, toolset], ids=lambda module: module.__name__)
 def test_an_example_imports_only_what_authors_may_import(example: ModuleType) -> None:
     code = Path(str(example.__file__)).read_text()
 
@@ -80,3 +80,21 @@ async def test_letters_to_a_known_address_go_out_without_asking() -> None:
 
     assert [each.input["to"] for each in played.tool_calls] == ["Oslo 1", "OSLO 1"]
     assert [request.input["to"] for request in played.pending] == ["Bergen 2"]
+
+
+async def test_a_program_reminds_who_has_not_paid_once_people_agree() -> None:
+    code = """
+import asyncio
+found = await asyncio.gather(find_orders("Ada"), find_orders("Bo"))
+owed = {orders[0]["customer"]: sum(each["total"] for each in orders if not each["paid"]) for orders in found}
+await send_reminder(customer="Ada", amount=owed["Ada"])
+"""
+    model = ScriptedModel([call("code_mode", code=code), "Done."])
+
+    played = await play(reports.agent, "Remind Ada of what she owes", model=model)
+    (request,) = played.pending
+    done = await played.answer("send_reminder", "approve")
+
+    assert request.prompt == "Remind Ada of 120.00"
+    assert [each.tool for each in done.tool_calls] == ["find_orders", "find_orders", "send_reminder"]
+    assert done.text == "Done."
