@@ -166,3 +166,9 @@ async def test_hostile_programs_do_not_hold_up_their_worker() -> None:
         longest, last = max(longest, time.monotonic() - last), time.monotonic()
 
     assert longest < 1.0
+
+
+async def test_a_worker_without_the_interpreter_leaves_the_program_to_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MONTY_BIN", "/nowhere/monty")
+
+    assert not {"value", "error", "calls"} & (await run("1")).keys()

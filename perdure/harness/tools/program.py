@@ -56,6 +56,8 @@ from .stubs import parameters_of
 _TIMEOUT = 60.0
 #: Programs that compute at the same time in one worker. They wait for calls outside of it.
 _MOST_AT_ONCE = max(4, os.cpu_count() or 1)
+#: What the process needs of the worker's environment, to find the interpreter.
+_ENVIRONMENT = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "MONTY_BIN", "SYSTEMROOT")
 _semaphores: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 _TOO_LATE = "The program was stopped at the deadline of its turn."
@@ -328,6 +330,8 @@ async def run_in_process(request: Request) -> Answer:
                 stderr=asyncio.subprocess.DEVNULL,
                 # In a session of its own, so that it is killed with its own child, and not by Ctrl-C.
                 start_new_session=True,
+                # Secrets are not for programs, even for one that could break out of the interpreter.
+                env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
             )
         except OSError:
             return {}
@@ -339,7 +343,8 @@ async def run_in_process(request: Request) -> Answer:
         finally:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
-    if not output:
-        # It was killed at one of its limits.
+    try:
+        return cast(Answer, await asyncio.to_thread(json.loads, output))
+    except ValueError:
+        # It was killed at one of its limits, and has written nothing, or a part.
         return {"error": sandbox.NO_MEMORY}
-    return cast(Answer, await asyncio.to_thread(json.loads, output))

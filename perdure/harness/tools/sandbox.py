@@ -121,6 +121,8 @@ class _Program:
         self._calls: list[CallOfProgram] = []
         self._ids: list[int] = []
         self._left = request["calls"]
+        # Whether the interpreter was there.
+        self._begun = False
 
     def run(self) -> Answer:
         from pydantic_monty import Monty, MontyComplete, MontyCrashedError, MontyError, __version__
@@ -131,6 +133,7 @@ class _Program:
                 Monty(max_processes=1, request_timeout=_IN_ALL) as pool,
                 pool.checkout(script_name="program.py", limits=_limits(), os_policy=self._policy()) as session,
             ):
+                self._begun = True
                 end = self._advance(session)
                 if isinstance(end, MontyComplete):
                     answer = {"value": [self._value(end)]}
@@ -143,6 +146,8 @@ class _Program:
         except _Ended as ended:
             answer = {"error": str(ended)}
         except MontyCrashedError:
+            if not self._begun:
+                return {}
             answer = {"error": NO_MEMORY}
         except MontyError as error:
             answer = {"error": _cut(_displayed(error))}
@@ -373,7 +378,13 @@ def main() -> None:
     """Read a request; write the answer."""
     request: Request = json.load(sys.stdin)
     _limit_resources()
-    answer = _Program(request).run()
+    try:
+        answer = _Program(request).run()
+    except RecursionError:
+        answer = Answer(error=NO_MEMORY)
+    except (ImportError, OSError, RuntimeError):
+        # The interpreter is not there, or cannot be started now: another worker may run the program.
+        answer = Answer()
     sys.stdout.write(json.dumps(answer))
 
 
