@@ -23,7 +23,7 @@ from activities.turns import TurnActivities
 from perdure.agents.registry import AgentRegistry, load_agents, pools_of
 from perdure.errors import Misconfigured, PerdureError
 from perdure.harness.harness import Harness
-from perdure.harness.tools.budget import check_prices
+from perdure.harness.tools.prices import check_prices
 from perdure.harness.tools.toolbox import check_tools
 from perdure.models.base import Models
 from perdure.protocol import names

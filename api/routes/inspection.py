@@ -19,6 +19,7 @@ from api.views import describe, waiting_for
 from perdure.errors import DeadLetterNotFound, Invalid
 from perdure.protocol import names
 from perdure.protocol.deliveries import Mode, Principal
+from perdure.protocol.events import Usage
 from perdure.protocol.wire import JsonObject
 from perdure.runtime.dead_letters import DeadLetters
 from perdure.runtime.sessions import Description, Family, Sessions
@@ -99,6 +100,8 @@ def summary(row: SessionRow, pending: Pending) -> JsonObject:
         "counts": {"turns": row.turns, "steps": row.steps, "toolCalls": row.tool_calls, "events": row.events},
         "usage": row.usage.model_dump(mode="json"),
     }
+    if row.below.usage != Usage():
+        shown["descendants"] = {"usage": row.below.usage.model_dump(mode="json"), "cost": row.below.dollars}
     if row.bounds is not None and row.bounds.deadline is not None:
         shown["deadline"] = stamp(datetime.fromtimestamp(min(row.bounds.deadline, _LAST_SECOND), UTC))
     if row.bounds is not None and row.bounds.idle_seconds is not None:

@@ -141,7 +141,7 @@ class Controls:
         asked = requested(ctx.factory, key, control.model, conversation.tokens or None)
         left_out = tuple(ctx.row.left_out)
         plan = Plan((at.turn, 0), conversation.tokens, key, summarises=True, left_out=left_out)
-        failure = limit_reached(ctx.agent.limits, 0, ctx.row.usage)
+        failure = limit_reached(ctx.agent.limits, 0, ctx.row.spent)
         if failure is None and self._budget is not None:
             failure = await self._budget.failure(ctx.turn)
         if all(each.turn < 0 for each in conversation.messages):

@@ -164,11 +164,13 @@ class ModelCaller:
         agent = find_agent(self._agents, call.agent)
         row, history, turn = await self._histories.load_for(agent, row, call.at.turn)
         ctx = ModelContext(call, attempt, row, agent, history, turn, self._clock())
-        if ctx.recorded or not (agent.limits.has_budget or self._shares_budget):
+        has_budget = agent.limits.has_budget or self._shares_budget or row.parent is not None
+        if ctx.recorded or not has_budget:
             return await self._run(ctx)
         from .tools.budget import Budget
 
-        budget = Budget.of(self._store, agent, row, call.at, attempt, self._settings, ctx.conversation.tokens, ctx.now)
+        tokens = ctx.conversation.tokens
+        budget = Budget.of(self._store, self._agents, agent, row, call.at, attempt, self._settings, tokens, ctx.now)
         caller = ModelCaller(
             self._store, self._agents, self._models, self._settings, self._histories, self._clock, budget
         )
@@ -269,7 +271,7 @@ class ModelCaller:
             failure = output.problem
         elif self._left(ctx) == 0:
             failure = deadline_failure(limits)
-        failure = failure or limit_reached(limits, ctx.call.at.step, ctx.row.usage, ctx.turn)
+        failure = failure or limit_reached(limits, ctx.call.at.step, ctx.row.spent, ctx.turn)
         if failure is None and self._budget is not None:
             can_ask = ctx.call.capabilities.request_input
             return await self._budget.stopped(ctx.factory, ctx.call.mode, ctx.turn, can_ask=can_ask)

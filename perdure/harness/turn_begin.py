@@ -183,21 +183,27 @@ def completed_step(factory: EventFactory, turn: TurnJournal) -> tuple[NewEvent, 
 
 
 def limit_reached(limits: Limits, step: int, used: Usage, turn: TurnJournal | None = None) -> Failure | None:
-    """The failure of a turn that may not begin this step. `used`: by the whole session."""
+    """The failure of a turn that may not begin this step. `used`: by the session and its descendants."""
     if step >= limits.steps_per_turn:
         message = f"The turn was stopped after {limits.steps_per_turn} steps."
         return Failure(code="STEP_LIMIT_REACHED", message=message)
+    if failure := token_limit_reached(limits, used):
+        return failure
+    times = limits.repeated_calls
+    if turn and times and step >= times and (tool := _repeated(turn, range(step - times, step))):
+        message = f"The model has called {tool} with the same arguments in {times} steps, always with the same result."
+        return Failure(code="NO_PROGRESS", message=message, details={"toolName": tool, "times": times})
+    return None
+
+
+def token_limit_reached(limits: Limits, used: Usage, who: str = "The session") -> Failure | None:
     for name, limit, count in (
         ("input", limits.input_tokens, used.input_tokens),
         ("output", limits.output_tokens, used.output_tokens),
     ):
         if limit is not None and count >= limit:
-            message = f"The session has used {count} {name} tokens; its limit is {limit}."
+            message = f"{who} has used {count} {name} tokens; its limit is {limit}."
             return Failure(code="SESSION_TOKEN_LIMIT_REACHED", message=message)
-    times = limits.repeated_calls
-    if turn and times and step >= times and (tool := _repeated(turn, range(step - times, step))):
-        message = f"The model has called {tool} with the same arguments in {times} steps, always with the same result."
-        return Failure(code="NO_PROGRESS", message=message, details={"toolName": tool, "times": times})
     return None
 
 

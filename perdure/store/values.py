@@ -16,6 +16,10 @@ SessionStatus: TypeAlias = Literal["starting", "running", "waiting", "completed"
 ShownStatus: TypeAlias = Literal["starting", "running", "waiting", "completed", "failed", "needs_attention"]
 
 
+#: Units of cost in a US dollar: whole numbers, so that sums are exact.
+DOLLAR = 1_000_000_000
+
+
 # --- sessions -----------------------------------------------------------------------------------------------
 
 
@@ -51,6 +55,22 @@ class NewSession(_Member):
 
 
 @dataclass(frozen=True)
+class Below:
+    """What the descendants of a session have used."""
+
+    usage: Usage = field(default_factory=Usage)
+    # In billionths of a US dollar: each at the price of the agent that has used it, as far as that is known.
+    cost: int = 0
+    # The tokens and the cost of these when the session's latest turn began.
+    tokens_before: int = 0
+    cost_before: int = 0
+
+    @property
+    def dollars(self) -> float:
+        return self.cost / DOLLAR
+
+
+@dataclass(frozen=True)
 class SessionRow(_Member):
     """The read model of a session. Every transaction that changes the session updates it too."""
 
@@ -67,6 +87,7 @@ class SessionRow(_Member):
     steps: int = 0
     tool_calls: int = 0
     usage: Usage = field(default_factory=Usage)
+    below: Below = field(default_factory=Below)
     # The number of events, which is the index of the next one.
     events: int = 0
     error: JsonObject | None = None
@@ -97,6 +118,11 @@ class SessionRow(_Member):
         return self.status in ("completed", "failed")
 
     @property
+    def spent(self) -> Usage:
+        """What the session and its descendants have used."""
+        return self.usage + self.below.usage
+
+    @property
     def is_new_fork(self) -> bool:
         """Whether it is a fork in which nothing has happened yet: there is only the event of the fork."""
         return self.forked_from is not None and self.events == 1
@@ -112,6 +138,8 @@ class SessionChange:
     steps: int = 0
     tool_calls: int = 0
     usage: Usage | None = None
+    # What the usage costs, in billionths of a US dollar. Only the sessions above this one count it.
+    cost: int = 0
     error: JsonObject | None = None
 
 
@@ -342,8 +370,7 @@ class Commit:
     3. `fence`: RAISE replaces an older generation (then `superseding` is appended before `events`), and raises
        `Superseded` when the generation in the store is newer. KEEP and RELEASE raise `Superseded` unless the store has
        exactly this generation. RELEASE deletes the fence, and what it has reserved with it. `reserve`: reserve this
-       with the fence, in place of what it had reserved; `BudgetReached` if the account has not so much left. `spends`:
-       add this to the account.
+       with the fence, in place of what it had reserved; `BudgetReached` if the account has not so much left.
     4. `records`: insert them. A record whose key exists is not changed.
     5. `events`: append them at the next indexes. An event whose key exists is skipped.
     6. `consume`: mark these deliveries as read by this turn and drop their bodies. Raise `DeliveryTaken` when one is
@@ -356,7 +383,8 @@ class Commit:
        are still open as `expired`, and those of `withdraws` as `withdrawn`. The events in `resolved` of the requests
        that this commit closed are appended after `events`, but before an event that ends the session. `close` refuses
        the deliveries that no turn has read; the events of the refusals come before the last event, too.
-    11. `change`: apply it to the row. A commit that ends a turn settles a cancel request for that turn; `close` settles
+    11. `spends`: add this to the account. `change`: apply it to the row, and add its usage and cost to the `below` of
+       every session above it. A commit that ends a turn settles a cancel request for that turn; `close` settles
        one for any turn; `settles_cancel` settles one without ending a turn, if no turn is expected. A commit that
        raises a fence, ends a turn, closes the session or `recovers` shows progress, so it clears the session's
        attention and emits an event. Readers wake after the transaction has committed.

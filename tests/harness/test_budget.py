@@ -10,7 +10,7 @@ import pytest
 
 from perdure import Agent, Limits, Price, tool
 from perdure.errors import Misconfigured, ModelFailed
-from perdure.harness.tools.budget import check_prices, cost_of
+from perdure.harness.tools.prices import check_prices, cost_of
 from perdure.models.base import Delta, Item, Prompt, Reply
 from perdure.protocol.events import Usage
 from perdure.protocol.inputs import InputAnswer

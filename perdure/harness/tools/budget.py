@@ -1,28 +1,30 @@
 """Budgets of tokens and costs: whether the next model call fits into them, and what happens if it does not.
 
-Runs only for agents and deployments with a budget. The budgets of a turn and of a session are compared with what is
-recorded. That of a principal is shared by sessions in many processes, so each call first reserves what it may use.
+Runs only for children, and for agents and deployments with a budget. The budgets of a turn and of a session are
+compared with what is recorded of them and of their descendants. That of a principal is shared by sessions in many
+processes, so each call first reserves what it may use.
 """
 
 import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from decimal import Decimal
 from itertools import chain, repeat
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 from pydantic_ai.messages import ModelResponse
 
-from perdure.agents.agent import DEMO, Agent, Price
-from perdure.errors import BudgetReached, Misconfigured
+from perdure.agents.agent import Agent
+from perdure.agents.registry import AgentRegistry
+from perdure.errors import BudgetReached
 from perdure.harness.events import EventFactory
-from perdure.harness.journal import Ask, RequestedCall, TurnJournal
+from perdure.harness.journal import Ask, RequestedCall, TurnJournal, read_journal
 from perdure.harness.reply import RequestedCalls, Settlement, UsableReply, settle_failure, settle_reply
+from perdure.harness.turn_begin import token_limit_reached
 from perdure.protocol.deliveries import Mode
 from perdure.protocol.events import Usage
 from perdure.protocol.inputs import InputRequest, Option, digest
@@ -30,25 +32,21 @@ from perdure.protocol.names import MODEL_SCOPE
 from perdure.protocol.requests import Coordinates, Failure
 from perdure.settings import Settings
 from perdure.store.base import Store, all_inputs, write_at_last
-from perdure.store.values import Attempt, Commit, Committed, Fence, Hold, InputQuery, Reservation, SessionRow, Spending
+from perdure.store.values import (
+    DOLLAR,
+    Attempt,
+    Commit,
+    Committed,
+    Fence,
+    Hold,
+    InputQuery,
+    Reservation,
+    SessionRow,
+    Spending,
+)
 
 from .approvals import EXTEND, EXTEND_BUDGET, request_id
-
-#: What usage costs, in billionths of a US dollar: whole numbers, so that sums are exact.
-Cost: TypeAlias = Callable[[Usage], int]
-
-#: Units of cost in a dollar.
-DOLLAR = 1_000_000_000
-_MILLION = 1_000_000
-
-#: Providers that pydantic-ai and the list of prices name differently.
-_PROVIDERS = {
-    "openai-chat": "openai",
-    "openai-responses": "openai",
-    "google-gla": "google",
-    "google-vertex": "google",
-    "bedrock": "aws",
-}
+from .prices import Cost, cost_of, has_costs
 
 log = logging.getLogger("perdure.budget")
 
@@ -58,6 +56,9 @@ _REPLY_TOKENS = 1_000
 #: For how many seconds a call waits for what other calls have reserved, and its pauses.
 _PATIENCE = 60.0
 _PAUSES = (0.1, 0.2, 0.5, 1.0)
+
+#: The code of a child's failure when a session above it has nothing left.
+PARENT_BUDGET = "PARENT_BUDGET_REACHED"
 
 _OPTIONS = (Option(id=EXTEND, label="Extend"), Option(id="stop", label="Stop", style="danger"))
 
@@ -83,20 +84,56 @@ class _Limit:
     def words(self, number: int) -> str:
         return f"{number} tokens" if self.unit == "tokens" else f"${number / DOLLAR:.4f}"
 
-    @property
-    def failure(self) -> Failure:
-        sentence = f"The {self.scope} has used {self.words(self.used)} of its budget of {self.words(self.limit)}"
-        details = {
-            "budget": self.name,
-            "used": self.shown(self.used),
-            "limit": self.shown(self.limit),
-            "needed": self.shown(self.needed),
-        }
+    def failure(self, who: str | None = None) -> Failure:
+        sentence = f"{who or f'The {self.scope}'} has used {self.words(self.used)} of its budget of "
         return Failure(
             code=f"{self.scope.upper()}_BUDGET_REACHED",
-            message=f"{sentence}, and the next model call, which needs about {self.words(self.needed)}, does not fit.",
-            details=details,
+            message=f"{sentence}{self.words(self.limit)}, and the next model call, which needs about "
+            f"{self.words(self.needed)}, does not fit.",
+            details={
+                "budget": self.name,
+                "used": self.shown(self.used),
+                "limit": self.shown(self.limit),
+                "needed": self.shown(self.needed),
+            },
         )
+
+
+@dataclass(frozen=True)
+class _Spender:
+    """A session, and what it and its descendants have used of its budgets."""
+
+    agent: Agent
+    row: SessionRow
+    #: The number of its turn, and what that has used itself.
+    turn: int
+    used_in_turn: Usage
+    cost: Cost | None
+
+    def amount(self, unit: str, usage: Usage) -> int:
+        if unit == "tokens":
+            return usage.input_tokens + usage.output_tokens
+        return self.cost(usage) if self.cost else 0
+
+    def budgets(self, needed: Mapping[str, int]) -> Iterator[_Limit]:
+        """The budgets that there are, those of the turn first."""
+        limits, below = self.agent.limits, self.row.below
+        tokens, cost = self.amount("tokens", below.usage), below.cost
+        # Before its first commit, nothing was used in the turn.
+        begun = self.row.turns > self.turn
+        before = (below.tokens_before, below.cost_before) if begun else (tokens, cost)
+        for scope, unit, limit, own, descendants in (
+            ("turn", "tokens", limits.turn_tokens, self.used_in_turn, tokens - before[0]),
+            ("turn", "cost", _billionths(limits.turn_cost), self.used_in_turn, cost - before[1]),
+            ("session", "tokens", limits.session_tokens, self.row.usage, tokens),
+            ("session", "cost", _billionths(limits.session_cost), self.row.usage, cost),
+        ):
+            if limit is not None:
+                yield _Limit(scope, unit, limit, self.amount(unit, own) + descendants, needed[unit])
+
+
+def _billionths(dollars: float | None) -> int | None:
+    return None if dollars is None else round(dollars * DOLLAR)
 
 
 @dataclass(frozen=True)
@@ -104,6 +141,7 @@ class Budget:
     """The budgets of one attempt at a model call."""
 
     store: Store
+    agents: AgentRegistry
     agent: Agent
     row: SessionRow
     at: Coordinates
@@ -111,88 +149,121 @@ class Budget:
     settings: Settings
     #: What the call is expected to use.
     wanted: Usage
-    #: None: no budget is one of costs.
+    #: None: no budget is one of costs, or the price is not known.
     cost: Cost | None
     #: The account of the principal in this period; None if principals have no budget.
     account: str | None
 
     @classmethod
     def of(
-        cls, store: Store, agent: Agent, row: SessionRow, at: Coordinates, attempt: Attempt, settings: Settings,
-        tokens: int, now: float,
+        cls, store: Store, agents: AgentRegistry, agent: Agent, row: SessionRow, at: Coordinates, attempt: Attempt,
+        settings: Settings, tokens: int, now: float,
     ) -> "Budget":  # fmt: skip
         reply = agent.settings.get("max_tokens") or _REPLY_TOKENS
         shared = settings.principal_tokens is not None or settings.principal_cost is not None
         return cls(
             store=store,
+            agents=agents,
             agent=agent,
             row=row,
             at=at,
             attempt=attempt,
             settings=settings,
             wanted=Usage(input_tokens=tokens, output_tokens=reply),
-            cost=cost_of(agent, settings) if has_costs(agent, settings) else None,
+            # What a child spends is counted above it, also if nobody there has a budget of costs.
+            cost=cost_of(agent, settings) if row.parent is not None or has_costs(agent, settings) else None,
             account=_account(row.principal.owner, settings, now) if shared else None,
         )
 
-    # --- of the turn and of the session ---
+    # --- of the turn and of the session, and of the sessions above ---
 
     async def stopped(
         self, factory: EventFactory, mode: Mode, turn: TurnJournal, *, can_ask: bool
     ) -> Settlement | None:
-        """How the step ends if the call does not fit into the budget of its turn or its session."""
-        reached = await self._reached(turn)
+        """How the step ends if the call does not fit into the budgets of its turn and its session, or those above."""
+        reached = await self._reached(self._itself(turn))
         if reached is None:
-            return None
+            failure = await self._failure_above()
+            return settle_failure(factory, mode, failure, Usage()) if failure else None
         log.info("%s: the budget %s is reached", self.at.session_id, reached.name)
         if can_ask and mode == "conversation" and self.agent.limits.extended_by is not None:
             asked = UsableReply(ModelResponse(parts=[]), "other", Usage(), self._question(reached), turn.principal)
             return settle_reply(factory, mode, asked)
-        return settle_failure(factory, mode, reached.failure, Usage())
+        return settle_failure(factory, mode, reached.failure(), Usage())
 
     async def failure(self, turn: TurnJournal) -> Failure | None:
-        """Why the call does not fit into the budget of its turn or its session, if it does not."""
-        reached = await self._reached(turn)
-        return reached.failure if reached else None
+        """Why the call does not fit into the budgets of its turn and its session, or those above, if it does not."""
+        reached = await self._reached(self._itself(turn))
+        return reached.failure() if reached else await self._failure_above()
 
-    async def _reached(self, turn: TurnJournal) -> _Limit | None:
-        limits, used, session = self.agent.limits, turn.usage, self.row.usage
-        for limit in (
-            *self._limits("turn", limits.turn_tokens, limits.turn_cost, used),
-            *self._limits("session", limits.session_tokens, limits.session_cost, session),
-        ):
+    def _itself(self, turn: TurnJournal) -> _Spender:
+        return _Spender(self.agent, self.row, self.at.turn, turn.usage, self.cost)
+
+    async def _failure_above(self) -> Failure | None:
+        """Why the call does not fit into what is left above. Nobody is asked: the parent's own next call asks.
+
+        Several calls at once may see the same rest, so a budget can be exceeded by all that run at that moment.
+        """
+        async for row in self._above():
+            agent = self.agents.get(row.agent)
+            if agent is None:
+                # Its limits are not known here.
+                continue
+            failure = token_limit_reached(agent.limits, row.spent, "The session that waits for this work")
+            if failure is None:
+                reached = await self._reached(await self._spender(agent, row))
+                failure = reached.failure(f"The {reached.scope} that waits for this work") if reached else None
+            if failure is not None:
+                log.info("%s: %s has no budget left", self.at.session_id, row.session_id)
+                details = {**(failure.details or {}), "sessionId": row.session_id}
+                return failure.model_copy(update={"code": PARENT_BUDGET, "details": details})
+        return None
+
+    async def _above(self) -> AsyncGenerator[SessionRow]:
+        """The sessions above, from the parent up to the root."""
+        row, session_id = self.row, self.row.parent_id
+        while session_id is not None:
+            found = await self.store.session(session_id)
+            if found is not None:
+                row, session_id = found, found.parent_id
+                yield found
+            else:
+                # It was deleted alone.
+                session_id = row.root_id if session_id != row.root_id else None
+
+    async def _spender(self, agent: Agent, row: SessionRow) -> _Spender:
+        """A session above, in the turn that waits."""
+        limits, turn = agent.limits, max(0, row.turns - 1)
+        used = Usage()
+        if limits.turn_tokens is not None or limits.turn_cost is not None:
+            used = (await read_journal(self.store, row.session_id, turn)).usage
+        cost = cost_of(agent, self.settings) if has_costs(agent, self.settings) else None
+        return _Spender(agent, row, turn, used, cost)
+
+    async def _reached(self, spender: _Spender) -> _Limit | None:
+        needed = {unit: self._amount(unit, self.wanted) for unit in ("tokens", "cost")}
+        for limit in spender.budgets(needed):
             if limit.used + limit.needed <= limit.limit:
                 continue
             # Each turn has a whole budget, so its extension is the turn that the answer begins.
-            extensions = await self._extensions(limit.name) if limit.scope == "session" else 0
+            extensions = await self._extensions(spender.row, limit.name) if limit.scope == "session" else 0
             extended = replace(limit, limit=limit.limit * (1 + extensions))
             if limit.used + limit.needed > extended.limit:
                 return extended
         return None
-
-    def _limits(self, scope: str, tokens: int | None, dollars: float | None, used: Usage) -> list[_Limit]:
-        limits = {
-            "tokens": tokens,
-            "cost": None if dollars is None else round(dollars * DOLLAR),
-        }
-        return [
-            _Limit(scope, unit, limit, self._amount(unit, used), self._amount(unit, self.wanted))
-            for unit, limit in limits.items()
-            if limit is not None
-        ]
 
     def _amount(self, unit: str, usage: Usage) -> int:
         if unit == "tokens":
             return usage.input_tokens + usage.output_tokens
         return self.cost(usage) if self.cost else 0
 
-    async def _extensions(self, name: str) -> int:
+    async def _extensions(self, row: SessionRow, name: str) -> int:
         """How often people have extended this budget of the session."""
-        query = InputQuery(session_id=self.at.session_id, kind="question", status="answered")
-        rows = [row for row in await all_inputs(self.store, query) if row.request.tool == EXTEND_BUDGET]
+        query = InputQuery(session_id=row.session_id, kind="question", status="answered")
+        asked = [each for each in await all_inputs(self.store, query) if each.request.tool == EXTEND_BUDGET]
         return sum(
-            row.request.input.get("budget") == name and row.answer is not None and row.answer.option_id == EXTEND
-            for row in rows
+            each.request.input.get("budget") == name and each.answer is not None and each.answer.option_id == EXTEND
+            for each in asked
         )
 
     def _question(self, reached: _Limit) -> RequestedCalls:
@@ -200,7 +271,7 @@ class Budget:
         at, responders = self.at, self.agent.limits.extended_by
         assert responders is not None
         call_id = f"budget_{at.turn}_{at.step}"
-        failure = reached.failure
+        failure = reached.failure()
         shown: dict[str, Any] = {"code": failure.code, **(failure.details or {})}
         request = InputRequest(
             request_id=request_id(at, call_id),
@@ -234,8 +305,9 @@ class Budget:
 
     @property
     def billed(self) -> Store:
-        """The store, with reservations and spendings added to the commits of this attempt."""
-        return cast("Store", _BilledStore(self)) if self.account else self.store
+        """The store, with costs, reservations and spendings added to the commits of this attempt."""
+        is_billed = self.account is not None or self.row.parent is not None
+        return cast("Store", _BilledStore(self)) if is_billed else self.store
 
     @asynccontextmanager
     async def held(self) -> AsyncGenerator[None]:
@@ -250,14 +322,16 @@ class Budget:
                 await write_at_last(self.store.commit(release), log, "a reservation was not released")
             raise
 
-    async def commit(self, account: str, commit: Commit) -> Committed:
-        used = commit.change.usage if commit.change else None
-        if used is not None and used != Usage():
-            spent = Spending(account, self._amount("tokens", used), self._amount("cost", used))
-            commit = replace(commit, spends=spent)
-        fence = commit.fence
-        if fence and fence.hold is Hold.RAISE and fence.scope == MODEL_SCOPE and commit.close_turn is None:
-            return await self._reserved(replace(commit, reserve=self._reservation(account)))
+    async def commit(self, commit: Commit) -> Committed:
+        change, fence = commit.change, commit.fence
+        used = change.usage if change else None
+        if change is not None and used is not None and used != Usage():
+            cost = self._amount("cost", used)
+            spent = Spending(self.account, self._amount("tokens", used), cost) if self.account else None
+            commit = replace(commit, change=replace(change, cost=cost), spends=spent)
+        raises = fence is not None and fence.hold is Hold.RAISE and fence.scope == MODEL_SCOPE
+        if self.account is not None and raises and commit.close_turn is None:
+            return await self._reserved(replace(commit, reserve=self._reservation(self.account)))
         return await self.store.commit(commit)
 
     def _reservation(self, account: str) -> Reservation:
@@ -287,11 +361,11 @@ class Budget:
 def principal_failure(reached: BudgetReached) -> Failure:
     """The failure of a turn whose principal has spent its budget."""
     known = reached.details
-    return _Limit("principal", known["unit"], known["limit"], known["used"], known["wanted"]).failure
+    return _Limit("principal", known["unit"], known["limit"], known["used"], known["wanted"]).failure()
 
 
 class _BilledStore:
-    """A store whose commits are on account."""
+    """A store whose commits say what their usage costs."""
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
@@ -300,8 +374,7 @@ class _BilledStore:
         return getattr(self._budget.store, name)
 
     async def commit(self, commit: Commit) -> Committed:
-        assert self._budget.account is not None
-        return await self._budget.commit(self._budget.account, commit)
+        return await self._budget.commit(commit)
 
 
 def _account(owner: str, settings: Settings, now: float) -> str:
@@ -319,78 +392,3 @@ def _period(settings: Settings, now: float) -> str:
             return today[:7]
         case "ever":
             return "ever"
-
-
-# --- prices -------------------------------------------------------------------------------------------------
-
-
-def cost_of(agent: Agent, settings: Settings) -> Cost | None:
-    """What the agent's model costs; None if that is not known.
-
-    The price of the agent counts first, then that of the settings, then the list of `genai-prices`.
-    """
-    model = agent.model or settings.model or DEMO
-    if agent.price is not None:
-        return _declared(agent.price)
-    if model in settings.prices:
-        return _declared(_price(model, settings.prices[model]))
-    return _listed(model)
-
-
-def check_prices(agents: Iterable[Agent], settings: Settings) -> None:
-    """Raise `Misconfigured` if an agent has a budget of costs and a model without a price."""
-    for agent in agents:
-        if has_costs(agent, settings) and cost_of(agent, settings) is None:
-            model = agent.model or settings.model or DEMO
-            raise Misconfigured(
-                f"Agent {agent.name!r} has a budget of costs, and the price of its model {model} is not known: "
-                f"set `Agent(price=Price(input=…, output=…))`, or PERDURE_PRICES."
-            )
-
-
-def has_costs(agent: Agent, settings: Settings) -> bool:
-    limits = agent.limits
-    return any(each is not None for each in (limits.turn_cost, limits.session_cost, settings.principal_cost))
-
-
-def _price(model: str, given: Mapping[str, float]) -> Price:
-    try:
-        return Price(**given)
-    except TypeError:
-        message = f"PERDURE_PRICES: the price of {model} has the fields input, output, cache_read and cache_write."
-        raise Misconfigured(message) from None
-
-
-def _declared(price: Price) -> Cost:
-    read = price.input if price.cache_read is None else price.cache_read
-    write = price.input if price.cache_write is None else price.cache_write
-
-    def cost(usage: Usage) -> int:
-        plain = max(0, usage.input_tokens - usage.cache_read_tokens - usage.cache_write_tokens)
-        dollars = plain * price.input + usage.output_tokens * price.output
-        dollars += usage.cache_read_tokens * read + usage.cache_write_tokens * write
-        return round(dollars * DOLLAR / _MILLION)
-
-    return cost
-
-
-def _listed(model: str) -> Cost | None:
-    provider, _, name = model.rpartition(":")
-    # Imported late: the list is large.
-    import genai_prices
-
-    def cost(usage: Usage) -> int:
-        counted = genai_prices.Usage(
-            input_tokens=usage.input_tokens,
-            output_tokens=usage.output_tokens,
-            cache_read_tokens=usage.cache_read_tokens,
-            cache_write_tokens=usage.cache_write_tokens,
-        )
-        found = genai_prices.calc_price(counted, name, provider_id=_PROVIDERS.get(provider, provider) or None)
-        return int(Decimal(found.total_price) * DOLLAR)
-
-    try:
-        cost(Usage(input_tokens=1))
-    except (LookupError, ValueError):
-        return None
-    return cost

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from perdure.errors import BudgetReached, StoreBehind, Superseded, TokenConflict, TurnCancelled, Unavailable
 from perdure.protocol import names
-from perdure.protocol.events import TERMINAL, EventType, NewEvent
+from perdure.protocol.events import TERMINAL, EventType, NewEvent, Usage
 from perdure.protocol.inputs import InputAnswer, InputStatus
 from perdure.store.values import (
     AlreadyBegun,
@@ -43,7 +43,6 @@ async def apply(tx: Transaction, commit: Commit, now: str) -> Written[Committed]
     await _check_unbegun(tx, commit)
     superseded = await _apply_fence(tx, commit)
     await _reserve(tx, commit)
-    await _spend(tx, commit)
     attempt = commit.fence.attempt.number if commit.fence else None
     for record in commit.records:
         await tx.run("insert_record", **rows.new_record(commit.session_id, record, attempt, now))
@@ -60,12 +59,15 @@ async def apply(tx: Transaction, commit: Commit, now: str) -> Written[Committed]
     await _write_slots(tx, commit, session.row)
     await _write_route(tx, commit, session)
     await _close(tx, commit)
+    await _lock_above(tx, commit, session.row)
     await append(await _change_inputs(tx, commit, session, now))
     if commit.close:
         await append(await refuse_unread(tx, commit.session_id))
         await report_end(tx, session.row, now)
         await tx.run("begin_callback", session_id=commit.session_id, now=now)
     await append(last)
+    # After all sessions: who holds an account waits for no session.
+    await _spend(tx, commit)
     # A cancel request that has stopped nothing stays open for the turn that reads the waiting deliveries.
     settles = commit.close or (commit.settles_cancel and not await expects_turn(tx, commit.session_id))
     row = _updated(replace(session.row, events=log_head, updated_at=now), commit, settles)
@@ -235,6 +237,27 @@ async def _close(tx: Transaction, commit: Commit) -> None:
         await tx.run("delete_fences", session_id=commit.session_id)
     if commit.close_turn is not None:
         await tx.run("delete_fences_of_turn", session_id=commit.session_id, turn=commit.close_turn)
+
+
+async def _lock_above(tx: Transaction, commit: Commit, row: SessionRow) -> None:
+    """Lock what the commit changes above the session, from the parent up to the root, and count what was used there.
+
+    Sessions are locked upwards everywhere, so that families never wait for each other in a circle.
+    """
+    if row.parent is None:
+        return
+    used = commit.change.usage if commit.change else None
+    if commit.change is None or used is None or used == Usage():
+        if commit.close and row.parent_id is not None and row.parent_id != row.root_id:
+            # The reports of its requests lock the root, and that of its end locks the parent.
+            await rows.find(tx, row.parent_id)
+        return
+    above = row.parent_id
+    while above is not None:
+        found = await tx.row("raise_below", session_id=above, cost=commit.change.cost, **rows.tokens(used))
+        # If the one above was deleted alone, the root has to count all the same.
+        beyond = row.root_id if above != row.root_id else None
+        above = beyond if found is None else found["parent_id"]
 
 
 def _updated(row: SessionRow, commit: Commit, settles: bool) -> SessionRow:

@@ -20,6 +20,7 @@ from perdure.session.inputs import ANSWER, REQUEST
 from perdure.session.state import Chain
 from perdure.store.lifecycle import DeadLetter
 from perdure.store.values import (
+    Below,
     DeliveryRow,
     InputRow,
     NewDelivery,
@@ -52,6 +53,17 @@ def session(row: Row) -> SessionRow:
             output_tokens=row["output_tokens"],
             cache_read_tokens=row["cache_read_tokens"],
             cache_write_tokens=row["cache_write_tokens"],
+        ),
+        below=Below(
+            usage=Usage(
+                input_tokens=row["below_input_tokens"],
+                output_tokens=row["below_output_tokens"],
+                cache_read_tokens=row["below_cache_read_tokens"],
+                cache_write_tokens=row["below_cache_write_tokens"],
+            ),
+            cost=row["below_cost"],
+            tokens_before=row["below_tokens_before"],
+            cost_before=row["below_cost_before"],
         ),
         events=row["next_index"],
         error=decode_some(row["error"]),
@@ -105,15 +117,21 @@ def read_model(session: SessionRow) -> dict[str, Value]:
         "turns": session.turns,
         "steps": session.steps,
         "tool_calls": session.tool_calls,
-        "input_tokens": session.usage.input_tokens,
-        "output_tokens": session.usage.output_tokens,
-        "cache_read_tokens": session.usage.cache_read_tokens,
-        "cache_write_tokens": session.usage.cache_write_tokens,
+        **tokens(session.usage),
         "next_index": session.events,
         "error": encode_some(session.error),
         "cancel_turn": session.cancel_turn,
         "attention": encode_some(session.attention),
         "now": session.updated_at,
+    }
+
+
+def tokens(usage: Usage) -> dict[str, Value]:
+    return {
+        "input_tokens": usage.input_tokens,
+        "output_tokens": usage.output_tokens,
+        "cache_read_tokens": usage.cache_read_tokens,
+        "cache_write_tokens": usage.cache_write_tokens,
     }
 
 

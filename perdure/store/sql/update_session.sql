@@ -1,5 +1,9 @@
 UPDATE sessions
 SET status = :status,
+    below_tokens_before = CASE
+        WHEN turns < :turns THEN below_input_tokens + below_output_tokens ELSE below_tokens_before
+    END,
+    below_cost_before = CASE WHEN turns < :turns THEN below_cost ELSE below_cost_before END,
     turns = :turns,
     steps = :steps,
     tool_calls = :tool_calls,
