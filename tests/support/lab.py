@@ -32,6 +32,7 @@ from perdure.protocol.requests import (
     ToolOutcome,
     Withdrawal,
 )
+from perdure.protocol.wire import JsonObject
 from perdure.session.inputs import resolved
 from perdure.session.turn import CANCELLED
 from perdure.settings import Settings
@@ -84,6 +85,7 @@ class Lab:
         self.settings = settings
         self.harness = self.worker()
         self.can_ask = False
+        self.parent: JsonObject | None = None
         self._deliveries = 0
 
     def worker(self, store: Store | None = None, **parts: Any) -> Harness:
@@ -102,7 +104,13 @@ class Lab:
         if number == 0:
             await self.store.create_session(
                 NewSession(
-                    self.session, self.agent.name, self.mode, self.token, LOCAL, Capabilities(request_input=True)
+                    self.session,
+                    self.agent.name,
+                    self.mode,
+                    self.token,
+                    LOCAL,
+                    Capabilities(request_input=True),
+                    parent=self.parent,
                 ),
                 delivery,
             )

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
+from functools import cache
 from typing import TypeAlias
 
 from perdure.agents.agent import DEMO, Agent, Price
@@ -87,6 +88,7 @@ def _declared(price: Price) -> Cost:
     return cost
 
 
+@cache
 def _listed(model: str) -> Cost | None:
     provider, _, name = model.rpartition(":")
     # Imported late: the list is large.
