@@ -21,4 +21,9 @@ clerk = Agent(name="clerk", model=MODEL, description="Adds and pays.", tools=[ad
 researcher = Agent(name="researcher", model=MODEL, description="Finds things out.", tools=[add, pay], subagents=[clerk])
 boss = Agent(name="boss", model=MODEL, tools=[add, pay], subagents=[researcher, clerk])
 hasty = Agent(name="hasty", model=MODEL, limits=Limits(turn_seconds=2), subagents=[clerk], copies_itself=False)
-agents = [boss, hasty]
+
+#: So little is reserved for a reply that the budget is used up by what was used.
+SMALL = {"max_tokens": 5}
+hand = Agent(name="hand", model=MODEL, settings=SMALL, tools=[add])
+thrifty = Agent(name="thrifty", model=MODEL, settings=SMALL, limits=Limits(session_tokens=300), subagents=[hand])
+agents = [boss, hasty, thrifty]
