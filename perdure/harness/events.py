@@ -42,8 +42,8 @@ _FULL = 96
 _FIRST_PAUSE = 0.005
 # Each delta of a text is sent to readers with the whole text so far. So the batches grow with the text: together its
 # deltas send at most this many times its characters, or this many characters per second for a slow model.
-_SHARE = 48
-_PACE = 49_152
+_SHARE = 32
+_PACE = 32_768
 
 
 @dataclass(frozen=True)
