@@ -34,14 +34,14 @@ class Family:
 
     def __init__(self, root: Lab, helper: Agent) -> None:
         self.root = root
-        self._helper = helper
+        self.helper = helper
         self.served: Sequence[Agent] = (replace(root.agent, subagents=[helper]),)
         root.harness = self._harness(root)
 
     def child(self, lines: Sequence[Any], session: str = "child", *above: str) -> Lab:
         """A session below the last one of `above`, or below the root."""
         chain = (SESSION, *above)
-        made = Lab(self.root.store, self._helper, ScriptedModel(lines), "task", self.root.settings, session)
+        made = Lab(self.root.store, self.helper, ScriptedModel(lines), "task", self.root.settings, session)
         lineage = Lineage(
             session_id=chain[-1],
             root_session_id=SESSION,
@@ -155,7 +155,7 @@ async def test_the_token_limits_of_a_session_count_and_stop_its_children(limits:
 async def test_an_agent_that_is_not_served_here_sets_no_limit() -> None:
     async with family(["Hello"], session_tokens=16) as it:
         await it.root.model(await it.root.deliver("Hi"))
-        it.served = it.served[0].subagents
+        it.served = [it.helper]
 
         await it.work("first")
 

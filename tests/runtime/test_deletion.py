@@ -34,7 +34,8 @@ def quick(directory: Path, **parts: Any) -> Generator[Stack]:
     config = {f"history.{each}ProcessorEnsureCloseBeforeDelete": "false" for each in ensure}
     temporal = TemporalServer(directory, config)
     try:
-        with Stack(directory, temporal=temporal, provider=True, **{"agents": AGENTS, **parts}) as stack:
+        options: dict[str, Any] = {"agents": AGENTS, **parts}
+        with Stack(directory, temporal=temporal, provider=True, **options) as stack:
             yield stack
     finally:
         temporal.close()

@@ -456,7 +456,7 @@ async def test_a_fork_without_a_workflow_is_found(store: Store, driver: FakeDriv
         ({"max_attempts": None, "turn_seconds": 60}, {}, Bounds(attempts=0, turn_seconds=60)),
     ],
 )
-def test_the_tighter_bound_counts(limits: dict[str, Any], asked: dict[str, float], bounds: Bounds | None) -> None:
+def test_the_tighter_bound_counts(limits: dict[str, Any], asked: dict[str, Any], bounds: Bounds | None) -> None:
     assert bounds_of(Limits(**limits), **asked) == bounds
 
 

@@ -32,6 +32,7 @@ from perdure.protocol.wire import JsonObject, Wire
 from perdure.runtime.deploys import unserved
 from perdure.runtime.signals import DriverClient
 from perdure.session.state import DriverView, Rebuild, Repair, SessionState, read_view
+from perdure.store.values import SessionRow
 from workflows.session import SessionWorkflow
 from workflows.turn import TurnWorkflow
 
@@ -429,7 +430,9 @@ class PlayedDriver(DriverClient):
             self._temporal.start(state.model_dump(mode="json"))
         self._answer()
 
-    async def rebuild(self, session_id: str, rebuild: Rebuild, *, unattended: bool = False) -> None:
+    async def rebuild(
+        self, session_id: str, rebuild: Rebuild, *, unattended: bool = False, of: SessionRow | None = None
+    ) -> None:
         self._reach()
         if self._temporal.statuses.get(session_id) is not RUNNING:
             self._temporal.start(SessionState.to_rebuild(session_id, rebuild).model_dump(mode="json"))

@@ -93,6 +93,8 @@ class ProgramTool:
     #: Seconds for one stage, with the wait for a place.
     timeout = 120.0
     retries = 0
+    #: Every worker runs programs.
+    pool: str | None = None
 
     def __init__(self, functions: Mapping[str, ToolDefinition]) -> None:
         self._functions = functions

@@ -59,7 +59,9 @@ def _spenders(agent: Agent) -> Iterator[Agent]:
     """The agent and all agents that spend from its budgets."""
     yield agent
     for each in agent.subagents:
-        yield from _spenders(each)
+        # What an agent on another server costs is paid there.
+        if isinstance(each, Agent):
+            yield from _spenders(each)
 
 
 def has_costs(agent: Agent, settings: Settings) -> bool:
