@@ -2,7 +2,7 @@
 
 import asyncio
 from datetime import timedelta
-from typing import Any, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 from temporalio import workflow
 from temporalio.exceptions import (
@@ -16,9 +16,11 @@ from temporalio.exceptions import (
 
 from perdure.errors import PerdureError, TurnCancelled
 from perdure.protocol import names
-from perdure.protocol.requests import CallBack, Concluded, Failure
+from perdure.protocol.actions import Park
+from perdure.protocol.requests import CallBack, Concluded, Failure, TurnRequest, TurnResult
 from perdure.protocol.wire import JsonObject
-from perdure.session.turn import StepFailed
+from perdure.session import decisions
+from perdure.session.turn import StepFailed, conclusion
 
 from . import policies
 
@@ -67,6 +69,27 @@ async def call_back_once(order: CallBack) -> None:
         heartbeat_timeout=policies.CALL_BACK.heartbeat,
         retry_policy=policies.CALL_BACK.retry,
         summary="call back",
+    )
+
+
+async def conclude(
+    request: TurnRequest, failure: Failure, kind: Literal["failed", "cancelled"] = "failed"
+) -> TurnResult:
+    """End a turn that no step could end; its result."""
+    end = conclusion(request, request.step, failure, kind)
+    concluded = await execute_until_success(
+        names.CONCLUDE_TURN, end, summary=f"{kind}: {failure.code}", result=CONCLUDED_TYPE
+    )
+    open = concluded.open if concluded else ()
+    return TurnResult(
+        snapshot=request.snapshot,
+        action=Park() if open else decisions.action_after_conclusion(request.mode, failure, concluded),
+        open=open,
+        token_hash=concluded.token_hash if concluded else None,
+        head=concluded.head if concluded else None,
+        failure=failure,
+        cancelled=kind == "cancelled",
+        silent=bool(concluded and concluded.silent),
     )
 
 

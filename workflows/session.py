@@ -2,36 +2,25 @@
 
 import asyncio
 import contextlib
-from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, TypeAlias, cast
 
 from temporalio import workflow
-from temporalio.exceptions import ActivityError, ApplicationError, ChildWorkflowError, WorkflowAlreadyStartedError
+from temporalio.exceptions import ChildWorkflowError, WorkflowAlreadyStartedError
 
 from perdure.errors import PerdureError, UnreadableState
 from perdure.protocol import names
 from perdure.protocol.actions import DispatchCodeModeRuntimeActions, DispatchRuntimeActions, Done, Park
-from perdure.protocol.deliveries import CHILD_ANSWER, CHILD_INPUT, CHILD_RESULT, DeliveryRef
 from perdure.protocol.inputs import OpenInput
 from perdure.protocol.requests import (
     AttendSession,
     Attention,
-    CallBack,
     CloseSession,
-    CollectChildren,
     Coordinates,
-    DispatchChildren,
     Failure,
-    LookAtChildren,
-    Looked,
-    Pending,
     RebuildSession,
     Refusal,
     Reminder,
-    ShowInputs,
-    ShownInputs,
-    StopChildren,
     TurnRequest,
     TurnResult,
     Withdrawal,
@@ -54,10 +43,10 @@ from perdure.session.state import (
     read_turn_number,
     with_unknown_prefix,
 )
-from perdure.session.turn import CANCELLED, ContinueAsNew, conclusion
+from perdure.session.turn import CANCELLED, ContinueAsNew
 
-from . import versions
-from .outcomes import CONCLUDED_TYPE, call_back_once, execute_until_success, failure_of_error, failure_of_turn
+from . import family, versions
+from .outcomes import conclude, execute_until_success, failure_of_error, failure_of_turn
 from .turn import InlineTurn
 
 TurnHandle: TypeAlias = "workflow.ChildWorkflowHandle[Any, TurnResult] | InlineTurn"
@@ -195,7 +184,7 @@ class SessionWorkflow:
             self._ending = OPERATOR_CANCELLED
         if self._ending is None:
             await drive
-            await self._leave_family()
+            await family.leave(self._state)
             return
         drive.cancel()
         # A running turn is stopped and recorded before the session ends, unless no worker serves it within the time.
@@ -203,7 +192,7 @@ class SessionWorkflow:
             await workflow.wait_condition(drive.done, timeout=_STOP_TIMEOUT)
         close = CloseSession(session_id=self._state.session_id, failure=self._ending)
         await execute_until_success(names.CLOSE_SESSION, close, summary=self._ending.code)
-        await self._leave_family()
+        await family.leave(self._state)
         if self._ending is OPERATOR_CANCELLED:
             raise asyncio.CancelledError
 
@@ -263,14 +252,16 @@ class SessionWorkflow:
             case decisions.RebuildState(rebuild=rebuild):
                 return await self._rebuild_state(rebuild)
             case decisions.ShowInputs():
-                await self._show_inputs(move)
+                shown = await family.show_inputs(self._state, move)
+                self._state = shown(self._state)
             case (
                 decisions.DispatchChildren()
                 | decisions.StopChildren()
                 | decisions.LookAtChildren()
                 | decisions.CollectChildren()
             ):
-                await self._attend_children(move)
+                attended = await family.attend(move)
+                self._state = attended(self._state)
             case decisions.Withdraw():
                 await self._withdraw()
                 # A cancelled task has no next message.
@@ -328,12 +319,12 @@ class SessionWorkflow:
         before = self._state.open
         if isinstance(result.action, DispatchRuntimeActions | DispatchCodeModeRuntimeActions) and result.awaited:
             self._state = self._state.awaiting(result)
-            await self._report_inputs(before)
+            await family.report_inputs(self._state, before)
             return False
         counts_silent = result.silent and not workflow.patched("silent-turns-keep-their-number")
         self._state = self._state.after_turn(result, counts_silent=counts_silent)
         self._state = self._state.active(workflow.time()) if self._bounded else self._state
-        await self._report_inputs(before)
+        await family.report_inputs(self._state, before)
         match result.action:
             case Done():
                 return True
@@ -348,7 +339,7 @@ class SessionWorkflow:
         """The result of the turn; None if an operator has ended the session meanwhile."""
         if self._state.cancel == "this":
             # Cancelled before it began: the child workflow is not started.
-            return await self._conclude(request, CANCELLED, "cancelled")
+            return await conclude(request, CANCELLED, "cancelled")
         try:
             # A held turn begins as a child workflow: there it may find a newer build.
             # A turn that has waited for its children continues where it began.
@@ -360,7 +351,7 @@ class SessionWorkflow:
                 argument = end.request
             return await self._run_child(request, argument)
         except PerdureError as error:
-            return await self._conclude(request, failure_of_error(error))
+            return await conclude(request, failure_of_error(error))
         except WorkflowAlreadyStartedError:
             failure = Failure(code="TURN_RUNS_ALREADY", message="Another workflow runs this turn.")
             result = TurnResult(snapshot=request.snapshot, action=Park(), failure=failure)
@@ -372,7 +363,7 @@ class SessionWorkflow:
         except ChildWorkflowError as error:
             if self._ending is not None or workflow.cancellation_reason() is not None:
                 return None
-            return await self._conclude(request, failure_of_turn(error))
+            return await conclude(request, failure_of_turn(error))
 
     def _is_inline(self) -> bool:
         return self._state.turns == "inline" and workflow.patched("inline-turns")
@@ -405,120 +396,12 @@ class SessionWorkflow:
             self._in_turn = False
             self._turn_handle = None
 
-    async def _conclude(
-        self, request: TurnRequest, failure: Failure, kind: Literal["failed", "cancelled"] = "failed"
-    ) -> TurnResult:
-        end = conclusion(request, request.step, failure, kind)
-        concluded = await execute_until_success(
-            names.CONCLUDE_TURN, end, summary=f"{kind}: {failure.code}", result=CONCLUDED_TYPE
-        )
-        open = concluded.open if concluded else ()
-        return TurnResult(
-            snapshot=request.snapshot,
-            action=Park() if open else decisions.action_after_conclusion(request.mode, failure, concluded),
-            open=open,
-            token_hash=concluded.token_hash if concluded else None,
-            head=concluded.head if concluded else None,
-            failure=failure,
-            cancelled=kind == "cancelled",
-            silent=bool(concluded and concluded.silent),
-        )
-
     async def _hold(self, request: TurnRequest, held: JsonObject, result: TurnResult) -> None:
         """Keep a turn that no worker could serve, and set the session's attention."""
         self._state = self._state.holding(held, result.token_hash, workflow.time(), result.retired)
         if result.failure is not None:
             attention = Attention(code=result.failure.code, message=result.failure.message)
             await self._set_attention(attention, request.turn)
-
-    # --- children -------------------------------------------------------------------------------------------
-
-    async def _attend_children(
-        self,
-        move: decisions.DispatchChildren
-        | decisions.StopChildren
-        | decisions.LookAtChildren
-        | decisions.CollectChildren,
-    ) -> None:
-        """Start, follow or stop the sessions to which a turn has handed work, or record their results."""
-        at, count = move.awaited.at, f"{len(move.awaited.keys)} children"
-        match move:
-            case decisions.DispatchChildren():
-                pending = await execute_until_success(
-                    names.DISPATCH_CHILDREN, DispatchChildren(at=at), summary=f"start {count}", result=Pending
-                )
-                self._state = self._state.dispatched(pending.keys, "started", self._look_at(pending.look_in))
-            case decisions.StopChildren():
-                pending, looked = await self._stop_children(at, f"stop {count}")
-                self._state = self._state.dispatched(pending.keys, "stopping")
-                self._state = self._state.looked(looked.results, self._look_at(looked.look_in))
-            case decisions.LookAtChildren():
-                looked = await self._look_at_children(at)
-                self._state = self._state.looked(looked.results, self._look_at(looked.look_in))
-            case decisions.CollectChildren(results=results):
-                collection = CollectChildren(at=at, deliveries=results)
-                await execute_until_success(names.COLLECT_CHILDREN, collection, summary=f"results of {count}")
-                self._state = self._state.collected(results)
-
-    async def _show_inputs(self, move: decisions.ShowInputs) -> None:
-        """Show what descendants ask people, in the step that waits for them."""
-        last = Coordinates(session_id=self._state.session_id, turn=max(0, self._state.turn - 1))
-        at = move.awaited.at if move.awaited else last
-        if move.parks:
-            # A turn that continues a parked one waits for the same calls.
-            at = at if at.turn == self._state.turn else last.model_copy(update={"turn": self._state.turn})
-        order = ShowInputs(at=at, deliveries=move.deliveries, shows=move.shows, parks=move.parks)
-        summary = f"{len(move.deliveries)} requests of children"
-        shown = await execute_until_success(names.SHOW_INPUTS, order, summary=summary, result=ShownInputs)
-        self._state = self._state.showing(shown, move.deliveries)
-
-    async def _report_inputs(self, before: Sequence[OpenInput]) -> None:
-        """Tell the root which requests this session has opened and closed with its last turn."""
-        parent = self._state.parent
-        if parent is None:
-            return
-        known, open = ({each.request_id for each in requests} for requests in (before, self._state.open))
-        opened = [(CHILD_INPUT, names.delivery_of_input(each, "opened"), each) for each in sorted(open - known)]
-        closed = [(CHILD_ANSWER, names.delivery_of_input(each, "closed"), each) for each in sorted(known - open)]
-        for kind, delivery_id, request_id in (*opened, *closed):
-            ref = DeliveryRef(id=delivery_id, kind=kind, token_hash="", request_id=request_id)
-            await self._signal_session(parent.root_session_id, ref)
-
-    async def _signal_session(self, session_id: str, ref: DeliveryRef) -> None:
-        # If it fails, the sweeper signals the delivery: it was written with what it reports.
-        with contextlib.suppress(ApplicationError):
-            await workflow.get_external_workflow_handle(session_id).signal(names.DELIVER, ref.model_dump(mode="json"))
-
-    async def _stop_children(self, at: Coordinates, summary: str) -> tuple[Pending, Looked]:
-        """Stop the children of this step. Those on other servers get at least one request to stop."""
-        pending = await execute_until_success(names.STOP_CHILDREN, StopChildren(at=at), summary=summary, result=Pending)
-        return pending, Looked() if pending.look_in is None else await self._look_at_children(at)
-
-    async def _look_at_children(self, at: Coordinates) -> Looked:
-        """Start, follow or cancel the sessions on other servers, as far as something is due."""
-        order = LookAtChildren(at=at)
-        return await execute_until_success(
-            names.LOOK_AT_CHILDREN, order, summary="look at other servers", result=Looked
-        )
-
-    def _look_at(self, seconds: float | None) -> float | None:
-        return None if seconds is None else workflow.time() + seconds
-
-    async def _leave_family(self) -> None:
-        """When the session has ended: stop its children, and tell its parent, here or on another server."""
-        if self._state.awaited is not None:
-            await self._stop_children(self._state.awaited.at, "stop children")
-        if self._state.calls_back:
-            # One try: the APIs repeat one that fails.
-            order = CallBack(session_id=self._state.session_id)
-            with contextlib.suppress(ActivityError):
-                await call_back_once(order)
-        parent = self._state.parent
-        if parent is None:
-            return
-        result_id = names.delivery_of_child(self._state.session_id)
-        result = DeliveryRef(id=result_id, kind=CHILD_RESULT, token_hash="", action=parent.action)
-        await self._signal_session(parent.session_id, result)
 
     # --- beside turns ---------------------------------------------------------------------------------------
 
@@ -529,7 +412,7 @@ class SessionWorkflow:
         withdrawal = Withdrawal(at=parked, mode=state.mode, open=state.open)
         await execute_until_success(names.WITHDRAW_INPUTS, withdrawal, summary=f"withdraw: {len(state.open)} open")
         self._state = self._state.withdrawn()
-        await self._report_inputs(state.open)
+        await family.report_inputs(self._state, state.open)
 
     async def _remind(self, request: OpenInput) -> None:
         left = len(request.remind_at) - 1

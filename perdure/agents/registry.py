@@ -23,7 +23,9 @@ class AgentRegistry:
             raise InvalidDeclaration("There is no agent to serve: name one in PERDURE_AGENTS, or with --agents.")
         self._agents: dict[str, Agent] = {}
         self._public = frozenset(agent.name for agent in agents)
-        for agent in agents:
+        for number, agent in enumerate(agents):
+            if any(agent is other for other in agents[:number]):
+                raise InvalidDeclaration(f"Two agents are named {agent.name!r}.")
             self._add(agent)
 
     def _add(self, agent: Agent) -> None:

@@ -1,0 +1,120 @@
+"""What a driver does for the family of its session: its children, its parent and its root."""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+from temporalio import workflow
+from temporalio.exceptions import ActivityError, ApplicationError
+
+from perdure.protocol import names
+from perdure.protocol.deliveries import CHILD_ANSWER, CHILD_INPUT, CHILD_RESULT, DeliveryRef
+from perdure.protocol.inputs import OpenInput
+from perdure.protocol.requests import (
+    CallBack,
+    CollectChildren,
+    Coordinates,
+    DispatchChildren,
+    LookAtChildren,
+    Looked,
+    Pending,
+    ShowInputs,
+    ShownInputs,
+    StopChildren,
+)
+from perdure.session import decisions
+from perdure.session.state import SessionState
+
+from .outcomes import call_back_once, execute_until_success
+
+#: What to do to the state when something is done. Signals may have changed the state meanwhile: it is not kept here.
+Change: TypeAlias = Callable[[SessionState], SessionState]
+
+Attended: TypeAlias = (
+    decisions.DispatchChildren | decisions.StopChildren | decisions.LookAtChildren | decisions.CollectChildren
+)
+
+
+async def attend(move: Attended) -> Change:
+    """Start, follow or stop the sessions to which a turn has handed work, or record their results."""
+    at, count = move.awaited.at, f"{len(move.awaited.keys)} children"
+    match move:
+        case decisions.DispatchChildren():
+            pending = await execute_until_success(
+                names.DISPATCH_CHILDREN, DispatchChildren(at=at), summary=f"start {count}", result=Pending
+            )
+            look_at = _after(pending.look_in)
+            return lambda state: state.dispatched(pending.keys, "started", look_at)
+        case decisions.StopChildren():
+            pending, looked = await _stop(at, f"stop {count}")
+            look_at = _after(looked.look_in)
+            return lambda state: state.dispatched(pending.keys, "stopping").looked(looked.results, look_at)
+        case decisions.LookAtChildren():
+            looked = await _look(at)
+            look_at = _after(looked.look_in)
+            return lambda state: state.looked(looked.results, look_at)
+        case decisions.CollectChildren(results=results):
+            collection = CollectChildren(at=at, deliveries=results)
+            await execute_until_success(names.COLLECT_CHILDREN, collection, summary=f"results of {count}")
+            return lambda state: state.collected(results)
+
+
+async def show_inputs(state: SessionState, move: decisions.ShowInputs) -> Change:
+    """Show what descendants ask people, in the step that waits for them."""
+    last = Coordinates(session_id=state.session_id, turn=max(0, state.turn - 1))
+    at = move.awaited.at if move.awaited else last
+    if move.parks:
+        # A turn that continues a parked one waits for the same calls.
+        at = at if at.turn == state.turn else last.model_copy(update={"turn": state.turn})
+    order = ShowInputs(at=at, deliveries=move.deliveries, shows=move.shows, parks=move.parks)
+    summary = f"{len(move.deliveries)} requests of children"
+    shown = await execute_until_success(names.SHOW_INPUTS, order, summary=summary, result=ShownInputs)
+    return lambda state: state.showing(shown, move.deliveries)
+
+
+async def report_inputs(state: SessionState, before: Sequence[OpenInput]) -> None:
+    """Tell the root which requests the session has opened and closed with its last turn."""
+    if state.parent is None:
+        return
+    root_id = state.parent.root_session_id
+    known, open = ({each.request_id for each in requests} for requests in (before, state.open))
+    opened = [(CHILD_INPUT, names.delivery_of_input(each, "opened"), each) for each in sorted(open - known)]
+    closed = [(CHILD_ANSWER, names.delivery_of_input(each, "closed"), each) for each in sorted(known - open)]
+    for kind, delivery_id, request_id in (*opened, *closed):
+        await _signal(root_id, DeliveryRef(id=delivery_id, kind=kind, token_hash="", request_id=request_id))
+
+
+async def leave(state: SessionState) -> None:
+    """When the session has ended: stop its children, and tell its parent, here or on another server."""
+    if state.awaited is not None:
+        await _stop(state.awaited.at, "stop children")
+    if state.calls_back:
+        # One try: the APIs repeat one that fails.
+        with contextlib.suppress(ActivityError):
+            await call_back_once(CallBack(session_id=state.session_id))
+    if state.parent is not None:
+        result_id = names.delivery_of_child(state.session_id)
+        result = DeliveryRef(id=result_id, kind=CHILD_RESULT, token_hash="", action=state.parent.action)
+        await _signal(state.parent.session_id, result)
+
+
+async def _signal(session_id: str, ref: DeliveryRef) -> None:
+    # If it fails, the sweeper signals the delivery: it was written with what it reports.
+    with contextlib.suppress(ApplicationError):
+        await workflow.get_external_workflow_handle(session_id).signal(names.DELIVER, ref.model_dump(mode="json"))
+
+
+async def _stop(at: Coordinates, summary: str) -> tuple[Pending, Looked]:
+    """Stop the children of this step. Those on other servers get at least one request to stop."""
+    pending = await execute_until_success(names.STOP_CHILDREN, StopChildren(at=at), summary=summary, result=Pending)
+    return pending, Looked() if pending.look_in is None else await _look(at)
+
+
+async def _look(at: Coordinates) -> Looked:
+    """Start, follow or cancel the sessions on other servers, as far as something is due."""
+    order = LookAtChildren(at=at)
+    return await execute_until_success(names.LOOK_AT_CHILDREN, order, summary="look at other servers", result=Looked)
+
+
+def _after(seconds: float | None) -> float | None:
+    return None if seconds is None else workflow.time() + seconds
