@@ -57,7 +57,7 @@ _TIMEOUT = 60.0
 #: Programs that compute at the same time in one worker. They wait for calls outside of it.
 _MOST_AT_ONCE = max(4, os.cpu_count() or 1)
 #: What the process needs of the worker's environment, to find the interpreter.
-_ENVIRONMENT = "PATH PYTHONPATH LD_LIBRARY_PATH MONTY_BIN SYSTEMROOT".split()
+_ENVIRONMENT = ["PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "MONTY_BIN", "SYSTEMROOT"]
 _semaphores: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
 
 _TOO_LATE = "The program was stopped at the deadline of its turn."
