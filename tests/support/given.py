@@ -1,7 +1,10 @@
 """Values that the store's tests begin with, and small ways to use them."""
 
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from typing import TypeVar
 
+from perdure.errors import OutcomeUnknown, Unavailable
 from perdure.protocol.deliveries import Principal
 from perdure.protocol.events import Event, EventType, NewEvent
 from perdure.protocol.inputs import InputAnswer, InputKind, InputRequest, Responders
@@ -27,6 +30,8 @@ from perdure.store.values import (
     SessionRow,
     Vote,
 )
+
+T = TypeVar("T")
 
 ADA = Principal(principal_id="ada", principal_type="user", authenticator="test", attributes={"team": ["a", "b"]})
 BOB = Principal(principal_id="bob", principal_type="user", authenticator="test")
@@ -171,6 +176,18 @@ def answering(
     body: JsonObject = {"kind": "answer", "answers": [request_id for request_id, _ in votes]}
     new = delivery(delivery_id, session_id=session_id, key=key, digest=digest, body=body, limit=limit)
     return Answering(session_id, [Vote(request_id, answer) for request_id, answer in votes], new, always, late)
+
+
+async def patiently(call: Callable[[], Awaitable[T]]) -> T:
+    """Do as a caller who gets a 503: many at once may wait longer for a connection than the store lets them."""
+    while True:
+        try:
+            return await call()
+        except OutcomeUnknown:
+            raise
+        except Unavailable:
+            # Nothing was accepted.
+            continue
 
 
 async def answer(store: Store, answering: Answering) -> Answered:

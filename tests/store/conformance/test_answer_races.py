@@ -4,7 +4,7 @@ import asyncio
 
 from perdure.protocol.inputs import InputAnswer
 from perdure.store.base import Store
-from perdure.store.values import Answered, Commit, InputChanges, InputRow
+from perdure.store.values import Answered, Answering, Commit, InputChanges, InputRow
 from tests.support import given
 from tests.support.given import answer, answering, chooses, opening
 
@@ -12,10 +12,14 @@ from tests.support.given import answer, answering, chooses, opening
 async def at_once(stores: tuple[Store, Store], request_id: str, answers: list[InputAnswer]) -> list[Answered]:
     return await asyncio.gather(
         *(
-            answer(stores[n % 2], answering((request_id, said), delivery_id=f"{request_id}/{n}"))
+            in_the_end(stores[n % 2], answering((request_id, said), delivery_id=f"{request_id}/{n}"))
             for n, said in enumerate(answers)
         )
     )
+
+
+async def in_the_end(store: Store, answering: Answering) -> Answered:
+    return await given.patiently(lambda: answer(store, answering))
 
 
 def agreed(answers: list[Answered], row: InputRow) -> bool:
@@ -47,7 +51,7 @@ async def test_of_fifty_answers_under_one_key_one_is_fresh_and_all_get_its_recei
 
     answers = await asyncio.gather(
         *(
-            answer(
+            in_the_end(
                 (store, other)[n % 2],
                 answering(("r", chooses("approve")), delivery_id=f"r/{n}", key="k"),
             )
