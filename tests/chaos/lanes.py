@@ -10,11 +10,15 @@ from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
 from perdure.dev.temporal_server import listens
-from tests.support.chaos.world import HEARTBEAT, RECOVERY, Caller, World, undisturbed
+from tests.support.chaos.scripts import say
+from tests.support.chaos.world import HEARTBEAT, MEASURED, RECOVERY, STICKY, Caller, World, undisturbed
 from tests.support.processes import Process
 from tests.support.waiting import until
 
 _LANES = 6
+
+#: How many turns follow on each whose worker died.
+AFTERWARDS = 1 + MEASURED
 
 Key = TypeVar("Key")
 Story = TypeVar("Story")
@@ -28,14 +32,20 @@ class Heir:
     died: float
     #: Seconds from the death until it was ready.
     started: "asyncio.Task[float]"
+    calm: list[float]
 
     async def bound(self, caller: Caller, turns: int) -> float:
         """How long what it takes over may take from the death on.
 
-        That is what is promised, and what the machine needs in this minute to start a worker, which it does beside
-        others, and for so many turns to which nothing happens.
+        That is what is promised, what the machine needs in this minute to start a worker, which it does beside
+        others, and so many turns to which nothing happens. The slowest one counts of those in all lanes: before the
+        death, meanwhile and now, because the machine may have less to do now.
         """
-        return HEARTBEAT + RECOVERY + await self.started + turns * await undisturbed(caller)
+        # Readers may have read the end before the death: this turn waits until that one has really ended.
+        script = say()
+        assert await caller.say(script.message) == script.answer
+        self.calm.append(await undisturbed(caller))
+        return HEARTBEAT + RECOVERY + STICKY + await self.started + turns * max(self.calm)
 
 
 @dataclass(frozen=True)
@@ -43,6 +53,8 @@ class Lane:
     world: World
     url: str
     queue: Mapping[str, str]
+    #: How many seconds turns took to which nothing happened, in any lane so far.
+    calm: list[float]
 
     def caller(self) -> Caller:
         return Caller(self.url, self.world.receipts)
@@ -60,7 +72,7 @@ class Lane:
             await until(lambda: self.world.stack.serves(heir), f"{heir.name} to be ready", 120)
             return time.monotonic() - died
 
-        return Heir(heir, died, asyncio.create_task(started()))
+        return Heir(heir, died, asyncio.create_task(started()), self.calm)
 
 
 Play: TypeAlias = Callable[[Lane], Awaitable[Story]]
@@ -69,6 +81,7 @@ Play: TypeAlias = Callable[[Lane], Awaitable[Story]]
 async def side_by_side(world: World, plays: Mapping[Key, Play[Story]]) -> dict[Key, Story]:
     """Play all of them, some at the same time; what became of each."""
     stories: dict[Key, Story] = {}
+    calm: list[float] = []
 
     async def along(number: int) -> None:
         queue = {"PERDURE_TASK_QUEUE": f"lane-{number}"}
@@ -76,7 +89,7 @@ async def side_by_side(world: World, plays: Mapping[Key, Play[Story]]) -> dict[K
         url = world.stack.api_urls[-1]
         await until(lambda: listens("127.0.0.1", int(url.rpartition(":")[2])), f"{api.name} to listen")
         for key, play in list(plays.items())[number::_LANES]:
-            stories[key] = await play(Lane(world, url, queue))
+            stories[key] = await play(Lane(world, url, queue, calm))
         api.kill()
 
     await asyncio.gather(*(along(number) for number in range(_LANES)))

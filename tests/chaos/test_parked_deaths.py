@@ -298,7 +298,6 @@ async def story(lane: Lane, *, point: str, once: Path) -> Story:
             heir = await lane.takes_over(doomed)
             events = await caller.until_boundary()
             took = time.monotonic() - heir.died
-        # The turn has really ended when the next one is consumed.
         bound = await heir.bound(caller, _TURNS)
     heir.process.kill()
     return Story(script, gated.note, outcome, events, took, bound)
