@@ -5,7 +5,7 @@ import logging
 import resource
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
@@ -17,6 +17,10 @@ log = logging.getLogger("perdure.api.connections")
 _RESERVE = 64
 #: The limit when the system has none.
 _MOST = 8192
+#: What the rest of a request may have by itself: refused files of a usual size.
+REST_BYTES = 67_108_864
+#: The same, when its head was refused.
+_REST_OF_HEAD = 1_048_576
 
 
 @dataclass(frozen=True)
@@ -30,8 +34,9 @@ class ConnectionLimits:
     # A body has this time, and more as long as this many bytes a second arrive.
     body_time: float = 30.0
     body_pace: int = 32_768
-    # The rest of a body whose request has its response already.
+    # The rest of a request that has its response already: this time, more at the same pace, and so many bytes.
     rest_time: float = 5.0
+    rest_bytes: int = REST_BYTES
     # A response that the client does not read.
     stall_time: float = 60.0
 
@@ -73,9 +78,21 @@ class Connections:
         if connection in self._open:
             self._waiting[connection] = None
 
+    def counts(self, connection: "Connection") -> bool:
+        return connection in self._open
+
     def discard(self, connection: "Connection") -> None:
         self._open.discard(connection)
         self._waiting.pop(connection, None)
+
+
+class _Ending:
+    """The transport as a response sees it: whose end is the connection's to decide."""
+
+    def __init__(self, transport: asyncio.Transport, close: Callable[[], None]) -> None:
+        self.write = transport.write
+        self.is_closing = transport.is_closing
+        self.close = close
 
 
 class Connection(HttpToolsProtocol):
@@ -92,6 +109,10 @@ class Connection(HttpToolsProtocol):
         self._body_size = 0
         # Bytes since the last piece of the body: sizes of chunks, their extensions, trailers.
         self._around_body = 0
+        # Whether the request that is being received has its response, and whether that was the last one.
+        self._in_rest = False
+        self._ended = False
+        self._rest_bytes = self._limits.rest_bytes
         self._receiving: asyncio.TimerHandle | None = None
         self._stalled: asyncio.TimerHandle | None = None
 
@@ -111,6 +132,9 @@ class Connection(HttpToolsProtocol):
         self._unset_keepalive_if_required()
 
     def data_received(self, data: bytes) -> None:
+        if self._ended:
+            self._count(data)
+            return
         while data and not self.transport.is_closing():
             if not self._in_head:
                 self._receive_body(data)
@@ -126,12 +150,20 @@ class Connection(HttpToolsProtocol):
             data = data[room:]
 
     def _receive_body(self, data: bytes) -> None:
-        self._body_size += len(data)
+        self._count(data)
+        if self.transport.is_closing():
+            return
         self._around_body += len(data)
         super().data_received(data)
         if not self._in_head and self._around_body > self._limits.head_bytes:
             # They are not part of the body, so the body limit does not apply to them.
             log.info("connection cut: %d bytes of chunk extensions or trailers are too many", self._around_body)
+            self.transport.abort()
+
+    def _count(self, data: bytes) -> None:
+        self._body_size += len(data)
+        if self._in_rest and self._body_size > self._rest_bytes:
+            log.info("connection cut: %d bytes arrived after the response to their request", self._body_size)
             self.transport.abort()
 
     def pause_writing(self) -> None:
@@ -157,9 +189,10 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head, self._head_size, self._around_body = False, 0, 0
         self._all.head_received(self)
-        self._body_since, self._body_size = self.loop.time(), 0
-        self._expect(self._limits.body_time, self._body_late)
+        self._in_rest = False
+        self._expect_body(self._limits.body_time)
         super().on_headers_complete()
+        self.cycle.transport = cast("asyncio.Transport", _Ending(self.transport, self._end))
 
     def on_body(self, body: bytes) -> None:
         self._around_body = 0
@@ -186,7 +219,7 @@ class Connection(HttpToolsProtocol):
         if not self._in_head:
             # The rest of the body is dropped, but it must not arrive for ever.
             self._unset_keepalive_if_required()
-            self._expect(self._limits.rest_time, self.transport.abort)
+            self._expect_rest()
 
     def timeout_keep_alive_handler(self) -> None:
         # Closing would wait for a response that the client never read.
@@ -203,8 +236,33 @@ class Connection(HttpToolsProtocol):
         lines = [*headers, "content-type: text/plain; charset=utf-8", f"content-length: {len(why)}"]
         head = "\r\n".join((*lines, "connection: close", "", why))
         self.transport.write(STATUS_LINE[status] + head.encode())
-        self.transport.close()
-        self._watch(True)
+        if self._all.counts(self):
+            self._rest_bytes = _REST_OF_HEAD
+            self._linger()
+        else:
+            # There is no room for a connection that lingers.
+            self.transport.close()
+            self._watch(True)
+
+    def _end(self) -> None:
+        """Close after a response, or once the client has sent the rest of the request."""
+        if self._in_head or self.pipeline or not self.cycle.response_complete:
+            self.transport.close()
+        else:
+            self._linger()
+
+    def _linger(self) -> None:
+        """Drop what the client still sends, and close when it does: to close before destroys the response.
+
+        The system answers what arrives after that with a reset, and a client that gets one has nothing left to read.
+        """
+        self._ended = True
+        self._expect_rest()
+        try:
+            self.transport.write_eof()
+        except OSError:
+            # The client has gone.
+            self.transport.abort()
 
     def _head_late(self) -> None:
         if self._head_size:
@@ -213,13 +271,22 @@ class Connection(HttpToolsProtocol):
             self.transport.abort()
 
     def _body_late(self) -> None:
-        allowed = self._limits.body_time + self._body_size / self._limits.body_pace
+        least = self._limits.rest_time if self._in_rest else self._limits.body_time
+        allowed = least + self._body_size / self._limits.body_pace
         left = self._body_since + allowed - self.loop.time()
         if left > 0:
             self._expect(left, self._body_late)
         else:
             log.info("connection cut: a body took too long; %d bytes had arrived", self._body_size)
             self.transport.abort()
+
+    def _expect_body(self, seconds: float) -> None:
+        self._body_since, self._body_size = self.loop.time(), 0
+        self._expect(seconds, self._body_late)
+
+    def _expect_rest(self) -> None:
+        self._in_rest = True
+        self._expect_body(self._limits.rest_time)
 
     def _expect(self, seconds: float | None, otherwise: Callable[[], None] | None = None) -> None:
         """Set the deadline for the next data from the client."""

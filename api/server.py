@@ -23,7 +23,7 @@ from perdure.telemetry import setup
 
 from .app import create_app
 from .auth import build_authenticators
-from .connections import Connection, ConnectionLimits, Connections, most_connections
+from .connections import REST_BYTES, Connection, ConnectionLimits, Connections, most_connections
 from .stream.broadcast import Broadcasts
 
 #: The kernel's send buffer per connection (it doubles the value). Without it the buffer grows to megabytes.
@@ -122,7 +122,9 @@ async def serve(settings: Settings, stop: asyncio.Event, ready: asyncio.Event | 
         await stack.enter_async_context(sessions.callbacks.running())
         await stack.enter_async_context(Retention(store, keep).running())
         broadcasts = Broadcasts(store)
-        limits = ConnectionLimits(most_connections(settings.max_connections))
+        limits = ConnectionLimits(
+            most_connections(settings.max_connections), rest_bytes=settings.max_body_bytes + REST_BYTES
+        )
         app = create_app(
             sessions=sessions,
             store=store,

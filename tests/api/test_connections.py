@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from api.connections import ConnectionLimits
+from perdure.store.values import SessionQuery
 from tests.api.process import ApiProcess, api_process
 from tests.api.served import URL, Api, serving
 from tests.support.processes import PATIENCE
@@ -170,6 +171,93 @@ async def test_the_rest_of_a_refused_body_does_not_come_for_ever(tmp_path: Path)
             response = await asyncio.wait_for(received(sock), PATIENCE)
 
     assert response.startswith(b"HTTP/1.1 401 ")
+
+
+REFUSED = [
+    POST + b"x-api-key: wrong\r\n",
+    POST + b"x-api-key: wrong\r\nconnection: close\r\n",
+    POST.replace(b"1.1", b"1.0", 1) + b"x-api-key: wrong\r\n",
+    CHUNKED + b"x-api-key: wrong\r\n",
+    CHUNKED + b"x-api-key: wrong\r\nconnection: close\r\n",
+]
+KINDS = ["kept", "closed", "HTTP/1.0", "chunked", "chunked and closed"]
+CHUNK = b"c350\r\n" + b"x" * 50_000 + b"\r\n"
+
+
+@pytest.mark.parametrize("head", REFUSED, ids=KINDS)
+async def test_who_sends_all_of_a_refused_body_gets_the_refusal(tmp_path: Path, head: bytes) -> None:
+    chunked = b"chunked" in head
+    sent = b"0\r\n\r\n" if chunked else b""
+
+    # Enough to bridge a moment in which the machine does other things.
+    async with serving(tmp_path, terms=replace(QUICK, rest_time=1.0)) as api:
+        with connected(api, head + b"\r\n") as sock:
+            # Longer than what is left of a body has when it does not come; the answer is long there.
+            for _ in range(20):
+                await asyncio.to_thread(sock.sendall, CHUNK if chunked else CHUNK[6:-2])
+                await asyncio.sleep(0.1)
+            sock.sendall(sent)
+            response = await answered(sock)
+
+    assert response.startswith(b"HTTP/1.1 401 ")
+
+
+@pytest.mark.parametrize("head", REFUSED, ids=KINDS)
+async def test_the_rest_of_a_refused_body_has_an_end(tmp_path: Path, head: bytes) -> None:
+    endless = head.replace(b"1000000", b"1000000000") + b"\r\n"
+
+    async with serving(tmp_path, terms=replace(QUICK, rest_bytes=1_000_000)) as api:
+        assert await taken(api, endless, CHUNK) < 20_000_000
+
+
+@pytest.mark.parametrize("head", REFUSED, ids=KINDS)
+async def test_the_rest_of_a_refused_body_that_drips_has_its_time(tmp_path: Path, head: bytes) -> None:
+    async with serving(tmp_path, terms=QUICK) as api:
+        with connected(api, head + b"\r\n" + (b"ffff\r\n" if b"chunked" in head else b"")) as sock:
+
+            def drip() -> None:
+                with contextlib.suppress(OSError):
+                    while True:
+                        sock.sendall(b"x")
+                        time.sleep(0.01)
+
+            await asyncio.wait_for(asyncio.to_thread(drip), PATIENCE)
+
+
+async def test_who_sends_all_of_a_head_that_is_too_large_gets_the_refusal(api: Api) -> None:
+    with connected(api, HEALTH) as sock:
+        await asyncio.to_thread(sock.sendall, b"x-more: " + b"x" * 800_000)
+        response = await answered(sock)
+
+    assert response.startswith(b"HTTP/1.1 431 ")
+
+
+async def test_what_follows_on_the_last_request_of_a_connection_is_not_done(tmp_path: Path) -> None:
+    last = POST.replace(b"1000000", b"10") + b"x-api-key: wrong\r\nconnection: close\r\n\r\n"
+    message = b'{"message": "hello"}'
+    another = f"POST {URL} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: {len(message)}\r\n\r\n".encode() + message
+
+    async with serving(tmp_path) as api:
+        with connected(api, last) as sock:
+            assert (await answered(sock)).startswith(b"HTTP/1.1 401 ")
+            sock.sendall(b"x" * 10 + another)
+            sock.shutdown(socket.SHUT_WR)
+            assert await received(sock) == b""
+        found = await api.store.sessions(SessionQuery())
+
+    assert found.sessions == []
+
+
+@pytest.mark.parametrize("head", REFUSED, ids=KINDS)
+async def test_who_sends_the_rest_of_a_refused_body_goes_before_one_that_is_served(tmp_path: Path, head: bytes) -> None:
+    async with serving(tmp_path, terms=ConnectionLimits(3)) as api:
+        with contextlib.ExitStack() as refused:
+            for _ in range(10):
+                sock = refused.enter_context(connected(api, head + b"\r\n"))
+                assert (await answered(sock)).startswith(b"HTTP/1.1 401 ")
+            created = await api.http.post(URL, json={"message": "x"})
+
+    assert created.status_code == 202
 
 
 async def test_idle_connections_leave_room(tmp_path: Path) -> None:
