@@ -9,15 +9,12 @@ from perdure.protocol.deliveries import Bounds, Capabilities, Mode, Principal
 from perdure.protocol.events import NewEvent, Usage
 from perdure.protocol.inputs import InputAnswer, InputKind, InputRequest, InputStatus
 from perdure.protocol.wire import JsonObject
+from perdure.store.accounts import Below, Reservation, Spending
 
 SessionStatus: TypeAlias = Literal["starting", "running", "waiting", "completed", "failed"]
 
 #: The status that callers see. `needs_attention` takes precedence over every other status.
 ShownStatus: TypeAlias = Literal["starting", "running", "waiting", "completed", "failed", "needs_attention"]
-
-
-#: Units of cost in a US dollar: whole numbers, so that sums are exact.
-DOLLAR = 1_000_000_000
 
 
 # --- sessions -----------------------------------------------------------------------------------------------
@@ -52,22 +49,6 @@ class NewSession(_Member):
     bounds: Bounds | None = None
     # Where it reports its end: `{callId, subagentName, token, url}`. A secret.
     callback: JsonObject | None = field(default=None, repr=False)
-
-
-@dataclass(frozen=True)
-class Below:
-    """What the descendants of a session have used."""
-
-    usage: Usage = field(default_factory=Usage)
-    # In billionths of a US dollar: each at the price of the agent that has used it, as far as that is known.
-    cost: int = 0
-    # The tokens and the cost of these when the session's latest turn began.
-    tokens_before: int = 0
-    cost_before: int = 0
-
-    @property
-    def dollars(self) -> float:
-        return self.cost / DOLLAR
 
 
 @dataclass(frozen=True)
@@ -335,23 +316,6 @@ class InputChanges:
     withdraws: Sequence[str] = ()
     # By the request's id; also of those that the end of the session withdraws.
     resolved: Mapping[str, NewEvent] = field(default_factory=dict[str, NewEvent])
-
-
-@dataclass(frozen=True)
-class Spending:
-    """What an account, a principal in a period, has spent: tokens, and billionths of a dollar."""
-
-    account: str
-    tokens: int
-    cost: int
-
-
-@dataclass(frozen=True)
-class Reservation(Spending):
-    """What an attempt may spend at most, and the limits of its account."""
-
-    most_tokens: int | None = None
-    most_cost: int | None = None
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from perdure.protocol.inputs import InputAnswer, InputRequest
 from perdure.protocol.wire import JsonObject
 from perdure.session.inputs import ANSWER, REQUEST
 from perdure.session.state import Chain
+from perdure.store.accounts import Below
 from perdure.store.lifecycle import DeadLetter
 from perdure.store.values import (
-    Below,
     DeliveryRow,
     InputRow,
     NewDelivery,

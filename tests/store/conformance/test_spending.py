@@ -6,8 +6,9 @@ from dataclasses import replace
 import pytest
 
 from perdure.errors import BudgetReached, Superseded
+from perdure.store.accounts import Reservation, Spending
 from perdure.store.base import Store
-from perdure.store.values import Commit, Hold, Reservation, Spending
+from perdure.store.values import Commit, Hold
 from tests.store.conformance.conftest import Database
 from tests.support import given
 
