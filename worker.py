@@ -28,7 +28,8 @@ from perdure.harness.tools.toolbox import check_tools
 from perdure.models.base import Models
 from perdure.protocol import names
 from perdure.runtime.connect import secret, temporal_client
-from perdure.runtime.signals import DriverClient, Signals
+from perdure.runtime.drivers.client import DriverClient
+from perdure.runtime.signals import Signals
 from perdure.settings import Settings
 from perdure.store.base import Store
 from perdure.store.open import checked_store

@@ -22,7 +22,7 @@ from perdure.protocol.requests import (
     ShownInputs,
     StopChildren,
 )
-from perdure.session import decisions
+from perdure.session import children, decisions
 from perdure.session.state import SessionState
 
 from .outcomes import call_back_once, execute_until_success
@@ -44,19 +44,21 @@ async def attend(move: Attended) -> Change:
                 names.DISPATCH_CHILDREN, DispatchChildren(at=at), summary=f"start {count}", result=Pending
             )
             look_at = _after(pending.look_in)
-            return lambda state: state.dispatched(pending.keys, "started", look_at)
+            return lambda state: children.dispatched(state, pending.keys, "started", look_at)
         case decisions.StopChildren():
             pending, looked = await _stop(at, f"stop {count}")
             look_at = _after(looked.look_in)
-            return lambda state: state.dispatched(pending.keys, "stopping").looked(looked.results, look_at)
+            return lambda state: children.looked(
+                children.dispatched(state, pending.keys, "stopping"), looked.results, look_at
+            )
         case decisions.LookAtChildren():
             looked = await _look(at)
             look_at = _after(looked.look_in)
-            return lambda state: state.looked(looked.results, look_at)
+            return lambda state: children.looked(state, looked.results, look_at)
         case decisions.CollectChildren(results=results):
             collection = CollectChildren(at=at, deliveries=results)
             await execute_until_success(names.COLLECT_CHILDREN, collection, summary=f"results of {count}")
-            return lambda state: state.collected(results)
+            return lambda state: children.collected(state, results)
 
 
 async def show_inputs(state: SessionState, move: decisions.ShowInputs) -> Change:
@@ -69,7 +71,7 @@ async def show_inputs(state: SessionState, move: decisions.ShowInputs) -> Change
     order = ShowInputs(at=at, deliveries=move.deliveries, shows=move.shows, parks=move.parks)
     summary = f"{len(move.deliveries)} requests of children"
     shown = await execute_until_success(names.SHOW_INPUTS, order, summary=summary, result=ShownInputs)
-    return lambda state: state.showing(shown, move.deliveries)
+    return lambda state: children.showing(state, shown, move.deliveries)
 
 
 async def report_inputs(state: SessionState, before: Sequence[OpenInput]) -> None:

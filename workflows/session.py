@@ -26,7 +26,7 @@ from perdure.protocol.requests import (
     Withdrawal,
 )
 from perdure.protocol.wire import JsonObject
-from perdure.session import decisions
+from perdure.session import children, decisions
 from perdure.session.state import (
     OPERATOR_CANCELLED,
     OPERATOR_FAILED,
@@ -318,7 +318,7 @@ class SessionWorkflow:
             return False
         before = self._state.open
         if isinstance(result.action, DispatchRuntimeActions | DispatchCodeModeRuntimeActions) and result.awaited:
-            self._state = self._state.awaiting(result)
+            self._state = children.awaiting(self._state, result)
             await family.report_inputs(self._state, before)
             return False
         counts_silent = result.silent and not workflow.patched("silent-turns-keep-their-number")

@@ -38,7 +38,7 @@ from .follow import events_of_family
 if TYPE_CHECKING:
     from perdure.runtime.deletions import Deletions
     from perdure.runtime.deploys.unserved import Run
-    from perdure.runtime.signals import DriverClient
+    from perdure.runtime.drivers.client import DriverClient
 
 T = TypeVar("T")
 
@@ -128,8 +128,8 @@ def cancel(settings: Settings, session_id: str, turn_id: str | None) -> str:
 
     async def work() -> str:
         from perdure.runtime.connect import temporal_client
-        from perdure.runtime.sessions import cancel_turn
-        from perdure.runtime.signals import DriverClient, Signals
+        from perdure.runtime.drivers.client import DriverClient
+        from perdure.runtime.signals import Signals, cancel_turn
 
         async with checked_store(settings.database) as store:
             row = await _known(store, session_id)
@@ -168,7 +168,8 @@ def requeue(settings: Settings, session_id: str, turn_id: str) -> str:
     async def work() -> str:
         from perdure.runtime.connect import temporal_client
         from perdure.runtime.dead_letters import DeadLetters
-        from perdure.runtime.signals import DriverClient, Signals
+        from perdure.runtime.drivers.client import DriverClient
+        from perdure.runtime.signals import Signals
 
         turn = _turn_number(turn_id)
         async with checked_store(settings.database) as store:
@@ -187,7 +188,7 @@ def delete(settings: Settings, session_id: str | None, principal: str | None, sa
     async def work() -> None:
         from perdure.runtime.connect import temporal_client
         from perdure.runtime.deletions import Deletions
-        from perdure.runtime.signals import DriverClient
+        from perdure.runtime.drivers.client import DriverClient
 
         async with checked_store(settings.database) as store:
             client = await temporal_client(settings, lazy=True)
@@ -292,8 +293,9 @@ def import_(settings: Settings, file: Path, principal: str | None, *, again: boo
 
     async def work() -> tuple[str, str]:
         from perdure.runtime.connect import secret, temporal_client
+        from perdure.runtime.drivers.client import DriverClient
         from perdure.runtime.forks import import_session
-        from perdure.runtime.signals import DriverClient, Signals
+        from perdure.runtime.signals import Signals
         from perdure.session.state import derive_token
 
         if not file.is_file():
@@ -356,7 +358,7 @@ def repair(settings: Settings, session_id: str, how: Repair, *, sure: bool = Fal
     """Repair a session that cannot continue without help; `sure`: also when no worker would run it now."""
 
     async def work() -> str:
-        from perdure.runtime.signals import end_if_deleted, start_lost_driver
+        from perdure.runtime.drivers.lost import end_if_deleted, start_lost_driver
 
         async with checked_store(settings.database) as store:
             row = await _known(store, session_id)
@@ -390,7 +392,7 @@ def restore(settings: Settings, session_id: str, turn_id: str | None, *, sure: b
     """Continue a session as it was after a turn, or without its history; `sure` as above."""
 
     async def work() -> str:
-        from perdure.runtime.signals import end_if_deleted
+        from perdure.runtime.drivers.lost import end_if_deleted
 
         kept = None if turn_id is None else _turn_number(turn_id)
         async with checked_store(settings.database) as store:
@@ -440,7 +442,7 @@ _REPAIRED: dict[Repair, str] = {
 
 async def _driver(settings: Settings) -> DriverClient:
     from perdure.runtime.connect import ABSENT, temporal_client
-    from perdure.runtime.signals import DriverClient
+    from perdure.runtime.drivers.client import DriverClient
 
     try:
         return DriverClient(await temporal_client(settings), settings.task_queue)

@@ -16,7 +16,8 @@ from perdure.protocol.names import MODEL_SCOPE
 from perdure.protocol.requests import Awaited, Coordinates, RebuildSession, Snapshot, TurnRequest
 from perdure.protocol.wire import Wire
 from perdure.session import decisions
-from perdure.session.state import SessionState, TurnState, dump_turn, parent_ref, read_delivery
+from perdure.session.children import parent_ref
+from perdure.session.state import SessionState, TurnState, dump_turn, read_delivery
 from perdure.store.base import Store, all_inputs
 from perdure.store.lifecycle import Export, ExportHeader, leaves_out
 from perdure.store.values import (

@@ -22,7 +22,7 @@ from perdure.store.lifecycle import Deletion
 from perdure.store.values import Commit, SessionChange, SessionQuery, SessionRow
 
 from .connect import ABSENT, RPC_PATIENCE, in_time
-from .signals import DriverClient
+from .drivers.client import DriverClient
 from .sweeper import repeating
 
 log = logging.getLogger("perdure.sessions")

@@ -1,4 +1,4 @@
-"""A caller's request, the delivery that is made of it, and new ids; the arguments that an answer changes."""
+"""A caller's request, the checks of its arguments, the delivery that is made of it, and new ids."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ import json
 import secrets
 import time
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from opentelemetry import propagate
 from pydantic import ValidationError
 
+from perdure.agents.agent import LONGEST_TIME
 from perdure.agents.signature import problems
+from perdure.bounds import shortened, whole
 from perdure.errors import Invalid
-from perdure.protocol.deliveries import DeliveryBody, DeliveryRef, Principal
+from perdure.protocol.deliveries import DeliveryBody, DeliveryRef, FilePart, Message, Principal, TextPart, summary
 from perdure.protocol.inputs import InputRequest
 from perdure.protocol.wire import JsonObject
 from perdure.store.values import DeliveryRow, NewDelivery
@@ -83,6 +86,44 @@ def _traceparent() -> str | None:
     carrier: dict[str, str] = {}
     propagate.inject(carrier)
     return carrier.get("traceparent")
+
+
+def checked_bounds(deadline: datetime | None, idle_seconds: float | None) -> float | None:
+    """The deadline in seconds since the epoch."""
+    if idle_seconds is not None and not 0 < idle_seconds <= LONGEST_TIME:
+        raise Invalid("A session's idle time-out is a number of seconds above 0.")
+    if deadline is None:
+        return None
+    if deadline.tzinfo is None:
+        raise Invalid("A session's deadline needs a time zone: `2027-01-31T12:00:00Z`, for example.")
+    ends_at = deadline.timestamp()
+    if ends_at > time.time() + LONGEST_TIME:
+        raise Invalid(f"A session's deadline is at most {LONGEST_TIME} seconds away.")
+    return ends_at
+
+
+def message_body(message: Message | None, principal: Principal) -> DeliveryBody:
+    """The body of a plain message, with text that UTF-8 can encode."""
+    if not message:
+        raise Invalid("A delivery needs a message.")
+    try:
+        body = DeliveryBody(message=message, principal=principal)
+    except ValidationError:
+        raise Invalid("A message is text, or a sequence of text and file parts.") from None
+    content = body.message
+    parts = whole(content) if isinstance(content, str) else tuple(_whole(part) for part in content or ())
+    return body.model_copy(update={"message": parts})
+
+
+def _whole(part: TextPart | FilePart) -> TextPart | FilePart:
+    return part.model_copy(update={name: whole(value) for name, value in part if isinstance(value, str)})
+
+
+def title_of(body: DeliveryBody) -> str | None:
+    """The first words of the message, for lists and for the Temporal UI."""
+    if body.message is None:
+        return None
+    return shortened(" ".join(summary(body.message)[:400].split()), 80)
 
 
 _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"

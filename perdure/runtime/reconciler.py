@@ -16,7 +16,8 @@ from perdure.store.base import Store
 from perdure.store.values import Commit
 
 from .deploys.unserved import Run
-from .signals import DriverClient, end_if_deleted, set_attention, start_lost_driver
+from .drivers.client import DriverClient
+from .drivers.lost import end_if_deleted, set_attention, start_lost_driver
 from .sweeper import repeating
 
 log = logging.getLogger("perdure.sessions")

@@ -17,14 +17,13 @@ import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Literal, TypedDict, get_args
+from typing import TypedDict, get_args
 
-from pydantic import ValidationError
 from temporalio.client import Client
 
-from perdure.agents.agent import LONGEST_TIME, bounds_of
+from perdure.agents.agent import bounds_of
 from perdure.agents.registry import AgentRegistry
-from perdure.bounds import shortened, whole
+from perdure.bounds import whole
 from perdure.errors import Invalid, NoActiveSession, SessionGone, SessionNotFound, TokenConflict, Unavailable
 from perdure.protocol.deliveries import (
     CLEAR,
@@ -33,16 +32,13 @@ from perdure.protocol.deliveries import (
     RESET,
     Capabilities,
     DeliveryBody,
-    FilePart,
     InputResponse,
     Message,
     Mode,
     Principal,
     Receipt,
-    TextPart,
-    summary,
 )
-from perdure.protocol.events import Event, cancel_requested
+from perdure.protocol.events import Event
 from perdure.protocol.wire import JsonObject
 from perdure.session.state import derive_token, hash_token
 from perdure.store.base import Store, events_of
@@ -53,12 +49,13 @@ from . import deliveries
 from .connect import ABSENT, in_time
 from .dead_letters import DeadLetters
 from .deletions import Deletions
-from .deliveries import CallerRequest, reference
+from .deliveries import CallerRequest, checked_bounds, message_body, reference, title_of
+from .drivers.client import DriverClient
 from .forks import ForkReceipt, Forks
 from .inputs import Answers, Inputs
 from .reconciler import Reconciler
 from .remote.callbacks import Callbacks
-from .signals import DriverClient, Signals
+from .signals import Cancelled, Signals, cancel_turn
 from .sweeper import Sweeper
 
 
@@ -161,12 +158,12 @@ class Sessions:
         Two requests with one idempotency key are the same if their bodies and `same_as` are equal. The default of
         `same_as` is made of the other arguments.
         """
-        body = body or _message_body(message, principal)
+        body = body or message_body(message, principal)
         if not agent or not agent.isprintable():
             raise Invalid("A session is started for an agent, by its name.")
         if mode not in get_args(Mode):
             raise Invalid(f"A session's mode is one of {', '.join(get_args(Mode))}.")
-        ends_at = _checked_bounds(deadline, idle_seconds)
+        ends_at = checked_bounds(deadline, idle_seconds)
         session_id = deliveries.session_id()
         session = NewSession(
             session_id=session_id,
@@ -175,7 +172,7 @@ class Sessions:
             token_hash=hash_token(token or derive_token(self._secret, session_id)),
             principal=principal,
             capabilities=capabilities or Capabilities(request_input=mode == "conversation"),
-            title=_title(body),
+            title=title_of(body),
             bounds=bounds_of(self._signals.limits(agent), deadline=ends_at, idle_seconds=idle_seconds, depth=depth),
             callback=callback,
         )
@@ -211,7 +208,7 @@ class Sessions:
         With `session_id` the token must belong to that session. A repeated request gets its first receipt, also when
         the token has another owner now.
         """
-        body = body or _message_body(message, principal)
+        body = body or message_body(message, principal)
         token_hash = hash_token(token)
         about = same_as or ("deliver", token_hash, str(coalesce))
         owner = await self._owner(token_hash, session_id)
@@ -240,7 +237,7 @@ class Sessions:
         idempotency_key: str | None = None,
     ) -> Receipt:
         """Deliver to the owner of `token`, or start a session that owns it. Many callers at once: one session."""
-        body = body or _message_body(message, principal)
+        body = body or message_body(message, principal)
         # Whether the first try started or delivered must not decide the receipt of a repeated one.
         arguments: _Arguments = {
             "body": body,
@@ -463,59 +460,3 @@ class Sessions:
             continuation_token=token or derive_token(self._secret, first.session_id),
             delayed=delayed,
         )
-
-
-def _checked_bounds(deadline: datetime | None, idle_seconds: float | None) -> float | None:
-    """The deadline in seconds since the epoch."""
-    if idle_seconds is not None and not 0 < idle_seconds <= LONGEST_TIME:
-        raise Invalid("A session's idle time-out is a number of seconds above 0.")
-    if deadline is None:
-        return None
-    if deadline.tzinfo is None:
-        raise Invalid("A session's deadline needs a time zone: `2027-01-31T12:00:00Z`, for example.")
-    ends_at = deadline.timestamp()
-    if ends_at > time.time() + LONGEST_TIME:
-        raise Invalid(f"A session's deadline is at most {LONGEST_TIME} seconds away.")
-    return ends_at
-
-
-def _message_body(message: Message | None, principal: Principal) -> DeliveryBody:
-    """The body of a plain message, with text that UTF-8 can encode."""
-    if not message:
-        raise Invalid("A delivery needs a message.")
-    try:
-        body = DeliveryBody(message=message, principal=principal)
-    except ValidationError:
-        raise Invalid("A message is text, or a sequence of text and file parts.") from None
-    content = body.message
-    parts = whole(content) if isinstance(content, str) else tuple(_whole(part) for part in content or ())
-    return body.model_copy(update={"message": parts})
-
-
-def _whole(part: TextPart | FilePart) -> TextPart | FilePart:
-    return part.model_copy(update={name: whole(value) for name, value in part if isinstance(value, str)})
-
-
-def _title(body: DeliveryBody) -> str | None:
-    """The first words of the message, for lists and for the Temporal UI."""
-    if body.message is None:
-        return None
-    return shortened(" ".join(summary(body.message)[:400].split()), 80)
-
-
-@dataclass(frozen=True)
-class Cancelled:
-    status: Literal["accepted", "no_active_turn"]
-    # The signal has failed for now. The turn stops all the same: every step checks the store.
-    delayed: bool = False
-
-
-async def cancel_turn(store: Store, signals: Signals, session_id: str, turn_id: str | None) -> Cancelled:
-    """Record a cancel request for the session's turn, if it has one, then signal the driver, so that it stops at once.
-
-    With `turn_id`, only that turn is stopped. Idempotent.
-    """
-    request = await store.cancel(session_id, turn_id, cancel_requested)
-    if request is None:
-        return Cancelled("no_active_turn")
-    return Cancelled("accepted", delayed=not await signals.cancel(request))

@@ -2,284 +2,30 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import logging
-from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
-from datetime import timedelta
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass
 from time import monotonic
-from typing import TypeVar
-
-from temporalio.api.common.v1 import WorkflowExecution
-from temporalio.api.enums.v1 import TaskQueueType
-from temporalio.api.taskqueue.v1 import TaskQueue
-from temporalio.api.workflowservice.v1 import DeleteWorkflowExecutionRequest, DescribeTaskQueueRequest
-from temporalio.client import Client, WorkflowExecutionStatus, WorkflowQueryFailedError, WorkflowQueryRejectedError
-from temporalio.common import (
-    QueryRejectCondition,
-    TypedSearchAttributes,
-    WorkflowIDConflictPolicy,
-    WorkflowIDReusePolicy,
-)
-from temporalio.exceptions import WorkflowAlreadyStartedError
-from temporalio.service import RPCError, RPCStatusCode
+from typing import Literal
 
 from perdure.agents.agent import DEMO, Limits
 from perdure.agents.registry import AgentRegistry
 from perdure.bounds import quoted
-from perdure.errors import (
-    AgentNotFound,
-    BuildGone,
-    DriverRefused,
-    NoDriver,
-    NoWorker,
-    PerdureError,
-    StoreBehind,
-    Unavailable,
-)
+from perdure.errors import AgentNotFound, BuildGone, NoDriver, StoreBehind, Unavailable
 from perdure.protocol import names
+from perdure.protocol.events import cancel_requested
 from perdure.protocol.requests import Attention
 from perdure.protocol.wire import JsonObject
-from perdure.session.state import (
-    OPERATOR_CANCELLED,
-    OPERATOR_TERMINATED,
-    DriverView,
-    Rebuild,
-    Repair,
-    RepairOrder,
-    SessionState,
-    parent_ref,
-    read_delivery,
-    read_view,
-)
+from perdure.session.children import parent_ref
+from perdure.session.state import SessionState, read_delivery
+from perdure.session.view import DriverView
 from perdure.store.base import Store
 from perdure.store.values import CancelRequest, DeliveryRow, NewSession, SessionRow
-from perdure.telemetry import spans
 
-from .connect import ABSENT, NOT_FOR_US, RPC_PATIENCE, SearchAttributes, in_time, namespace_missing
+from .connect import in_time
 from .deliveries import reference
-from .deploys import unserved
-
-T = TypeVar("T")
-
-#: How long a list of all running drivers may take, in seconds.
-_LIST_SECONDS = 60.0
-
-#: For how many seconds a task queue that had a worker is assumed to have one.
-_WORKER_SEEN = 10.0
-
-#: Errors that mean that Temporal cannot be reached by this process. All others concern one session.
-_UNREACHABLE = (
-    RPCStatusCode.UNAVAILABLE,
-    RPCStatusCode.DEADLINE_EXCEEDED,
-    RPCStatusCode.CANCELLED,
-    RPCStatusCode.UNAUTHENTICATED,
-    RPCStatusCode.PERMISSION_DENIED,
-)
-
-#: Errors of a query that no worker answers.
-_UNANSWERED = (RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.FAILED_PRECONDITION, RPCStatusCode.CANCELLED)
-
-
-class DriverClient:
-    """The drivers of all sessions. Raises `NoDriver` when there is none, `Unavailable` without Temporal."""
-
-    def __init__(self, client: Client, task_queue: str) -> None:
-        self._client = client
-        self._prefix = task_queue
-        self._attributes = SearchAttributes()
-        self._queue = names.queue(task_queue, names.SESSIONS_QUEUE)
-        self._worker_until = 0.0
-        # The build of each driver, or None, by session, as Temporal listed them last.
-        self._versions: dict[str, unserved.Version | None] = {}
-        #: The sessions that wait for a worker of their build, which is gone. Empty without versioned workers.
-        self.unserved: dict[str, str] = {}
-        self.starts_wait = False  # Whether those that start now wait, too.
-
-    async def start(self, state: SessionState, *, summary: str | None = None) -> None:
-        """Start the session's driver. Idempotent."""
-        root = state.parent.root_session_id if state.parent else state.session_id
-        await self._start(
-            state, summary, WorkflowIDReusePolicy.REJECT_DUPLICATE, self._attributes.of(state.agent, root)
-        )
-
-    async def rebuild(
-        self, session_id: str, rebuild: Rebuild, *, unattended: bool = False, of: SessionRow | None = None
-    ) -> None:
-        """Start a driver that derives its state from the store; does nothing while one runs.
-
-        `of`: the session, so that Temporal's UI finds the driver by its agent and its family.
-
-        Without `unattended`, raises `NoWorker` when no worker polls the task queue: this process may be configured with
-        another task queue than the session's workers, and a driver there would never run.
-        """
-        if not (unattended or await self._has_worker()):
-            raise NoWorker(f"No worker takes sessions from the task queue {self._queue}.")
-        state = SessionState.to_rebuild(session_id, rebuild)
-        await self._start(state, None, WorkflowIDReusePolicy.ALLOW_DUPLICATE, self._attributes_of(of))
-
-    async def deliver(self, session_id: str, ref: JsonObject) -> None:
-        await self._signal(session_id, names.DELIVER, ref)
-
-    async def describe(self, session_id: str) -> DriverView | None:
-        """Query the driver's state; None when it does not answer, because a query needs a worker."""
-        handle = self._client.get_workflow_handle(session_id)
-        query = handle.query(names.DESCRIBE, reject_condition=QueryRejectCondition.NOT_OPEN, rpc_timeout=RPC_PATIENCE)
-        try:
-            return read_view(await in_time(query))
-        except WorkflowQueryRejectedError:
-            raise NoDriver from None
-        except (WorkflowQueryFailedError, TimeoutError):
-            return None
-        except ABSENT as error:
-            # Without a worker the query times out or is rejected.
-            if isinstance(error, RPCError) and error.status in _UNANSWERED:
-                return None
-            raise _translated(error) from error
-
-    async def cancel(self, session_id: str, turn_id: str) -> None:
-        await self._signal(session_id, names.CANCEL, {"turnId": turn_id})
-
-    async def repair(self, session_id: str, how: Repair, reason: str = "OPERATOR") -> None:
-        """Signal the running driver to retry, to derive its state from the store, or to end its session."""
-        await self._signal(session_id, names.REPAIR, RepairOrder(how=how, reason=reason).model_dump(mode="json"))
-
-    async def status(self, session_id: str) -> WorkflowExecutionStatus | None:
-        """The status of the newest run of the session's workflow; None when Temporal knows no such workflow."""
-        try:
-            handle = self._client.get_workflow_handle(session_id)
-            return (await _call(handle.describe(rpc_timeout=RPC_PATIENCE))).status
-        except NoDriver:
-            return None
-
-    async def running(self) -> AsyncIterator[str]:
-        """The ids of all sessions with a running driver. Temporal's list may be some seconds old."""
-        query = (
-            f"WorkflowType = '{names.SESSION_WORKFLOW}' AND TaskQueue = '{self._queue}' AND ExecutionStatus = 'Running'"
-        )
-        try:
-            async with asyncio.timeout(_LIST_SECONDS):
-                versions: dict[str, unserved.Version | None] = {}
-                async for each in self._client.list_workflows(query, page_size=1000):
-                    versions[each.id] = unserved.version_of(each)
-                    yield each.id
-                # Only now: `find_unserved` uses what the last complete list has left.
-                self._versions = versions
-        except ABSENT as error:
-            raise _translated(error) from error
-
-    async def find_unserved(self) -> None:
-        """Find the sessions whose build has no worker, among the drivers that were listed last. Never raises."""
-        if any(known := (self.unserved, self.starts_wait)) or self._versions:
-            self.unserved, self.starts_wait = await unserved.find(self._client, self._prefix, self._versions, known)
-
-    async def unreplayable(self) -> Mapping[str, unserved.Run] | None:
-        """The sessions whose history cannot be replayed, each with the failing run; None if Temporal does not say."""
-        return await unserved.find_unreplayable(self._client, self._prefix)
-
-    async def replace(
-        self, session_id: str, run: unserved.Run, rebuild: Rebuild, *, of: SessionRow | None = None
-    ) -> bool:
-        """Start a driver in place of one that cannot be replayed, or whose turn cannot; False if `run` has ended."""
-
-        async def start(state: SessionState) -> None:
-            attributes = self._attributes_of(of)
-            await self._start(state, None, WorkflowIDReusePolicy.ALLOW_DUPLICATE, attributes, replaces=True)
-
-        return await _call(unserved.replace(self._client, session_id, run, rebuild, start))
-
-    async def terminate(self, session_id: str, reason: str) -> None:
-        handle = self._client.get_workflow_handle(session_id)
-        await _call(handle.terminate(reason=reason, rpc_timeout=RPC_PATIENCE))
-
-    async def delete(self, workflow_id: str, run_id: str = "") -> None:
-        """Delete an execution, by default the newest one; it is ended first. Temporal does it some time later."""
-        execution = WorkflowExecution(workflow_id=workflow_id, run_id=run_id)
-        request = DeleteWorkflowExecutionRequest(namespace=self._client.namespace, workflow_execution=execution)
-        with contextlib.suppress(NoDriver):
-            await _call(self._client.workflow_service.delete_workflow_execution(request, timeout=RPC_PATIENCE))
-
-    def _attributes_of(self, row: SessionRow | None) -> TypedSearchAttributes | None:
-        return None if row is None else self._attributes.of(row.agent, row.root_id or row.session_id)
-
-    async def _start(
-        self,
-        state: SessionState,
-        summary: str | None,
-        reuse: WorkflowIDReusePolicy,
-        attributes: TypedSearchAttributes | None,
-        *,
-        replaces: bool = False,
-    ) -> None:
-        conflict = WorkflowIDConflictPolicy.TERMINATE_EXISTING if replaces else WorkflowIDConflictPolicy.USE_EXISTING
-
-        async def start(attributes: TypedSearchAttributes | None) -> None:
-            await self._client.start_workflow(
-                names.SESSION_WORKFLOW,
-                state.model_dump(mode="json"),
-                id=state.session_id,
-                task_queue=self._queue,
-                id_reuse_policy=reuse,
-                id_conflict_policy=conflict,
-                static_summary=summary,
-                task_timeout=timedelta(seconds=names.DRIVER_DECISION_SECONDS),
-                memo={"agent": state.agent, "model": state.model, "mode": state.mode},
-                search_attributes=attributes,
-                rpc_timeout=RPC_PATIENCE,
-            )
-
-        async def start_anyway() -> None:
-            try:
-                await start(attributes)
-            except RPCError as error:
-                if attributes is None or not self._attributes.unknown(error):
-                    raise
-                await start(None)
-
-        with contextlib.suppress(WorkflowAlreadyStartedError):
-            await _call(start_anyway())
-
-    async def _signal(self, session_id: str, name: str, payload: JsonObject) -> None:
-        handle = self._client.get_workflow_handle(session_id)
-        await _call(handle.signal(name, payload, rpc_timeout=RPC_PATIENCE))
-
-    async def _has_worker(self) -> bool:
-        """Whether a worker has polled our task queue within the last minutes; True if we are not allowed to know."""
-        if monotonic() < self._worker_until:
-            return True
-        request = DescribeTaskQueueRequest(
-            namespace=self._client.namespace,
-            task_queue=TaskQueue(name=self._queue),
-            task_queue_type=TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW,
-        )
-        describing = self._client.workflow_service.describe_task_queue(request, timeout=RPC_PATIENCE)
-        try:
-            found = await in_time(describing)
-        except ABSENT as error:
-            if isinstance(error, RPCError) and error.status in NOT_FOR_US:
-                return True
-            raise _translated(error) from error
-        if found.pollers:
-            self._worker_until = monotonic() + _WORKER_SEEN
-        return bool(found.pollers)
-
-
-async def _call(call: Awaitable[T]) -> T:
-    try:
-        return await in_time(call)
-    except ABSENT as error:
-        raise _translated(error) from error
-
-
-def _translated(error: RPCError | RuntimeError | OSError) -> PerdureError:
-    if isinstance(error, RPCError) and not namespace_missing(error):
-        if error.status == RPCStatusCode.NOT_FOUND:
-            return NoDriver()
-        if error.status not in _UNREACHABLE:
-            # The error concerns this session only, for example a limit of its signals.
-            return DriverRefused(f"Temporal does not take this: {error.status.name}.")
-    return Unavailable("Temporal cannot be reached; try again.")
-
+from .drivers.client import DriverClient
+from .drivers.lost import end_if_deleted, set_attention, start_lost_driver
 
 log = logging.getLogger("perdure.sessions")
 
@@ -488,57 +234,19 @@ class Signals:
         await end_if_deleted(self._store, self._driver, state.session_id)
 
 
-async def start_lost_driver(store: Store, driver: DriverClient, row: SessionRow, *, unattended: bool = False) -> str:
-    """Repair a session that is open in the store but has no running workflow. The result says what was found.
+@dataclass(frozen=True)
+class Cancelled:
+    status: Literal["accepted", "no_active_turn"]
+    # The signal has failed for now. The turn stops all the same: every step checks the store.
+    delayed: bool = False
 
-    `unattended`: start a workflow also when no worker would run it; else that raises `NoWorker`.
+
+async def cancel_turn(store: Store, signals: Signals, session_id: str, turn_id: str | None) -> Cancelled:
+    """Record a cancel request for the session's turn, if it has one, then signal the driver, so that it stops at once.
+
+    With `turn_id`, only that turn is stopped. Idempotent.
     """
-    session_id = row.session_id
-    status = await driver.status(session_id)
-    behind = row.attention is not None and row.attention["code"] == StoreBehind.code
-    if status is None and behind:
-        # Its workflow had ended, and Temporal has deleted it since. An operator still has to decide.
-        return "the store is older than the session; an operator has to decide"
-    match status:
-        case WorkflowExecutionStatus.RUNNING | WorkflowExecutionStatus.CONTINUED_AS_NEW:
-            return "its workflow runs"
-        case WorkflowExecutionStatus.COMPLETED:
-            # A workflow ends only after the store has recorded it, so this store was restored from an older backup.
-            message = "The session's workflow has ended, and this store does not know of it."
-            await set_attention(store, session_id, Attention(code=StoreBehind.code, message=message))
-            return "the store is older than the session; an operator has to decide"
-        case WorkflowExecutionStatus.TERMINATED:
-            rebuild = Rebuild(reason="WORKFLOW_TERMINATED", ends=OPERATOR_TERMINATED)
-        case WorkflowExecutionStatus.CANCELED:
-            rebuild = Rebuild(reason="WORKFLOW_CANCELLED", ends=OPERATOR_CANCELLED)
-        case None if row.is_new_fork:
-            # Temporal was not reachable when the session was forked.
-            rebuild = Rebuild(reason="FORKED")
-        case None:
-            rebuild = Rebuild(reason="WORKFLOW_LOST")
-        case _:
-            rebuild = Rebuild(reason="WORKFLOW_FAILED")
-    await driver.rebuild(session_id, rebuild, unattended=unattended, of=row)
-    if await end_if_deleted(store, driver, session_id):
-        return "it was deleted meanwhile"
-    then = "it is ended" if rebuild.ends else "it is started from the store"
-    log.warning("session %s had no workflow (%s); %s", session_id, rebuild.reason, then)
-    return f"it had no workflow ({rebuild.reason}); {then}"
-
-
-async def end_if_deleted(store: Store, driver: DriverClient, session_id: str) -> bool:
-    """Delete the session's workflow if the session was deleted before the workflow was started.
-
-    While the session has a row, its deletion is still to look for workflows.
-    """
-    if await store.deletion(session_id) is None or await store.session(session_id) is not None:
-        return False
-    await driver.delete(session_id)
-    return True
-
-
-async def set_attention(store: Store, session_id: str, attention: Attention) -> None:
-    """Mark the session as in need of attention, in the store, the log and the metrics."""
-    if await store.set_attention(session_id, attention):
-        log.warning("session %s needs attention: %s", session_id, attention.code)
-        spans.needs_attention(attention.code)
+    request = await store.cancel(session_id, turn_id, cancel_requested)
+    if request is None:
+        return Cancelled("no_active_turn")
+    return Cancelled("accepted", delayed=not await signals.cancel(request))

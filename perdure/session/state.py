@@ -19,13 +19,11 @@ from perdure.protocol.deliveries import (
     Bounds,
     Capabilities,
     DeliveryRef,
-    Lineage,
     Mode,
 )
 from perdure.protocol.events import Usage
 from perdure.protocol.inputs import OpenInput
-from perdure.protocol.names import action_of_child
-from perdure.protocol.requests import Awaited, Failure, ShownInputs, Snapshot, TurnResult
+from perdure.protocol.requests import Awaited, Failure, Snapshot, TurnResult
 from perdure.protocol.wire import JsonObject, Wire
 
 Migrator: TypeAlias = Callable[[JsonObject], JsonObject]
@@ -140,15 +138,6 @@ class ParentRef(Wire, extra="allow"):
     session_id: str
     action: str
     root_session_id: str
-
-
-def parent_ref(parent: JsonObject | None) -> ParentRef | None:
-    """The parent as the driver of a session knows it; `parent` is the lineage in the session's row."""
-    if parent is None:
-        return None
-    lineage = Lineage.model_validate(parent)
-    action = action_of_child(lineage.name, lineage.call_id)
-    return ParentRef(session_id=lineage.session_id, action=action, root_session_id=lineage.root_session_id)
 
 
 class SessionState(Wire, extra="allow"):
@@ -289,59 +278,6 @@ class SessionState(Wire, extra="allow"):
             for each in self.inbox
             if each.kind == CHILD_INPUT or (each.kind == CHILD_ANSWER and each.request_id not in known)
         )
-
-    def showing(self, shown: ShownInputs, deliveries: Sequence[DeliveryRef]) -> "SessionState":
-        """The state after requests of descendants were shown: the turn parks with the first of them."""
-        state = self.without(*deliveries)
-        if shown.cancelled:
-            return state.cancelled("this")
-        if not shown.open:
-            return state
-        known = {each.request_id for each in self.open}
-        opened = (*self.open, *(each for each in shown.open if each.request_id not in known))
-        update: dict[str, Any] = {"open": opened, "head": max(shown.head or 0, self.head or 0)}
-        if self.awaited is not None and self.awaits_children:
-            # Readers have seen the end of the turn. An answer begins the next one, and that waits for the children.
-            awaited = self.awaited.model_copy(update={"request": None, "deadline": None})
-            update |= {"awaited": awaited, "turn": self.turn + 1, "told": self.turn + 1}
-        return state.model_copy(update=update)
-
-    def awaiting(self, result: TurnResult) -> "SessionState":
-        """The state after a turn has handed work to other sessions. The turn itself goes on, unless it has parked."""
-        handed = result.awaited
-        if handed is None:
-            raise ValueError("The turn does not say for what it waits.")
-        going_on = {"turn": self.turn, "told": self.told, "cancel": self.cancel} if handed.request is not None else {}
-        # A turn that continues a parked one waits for the same calls, and for those that a program has made since.
-        known = self.awaited or handed
-        more = tuple(key for key in handed.keys if key not in known.keys)
-        added = {"keys": (*known.keys, *more), "phase": "due"} if more else {}
-        awaited = known.model_copy(update={"request": handed.request, "deadline": handed.deadline, **added})
-        return self.after_turn(result).model_copy(update={**going_on, "awaited": awaited})
-
-    def dispatched(
-        self, keys: Sequence[str], phase: Literal["started", "stopping"], look_at: float | None = None
-    ) -> "SessionState":
-        """The state after the children were started, or asked to stop; `keys`: the actions without a result."""
-        if self.awaited is None or self.awaited.phase == "abandoned":
-            return self.model_copy(update={"awaited": None})
-        done = {"keys": tuple(keys), "phase": phase, "look_at": look_at}
-        return self.model_copy(update={"awaited": self.awaited.model_copy(update=done)})
-
-    def looked(self, results: Sequence[DeliveryRef], look_at: float | None) -> "SessionState":
-        """The state after a look at the children on other servers."""
-        state = self
-        for result in results:
-            state = state.with_delivery(result)
-        if state.awaited is None:
-            return state
-        return state.model_copy(update={"awaited": state.awaited.model_copy(update={"look_at": look_at})})
-
-    def collected(self, results: Sequence[DeliveryRef]) -> "SessionState":
-        """The state after all results are recorded: the turn continues, if it has not parked."""
-        request = self.awaited.request if self.awaited else None
-        continues: JsonObject = {} if request is None else {"held": request, "tries": 0, "retry_at": None}
-        return self.without(*results).model_copy(update={"awaited": None, **continues})
 
     def due(self) -> "SessionState":
         """Start a held turn again at once."""
@@ -536,53 +472,3 @@ def derive_token(secret: bytes, session_id: str) -> str:
 def hash_token(token: str) -> str:
     """The raw token is a secret: the store and Temporal see its hash only."""
     return hashlib.sha256(b"perdure/route/" + token.encode(errors="surrogatepass")).hexdigest()
-
-
-# --- what a driver says of itself ----------------------------------------------------------------------------
-
-
-class _Ref(Wire):
-    id: str
-
-
-class _Held(Wire):
-    deliveries: tuple[_Ref, ...] = ()
-
-
-class DriverView(Wire):
-    """A driver's answer to the query `describe`. Another build may leave out fields, which then have defaults."""
-
-    inbox: tuple[_Ref, ...] = ()
-    seen: tuple[str, ...] = ()
-    held: _Held | None = None
-    in_turn: tuple[str, ...] = ()
-    idle: bool = False
-    turn: int = 0
-    told: int | None = None
-    head: int | None = None
-
-    @property
-    def holds(self) -> frozenset[str]:
-        """The ids of the deliveries that the driver has not finished."""
-        refs = [*self.inbox, *(self.held.deliveries if self.held else ())]
-        return frozenset([*self.in_turn, *(ref.id for ref in refs)])
-
-    @property
-    def dropped(self) -> frozenset[str]:
-        """The ids of the deliveries that the driver takes for done. Unknown, so empty, while it runs a turn."""
-        return frozenset(self.seen) - self.holds if self.is_idle else frozenset()
-
-    def is_behind(self, turns: int) -> bool:
-        """Whether the session has begun more turns than the driver knows."""
-        return self.is_idle and turns > (self.turn if self.told is None else self.told)
-
-    @property
-    def is_idle(self) -> bool:
-        return self.idle and self.held is None
-
-
-def read_view(state: Any) -> DriverView:
-    try:
-        return DriverView.model_validate(state)
-    except ValidationError:
-        return DriverView()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure.runtime.signals import DriverClient
+from perdure.runtime.drivers.client import DriverClient
 from perdure.session.state import Rebuild
 from tests.support.chaos.evidence import read_store
 from tests.support.chaos.world import unique

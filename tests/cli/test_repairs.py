@@ -13,7 +13,7 @@ from temporalio.worker import Worker
 
 from perdure.protocol import names
 from perdure.runtime.connect import temporal_client
-from perdure.runtime.signals import DriverClient
+from perdure.runtime.drivers.client import DriverClient
 from perdure.settings import Settings
 from perdure.store.open import open_store
 from tests.support import commands, given

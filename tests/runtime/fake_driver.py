@@ -9,8 +9,9 @@ from temporalio.client import Client, WorkflowExecutionStatus
 from perdure.errors import NoDriver, NoWorker, Unavailable
 from perdure.protocol.wire import JsonObject
 from perdure.runtime.deploys.unserved import Run
-from perdure.runtime.signals import DriverClient
-from perdure.session.state import DriverView, Rebuild, Repair, SessionState, read_view
+from perdure.runtime.drivers.client import DriverClient
+from perdure.session.state import Rebuild, Repair, SessionState
+from perdure.session.view import DriverView, read_view
 from perdure.store.values import SessionRow
 
 RUNNING = WorkflowExecutionStatus.RUNNING

@@ -10,8 +10,9 @@ from temporalio.client import Client
 
 from perdure.runtime import deletions
 from perdure.runtime.deletions import Deletions
+from perdure.runtime.drivers.lost import start_lost_driver
 from perdure.runtime.reconciler import Reconciler
-from perdure.runtime.signals import Signals, start_lost_driver
+from perdure.runtime.signals import Signals
 from perdure.store.base import Store
 from perdure.store.values import Commit, SessionRow
 from tests.runtime.fake_driver import RUNNING, FakeDriver

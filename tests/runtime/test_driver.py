@@ -10,7 +10,7 @@ from perdure.errors import NoDriver, NoWorker
 from perdure.protocol import names
 from perdure.protocol.inputs import OpenInput
 from perdure.protocol.requests import Finished, ModelCall, ModelOutcome
-from perdure.runtime.signals import DriverClient
+from perdure.runtime.drivers.client import DriverClient
 from perdure.session.state import Rebuild, SessionState
 from tests.support.waiting import until
 from tests.support.workflows import Bench, Outside

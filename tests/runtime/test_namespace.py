@@ -16,7 +16,7 @@ from perdure.dev.temporal_server import binary
 from perdure.errors import Misconfigured, NoDriver, Unavailable
 from perdure.protocol import names
 from perdure.runtime.connect import namespace_missing, temporal_client
-from perdure.runtime.signals import DriverClient
+from perdure.runtime.drivers.client import DriverClient
 from perdure.settings import Settings
 from tests.support import commands
 from tests.support.processes import Process, clean_environment, free_port, wait_until

@@ -6,7 +6,8 @@ import pytest
 from temporalio.client import WorkflowExecutionStatus
 
 from perdure.errors import Unavailable
-from perdure.runtime.signals import Signals, start_lost_driver
+from perdure.runtime.drivers.lost import start_lost_driver
+from perdure.runtime.signals import Signals
 from perdure.store.base import Store
 from tests.runtime.fake_driver import RUNNING, FakeDriver
 from tests.support import given

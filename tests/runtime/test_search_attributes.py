@@ -13,7 +13,7 @@ from perdure.dev import temporal_server
 from perdure.protocol.deliveries import Lineage
 from perdure.runtime import connect
 from perdure.runtime.connect import register_search_attributes, temporal_client
-from perdure.runtime.signals import DriverClient
+from perdure.runtime.drivers.client import DriverClient
 from perdure.session.state import ParentRef, Rebuild, SessionState
 from perdure.settings import Settings
 from perdure.store.base import Store

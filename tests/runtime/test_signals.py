@@ -13,7 +13,8 @@ from perdure.agents.registry import AgentRegistry
 from perdure.errors import Unavailable
 from perdure.protocol.deliveries import Bounds
 from perdure.protocol.wire import JsonObject
-from perdure.runtime.signals import Signals, start_lost_driver
+from perdure.runtime.drivers.lost import start_lost_driver
+from perdure.runtime.signals import Signals
 from perdure.store.base import Store
 from perdure.store.lifecycle import NewFork
 from perdure.store.values import CancelRequest, DeliveryRow

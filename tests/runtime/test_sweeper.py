@@ -11,7 +11,7 @@ from perdure.errors import Unavailable
 from perdure.protocol.wire import JsonObject
 from perdure.runtime.signals import Signals
 from perdure.runtime.sweeper import Sweeper
-from perdure.session.state import DriverView
+from perdure.session.view import DriverView
 from perdure.store.base import Store
 from perdure.store.open import open_store
 from perdure.store.values import Commit, Consumption

@@ -4,6 +4,7 @@ import pytest
 
 from perdure.protocol.deliveries import CHILD_RESULT, DeliveryRef
 from perdure.protocol.requests import Awaited, Coordinates
+from perdure.session.children import dispatched, looked
 from perdure.session.decisions import CollectChildren, LookAtChildren, Move, StopChildren, Wait, next_move
 from perdure.session.state import SessionState
 
@@ -43,15 +44,15 @@ def test_the_driver_looks_when_it_is_time_and_sleeps_until_then(session: Session
 
 
 def test_a_result_that_a_look_has_found_is_kept_once() -> None:
-    session = waiting(NOW).looked((RESULT,), NOW + 9).looked((RESULT,), None)
+    session = looked(looked(waiting(NOW), (RESULT,), NOW + 9), (RESULT,), None)
 
     assert session.inbox == (RESULT,)
     assert session.awaited is not None
     assert session.awaited.look_at is None
-    assert session.looked((), 5.0).awaited == session.awaited.model_copy(update={"look_at": 5.0})
+    assert looked(session, (), 5.0).awaited == session.awaited.model_copy(update={"look_at": 5.0})
 
 
 def test_a_turn_that_was_given_up_waits_for_nothing_after_a_look() -> None:
-    session = waiting(NOW, phase="abandoned").dispatched((KEY,), "stopping")
+    session = dispatched(waiting(NOW, phase="abandoned"), (KEY,), "stopping")
 
-    assert session.looked((), NOW).awaited is None
+    assert looked(session, (), NOW).awaited is None

@@ -9,6 +9,7 @@ from perdure.protocol.deliveries import Bounds, DeliveryRef
 from perdure.protocol.inputs import OpenInput
 from perdure.protocol.requests import Snapshot, TurnRequest, TurnResult
 from perdure.protocol.wire import JsonObject
+from perdure.session import children
 from perdure.session.decisions import (
     CollectChildren,
     DispatchChildren,
@@ -206,13 +207,13 @@ def after(session: SessionState, move: Move) -> SessionState:
         case ForgetCancel():
             return session.cancelled(None)
         case DispatchChildren(awaited=awaited):
-            return session.dispatched(awaited.keys, "started")
+            return children.dispatched(session, awaited.keys, "started")
         case StopChildren(awaited=awaited):
-            return session.dispatched(awaited.keys, "stopping")
+            return children.dispatched(session, awaited.keys, "stopping")
         case LookAtChildren():
-            return session.looked((), NOW + 60)
+            return children.looked(session, (), NOW + 60)
         case CollectChildren(results=results):
-            return session.collected(results)
+            return children.collected(session, results)
         case ShowInputs(deliveries=deliveries):
             return session.without(*deliveries)
         case RebuildState() | Renew() | EndIdle() | Wait():

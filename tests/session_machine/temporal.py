@@ -30,8 +30,9 @@ from perdure.protocol import names
 from perdure.protocol.requests import TurnRequest, TurnResult
 from perdure.protocol.wire import JsonObject, Wire
 from perdure.runtime.deploys import unserved
-from perdure.runtime.signals import DriverClient
-from perdure.session.state import DriverView, Rebuild, Repair, SessionState, read_view
+from perdure.runtime.drivers.client import DriverClient
+from perdure.session.state import Rebuild, Repair, SessionState
+from perdure.session.view import DriverView, read_view
 from perdure.store.values import SessionRow
 from workflows.session import SessionWorkflow
 from workflows.turn import TurnWorkflow

@@ -19,6 +19,7 @@ import perdure.harness.resume
 import perdure.harness.tools.call
 import perdure.harness.turn
 import perdure.runtime.deliveries
+import perdure.runtime.drivers.client
 import perdure.runtime.inputs
 import perdure.runtime.sessions
 import perdure.runtime.signals
@@ -151,7 +152,8 @@ class World:
         # No wall clock decides what happens: a step may take as long as the machine likes.
         patch.setattr(perdure.harness.events, "_PAUSE", 0)
         patch.setattr(perdure.harness.events, "_FIRST_PAUSE", 0)
-        patch.setattr(perdure.runtime.signals, "in_time", patiently)
+        for module in (perdure.runtime.drivers.client, perdure.runtime.signals):
+            patch.setattr(module, "in_time", patiently)
         patch.setattr(activities.attempt, "HANDED_BACK", 2)
         patch.setattr(perdure.runtime.inputs, "_now", lambda: datetime.fromtimestamp(self.now, UTC))
         patch.setattr(perdure.runtime.deliveries, "ulid", lambda: f"{next(self._ids):06}")

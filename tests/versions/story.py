@@ -30,7 +30,7 @@ from perdure.protocol.requests import (
     Refusal,
     Reminder,
 )
-from perdure.runtime.sessions import cancel_turn
+from perdure.runtime.signals import cancel_turn
 from perdure.session.state import OPERATOR_FAILED
 from perdure.store.lifecycle import Export, ExportHeader, NewFork, NewImport, Restoration
 from perdure.store.values import Attempt, CancelRequest

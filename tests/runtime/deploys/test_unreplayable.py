@@ -11,8 +11,8 @@ from perdure.protocol import names
 from perdure.protocol.deliveries import DeliveryRef
 from perdure.protocol.requests import ModelCall, ModelOutcome, TurnRequest
 from perdure.runtime.deploys.unserved import Run
+from perdure.runtime.drivers.client import DriverClient
 from perdure.runtime.reconciler import Reconciler
-from perdure.runtime.signals import DriverClient
 from perdure.session import decisions
 from perdure.session.state import Rebuild, SessionState
 from perdure.store.base import Store

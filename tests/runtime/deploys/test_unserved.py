@@ -15,8 +15,9 @@ from perdure.protocol import names
 from perdure.protocol.deliveries import DeliveryRef
 from perdure.protocol.requests import Finished, ModelCall, ModelOutcome
 from perdure.runtime.deploys.builds import warn_unversioned
+from perdure.runtime.drivers.client import DriverClient
 from perdure.runtime.reconciler import Reconciler
-from perdure.runtime.signals import DriverClient, Signals
+from perdure.runtime.signals import Signals
 from perdure.runtime.sweeper import Sweeper
 from perdure.settings import Settings
 from perdure.store.base import Store, read_all
