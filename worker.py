@@ -34,7 +34,7 @@ from perdure.settings import Settings
 from perdure.store.base import Store
 from perdure.store.open import checked_store
 from perdure.telemetry import setup
-from workflows import outcomes, policies, versions
+from workflows import family, outcomes, policies, versions
 from workflows.session import SessionWorkflow
 from workflows.turn import TurnWorkflow
 
@@ -53,7 +53,7 @@ SANDBOX = SandboxedWorkflowRunner(
         "pydantic_core",
         "opentelemetry",
         # They hold no state, and importing them again was half of the cost of a new turn.
-        *(module.__name__ for module in (policies, outcomes, versions)),
+        *(module.__name__ for module in (family, policies, outcomes, versions)),
     )
 )
 
