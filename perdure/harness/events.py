@@ -25,7 +25,8 @@ from perdure.session import decisions
 from perdure.store.base import Store
 from perdure.store.values import Attempt, Commit, Fence, Hold, SessionChange, SessionStatus
 
-from .journal import ConsumedDelivery, Outcome
+from .journal import ConsumedDelivery
+from .tools.records import Outcome
 
 #: The version of the stream's contract.
 CONTRACT_VERSION = "0.13.8"

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from datetime import datetime
 from functools import lru_cache
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic_ai.messages import ModelMessagesTypeAdapter, ModelResponse
@@ -16,9 +16,8 @@ from perdure.errors import AgentGone, SessionGone, StoreBehind, UnreadableState
 from perdure.protocol import names
 from perdure.protocol.deliveries import DeliveryBody, Principal
 from perdure.protocol.events import FinishReason, Usage
-from perdure.protocol.inputs import InputRequest, OpenInput
+from perdure.protocol.inputs import OpenInput
 from perdure.protocol.requests import (
-    CallRef,
     Calls,
     Coordinates,
     Delegated,
@@ -29,12 +28,13 @@ from perdure.protocol.requests import (
     Parked,
     Programs,
     Resumed,
-    ToolOutcome,
 )
 from perdure.protocol.wire import JsonObject, Wire
 from perdure.session.state import Chain, Migrator
 from perdure.store.base import Store, commit_with_retries
 from perdure.store.values import Commit, NewRecord, Record, SessionChange, SessionRow
+
+from .tools.records import Ask, Outcome, RequestedCall, Result, StoredStage
 
 
 class Format:
@@ -98,7 +98,6 @@ RESUME = "resume"
 
 _LONGEST_MODEL = 200
 
-OutcomeStatus: TypeAlias = Literal["completed", "failed", "rejected", "unknown"]
 W = TypeVar("W", bound=Wire)
 
 
@@ -106,64 +105,6 @@ class ConsumedDelivery(DeliveryBody):
     """A delivery in the journal of the turn that consumed it."""
 
     delivery_id: str
-
-
-class Ask(Wire):
-    """The input request of a call that waits for people. Times are seconds since the epoch."""
-
-    request: InputRequest
-    expires_at: float | None = None
-    remind_at: tuple[float, ...] = ()
-
-    @property
-    def open(self) -> OpenInput:
-        return OpenInput(request_id=self.request.request_id, expires_at=self.expires_at, remind_at=self.remind_at)
-
-
-class ChildCall(Wire):
-    """A call that is the work of another session."""
-
-    # The agent of that session, and where the contract's clients find it: `__root__` for a copy of the caller.
-    agent: str
-    node_id: str
-    description: str = ""
-    depth: int
-    # The address of the server, if it is an agent elsewhere.
-    remote_url: str | None = None
-    # When the turn that has begun it fails, if a program made the call: it may be a later turn than that of the reply.
-    deadline: float | None = None
-
-
-class RequestedCall(Wire):
-    """A call that the model has requested.
-
-    Without `ref` it does not run in this session; with `ask` it waits for people, with `child` for another session.
-    """
-
-    call_id: str
-    tool: str
-    input: JsonObject
-    ref: CallRef | None = None
-    ask: Ask | None = None
-    child: ChildCall | None = None
-    # Whether the call is a program, which makes calls of its own.
-    program: bool = False
-
-    @property
-    def runs(self) -> bool:
-        """Whether the call runs without an answer from people."""
-        return self.ref is not None and self.ask is None
-
-    @property
-    def key(self) -> str:
-        """The key of the action of a call that is the work of another session."""
-        return names.action_of_child(self.tool, self.call_id)
-
-
-class Result(Wire):
-    """A structured result that fits its schema."""
-
-    value: Any
 
 
 class StoredReply(Wire):
@@ -203,21 +144,6 @@ class StoredReply(Wire):
             if call.call_id == call_id:
                 return call
         raise UnreadableState(f"The records of this step do not ask for the call {call_id!r}.")
-
-
-class StoredStage(Wire):
-    """The calls with which a program waits, and its state there."""
-
-    # Calls that cannot run have their outcomes already.
-    calls: tuple[RequestedCall, ...]
-    # Of the calls as the program made them: a repeated run is compared with them.
-    digests: tuple[str, ...]
-    # None: the program runs from its beginning again.
-    state: str | None = None
-    # The version of the interpreter that can load it.
-    engine: str = ""
-    printed: str = ""
-    parallel: int | None = None
 
 
 class StoredFailure(Wire):
@@ -277,24 +203,6 @@ class StoredCompaction(Wire):
     usage: Usage = Usage()
     # The turns that were left out when a caller has requested it between two turns.
     left_out: tuple[tuple[int, int], ...] | None = None
-
-
-class Intent(Wire):
-    """The record of an attempt that is about to run the tool."""
-
-    tool: str
-    attempt: int
-    generation: int
-
-
-class Outcome(Wire):
-    """The outcome of a call."""
-
-    status: OutcomeStatus
-    output: Any = None
-    is_error: bool = False
-    error: JsonObject | None = None
-    token_hash: str | None = None
 
 
 def written(turn: int, step: int, key: str, form: Format, body: Wire) -> NewRecord:
@@ -363,19 +271,6 @@ def outcome_of_reply(reply: StoredReply) -> ModelOutcome:
     if programs := tuple(call.ref for call in reply.calls if call.ref and call.program):
         return Programs(**requested, programs=programs, usage=reply.usage, model=model)
     return Calls(**requested, usage=reply.usage, model=model)
-
-
-def called_in(record: Record, call_id: str) -> RequestedCall:
-    """The call that a program has made in this stage."""
-    for call in read(record, STAGE, StoredStage).calls:
-        if call.call_id == call_id:
-            return call
-    raise UnreadableState(f"The records of this step do not ask for the call {call_id!r}.")
-
-
-def tool_outcome(call_id: str, record: NewRecord) -> ToolOutcome:
-    outcome = read(record, OUTCOME, Outcome)
-    return ToolOutcome(call_id=call_id, status=outcome.status, token_hash=outcome.token_hash)
 
 
 class TurnJournal:
@@ -460,15 +355,6 @@ class TurnJournal:
     def calls_of(self, step: int, call_id: str) -> tuple[RequestedCall, ...]:
         """The calls that a program has made."""
         return tuple(call for stage in self.stages(step, call_id) for call in stage.calls)
-
-    def made_by(self, step: int, call_id: str) -> tuple[tuple[str, str], ...]:
-        """The tools that a program has called, and the status of each call."""
-        return tuple((call.tool, self._become_of(step, call)) for call in self.calls_of(step, call_id))
-
-    def _become_of(self, step: int, call: RequestedCall) -> str:
-        if outcome := self.outcome(step, call.call_id):
-            return outcome.status
-        return "unknown" if call.child or self.interrupted(step, call.call_id) else "not executed"
 
     def programs(self, step: int) -> tuple[RequestedCall, ...]:
         """The programs of a step that have not ended."""

@@ -28,7 +28,6 @@ from perdure.telemetry import spans
 from .events import DeltaWriter, EventFactory
 from .journal import (
     ConsumedDelivery,
-    Result,
     TurnJournal,
     add_usage,
     find_agent,
@@ -55,6 +54,7 @@ from .reply import (
 )
 from .tools.approvals import Approvals, Clock, remembered
 from .tools.builtin import FinalOutput, Offer, SchemaFailed, open_offer, required_output
+from .tools.records import Result
 from .turn_begin import (
     FileFetcher,
     Opening,

@@ -42,9 +42,7 @@ from .journal import (
     FAILURE,
     MARK,
     ConsumedDelivery,
-    Outcome,
     Place,
-    RequestedCall,
     StoredFailure,
     StoredMark,
     TurnJournal,
@@ -52,6 +50,7 @@ from .journal import (
     read,
     written,
 )
+from .tools.records import Outcome, RequestedCall
 
 if TYPE_CHECKING:
     from .compaction import Plan

@@ -1,6 +1,5 @@
 """From a model's reply to its records, events and calls."""
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -12,7 +11,7 @@ from pydantic_core import from_json, to_json
 
 from perdure.agents.agent import FINAL_OUTPUT, Limits
 from perdure.agents.approval import Call
-from perdure.bounds import DEEPEST, deeper_than, shortened
+from perdure.bounds import DEEPEST, deeper_than
 from perdure.errors import ModelFailed
 from perdure.protocol.deliveries import Mode, Principal
 from perdure.protocol.events import EventType, FinishReason, NewEvent, Usage
@@ -28,10 +27,6 @@ from .events import Ending, EventFactory, results_in
 from .journal import (
     FAILURE,
     OUTCOME,
-    Ask,
-    Outcome,
-    RequestedCall,
-    Result,
     StoredFailure,
     StoredReply,
     TurnJournal,
@@ -57,38 +52,11 @@ from .tools.builtin import (
     with_result_as_text,
     without_final,
 )
+from .tools.records import Ask, Outcome, RequestedCall, Result, action_of, summary
 from .tools.toolbox import InvalidArguments, Usable
 from .turn import cancelled_before
 
 log = logging.getLogger("perdure.model")
-
-_SECRET = ("token", "password", "secret", "key", "credential", "authorization")
-_SHORT = 40
-_LONGEST = 160
-
-
-def summary(tool: str, arguments: Mapping[str, Any], schema: Mapping[str, Any] | None = None) -> str:
-    """The call in one line. Arguments that are secrets by their name or schema are hidden."""
-    declared = (schema or {}).get("properties", {})
-    shown = ", ".join(f"{name}={_shown(name, value, declared.get(name))}" for name, value in arguments.items())
-    return shortened(f"{tool}({shown})", _LONGEST)
-
-
-def _is_secret(declared: Any) -> bool:
-    """Whether the schema is that of a `SecretStr`, alone or in a union."""
-    if not isinstance(declared, Mapping):
-        return False
-    known = cast("Mapping[str, Any]", declared)
-    return known.get("format") == "password" or any(_is_secret(each) for each in known.get("anyOf", ()))
-
-
-def _shown(name: str, value: Any, declared: Any) -> str:
-    if any(word in name.lower() for word in _SECRET) or _is_secret(declared):
-        return "•••"
-    # Nested values may hold secrets, so only their size is shown.
-    if isinstance(value, dict | list):
-        return f"{{{len(value)}}}" if isinstance(value, dict) else f"[{len(value)}]"  # pyright: ignore[reportUnknownArgumentType]
-    return shortened(json.dumps(value, ensure_ascii=False), _SHORT)
 
 
 #: The most characters of arguments in one reply. Reading and validating them blocks the event loop.
@@ -139,7 +107,7 @@ class RequestedCalls:
         `at`: the step that requested them, if it is not that of the events; `what`: its key.
         """
         shown = [call for call in self.calls if call.ask is None and call.tool not in self.hidden]
-        actions = [_action(call) for call in shown]
+        actions = [action_of(call) for call in shown]
         started = (factory.of_step(EventType.ACTIONS_REQUESTED, what, {"actions": actions}),) if actions else ()
         refused = [
             factory.action_result(call.call_id, call.tool, outcome, at, of_child=bool(call.child))
@@ -147,22 +115,6 @@ class RequestedCalls:
             if (outcome := self.refused.get(call.call_id))
         ]
         return (*started, *refused)
-
-
-def _action(call: RequestedCall) -> JsonObject:
-    """The call as an action of the contract."""
-    if call.child is None:
-        return {"kind": "tool-call", "callId": call.call_id, "toolName": call.tool, "input": call.input}
-    is_remote = call.child.remote_url is not None
-    return {
-        "kind": "remote-agent-call" if is_remote else "subagent-call",
-        "callId": call.call_id,
-        "name": call.tool,
-        "nodeId": call.child.node_id,
-        "remoteAgentName" if is_remote else "subagentName": call.tool,
-        "description": call.child.description,
-        "input": call.input,
-    }
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,6 @@ from .journal import (
     RESUME,
     RESUMPTION,
     ConsumedDelivery,
-    Outcome,
     StoredFailure,
     StoredResumption,
     TurnJournal,
@@ -57,6 +56,7 @@ from .tools.approvals import (
     remember_keys,
     remembered_key,
 )
+from .tools.records import Outcome
 from .tools.toolbox import open_toolbox
 from .turn_begin import FileFetcher, begin_turn, read_deliveries
 
@@ -143,7 +143,7 @@ def _stop_programs(plan: ResumePlan, programs: Sequence[ApprovedCall], turns: Ma
     """Record that the programs that waited have ended with their turn."""
     for program in programs:
         turn, step = program.at.place
-        made = turns[turn].made_by(step, program.call.call_id)
+        made = outcomes.made_by(turns[turn], step, program.call.call_id)
         outcome = outcomes.failed(outcomes.of_program("The program was stopped before its end.", made))
         plan.records.append(written(turn, step, outcome_key(program.call.call_id), OUTCOME, outcome))
 

@@ -48,8 +48,6 @@ from .journal import (
     PARK,
     RESUME,
     ConsumedDelivery,
-    Outcome,
-    RequestedCall,
     StoredFailure,
     StoredPark,
     TurnJournal,
@@ -59,6 +57,7 @@ from .journal import (
 )
 from .prompt import INTERRUPTED, NOT_EXECUTED
 from .tools import builtin, outcomes
+from .tools.records import Outcome, RequestedCall
 from .turn_begin import begin_turn, completed_step, open_step, read_deliveries
 
 _CANCELLED = "This call was cancelled before it was executed."
@@ -135,7 +134,7 @@ def _unfinished_program(
         call=call,
         begun=False,
         not_yet=stage_key(call.call_id, len(turn.stages(step, call.call_id))),
-        made=turn.made_by(step, call.call_id),
+        made=outcomes.made_by(turn, step, call.call_id),
     )
 
 

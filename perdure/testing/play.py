@@ -7,7 +7,8 @@ from typing import Any, TypeVar, cast
 from perdure.agents.agent import Agent
 from perdure.agents.registry import AgentRegistry
 from perdure.agents.state import State
-from perdure.harness.journal import RequestedCall, TurnJournal
+from perdure.harness.journal import TurnJournal
+from perdure.harness.tools.records import RequestedCall
 from perdure.models.base import Model
 from perdure.models.demo import DemoModel
 from perdure.protocol.deliveries import LOCAL, Message, Mode, Principal

@@ -4,7 +4,8 @@ import pytest
 
 from perdure import tool
 from perdure.errors import UnreadableState
-from perdure.harness.journal import FAILURE, OUTCOME, Format, Outcome, TurnJournal, read
+from perdure.harness.journal import FAILURE, OUTCOME, Format, TurnJournal, read
+from perdure.harness.tools.records import Outcome
 from perdure.protocol import names
 from perdure.protocol.requests import Finished
 from perdure.protocol.wire import JsonObject

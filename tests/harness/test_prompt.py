@@ -21,9 +21,6 @@ from perdure.harness.journal import (
     OUTCOME,
     REPLY,
     ConsumedDelivery,
-    Intent,
-    Outcome,
-    RequestedCall,
     StoredReply,
     TurnJournal,
     dump_response,
@@ -31,6 +28,7 @@ from perdure.harness.journal import (
     written,
 )
 from perdure.harness.prompt import Conversation, Placed
+from perdure.harness.tools.records import Intent, Outcome, RequestedCall
 from perdure.protocol import names
 from perdure.protocol.deliveries import FilePart, Message
 from perdure.protocol.deliveries import TextPart as SaidText

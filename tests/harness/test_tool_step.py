@@ -8,7 +8,8 @@ from pydantic import BaseModel
 
 from perdure import Call, Principal, SessionView, State, ToolContext, tool
 from perdure.errors import Superseded, ToolFailed, Unavailable
-from perdure.harness.journal import OUTCOME, Outcome, StoredReply, read
+from perdure.harness.journal import OUTCOME, StoredReply, read
+from perdure.harness.tools.records import Outcome
 from perdure.settings import Settings
 from perdure.store.base import Store
 from perdure.store.values import Commit, Committed, NewRecord

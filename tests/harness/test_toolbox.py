@@ -15,7 +15,7 @@ from pydantic_ai.toolsets import CombinedToolset, FunctionToolset
 
 from perdure import Agent, InvalidDeclaration, ToolContext, tool
 from perdure.harness.events import CallNames
-from perdure.harness.reply import summary
+from perdure.harness.tools.records import summary
 from perdure.harness.tools.toolbox import check_tools, open_toolbox
 from perdure.protocol.requests import Coordinates
 from perdure.testing import ScriptedModel, call, play

@@ -12,7 +12,7 @@ from perdure import State
 from perdure.harness import journal
 from perdure.harness.journal import Format
 from perdure.harness.rebuild import StoredCut
-from perdure.harness.tools import approvals
+from perdure.harness.tools import approvals, records
 from perdure.protocol.deliveries import DeliveryBody, DeliveryRef
 from perdure.protocol.events import EVENT_MIGRATORS, EventType, read_data, stored_data
 from perdure.protocol.inputs import InputAnswer, InputRequest
@@ -160,15 +160,15 @@ BODIES: dict[Format, type[Wire]] = {
     journal.DELIVERY: journal.ConsumedDelivery,
     journal.REPLY: journal.StoredReply,
     journal.FAILURE: journal.StoredFailure,
-    journal.INTENT: journal.Intent,
-    journal.OUTCOME: journal.Outcome,
+    journal.INTENT: records.Intent,
+    journal.OUTCOME: records.Outcome,
     journal.PARK: journal.StoredPark,
     journal.RESUMPTION: journal.StoredResumption,
     journal.MARK: journal.StoredMark,
     journal.USAGE: journal.StoredUsage,
     journal.COMPACTION: journal.StoredCompaction,
     journal.CUT: StoredCut,
-    journal.STAGE: journal.StoredStage,
+    journal.STAGE: records.StoredStage,
 }
 
 _RESPONSE = ModelResponse(

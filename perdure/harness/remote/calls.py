@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from perdure.agents.remote import RemoteAgent
 from perdure.errors import AgentGone, PerdureError
-from perdure.harness.journal import RequestedCall
+from perdure.harness.tools.records import RequestedCall
 from perdure.protocol import names
 from perdure.protocol.deliveries import DeliveryRef
 from perdure.protocol.requests import Attention, Coordinates

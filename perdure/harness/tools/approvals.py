@@ -15,7 +15,6 @@ from perdure.agents.context import Log, SessionView, tool_log
 from perdure.agents.signature import Arguments
 from perdure.bounds import described
 from perdure.errors import UnreadableState
-from perdure.harness.journal import Ask, Outcome
 from perdure.protocol.inputs import APPROVE, DENY, InputAnswer, InputRequest, Option, digest
 from perdure.protocol.requests import Coordinates, Failure
 from perdure.protocol.wire import JsonObject
@@ -27,6 +26,7 @@ from perdure.store.values import InputRow, SlotWrite
 
 from . import builtin, outcomes
 from .builtin import Question
+from .records import Ask, Outcome
 
 Clock: TypeAlias = Callable[[], float]
 

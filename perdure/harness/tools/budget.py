@@ -22,7 +22,7 @@ from perdure.agents.agent import Agent
 from perdure.agents.registry import AgentRegistry
 from perdure.errors import BudgetReached
 from perdure.harness.events import EventFactory
-from perdure.harness.journal import Ask, RequestedCall, TurnJournal, read_journal
+from perdure.harness.journal import TurnJournal, read_journal
 from perdure.harness.reply import RequestedCalls, Settlement, UsableReply, settle_failure, settle_reply
 from perdure.harness.turn_begin import token_limit_reached
 from perdure.protocol.deliveries import Mode
@@ -37,6 +37,7 @@ from perdure.store.values import Attempt, Commit, Committed, Fence, Hold, InputQ
 
 from .approvals import EXTEND, EXTEND_BUDGET, request_id
 from .prices import Cost, cost_of, has_costs
+from .records import Ask, RequestedCall
 
 log = logging.getLogger("perdure.budget")
 

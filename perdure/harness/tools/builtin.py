@@ -17,12 +17,13 @@ from pydantic_ai.tools import ToolDefinition
 
 from perdure.agents import output_schema
 from perdure.agents.agent import FINAL_OUTPUT, Agent
-from perdure.harness.journal import Outcome, Result, TurnJournal
+from perdure.harness.journal import TurnJournal
 from perdure.protocol.deliveries import Mode
 from perdure.protocol.inputs import InputAnswer, Option
 from perdure.protocol.requests import Failure
 from perdure.protocol.wire import JsonObject
 
+from .records import Outcome, Result
 from .toolbox import InvalidArguments, OwnTool, Usable, invalid_arguments, open_toolbox
 
 if TYPE_CHECKING:

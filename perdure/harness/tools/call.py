@@ -23,16 +23,12 @@ from perdure.harness.journal import (
     OUTCOME,
     REPLY,
     RESUME,
-    Intent,
-    Outcome,
-    RequestedCall,
+    STAGE,
     StoredReply,
-    called_in,
     find_agent,
     find_session,
     read,
     read_journal,
-    tool_outcome,
     view_of,
     written,
 )
@@ -51,6 +47,7 @@ from perdure.telemetry import spans
 
 from . import outcomes
 from .approvals import approval_problem, arguments_of, log_of
+from .records import Intent, Outcome, RequestedCall, StoredStage
 from .toolbox import InvalidArguments, Usable, open_toolbox
 
 
@@ -143,7 +140,7 @@ class ToolCaller:
         if reply is None:
             raise UnreadableState("There is no record of the reply that asks for this call.")
         stored = read(reply, REPLY, StoredReply)
-        requested = called_in(stage, call_id) if stage else stored.call(call_id)
+        requested = _called_in(stage, call_id) if stage else stored.call(call_id)
         request = await self._store.input(requested.ask.request.request_id) if requested.ask else None
         if request is not None:
             refuse_newer(request.request, request.answer)
@@ -328,7 +325,7 @@ class ToolCaller:
 
     async def _recorded(self, work: _Work, record: Record) -> ToolOutcome:
         """The outcome of an earlier attempt, with its position: its token may have been replaced since."""
-        outcome = tool_outcome(work.call_id, record)
+        outcome = _tool_outcome(work.call_id, record)
         if outcome.token_hash is None:
             return outcome
         index = await self._store.index_of(work.at.session_id, action_key(work.at, work.call_id))
@@ -404,3 +401,16 @@ def idempotency_key(at: Coordinates, call_id: str) -> str:
     """A key that is the same for every attempt at one call, and different for every other call."""
     place = f"{at.session_id}/{at.turn}/{at.step}/{call_id}"
     return hashlib.sha256(b"perdure/call/" + place.encode()).hexdigest()[:32]
+
+
+def _called_in(record: Record, call_id: str) -> RequestedCall:
+    """The call that a program has made in this stage."""
+    for call in read(record, STAGE, StoredStage).calls:
+        if call.call_id == call_id:
+            return call
+    raise UnreadableState(f"The records of this step do not ask for the call {call_id!r}.")
+
+
+def _tool_outcome(call_id: str, record: Record) -> ToolOutcome:
+    outcome = read(record, OUTCOME, Outcome)
+    return ToolOutcome(call_id=call_id, status=outcome.status, token_hash=outcome.token_hash)

@@ -23,9 +23,6 @@ from perdure.harness.journal import (
     END,
     OUTCOME,
     PARK,
-    ChildCall,
-    Outcome,
-    RequestedCall,
     StoredPark,
     TurnJournal,
     find_agent,
@@ -67,6 +64,7 @@ from perdure.store.values import (
 )
 
 from . import outcomes
+from .records import ChildCall, Outcome, RequestedCall
 from .toolbox import InvalidArguments, invalid_arguments
 
 if TYPE_CHECKING:

@@ -7,7 +7,9 @@ from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from perdure.bounds import DEEPEST, deeper_than, described, whole
 from perdure.errors import DeadlineExceeded, Invalid
-from perdure.harness.journal import Outcome
+from perdure.harness.journal import TurnJournal
+
+from .records import Outcome, RequestedCall
 
 FAILED = "ACTION_RESULT_FAILED"
 UNKNOWN = "TOOL_OUTCOME_UNKNOWN"
@@ -48,6 +50,17 @@ def too_many(most: int) -> Outcome:
     """The outcome of a call beyond the limit of its step."""
     message = f"This call was not executed: one step may make at most {most} calls. Make it in a later step."
     return failed(message, TOO_MANY)
+
+
+def made_by(turn: TurnJournal, step: int, call_id: str) -> tuple[tuple[str, str], ...]:
+    """The tools that a program has called, and the status of each call."""
+    return tuple((call.tool, _become_of(turn, step, call)) for call in turn.calls_of(step, call_id))
+
+
+def _become_of(turn: TurnJournal, step: int, call: RequestedCall) -> str:
+    if outcome := turn.outcome(step, call.call_id):
+        return outcome.status
+    return "unknown" if call.child or turn.interrupted(step, call.call_id) else "not executed"
 
 
 #: The most calls of a program that are named in its failure.

@@ -26,10 +26,7 @@ from perdure.harness.events import EventFactory, results_in
 from perdure.harness.journal import (
     OUTCOME,
     STAGE,
-    Outcome,
-    RequestedCall,
     StoredReply,
-    StoredStage,
     TurnJournal,
     find_agent,
     find_session,
@@ -49,6 +46,7 @@ from . import outcomes, sandbox
 from .approvals import Approvals, Clock, remembered
 from .builtin import functions_of, open_functions
 from .call import deadline_of, speaker_of
+from .records import Outcome, RequestedCall, StoredStage
 from .sandbox import Answer, CallOfProgram, PastStage, Request, Result
 from .stubs import parameters_of
 
@@ -292,7 +290,7 @@ def _until(call: RequestedCall, deadline: float) -> RequestedCall:
 
 
 def _failed(program: _Program, problem: str) -> Outcome:
-    made = program.turn.made_by(program.at.step, program.call_id)
+    made = outcomes.made_by(program.turn, program.at.step, program.call_id)
     return outcomes.failed(outcomes.of_program(whole(problem), made))
 
 
