@@ -16,6 +16,8 @@ from perdure.protocol.events import Usage
 from perdure.protocol.inputs import InputAnswer
 from perdure.protocol.requests import Failure, Finished, ModelOutcome
 from perdure.settings import Settings
+from perdure.store.base import Store
+from perdure.store.values import SessionRow
 from perdure.testing import ScriptedModel
 from tests.support.given import read_session
 from tests.support.lab import SESSION, Lab, lab
@@ -130,11 +132,17 @@ async def test_a_child_whose_call_does_not_fit_above_fails_before_the_call(
 async def test_a_root_far_above_stops_a_child_too() -> None:
     async with family(["Hello"], session_tokens=49) as it:
         await it.root.model(await it.root.deliver("Hi"))
-        await it.work("a")
-        await it.work("aa", "a")
-        deep = it.child([], "aaa", "a", "aa")
+        # Each is started while the one above it works.
+        child, grandchild, deep = (
+            it.child(["Done."], "a"),
+            it.child(["Done."], "aa", "a"),
+            it.child([], "aaa", "a", "aa"),
+        )
+        tasks = [await each.deliver("Do it") for each in (child, grandchild, deep)]
+        assert succeeded(await grandchild.model(tasks[1]))
+        assert succeeded(await child.model(tasks[0]))
 
-        failure = failure_of(await deep.model(await deep.deliver("Do it")))
+        failure = failure_of(await deep.model(tasks[2]))
 
         assert (failure.code, reached(failure)["used"]) == ("PARENT_BUDGET_REACHED", 45)
 
@@ -162,10 +170,35 @@ async def test_an_agent_that_is_not_served_here_sets_no_limit() -> None:
         assert (await read_session(it.root.store, SESSION)).below.usage == REPLIED
 
 
-async def test_a_child_whose_parent_was_deleted_works_on() -> None:
-    async with family(session_tokens=16) as it:
-        # There is no session above.
-        await it.work("orphan", "deleted")
+class WithoutSession:
+    """The store after a session was deleted."""
+
+    def __init__(self, store: Store, session_id: str) -> None:
+        self._store = store
+        self._session_id = session_id
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def session(self, session_id: str) -> SessionRow | None:
+        return None if session_id == self._session_id else await self._store.session(session_id)
+
+
+@pytest.mark.parametrize(("limit", "fails"), [(100, False), (16, True)])
+async def test_a_child_whose_parent_was_deleted_has_the_budget_of_the_root(limit: int, fails: bool) -> None:
+    async with family(["Hello"], session_tokens=limit) as it:
+        await it.root.model(await it.root.deliver("Hi"))
+        between, orphan = it.child([], "a"), it.child(["Done."], "aa", "a")
+        await between.deliver("Do it")
+        task = await orphan.deliver("Do it")
+        store: Any = WithoutSession(it.root.store, "a")
+        orphan.harness = Harness(store, AgentRegistry(it.served), orphan.models, orphan.settings)
+
+        outcome = await orphan.model(task)
+
+        assert succeeded(outcome) is not fails
+        if fails:
+            assert failure_of(outcome).code == "PARENT_BUDGET_REACHED"
 
 
 # --- what the sessions above count --------------------------------------------------------------------------
