@@ -23,45 +23,43 @@ from perdure.protocol.requests import (
     StopChildren,
 )
 from perdure.session import children, decisions
-from perdure.session.state import SessionState
+from perdure.session.state import ParentRef, SessionState
 
 from .outcomes import call_back_once, execute_until_success
 
 #: What to do to the state when something is done. Signals may have changed the state meanwhile: it is not kept here.
 Change: TypeAlias = Callable[[SessionState], SessionState]
 
-Attended: TypeAlias = (
-    decisions.DispatchChildren | decisions.StopChildren | decisions.LookAtChildren | decisions.CollectChildren
-)
 
-
-async def attend(move: Attended) -> Change:
-    """Start, follow or stop the sessions to which a turn has handed work, or record their results."""
-    at, count = move.awaited.at, f"{len(move.awaited.keys)} children"
+async def attend(state: SessionState, move: decisions.Children) -> Change:
+    """Start, follow or stop the sessions that a turn has handed work to; record their results, or show what they ask."""
     match move:
-        case decisions.DispatchChildren():
-            pending = await execute_until_success(
-                names.DISPATCH_CHILDREN, DispatchChildren(at=at), summary=f"start {count}", result=Pending
-            )
+        case decisions.DispatchChildren(awaited=awaited):
+            order, summary = DispatchChildren(at=awaited.at), f"start {len(awaited.keys)} children"
+            pending = await execute_until_success(names.DISPATCH_CHILDREN, order, summary=summary, result=Pending)
             look_at = _after(pending.look_in)
             return lambda state: children.dispatched(state, pending.keys, "started", look_at)
-        case decisions.StopChildren():
-            pending, looked = await _stop(at, f"stop {count}")
+        case decisions.StopChildren(awaited=awaited):
+            pending, looked = await _stop(awaited.at, f"stop {len(awaited.keys)} children")
             look_at = _after(looked.look_in)
             return lambda state: children.looked(
                 children.dispatched(state, pending.keys, "stopping"), looked.results, look_at
             )
-        case decisions.LookAtChildren():
-            looked = await _look(at)
+        case decisions.LookAtChildren(awaited=awaited):
+            looked = await _look(awaited.at)
             look_at = _after(looked.look_in)
             return lambda state: children.looked(state, looked.results, look_at)
-        case decisions.CollectChildren(results=results):
-            collection = CollectChildren(at=at, deliveries=results)
-            await execute_until_success(names.COLLECT_CHILDREN, collection, summary=f"results of {count}")
+        case decisions.CollectChildren(awaited=awaited, results=results):
+            collection = CollectChildren(at=awaited.at, deliveries=results)
+            summary = f"results of {len(awaited.keys)} children"
+            await execute_until_success(names.COLLECT_CHILDREN, collection, summary=summary)
             return lambda state: children.collected(state, results)
+        case decisions.ShowInputs(deliveries=deliveries):
+            shown = await _show(state, move)
+            return lambda state: children.showing(state, shown, deliveries)
 
 
-async def show_inputs(state: SessionState, move: decisions.ShowInputs) -> Change:
+async def _show(state: SessionState, move: decisions.ShowInputs) -> ShownInputs:
     """Show what descendants ask people, in the step that waits for them."""
     last = Coordinates(session_id=state.session_id, turn=max(0, state.turn - 1))
     at = move.awaited.at if move.awaited else last
@@ -70,20 +68,18 @@ async def show_inputs(state: SessionState, move: decisions.ShowInputs) -> Change
         at = at if at.turn == state.turn else last.model_copy(update={"turn": state.turn})
     order = ShowInputs(at=at, deliveries=move.deliveries, shows=move.shows, parks=move.parks)
     summary = f"{len(move.deliveries)} requests of children"
-    shown = await execute_until_success(names.SHOW_INPUTS, order, summary=summary, result=ShownInputs)
-    return lambda state: children.showing(state, shown, move.deliveries)
+    return await execute_until_success(names.SHOW_INPUTS, order, summary=summary, result=ShownInputs)
 
 
-async def report_inputs(state: SessionState, before: Sequence[OpenInput]) -> None:
+async def report_inputs(state: SessionState, parent: ParentRef, before: Sequence[OpenInput]) -> None:
     """Tell the root which requests the session has opened and closed with its last turn."""
-    if state.parent is None:
-        return
-    root_id = state.parent.root_session_id
     known, open = ({each.request_id for each in requests} for requests in (before, state.open))
     opened = [(CHILD_INPUT, names.delivery_of_input(each, "opened"), each) for each in sorted(open - known)]
     closed = [(CHILD_ANSWER, names.delivery_of_input(each, "closed"), each) for each in sorted(known - open)]
     for kind, delivery_id, request_id in (*opened, *closed):
-        await _signal(root_id, DeliveryRef(id=delivery_id, kind=kind, token_hash="", request_id=request_id))
+        await _signal(
+            parent.root_session_id, DeliveryRef(id=delivery_id, kind=kind, token_hash="", request_id=request_id)
+        )
 
 
 async def leave(state: SessionState) -> None:

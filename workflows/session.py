@@ -251,17 +251,6 @@ class SessionWorkflow:
         match move:
             case decisions.RebuildState(rebuild=rebuild):
                 return await self._rebuild_state(rebuild)
-            case decisions.ShowInputs():
-                shown = await family.show_inputs(self._state, move)
-                self._state = shown(self._state)
-            case (
-                decisions.DispatchChildren()
-                | decisions.StopChildren()
-                | decisions.LookAtChildren()
-                | decisions.CollectChildren()
-            ):
-                attended = await family.attend(move)
-                self._state = attended(self._state)
             case decisions.Withdraw():
                 await self._withdraw()
                 # A cancelled task has no next message.
@@ -280,6 +269,9 @@ class SessionWorkflow:
                 versions.continue_as_new(decisions.renewed(self._state, workflow.time()).model_dump(mode="json"))
             case decisions.Wait(until=until):
                 await self._wait(until)
+            case _:
+                done = await family.attend(self._state, move)
+                self._state = done(self._state)
         return False
 
     async def _wait(self, until: float | None) -> None:
@@ -319,12 +311,12 @@ class SessionWorkflow:
         before = self._state.open
         if isinstance(result.action, DispatchRuntimeActions | DispatchCodeModeRuntimeActions) and result.awaited:
             self._state = children.awaiting(self._state, result)
-            await family.report_inputs(self._state, before)
+            await self._report_inputs(before)
             return False
         counts_silent = result.silent and not workflow.patched("silent-turns-keep-their-number")
         self._state = self._state.after_turn(result, counts_silent=counts_silent)
         self._state = self._state.active(workflow.time()) if self._bounded else self._state
-        await family.report_inputs(self._state, before)
+        await self._report_inputs(before)
         match result.action:
             case Done():
                 return True
@@ -403,6 +395,10 @@ class SessionWorkflow:
             attention = Attention(code=result.failure.code, message=result.failure.message)
             await self._set_attention(attention, request.turn)
 
+    async def _report_inputs(self, before: tuple[OpenInput, ...]) -> None:
+        if self._state.parent is not None:
+            await family.report_inputs(self._state, self._state.parent, before)
+
     # --- beside turns ---------------------------------------------------------------------------------------
 
     async def _withdraw(self) -> None:
@@ -412,7 +408,7 @@ class SessionWorkflow:
         withdrawal = Withdrawal(at=parked, mode=state.mode, open=state.open)
         await execute_until_success(names.WITHDRAW_INPUTS, withdrawal, summary=f"withdraw: {len(state.open)} open")
         self._state = self._state.withdrawn()
-        await family.report_inputs(self._state, state.open)
+        await self._report_inputs(state.open)
 
     async def _remind(self, request: OpenInput) -> None:
         left = len(request.remind_at) - 1

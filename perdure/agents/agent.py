@@ -248,6 +248,8 @@ class Agent:
     #: Whether the model calls tools and subagents from programs that it writes: instead of them it gets one tool,
     #: `code_mode`. Needs the extra `codemode`.
     code_mode: bool = False
+    #: The tools that hand work to an agent, by name.
+    children: "Sequence[tuple[str, Agent | RemoteAgent]]" = field(init=False, repr=False, compare=False, default=())
 
     def __post_init__(self) -> None:
         if not (_is_text(self.name) and NAME.fullmatch(self.name)):
@@ -260,6 +262,9 @@ class Agent:
         tools = tuple(_declared(self.name, declaration) for declaration in self.tools)
         object.__setattr__(self, "tools", tools)
         object.__setattr__(self, "subagents", tuple(self.subagents))
+        copies = bool(self.subagents) if self.copies_itself is None else self.copies_itself
+        children = (*((each.name, each) for each in self.subagents), *(((SELF_COPY, self),) if copies else ()))
+        object.__setattr__(self, "children", children)
         _refuse_duplicates(
             self.name, [*(name for name in map(_name, tools) if name is not None), *(name for name, _ in self.children)]
         )
@@ -267,12 +272,6 @@ class Agent:
             _check_code_mode(self.name)
         if self.output_schema is not None and (found := problem(self.output_schema)):
             raise InvalidDeclaration(f"Agent {self.name!r}: the output schema cannot be used: {found}.")
-
-    @property
-    def children(self) -> "Sequence[tuple[str, Agent | RemoteAgent]]":
-        """The tools that hand work to an agent, by name."""
-        copies = bool(self.subagents) if self.copies_itself is None else self.copies_itself
-        return (*((each.name, each) for each in self.subagents), *(((SELF_COPY, self),) if copies else ()))
 
     @property
     def own_tools(self) -> tuple[Tool[..., Any], ...]:

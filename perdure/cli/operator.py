@@ -134,8 +134,7 @@ def cancel(settings: Settings, session_id: str, turn_id: str | None) -> str:
         async with checked_store(settings.database) as store:
             row = await _known(store, session_id)
             driver = DriverClient(await temporal_client(settings, lazy=True), settings.task_queue)
-            cancelled = await cancel_turn(store, Signals(store, driver), row.session_id, turn_id)
-            return _CANCELLED[cancelled.status]
+            return _CANCELLED[(await cancel_turn(store, Signals(store, driver), row.session_id, turn_id)).status]
 
     return asyncio.run(work())
 
