@@ -32,7 +32,7 @@ Change: TypeAlias = Callable[[SessionState], SessionState]
 
 
 async def attend(state: SessionState, move: decisions.Children) -> Change:
-    """Start, follow or stop the sessions that a turn has handed work to; record their results, or show what they ask."""
+    """Start, follow or stop the sessions of a turn's calls; record their results, or show what they ask."""
     match move:
         case decisions.DispatchChildren(awaited=awaited):
             order, summary = DispatchChildren(at=awaited.at), f"start {len(awaited.keys)} children"
