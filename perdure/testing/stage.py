@@ -10,10 +10,13 @@ from perdure.agents.registry import AgentRegistry
 from perdure.errors import ForbiddenResponder, NeedsAttention, PerdureError, TokenConflict, ToolFailed
 from perdure.harness.harness import Harness
 from perdure.models.base import ModelSource
-from perdure.protocol.deliveries import Capabilities, DeliveryBody, DeliveryRef, Message, Mode, Principal
+from perdure.protocol.deliveries import CHILD_RESULT, Capabilities, DeliveryBody, DeliveryRef, Message, Mode, Principal
 from perdure.protocol.inputs import InputAnswer, InputRequest, OpenInput
 from perdure.protocol.requests import (
+    CollectChildren,
     Conclusion,
+    Coordinates,
+    DispatchChildren,
     Failure,
     ModelCall,
     ModelOutcome,
@@ -77,8 +80,42 @@ class LocalSteps:
     """Executes steps in this process. Tool calls are retried as declared; other steps run once."""
 
     def __init__(self, store: Store, agents: AgentRegistry, models: ModelSource, settings: Settings) -> None:
+        self._store = store
         self._harness = Harness(store, agents, models, settings)
         self._generations = count(1)
+
+    async def run(self, request: TurnRequest) -> TurnResult:
+        """Run a turn, and for each call that it hands to another agent the session of that, one after the other."""
+        result = await self._run(request)
+        while result.awaited is not None:
+            await self._run_children(result.awaited.at)
+            if result.awaited.request is None:
+                # It has parked as well.
+                return result
+            result = await self._run(TurnRequest.model_validate(result.awaited.request))
+        return result
+
+    async def _run(self, request: TurnRequest) -> TurnResult:
+        match await run_turn(request, self):
+            case TurnResult() as result:
+                return result
+            case ContinueAsNew():
+                raise AssertionError("a played turn does not continue as new")
+
+    async def _run_children(self, at: Coordinates) -> None:
+        pending, created = await self._harness.children.dispatch(DispatchChildren(at=at))
+        if len(pending.keys) > len(created):
+            raise AssertionError("play() has no other server: a remote agent can be played on its own")
+        for child in created:
+            session = child.session
+            # Played children ask nobody: there is no capability in the request.
+            task = TurnRequest(
+                session_id=session.session_id, turn=0, agent=session.agent, mode="task", deliveries=(child.task,)
+            )
+            await self.run(task)
+        reports = [row.ref for row in await self._store.unread(at.session_id) if row.kind == CHILD_RESULT]
+        results = tuple(DeliveryRef.model_validate(ref) for ref in reports)
+        await self._harness.children.collect(CollectChildren(at=at, deliveries=results))
 
     async def call_model(self, call: ModelCall, *, label: str | None = None) -> ModelOutcome:
         del label
@@ -208,11 +245,7 @@ class Stage:
             open=self._open,
             expired=expired,
         )
-        match await run_turn(request, self._steps):
-            case TurnResult() as result:
-                self._open = result.open
-            case ContinueAsNew():
-                raise AssertionError("a played turn does not continue as new")
+        self._open = (await self._steps.run(request)).open
 
     def _delivery(self, body: DeliveryBody) -> NewDelivery:
         return NewDelivery(

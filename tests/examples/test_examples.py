@@ -4,13 +4,13 @@ from types import ModuleType
 
 import pytest
 
-from examples import approvals, reports, shop, toolset
+from examples import approvals, newsroom, reports, shop, toolset
 from perdure.testing import ScriptedModel, call, play
 
 PUBLIC = {"perdure", "perdure.errors", "perdure.testing"}
 
 
-@pytest.mark.parametrize("example", [approvals, reports, shop, toolset], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("example", [approvals, newsroom, reports, shop, toolset], ids=lambda module: module.__name__)
 def test_an_example_imports_only_what_authors_may_import(example: ModuleType) -> None:
     code = Path(str(example.__file__)).read_text()
 
@@ -98,3 +98,22 @@ await send_reminder(customer="Ada", amount=owed["Ada"])
     assert request.prompt == "Remind Ada of 120.00"
     assert [each.tool for each in done.tool_calls] == ["find_orders", "find_orders", "send_reminder"]
     assert done.text == "Done."
+
+
+async def test_the_editor_lets_others_do_the_work() -> None:
+    lines = [
+        call("researcher", message="Find facts about tea."),
+        call("look_up", topic="tea"),
+        "Tea is drunk a lot.",
+        call("writer", message="Write about tea."),
+        "I may not publish.",
+        "Nothing was published.",
+    ]
+
+    played = await play(newsroom.agent, "Tea, please", model=ScriptedModel(lines))
+
+    assert [(each.tool, each.output) for each in played.tool_calls] == [
+        ("researcher", "Tea is drunk a lot."),
+        ("writer", "I may not publish."),
+    ]
+    assert played.text == "Nothing was published."

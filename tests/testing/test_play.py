@@ -3,7 +3,7 @@ import asyncio
 import pytest
 from pydantic import BaseModel
 
-from perdure import Agent, Principal, SessionView, State, ToolContext, responders, tool
+from perdure import Agent, Principal, RemoteAgent, SessionView, State, ToolContext, responders, tool
 from perdure.agents.demo import NOTES, agent
 from perdure.errors import ForbiddenResponder
 from perdure.testing import ScriptedModel, call, play
@@ -193,3 +193,21 @@ async def test_calls_are_in_the_order_in_which_the_model_asked_for_them() -> Non
         ("pay", {"amount": "much"}, "failed"),
         ("quick", {}, "completed"),
     ]
+
+
+async def test_a_played_agent_hands_work_to_others() -> None:
+    helper = Agent(name="helper")
+    agent = Agent(name="boss", subagents=[helper])
+    lines = [[call("helper", message="One"), call("helper", message="Two")], "Done one", "Done two", "All done"]
+
+    played = await play(agent, "Go", model=ScriptedModel(lines))
+
+    assert [each.output for each in played.tool_calls] == ["Done one", "Done two"]
+    assert played.text == "All done"
+
+
+async def test_a_remote_agent_cannot_be_played() -> None:
+    agent = Agent(name="boss", subagents=[RemoteAgent("away", url="https://agents.example.com", description="Far.")])
+
+    with pytest.raises(AssertionError, match="no other server"):
+        await play(agent, "Go", model=ScriptedModel([call("away", message="Hi")]))
