@@ -28,6 +28,27 @@ DEATHS = {
 }
 
 
+#: What `make test` runs of them, by how turns run; `make chaos` runs all. Each kind of death is in one of both.
+QUICK = {
+    "child": {
+        *("program_before_stage:1", "program_before_settle:2", "program_after_settle:3"),
+        *("tool_before_intent:2", "tool_after_effect:1", "tool_before_settle:2"),
+        *("resume_after_commit", "tool_after_effect", "park_after_commit"),
+    },
+    "inline": {
+        *("program_before_settle:1", "program_after_settle:2", "tool_after_intent:2", "tool_after_settle:1"),
+        *("program_after_settle", "park_before_commit"),
+    },
+}
+
+
+def is_of_many(place: str, point: str) -> bool:
+    return point not in QUICK[place]
+
+
+of_many = pytest.mark.slow_where.with_args(is_of_many)
+
+
 @dataclass
 class Place:
     stack: Stack
@@ -61,6 +82,7 @@ def charges(word: str) -> str:
     )
 
 
+@of_many
 @pytest.mark.parametrize(("point", "expected"), DEATHS.items())
 async def test_a_program_survives_its_worker(
     place: Place, tmp_path: Path, point: str, expected: tuple[str, str]
@@ -99,6 +121,7 @@ async def test_a_killed_worker_does_not_forget_where_a_program_waits_for_people(
     assert [len(place.ledger.of_call(tool, word)) for tool in ("charge", "refund")] == [1, 1]
 
 
+@of_many
 @pytest.mark.parametrize(
     "point",
     [
