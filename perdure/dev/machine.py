@@ -180,7 +180,7 @@ Ctrl-C ends everything; the sessions are here again at the next start.
 
 def described(agent: Agent) -> str:
     """The line about an agent in the welcome text."""
-    tools = [name for tool in agent.tools for name in _names(tool)]
+    tools = [*(name for tool in agent.tools for name in _names(tool)), *(name for name, _ in agent.children)]
     return f"\n  agent        {agent.name} (model {agent.model or DEMO}): {', '.join(tools) or 'no tools'}"
 
 
