@@ -53,7 +53,7 @@ class Signals:
         are signalled then, and also while an earlier signal has no answer for some time.
         """
         if unsignalled or row.ref is None or self._is_slow(row.session_id):
-            sent = await self._send_all_in_time(row.session_id)
+            sent = await self.deliver_all(row.session_id)
         else:
             sent = await self._send(row.session_id, self._driver.deliver(row.session_id, reference(row)))
         return sent and row.session_id not in self._driver.unserved
@@ -140,10 +140,6 @@ class Signals:
             # After the signals, so that later deliveries cannot overtake them. A mark added meanwhile stays.
             await self._store.clear_unsignalled(session_id, row.unsignalled)
 
-    async def deliver_all(self, session_id: str) -> bool:
-        """Signal everything that the session's driver may not know; False when it has to be signalled later."""
-        return await self._send_all_in_time(session_id)
-
     async def _send(self, session_id: str, sending: Awaitable[None]) -> bool:
         began = monotonic()
         in_flight = self._in_flight.setdefault(session_id, [])
@@ -151,7 +147,7 @@ class Signals:
         try:
             await sending
         except NoDriver:
-            return await self._send_all_in_time(session_id)
+            return await self.deliver_all(session_id)
         except Exception as error:
             await self._mark(session_id, error)
             return False
@@ -165,7 +161,8 @@ class Signals:
         in_flight = self._in_flight.get(session_id)
         return bool(in_flight) and monotonic() - in_flight[0] > _SLOW_SECONDS
 
-    async def _send_all_in_time(self, session_id: str) -> bool:
+    async def deliver_all(self, session_id: str) -> bool:
+        """Signal everything that the session's driver may not know; False when it has to be signalled later."""
         try:
             # The time limit is that of one call, however many signals there are.
             await in_time(self.signal_all(session_id))

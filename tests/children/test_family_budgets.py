@@ -7,7 +7,6 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from tests.support.plugin import StackFactory
 from tests.support.script import plan
 from tests.support.stack import Stack
 from tests.support.talk import Json, Talk, text, types
@@ -20,19 +19,6 @@ REPLY = 15
 CHILDREN = 10
 #: Seven replies, each of the first six with another call.
 TASK = " then ".join([*(f'call add {{"a": {n}, "b": 1}}' for n in range(6)), "say All done for you"])
-
-
-@pytest.fixture(scope="module", params=["child", "inline"])
-def stack(module_stack: StackFactory, request: pytest.FixtureRequest) -> Stack:
-    return module_stack(
-        provider=True, agents="tests.children.agents:agents", environment={"PERDURE_TURNS": request.param}
-    )
-
-
-@pytest.fixture
-async def talk(stack: Stack) -> AsyncGenerator[Talk]:
-    async with stack.talk() as talk:
-        yield talk
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ import asyncio
 import random
 from pathlib import Path
 
+import httpx2
 import pytest
 
 from perdure.runtime.drivers.client import DriverClient
@@ -35,7 +36,7 @@ async def until_boundary(stack: Stack, talk: Talk) -> list[Json]:
         async with reader:
             try:
                 events += await reader.until_boundary()
-            except Exception:
+            except httpx2.TransportError:
                 # The API has died while we read.
                 await asyncio.sleep(0.1)
                 continue

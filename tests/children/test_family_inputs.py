@@ -1,10 +1,5 @@
 """What children ask people: it is shown and answered where the family began."""
 
-from collections.abc import AsyncGenerator
-
-import pytest
-
-from tests.support.plugin import StackFactory
 from tests.support.stack import Stack
 from tests.support.talk import Json, Talk, text, types
 from tests.support.waiting import until
@@ -12,19 +7,6 @@ from tests.support.waiting import until
 from .test_subagents import hand, of_type
 
 PAY = 'call pay {"amount": 5}'
-
-
-@pytest.fixture(scope="module", params=["child", "inline"])
-def stack(module_stack: StackFactory, request: pytest.FixtureRequest) -> Stack:
-    return module_stack(
-        provider=True, agents="tests.children.agents:agents", environment={"PERDURE_TURNS": request.param}
-    )
-
-
-@pytest.fixture
-async def talk(stack: Stack) -> AsyncGenerator[Talk]:
-    async with stack.talk() as talk:
-        yield talk
 
 
 async def asked(talk: Talk, message: str) -> tuple[list[Json], list[Json]]:
@@ -35,7 +17,9 @@ async def asked(talk: Talk, message: str) -> tuple[list[Json], list[Json]]:
 
 
 def requests_in(events: list[Json]) -> list[Json]:
-    return [request for each in of_type(events, "input.requested") for request in each["requests"]]
+    """The requests that were shown, each once: one that is open still is shown again when the next turn parks."""
+    shown = [request for each in of_type(events, "input.requested") for request in each["requests"]]
+    return list({request["requestId"]: request for request in shown}.values())
 
 
 def approve(*requests: Json) -> list[Json]:

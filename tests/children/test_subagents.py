@@ -1,27 +1,10 @@
 """Turns that hand work to other agents, with real processes."""
 
 import json
-from collections.abc import AsyncGenerator
 from typing import Any
 
-import pytest
-
-from tests.support.plugin import StackFactory
 from tests.support.stack import Stack
 from tests.support.talk import Json, Talk, text, types
-
-
-@pytest.fixture(scope="module", params=["child", "inline"])
-def stack(module_stack: StackFactory, request: pytest.FixtureRequest) -> Stack:
-    return module_stack(
-        provider=True, agents="tests.children.agents:agents", environment={"PERDURE_TURNS": request.param}
-    )
-
-
-@pytest.fixture
-async def talk(stack: Stack) -> AsyncGenerator[Talk]:
-    async with stack.talk() as talk:
-        yield talk
 
 
 def hand(*tasks: tuple[str, str]) -> str:
