@@ -23,7 +23,7 @@ ifdef PYTEST_ARGS
 	$(BIN)/pytest $(PYTEST_ARGS)
 else
 	@# Most tests wait for real processes to notice that others died, so there can be more of them than cores.
-	$(BIN)/pytest -n 6 --dist worksteal -m "not alone and not slow"
+	$(BIN)/pytest -n 8 --dist worksteal -m "not alone and not slow"
 	@# Those that hold a stopwatch have the machine to themselves.
 	$(BIN)/pytest -m "alone and not slow"
 endif
@@ -34,6 +34,11 @@ coverage: $(STAMP)  ## Measure which lines the tests of one process reach; proce
 
 chaos: $(STAMP)  ## Run the tests that take minutes each, then break things at random for a quarter of an hour
 	$(BIN)/pytest -m slow
+	@# Property tests with more examples than `make test` has time for, and with new ones each time.
+	PERDURE_EXAMPLES=5 PERDURE_NEW_EXAMPLES=1 $(BIN)/pytest -m "not slow" --timeout 3600 tests/agents/test_output_schema.py \
+		tests/api/test_refusals.py tests/api/test_strange_requests.py tests/harness/test_bad_text.py \
+		tests/store/conformance/test_events.py tests/store/conformance/test_model.py
+	PERDURE_MACHINE_EXAMPLES=500 $(BIN)/pytest tests/session_machine
 	$(BIN)/python -m tests.chaos.soak --minutes 15
 
 check: lint test  ## Everything that must hold before a commit

@@ -11,6 +11,7 @@ from hypothesis import given as examples
 from hypothesis import strategies as st
 
 from perdure.agents.output_schema import problem, validator
+from tests.support.examples import at_least
 
 TREE = {
     "type": "object",
@@ -205,7 +206,7 @@ def _defining(a: Any, b: Any, schema: Any) -> Any:
 inner: st.SearchStrategy[Any] = st.recursive(st.booleans() | st.builds(dict[str, Any]), _schema, max_leaves=6)
 schemas = st.builds(_defining, _schema(st.booleans()), _schema(st.booleans()), _schema(inner))
 _QUIETLY = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
+    max_examples=at_least(50), deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 
 

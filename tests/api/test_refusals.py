@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests.api.asking import waiting
 from tests.api.served import URL, Api, serving
+from tests.support.examples import at_least
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -241,7 +242,7 @@ QUOTABLE: dict[str, Callable[[str, int], tuple[str, Any]]] = {
     size=st.sampled_from([1, 120, 20_000]),
     many=st.sampled_from([1, 20, 900]),
 )
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=at_least(50), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 async def test_an_error_is_short_whatever_it_quotes(strict: Api, where: str, unit: str, size: int, many: int) -> None:
     path, body = QUOTABLE[where](unit * size, 1 if size * many > 200_000 else many)
 

@@ -27,6 +27,7 @@ from perdure.settings import Settings
 from perdure.store.base import Store
 from perdure.store.open import open_store
 from perdure.testing import ScriptedModel, call
+from tests.support.examples import at_least
 from tests.support.lab import Lab
 
 _SLOW = [HealthCheck.too_slow, HealthCheck.function_scoped_fixture, HealthCheck.data_too_large]
@@ -216,12 +217,12 @@ sizes = st.sampled_from([1_000, 65_535, 65_536, 65_537, 150_000, 400_000])
 long_texts = st.builds(repeated, st.sampled_from(["x", "é", "\0", "\ud800", "\U0001f600", '"', "word "]), sizes)
 long_lists = st.builds(listed, texts | st.integers() | st.just(math.nan), sizes.map(lambda size: size // 4))
 long_values = long_texts | long_lists | st.dictionaries(long_texts, texts, min_size=1, max_size=1)
-_RARELY = settings(max_examples=15, deadline=None, suppress_health_check=_SLOW)
+_RARELY = settings(max_examples=at_least(5), deadline=None, suppress_health_check=_SLOW)
 
 
 # By itself it can be written, and beside other messages it cannot.
 @example(reply=ModelResponse(parts=[TextPart("x")], provider_details={"x": nested(253)}))
-@settings(max_examples=60, deadline=None, suppress_health_check=_SLOW)
+@settings(max_examples=at_least(20), deadline=None, suppress_health_check=_SLOW)
 @examples(replies)
 def test_the_turn_ends_once_for_any_text_of_a_model(unhappy: Unhappy, reply: ModelResponse) -> None:
     _ToolOutcome.value, _ToolOutcome.error, _ToolOutcome.token = 1, None, None
@@ -229,7 +230,7 @@ def test_the_turn_ends_once_for_any_text_of_a_model(unhappy: Unhappy, reply: Mod
     unhappy.run(unhappy.turns(reply))
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=_SLOW)
+@settings(max_examples=at_least(12), deadline=None, suppress_health_check=_SLOW)
 @examples(values | st.binary(max_size=5) | st.builds(dict, code=texts, message=texts), st.none() | texts)
 def test_whatever_a_tool_returns_the_turn_ends_once(unhappy: Unhappy, value: Any, token: str | None) -> None:
     _ToolOutcome.value, _ToolOutcome.error = value, None
@@ -240,7 +241,7 @@ def test_whatever_a_tool_returns_the_turn_ends_once(unhappy: Unhappy, value: Any
     assert emitted.count("action.result") == 1
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=_SLOW)
+@settings(max_examples=at_least(10), deadline=None, suppress_health_check=_SLOW)
 @examples(texts.map(RuntimeError) | texts.map(ModelFailed) | st.just(Unprintable()))
 def test_whatever_a_tool_raises_the_turn_ends_once(unhappy: Unhappy, error: BaseException) -> None:
     _ToolOutcome.error, _ToolOutcome.token = error, None
@@ -250,7 +251,7 @@ def test_whatever_a_tool_raises_the_turn_ends_once(unhappy: Unhappy, error: Base
     assert emitted.count("action.result") == 1
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=_SLOW)
+@settings(max_examples=at_least(10), deadline=None, suppress_health_check=_SLOW)
 @examples(texts.map(RuntimeError) | texts.map(ModelFailed) | st.just(Unprintable()))
 def test_whatever_a_provider_fails_with_the_turn_ends_once(unhappy: Unhappy, error: Exception) -> None:
     emitted = unhappy.run(unhappy.turns(error))
@@ -258,7 +259,7 @@ def test_whatever_a_provider_fails_with_the_turn_ends_once(unhappy: Unhappy, err
     assert "turn.failed" in emitted
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=_SLOW)
+@settings(max_examples=at_least(10), deadline=None, suppress_health_check=_SLOW)
 @examples(
     texts
     | st.lists(

@@ -31,12 +31,12 @@ pytestmark = pytest.mark.timeout(600 if _EXAMPLES is None else 0)
 
 
 def test_on_sqlite(on_sqlite: type[Machine]) -> None:
-    _play(on_sqlite, 100)
+    _play(on_sqlite, 40)
 
 
 @pytest.mark.postgres
 def test_on_postgres(on_postgres: type[Machine]) -> None:
-    _play(on_postgres, 15)
+    _play(on_postgres, 8)
 
 
 def test_a_cancel_overtakes_the_answer_that_begins_its_turn(state: Machine) -> None:

@@ -6,7 +6,12 @@ from pathlib import Path
 import pytest
 
 #: Their tests wait for real processes, some for half a minute.
-_WAITING = frozenset({"bench", "chaos", "dev", "packaging", "parking", "runtime", "session_machine", "workflows"})
+_WAITING = frozenset(
+    {
+        *("bench", "chaos", "children", "cli", "code_mode", "conformance", "dev", "examples", "packaging", "parking"),
+        *("remote", "runtime", "session_machine", "topology", "workflows"),
+    }
+)
 
 _TESTS = Path(__file__).parents[1]
 

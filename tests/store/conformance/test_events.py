@@ -14,6 +14,7 @@ from perdure.store.base import Store
 from perdure.store.values import Commit
 from tests.store.conformance.conftest import Database
 from tests.support import given
+from tests.support.examples import at_least
 
 
 async def test_events_are_dense_from_zero(store: Store) -> None:
@@ -164,7 +165,7 @@ json_values = st.recursive(
 )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=at_least(15), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @examples(data=st.dictionaries(st.text(max_size=8), json_values, max_size=4))
 async def test_any_json_comes_back(store: Store, data: JsonObject) -> None:
     committed = await store.commit(Commit("s"))

@@ -23,6 +23,7 @@ from perdure.store.base import Store
 from perdure.store.open import open_store
 from perdure.store.values import CancelRequest, Commit, Committed, Consumption, Hold, InputChanges
 from tests.support import given
+from tests.support.examples import at_least
 
 T = TypeVar("T")
 
@@ -410,7 +411,7 @@ def test_the_store_behaves_as_its_model(url: str, machine: type[StoreMachine] | 
             run_state_machine_as_test(
                 # Any callable will do.
                 cast("type[RuleBasedStateMachine]", make),
-                settings=settings(max_examples=40, stateful_step_count=steps, deadline=None),
+                settings=settings(max_examples=at_least(12), stateful_step_count=steps, deadline=None),
             )
         finally:
             for store in stores:
