@@ -16,8 +16,9 @@ from .auth import Authenticator, Gate, is_development
 from .bodies import BodyReader
 from .requests import Handler, RequestLimits, Scopes, traced
 from .responses import Shield, on_error, on_http_error
+from .routes.events import EventRoutes
 from .routes.inputs import InputRoutes
-from .routes.inspection import AboutRoutes, DeadLetterRoutes, InspectionRoutes, StreamRoutes
+from .routes.inspection import AboutRoutes, DeadLetterRoutes, InspectionRoutes
 from .routes.sessions import CallbackRoutes, SessionRoutes
 from .stream.broadcast import Broadcasts
 
@@ -55,7 +56,7 @@ def create_app(
     bodies, limits = BodyReader(settings.max_body_bytes), RequestLimits.of(settings)
     about = AboutRoutes(gate, scopes, development=development)
     sessions_in = SessionRoutes(gate, scopes, sessions, bodies, limits, settings)
-    stream = StreamRoutes(gate, scopes, broadcasts or Broadcasts(store))
+    events = EventRoutes(gate, scopes, sessions, store, broadcasts or Broadcasts(store))
 
     def route(method: str, path: str, handler: Handler, bodies: BodyReader = bodies) -> None:
         app.add_api_route(path, traced(bodies, method, path, handler), methods=[method], response_model=None)
@@ -69,7 +70,7 @@ def create_app(
         route("POST", f"{prefix}/session/{{session_id}}/compact", sessions_in.compact)
         route("POST", f"{prefix}/session/{{session_id}}/clear", sessions_in.clear)
         route("POST", f"{prefix}/session/{{session_id}}/reset", sessions_in.reset)
-        route("GET", f"{prefix}/session/{{session_id}}/stream", stream.events)
+        route("GET", f"{prefix}/session/{{session_id}}/stream", events.ndjson)
     # Anybody may send one, so its room is not that of those who are known.
     reports = BodyReader(min(settings.max_body_bytes, MOST_REPORTED))
     callbacks = CallbackRoutes(sessions.callbacks, reports)
@@ -79,6 +80,8 @@ def create_app(
     route("GET", "/v1/sessions", inspection.sessions)
     route("GET", "/v1/sessions/{session_id}", inspection.session)
     route("GET", "/v1/sessions/{session_id}/tree", inspection.tree)
+    route("GET", "/v1/sessions/{session_id}/events", events.list)
+    route("GET", "/v1/sessions/{session_id}/events/stream", events.sse)
     route("POST", "/v1/sessions/{session_id}/fork", sessions_in.fork)
     dead_letters = DeadLetterRoutes(gate, sessions.dead_letters)
     route("GET", "/v1/dead-letters", dead_letters.list)

@@ -1,6 +1,5 @@
-"""What callers may look at: sessions and their events, failed turns, agents, and whether the service answers."""
+"""What callers may look at: sessions, failed turns, agents, and whether the service answers."""
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -13,10 +12,8 @@ from starlette.responses import Response
 from api.auth import Gate
 from api.requests import Scopes, known_id, limit, name, one_of
 from api.responses import flags, reply
-from api.stream.broadcast import Broadcasts
-from api.stream.response import EventStream
 from api.views import describe, waiting_for
-from perdure.errors import DeadLetterNotFound, Invalid
+from perdure.errors import DeadLetterNotFound
 from perdure.protocol import names
 from perdure.protocol.deliveries import Mode, Principal
 from perdure.protocol.events import Usage
@@ -237,34 +234,3 @@ class AboutRoutes:
         agent = self._scopes.agent(request)
         await self._gate.admit(request)
         return reply(describe(agent, development=self._development))
-
-
-_INTEGER_PREFIX = re.compile(r"\s*([+-]?[0-9]{1,16})(?![0-9])")
-_LARGEST = 2**53 - 1
-
-
-class StreamRoutes:
-    """Reading a session's events, live."""
-
-    def __init__(self, gate: Gate, scopes: Scopes, broadcasts: Broadcasts) -> None:
-        self._gate = gate
-        self._scopes = scopes
-        self._broadcasts = broadcasts
-
-    async def events(self, request: Request) -> Response:
-        """Every event from `startIndex` on as a line of JSON, then live ones, until the session ends."""
-        self._scopes.agent(request)
-        principal = await self._gate.admit(request)
-        start = start_index(request.query_params.getlist("startIndex"))
-        return EventStream(self._broadcasts, await self._scopes.member(request, principal), start)
-
-
-def start_index(given: list[str]) -> int:
-    """The leading integer of the first value: `3.7` is 3 and `2x` is 2."""
-    if not given:
-        return 0
-    found = _INTEGER_PREFIX.match(given[0])
-    number = int(found[1]) if found else -1
-    if not 0 <= number <= _LARGEST:
-        raise Invalid("Expected startIndex to be a non-negative integer.")
-    return number

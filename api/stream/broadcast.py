@@ -1,8 +1,8 @@
 """Live events for many readers: one follower of the store per watched session, for any number of readers.
 
-The follower encodes each event once and keeps the latest lines. A reader is an index: it takes lines from the broadcast
-while it keeps up, and pages from the store when the broadcast no longer has its next line. So a reader that never reads
-costs only its own connection.
+The follower encodes each event once and keeps the latest lines. A reader is an index and a face: it takes lines from
+the broadcast while it keeps up, and pages from the store when the broadcast no longer has its next line. So a reader
+that never reads costs only its own connection.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from perdure.store.base import Store, Watch
 from perdure.store.values import SessionRow
 
 from .buffer import Unsent
+from .faces import Face, Line
 from .ndjson import NdjsonLines
 
 log = logging.getLogger("perdure.api.stream")
@@ -32,8 +33,12 @@ _TAIL = 32
 class Pace:
     """The timing and the limits of broadcasts. Times are in seconds."""
 
-    # An idle stream sends a blank line this often, so that proxies keep the connection.
+    # An idle stream sends something this often, so that proxies keep the connection, unless its face says how often.
     heartbeat: float = 10.0
+    # The same for server-sent events, and how long such a connection lives: five minutes, give or take a fifth, so
+    # that a balancer can spread clients over new processes.
+    comment: float = 15.0
+    lifetime: tuple[float, float] = (240.0, 360.0)
     # A connection that reads nothing for this long is dropped.
     stall: float = 60.0
     # The store wakes the follower; this limits the delay after a lost wake-up.
@@ -66,7 +71,7 @@ class Broadcast:
         self._session_id = session.session_id
         self._pace = pace
         self._replays = replays
-        self._ring: deque[bytes] = deque()
+        self._ring: deque[Line] = deque()
         self._size = 0
         # The index of the first line in the ring, and of the next line.
         self._base = self._next = session.events
@@ -78,7 +83,8 @@ class Broadcast:
         # In the order of their arrival.
         self._waiting: dict[asyncio.Future[None], None] = {}
         self._lines = NdjsonLines(store, session.session_id)
-        self._shared: tuple[int, int, bytes] = (0, 0, b"")
+        # By the name of the face: a chunk, and the index of its first line and of the one after it.
+        self._shared: dict[str, tuple[int, int, bytes]] = {}
         self._follower: asyncio.Task[None] | None = None
         self.readers = 0
 
@@ -96,52 +102,55 @@ class Broadcast:
         self.stop()
         await self._wake()
 
-    async def chunks(self, start: int) -> AsyncGenerator[bytes]:
-        """Lines from `start` on in chunks, and a blank line while idle; ends at the terminal event."""
+    async def chunks(self, start: int, face: Face, until: int | None = None) -> AsyncGenerator[bytes]:
+        """Lines from `start` on in chunks, and heartbeats while idle; ends at `until` or at the terminal event."""
         if not self._end_known:
             await self._find_end()
         index = start
-        while not self._closed:
+        while not self._closed and (until is None or index < until):
             if index < self._base:
-                async for chunk, reached in self._stored(index):
+                async for chunk, reached in self._stored(index, face, until):
                     index = reached
                     yield chunk
             elif index < self._next:
-                chunk, index = self._recent(index)
+                chunk, index = self._recent(index, face, until)
                 yield chunk
             elif self._ended:
                 return
             elif self.failed:
                 raise BroadcastFailed
-            elif not await self._wait_for_line():
-                yield b"\n"
+            elif not await self._wait_for_line(face.every or self._pace.heartbeat):
+                yield face.heartbeat
 
     # --- readers --------------------------------------------------------------------------------------------
 
-    async def _stored(self, index: int) -> AsyncIterator[tuple[bytes, int]]:
+    async def _stored(self, index: int, face: Face, until: int | None) -> AsyncIterator[tuple[bytes, int]]:
         """Lines up to the ring, from the store."""
-        lines, wanted = NdjsonLines(self._store, self._session_id), _FIRST_PAGE
-        while index < self._base and not self._closed:
+        encoder, wanted = NdjsonLines(self._store, self._session_id), _FIRST_PAGE
+        while index < (end := self._base if until is None else min(until, self._base)) and not self._closed:
             async with self._replays:
-                chunk, taken, read = await self._page(lines, index, min(wanted, self._base - index))
-            index += taken
-            wanted = min(self._pace.page, 2 * wanted) if taken == read else taken
+                lines, read = await self._page(encoder, index, min(wanted, end - index))
+            index += len(lines)
+            wanted = min(self._pace.page, 2 * wanted) if len(lines) == read else len(lines)
+            chunk = face.encode(lines)
+            del lines
             # Only this chunk is kept for a client that may never read it.
             yield chunk, index
 
-    async def _page(self, lines: NdjsonLines, index: int, wanted: int) -> tuple[bytes, int, int]:
-        """A chunk of lines, the number of events in it, and the number of events read for it."""
+    async def _page(self, encoder: NdjsonLines, index: int, wanted: int) -> tuple[Sequence[Line], int]:
+        """Lines for a chunk, and the number of events that were read for it."""
         page = await self._store.events(self._session_id, index, min(wanted, self._pace.page))
         if not page:
             # The row counts an event that the log does not contain: waiting for it would loop for ever.
             raise BroadcastFailed
-        chunk, taken = bytearray(), 0
+        lines: list[Line] = []
+        size = 0
         for event in page:
-            chunk += await lines.line(event)
-            taken += 1
-            if len(chunk) >= self._pace.chunk_bytes:
+            lines.append(Line(event.index, event.type, await encoder.line(event)))
+            size += len(lines[-1].json)
+            if size >= self._pace.chunk_bytes:
                 break
-        return bytes(chunk), taken, len(page)
+        return lines, len(page)
 
     async def _find_end(self) -> None:
         """Find the terminal event, to omit later events. Few events follow it, so the search starts at the tail."""
@@ -156,26 +165,29 @@ class Broadcast:
             end = start
         self._end_known = True
 
-    def _recent(self, index: int) -> tuple[bytes, int]:
-        """Lines of the ring. Readers that keep up need the same lines, so they share one chunk."""
-        start, end, chunk = self._shared
+    def _recent(self, index: int, face: Face, until: int | None) -> tuple[bytes, int]:
+        """Lines of the ring. Readers that keep up need the same lines, so those of one face share one chunk."""
+        shared = face.shared if until is None else None
+        start, end, chunk = self._shared.get(shared or "", (0, 0, b""))
         if start == index and end > index and (end == self._next or len(chunk) >= self._pace.chunk_bytes):
             return chunk, end
-        taken: list[bytes] = []
+        taken: list[Line] = []
         size, at = 0, index - self._base
-        while at < len(self._ring) and size < self._pace.chunk_bytes:
+        last = len(self._ring) if until is None else min(len(self._ring), until - self._base)
+        while at < last and size < self._pace.chunk_bytes:
             taken.append(self._ring[at])
-            size += len(taken[-1])
+            size += len(taken[-1].json)
             at += 1
-        chunk = taken[0] if len(taken) == 1 else b"".join(taken)
-        self._shared = (index, index + len(taken), chunk)
+        chunk = face.encode(taken)
+        if shared is not None:
+            self._shared[shared] = (index, index + len(taken), chunk)
         return chunk, index + len(taken)
 
-    async def _wait_for_line(self) -> bool:
+    async def _wait_for_line(self, within: float) -> bool:
         woken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting[woken] = None
         try:
-            async with asyncio.timeout(self._pace.heartbeat):
+            async with asyncio.timeout(within):
                 await woken
         except TimeoutError:
             return False
@@ -217,9 +229,9 @@ class Broadcast:
     async def _publish(self, events: Sequence[Event]) -> None:
         unpublished = 0
         for event in events:
-            line = await self._lines.line(event)
+            line = Line(event.index, event.type, await self._lines.line(event))
             self._add(line)
-            unpublished += len(line)
+            unpublished += len(line.json)
             if event.type in TERMINAL:
                 # The stream ends here; the log may contain later events.
                 self._ended = True
@@ -232,12 +244,12 @@ class Broadcast:
             await self._wake()
             await asyncio.sleep(self.readers * self._pace.rest)
 
-    def _add(self, line: bytes) -> None:
+    def _add(self, line: Line) -> None:
         self._ring.append(line)
-        self._size += len(line)
+        self._size += len(line.json)
         self._next += 1
         while len(self._ring) > self._pace.ring_lines or (self._size > self._pace.ring_bytes and len(self._ring) > 1):
-            self._size -= len(self._ring.popleft())
+            self._size -= len(self._ring.popleft().json)
             self._base += 1
 
     async def _wake(self) -> None:

@@ -1,4 +1,4 @@
-"""The streaming response: lines of a broadcast, sent as fast as the client reads them."""
+"""The streaming response: what a broadcast has, in one face, sent as fast as the client reads it."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,7 @@ from perdure.telemetry import spans
 
 from .broadcast import Broadcasts
 from .buffer import Outflow
-from .ndjson import CONTENT_TYPE, FORMAT, VERSION
+from .faces import Face
 
 log = logging.getLogger("perdure.api.stream")
 
@@ -21,17 +21,21 @@ TRANSPORT = "perdure.transport"
 
 
 class EventStream(Response):
-    """A session's events from `start` on, then live ones. A slow client delays only itself."""
+    """A session's events from `start` on, then live ones unless it ends at `until`.
 
-    def __init__(self, broadcasts: Broadcasts, session: SessionRow, start: int) -> None:
+    A slow client delays only itself.
+    """
+
+    def __init__(
+        self, broadcasts: Broadcasts, session: SessionRow, start: int, face: Face, until: int | None = None
+    ) -> None:
         super().__init__(
             headers={
                 "cache-control": "no-store, no-transform",
-                "content-type": CONTENT_TYPE,
                 "x-accel-buffering": "no",
                 "x-eve-session-id": session.session_id,
-                "x-eve-stream-format": FORMAT,
-                "x-eve-stream-version": VERSION,
+                "x-perdure-tail-index": str(session.events - 1),
+                **face.headers,
             }
         )
         # A stream has no length.
@@ -39,6 +43,8 @@ class EventStream(Response):
         self._broadcasts = broadcasts
         self._session = session
         self._start = start
+        self._face = face
+        self._until = until
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         outflow = Outflow(self._session.session_id, scope.get("extensions", {}).get(TRANSPORT))
@@ -61,15 +67,21 @@ class EventStream(Response):
 
     async def _pump(self, send: Send, outflow: Outflow) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        # Proxies forward the headers with the first byte; clients skip blank lines.
-        await self._send(send, b"\n", outflow)
+        face, loop = self._face, asyncio.get_running_loop()
+        ends_at = None if face.lifetime is None else loop.time() + face.lifetime
+        await self._send(send, face.greeting(self._session), outflow)
         with spans.open_stream(), self._broadcasts.unsent.of(outflow):
             async with (
                 self._broadcasts.open(self._session) as broadcast,
-                contextlib.aclosing(broadcast.chunks(self._start)) as chunks,
+                contextlib.aclosing(broadcast.chunks(self._start, face, self._until)) as chunks,
             ):
                 async for chunk in chunks:
-                    await self._send(send, chunk, outflow)
+                    # Without what a filter leaves out, nothing may be left.
+                    if chunk:
+                        await self._send(send, chunk, outflow)
+                    if ends_at is not None and loop.time() > ends_at:
+                        await self._send(send, face.farewell(), outflow)
+                        break
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send(self, send: Send, chunk: bytes, outflow: Outflow) -> None:

@@ -37,6 +37,7 @@ from .values import (
     Commit,
     Committed,
     DeliveryRow,
+    EventQuery,
     InputPage,
     InputQuery,
     InputRow,
@@ -321,6 +322,10 @@ class Store(Protocol):
     # events
     async def events(self, session_id: str, start: int = 0, limit: int = 500) -> Sequence[Event]:
         """Events with index >= start, in order."""
+        ...
+
+    async def find_events(self, session_id: str, query: EventQuery) -> Sequence[Event]:
+        """The first events that the query asks for, without those that retention has deleted."""
         ...
 
     async def index_of(self, session_id: str, key: str) -> int | None:

@@ -145,6 +145,24 @@ class SessionPage:
     next_cursor: str | None = None
 
 
+@dataclass(frozen=True)
+class EventQuery:
+    """Which events of a session are wanted: all of these conditions hold for each of them."""
+
+    # Its index is larger than `after`, and smaller than `before`.
+    after: int = -1
+    before: int = 2**53
+    # Its type is one of `types`, if there are any, and none of `exclude`.
+    types: Sequence[str] = ()
+    exclude: Sequence[str] = ()
+    turn: int | None = None
+    attempt: int | None = None
+    delivery_id: str | None = None
+    # The last ones first.
+    back: bool = False
+    limit: int = 100
+
+
 # --- deliveries ---------------------------------------------------------------------------------------------
 
 

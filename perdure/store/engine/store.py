@@ -34,6 +34,7 @@ from perdure.store.values import (
     Commit,
     Committed,
     DeliveryRow,
+    EventQuery,
     InputPage,
     InputQuery,
     InputRow,
@@ -338,6 +339,21 @@ class SqlStore:
         events = [rows.event(row) for row in found]
         is_dense = not events or events[-1].index - start + 1 == len(events)
         return events if is_dense else rows.with_expired(events, start, limit)
+
+    async def find_events(self, session_id: str, query: EventQuery) -> Sequence[Event]:
+        found = await self._rows(
+            "find_events_back" if query.back else "find_events",
+            session_id=session_id,
+            after=query.after,
+            before=query.before,
+            types=query.types,
+            exclude=query.exclude,
+            turn=query.turn,
+            attempt=query.attempt,
+            delivery_id=query.delivery_id,
+            limit=query.limit,
+        )
+        return [rows.event(row) for row in found]
 
     async def index_of(self, session_id: str, key: str) -> int | None:
         found = await self._row("index_of", session_id=session_id, key=key)

