@@ -20,7 +20,7 @@ from perdure.protocol.actions import Park
 from perdure.protocol.requests import CallBack, Concluded, Failure, TurnRequest, TurnResult
 from perdure.protocol.wire import JsonObject
 from perdure.session import decisions
-from perdure.session.turn import StepFailed, conclusion
+from perdure.session.turn import StepFailed
 
 from . import policies
 
@@ -76,7 +76,7 @@ async def conclude(
     request: TurnRequest, failure: Failure, kind: Literal["failed", "cancelled"] = "failed"
 ) -> TurnResult:
     """End a turn that no step could end; its result."""
-    end = conclusion(request, request.step, failure, kind)
+    end = decisions.conclusion(request, request.step, failure, kind)
     concluded = await execute_until_success(
         names.CONCLUDE_TURN, end, summary=f"{kind}: {failure.code}", result=CONCLUDED_TYPE
     )

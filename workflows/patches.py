@@ -87,5 +87,11 @@ PATCHES = (
     Patch("inline-turns", "driver", date(2026, 11, 19), "ran each turn as a child workflow"),
     Patch("children", "both", date(2026, 11, 19), "left the work of children to a newer build"),
     Patch("code-mode", "both", date(2026, 11, 19), "left programs of the model to a newer build"),
+    Patch(
+        "children-end-first",
+        "both",
+        date(2026, 11, 20),
+        "ended a parked turn before its children if a cancel came with an answer, or a control",
+    ),
     Patch("parallel-calls", "both", date(2026, 11, 18), "began all calls of a reply at once"),
 )

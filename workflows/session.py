@@ -43,7 +43,7 @@ from perdure.session.state import (
     read_turn_number,
     with_unknown_prefix,
 )
-from perdure.session.turn import CANCELLED, ContinueAsNew
+from perdure.session.turn import ContinueAsNew
 
 from . import family, versions
 from .outcomes import conclude, execute_until_success, failure_of_error, failure_of_turn
@@ -252,6 +252,10 @@ class SessionWorkflow:
             case decisions.RebuildState(rebuild=rebuild):
                 return await self._rebuild_state(rebuild)
             case decisions.Withdraw():
+                if self._state.awaited is not None and workflow.patched("children-end-first"):
+                    # A control ends the parked turn: the sessions that work for it end first.
+                    self._state = self._state.cancelled("this")
+                    return False
                 await self._withdraw()
                 # A cancelled task has no next message.
                 return self._state.mode == "task"
@@ -331,7 +335,7 @@ class SessionWorkflow:
         """The result of the turn; None if an operator has ended the session meanwhile."""
         if self._state.cancel == "this":
             # Cancelled before it began: the child workflow is not started.
-            return await conclude(request, CANCELLED, "cancelled")
+            return await conclude(request, decisions.CANCELLED, "cancelled")
         try:
             # A held turn begins as a child workflow: there it may find a newer build.
             # A turn that has waited for its children continues where it began.

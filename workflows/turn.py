@@ -128,6 +128,9 @@ class ActivitySteps:
         # Turns that began before this check existed ran their calls here.
         return not early or workflow.patched("stop-before-calls")
 
+    def ends_after_children(self) -> bool:
+        return workflow.patched("children-end-first")
+
     def _queue(self) -> str:
         """The task queue of the steps: the turn's own, so that the server can hand them over with a decision.
 

@@ -19,7 +19,7 @@ from perdure.protocol.inputs import InputRequest
 from perdure.protocol.names import REPLY, outcome_key
 from perdure.protocol.requests import CallRef, Coordinates, Failure, Finished, ModelOutcome
 from perdure.protocol.wire import JsonObject
-from perdure.session.turn import CANCELLED
+from perdure.session.decisions import CANCELLED
 from perdure.settings import Settings
 from perdure.store.values import Attempt, Committed, NewRecord, SessionChange
 

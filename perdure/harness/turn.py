@@ -24,8 +24,8 @@ from perdure.protocol.requests import (
     Reminder,
     Withdrawal,
 )
+from perdure.session.decisions import CANCELLED as CANCELLATION
 from perdure.session.inputs import resolved
-from perdure.session.turn import CANCELLED as CANCELLATION
 from perdure.store.base import Store, commit_with_retries
 from perdure.store.values import (
     AlreadyBegun,

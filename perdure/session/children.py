@@ -28,7 +28,8 @@ def awaiting(session: SessionState, result: TurnResult) -> SessionState:
     handed = result.awaited
     if handed is None:
         raise ValueError("The turn does not say for what it waits.")
-    unended = {"turn": session.turn, "told": session.told, "cancel": session.cancel}
+    cancel = "this" if result.cancelled else session.cancel
+    unended = {"turn": session.turn, "told": session.told, "cancel": cancel}
     going_on = unended if handed.request is not None else {}
     # A turn that continues a parked one waits for the same calls, and for those that a program has made since.
     known = session.awaited or handed

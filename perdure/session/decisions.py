@@ -17,7 +17,7 @@ from perdure.protocol.deliveries import (
     Mode,
 )
 from perdure.protocol.inputs import OpenInput
-from perdure.protocol.requests import Awaited, Concluded, Failure, TurnRequest
+from perdure.protocol.requests import Awaited, Concluded, Conclusion, Coordinates, Failure, TurnRequest
 from perdure.protocol.wire import JsonObject
 
 from .state import UNKNOWN, Rebuild, SessionState, is_unknown
@@ -60,6 +60,27 @@ def action_after_conclusion(mode: Mode, failure: Failure | None, concluded: Conc
     if concluded is None or concluded.over is None:
         return action_after_turn(mode, failure)
     return Done(is_error=failure is not None) if concluded.over else Park()
+
+
+CANCELLED = Failure(code="TURN_CANCELLED", message="The turn was cancelled.")
+
+
+def heard(request: TurnRequest) -> tuple[DeliveryRef, ...]:
+    """The deliveries of a turn that are in the store: not the results for which it waits."""
+    return tuple(each for each in request.deliveries if each.kind != AWAITED)
+
+
+def conclusion(
+    request: TurnRequest, step: int, failure: Failure, kind: Literal["failed", "cancelled"] = "failed"
+) -> Conclusion:
+    """The input of `conclude_turn`: the end of a turn that no step could record."""
+    return Conclusion(
+        kind=kind,
+        at=Coordinates(session_id=request.session_id, turn=request.turn, step=step),
+        mode=request.mode,
+        failure=failure,
+        deliveries=heard(request),
+    )
 
 
 # --- the driver ---------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from perdure.errors import PerdureError, UnreadableState
 from perdure.protocol.actions import DispatchCodeModeRuntimeActions, DispatchRuntimeActions, Park
@@ -97,6 +97,10 @@ class Steps(Protocol):
         """
         ...
 
+    def ends_after_children(self) -> bool:
+        """Whether a cancelled turn ends after the sessions that work for it, and not before."""
+        ...
+
 
 class ContinueAsNew(Wire):
     """The turn continues as new with this request."""
@@ -137,7 +141,7 @@ async def _unreadable(request: TurnRequest, steps: Steps, unreadable: Unreadable
     )
     if request.holds:
         return result.model_copy(update={"held": request.model_dump(mode="json")})
-    concluded = await steps.conclude(conclusion(request, request.step, failure)) or Concluded()
+    concluded = await steps.conclude(decisions.conclusion(request, request.step, failure)) or Concluded()
     ended = {
         "action": Park() if concluded.open else decisions.action_after_conclusion(request.mode, failure, concluded),
         "token_hash": concluded.token_hash or request.token_hash,
@@ -152,7 +156,7 @@ class _Turn:
     def __init__(self, request: TurnRequest, steps: Steps, state: TurnState) -> None:
         # The calls of an earlier turn for whose results this one waits before it calls the model.
         self._awaited = tuple(each for each in request.deliveries if each.kind == AWAITED)
-        self._request = _without_awaited(request) if self._awaited else request
+        self._request = request.model_copy(update={"deliveries": decisions.heard(request)})
         self._steps = steps
         self._state = state
         self._step = request.step
@@ -176,12 +180,15 @@ class _Turn:
             except StepFailed as failed:
                 if failed.held and self._request.holds:
                     raise
-                await self._conclude(conclusion(self._request, self._step, failed.failure))
+                await self._conclude(decisions.conclusion(self._request, self._step, failed.failure))
                 return self._result(failed.failure)
             except asyncio.CancelledError:
+                if self._awaited and self._steps.ends_after_children():
+                    return self._stopping_result()
                 # All activities of the turn have ended by now, so the cancellation may be recorded.
-                await self._conclude(conclusion(self._request, self._step, CANCELLED, "cancelled"))
-                return self._result(CANCELLED, cancelled=True)
+                end = decisions.conclusion(self._request, self._step, decisions.CANCELLED, "cancelled")
+                await self._conclude(end)
+                return self._result(decisions.CANCELLED, cancelled=True)
         except StepFailed as failed:
             if not (failed.held and self._request.holds):
                 raise
@@ -408,6 +415,11 @@ class _Turn:
         action = DispatchCodeModeRuntimeActions(pending_action_keys=waiting.keys)
         return (parked or self._result(None)).model_copy(update={"action": action, "awaited": awaited})
 
+    def _stopping_result(self) -> TurnResult:
+        """The result of a cancelled turn: the driver stops the sessions that work for it, and ends it after them."""
+        waiting = _Waiting(self._at, keys=tuple(each.id for each in self._awaited))
+        return self._waiting_result(waiting, self._request_from_here(), None).model_copy(update={"cancelled": True})
+
     def _request_from_here(self) -> TurnRequest:
         """The request with which the turn processes its answers again: all that was done is recorded."""
         again = {**self._carried_fields(), "deliveries": (*self._request.deliveries, *self._awaited)}
@@ -416,7 +428,10 @@ class _Turn:
     def _continuation(self) -> TurnRequest:
         """The request with which the turn continues: what it has consumed is in its records."""
         remaining = self._remaining_request()
-        return remaining.model_copy(update={"deliveries": (), "head": self._head, "token_hash": None, "retired": ()})
+        # A turn that waits first, and has no answers to process, has consumed nothing yet.
+        unread = self._request.deliveries if self._step == 0 and not decisions.resumes(self._request) else ()
+        again = {"deliveries": unread, "head": self._head, "token_hash": None, "retired": ()}
+        return remaining.model_copy(update=again)
 
     def _held_result(self, failure: Failure) -> TurnResult:
         """The result of a turn that no worker can serve now: it carries the request to continue from here."""
@@ -474,24 +489,3 @@ class _Turn:
 def _merged(*several: Sequence[OpenInput]) -> tuple[OpenInput, ...]:
     """All requests, each once."""
     return tuple({each.request_id: each for some in several for each in some}.values())
-
-
-def _without_awaited(request: TurnRequest) -> TurnRequest:
-    deliveries = tuple(each for each in request.deliveries if each.kind != AWAITED)
-    return request.model_copy(update={"deliveries": deliveries})
-
-
-CANCELLED = Failure(code="TURN_CANCELLED", message="The turn was cancelled.")
-
-
-def conclusion(
-    request: TurnRequest, step: int, failure: Failure, kind: Literal["failed", "cancelled"] = "failed"
-) -> Conclusion:
-    """The input of `conclude_turn`: the end of a turn that no step could record."""
-    return Conclusion(
-        kind=kind,
-        at=Coordinates(session_id=request.session_id, turn=request.turn, step=step),
-        mode=request.mode,
-        failure=failure,
-        deliveries=request.deliveries,
-    )

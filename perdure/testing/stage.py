@@ -162,6 +162,9 @@ class LocalSteps:
     def cancelled(self, *, early: bool = False) -> bool:
         return False
 
+    def ends_after_children(self) -> bool:
+        return True
+
     def _attempt(self, number: int) -> Attempt:
         return Attempt(number, next(self._generations))
 

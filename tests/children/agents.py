@@ -1,5 +1,7 @@
 """Agents that hand work to one another."""
 
+import asyncio
+
 from perdure import Agent, Limits, tool
 
 MODEL = "openai-chat:scripted"
@@ -17,9 +19,16 @@ async def pay(amount: int) -> str:
     return f"paid {amount}"
 
 
+@tool(effects="pure", approval="always")
+async def ship(seconds: float) -> str:
+    """Ship something, which takes some time."""
+    await asyncio.sleep(seconds)
+    return "shipped"
+
+
 clerk = Agent(name="clerk", model=MODEL, description="Adds and pays.", tools=[add, pay])
 researcher = Agent(name="researcher", model=MODEL, description="Finds things out.", tools=[add, pay], subagents=[clerk])
-boss = Agent(name="boss", model=MODEL, tools=[add, pay], subagents=[researcher, clerk])
+boss = Agent(name="boss", model=MODEL, tools=[add, pay, ship], subagents=[researcher, clerk])
 hasty = Agent(name="hasty", model=MODEL, limits=Limits(turn_seconds=2), subagents=[clerk], copies_itself=False)
 
 #: So little is reserved for a reply that the budget is used up by what was used.

@@ -11,7 +11,7 @@ from perdure import tool
 from perdure.errors import Superseded
 from perdure.models.base import Delta, Prompt, Reply, TextDelta
 from perdure.protocol.requests import Calls, Failure, Finished, Resumed
-from perdure.session.turn import CANCELLED
+from perdure.session.decisions import CANCELLED
 from perdure.testing import ScriptedModel, call
 from tests.support.lab import NO, YES, Lab, lab
 

@@ -32,8 +32,9 @@ from perdure.protocol.requests import (
     Withdrawal,
 )
 from perdure.session import decisions
+from perdure.session.decisions import CANCELLED
 from perdure.session.state import OPERATOR_FAILED, SessionState, load_session
-from perdure.session.turn import CANCELLED, StepFailed, run_turn
+from perdure.session.turn import StepFailed, run_turn
 from perdure.store.base import Store
 from perdure.store.values import Commit, Committed, NewDelivery
 from perdure.telemetry import spans

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from perdure.protocol.actions import Done, Park
-from perdure.protocol.deliveries import DeliveryRef
+from perdure.protocol.deliveries import AWAITED, DeliveryRef
 from perdure.protocol.events import Usage
 from perdure.protocol.inputs import OpenInput
 from perdure.protocol.requests import (
@@ -31,6 +31,7 @@ from perdure.protocol.requests import (
     TurnRequest,
     TurnResult,
 )
+from perdure.session.decisions import CANCELLED, conclusion
 from perdure.session.turn import ContinueAsNew, StepFailed, run_turn
 
 REQUEST = TurnRequest(session_id="ses_1", turn=3, agent="demo", deliveries=(DeliveryRef(id="dlv_1", token_hash="now"),))
@@ -63,6 +64,7 @@ class ScriptedSteps:
         self.stopping = False
         # Only once the calls have begun.
         self.stopping_late = False
+        self.children_end_first = True
         self.conclusion = Concluded()
         self.running = 0
         self.most_running = 0
@@ -99,6 +101,9 @@ class ScriptedSteps:
 
     def cancelled(self, *, early: bool = False) -> bool:
         return self.stopping and (not early or not self.stopping_late)
+
+    def ends_after_children(self) -> bool:
+        return self.children_end_first
 
     async def conclude(self, conclusion: Conclusion) -> Concluded:
         self.concluded.append(conclusion)
@@ -415,3 +420,34 @@ async def test_people_see_the_model_that_answered_last() -> None:
 
     assert steps.labels == ["older", "newer"]
     assert result.model == "newest"
+
+
+ANSWER = DeliveryRef(id="dlv_answer", kind="answer", token_hash="")
+AWAITED_CALL = DeliveryRef(id="subagent-call:clerk:c0", kind=AWAITED, token_hash="")
+
+
+async def test_a_cancelled_turn_that_waits_for_children_ends_after_them() -> None:
+    steps = ScriptedSteps()
+    steps.resumed = Resumed(
+        calls=(ApprovedCall(at=Coordinates(session_id="ses_1", turn=0), call=CallRef(call_id="c1", tool="act")),)
+    )
+    steps.stopping = True
+
+    result = await finished(steps, REQUEST.model_copy(update={"turn": 1, "deliveries": (ANSWER, AWAITED_CALL)}))
+
+    assert (result.cancelled, steps.concluded) == (True, [])
+    assert result.awaited is not None
+    assert result.awaited.keys == (AWAITED_CALL.id,)
+    again = TurnRequest.model_validate(result.awaited.request)
+    assert again.deliveries == (ANSWER, AWAITED_CALL)
+    # The store has no delivery for what the turn waits for.
+    assert conclusion(again, 0, CANCELLED).deliveries == (ANSWER,)
+
+
+async def test_a_turn_that_waits_for_children_first_keeps_what_it_has_not_read() -> None:
+    message = DeliveryRef(id="dlv_9", token_hash="now")
+
+    result = await finished(ScriptedSteps(), REQUEST.model_copy(update={"deliveries": (message, AWAITED_CALL)}))
+
+    assert result.awaited is not None
+    assert TurnRequest.model_validate(result.awaited.request).deliveries == (message,)

@@ -33,8 +33,8 @@ from perdure.protocol.requests import (
     Withdrawal,
 )
 from perdure.protocol.wire import JsonObject
+from perdure.session.decisions import CANCELLED
 from perdure.session.inputs import resolved
-from perdure.session.turn import CANCELLED
 from perdure.settings import Settings
 from perdure.store.base import Store, read_all
 from perdure.store.open import open_store

@@ -1,11 +1,11 @@
 """Turns that hand work to other sessions, and what these report."""
 
-from perdure.protocol.deliveries import CHILD_ANSWER, CHILD_INPUT, CHILD_RESULT
+from perdure.protocol.deliveries import CHILD_ANSWER, CHILD_INPUT, CHILD_RESULT, CLEAR
 from perdure.protocol.inputs import OpenInput
 from perdure.protocol.requests import CallRef, Delegated, ShownInputs
 from tests.support.workflows import Driven
 
-from .stage import Stage, Table
+from .stage import Stage, Table, hangs
 
 CHILDREN = Table()
 
@@ -26,6 +26,15 @@ async def _handed_over(stage: Stage) -> Driven:
     session = await stage.start()
     await session.deliver("dlv_0")
     await stage.until("dispatch_children ends")
+    return session
+
+
+async def _asked(stage: Stage) -> Driven:
+    """A child asks people, and the turn has parked with that."""
+    session = await _handed_over(stage)
+    stage.outside.asked = _ASKED
+    await session.deliver("dlv_asks", token="", kind=CHILD_INPUT, request_id="inp_1")
+    await session.parked()
     return session
 
 
@@ -67,12 +76,42 @@ async def cancelled_with_children(stage: Stage) -> None:
 )
 async def asked_by_a_child(stage: Stage) -> None:
     """A child asks people: the turn parks, and the answer begins one that waits for the same children."""
-    session = await _handed_over(stage)
-    stage.outside.asked = _ASKED
-    await session.deliver("dlv_asks", token="", kind=CHILD_INPUT, request_id="inp_1")
-    await session.parked()
+    session = await _asked(stage)
     await session.deliver("dlv_answered", token="", kind=CHILD_ANSWER, request_id="inp_1")
     await stage.until("resume_turn ends", part="turn-1")
+    await _end(session)
+
+
+@CHILDREN.add(
+    {
+        "": (*_STARTED, *_SHOWN, "ask turn", *_STOPPED, *_COLLECTED, "ask conclude_turn", "conclude_turn ends"),
+        "turn-1": ("ask resume_turn", "is to stop", "resume_turn is stopped", "ends"),
+    }
+)
+async def cancelled_with_an_answer(stage: Stage) -> None:
+    """A cancel comes while the answer is processed: the children end before the turn."""
+    session = await _asked(stage)
+    stage.outside.before["resume_turn"] = hangs
+    await session.deliver("dlv_answered", token="", kind=CHILD_ANSWER, request_id="inp_1")
+    await stage.until("ask resume_turn", part="turn-1")
+    await session.handle.signal("cancel", {"turnId": "turn_1"})
+    await stage.until("stop_children ends")
+    await _end(session)
+
+
+@CHILDREN.add(
+    {
+        "": (
+            *(*_STARTED, *_SHOWN, "signal deliver", "ask stop_children", "stop_children ends"),
+            *(*_COLLECTED, "ask withdraw_inputs", "withdraw_inputs ends", *_TURN),
+        )
+    }
+)
+async def cleared_with_children(stage: Stage) -> None:
+    """A control does not wait for answers: the children of the parked turn end, then the turn."""
+    session = await _asked(stage)
+    await session.deliver("dlv_clear", token="", kind=CLEAR)
+    await stage.until("stop_children ends")
     await _end(session)
 
 
