@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.support.stack import Stack
 from tests.support.talk import Json, Talk, types
 
 from .test_family_inputs import approve, asked
@@ -58,3 +59,15 @@ async def test_a_control_ends_a_turn_that_waits_for_people_when_its_children_hav
         assert await talk.say("say Still here") == "Still here"
     else:
         assert types([event async for event in talk.events()])[-1] == "session.completed"
+
+
+async def test_the_children_of_a_session_that_an_operator_ends_are_stopped(stack: Stack, talk: Talk) -> None:
+    await talk.create(hand(("clerk", LONG)))
+    (called,) = of_type(await talk.until("subagent.called"), "subagent.called")
+
+    client = await stack.client()
+    await client.get_workflow_handle(talk.session_id).signal("repair", {"how": "fail"})
+    events = await stream_of(talk, talk.session_id)
+
+    assert types(events)[-1] == "session.failed"
+    assert "turn.cancelled" in types(await stream_of(talk, called["childSessionId"]))

@@ -148,13 +148,13 @@ class _Family:
 
     @property
     def local(self) -> Sequence[RequestedCall]:
-        """The calls without a result that sessions of this store do."""
-        return [call for call in self.pending if call.child and call.child.remote_url is None]
+        """The calls that sessions of this store do."""
+        return [call for call in self.calls if call.child and call.child.remote_url is None]
 
     @property
     def remote(self) -> Sequence[RequestedCall]:
         """Those that agents on other servers do."""
-        return [call for call in self.pending if call.child and call.child.remote_url is not None]
+        return [call for call in self.calls if call.child and call.child.remote_url is not None]
 
     @property
     def ends(self) -> Sequence[float]:
@@ -168,8 +168,11 @@ class _Family:
 
     @property
     def pending(self) -> Sequence[RequestedCall]:
-        """Those without a result."""
-        return [call for call in self.calls if self.turn.outcome(self.at.step, call.call_id) is None]
+        """The calls without a result. The end of a turn gives each call one, also one whose session still works."""
+        return [call for call in self.calls if self.is_pending(call)]
+
+    def is_pending(self, call: RequestedCall) -> bool:
+        return self.turn.outcome(self.at.step, call.call_id) is None
 
     def child_id(self, call: RequestedCall) -> str:
         return names.child_session(self.at.session_id, self.at.turn, self.at.step, call.call_id)
@@ -206,15 +209,17 @@ class Children:
     async def dispatch(self, order: DispatchChildren) -> tuple[Pending, Sequence[NewChild]]:
         """Write the sessions of all calls without a result. Returns these calls, and the sessions to start."""
         family = await self._family(order.at)
+        local = [call for call in family.local if family.is_pending(call)]
         created = [
             await self._create(family, call)
-            for call in family.local
+            for call in local
             # One that was deleted has ended before, and its report waits.
             if await self._store.deletion(family.child_id(call)) is None
         ]
         for remote in self._remotes(family):
-            await self._remote_calls.begin(remote, min(family.ends, default=None))
-        await self._emit(family, [_called(family, call, family.child_id(call)) for call in family.local])
+            if family.is_pending(remote.call):
+                await self._remote_calls.begin(remote, min(family.ends, default=None))
+        await self._emit(family, [_called(family, call, family.child_id(call)) for call in local])
         return _pending(family.pending), created
 
     async def look(self, order: LookAtChildren) -> Looked:
@@ -224,7 +229,11 @@ class Children:
         if not remotes:
             return Looked()
         found = await self._remote_calls.look(remotes)
-        called = [_called(family, each.remote.call, each.session_id) for each in found if each.session_id]
+        called = [
+            _called(family, each.remote.call, each.session_id)
+            for each in found
+            if each.session_id and family.is_pending(each.remote.call)
+        ]
         await self._emit(family, called)
         due = min((each.due for each in found if each.due is not None), default=None)
         return Looked(
@@ -238,7 +247,7 @@ class Children:
             await commit_with_retries(self._store, Commit(family.at.session_id, events=events))
 
     def _remotes(self, family: _Family) -> "Sequence[Remote]":
-        """The calls without a result that agents on other servers do."""
+        """The calls that agents on other servers do."""
         if not family.remote:
             return ()
         from perdure.harness.remote.calls import Remote
@@ -249,7 +258,10 @@ class Children:
         return [Remote(family.at, call, declared.get(call.tool)) for call in family.remote]
 
     async def stop(self, order: StopChildren) -> tuple[Pending, Sequence[CancelRequest]]:
-        """Write a cancel request for each child that has not ended; calls that have no child yet never get one."""
+        """Write a cancel request for each child that has not ended; calls that have no child yet never get one.
+
+        Returns the calls for whose results a turn still waits.
+        """
         family = await self._family(order.at)
         begun: list[RequestedCall] = []
         requests: list[CancelRequest] = []
@@ -262,7 +274,8 @@ class Children:
             begun.append(call)
             if request := await self._store.cancel(child_id, None, cancel_requested):
                 requests.append(request)
-        return _pending(begun), requests
+        keys = tuple(call.key for call in begun if family.is_pending(call))
+        return _pending(begun).model_copy(update={"keys": keys}), requests
 
     async def collect(self, order: CollectChildren) -> None:
         """Record the results that the deliveries bring, and emit their events, in the order of the calls."""
