@@ -4,7 +4,7 @@ import os
 
 import httpx2
 
-from perdure import Agent, Limits, ToolContext, tool
+from perdure import Agent, Limits, RemoteAgent, ToolContext, tool
 
 MODEL = "openai-chat:scripted"
 
@@ -49,6 +49,13 @@ async def refund(note: str, ctx: ToolContext) -> str:
     return f"refunded {note}"
 
 
+@tool(effects="pure", pool="gpu")
+async def where() -> str:
+    """Say which process this is."""
+    return f"process {os.getpid()}"
+
+
+away = RemoteAgent("away", os.environ.get("REMOTE_URL", "http://127.0.0.1:9"), description="Works elsewhere.")
 clerk = Agent(name="clerk", model=MODEL, description="Adds and pays.", tools=[add, pay])
 coder = Agent(
     name="coder",
@@ -58,4 +65,5 @@ coder = Agent(
     code_mode=True,
     limits=Limits(calls_per_program=20),
 )
-agents = [coder]
+mixed = Agent(name="mixed", model=MODEL, tools=[pay, where], subagents=[clerk, away], code_mode=True)
+agents = [coder, mixed]
