@@ -274,6 +274,9 @@ class Store(Protocol):
         """
         ...
 
+    async def report_end(self, session_id: str) -> None:
+        """Deliver to the session's parent that it has ended, if it has: an older build may have ended it silently."""
+
     # inputs
     async def answer(self, answering: Answering, to_event: Callable[[InputRow], NewEvent]) -> Answered:
         """Count the votes against the current state of the requests. The first verdict wins.

@@ -4,7 +4,7 @@ A child is a session like any other. It reports by deliveries, which the store w
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -269,9 +269,14 @@ class Children:
         begun += [call for call, was_begun in stopped if was_begun]
         for call in family.local:
             child_id = family.child_id(call)
-            if await self._store.session(child_id) is None:
+            child = await self._store.session(child_id)
+            if child is None:
                 continue
             begun.append(call)
+            if child.ended:
+                # A build that knows no children may have ended it: then its report would never come.
+                await self._store.report_end(child_id)
+                continue
             if request := await self._store.cancel(child_id, None, cancel_requested):
                 requests.append(request)
         keys = tuple(call.key for call in begun if family.is_pending(call))
@@ -281,8 +286,7 @@ class Children:
         """Record the results that the deliveries bring, and emit their events, in the order of the calls."""
         family = await self._family(order.at)
         refs = {ref.action: ref.id for ref in order.deliveries}
-        bodies = await self._store.deliveries(order.at.session_id, list(refs.values()))
-        by_id = {row.delivery_id: row for row in bodies}
+        by_id = await self._reports(family, list(refs.values()))
         arrived = [call for call in family.pending if refs.get(call.key) in by_id]
         if not arrived:
             return
@@ -310,6 +314,16 @@ class Children:
         )
         await commit_with_retries(self._store, commit)
 
+    async def _reports(self, family: _Family, report_ids: Sequence[str]) -> Mapping[str, DeliveryRow]:
+        """The deliveries with the results, by their ids."""
+        found = await self._store.deliveries(family.at.session_id, report_ids)
+        if len(found) < len(report_ids):
+            # A worker or API of a build that knows no children has ended one: its driver has signalled us all the same.
+            for call in family.local:
+                await self._store.report_end(family.child_id(call))
+            found = await self._store.deliveries(family.at.session_id, report_ids)
+        return {row.delivery_id: row for row in found}
+
     async def show(self, order: ShowInputs) -> ShownInputs:
         """Emit the open requests of descendants that these deliveries are about; the turn may park with them."""
         at = order.at
@@ -318,6 +332,7 @@ class Children:
         commit = Commit(at.session_id, consume=Consumption(at.turn, [each.id for each in order.deliveries]))
         if not rows:
             await commit_with_retries(self._store, commit)
+            await self._forget_cancel(at.session_id)
             return ShownInputs()
         open = tuple(OpenInput(request_id=row.request.request_id) for row in rows)
         factory = EventFactory(at)
@@ -343,6 +358,12 @@ class Children:
         if done.existing is not None:
             open = read(done.existing, PARK, StoredPark).open if PARK.includes(done.existing) else ()
         return ShownInputs(open=open, head=done.session.events)
+
+    async def _forget_cancel(self, session_id: str) -> None:
+        """Settle a cancel that was accepted because these deliveries waited: it would stop the next message."""
+        row = await find_session(self._store, session_id)
+        if row.cancel_turn is not None and row.cancel_turn >= row.turns and row.status != "running":
+            await self._store.commit(Commit(session_id, head=row.events, current=True, settles_cancel=True))
 
     async def _open_request(self, root_id: str, request_id: str) -> InputRow | None:
         """The request, if it is open and one of a descendant of this session."""
@@ -399,7 +420,10 @@ class Children:
             owner=parent.principal.owner,
             ref=ref.model_dump(mode="json"),
         )
-        await self._store.create_session(session, delivery)
+        accepted = await self._store.create_session(session, delivery)
+        if accepted is not None and not accepted.fresh:
+            # It may have ended, and a build that knows no children may have ended it.
+            await self._store.report_end(session_id)
         return NewChild(session, ref)
 
     async def _outcome(self, report: DeliveryRow) -> Outcome:

@@ -134,6 +134,13 @@ async def report_end(tx: Transaction, session: SessionRow, now: str) -> None:
     await _report(tx, session, parent, ref, DeliveryBody(kind=CHILD_RESULT, child_session_id=session.session_id), now)
 
 
+async def report_ended(tx: Transaction, session_id: str, now: str) -> None:
+    """The same for a session that has ended before. Its parent gets it once."""
+    session = await rows.find(tx, session_id)
+    if session is not None and session.ended:
+        await report_end(tx, session.row, now)
+
+
 async def report_inputs(
     tx: Transaction, session: SessionRow, request_ids: Sequence[str], what: Literal["opened", "closed"], now: str
 ) -> None:

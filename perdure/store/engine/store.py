@@ -282,6 +282,9 @@ class SqlStore:
         # A retry after an unknown outcome may find the result of this call: then the sweeper signals its delivery.
         return await self._write_once(lambda tx: remote.end_remote_call(tx, call, result, state, self._now()))
 
+    async def report_end(self, session_id: str) -> None:
+        await self._write_once(lambda tx: deliveries.report_ended(tx, session_id, self._now()))
+
     async def answer(self, answering: Answering, to_event: Callable[[InputRow], NewEvent]) -> Answered:
         return await self._write_and_notify(
             answering.session_id, lambda tx: deliveries.answer(tx, answering, to_event, self._now())
