@@ -25,7 +25,7 @@ from perdure.protocol.requests import (
 from perdure.session import children, decisions
 from perdure.session.state import ParentRef, SessionState
 
-from .outcomes import call_back_once, execute_until_success
+from .outcomes import call_back_once, execute_or_pause, execute_until_success
 
 #: What to do to the state when something is done. Signals may have changed the state meanwhile: it is not kept here.
 Change: TypeAlias = Callable[[SessionState], SessionState]
@@ -36,7 +36,13 @@ async def attend(state: SessionState, move: decisions.Children) -> Change:
     match move:
         case decisions.DispatchChildren(awaited=awaited):
             order, summary = DispatchChildren(at=awaited.at), f"start {len(awaited.keys)} children"
-            pending = await execute_until_success(names.DISPATCH_CHILDREN, order, summary=summary, result=Pending)
+            done = await execute_or_pause(names.DISPATCH_CHILDREN, order, summary=summary, result=Pending)
+            if done is None:
+                if workflow.patched("decide-again-before-dispatch"):
+                    # An agent may be missing for long: a cancel is heard meanwhile.
+                    return lambda state: state
+                done = (await execute_until_success(names.DISPATCH_CHILDREN, order, summary=summary, result=Pending),)
+            pending = done[0]
             look_at = _after(pending.look_in)
             return lambda state: children.dispatched(state, pending.keys, "started", look_at)
         case decisions.StopChildren(awaited=awaited):

@@ -49,13 +49,20 @@ async def execute_until_done(name: str, argument: Any, *, summary: str, result: 
 
 async def execute_until_success(name: str, argument: Any, *, summary: str, result: type[T] = NONE_TYPE) -> T:
     """The same, for a driver. One worker's non-retryable error is no verdict for all workers."""
-    while True:
-        try:
-            return await execute_until_done(name, argument, summary=summary, result=result)
-        except ActivityError as error:
-            if is_cancelled_exception(error):
-                raise asyncio.CancelledError from error
-            await workflow.sleep(_RETRY_PAUSE)
+    while not (done := await execute_or_pause(name, argument, summary=summary, result=result)):
+        pass
+    return done[0]
+
+
+async def execute_or_pause(name: str, argument: Any, *, summary: str, result: type[T] = NONE_TYPE) -> tuple[T] | None:
+    """The result. None after an error and a pause: until it is tried again, the driver may do something else."""
+    try:
+        return (await execute_until_done(name, argument, summary=summary, result=result),)
+    except ActivityError as error:
+        if is_cancelled_exception(error):
+            raise asyncio.CancelledError from error
+        await workflow.sleep(_RETRY_PAUSE)
+        return None
 
 
 async def call_back_once(order: CallBack) -> None:

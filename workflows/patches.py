@@ -93,5 +93,11 @@ PATCHES = (
         date(2026, 11, 20),
         "ended a parked turn before its children if a cancel came with an answer, or a control",
     ),
+    Patch(
+        "decide-again-before-dispatch",
+        "driver",
+        date(2026, 11, 20),
+        "heard no cancel while the children of a turn could not be started",
+    ),
     Patch("parallel-calls", "both", date(2026, 11, 18), "began all calls of a reply at once"),
 )

@@ -66,8 +66,8 @@ async def test_a_program_waits_for_other_servers_agents_people_and_pools_at_once
 
 async def test_to_cancel_a_program_that_waits_for_everything(stack: Stack) -> None:
     async with Fake(port=PORT, cancel_status=200, cancel={"status": "accepted"}) as fake, stack.talk() as talk:
-        order = 'import asyncio\nawait asyncio.gather(away(message="say Hi"), clerk(message="drip 900 words delay 50"), pay(1))'
-        await create(talk, program(*order.split("\n")))
+        calls = 'away(message="say Hi"), clerk(message="drip 900 words delay 50"), pay(1)'
+        await create(talk, program("import asyncio", f"await asyncio.gather({calls})"))
         await talk.until_boundary()
         fake.events = [{"type": "session.failed", "data": {}}]
         assert (await talk.http.post(f"/eve/v1/session/{talk.session_id}/cancel")).is_success

@@ -2,7 +2,7 @@
 
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -126,3 +126,14 @@ async def test_a_cancel_that_meets_the_last_words_of_a_family_does_not_wait_for_
         row = await it.root.store.session(SESSION)
         assert row is not None
         assert row.cancel_turn is None
+
+
+async def test_a_child_that_works_already_needs_no_worker_that_declares_its_agent() -> None:
+    async with family("Found it") as it:
+        it.root.harness = Harness(
+            it.root.store, AgentRegistry([replace(it.root.agent, subagents=[])]), it.root.models, it.root.settings
+        )
+
+        pending, created = await it.root.harness.children.dispatch(DispatchChildren(at=AT))
+
+        assert (pending.keys, created) == (it.keys, [])

@@ -210,12 +210,7 @@ class Children:
         """Write the sessions of all calls without a result. Returns these calls, and the sessions to start."""
         family = await self._family(order.at)
         local = [call for call in family.local if family.is_pending(call)]
-        created = [
-            await self._create(family, call)
-            for call in local
-            # One that was deleted has ended before, and its report waits.
-            if await self._store.deletion(family.child_id(call)) is None
-        ]
+        created = [new for call in local if (new := await self._create(family, call))]
         for remote in self._remotes(family):
             if family.is_pending(remote.call):
                 await self._remote_calls.begin(remote, min(family.ends, default=None))
@@ -378,11 +373,16 @@ class Children:
         row = await find_session(self._store, at.session_id)
         return _Family(at, row, await read_journal(self._store, at.session_id, at.turn))
 
-    async def _create(self, family: _Family, call: RequestedCall) -> NewChild:
-        """Write the session and its task, unless that was done before."""
+    async def _create(self, family: _Family, call: RequestedCall) -> NewChild | None:
+        """Write the session and its task, unless that was done before; None if there is nothing to start."""
         assert call.child is not None
         parent, at = family.row, family.at
         session_id = family.child_id(call)
+        # One whose agent is no longer declared here may have begun before, and goes on without this worker.
+        elsewhere = self._agents.get(call.child.agent) is None and await self._store.session(session_id)
+        if elsewhere or await self._store.deletion(session_id) is not None:
+            # One that was deleted has ended before, and its report waits.
+            return None
         above = parent.parent or {}
         lineage = Lineage(
             session_id=parent.session_id,

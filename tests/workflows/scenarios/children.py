@@ -1,5 +1,7 @@
 """Turns that hand work to other sessions, and what these report."""
 
+from temporalio.exceptions import ApplicationError
+
 from perdure.protocol.deliveries import CHILD_ANSWER, CHILD_INPUT, CHILD_RESULT, CLEAR
 from perdure.protocol.inputs import OpenInput
 from perdure.protocol.requests import CallRef, Delegated, ShownInputs
@@ -113,6 +115,31 @@ async def cleared_with_children(stage: Stage) -> None:
     await session.deliver("dlv_clear", token="", kind=CLEAR)
     await stage.until("stop_children ends")
     await _end(session)
+
+
+@CHILDREN.add(
+    {
+        "": (
+            *(*_TURN, "ask dispatch_children", "signal cancel", "dispatch_children fails", "timer fires"),
+            *("ask stop_children", "stop_children ends", "ask conclude_turn", "conclude_turn ends"),
+        )
+    }
+)
+async def cancelled_before_children_start(stage: Stage) -> None:
+    """No worker declares their agent any more, and the driver does not try for ever."""
+    stage.script({(0, 0): _DELEGATED})
+    gate = stage.hold("dispatch_children")
+
+    async def refuses() -> None:
+        await gate()
+        raise ApplicationError("no", {}, type="AGENT_GONE", non_retryable=True)
+
+    stage.outside.before["dispatch_children"] = refuses
+    session = await stage.start()
+    await session.deliver("dlv_0")
+    await gate.reached()
+    await session.handle.signal("cancel", {"turnId": "turn_0"})
+    gate.open()
 
 
 @CHILDREN.add({"": ("signal deliver", "ask refuse_delivery", "refuse_delivery ends")})
