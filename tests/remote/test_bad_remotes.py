@@ -134,6 +134,23 @@ async def test_a_cancel_that_the_other_server_does_not_know_is_said(polls: Stack
     assert len(fake.of("POST", "/cancel")) == 1
 
 
+async def test_a_cancel_that_the_other_server_cannot_take_now_is_repeated(polls: Stack) -> None:
+    async with Fake(port=PORT, cancel_status=503) as fake, polls.talk() as talk:
+        await talk.create(call("away", message="say x"))
+        await talk.until("subagent.called")
+        await talk.http.post(f"/eve/v1/session/{talk.session_id}/cancel")
+        async with asyncio.timeout(20):
+            while not fake.of("POST", "/cancel"):
+                await asyncio.sleep(0.02)
+        fake.cancel_status, fake.cancel = 200, {"status": "accepted"}
+        fake.events = [{"type": "session.failed", "data": {"message": "Stopped there."}}]
+        events = await talk.until_boundary()
+
+    assert "turn.cancelled" in types(events)
+    assert one(events, "action.result")["error"]["message"] == "Stopped there."
+    assert len(fake.of("POST", "/cancel")) == 2
+
+
 async def test_a_task_of_an_agent_that_is_no_longer_declared_waits_for_it_and_can_be_stopped(
     make_stack: StackFactory,
 ) -> None:

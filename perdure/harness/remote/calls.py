@@ -131,7 +131,8 @@ class RemoteCalls:
         if call.ended:
             return await self._delivered(call) is not None
         if state.stop_at is None:
-            state = state.model_copy(update={"stop_at": self._clock(), "due": 0.0})
+            # The pauses begin anew: who has cancelled waits for the end.
+            state = state.model_copy(update={"stop_at": self._clock(), "due": 0.0, "polls": 0})
             await self._store.advance_remote_call(call, state.model_dump(mode="json"))
         # One that was not begun never will be.
         return state.tries > 0
@@ -326,16 +327,23 @@ class RemoteCalls:
         )
         if remote.agent is None or state.session_id is None or now >= state.stop_at + _STOP_SECONDS:
             return abandoned
-        if not await self._cancel(remote, state.session_id):
-            return abandoned
-        return await self._follow(remote, call, state)
+        match await self._cancel(remote, state.session_id):
+            case True:
+                return await self._follow(remote, call, state)
+            case False:
+                return abandoned
+            case None:
+                await self._later(call, state)
+                return None
 
-    async def _cancel(self, remote: Remote, session_id: str) -> bool:
-        """Ask the other server to cancel the session; False if it does not do that."""
+    async def _cancel(self, remote: Remote, session_id: str) -> bool | None:
+        """Ask the other server to cancel the session. False: it does not do that; None: it cannot be asked now."""
         try:
             answer = await self._post(remote, f"{_session_url(remote, session_id)}/cancel", {}, _CANCEL_SECONDS)
         except Unreachable:
-            return False
+            return None
+        if answer.is_transient:
+            return None
         said = _json(answer.body)
         return answer.is_success and said.get("status") in ("accepted", "no_active_turn")
 
