@@ -417,9 +417,7 @@ class ModelCaller:
             remembered=(await remembered(self._store, at.session_id))[0] if remembers else frozenset(),
             clock=self._clock,
         )
-        above = ctx.row.bounds.depth if ctx.row.bounds else None
-        depth = (ctx.row.parent or {}).get("depth", above or 0)
-        return ReplyReader(offer, approvals, self._settings, ctx.agent.limits, depth)
+        return ReplyReader(offer, approvals, self._settings, ctx.agent.limits, ctx.row.depth)
 
     async def _reply(self, ctx: ModelContext, deltas: DeltaWriter, prompt: Prompt) -> Reply:
         """The model's reply; the model is called a second time if the first reply is empty."""

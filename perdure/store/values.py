@@ -104,6 +104,12 @@ class SessionRow(_Member):
         return self.usage + self.below.usage
 
     @property
+    def depth(self) -> int:
+        """How many sessions are above it, here and on other servers."""
+        above = self.bounds.depth if self.bounds else None
+        return (self.parent or {}).get("depth", above or 0)
+
+    @property
     def is_new_fork(self) -> bool:
         """Whether it is a fork in which nothing has happened yet: there is only the event of the fork."""
         return self.forked_from is not None and self.events == 1

@@ -1,5 +1,6 @@
 """The stages of a program, attempt by attempt, on both stores."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ from perdure import Agent, InvalidDeclaration, Limits, tool
 from perdure.harness.journal import STAGE, TurnJournal, read_journal
 from perdure.harness.tools import program as programs
 from perdure.harness.tools.sandbox import Answer, Request
+from perdure.protocol.deliveries import Bounds
 from perdure.protocol.names import stage_key
 from perdure.protocol.requests import CallRef, Coordinates, ParkTurn, ProgramOutcome, Programs, ToolCall
 from perdure.settings import Settings
@@ -234,6 +236,38 @@ async def test_a_program_may_make_only_so_many_calls() -> None:
 
     assert made == [1, 2, 4]
     assert played.text == "Done"
+
+
+def family(it: Lab, limits: Limits) -> None:
+    """Give the agent of the lab others to which it hands work."""
+    it.agent = replace(it.agent, subagents=[Agent("helper")], limits=limits)
+    it.harness = it.worker()
+
+
+async def test_programs_of_one_step_together_hand_on_as_many_tasks_as_the_step_may(it: Lab) -> None:
+    family(it, Limits(subagents_per_step=3))
+    code = "import asyncio\nawait asyncio.gather(helper(message='a'), helper(message='b'))"
+    it.models.now = ScriptedModel([[call("code_mode", code=code) for _ in range(4)]])
+    outcome = await it.model(await it.deliver("Go"))
+    assert isinstance(outcome, Programs)
+
+    ran = await asyncio.gather(*(advance(it, ref) for ref in outcome.programs))
+
+    assert sum(len(each.keys) for each in ran) == 3
+    assert sum(bool(each.child) for each in (await journal(it)).calls(0)) == 3
+    assert len((await journal(it)).calls(0)) == 8 + 4
+
+
+async def test_a_program_of_a_session_that_another_server_has_started_is_as_deep_as_that_says(it: Lab) -> None:
+    family(it, Limits())
+    it.bounds = Bounds(depth=3)
+    ref = await begin(it, "try:\n    await helper(message='a')\nexcept RuntimeError as refused:\n    print(refused)")
+
+    waiting = await advance(it, ref)
+    assert (waiting.keys, waiting.ended) == ((), False)
+    await advance(it, ref)
+
+    assert "agents may hand work on 3 times only" in (await outcome_of(it, ref.call_id))["printed"]
 
 
 async def test_the_model_gets_one_tool_with_typed_functions() -> None:

@@ -10,7 +10,7 @@ from perdure import Agent, AgentRegistry
 from perdure.harness.harness import Harness
 from perdure.models.base import Model
 from perdure.protocol import names
-from perdure.protocol.deliveries import LOCAL, Capabilities, DeliveryBody, DeliveryRef, Message, Mode
+from perdure.protocol.deliveries import LOCAL, Bounds, Capabilities, DeliveryBody, DeliveryRef, Message, Mode
 from perdure.protocol.events import Event, EventType, NewEvent
 from perdure.protocol.inputs import APPROVE, DENY, InputAnswer, OpenInput
 from perdure.protocol.requests import (
@@ -86,6 +86,7 @@ class Lab:
         self.harness = self.worker()
         self.can_ask = False
         self.parent: JsonObject | None = None
+        self.bounds: Bounds | None = None
         self._deliveries = 0
 
     def worker(self, store: Store | None = None, **parts: Any) -> Harness:
@@ -111,6 +112,7 @@ class Lab:
                     LOCAL,
                     Capabilities(request_input=True),
                     parent=self.parent,
+                    bounds=self.bounds,
                 ),
                 delivery,
             )

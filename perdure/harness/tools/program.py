@@ -102,6 +102,13 @@ class _Program:
         return names.stage_key(self.call_id, len(self.stages))
 
     @property
+    def next_stages_of_others(self) -> Sequence[tuple[int, int, str]]:
+        """The keys of what the other programs of the step record next."""
+        at, others = self.at, [each for each in self.reply.calls if each.program and each.call_id != self.call_id]
+        counts = [(each.call_id, len(self.turn.stages(at.step, each.call_id))) for each in others]
+        return [(at.turn, at.step, names.stage_key(call_id, count)) for call_id, count in counts]
+
+    @property
     def outcome_key(self) -> tuple[int, int, str]:
         return self.at.turn, self.at.step, names.outcome_key(self.call_id)
 
@@ -203,12 +210,14 @@ class ProgramRunner:
         )
         factory = EventFactory(program.call.told_at or at, program.attempt.number)
         events = requested.events(factory, at, f"actions/{program.call_id}/{len(program.stages)}")
+        # The limit of the step was compared with what its programs had handed on when this one was loaded.
+        uncounted = program.next_stages_of_others if any(call.child for call in requested.calls) else ()
         commit = Commit(
             at.session_id,
             unless_cancelled=factory.at.turn,
             unless=(at.turn, at.step, key),
             # The end of the turn has closed the program.
-            without=[program.outcome_key],
+            without=[program.outcome_key, *uncounted],
             records=(written(at.turn, at.step, key, STAGE, stage), *requested.records(at)),
             events=tuple(events),
             change=SessionChange(tool_calls=results_in(events)),
@@ -221,6 +230,9 @@ class ProgramRunner:
         again = await self._load(program.call, program.attempt)
         if again.turn.outcome(at.step, program.call_id):
             return _ended(again)
+        if len(again.stages) == len(program.stages):
+            # Another program was faster, and may have handed on what this one was to.
+            return await self.run(program.call, program.attempt)
         return _waiting(again, [each for each in again.calls if again.outcome_of(each) is None])
 
     async def _read(self, program: _Program, calls: Sequence[CallOfProgram]) -> RequestedCalls:
@@ -235,7 +247,7 @@ class ProgramRunner:
             remembered=(await remembered(self._store, at.session_id))[0] if remembers else frozenset(),
             clock=self._clock,
         )
-        reader = ReplyReader(offer, approvals, self._settings, agent.limits, (row.parent or {}).get("depth", 0))
+        reader = ReplyReader(offer, approvals, self._settings, agent.limits, row.depth)
         first = len(program.calls) + 1
         ids = [names.call_of_program(program.call_id, number) for number in range(first, first + len(calls))]
         parts = [
