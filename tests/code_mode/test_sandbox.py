@@ -133,6 +133,18 @@ async def test_values_that_cannot_be_arguments_are_a_problem_of_the_call() -> No
     assert (call["arguments"], call["problem"]) == (None, "it has more than 200000 parts")
 
 
+async def test_the_arguments_of_calls_that_are_made_at_once_have_a_limit_together() -> None:
+    answer = await run("s = 'x' * 3_000_000\nimport asyncio\nawait asyncio.gather(*[add(s, b=i) for i in range(10)])")
+
+    known = answer.get("calls", [])
+    assert [bool(each["arguments"]) for each in known] == [True, *[False] * 9]
+    assert {each["problem"] for each in known[1:]} == {
+        "with those of the calls before it, it has more than 4194304 characters as JSON"
+    }
+    # A repeated run is compared by all of them.
+    assert len({each["digest"] for each in known}) == 10
+
+
 async def test_what_a_program_prints_is_cut() -> None:
     answer = await run("for _ in range(100_000): print('x' * 100)\n1")
 

@@ -30,7 +30,8 @@ _MOST_SUSPENSIONS = 2_000
 #: The largest values that cross the boundary: how many parts, and how deep. The rest is checked where they go.
 _MOST_PARTS = 200_000
 _DEEPEST = 100
-#: Characters: of a value as JSON, of what the program prints, of its error, and of its state.
+#: Characters: of a value and of the arguments of one stage as JSON, of what the program prints, of its error, and of
+#: its state.
 _LARGEST = 4 * 1024 * 1024
 _MOST_PRINTED = 10_000
 _LONGEST_ERROR = 4_000
@@ -121,6 +122,8 @@ class _Program:
         self._calls: list[CallOfProgram] = []
         self._ids: list[int] = []
         self._left = request["calls"]
+        # The arguments go through the memory of the worker: one value may be in all calls.
+        self._room = _LARGEST
         # Whether the interpreter was there.
         self._begun = False
 
@@ -182,7 +185,7 @@ class _Program:
             if isinstance(waiting, MontyComplete):
                 raise _Diverged(made)
             results = {each: _settled(result) for each, result in zip(self._ids, stage["results"], strict=True)}
-            self._calls, self._ids = [], []
+            self._calls, self._ids, self._room = [], [], _LARGEST
             waiting = self._until_waiting(waiting.resume(cast("Any", results)))
         if isinstance(waiting, MontyComplete) and self._calls:
             names = ", ".join(dict.fromkeys(call["tool"] for call in self._calls))
@@ -237,6 +240,9 @@ class _Program:
         except ValueError as unsendable:
             problem = str(unsendable)
         digest = hashlib.sha256(f"{function['tool']} {text} {problem}".encode(errors="surrogatepass")).hexdigest()
+        if text is not None and len(text) > self._room:
+            text, problem = None, f"with those of the calls before it, it has more than {_LARGEST} characters as JSON"
+        self._room -= len(text or "")
         self._calls.append({"tool": function["tool"], "arguments": text, "problem": problem, "digest": digest[:32]})
         self._ids.append(call.call_id)
         return call.resume({"future": ...})
