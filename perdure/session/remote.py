@@ -5,6 +5,7 @@ import hmac
 from collections.abc import Mapping
 from typing import Any, cast
 
+from perdure.bounds import DEEPEST, deeper_than, repaired, whole
 from perdure.protocol.wire import JsonObject, Versioned, Wire
 
 FAILED = "REMOTE_AGENT_FAILED"
@@ -60,22 +61,28 @@ class Progress(Wire):
 
 def progress(state: RemoteState, events: list[JsonObject]) -> Progress:
     """The state after these events of the other session."""
+    known: dict[str, Any] = {}
+    ended: JsonObject | None = None
     for event in events:
-        state = state.model_copy(update={"next": state.next + 1})
+        known["next"] = known.get("next", state.next) + 1
         data = cast("JsonObject", event["data"]) if isinstance(event.get("data"), dict) else {}
         match event.get("type"):
             case "message.completed" if isinstance(data.get("message"), str):
-                state = state.model_copy(update={"text": data["message"]})
+                known["text"] = whole(data["message"])
+            case "result.completed" if "result" in data and deeper_than(data["result"], DEEPEST):
+                ended = failure(FAILED, "The other server has sent a result that is nested too deep.")
             case "result.completed" if "result" in data:
-                state = state.model_copy(update={"result": {"value": data["result"]}})
+                known["result"] = {"value": repaired(data["result"])}
             case "session.completed":
-                output = state.result["value"] if state.result is not None else state.text or ""
-                return Progress(state=state, ended={"output": output})
+                result, text = known.get("result", state.result), known.get("text", state.text)
+                ended = {"output": result["value"] if result is not None else text or ""}
             case "session.failed":
-                return Progress(state=state, ended={"error": _error(data, SESSION_FAILED)})
+                ended = {"error": _error(data, SESSION_FAILED)}
             case _:
                 pass
-    return Progress(state=state)
+        if ended is not None:
+            break
+    return Progress(state=state.model_copy(update=known), ended=ended)
 
 
 def reported(fields: Mapping[str, Any]) -> JsonObject:
@@ -96,7 +103,7 @@ def _error(given: Mapping[str, Any], code: str) -> JsonObject:
     if code == SESSION_FAILED or not (isinstance(said, str) and said):
         said = code
     text = message if isinstance(message, str) and message else "Remote agent failed."
-    return {"code": said[:_LONGEST_CODE], "message": text[:_LONGEST_MESSAGE]}
+    return {"code": whole(said[:_LONGEST_CODE]), "message": whole(text[:_LONGEST_MESSAGE])}
 
 
 def derive_callback_token(secret: bytes, place: str) -> str:

@@ -1,6 +1,8 @@
 """Requests to other servers: where they may go, and how much of an answer is read."""
 
+import asyncio
 import socket
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -96,6 +98,46 @@ async def test_a_stream_without_an_end_is_read_for_some_time() -> None:
 
     assert read.lines
     assert sum(map(len, read.lines)) < 400_000
+
+
+async def test_other_work_goes_on_while_a_stream_comes_in_tiny_pieces() -> None:
+    turn = 0
+    read_in: Counter[int] = Counter()
+
+    async def send(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n" + b"1\r\n\n\r\n" * 40_000 + b"0\r\n\r\n")
+        await writer.drain()
+        writer.close()
+
+    async def work() -> None:
+        nonlocal turn
+        while True:
+            await asyncio.sleep(0)
+            turn += 1
+
+    def is_last(line: bytes) -> bool:
+        read_in[turn] += 1
+        return False
+
+    async with await asyncio.start_server(send, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/"
+        working = asyncio.create_task(work())
+        await Outbound().lines(url, {}, reach="loopback", seconds=60, most=100_000, is_last=is_last)
+        working.cancel()
+
+    assert read_in.total() == 40_000
+    assert max(read_in.values()) <= 1_000
+
+
+async def test_a_line_may_come_in_many_pieces() -> None:
+    raw = b"{" + b"x" * 300_000 + b"}\n\nsecond\nrest"
+    async with Fake(raw=raw) as fake:
+        read = await Outbound().lines(
+            f"{fake.url}/s?startIndex=0", {}, reach="loopback", seconds=5, most=1_000_000, is_last=lambda line: False
+        )
+
+    assert read.lines == raw.split(b"\n")[:-1]
 
 
 async def test_a_server_that_does_not_answer_is_unreachable_in_time() -> None:

@@ -40,6 +40,11 @@ def called_back(module_stack: StackFactory) -> Stack:
     return stack
 
 
+def result(value: bytes) -> bytes:
+    """The stream of a session that ends with this result."""
+    return b'{"type":"result.completed","data":{"result":%b}}\n{"type":"session.completed"}\n' % value
+
+
 async def turn(talk: Talk, message: str = "say x") -> list[dict[str, Any]]:
     await talk.create(call("away", message=message))
     return await talk.until_boundary()
@@ -95,6 +100,8 @@ async def test_a_start_has_the_authors_headers_and_the_depth(polls: Stack) -> No
         pytest.param(Fake(), "REMOTE_AGENT_FAILED", id="says nothing"),
         pytest.param(Fake(raw=b"{nope\n" * 3), "REMOTE_AGENT_FAILED", id="streams nonsense"),
         pytest.param(Fake(raw=b"x" * 5_000_000), "REMOTE_AGENT_FAILED", id="one endless line"),
+        pytest.param(Fake(raw=result(b"[" * 300 + b"]" * 300)), "REMOTE_AGENT_FAILED", id="nests too deep"),
+        pytest.param(Fake(raw=result(b"[" * 110 + b"]" * 110)), "REMOTE_AGENT_FAILED", id="nests deeper than tools"),
         pytest.param(Fake(stream_status=404), "REMOTE_AGENT_FAILED", id="forgets it"),
         pytest.param(Fake(events=[{"type": "session.failed", "data": {}}]), "SESSION_FAILED", id="fails"),
     ],
@@ -110,6 +117,21 @@ async def test_a_remote_that_misbehaves_is_one_failed_result(polls: Stack, fake:
     assert ("subagent.called" in types(events)) == (code != "REMOTE_AGENT_START_FAILED")
     assert types(events)[-2:] == ["turn.completed", "session.waiting"]
     assert time.monotonic() - began < 60
+
+
+@pytest.mark.parametrize(
+    ("value", "output"),
+    [
+        pytest.param(rb'"half \ud83d of"', "half \ufffd of", id="half a character"),
+        pytest.param(rb'{"a": [NaN, 1e999]}', {"a": [None, None]}, id="no numbers"),
+        pytest.param(rb'"a\u0000b"', "a\0b", id="a zero"),
+    ],
+)
+async def test_a_result_that_few_can_read_is_repaired(polls: Stack, value: bytes, output: Any) -> None:
+    async with Fake(port=PORT, raw=result(value)), polls.talk() as talk:
+        events = await turn(talk)
+
+    assert one(events, "action.result")["result"]["output"] == output
 
 
 async def test_a_server_that_is_not_there_is_a_failed_start(polls: Stack) -> None:

@@ -44,6 +44,37 @@ def test_the_result_is_read_from_a_stream_in_any_pieces(events: list[dict[str, A
     assert state.next == len(events)
 
 
+def resulted(value: Any) -> dict[str, Any]:
+    return {"type": "result.completed", "data": {"result": value}}
+
+
+def test_what_few_can_read_is_repaired() -> None:
+    half = "half \ud83d of"
+    ends = [
+        progress(STATE, [said(half), {"type": "session.completed"}]).ended,
+        progress(STATE, [resulted({half: [float("nan"), 1e999]}), {"type": "session.completed"}]).ended,
+        progress(STATE, [{"type": "session.failed", "data": {"message": half}}]).ended,
+    ]
+
+    assert ends == [
+        {"output": "half \ufffd of"},
+        {"output": {"half \ufffd of": [None, None]}},
+        {"error": {"code": "SESSION_FAILED", "message": "half \ufffd of"}},
+    ]
+
+
+@pytest.mark.parametrize("depth", [101, 300, 900])
+def test_a_result_that_is_nested_too_deep_is_a_failure(depth: int) -> None:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+
+    ended = progress(STATE, [resulted(value)]).ended
+    assert ended == {
+        "error": {"code": "REMOTE_AGENT_FAILED", "message": "The other server has sent a result that is nested too deep."}
+    }
+
+
 @pytest.mark.parametrize(
     ("body", "result"),
     [

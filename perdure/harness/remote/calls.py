@@ -26,6 +26,7 @@ from perdure.session.remote import (
     DEPTH_HEADER,
     FAILED,
     START_FAILED,
+    Progress,
     RemoteState,
     derive_callback_token,
     failure,
@@ -283,16 +284,17 @@ class RemoteCalls:
             return failure(FAILED, "The other server has sent an event that is too large.")
         if read.status != 200:
             return await self._missed(call, state, gone=read.status in (404, 410), transient=read.status >= 500)
-        events = [_event(line) for line in read.lines if line.strip()]
-        if any(event is None for event in events):
+        # In a thread: there may be half a million of them.
+        found = await asyncio.to_thread(_progress, state, read.lines)
+        if found is None:
             return await self._missed(call, state, gone=True)
-        found = progress(state, [event for event in events if event is not None])
         if found.ended is not None:
             return found.ended
+        came = found.state.next > state.next
         state = found.state.model_copy(update={"misses": 0})
         if len(state.text or "") > _MOST_TEXT:
             state = state.model_copy(update={"text": (state.text or "")[:_MOST_TEXT]})
-        await self._later(call, state.model_copy(update={"polls": 0}) if events else state)
+        await self._later(call, state.model_copy(update={"polls": 0}) if came else state)
         return None
 
     async def _missed(
@@ -408,8 +410,10 @@ def _json(body: bytes) -> dict[str, Any]:
     return cast("dict[str, Any]", found) if isinstance(found, dict) else {}
 
 
-def _event(line: bytes) -> JsonObject | None:
-    return _json(line) or None
+def _progress(state: RemoteState, lines: Sequence[bytes]) -> Progress | None:
+    """The state after these lines; None if one of them is no event."""
+    events = [_json(line) for line in lines if line.strip()]
+    return progress(state, events) if all(events) else None
 
 
 def _is_last(line: bytes) -> bool:

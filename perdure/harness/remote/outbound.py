@@ -19,6 +19,8 @@ Reach: TypeAlias = Literal["public", "loopback", "private"]
 _CONNECT_SECONDS = 5.0
 #: Seconds for the look at an address when a session is created: a name that does not resolve by then may do so later.
 _LOOK_UP_SECONDS = 2.0
+#: Pieces of a body after which other work has its turn: a few milliseconds.
+_PIECES = 100
 
 
 class Unreachable(Exception):
@@ -98,7 +100,7 @@ class Outbound:
         """The answer, with at most `most` bytes of its body; raises `Unreachable`."""
         async with self._answered("POST", url, headers, reach, seconds, body) as response:
             content = bytearray()
-            async for piece in response.aiter_raw():
+            async for piece in _pieces(response):
                 content += piece
                 if len(content) >= most:
                     break
@@ -115,14 +117,18 @@ class Outbound:
         is_last: Callable[[bytes], bool],
     ) -> Lines:
         """The complete lines that come within so many seconds and bytes, up to the last one of the stream."""
-        status, lines, rest, size = 0, list[bytes](), b"", 0
+        status, lines, rest, size = 0, list[bytes](), list[bytes](), 0
         try:
             async with self._answered("GET", url, headers, reach, seconds) as response:
                 status = response.status_code
-                async for piece in response.aiter_raw():
-                    *complete, rest = (rest + piece).split(b"\n")
-                    lines += complete
+                async for piece in _pieces(response):
                     size += len(piece)
+                    *complete, last = piece.split(b"\n")
+                    if complete:
+                        # Joined once: a line may come in a million pieces.
+                        complete[0], rest = b"".join([*rest, complete[0]]), []
+                    rest.append(last)
+                    lines += complete
                     if size >= most or any(map(is_last, complete)):
                         break
         except Unreachable:
@@ -167,3 +173,13 @@ class Outbound:
             raise Unreachable("The address of the server is not allowed.") from None
         except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, ValueError, OSError):
             raise Unreachable("The server could not be reached.") from None
+
+
+async def _pieces(response: httpx2.Response) -> AsyncGenerator[bytes]:
+    """The body as it comes. What was read at once may hold many tiny pieces, and others have their turn meanwhile."""
+    number = 0
+    async for piece in response.aiter_raw():
+        yield piece
+        number += 1
+        if number % _PIECES == 0:
+            await asyncio.sleep(0)

@@ -17,7 +17,7 @@ from perdure.agents import output_schema
 from perdure.agents.agent import Agent, Limits, bounds_of
 from perdure.agents.remote import RemoteAgent
 from perdure.bounds import shortened
-from perdure.errors import TurnCancelled
+from perdure.errors import Invalid, TurnCancelled
 from perdure.harness.events import EventFactory
 from perdure.harness.journal import (
     END,
@@ -442,13 +442,20 @@ class Children:
             error = child.error or {}
             message = f"{error.get('message', 'The task failed.')} ({error.get('code', 'SESSION_FAILED')})"
             return outcomes.failed(message, FAILED)
-        return outcomes.completed(await output_of(self._store, child), self._settings.max_tool_output_bytes)
+        return self._completed(await output_of(self._store, child))
 
     def _reported(self, result: JsonObject) -> Outcome:
         """The outcome of a call that another server has done."""
         if error := result.get("error"):
             return outcomes.failed(str(error.get("message")), str(error.get("code")))
-        return outcomes.completed(result.get("output", ""), self._settings.max_tool_output_bytes)
+        return self._completed(result.get("output", ""))
+
+    def _completed(self, output: object) -> Outcome:
+        try:
+            return outcomes.completed(output, self._settings.max_tool_output_bytes)
+        except Invalid as unsendable:
+            # Not raised: the driver would try to collect this result again for ever.
+            return outcomes.failed(unsendable.message, FAILED)
 
 
 def _pending(calls: Sequence[RequestedCall]) -> Pending:
