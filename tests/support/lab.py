@@ -89,9 +89,13 @@ class Lab:
         self.bounds: Bounds | None = None
         self._deliveries = 0
 
+    @property
+    def registry(self) -> AgentRegistry:
+        return AgentRegistry([self.agent])
+
     def worker(self, store: Store | None = None, **parts: Any) -> Harness:
         """Another process that serves the same agent."""
-        return Harness(store or self.store, AgentRegistry([self.agent]), self.models, self.settings, **parts)
+        return Harness(store or self.store, self.registry, self.models, self.settings, **parts)
 
     def redeclare(self, *tools: Any) -> None:
         """A newer build of the same agent."""

@@ -44,6 +44,8 @@ log = logging.getLogger("perdure.remote")
 _STARTS = 6
 #: Seconds for one request of each kind, and for all requests of one look.
 _START_SECONDS, _CANCEL_SECONDS, _READ_SECONDS, _LOOK_SECONDS = 20.0, 10.0, 5.0, 25.0
+#: Seconds for the author's function that makes the headers of a request.
+_HEADER_SECONDS = 10.0
 #: Pauses between two looks at a stream on which nothing is new: the first one, and the longest. With a callback the
 #: stream is read only in case that the callback never comes.
 _PAUSES = {False: (1.0, 30.0), True: (20.0, 600.0)}
@@ -372,7 +374,9 @@ class RemoteCalls:
 
     async def _headers(self, remote: Remote) -> dict[str, str]:
         try:
-            return await remote.declared.request_headers()
+            # It may ask a server of its own, and a call must end in time all the same.
+            async with asyncio.timeout(_HEADER_SECONDS):
+                return await remote.declared.request_headers()
         except Exception as error:
             # Its text may quote a secret.
             log.warning(
