@@ -37,7 +37,7 @@ def results(answer: Answer, *values: Any) -> PastStage:
 
 
 async def run(code: str, **more: Any) -> Answer:
-    return await run_in_process(request(code, **more))
+    return await run_in_process(request(code, **more), "family")
 
 
 STEPS = """
@@ -178,6 +178,25 @@ async def test_hostile_programs_do_not_hold_up_their_worker() -> None:
         longest, last = max(longest, time.monotonic() - last), time.monotonic()
 
     assert longest < 1.0
+
+
+async def test_the_programs_of_one_family_do_not_keep_those_of_another_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perdure.harness.tools.program._MOST_AT_ONCE", 1)
+    ended: list[str] = []
+
+    async def compute(family: str) -> None:
+        assert (await run_in_process(request("1"), family)).get("value") == [1]
+        ended.append(family)
+
+    programs = [asyncio.create_task(compute(family)) for family in [*("many",) * 6, "one", "other", "one"]]
+    # One that is given up while it waits leaves its place to the others.
+    gone = asyncio.create_task(compute("gone"))
+    await asyncio.sleep(0)
+    gone.cancel()
+    await asyncio.gather(*programs)
+
+    assert set(ended[:4]) == {"many", "one", "other"}
+    assert sorted(ended) == ["many"] * 6 + ["one"] * 2 + ["other"]
 
 
 async def test_a_worker_without_the_interpreter_leaves_the_program_to_another(monkeypatch: pytest.MonkeyPatch) -> None:

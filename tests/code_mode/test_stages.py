@@ -117,8 +117,8 @@ def with_state(state: str | None) -> Any:
     """The sandbox of another version: its states cannot be loaded by this one."""
     original = programs.run_in_process
 
-    async def run(request: Request) -> Answer:
-        answer = await original(request)
+    async def run(request: Request, family: str) -> Answer:
+        answer = await original(request, family)
         return {**answer, "state": state} if "calls" in answer else answer
 
     return run
@@ -142,8 +142,8 @@ async def test_a_repeated_run_that_makes_another_call_is_a_clear_failure(
 def with_other_digests() -> Any:
     original = programs.run_in_process
 
-    async def run(request: Request) -> Answer:
-        answer = await original(request)
+    async def run(request: Request, family: str) -> Answer:
+        answer = await original(request, family)
         calls = [{**each, "digest": "other"} for each in answer.get("calls", [])]
         return {**answer, "state": None, "calls": calls}  # type: ignore[typeddict-item]
 

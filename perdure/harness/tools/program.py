@@ -10,7 +10,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 from weakref import WeakKeyDictionary
@@ -56,7 +57,7 @@ _TIMEOUT = 60.0
 _MOST_AT_ONCE = max(4, os.cpu_count() or 1)
 #: What the process needs of the worker's environment, to find the interpreter.
 _ENVIRONMENT = ["PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "MONTY_BIN", "SYSTEMROOT"]
-_semaphores: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+_places: "WeakKeyDictionary[asyncio.AbstractEventLoop, _Places]" = WeakKeyDictionary()
 
 _TOO_LATE = "The program was stopped at the deadline of its turn."
 _DIVERGED = (
@@ -181,11 +182,12 @@ class ProgramRunner:
             "past": every[-1:] if last and last.state else every,
             "printed": last.printed if last else "",
         }
-        answer = await run_in_process(request)
+        family = program.row.root_id or program.row.session_id
+        answer = await run_in_process(request, family)
         if not answer.get("unloadable"):
             return answer
         # Another version of the interpreter has written the state.
-        return await run_in_process({**request, "state": None, "past": every, "calls": most})
+        return await run_in_process({**request, "state": None, "past": every, "calls": most}, family)
 
     # --- what has become of it ---
 
@@ -325,12 +327,54 @@ def _result(program: _Program, call: RequestedCall) -> Result:
     return {"value": outcome.output, "error": error, "denied": outcome.status == "rejected"}
 
 
-async def run_in_process(request: Request) -> Answer:
+class _Places:
+    """Where programs compute. Families that wait get the next free place in turns, each for one program."""
+
+    def __init__(self, free: int) -> None:
+        self._free = free
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+
+    @contextlib.asynccontextmanager
+    async def place(self, family: str) -> AsyncGenerator[None]:
+        if self._free:
+            self._free -= 1
+        else:
+            await self._called(family)
+        try:
+            yield
+        finally:
+            self._leave()
+
+    async def _called(self, family: str) -> None:
+        call = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(family, deque()).append(call)
+        try:
+            await call
+        except asyncio.CancelledError:
+            if call.done() and not call.cancelled():
+                self._leave()
+            raise
+
+    def _leave(self) -> None:
+        while self._waiting:
+            family = next(iter(self._waiting))
+            calls = self._waiting.pop(family)
+            call = calls.popleft()
+            if calls:
+                # Behind all others.
+                self._waiting[family] = calls
+            if not call.done():
+                call.set_result(None)
+                return
+        self._free += 1
+
+
+async def run_in_process(request: Request, family: str) -> Answer:
     """The answer of the process; without content if it could not be started."""
-    semaphore = _semaphores.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(_MOST_AT_ONCE))
+    places = _places.setdefault(asyncio.get_running_loop(), _Places(_MOST_AT_ONCE))
     # In a thread: the results of many calls are large.
     encoded = await asyncio.to_thread(lambda: json.dumps(request).encode())
-    async with semaphore:
+    async with places.place(family):
         try:
             process = await asyncio.create_subprocess_exec(
                 # -P: modules in Perdure's directory must not hide those of the standard library.
