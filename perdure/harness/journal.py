@@ -343,6 +343,11 @@ class TurnJournal:
             found.append(read(record, STAGE, StoredStage))
         return tuple(found)
 
+    def states_of_programs(self) -> int:
+        """How many characters the stored states of all programs of the turn have."""
+        stages = (read(record, STAGE, StoredStage) for record in self.records if STAGE.includes(record))
+        return sum(len(stage.state or "") for stage in stages)
+
     def calls(self, step: int) -> tuple[RequestedCall, ...]:
         """The calls of a step: each call of the reply, and before it those that it has made as a program."""
         reply = self.reply(step)

@@ -26,6 +26,7 @@ def request(code: str, **more: Any) -> Request:
         "state": None,
         "past": [],
         "printed": "",
+        "room": 1_000_000,
     }
     known.update(more)
     return known

@@ -244,6 +244,22 @@ def family(it: Lab, limits: Limits) -> None:
     it.harness = it.worker()
 
 
+async def test_the_states_of_the_programs_of_a_turn_take_only_so_much_room(it: Lab) -> None:
+    code = "import random\nstate = [random.random() for _ in range(80_000)]\nx = 1\nfor _ in range(14):\n    x = await double(x)\nx"
+    ref = await begin(it, code)
+
+    sizes: list[int] = []
+    while not (waiting := await advance(it, ref)).ended:
+        sizes = [len(each.state or "") for each in (await journal(it)).stages(0, ref.call_id)]
+        await it.tool(waiting.calls[0])
+
+    assert 500_000 < sizes[0] < 1_048_576
+    assert sum(sizes) <= 8 * 1_048_576
+    # Without a state the program ran from its beginning.
+    assert (len(sizes), sizes[-1], len(made)) == (14, 0, 14)
+    assert await outcome_of(it, ref.call_id) == 2**14
+
+
 async def test_programs_of_one_step_together_hand_on_as_many_tasks_as_the_step_may(it: Lab) -> None:
     family(it, Limits(subagents_per_step=3))
     code = "import asyncio\nawait asyncio.gather(helper(message='a'), helper(message='b'))"

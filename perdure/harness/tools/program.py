@@ -55,6 +55,8 @@ from .stubs import parameters_of
 _TIMEOUT = 60.0
 #: Programs that compute at the same time in one worker. They wait for calls outside of it.
 _MOST_AT_ONCE = max(4, os.cpu_count() or 1)
+#: Characters of the states that the programs of a turn may leave in its records.
+_MOST_STATES = 8 * 1024 * 1024
 #: What the process needs of the worker's environment, to find the interpreter.
 _ENVIRONMENT = ["PATH", "PYTHONPATH", "LD_LIBRARY_PATH", "MONTY_BIN", "SYSTEMROOT"]
 _places: "WeakKeyDictionary[asyncio.AbstractEventLoop, _Places]" = WeakKeyDictionary()
@@ -181,6 +183,7 @@ class ProgramRunner:
             "state": last.state if last else None,
             "past": every[-1:] if last and last.state else every,
             "printed": last.printed if last else "",
+            "room": _MOST_STATES - program.turn.states_of_programs(),
         }
         family = program.row.root_id or program.row.session_id
         answer = await run_in_process(request, family)

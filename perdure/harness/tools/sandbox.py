@@ -84,6 +84,8 @@ class Request(TypedDict):
     # All stages so far; with a state only the last one, whose results it waits for.
     past: list[PastStage]
     printed: str
+    # Characters that its state may have.
+    room: int
 
 
 class Answer(TypedDict, total=False):
@@ -141,7 +143,7 @@ class _Program:
                 if isinstance(end, MontyComplete):
                     answer = {"value": [self._value(end)]}
                 else:
-                    answer = {"calls": self._calls, "state": _packed(end.dump()), "engine": __version__}
+                    answer = {"calls": self._calls, "state": self._packed(end.dump()), "engine": __version__}
         except _Diverged as diverged:
             answer = {"diverged": diverged.call}
         except _Unloadable:
@@ -257,6 +259,11 @@ class _Program:
         del stream
         self._printed = (self._printed + text)[:_MOST_PRINTED]
 
+    def _packed(self, state: bytes) -> str | None:
+        """The state as text. None: it is too large to be stored, and the program will run from its beginning again."""
+        text = base64.b64encode(zlib.compress(state)).decode()
+        return text if len(text) <= min(self._request["room"], _LARGEST_STATE) else None
+
     def _policy(self) -> "OSPolicy":
         # A repeated run must make the same calls: the clock stands still, and chance is the same.
         return {
@@ -344,12 +351,6 @@ def _key(name: Any) -> str:
     if name is None or isinstance(name, bool | int | float):
         return json.dumps(name)[:100]
     raise ValueError("the keys of a dict must be text")
-
-
-def _packed(state: bytes) -> str | None:
-    """The state as text. None: it is too large to be stored, and the program will run from its beginning again."""
-    text = base64.b64encode(zlib.compress(state)).decode()
-    return text if len(text) <= _LARGEST_STATE else None
 
 
 def _unpacked(state: str) -> bytes:
