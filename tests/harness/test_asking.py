@@ -1,12 +1,13 @@
 """Which calls run, which wait for people, which are refused; and how a turn parks."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from perdure import Agent, Call, Decision, SessionView, responders, tool
 from perdure.protocol.inputs import digest
-from perdure.protocol.requests import Calls, Parked, Reminder
+from perdure.protocol.requests import Calls, Delegated, Parked, Reminder
 from perdure.protocol.wire import JsonObject
 from perdure.testing import ScriptedModel, call, play
 from tests.support.lab import SESSION, lab
@@ -257,6 +258,17 @@ async def test_questions_are_offered_where_people_can_be_asked() -> None:
 
     async with lab([call("ask_question", prompt="Why?")], own, can_ask=True) as it:
         assert (await it.run_one()).status == "completed"
+
+
+async def test_a_subagent_of_the_name_replaces_the_built_in_question() -> None:
+    model = ScriptedModel([call("ask_question", message="Why?")])
+    async with lab(model, can_ask=True) as it:
+        it.agent = replace(it.agent, subagents=[Agent("ask_question")])
+        it.harness = it.worker()
+        outcome = await it.model(await it.deliver("Go"))
+
+        assert sorted(tool.name for tool in model.prompts[0].tools) == ["agent", "ask_question"]
+        assert isinstance(outcome, Delegated)
 
 
 @pytest.mark.parametrize(

@@ -298,11 +298,11 @@ class Offer:
 
 
 async def open_offer(agent: Agent, *, can_ask: bool, output: FinalOutput | None) -> Offer:
-    tools = await open_toolbox(agent)
-    asks = can_ask and agent.asks_questions and ASK_QUESTION not in tools
+    tools, children = await open_toolbox(agent), _children(agent)
+    asks = can_ask and agent.asks_questions and ASK_QUESTION not in {*tools, *children}
     if agent.code_mode:
         return Offer({}, asks=asks, output=output, program=ProgramTool(await functions_of(agent)))
-    return Offer(tools, _children(agent), asks=asks, output=output)
+    return Offer(tools, children, asks=asks, output=output)
 
 
 async def open_functions(agent: Agent) -> Offer:
