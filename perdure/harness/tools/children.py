@@ -3,6 +3,8 @@
 A child is a session like any other. It reports by deliveries, which the store writes with the event that they report.
 """
 
+import contextlib
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,7 +19,7 @@ from perdure.agents import output_schema
 from perdure.agents.agent import Agent, Limits, bounds_of
 from perdure.agents.remote import RemoteAgent
 from perdure.bounds import shortened
-from perdure.errors import Invalid, TurnCancelled
+from perdure.errors import AgentGone, Invalid, TurnCancelled
 from perdure.harness.events import EventFactory
 from perdure.harness.journal import (
     END,
@@ -174,6 +176,11 @@ class _Family:
     def is_pending(self, call: RequestedCall) -> bool:
         return self.turn.outcome(self.at.step, call.call_id) is None
 
+    @property
+    def is_to_stop(self) -> bool:
+        """Whether the turn that waits for them is cancelled or late, or its session has ended."""
+        return self.row.ended or self.row.cancel_turn is not None or min(self.ends, default=math.inf) <= time.time()
+
     def child_id(self, call: RequestedCall) -> str:
         return names.child_session(self.at.session_id, self.at.turn, self.at.step, call.call_id)
 
@@ -209,12 +216,20 @@ class Children:
     async def dispatch(self, order: DispatchChildren) -> tuple[Pending, Sequence[NewChild]]:
         """Write the sessions of all calls without a result. Returns these calls, and the sessions to start."""
         family = await self._family(order.at)
-        local = [call for call in family.local if family.is_pending(call)]
-        created = [new for call in local if (new := await self._create(family, call))]
+        # A worker that knows their agents is worth waiting for, unless they are to be stopped at once.
+        gone = (AgentGone,) if family.is_to_stop else ()
+        created: list[NewChild] = []
+        called: list[NewEvent] = []
+        for call in filter(family.is_pending, family.local):
+            with contextlib.suppress(*gone):
+                if new := await self._create(family, call):
+                    created.append(new)
+                called.append(_called(family, call, family.child_id(call)))
         for remote in self._remotes(family):
             if family.is_pending(remote.call):
-                await self._remote_calls.begin(remote, min(family.ends, default=None))
-        await self._emit(family, [_called(family, call, family.child_id(call)) for call in local])
+                with contextlib.suppress(*gone):
+                    await self._remote_calls.begin(remote, min(family.ends, default=None))
+        await self._emit(family, called)
         return _pending(family.pending), created
 
     async def look(self, order: LookAtChildren) -> Looked:
