@@ -245,8 +245,8 @@ def family(it: Lab, limits: Limits) -> None:
 
 
 async def test_the_states_of_the_programs_of_a_turn_take_only_so_much_room(it: Lab) -> None:
-    code = "import random\nstate = [random.random() for _ in range(80_000)]\nx = 1\nfor _ in range(14):\n    x = await double(x)\nx"
-    ref = await begin(it, code)
+    kept = "import random\nstate = [random.random() for _ in range(80_000)]\n"
+    ref = await begin(it, f"{kept}x = 1\nfor _ in range(14):\n    x = await double(x)\nx")
 
     sizes: list[int] = []
     while not (waiting := await advance(it, ref)).ended:

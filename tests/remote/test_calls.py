@@ -66,9 +66,7 @@ async def test_what_an_earlier_build_has_accepted_and_cannot_be_sent_is_a_failed
     assert (outcome.status, (outcome.error or {})["code"]) == ("failed", "SUBAGENT_EXECUTION_FAILED")
 
 
-async def test_a_task_ends_in_time_when_its_credentials_never_come(
-    it: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_task_ends_in_time_when_its_credentials_never_come(it: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("perdure.harness.remote.calls._LOOK_SECONDS", 1.5)
     monkeypatch.setattr("perdure.harness.remote.calls._HEADER_SECONDS", 0.5)
     begun = await remote_call(it)

@@ -69,10 +69,10 @@ def test_a_result_that_is_nested_too_deep_is_a_failure(depth: int) -> None:
     for _ in range(depth):
         value = [value]
 
+    message = "The other server has sent a result that is nested too deep."
+
     ended = progress(STATE, [resulted(value)]).ended
-    assert ended == {
-        "error": {"code": "REMOTE_AGENT_FAILED", "message": "The other server has sent a result that is nested too deep."}
-    }
+    assert ended == {"error": {"code": "REMOTE_AGENT_FAILED", "message": message}}
 
 
 @pytest.mark.parametrize(
