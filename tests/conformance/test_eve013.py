@@ -47,8 +47,8 @@ def _install() -> str | None:
 
 @pytest.fixture(scope="module")
 def stack(module_stack: StackFactory) -> Stack:
-    agents = "tests.conformance.agents:concierge,tests.conformance.agents:clerk"
-    return module_stack(provider=True, agents=agents)
+    agents = [f"tests.conformance.agents:{name}" for name in ("concierge", "clerk", "foreman")]
+    return module_stack(provider=True, agents=",".join(agents))
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)

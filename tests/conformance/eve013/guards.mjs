@@ -36,6 +36,8 @@ const EXPECTED = [
   "step.completed",
   "step.failed",
   "step.started",
+  "subagent.called",
+  "subagent.completed",
   "turn.cancelled",
   "turn.completed",
   "turn.failed",
@@ -44,8 +46,10 @@ const EXPECTED = [
 
 const seen = new Set();
 await drive();
-for (const { sessionId, agent, counts } of await sessions()) {
-  const session = client({ host: `${host}/agents/${agent}` }).session({ sessionId, streamIndex: 0 });
+for (const { sessionId, agent, parent, counts } of await sessions()) {
+  // The agent of a child is not served under its own name.
+  const at = parent ? host : `${host}/agents/${agent}`;
+  const session = client({ host: at }).session({ sessionId, streamIndex: 0 });
   check(await read(session, 0, counts.events - 1));
 }
 assert.deepEqual(EXPECTED.filter((type) => !seen.has(type)), []);
@@ -75,6 +79,11 @@ async function drive() {
   assert.deepEqual([details.kind, details.summary, details.onExpiry], ["approval", "Send 'hi'", "fail"]);
   assert.deepEqual(details.responders, { kind: "requester", values: [], quorum: 1 });
   assert.ok(Date.parse(details.expiresAt) > Date.now());
+
+  const foreman = client({ host: `${host}/agents/foreman` }).session();
+  const handed = JSON.stringify({ message: 'call pay {"amount": 5}' });
+  const first = await (await foreman.send(`call cashier ${handed}`)).result();
+  await (await foreman.send({ inputResponses: [answer(first.inputRequests[0], { optionId: "approve" })] })).result();
 
   for (const message of ['call final_output {"sum": 3}', "fail 400"]) await task(message);
 }
