@@ -57,6 +57,16 @@ async def cancelling(case: Case) -> None:
     await reads_the_next(case)
 
 
+async def waiting_for_others(case: Case) -> None:
+    """They are not started again; what one of them was at may have happened or not."""
+    case.world.ledger.open(case.gate)
+    assert text(await case.caller.until_boundary()) == case.answer
+    kept = types(case)
+    assert (kept.count("subagent.called"), kept.count("action.result")) == (1, 1)
+    assert case.effects("charge") <= 1
+    await reads_the_next(case)
+
+
 async def finished(case: Case) -> None:
     case.caller.cursor = 0
     assert text(await case.caller.until_boundary()) == case.answer
@@ -70,6 +80,9 @@ _ALIKE: dict[str, Check] = {
     "parked on both": on_both,
     "cancelling": cancelling,
     "finished": finished,
+    "waiting for children": waiting_for_others,
+    "waiting for a remote": waiting_for_others,
+    "waiting for code": waiting_for_others,
 }
 AFTER_A_CRASH: dict[str, Check] = {**_ALIKE, "running": running_without_its_worker}
 AFTER_A_DEPLOY: dict[str, Check] = {**_ALIKE, "running": running_on_its_build}

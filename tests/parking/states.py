@@ -1,14 +1,23 @@
 """The states of the table in docs/resuming.md: how a session gets there."""
 
-from collections.abc import Awaitable, Callable
+import contextlib
+import json
+from collections.abc import Awaitable, Callable, Generator, Mapping
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from pathlib import Path
+from typing import Literal, TypeAlias
 
 from tests.support.chaos.evidence import Json
 from tests.support.chaos.people import answer, asked, cancel, kinds
 from tests.support.chaos.scripts import say
-from tests.support.chaos.world import Caller, World, unique
+from tests.support.chaos.world import Caller, World, running_world, unique
+from tests.support.processes import free_port
 from tests.support.waiting import until
+
+from .agents import REMOTE_URL
+
+#: For what a turn waits that has handed work on.
+Others: TypeAlias = Literal["children", "a remote", "code"]
 
 
 @dataclass
@@ -98,6 +107,44 @@ async def finished(world: World) -> Case:
     return case
 
 
+def waiting_for(others: Others) -> Arrange:
+    """The turn has handed work on: a tool is at work there."""
+
+    async def arrange(world: World) -> Case:
+        return await handed(world, others)
+
+    return arrange
+
+
+async def handed(world: World, others: Others, asks: str | None = None) -> Case:
+    """A session that waits for others; `asks`: the tool about which people are asked meanwhile."""
+    case = _case(world)
+    work = f'call charge {{"note": "{case.note}", "before": "{case.gate}"}}'
+    if others == "code":
+        made = [f"helper(message={json.dumps(work)})", *([f'{asks}(note="{case.note}")'] if asks else [])]
+        await _create(
+            case, "coder", _call("code_mode", code=f"import asyncio\nawait asyncio.gather({', '.join(made)})")
+        )
+    elif others == "children":
+        # It is a child that asks.
+        tasks = [work, *([f"call {_call(asks, note=case.note)}"] if asks else [])]
+        await _create(case, "boss", *(_call("helper", message=task) for task in tasks))
+    else:
+        await _create(case, "boss", _call("away", message=work), *([_call(asks, note=case.note)] if asks else []))
+    if asks is not None:
+        case.requests = {"approval": await _only_request(case)}
+    await at_its_gate(case)
+    return case
+
+
+async def child_on_approval(world: World) -> Case:
+    """A child waits for people, and the session for it."""
+    case = _case(world)
+    await _create(case, "boss", _call("helper", message=f"call {_call('pay', note=case.note)}"))
+    case.requests = {"approval": await _only_request(case)}
+    return case
+
+
 STATES: dict[str, Arrange] = {
     "idle": idle,
     "running": running,
@@ -106,7 +153,23 @@ STATES: dict[str, Arrange] = {
     "parked on both": on_both,
     "cancelling": cancelling,
     "finished": finished,
+    "waiting for children": waiting_for("children"),
+    "waiting for a remote": waiting_for("a remote"),
+    "waiting for code": waiting_for("code"),
 }
+
+
+@contextlib.contextmanager
+def world_of_states(directory: Path, environment: Mapping[str, str] | None = None) -> Generator[World]:
+    """A world without workers, in which a session can come into all states."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    remote = {REMOTE_URL: url, "PERDURE_PUBLIC_URL": url, "PERDURE_LOCAL_CALLBACKS": "true"}
+    everywhere = {**(environment or {}), **remote}
+    agents = "tests.parking.agents:agents"
+    with running_world(directory, everywhere, agents=agents, workers=0, apis=0) as world:
+        world.stack.start_api({"PERDURE_PORT": str(port)})
+        yield world
 
 
 # --- helpers ------------------------------------------------------------------------------------------------
@@ -122,6 +185,22 @@ async def _parked(world: World, calls: Callable[[Case], str]) -> Case:
     events = await case.caller.until_boundary()
     case.requests = dict(zip(kinds(events), asked(events), strict=True))
     return case
+
+
+async def _create(case: Case, agent: str, *calls: str) -> None:
+    caller = case.caller
+    message = f"call {' and '.join(calls)} then say {case.answer}"
+    made = caller.received(await caller.http.post(f"/agents/{agent}/eve/v1/session", json={"message": message}))
+    caller.session_id, caller.token, caller.cursor = made["sessionId"], made["continuationToken"], 0
+
+
+def _call(tool: str, **arguments: str) -> str:
+    return f"{tool} {json.dumps(arguments)}"
+
+
+async def _only_request(case: Case) -> str:
+    (request_id,) = asked(await case.caller.until_boundary())
+    return request_id
 
 
 async def at_its_gate(case: Case) -> None:

@@ -5,24 +5,25 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.chaos.world import World, running_world
+from tests.support.chaos.world import World
 
-from . import people, silence
+from . import others, people, silence
 from .cells import CELLS
 from .recovery import AFTER_A_CRASH, AFTER_A_DEPLOY
-from .states import STATES
+from .states import STATES, world_of_states
 
 pytestmark = pytest.mark.chaos
 
 
 @pytest.fixture(scope="module")
 def shared_world(tmp_path_factory: pytest.TempPathFactory) -> Generator[World]:
-    with running_world(tmp_path_factory.mktemp("table")) as world:
+    with world_of_states(tmp_path_factory.mktemp("table")) as world:
+        world.stack.start_worker()
         yield world
 
 
 # Importing them fills the table.
-_FILLED_BY = (people, silence)
+_FILLED_BY = (people, silence, others)
 
 
 @pytest.mark.parametrize("name", CELLS)

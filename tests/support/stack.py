@@ -136,8 +136,9 @@ class Stack:
         return worker
 
     def start_api(self, environment: Mapping[str, str] | None = None, *, wait: bool = True) -> Process:
-        port = free_port()
-        api = self._start("api", len(self.apis) + 1, {"PERDURE_PORT": str(port), **(environment or {})})
+        given = {"PERDURE_PORT": str(free_port()), **(environment or {})}
+        port = int(given["PERDURE_PORT"])
+        api = self._start("api", len(self.apis) + 1, given)
         self.apis.append(api)
         self.api_urls.append(f"http://127.0.0.1:{port}")
         if wait:

@@ -184,6 +184,27 @@ class Evidence:
             receipts=[receipt for receipt in self.receipts if receipt[0] not in gone],
         )
 
+    def of_single_sessions(self) -> "Evidence":
+        """Without sessions that have handed work on, and without those that did it."""
+        called = {
+            session_id: {event["data"]["childSessionId"] for event in events if event["type"] == "subagent.called"}
+            for session_id, events in self.events.items()
+        }
+        members = {session_id for session_id, children in called.items() if children}.union(*called.values())
+
+        def others(rows: Mapping[str, Sequence[Json]]) -> dict[str, Sequence[Json]]:
+            return {session_id: each for session_id, each in rows.items() if session_id not in members}
+
+        return replace(
+            self,
+            sessions=[session for session in self.sessions if session["session_id"] not in members],
+            events=others(self.events),
+            records=others(self.records),
+            deliveries=others(self.deliveries),
+            inputs=others(self.inputs),
+            receipts=[receipt for receipt in self.receipts if receipt[0] not in members],
+        )
+
     def may_be_late(self, at: float, *kinds: str) -> bool:
         """Whether a worker that was absent, for one of these reasons if any are given, may have acted only then."""
         return any(

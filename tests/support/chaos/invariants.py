@@ -36,7 +36,8 @@ def check(evidence: Evidence, effects: Mapping[str, str] = EFFECTS) -> None:
 
 def problems(evidence: Evidence, effects: Mapping[str, str] = EFFECTS) -> dict[str, list[str]]:
     """What is wrong, by the names of the checks."""
-    found = {each.__name__: list(each(evidence)) for each in INVARIANTS}
+    single = evidence.of_single_sessions()
+    found = {each.__name__: list(each(single if each in OF_SINGLE_SESSIONS else evidence)) for each in INVARIANTS}
     found |= {at_most_once_holds.__name__: list(at_most_once_holds(evidence, effects))}
     return {name: wrong for name, wrong in found.items() if wrong}
 
@@ -257,7 +258,7 @@ def at_most_once_holds(evidence: Evidence, effects: Mapping[str, str]) -> Iterat
         happened[effect["body"]["session"], effect["body"]["call"]].append(effect)
     for session_id, events in evidence.events.items():
         for event in events:
-            if event["type"] != "action.result" or event["data"]["result"]["toolName"] not in effects:
+            if event["type"] != "action.result" or event["data"]["result"].get("toolName") not in effects:
                 continue
             result = event["data"]["result"]
             made = happened.pop((session_id, result["callId"]), [])
@@ -358,4 +359,13 @@ INVARIANTS: tuple[Check, ...] = (
     streamed_text_is_the_message,
     everything_is_counted_once,
     *consent.CHECKS,
+)
+
+#: The log of a session that hands work on has more: what its descendants ask, and results that are read at any time.
+#: tests/children looks at that.
+OF_SINGLE_SESSIONS: tuple[Check, ...] = (
+    turns_do_not_overlap,
+    each_action_has_one_result,
+    each_delivery_is_answered_once,
+    consent.each_request_is_asked_and_closed_once,
 )

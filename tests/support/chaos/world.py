@@ -221,11 +221,13 @@ class World:
 
 
 @contextlib.contextmanager
-def running_world(directory: Path, environment: Mapping[str, str] | None = None, **options: Any) -> Generator[World]:
+def running_world(
+    directory: Path, environment: Mapping[str, str] | None = None, *, agents: str = AGENT, **options: Any
+) -> Generator[World]:
     """A world of its own, as `Stack` takes the options, with the agent that acts on the ledger."""
     with running_ledger(directory) as ledger:
         everywhere = {"LEDGER_URL": ledger.url, **(environment or {})}
-        with Stack(directory, agents=AGENT, provider=True, environment=everywhere, **options) as stack:
+        with Stack(directory, agents=agents, provider=True, environment=everywhere, **options) as stack:
             world = World(stack, ledger)
             yield world
             world.close()
