@@ -1,4 +1,4 @@
-"""The agent that is measured."""
+"""The agents that are measured."""
 
 from perdure.agents import Agent, Limits, tool
 
@@ -22,3 +22,15 @@ agent = Agent(
     # A turn of many rounds repeats one call.
     limits=Limits(repeated_calls=None),
 )
+
+helper = Agent(name="helper", description="Says hello.", instructions="You are measured.")
+#: One that hands work on, with more calls at once than it might by default.
+boss = Agent(
+    name="boss",
+    instructions="You are measured.",
+    tools=[nothing],
+    subagents=[helper],
+    limits=Limits(subagents_per_step=50, repeated_calls=None),
+)
+#: One whose model writes programs.
+coder = Agent(name="coder", instructions="You are measured.", tools=[nothing], code_mode=True)

@@ -49,6 +49,12 @@ class Plan:
     # Sessions that wake on a new worker: the turns that each has had, and how often each wakes.
     ages: tuple[int, ...] = (20, 100, 1000)
     wakes: int = 10
+    # Children of one turn at once, and how often the most of them are started; turns with one child beside one tool.
+    children: tuple[int, int, int] = (1, 10, 50)
+    families: int = 3
+    # Inner calls of a program, and programs.
+    inner_calls: int = 20
+    programs: int = 3
     # No single wait is longer.
     patience: float = 60.0
 
@@ -79,6 +85,8 @@ QUICK = Plan(
     restarted_active=20,
     ages=(20, 100),
     wakes=5,
+    families=1,
+    programs=1,
 )
 
 #: So small that it shows only that everything works.
@@ -113,4 +121,8 @@ TINY = Plan(
     restarted_active=2,
     ages=(1, 2),
     wakes=1,
+    children=(1, 2, 3),
+    families=1,
+    inner_calls=2,
+    programs=1,
 )

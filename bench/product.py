@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections import Counter
 from dataclasses import dataclass
 from time import perf_counter, time
 from typing import Any
@@ -90,6 +91,8 @@ class ProductSession:
         self.token = token
         #: The ids of all that was asked.
         self.requests: list[str] = []
+        #: How many events of each type there were.
+        self.counts: Counter[str] = Counter()
         self._posts = posts
         self._stream = stream
         #: The text of each delta, and when it came, in seconds since the epoch.
@@ -129,6 +132,7 @@ class ProductSession:
 
     async def _follow(self) -> None:
         async for event in self._stream.events(f"{_SESSIONS}/{self.id}/stream?startIndex=0"):
+            self.counts[event["type"]] += 1
             match event["type"]:
                 case "message.appended":
                     self.texts.append((time(), event["data"]["messageDelta"]))

@@ -1,7 +1,8 @@
 """A model provider without latency, over real HTTP: `python -m bench.provider PORT`.
 
 It speaks OpenAI's chat completions, streamed. To `rounds N` it answers with a tool call N times, to `ask` with a call
-that needs an approval, to `tokens N R` with N tokens, R in a second, each of which says when it was sent; to all else
+that needs an approval, to `hand N` with N calls of an agent, to `program N` with a program that makes N calls one after
+the other, to `tokens N R` with N tokens, R in a second, each of which says when it was sent; to all else
 with one short text.
 """
 
@@ -19,15 +20,19 @@ def reply(request: dict[str, Any]) -> bytes:
     messages: list[dict[str, Any]] = request["messages"]
     latest = max(place for place, message in enumerate(messages) if message["role"] == "user")
     said = messages[latest]["content"]
-    wanted = 1 if said == "ask" else _rounds(said)
     had = sum(message["role"] == "tool" for message in messages[latest:])
-    return _tool_call(had, "guarded" if said == "ask" else "nothing") if had < wanted else _TEXT
-
-
-def _rounds(content: object) -> int:
-    if not isinstance(content, str) or not content.startswith("rounds "):
-        return 0
-    return int(content.removeprefix("rounds "))
+    match said.split() if isinstance(said, str) else []:
+        case ["ask"] if not had:
+            return _tool_calls(_call(0, "guarded"))
+        case ["rounds", count] if had < int(count):
+            return _tool_calls(_call(had, "nothing"))
+        case ["hand", count] if not had:
+            return _tool_calls(*(_call(number, "helper", message="hello") for number in range(int(count))))
+        case ["program", count] if not had:
+            code = f"for _ in range({int(count)}):\n    await nothing()"
+            return _tool_calls(_call(0, "code_mode", code=code))
+        case _:
+            return _TEXT
 
 
 def _events(*deltas: dict[str, Any], finish: str) -> bytes:
@@ -49,9 +54,14 @@ def _encoded(chunk: dict[str, Any]) -> bytes:
     return b"data: " + orjson.dumps({**head, **chunk}) + b"\n\n"
 
 
-def _tool_call(number: int, tool: str) -> bytes:
-    call = {"id": f"call_{number:04}", "type": "function", "function": {"name": tool, "arguments": "{}"}}
-    return _events({"role": "assistant", "tool_calls": [{"index": 0, **call}]}, finish="tool_calls")
+def _call(number: int, tool: str, **arguments: str) -> dict[str, Any]:
+    function = {"name": tool, "arguments": orjson.dumps(arguments).decode()}
+    return {"id": f"call_{number:04}", "type": "function", "function": function}
+
+
+def _tool_calls(*calls: dict[str, Any]) -> bytes:
+    indexed = [{"index": index, **call} for index, call in enumerate(calls)]
+    return _events({"role": "assistant", "tool_calls": indexed}, finish="tool_calls")
 
 
 _TEXT = _events({"role": "assistant", "content": ""}, {"content": "Hello "}, {"content": "there."}, finish="stop")

@@ -10,7 +10,7 @@ from perdure.agents.agent import Turns
 from . import postgres
 from .plan import Plan
 from .report import progress
-from .rows import asking, compaction, crowd, fork, growth, idle, log, restart, session, wake
+from .rows import asking, children, code, compaction, crowd, fork, growth, idle, log, restart, session, wake
 from .stack import Product, Stack, running
 from .table import Line
 
@@ -28,12 +28,16 @@ ROWS = (
     "idle",
     "parked",
     "wake",
+    "children",
+    "code",
 )
 #: The rows by the names that `--only` takes. A restart is measured only when it is asked for: its sessions need an hour
 #: and more to grow.
 ALL = (*ROWS, "restart")
 #: Rows whose product runs its turns inline.
 _INLINE = ("inline", "inline-crowd", "busy")
+#: Rows whose product serves another agent than the usual one.
+_AGENTS = {"children": "bench.agent:boss", "code": "bench.agent:coder"}
 
 
 async def measure(plan: Plan, rows: Sequence[str] = ROWS, *, on_postgres: bool = False) -> list[Line]:
@@ -61,22 +65,18 @@ async def _row(row: str, plan: Plan, stack: Stack | None, database: str | None, 
     assert stack is not None
     # Each row has a product of its own: none inherits the caches of the row before it.
     turns: Turns = "inline" if row in _INLINE else "child"
-    async with stack.product(row, database, turns) as product:
-        return await _of_product(row, plan, stack, product)
+    async with stack.product(row, database, turns, _AGENTS.get(row, "bench.agent:agent")) as product:
+        return await _of_product(row, plan, stack, product, turns)
 
 
-async def _of_product(row: str, plan: Plan, stack: Stack, product: Product) -> list[Line]:
+async def _of_product(row: str, plan: Plan, stack: Stack, product: Product, turns: Turns) -> list[Line]:
     match row:
-        case "session":
-            return await session.measure(stack, product, plan, "child")
-        case "inline":
-            return await session.measure(stack, product, plan, "inline")
-        case "crowd":
-            return await crowd.measure(stack, product, plan, "child")
-        case "inline-crowd":
-            return await crowd.measure(stack, product, plan, "inline")
+        case "session" | "inline":
+            return await session.measure(stack, product, plan, turns)
+        case "crowd" | "inline-crowd":
+            return await crowd.measure(stack, product, plan, turns)
         case "busy":
-            return await crowd.beyond_cache(product, plan, "inline")
+            return await crowd.beyond_cache(product, plan, turns)
         case "growth":
             return await growth.measure(stack, product, plan)
         case "idle":
@@ -85,6 +85,10 @@ async def _of_product(row: str, plan: Plan, stack: Stack, product: Product) -> l
             return await asking.measure(product, plan)
         case "wake":
             return await wake.measure(product, plan)
+        case "children":
+            return await children.measure(stack, product, plan)
+        case "code":
+            return await code.measure(product, plan)
         case "restart":
             return await restart.measure(product, plan)
         case _:

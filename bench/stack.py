@@ -66,11 +66,13 @@ class Stack:
         self._provider = provider
 
     @contextlib.asynccontextmanager
-    async def product(self, name: str, database: str | None = None, turns: Turns = "child") -> AsyncGenerator[Product]:
+    async def product(
+        self, name: str, database: str | None = None, turns: Turns = "child", agents: str = "bench.agent:agent"
+    ) -> AsyncGenerator[Product]:
         """A product with queues, data and processes of its own."""
         data = self.directory / name
         port = free_port()
-        environment = self._environment(name, data, port) | {"PERDURE_TURNS": turns}
+        environment = self._environment(name, data, port) | {"PERDURE_TURNS": turns, "PERDURE_AGENTS": agents}
         if database:
             environment["PERDURE_DATABASE_URL"] = database
         pids: dict[str, int] = {}
@@ -98,7 +100,6 @@ class Stack:
             **_temporal_environment(self._server),
             "PERDURE_DATA_DIR": str(data),
             "PERDURE_TASK_QUEUE": f"bench-{name}",
-            "PERDURE_AGENTS": "bench.agent:agent",
             "PERDURE_MODEL": MODEL,
             "PERDURE_HOST": "127.0.0.1",
             "PERDURE_PORT": str(port),

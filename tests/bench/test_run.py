@@ -27,6 +27,8 @@ NAMES = {
     "idle": {"3 parked"},
     "parked": {"3 asking"},
     "wake": {"wake"},
+    "children": {"children"},
+    "code": {"code"},
     "restart": {"3 sessions, 2 active, 3 turns each"},
 }
 SOME = ("session", "inline-crowd", "growth", "log", "fork", "compaction", "parked", "wake")
