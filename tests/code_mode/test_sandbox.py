@@ -2,14 +2,20 @@
 
 import asyncio
 import base64
+import contextlib
+import signal
+import socket
 import time
 import zlib
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from perdure.harness.tools.program import run_in_process
+from perdure.harness.tools import program as programs
+from perdure.harness.tools.program import Forker, run_in_process
 from perdure.harness.tools.sandbox import Answer, PastStage, Request, Result
+from tests.support.waiting import until
 
 
 def request(code: str, **more: Any) -> Request:
@@ -198,6 +204,62 @@ async def test_the_programs_of_one_family_do_not_keep_those_of_another_waiting(m
 
     assert set(ended[:4]) == {"many", "one", "other"}
     assert sorted(ended) == ["many"] * 6 + ["one"] * 2 + ["other"]
+
+
+async def test_a_stage_runs_although_the_process_that_forks_has_died_or_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    forker = Forker()
+    monkeypatch.setattr(programs, "_forker", forker)
+    monkeypatch.setattr(programs, "_ANSWERS", 2.0)
+    try:
+        seen: set[int] = set()
+        for number in (None, signal.SIGKILL, signal.SIGSTOP):
+            if number and forker.process:
+                forker.process.send_signal(number)
+            assert (await run("await add(1, 2)")).get("calls")
+            assert forker.process is not None
+            seen.add(forker.process.pid)
+    finally:
+        forker.close()
+
+    assert len(seen) == 3
+
+
+async def test_the_process_that_forks_ends_when_there_are_no_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    forker = Forker(idle=0.1)
+    monkeypatch.setattr(programs, "_forker", forker)
+    try:
+        for _ in range(2):
+            assert (await run("1")).get("value") == [1]
+            idle = forker.process
+            assert idle is not None
+            await until(lambda idle=idle: idle.poll() is not None, "it to end")
+    finally:
+        forker.close()
+
+
+async def test_a_program_that_is_given_up_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    forker = Forker()
+    monkeypatch.setattr(programs, "_forker", forker)
+    forked: list[int] = []
+    fork = forker.fork
+
+    def noted(connection: socket.socket) -> int | None:
+        pid = fork(connection)
+        forked.extend([] if pid is None else [pid])
+        return pid
+
+    monkeypatch.setattr(forker, "fork", noted)
+    try:
+        running = asyncio.create_task(run("while True: pass"))
+        await until(lambda: bool(forked), "it to run")
+        assert Path(f"/proc/{forked[0]}").exists()
+        running.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+
+        await until(lambda: not Path(f"/proc/{forked[0]}").exists(), "it to end")
+    finally:
+        forker.close()
 
 
 async def test_a_worker_without_the_interpreter_leaves_the_program_to_another(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,14 +1,19 @@
 """Runs a program that a model wrote, until it ends or waits for the results of its calls.
 
-This file is run as a process of its own: what a program makes of time, memory and values ends at most that process.
+Each stage is a process of its own: what a program makes of time, memory and values ends at most that process.
+This file is run by a worker as the process that forks them: importing the interpreter takes longer than most stages.
 The interpreter is Monty: it has no access to files, the network or the clock, and its state can be stored and loaded.
 """
 
 import base64
 import contextlib
 import hashlib
+import importlib
 import json
 import math
+import os
+import signal
+import socket
 import sys
 import zlib
 from collections.abc import Mapping
@@ -372,7 +377,6 @@ def _cut(text: str) -> str:
 def _limit_resources() -> None:
     """The kernel ends this process and the interpreter at these limits, also when their worker has died."""
     with contextlib.suppress(ImportError, OSError, ValueError):
-        import os
         import resource  # missing on some platforms
 
         # The worker goes first: a program must not slow down the sessions beside it.
@@ -395,5 +399,49 @@ def main() -> None:
     sys.stdout.write(json.dumps(answer))
 
 
+def serve(idle: float) -> None:
+    """Fork a process for each socket that comes over standard input, until none has come for so many seconds.
+
+    Nothing of a program is ever read here, so a stage starts without anything of another one.
+    """
+    # A worker without the interpreter is told so by the first stage.
+    with contextlib.suppress(ImportError):
+        importlib.import_module("pydantic_monty")
+
+    worker = socket.socket(fileno=os.dup(0))
+    worker.settimeout(idle)
+    # The kernel forgets those that have ended.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    with contextlib.suppress(TimeoutError, ConnectionError):
+        while True:
+            _, files, _, _ = socket.recv_fds(worker, 1, 1)
+            if not files:
+                return
+            if (pid := os.fork()) == 0:
+                _run_forked(worker, files[0])
+            # Here and in the fork, whichever comes first: the worker may kill the group as soon as it knows it.
+            with contextlib.suppress(OSError):
+                os.setpgid(pid, pid)
+            os.close(files[0])
+            worker.sendall(pid.to_bytes(4, "big"))
+
+
+def _run_forked(worker: socket.socket, connection: int) -> None:
+    """Read a request from the connection, write the answer, and end this process."""
+    try:
+        with contextlib.suppress(OSError):
+            os.setpgid(0, 0)
+        worker.close()
+        # The interpreter is a child that is waited for.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        for standard in (0, 1):
+            os.dup2(connection, standard)
+        os.close(connection)
+        main()
+        sys.stdout.flush()
+    finally:
+        os._exit(0)
+
+
 if __name__ == "__main__":
-    main()
+    serve(float(sys.argv[1]))
