@@ -1,5 +1,7 @@
 """Families as large as their agents allow: many children at once, and many levels."""
 
+import pytest
+
 from bench import histories
 from tests.support.chaos.evidence import read_store
 from tests.support.stack import Stack
@@ -12,6 +14,11 @@ MANY, DEEP = 50, 10
 LONG, MOST = 4_000, 1_500
 
 
+def runs_child_turns(stack: str) -> bool:
+    return stack == "child"
+
+
+@pytest.mark.slow_where.with_args(runs_child_turns)
 async def test_fifty_children_at_once_are_started_once_and_read_once_in_the_order_of_their_calls(stack: Stack) -> None:
     results = [f"{number}-{'x' * LONG}" for number in range(MANY)]
     order = hand(*[("clerk", f"say {each}") for each in results])
