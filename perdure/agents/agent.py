@@ -265,9 +265,13 @@ class Agent:
         copies = bool(self.subagents) if self.copies_itself is None else self.copies_itself
         children = (*((each.name, each) for each in self.subagents), *(((SELF_COPY, self),) if copies else ()))
         object.__setattr__(self, "children", children)
-        _refuse_duplicates(
-            self.name, [*(name for name in map(_name, tools) if name is not None), *(name for name, _ in self.children)]
-        )
+        own = [*(name for name in map(_name, tools) if name is not None), *(each.name for each in self.subagents)]
+        if copies and SELF_COPY in own:
+            raise InvalidDeclaration(
+                f"Agent {self.name!r}: the name {SELF_COPY!r} is taken by the copy of the agent itself: use another "
+                "one, or `copies_itself=False`."
+            )
+        _refuse_duplicates(self.name, own)
         if self.code_mode:
             _check_code_mode(self.name)
         if self.output_schema is not None and (found := problem(self.output_schema)):
@@ -331,7 +335,10 @@ def _wrong_subagents(subagents: object) -> str | None:
 
     known = (Agent, RemoteAgent)
     wrong = next((each for each in cast("Iterable[object]", subagents) if not isinstance(each, known)), None)
-    return None if wrong is None else f"{wrong!r} is no agent; subagents is a list of agents: `subagents=[researcher]`"
+    if wrong is None:
+        return None
+    named = cast("Tool[..., Any]", wrong).name if isinstance(wrong, Tool) else wrong
+    return f"{named!r} is no agent; subagents is a list of agents: `subagents=[researcher]`"
 
 
 def _declared(agent: str, declaration: object) -> object:
@@ -341,6 +348,11 @@ def _declared(agent: str, declaration: object) -> object:
         return tool(declaration)
     if _is_foreign(declaration):
         return declaration
+    from .remote import RemoteAgent
+
+    if isinstance(declaration, Agent | RemoteAgent):
+        name = declaration.name
+        raise InvalidDeclaration(f"Agent {agent!r}: {name!r} is an agent, not a tool: `subagents=[{name}]`.")
     raise InvalidDeclaration(
         f"Agent {agent!r}: {declaration!r} is not a tool. "
         "Give it a function, a `@tool`, or a tool or toolset of pydantic-ai."
