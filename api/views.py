@@ -14,6 +14,8 @@ from perdure.store.values import InputRow, SessionRow
 def describe(agent: Agent, *, development: bool) -> JsonObject:
     tools = [_tool(agent, tool) for tool in agent.own_tools]
     channels = [_channel(method, path) for method, path in _ROUTES]
+    # The contract lists no agents on other servers here.
+    subagents = [_subagent(agent, each) for each in agent.subagents if isinstance(each, Agent)]
     return {
         "kind": "eve-agent-info",
         "version": 1,
@@ -36,7 +38,7 @@ def describe(agent: Agent, *, development: bool) -> JsonObject:
         "sandbox": None,
         "schedules": [],
         "skills": {"dynamic": [], "static": []},
-        "subagents": {"local": [], "total": 0},
+        "subagents": {"local": subagents, "total": len(subagents)},
         "tools": {
             "authored": tools,
             "available": tools,
@@ -89,6 +91,19 @@ def _tool(agent: Agent, tool: Tool[..., Any]) -> JsonObject:
         "origin": "authored",
         "replacesFrameworkTool": False,
         "requiresApproval": tool.approval != "never",
+    }
+
+
+def _subagent(agent: Agent, subagent: Agent) -> JsonObject:
+    nothing = dict.fromkeys(("channels", "connections", "hooks", "schedules", "skills"), 0)
+    return {
+        **_source(agent, f"subagents/{subagent.name}"),
+        "name": subagent.name,
+        "description": subagent.description or "",
+        "entryPath": f"agents/{subagent.name}",
+        "nodeId": f"subagents/{subagent.name}",
+        "rootPath": f"agents/{subagent.name}",
+        "summary": {**nothing, "tools": len(subagent.own_tools), "instructions": bool(subagent.instructions)},
     }
 
 

@@ -50,9 +50,13 @@ class AgentRegistry:
         """The agent of this name, or None."""
         return self._agents.get(name)
 
+    def is_public(self, name: str) -> bool:
+        """Whether callers may start it."""
+        return name in self._public
+
     def __getitem__(self, name: str) -> Agent:
         """The agent that callers may start under this name."""
-        agent = self._agents.get(name) if name in self._public else None
+        agent = self._agents.get(name) if self.is_public(name) else None
         if agent is None:
             raise AgentNotFound(f"No agent named {quoted(name)!r} is served here.", agent=name)
         return agent

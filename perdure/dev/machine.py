@@ -6,13 +6,13 @@ import fcntl
 import os
 import signal
 import socket
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 from perdure.agents.agent import DEMO, Agent
-from perdure.agents.registry import load_agents
+from perdure.agents.registry import AgentRegistry, load_agents
 from perdure.errors import Conflict, Invalid
 from perdure.protocol.names import ALL_POOLS
 from perdure.runtime.local import ADDRESS, LOCK, is_owned, read_flag, write_temporal_address
@@ -88,13 +88,13 @@ class Dev:
     """One run of `perdure dev`."""
 
     def __init__(
-        self, options: DevOptions, say: Callable[[str], None], agents: Iterable[Agent] = (), *, keyed: bool = False
+        self, options: DevOptions, say: Callable[[str], None], agents: AgentRegistry, *, keyed: bool = False
     ) -> None:
         self._options = options
         # The header for the examples of `curl` when the API requires a key.
         self._key = " -H 'authorization: Bearer YOUR_KEY'" if keyed else ""
         self._say = say
-        self._agents = tuple(agents)
+        self._agents = agents
         self._data = options.data_dir.absolute()
         self._server = DevServer(self._data / "temporal.db", options.temporal_port, options.ui_port)
         self._supervisor = Supervisor(self._data / "logs", say)
@@ -167,7 +167,8 @@ Perdure is ready.
   Temporal UI  {self._options.ui_url}
   data, logs   {self._data}
   worker       process {read_flag(self._data / "worker.ready")}; `perdure dev --kill worker` kills it, and it comes back
-{"".join(described(agent) for agent in self._agents)}
+
+{listed(self._agents)}
 
 Say hello, then watch the session that answers (put its sessionId into the second line):
 
@@ -178,10 +179,16 @@ Ctrl-C ends everything; the sessions are here again at the next start.
 """
 
 
-def described(agent: Agent) -> str:
-    """The line about an agent in the welcome text."""
+def listed(agents: AgentRegistry) -> str:
+    """The lines about the agents in the welcome text."""
+    return "\n".join(
+        f"  {'agent' if agents.is_public(agent.name) else 'subagent':<12} {_described(agent)}" for agent in agents
+    )
+
+
+def _described(agent: Agent) -> str:
     tools = [*(name for tool in agent.tools for name in _names(tool)), *(name for name, _ in agent.children)]
-    return f"\n  agent        {agent.name} (model {agent.model or DEMO}): {', '.join(tools) or 'no tools'}"
+    return f"{agent.name} (model {agent.model or DEMO}): {', '.join(tools) or 'no tools'}"
 
 
 def _names(tool: object) -> list[str]:

@@ -6,6 +6,8 @@ from typing import Any
 import pytest
 from httpx2 import Response
 
+from api.views import describe
+from perdure import Agent, RemoteAgent
 from perdure.protocol.events import Usage
 from perdure.store.values import Commit, Consumption, SessionChange
 from tests.api.served import Api
@@ -44,6 +46,40 @@ async def test_info_lists_the_tools_with_their_schemas(api: Api) -> None:
     assert tool["description"] == "Say how the weather is."
     assert tool["inputSchema"]["properties"]["city"]["type"] == "string"
     assert tool["requiresApproval"] is False
+
+
+def test_info_lists_the_agents_to_which_this_one_hands_work() -> None:
+    helper = Agent(name="helper", description="Helps.", instructions="Help.", tools=[sum_up])
+    boss = Agent(name="boss", subagents=[helper, RemoteAgent("away", "https://a.example")])
+
+    described = describe(boss, development=True)["subagents"]
+
+    assert described["total"] == 1
+    assert described["local"] == [
+        {
+            "logicalPath": "agents/boss/subagents/helper",
+            "sourceKind": "module",
+            "name": "helper",
+            "description": "Helps.",
+            "entryPath": "agents/helper",
+            "nodeId": "subagents/helper",
+            "rootPath": "agents/helper",
+            "summary": {
+                "channels": 0,
+                "connections": 0,
+                "hooks": 0,
+                "schedules": 0,
+                "skills": 0,
+                "tools": 1,
+                "instructions": True,
+            },
+        }
+    ]
+
+
+def sum_up(text: str) -> str:
+    """Sum a text up."""
+    return text
 
 
 async def sessions(api: Api, **params: Any) -> Response:

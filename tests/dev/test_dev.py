@@ -13,8 +13,8 @@ import pytest
 from pydantic import SecretStr
 from pydantic_ai.toolsets import FunctionToolset
 
-from perdure import Agent
-from perdure.dev.machine import Occupied, described, kill, locked
+from perdure import Agent, AgentRegistry
+from perdure.dev.machine import Occupied, kill, listed, locked
 from perdure.dev.supervisor import command
 from perdure.dev.temporal_server import binary, listens
 from perdure.runtime.local import read_temporal_address, write_temporal_address
@@ -102,7 +102,20 @@ def test_the_tools_of_a_toolset_are_listed_where_it_knows_them() -> None:
 
     agent = Agent("mixed", tools=[look, FunctionToolset([parts_of]), FunctionToolset([]).prefixed("far")])
 
-    assert described(agent).strip() == "agent        mixed (model demo): look, parts_of, PrefixedToolset"
+    assert listed(AgentRegistry([agent])) == "  agent        mixed (model demo): look, parts_of, PrefixedToolset"
+
+
+def test_an_agent_that_callers_cannot_start_is_listed_as_a_subagent() -> None:
+    registry = AgentRegistry([Agent("boss", subagents=[Agent("helper"), Agent("clerk")]), Agent("other")])
+
+    lines = listed(registry).split("\n")
+
+    assert [line.split()[:2] for line in lines] == [
+        ["agent", "boss"],
+        ["subagent", "helper"],
+        ["subagent", "clerk"],
+        ["agent", "other"],
+    ]
 
 
 def parts_of(thing: str) -> str:

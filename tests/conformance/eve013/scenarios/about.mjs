@@ -14,6 +14,12 @@ assert.deepEqual(
   ["add", "broken", "pay", "weather"],
 );
 
+const foreman = await client({ host: `${host}/agents/foreman` }).info();
+assert.deepEqual(
+  foreman.subagents.local.map((each) => [each.name, each.nodeId, each.summary.tools]),
+  [["cashier", "subagents/cashier", 1]],
+);
+
 const clerk = client({ host: `${host}/agents/clerk` });
 assert.equal((await clerk.info()).agent.name, "clerk");
 const result = await (await clerk.session().send("say at your service")).result();
