@@ -1,7 +1,14 @@
-"""Reports by programs that the model writes: many calls, one reply of the model.
+r"""Reports by programs that the model writes: many calls, one reply of the model.
 
-pip install 'perdure[codemode]'
-PERDURE_AGENTS=examples.reports:agent PERDURE_MODEL=anthropic:claude-sonnet-4-5 make dev
+PERDURE_MODEL=anthropic:claude-sonnet-4-5 perdure dev --agents examples.reports:agent
+
+It needs the extra `codemode`, which a checkout has. The built-in demo model writes no programs, but takes one:
+
+perdure dev --agents examples.reports:agent
+curl -s http://127.0.0.1:8000/eve/v1/session -d @- <<'END'
+{"message": "use code_mode {\"code\": \"ada = await find_orders('Ada'); await send_reminder('Ada', ada[1]['total'])\"}"}
+END
+perdure tail SESSION_ID                       # the calls of the program; the last one needs an approval
 """
 
 from typing import TypedDict
