@@ -134,6 +134,8 @@ async def test_the_agents_of_the_authors_guide_work() -> None:
     await guide["test_the_shop_adds_tea"]()
     guide["test_older_wishes_are_kept"]()
     await guide["test_a_large_refund_is_asked_for"]()
+    await guide["test_the_editor_asks_the_researcher"]()
+    await guide["test_the_clerk_finds_orders"]()
 
     advised = await play(
         guide["advisor"],

@@ -105,7 +105,7 @@ class LocalSteps:
     async def _run_children(self, at: Coordinates) -> None:
         pending, created = await self._harness.children.dispatch(DispatchChildren(at=at))
         if len(pending.keys) > len(created):
-            raise AssertionError("play() has no other server: a remote agent can be played on its own")
+            raise AssertionError("play() calls no other servers: put an Agent in the place of the RemoteAgent")
         for child in created:
             session = child.session
             # Played children ask nobody: there is no capability in the request.

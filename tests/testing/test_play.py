@@ -209,5 +209,5 @@ async def test_a_played_agent_hands_work_to_others() -> None:
 async def test_a_remote_agent_cannot_be_played() -> None:
     agent = Agent(name="boss", subagents=[RemoteAgent("away", url="https://agents.example.com", description="Far.")])
 
-    with pytest.raises(AssertionError, match="no other server"):
+    with pytest.raises(AssertionError, match="no other servers: put an Agent"):
         await play(agent, "Go", model=ScriptedModel([call("away", message="Hi")]))
