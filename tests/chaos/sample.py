@@ -106,72 +106,15 @@ def evidence() -> Evidence:
             _session(FORK, "waiting", fork, 0),
         ],
         events={TALK: talk.rows, TASK: task.rows, FORK: fork.rows},
-        records={
-            TALK: [
-                _consumed(0, "d0", "call charge then say zero", 1),
-                _record(0, 0, "reply", 2),
-                _record(0, 0, "intent/c0", 3),
-                _record(0, 0, "call/c0", 4),
-                _record(0, 1, "reply", 5),
-                _consumed(1, "d1", "call pay then say one", 11),
-                _record(1, 0, "reply", 12),
-                _consumed(2, "d2", None, 16),
-                _record(2, 0, "resume", 16, notes=[]),
-                _record(1, 0, "intent/c1", 17),
-                _record(1, 0, "call/c1", 18),
-                _record(2, 0, "reply", 19),
-                _consumed(3, "d3", "call put then say three", 21),
-                _record(3, 0, "reply", 22),
-                _record(3, 0, "intent/c3", 23),
-                _record(3, 0, "call/c3", 24),
-            ],
-            TASK: [_consumed(0, "e0", "say task", 1), _record(0, 0, "reply", 2)],
-        },
-        deliveries={
-            TALK: [
-                _delivery(TALK, "d0", "k0", 0, 0.5),
-                _delivery(TALK, "d1", "k1", 1, 10.5),
-                _delivery(TALK, "d2", "k2", 2, 15),
-                _delivery(TALK, "d3", "k3", 3, 20.5),
-            ],
-            TASK: [_delivery(TASK, "e0", "k4", 0, 0.5), _delivery(TASK, "e1", "k5", None, 1.5)],
-            FORK: [
-                {**_delivery(FORK, "f0", "k8", 0, 7), "kind": "fork"},
-                {**_delivery(FORK, "f1", "k9", 1, 8), "kind": "clear"},
-            ],
-        },
-        inputs={
-            TALK: [
-                {
-                    **{"session_id": TALK, "request_id": "r1", "kind": "approval", "status": "answered"},
-                    "request": {"callId": "c1", "input": {"note": "note of c1"}},
-                    "answer": {"optionId": "approve"},
-                    **{"opened_at": stamp(12), "closed_at": stamp(15)},
-                }
-            ]
-        },
+        records=_records(),
+        deliveries=_deliveries(),
+        inputs={TALK: [_approval()]},
         effects=[_effect("charge", "c0", 0, 3.5), _effect("pay", "c1", 1, 17.5), _effect("put", "c3", 3, 23.5)],
-        asked=[
-            Asked("call charge then say zero", 0, "", at(1.5)),
-            Asked("call charge then say zero", 1, "done", at(4.5)),
-            Asked("call pay then say one", 0, "", at(11.5)),
-        ],
+        asked=_asked(),
         streams={TALK: talk.stream(), TASK: task.stream(), FORK: fork.stream()},
         followed=[(TALK, talk.stream()[:7]), (TASK, task.stream())],
         receipts=[(TALK, "d0"), (TALK, "d1"), (TALK, "d2"), (TALK, "d3"), (TASK, "e0"), (TASK, "e1")],
-        posts=[
-            _post("create", TALK, "k0", "d0", 0.4, "call charge then say zero"),
-            _post("message", TALK, "k1", "d1", 10.4, "call pay then say one"),
-            _post("answer", TALK, "k2", "d2", 14.9, outcomes=(("r1", "answered", "approve"),)),
-            _post("message", TALK, "k3", "d3", 20.4, "call put then say three"),
-            _post("create", TASK, "k4", "e0", 0.4, "say task"),
-            _post("message", TASK, "k5", "e1", 1.4, "say late"),
-            Post("message", "k6", TASK, "say later", "later", [Try(at(5), at(5.1), 409, code="session_not_active")]),
-            Post("clear", "k9", FORK, tries=[Try(at(7.9), at(8), 202, session_id=FORK)]),
-            Post("compact", "k10", TASK, tries=[Try(at(9), at(9.1), 200)]),
-            Post("message", "k11", GONE, "say gone", "gone", [Try(at(9), at(9.1), 410, code="session_deleted")]),
-            Post("create", "k7", "", "say never", "never", [Try(at(6), at(6.1), 503, code="unavailable")]),
-        ],
+        posts=_posts(),
         forks=[Fork(TALK, {"turn": 0}, "k8", tries=[Try(at(6.9), at(7), 201, session_id=FORK)])],
         deletions=[Deletion(GONE, [Try(at(8), at(8.5), 202, session_id=GONE)])],
         tombstones={GONE: {"requested_at": stamp(8), "finished_at": None}},
@@ -230,6 +173,83 @@ def _fork() -> _Log:
     log.add_event(8.1, "context.cleared", 1, ids=["f1"])
     log.add_event(8.1, "session.waiting", 1, ids=["f1"])
     return log
+
+
+def _records() -> dict[str, list[Json]]:
+    return {
+        TALK: [
+            _consumed(0, "d0", "call charge then say zero", 1),
+            _record(0, 0, "reply", 2),
+            _record(0, 0, "intent/c0", 3),
+            _record(0, 0, "call/c0", 4),
+            _record(0, 1, "reply", 5),
+            _consumed(1, "d1", "call pay then say one", 11),
+            _record(1, 0, "reply", 12),
+            _consumed(2, "d2", None, 16),
+            _record(2, 0, "resume", 16, notes=[]),
+            _record(1, 0, "intent/c1", 17),
+            _record(1, 0, "call/c1", 18),
+            _record(2, 0, "reply", 19),
+            _consumed(3, "d3", "call put then say three", 21),
+            _record(3, 0, "reply", 22),
+            _record(3, 0, "intent/c3", 23),
+            _record(3, 0, "call/c3", 24),
+        ],
+        TASK: [_consumed(0, "e0", "say task", 1), _record(0, 0, "reply", 2)],
+    }
+
+
+def _deliveries() -> dict[str, list[Json]]:
+    return {
+        TALK: [
+            _delivery(TALK, "d0", "k0", 0, 0.5),
+            _delivery(TALK, "d1", "k1", 1, 10.5),
+            _delivery(TALK, "d2", "k2", 2, 15),
+            _delivery(TALK, "d3", "k3", 3, 20.5),
+        ],
+        TASK: [_delivery(TASK, "e0", "k4", 0, 0.5), _delivery(TASK, "e1", "k5", None, 1.5)],
+        FORK: [
+            {**_delivery(FORK, "f0", "k8", 0, 7), "kind": "fork"},
+            {**_delivery(FORK, "f1", "k9", 1, 8), "kind": "clear"},
+        ],
+    }
+
+
+def _approval() -> Json:
+    return {
+        "session_id": TALK,
+        "request_id": "r1",
+        "kind": "approval",
+        "status": "answered",
+        "request": {"callId": "c1", "input": {"note": "note of c1"}},
+        "answer": {"optionId": "approve"},
+        "opened_at": stamp(12),
+        "closed_at": stamp(15),
+    }
+
+
+def _asked() -> list[Asked]:
+    return [
+        Asked("call charge then say zero", 0, "", at(1.5)),
+        Asked("call charge then say zero", 1, "done", at(4.5)),
+        Asked("call pay then say one", 0, "", at(11.5)),
+    ]
+
+
+def _posts() -> list[Post]:
+    return [
+        _post("create", TALK, "k0", "d0", 0.4, "call charge then say zero"),
+        _post("message", TALK, "k1", "d1", 10.4, "call pay then say one"),
+        _post("answer", TALK, "k2", "d2", 14.9, outcomes=(("r1", "answered", "approve"),)),
+        _post("message", TALK, "k3", "d3", 20.4, "call put then say three"),
+        _post("create", TASK, "k4", "e0", 0.4, "say task"),
+        _post("message", TASK, "k5", "e1", 1.4, "say late"),
+        Post("message", "k6", TASK, "say later", "later", [Try(at(5), at(5.1), 409, code="session_not_active")]),
+        Post("clear", "k9", FORK, tries=[Try(at(7.9), at(8), 202, session_id=FORK)]),
+        Post("compact", "k10", TASK, tries=[Try(at(9), at(9.1), 200)]),
+        Post("message", "k11", GONE, "say gone", "gone", [Try(at(9), at(9.1), 410, code="session_deleted")]),
+        Post("create", "k7", "", "say never", "never", [Try(at(6), at(6.1), 503, code="unavailable")]),
+    ]
 
 
 def _session(session_id: str, status: str, log: _Log, replies: int) -> Json:
