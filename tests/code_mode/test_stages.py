@@ -322,5 +322,5 @@ async def test_two_tools_that_a_program_could_not_tell_apart_are_refused() -> No
     @tool(name="my_tool")
     def two() -> None: ...
 
-    with pytest.raises(InvalidDeclaration, match="same name in a program, my_tool"):
+    with pytest.raises(InvalidDeclaration, match=r"Agent .*same name in a program, my_tool: rename one"):
         await check_tools([replace(Agent("tester", tools=[one, two]), code_mode=True)])

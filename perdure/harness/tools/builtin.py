@@ -319,7 +319,7 @@ async def functions_of(agent: Agent) -> Mapping[str, ToolDefinition]:
     for name, tool in offer.tools.items():
         if isinstance(tool, OwnTool):
             definitions[name] = replace(tool.definition, return_schema=tool.returns)
-    return {name: definitions[tool] for name, tool in python_names(list(definitions)).items()}
+    return {name: definitions[tool] for name, tool in python_names(agent.name, list(definitions)).items()}
 
 
 def _children(agent: Agent) -> "Mapping[str, ChildTool]":

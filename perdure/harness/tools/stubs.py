@@ -17,13 +17,16 @@ _ANY = "Any"
 _DEEPEST = 5
 
 
-def python_names(tools: Sequence[str]) -> Mapping[str, str]:
+def python_names(agent: str, tools: Sequence[str]) -> Mapping[str, str]:
     """The tools by their names in a program; raises `InvalidDeclaration` if two would have the same one."""
     found: dict[str, str] = {}
     for tool in tools:
         name = _identifier(tool)
         if found.setdefault(name, tool) != tool:
-            raise InvalidDeclaration(f"The tools {found[name]!r} and {tool!r} have the same name in a program, {name}.")
+            raise InvalidDeclaration(
+                f"Agent {agent!r}: the tools {found[name]!r} and {tool!r} have the same name in a program, {name}: "
+                "rename one."
+            )
     return found
 
 

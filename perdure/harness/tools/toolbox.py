@@ -92,7 +92,7 @@ async def _check(agent: Agent) -> None:
         async with asyncio.timeout(_TIMEOUT):
             names = list(await open_toolbox(agent))
         if agent.code_mode:
-            python_names([*names, *(name for name, _ in agent.children)])
+            python_names(agent.name, [*names, *(name for name, _ in agent.children)])
     except InvalidDeclaration:
         raise
     except UserError as wrong:
