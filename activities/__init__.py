@@ -1,1 +1,4 @@
-"""The activities: thin wrappers around the methods of the harness. Read `attempt`, `model`, `tools`, `turns`."""
+"""The activities: thin wrappers around the methods of the harness.
+
+Read `attempt`, `model`, `tools`, `turns`, `children`.
+"""

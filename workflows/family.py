@@ -31,7 +31,7 @@ from .outcomes import call_back_once, execute_or_pause, execute_until_success
 Change: TypeAlias = Callable[[SessionState], SessionState]
 
 
-async def attend(state: SessionState, move: decisions.Children) -> Change:
+async def make_move(state: SessionState, move: decisions.Children) -> Change:
     """Start, follow or stop the sessions of a turn's calls; record their results, or show what they ask."""
     match move:
         case decisions.DispatchChildren(awaited=awaited):
@@ -66,20 +66,24 @@ async def attend(state: SessionState, move: decisions.Children) -> Change:
 
 
 async def _show(state: SessionState, move: decisions.ShowInputs) -> ShownInputs:
-    """Show what descendants ask people, in the step that waits for them."""
-    last = Coordinates(session_id=state.session_id, turn=max(0, state.turn - 1))
-    at = move.awaited.at if move.awaited else last
-    if move.parks:
-        # A turn that continues a parked one waits for the same calls.
-        at = at if at.turn == state.turn else last.model_copy(update={"turn": state.turn})
+    at, summary = _step_that_waits(state, move), f"{len(move.deliveries)} requests of children"
     order = ShowInputs(at=at, deliveries=move.deliveries, shows=move.shows, parks=move.parks)
-    summary = f"{len(move.deliveries)} requests of children"
     return await execute_until_success(names.SHOW_INPUTS, order, summary=summary, result=ShownInputs)
 
 
+def _step_that_waits(state: SessionState, move: decisions.ShowInputs) -> Coordinates:
+    """Where requests are shown: the step that waits for the children, or the turn before if none waits any more."""
+    if move.awaited is None:
+        return Coordinates(session_id=state.session_id, turn=max(0, state.turn - 1))
+    if move.parks and move.awaited.at.turn != state.turn:
+        # A turn that continues a parked one waits for the calls of that one.
+        return Coordinates(session_id=state.session_id, turn=state.turn)
+    return move.awaited.at
+
+
 async def report_inputs(state: SessionState, parent: ParentRef, before: Sequence[OpenInput]) -> None:
-    """Tell the root which requests the session has opened and closed with its last turn."""
-    known, open = ({each.request_id for each in requests} for requests in (before, state.open))
+    """Report to the root which requests the session has opened and closed with its last turn."""
+    known, open = ({each.request_id for each in asked} for asked in (before, state.open))
     opened = [(CHILD_INPUT, names.delivery_of_input(each, "opened"), each) for each in sorted(open - known)]
     closed = [(CHILD_ANSWER, names.delivery_of_input(each, "closed"), each) for each in sorted(known - open)]
     for kind, delivery_id, request_id in (*opened, *closed):
@@ -89,7 +93,7 @@ async def report_inputs(state: SessionState, parent: ParentRef, before: Sequence
 
 
 async def leave(state: SessionState) -> None:
-    """When the session has ended: stop its children, and tell its parent, here or on another server."""
+    """When the session has ended: stop its children, and report its end to its parent, here or on another server."""
     if state.awaited is not None:
         await _stop(state.awaited.at, "stop children")
     if state.calls_back:

@@ -274,7 +274,7 @@ class SessionWorkflow:
             case decisions.Wait(until=until):
                 await self._wait(until)
             case _:
-                done = await family.attend(self._state, move)
+                done = await family.make_move(self._state, move)
                 self._state = done(self._state)
         return False
 

@@ -33,7 +33,7 @@ _ENDS_PARK = frozenset({CLEAR, RESET})
 #: Seconds after which a delivery of an unknown kind is refused.
 _UNKNOWN_KEPT = 3600.0
 #: Seconds until the driver first continues as new, to find a build that knows the kind.
-_FIRST_LOOK = 60.0
+_FIRST_RENEWAL = 60.0
 
 
 def boundary(mode: Mode, failure: Failure | None) -> Boundary:
@@ -151,6 +151,17 @@ class CollectChildren:
 
 
 @dataclass(frozen=True)
+class ShowInputs:
+    """Show what descendants ask people; the turn that waits for its children parks with it."""
+
+    awaited: Awaited | None
+    deliveries: tuple[DeliveryRef, ...]
+    #: Whether the turn still waits for the children, and whether it has not parked yet.
+    shows: bool
+    parks: bool
+
+
+@dataclass(frozen=True)
 class RunTurn:
     """Run a turn over these deliveries, or start a held turn again."""
 
@@ -181,17 +192,6 @@ class Wait:
     until: float | None = None
 
 
-@dataclass(frozen=True)
-class ShowInputs:
-    """Show what descendants ask people; the turn that waits for its children parks with it."""
-
-    awaited: Awaited | None
-    deliveries: tuple[DeliveryRef, ...]
-    #: Whether the turn still waits for the children, and whether it has not parked yet.
-    shows: bool
-    parks: bool
-
-
 Children: TypeAlias = DispatchChildren | StopChildren | LookAtChildren | CollectChildren | ShowInputs
 
 Move: TypeAlias = RebuildState | Children | Withdraw | Refuse | Remind | RunTurn | ForgetCancel | EndIdle | Renew | Wait
@@ -210,20 +210,20 @@ def next_move(session: SessionState, now: float, *, renew: bool = False, bounded
         return refusal
     if due := reminders(session, now):
         return Remind(due[0])
-    look = _next_look(session, unknown)
-    if renew or (look is not None and look <= now):
+    renew_at = _renew_at(session, unknown)
+    if renew or (renew_at is not None and renew_at <= now):
         return Renew()
     if session.held is not None:
-        return _held_move(session, session.held, now, look)
+        return _held_move(session, session.held, now, renew_at)
     if session.awaited is not None and (session.awaits_children or session.cancel == "this"):
         # The turn goes on, or is cancelled, when its children have ended.
         deadline = session.awaited.deadline if session.awaited.phase == "started" else None
-        return _wait(look, deadline, session.awaited.look_at)
-    return _move_between_turns(session, now, unknown, look, bounded=bounded)
+        return _wait(renew_at, deadline, session.awaited.look_at)
+    return _move_between_turns(session, now, unknown, renew_at, bounded=bounded)
 
 
 def _move_between_turns(
-    session: SessionState, now: float, unknown: Sequence[DeliveryRef], look: float | None, *, bounded: bool
+    session: SessionState, now: float, unknown: Sequence[DeliveryRef], renew_at: float | None, *, bounded: bool
 ) -> Move:
     overdue, batch = expired(session, now), next_batch(session)
     if batch or overdue:
@@ -236,7 +236,7 @@ def _move_between_turns(
     idle_end = session.idle_end if bounded and not unknown and session.awaited is None else None
     if idle_end is not None and idle_end <= now:
         return EndIdle()
-    return _wait(next_deadline(session), look, idle_end, session.awaited.look_at if session.awaited else None)
+    return _wait(next_deadline(session), renew_at, idle_end, session.awaited.look_at if session.awaited else None)
 
 
 def _wait(*until: float | None) -> Wait:
@@ -247,8 +247,8 @@ def _refusal(session: SessionState, unknown: Sequence[DeliveryRef]) -> Refuse | 
     """The refusal of a delivery that no turn will read, if there is one."""
     if stale := next((delivery for delivery in session.inbox if _is_stale(session, delivery)), None):
         return Refuse(stale)
-    if of_child := next((delivery for delivery in session.inbox if _is_of_child(session, delivery)), None):
-        return Refuse(of_child, "child_not_awaited", "No turn waits for this child any more.", "late child")
+    if late_result := next((delivery for delivery in session.inbox if _is_late_result(session, delivery)), None):
+        return Refuse(late_result, "child_not_awaited", "No turn waits for this child any more.", "late child")
     # Refuse only in a run that began after the hour: it has looked for a newer build.
     looked = float("-inf") if session.looked_at is None else session.looked_at
     if late := next((each for each in unknown if _accepted_at(each) + _UNKNOWN_KEPT <= looked), None):
@@ -259,7 +259,7 @@ def _refusal(session: SessionState, unknown: Sequence[DeliveryRef]) -> Refuse | 
 
 def _move_of_children(session: SessionState, now: float) -> Children | None:
     """What is to do for the children of a turn; None while they work."""
-    if session.awaited is not None and (move := _move_for(session, session.awaited, now)):
+    if session.awaited is not None and (move := _move_of_awaited(session, session.awaited, now)):
         return move
     if session.held is None and session.asking:
         shows = session.awaited is not None and session.awaited.phase == "started" and session.cancel != "this"
@@ -267,7 +267,8 @@ def _move_of_children(session: SessionState, now: float) -> Children | None:
     return None
 
 
-def _move_for(session: SessionState, awaited: Awaited, now: float) -> Children | None:
+def _move_of_awaited(session: SessionState, awaited: Awaited, now: float) -> Children | None:
+    """Stop the children, start them, collect their results, or look at other servers: the first that is due."""
     late = awaited.deadline is not None and awaited.deadline <= now
     stops = session.cancel == "this" or late or awaited.phase == "abandoned"
     if stops and awaited.phase != "stopping":
@@ -280,7 +281,7 @@ def _move_for(session: SessionState, awaited: Awaited, now: float) -> Children |
     return LookAtChildren(awaited) if awaited.look_at is not None and awaited.look_at <= now else None
 
 
-def _is_of_child(session: SessionState, delivery: DeliveryRef) -> bool:
+def _is_late_result(session: SessionState, delivery: DeliveryRef) -> bool:
     """Whether a child reports, and no turn waits for that. A held turn may wait for it when it has begun again."""
     return delivery.kind == CHILD_RESULT and session.held is None and delivery not in session.results
 
@@ -300,11 +301,11 @@ def renewed(session: SessionState, now: float) -> SessionState:
     return session.model_copy(update={"looked_at": now if any(map(is_unknown, session.inbox)) else None})
 
 
-def _next_look(session: SessionState, unknown: Sequence[DeliveryRef]) -> float | None:
+def _renew_at(session: SessionState, unknown: Sequence[DeliveryRef]) -> float | None:
     """When to continue as new to find a build that can read these. For each delivery the pauses double."""
     accepted = map(_accepted_at, unknown)
     looked = session.looked_at or 0.0
-    return min((max(looked, each) + max(_FIRST_LOOK, looked - each) for each in accepted), default=None)
+    return min((max(looked, each) + max(_FIRST_RENEWAL, looked - each) for each in accepted), default=None)
 
 
 def _accepted_at(delivery: DeliveryRef) -> float:
@@ -315,11 +316,11 @@ def _accepted_at(delivery: DeliveryRef) -> float:
         return 0.0
 
 
-def _held_move(session: SessionState, held: JsonObject, now: float, look: float | None) -> Move:
+def _held_move(session: SessionState, held: JsonObject, now: float, renew_at: float | None) -> Move:
     if session.cancel == "this" or session.retry_at is None or session.retry_at <= now:
         return RunTurn(held=held)
     remind_at = min((each.remind_at[0] for each in session.open if each.remind_at), default=session.retry_at)
-    return Wait(min(remind_at, session.retry_at, look or session.retry_at))
+    return Wait(min(remind_at, session.retry_at, renew_at or session.retry_at))
 
 
 def turn_request(session: SessionState, move: RunTurn) -> TurnRequest:

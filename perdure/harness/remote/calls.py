@@ -168,7 +168,7 @@ class RemoteCalls:
             return Look(remote)
         call, state = known
         if not call.ended and state.due <= self._clock():
-            ended = await self._attend_safely(remote, call, state)
+            ended = await self._advance_safely(remote, call, state)
             known = await self._known(remote)
             assert known is not None
             call, state = known
@@ -187,15 +187,15 @@ class RemoteCalls:
             return None
         return DeliveryRef.model_validate({**rows[0].ref, "at": rows[0].accepted_at})
 
-    async def _attend_safely(self, remote: Remote, call: RemoteCall, state: RemoteState) -> JsonObject | None:
-        """The same as `_attend`. A call that breaks it is tried again later, and the others go on."""
+    async def _advance_safely(self, remote: Remote, call: RemoteCall, state: RemoteState) -> JsonObject | None:
+        """The same as `_advance`. A call that breaks it is tried again later, and the others go on."""
         try:
-            return await self._attend(remote, call, state)
+            return await self._advance(remote, call, state)
         except PerdureError:
             raise
         except Exception as error:
             # Its text may quote a secret, or what the other server has sent.
-            log.error("a call of the remote agent %s could not be attended to: %s", state.name, type(error).__name__)
+            log.error("a call of the remote agent %s could not be advanced: %s", state.name, type(error).__name__)
         now = self._clock()
         if now >= state.ends_at or state.stop_at is not None:
             return failure(FAILED, "The task could not be followed. The other server may go on with it.")
@@ -203,11 +203,11 @@ class RemoteCalls:
         await self._store.advance_remote_call(call, again.model_dump(mode="json"))
         return None
 
-    async def _attend(self, remote: Remote, call: RemoteCall, state: RemoteState) -> JsonObject | None:
+    async def _advance(self, remote: Remote, call: RemoteCall, state: RemoteState) -> JsonObject | None:
         """Do what is due for one call; returns its result if it has one now."""
         now = self._clock()
         if state.stop_at is not None:
-            return await self._attend_stopped(remote, call, state, now)
+            return await self._advance_stopped(remote, call, state, now)
         if now >= state.ends_at:
             reachable = remote.agent is not None and state.session_id is not None
             confirmed = reachable and await self._cancel(remote, state.session_id or "")
@@ -215,7 +215,7 @@ class RemoteCalls:
             code = START_FAILED if state.session_id is None else FAILED
             return failure(code, f"The task has not ended in time.{more}")
         if remote.agent is None:
-            # Not raised: the driver would repeat this look, and hear no cancel meanwhile.
+            # Not raised: the driver would repeat this look, and process no cancel meanwhile.
             gone = Attention(code=AgentGone.code, message=f"The remote agent {state.name!r} is no longer declared.")
             await self._store.set_attention(remote.at.session_id, gone)
             await self._later(call, state)
@@ -319,7 +319,7 @@ class RemoteCalls:
 
     # --- the end ---
 
-    async def _attend_stopped(
+    async def _advance_stopped(
         self, remote: Remote, call: RemoteCall, state: RemoteState, now: float
     ) -> JsonObject | None:
         """Cancel the session there; one that does not confirm that is abandoned, and the result says so."""

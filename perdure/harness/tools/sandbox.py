@@ -121,7 +121,9 @@ class _Unloadable(Exception):
     pass
 
 
-class _Program:
+class _Run:
+    """One run of a program, from its beginning or from where it waits."""
+
     def __init__(self, request: Request) -> None:
         self._request = request
         self._functions = request["functions"]
@@ -390,7 +392,7 @@ def main() -> None:
     request: Request = json.load(sys.stdin)
     _limit_resources()
     try:
-        answer = _Program(request).run()
+        answer = _Run(request).run()
     except RecursionError:
         answer = Answer(error=NO_MEMORY)
     except (ImportError, OSError, RuntimeError):
