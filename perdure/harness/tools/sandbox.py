@@ -272,7 +272,7 @@ class _Run:
         return text if len(text) <= min(self._request["room"], _LARGEST_STATE) else None
 
     def _policy(self) -> "OSPolicy":
-        # A repeated run must make the same calls: the clock stands still, and chance is the same.
+        # A repeated run must make the same calls: it gets the same time and the same random numbers.
         return {
             "datetime": datetime.fromisoformat(self._request["now"]),
             "sleep": "zero",
