@@ -7,21 +7,9 @@ from typing import TypeAlias
 from temporalio import workflow
 from temporalio.exceptions import ActivityError, ApplicationError
 
-from perdure.protocol import names
+from perdure.protocol import names, requests
 from perdure.protocol.deliveries import CHILD_ANSWER, CHILD_INPUT, CHILD_RESULT, DeliveryRef
 from perdure.protocol.inputs import OpenInput
-from perdure.protocol.requests import (
-    CallBack,
-    CollectChildren,
-    Coordinates,
-    DispatchChildren,
-    LookAtChildren,
-    Looked,
-    Pending,
-    ShowInputs,
-    ShownInputs,
-    StopChildren,
-)
 from perdure.session import children, decisions
 from perdure.session.state import ParentRef, SessionState
 
@@ -35,13 +23,17 @@ async def make_move(state: SessionState, move: decisions.Children) -> Change:
     """Start, follow or stop the sessions of a turn's calls; record their results, or show what they ask."""
     match move:
         case decisions.DispatchChildren(awaited=awaited):
-            order, summary = DispatchChildren(at=awaited.at), f"start {len(awaited.keys)} children"
-            done = await execute_or_pause(names.DISPATCH_CHILDREN, order, summary=summary, result=Pending)
+            order, summary = requests.DispatchChildren(at=awaited.at), f"start {len(awaited.keys)} children"
+            done = await execute_or_pause(names.DISPATCH_CHILDREN, order, summary=summary, result=requests.Pending)
             if done is None:
                 if workflow.patched("decide-again-before-dispatch"):
                     # An agent may be missing for long: a cancel is heard meanwhile.
                     return lambda state: state
-                done = (await execute_until_success(names.DISPATCH_CHILDREN, order, summary=summary, result=Pending),)
+                done = (
+                    await execute_until_success(
+                        names.DISPATCH_CHILDREN, order, summary=summary, result=requests.Pending
+                    ),
+                )
             pending = done[0]
             look_at = _after(pending.look_in)
             return lambda state: children.dispatched(state, pending.keys, "started", look_at)
@@ -56,7 +48,7 @@ async def make_move(state: SessionState, move: decisions.Children) -> Change:
             look_at = _after(looked.look_in)
             return lambda state: children.looked(state, looked.results, look_at)
         case decisions.CollectChildren(awaited=awaited, results=results):
-            collection = CollectChildren(at=awaited.at, deliveries=results)
+            collection = requests.CollectChildren(at=awaited.at, deliveries=results)
             summary = f"results of {len(awaited.keys)} children"
             await execute_until_success(names.COLLECT_CHILDREN, collection, summary=summary)
             return lambda state: children.collected(state, results)
@@ -65,19 +57,19 @@ async def make_move(state: SessionState, move: decisions.Children) -> Change:
             return lambda state: children.showing(state, shown, deliveries)
 
 
-async def _show(state: SessionState, move: decisions.ShowInputs) -> ShownInputs:
+async def _show(state: SessionState, move: decisions.ShowInputs) -> requests.ShownInputs:
     at, summary = _step_that_waits(state, move), f"{len(move.deliveries)} requests of children"
-    order = ShowInputs(at=at, deliveries=move.deliveries, shows=move.shows, parks=move.parks)
-    return await execute_until_success(names.SHOW_INPUTS, order, summary=summary, result=ShownInputs)
+    order = requests.ShowInputs(at=at, deliveries=move.deliveries, shows=move.shows, parks=move.parks)
+    return await execute_until_success(names.SHOW_INPUTS, order, summary=summary, result=requests.ShownInputs)
 
 
-def _step_that_waits(state: SessionState, move: decisions.ShowInputs) -> Coordinates:
+def _step_that_waits(state: SessionState, move: decisions.ShowInputs) -> requests.Coordinates:
     """Where requests are shown: the step that waits for the children, or the turn before if none waits any more."""
     if move.awaited is None:
-        return Coordinates(session_id=state.session_id, turn=max(0, state.turn - 1))
+        return requests.Coordinates(session_id=state.session_id, turn=max(0, state.turn - 1))
     if move.parks and move.awaited.at.turn != state.turn:
         # A turn that continues a parked one waits for the calls of that one.
-        return Coordinates(session_id=state.session_id, turn=state.turn)
+        return requests.Coordinates(session_id=state.session_id, turn=state.turn)
     return move.awaited.at
 
 
@@ -99,7 +91,7 @@ async def leave(state: SessionState) -> None:
     if state.calls_back:
         # One try: the APIs repeat one that fails.
         with contextlib.suppress(ActivityError):
-            await call_back_once(CallBack(session_id=state.session_id))
+            await call_back_once(requests.CallBack(session_id=state.session_id))
     if state.parent is not None:
         result_id = names.delivery_of_child(state.session_id)
         result = DeliveryRef(id=result_id, kind=CHILD_RESULT, token_hash="", action=state.parent.action)
@@ -112,16 +104,20 @@ async def _signal(session_id: str, ref: DeliveryRef) -> None:
         await workflow.get_external_workflow_handle(session_id).signal(names.DELIVER, ref.model_dump(mode="json"))
 
 
-async def _stop(at: Coordinates, summary: str) -> tuple[Pending, Looked]:
+async def _stop(at: requests.Coordinates, summary: str) -> tuple[requests.Pending, requests.Looked]:
     """Stop the children of this step. Those on other servers get at least one request to stop."""
-    pending = await execute_until_success(names.STOP_CHILDREN, StopChildren(at=at), summary=summary, result=Pending)
-    return pending, Looked() if pending.look_in is None else await _look(at)
+    pending = await execute_until_success(
+        names.STOP_CHILDREN, requests.StopChildren(at=at), summary=summary, result=requests.Pending
+    )
+    return pending, requests.Looked() if pending.look_in is None else await _look(at)
 
 
-async def _look(at: Coordinates) -> Looked:
+async def _look(at: requests.Coordinates) -> requests.Looked:
     """Start, follow or cancel the sessions on other servers, as far as something is due."""
-    order = LookAtChildren(at=at)
-    return await execute_until_success(names.LOOK_AT_CHILDREN, order, summary="look at other servers", result=Looked)
+    order = requests.LookAtChildren(at=at)
+    return await execute_until_success(
+        names.LOOK_AT_CHILDREN, order, summary="look at other servers", result=requests.Looked
+    )
 
 
 def _after(seconds: float | None) -> float | None:
