@@ -5,13 +5,16 @@ store, and in the middle of a model call or a tool. The test lets one continue, 
 """
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 from perdure.store.base import Store
+
+T = TypeVar("T")
 
 #: How far a process goes when it is let go: to the next gate of this kind, or to its end.
 Pace: TypeAlias = Literal["read", "write", "work", "end"]
@@ -85,6 +88,14 @@ class _Condition:
     met: "asyncio.Future[bool]"
 
 
+class _Access:
+    """One access to the store, by whoever awaits its turn."""
+
+    def __init__(self) -> None:
+        self.turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.over = asyncio.Event()
+
+
 class Processes:
     def __init__(self, now: Callable[[], float]) -> None:
         self.alive: list[Process] = []
@@ -93,8 +104,8 @@ class Processes:
         self.faults: list[BaseException] = []
         self._now = now
         self._conditions: list[_Condition] = []
-        self._accesses = 0
-        self._idle = asyncio.Event()
+        #: Accesses to the store that are to be made, in this order.
+        self._accesses: deque[_Access] = deque()
 
     def start(self, name: str, work: Callable[[], Awaitable[Any]], *, fate: Fate = "lives") -> Process:
         process = Process(name, fate)
@@ -152,12 +163,10 @@ class Processes:
         quiet = 0
         while quiet < _QUIET:
             await asyncio.sleep(0)
-            if self._accesses:
+            quiet = 0 if self._meet_conditions() else quiet + 1
+            if quiet == _QUIET and self._accesses:
+                await self._make_access(self._accesses.popleft())
                 quiet = 0
-                self._idle.clear()
-                await self._idle.wait()
-            else:
-                quiet = 0 if self._meet_conditions() else quiet + 1
 
     async def condition(self, holds: Callable[[], bool], deadline: float | None) -> bool:
         """Wait for it; False when it is too late."""
@@ -168,14 +177,15 @@ class Processes:
         finally:
             self._conditions.remove(waiting)
 
-    async def access(self, work: Awaitable[Any]) -> Any:
-        self._accesses += 1
+    async def access(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Do the work once nothing else moves: how long a store takes must not decide what happens meanwhile."""
+        access = _Access()
+        self._accesses.append(access)
         try:
-            return await work
+            await access.turn
+            return await work()
         finally:
-            self._accesses -= 1
-            if not self._accesses:
-                self._idle.set()
+            access.over.set()
 
     async def end(self) -> None:
         """End all of them, wherever they are, and all that wait for something."""
@@ -191,6 +201,12 @@ class Processes:
     def _release(self, process: Process) -> None:
         if process.waiting is not None and not process.waiting.done():
             process.waiting.set_result(None)
+
+    async def _make_access(self, access: _Access) -> None:
+        # Whoever asked for it may have been cancelled since.
+        if not access.turn.done():
+            access.turn.set_result(None)
+        await access.over.wait()
 
     def _meet_conditions(self) -> bool:
         news = False
@@ -227,7 +243,7 @@ class WatchedStore:
         async def accessed(*args: Any, **values: Any) -> Any:
             writes = name in _WRITES
             await self._processes.gate("write" if writes else "read")
-            result = await self._processes.access(self._done(name, method, args, values))
+            result = await self._processes.access(lambda: self._done(name, method, args, values))
             if writes:
                 await self._processes.gate("written")
             return result

@@ -7,6 +7,7 @@
 Only the played clock decides anything. A printed example fails each time: keep it here as a test that takes `state`.
 """
 
+import asyncio
 import contextlib
 import os
 from typing import Any
@@ -21,6 +22,7 @@ from perdure.protocol.wire import JsonObject
 from perdure.session.state import derive_token, hash_token, load_session
 
 from .machine import Machine
+from .processes import Processes
 from .world import SECRET
 
 _EXAMPLES = os.environ.get("PERDURE_MACHINE_EXAMPLES")
@@ -37,6 +39,32 @@ def test_on_sqlite(on_sqlite: type[Machine]) -> None:
 @pytest.mark.postgres
 def test_on_postgres(on_postgres: type[Machine]) -> None:
     _play(on_postgres, 8)
+
+
+@pytest.mark.parametrize("turns", [0, 100])
+def test_an_access_waits_for_all_that_moves_however_long_the_store_takes(runner: asyncio.Runner, turns: int) -> None:
+    happened: list[str] = []
+
+    async def happens(what: str, after: int) -> None:
+        for _ in range(after):
+            await asyncio.sleep(0)
+        happened.append(what)
+
+    async def play() -> None:
+        processes = Processes(lambda: 0.0)
+
+        async def live() -> None:
+            beside = asyncio.create_task(happens("beside", 10))
+            await processes.access(lambda: happens("access", turns))
+            await beside
+
+        process = processes.start("one", live)
+        await processes.rest()
+        await processes.go(process, "end")
+
+    runner.run(play())
+
+    assert happened == ["beside", "access"]
 
 
 def test_a_cancel_overtakes_the_answer_that_begins_its_turn(state: Machine) -> None:

@@ -152,6 +152,7 @@ class World:
         # No wall clock decides what happens: a step may take as long as the machine likes.
         patch.setattr(perdure.harness.events, "_PAUSE", 0)
         patch.setattr(perdure.harness.events, "_FIRST_PAUSE", 0)
+        patch.setattr(perdure.harness.events, "_PACE", float("inf"))
         for module in (perdure.runtime.drivers.client, perdure.runtime.signals):
             patch.setattr(module, "in_time", patiently)
         patch.setattr(activities.attempt, "HANDED_BACK", 2)
@@ -222,7 +223,7 @@ class World:
         call = cast(ToolCall, process.argument)
         turn = (call.told_at or call.at).turn
         self.notes.effects.append(Effect(context.call_id, context.tool, process.wrote, turn))
-        await self.processes.access(self._must_be_approved(context, n))
+        await self.processes.access(lambda: self._must_be_approved(context, n))
         await self.processes.gate("work")
         return f"{context.tool} {n}"
 
