@@ -44,10 +44,10 @@ from .turn import TurnEnder, TurnParker
 from .turn_begin import FileFetcher
 
 if TYPE_CHECKING:
+    from .programs.program import ProgramRunner
     from .remote.callbacks import CallbackSender
     from .remote.calls import RemoteCalls
     from .tools.children import Children
-    from .tools.program import ProgramRunner
 
 
 class Harness:
@@ -142,7 +142,7 @@ class Harness:
 
     @cached_property
     def _programs(self) -> "ProgramRunner":
-        from .tools.program import ProgramRunner
+        from .programs.program import ProgramRunner
 
         return ProgramRunner(self._store, self._agents, self._settings, self._clock)
 

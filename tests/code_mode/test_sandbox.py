@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from perdure.harness.tools import program as programs
-from perdure.harness.tools.program import Forker, run_in_process
-from perdure.harness.tools.sandbox import Answer, PastStage, Request, Result
+from perdure.harness.programs import process as processes
+from perdure.harness.programs.process import Forker, run_in_process
+from perdure.harness.programs.sandbox import Answer, PastStage, Request, Result
 from tests.support.waiting import until
 
 
@@ -188,7 +188,7 @@ async def test_hostile_programs_do_not_hold_up_their_worker() -> None:
 
 
 async def test_the_programs_of_one_family_do_not_keep_those_of_another_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("perdure.harness.tools.program._MOST_AT_ONCE", 1)
+    monkeypatch.setattr("perdure.harness.programs.process._MOST_AT_ONCE", 1)
     ended: list[str] = []
 
     async def compute(family: str) -> None:
@@ -208,8 +208,8 @@ async def test_the_programs_of_one_family_do_not_keep_those_of_another_waiting(m
 
 async def test_a_stage_runs_although_the_process_that_forks_has_died_or_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
     forker = Forker()
-    monkeypatch.setattr(programs, "_forker", forker)
-    monkeypatch.setattr(programs, "_ANSWERS", 2.0)
+    monkeypatch.setattr(processes, "_forker", forker)
+    monkeypatch.setattr(processes, "_ANSWERS", 2.0)
     try:
         seen: set[int] = set()
         for number in (None, signal.SIGKILL, signal.SIGSTOP):
@@ -226,7 +226,7 @@ async def test_a_stage_runs_although_the_process_that_forks_has_died_or_hangs(mo
 
 async def test_the_process_that_forks_ends_when_there_are_no_programs(monkeypatch: pytest.MonkeyPatch) -> None:
     forker = Forker(idle=0.1)
-    monkeypatch.setattr(programs, "_forker", forker)
+    monkeypatch.setattr(processes, "_forker", forker)
     try:
         for _ in range(2):
             assert (await run("1")).get("value") == [1]
@@ -239,7 +239,7 @@ async def test_the_process_that_forks_ends_when_there_are_no_programs(monkeypatc
 
 async def test_a_program_that_is_given_up_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     forker = Forker()
-    monkeypatch.setattr(programs, "_forker", forker)
+    monkeypatch.setattr(processes, "_forker", forker)
     forked: list[int] = []
     fork = forker.fork
 

@@ -9,8 +9,8 @@ import pytest
 
 from perdure import Agent, InvalidDeclaration, Limits, tool
 from perdure.harness.journal import STAGE, TurnJournal, read_journal
-from perdure.harness.tools import program as programs
-from perdure.harness.tools.sandbox import Answer, Request
+from perdure.harness.programs import program as programs
+from perdure.harness.programs.sandbox import Answer, Request
 from perdure.protocol.deliveries import Bounds
 from perdure.protocol.names import stage_key
 from perdure.protocol.requests import CallRef, Coordinates, ParkTurn, ProgramOutcome, Programs, ToolCall

@@ -27,7 +27,7 @@ from .records import Outcome, Result
 from .toolbox import InvalidArguments, OwnTool, Usable, invalid_arguments, open_toolbox
 
 if TYPE_CHECKING:
-    from .children import ChildTool
+    from .child_tool import ChildTool
 
 ASK_QUESTION = "ask_question"
 #: The tool with which a model runs programs.
@@ -102,7 +102,7 @@ class ProgramTool:
 
     @property
     def definition(self) -> ToolDefinition:
-        from .stubs import stubs
+        from perdure.harness.programs.stubs import stubs
 
         return ToolDefinition(
             name=CODE_MODE,
@@ -312,7 +312,7 @@ async def open_functions(agent: Agent) -> Offer:
 
 async def functions_of(agent: Agent) -> Mapping[str, ToolDefinition]:
     """What the programs of an agent can call, by the name that it has there."""
-    from .stubs import python_names
+    from perdure.harness.programs.stubs import python_names
 
     offer = await open_functions(agent)
     definitions = {each.name: each for each in offer.definitions}
@@ -325,7 +325,7 @@ async def functions_of(agent: Agent) -> Mapping[str, ToolDefinition]:
 def _children(agent: Agent) -> "Mapping[str, ChildTool]":
     if not agent.children:
         return {}
-    from .children import ChildTool
+    from .child_tool import ChildTool
 
     return {name: ChildTool(name, child, is_copy=child is agent) for name, child in agent.children}
 

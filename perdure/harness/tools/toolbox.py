@@ -26,9 +26,8 @@ from perdure.agents.signature import Arguments, problems
 from perdure.agents.tool import Effects, Tool
 from perdure.bounds import DEEPEST
 from perdure.errors import InvalidDeclaration
+from perdure.harness.programs.stubs import python_names
 from perdure.protocol.wire import JsonObject
-
-from .stubs import python_names
 
 log = logging.getLogger("perdure.tools")
 
