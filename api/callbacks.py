@@ -105,6 +105,8 @@ def _url_issues(url: str, token: str) -> list[str]:
         host, parts = None, None
     if parts is None or not parts.scheme or not host:
         return ["callback.url: Callback url must be absolute."]
+    if parts.scheme.lower() not in ("http", "https"):
+        return ["callback.url: Callback url must be an http(s) url."]
     issues: list[str] = []
     if _url_token(parts.path) != token:
         issues.append("callback.url: Callback url token must match callback token.")

@@ -186,6 +186,10 @@ async def test_a_callback_of_the_contract_is_accepted(api: Api) -> None:
         ({**CALLBACK, "callId": 5}, "callback.callId: Invalid input: expected string, received number"),
         ({**CALLBACK, "url": "nope"}, "callback.url: Callback url must be absolute."),
         (
+            {**CALLBACK, "url": "ftp://parent.example/eve/v1/callback/t"},
+            "callback.url: Callback url must be an http(s) url.",
+        ),
+        (
             {**CALLBACK, "url": "https://parent.example/eve/v1/callback/u"},
             "callback.url: Callback url token must match callback token.",
         ),

@@ -6,6 +6,7 @@ import time
 from datetime import datetime
 from typing import TYPE_CHECKING, cast
 
+from perdure.errors import NeedsAttention
 from perdure.protocol.wire import JsonObject
 from perdure.session.remote import SESSION_FAILED
 from perdure.store.lifecycle import DueCallback
@@ -44,7 +45,8 @@ class CallbackSender:
             return
         try:
             answer = await self._send(due)
-        except Unreachable as failed:
+        except (Unreachable, NeedsAttention) as failed:
+            # What this build cannot read, a newer one may be able to, until the day is over.
             await self._failed(due, str(failed))
             return
         if answer.is_success:
