@@ -6,14 +6,22 @@
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypedDict
 
 from temporalio.client import Client
 from temporalio.common import VersioningBehavior, WorkerDeploymentVersion
-from temporalio.worker import PollerBehaviorAutoscaling, UnsandboxedWorkflowRunner, Worker, WorkerDeploymentConfig
+from temporalio.worker import (
+    PollerBehaviorAutoscaling,
+    UnsandboxedWorkflowRunner,
+    Worker,
+    WorkerDeploymentConfig,
+    WorkflowInstance,
+    WorkflowInstanceDetails,
+    WorkflowRunner,
+)
 from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxRestrictions
 
 from activities.children import ChildActivities
@@ -58,6 +66,17 @@ SANDBOX = SandboxedWorkflowRunner(
 )
 
 
+class WarmingRunner(UnsandboxedWorkflowRunner):
+    """Says which session begins to be served here: what its model call will need is read while its driver decides."""
+
+    def __init__(self, warm: Callable[[str], None]) -> None:
+        self._warm = warm
+
+    def create_instance(self, det: WorkflowInstanceDetails) -> WorkflowInstance:
+        self._warm(names.session_of(det.info.workflow_id))
+        return super().create_instance(det)
+
+
 #: Few polls while idle: each poll that a frozen process left open takes one task, which is lost until its time-out.
 POLLERS = PollerBehaviorAutoscaling(minimum=1, initial=2, maximum=20)
 
@@ -95,8 +114,8 @@ def workers(client: Client, store: Store, agents: AgentRegistry, models: Models,
         activity_worker(client, settings, names.TOOLS_QUEUE, [tools.call_tool, tools.run_program]),
         # The steps, too: drivers with versions, and older builds, ask for them here.
         activity_worker(client, settings, names.MODELS_QUEUE, [*steps, *waits, *ends, *family, turns.rebuild_session]),
-        workflow_worker(client, settings, names.TURNS_QUEUE, [TurnWorkflow], steps),
-        workflow_worker(client, settings, names.SESSIONS_QUEUE, [SessionWorkflow], steps),
+        workflow_worker(client, settings, names.TURNS_QUEUE, [TurnWorkflow], steps, harness.warm),
+        workflow_worker(client, settings, names.SESSIONS_QUEUE, [SessionWorkflow], steps, harness.warm),
     ]
 
 
@@ -110,8 +129,19 @@ def _declared(agents: AgentRegistry, settings: Settings) -> Sequence[str]:
     return pools_of(agents) if settings.pools.strip() == names.ALL_POOLS else ()
 
 
+def _runner(settings: Settings, warm: Callable[[str], None] | None) -> WorkflowRunner:
+    if settings.sandbox == "on":
+        return SANDBOX
+    return UnsandboxedWorkflowRunner() if warm is None else WarmingRunner(warm)
+
+
 def workflow_worker(
-    client: Client, settings: Settings, kind: str, workflows: Sequence[type], steps: Sequence[Any]
+    client: Client,
+    settings: Settings,
+    kind: str,
+    workflows: Sequence[type],
+    steps: Sequence[Any],
+    warm: Callable[[str], None] | None = None,
 ) -> Worker:
     return Worker(
         client,
@@ -119,7 +149,7 @@ def workflow_worker(
         workflows=workflows,
         activities=steps,
         # The tests run in the sandbox: what it forbids is found there.
-        workflow_runner=SANDBOX if settings.sandbox == "on" else UnsandboxedWorkflowRunner(),
+        workflow_runner=_runner(settings, warm),
         # A session that was evicted from the cache replays its history at its next message. The cache must hold all
         # busy sessions, or throughput collapses. Parked sessions need no place; each place costs 125 KiB.
         max_cached_workflows=settings.cached_sessions,

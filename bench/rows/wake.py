@@ -13,6 +13,8 @@ NAME = "wake"
 
 #: Milliseconds: a session does not answer later because its worker was replaced, or because it is old.
 _SOON = 150
+#: Seconds.
+_PARKS_WITHIN = 1.0
 
 
 async def measure(product: Product, plan: Plan) -> list[Line]:
@@ -39,10 +41,13 @@ async def _woken(
     """Seconds of the first turn of each session on a new worker, by age; they alternate, so that noise hits all."""
     took: dict[int, list[float]] = {turns: [] for turns in sessions}
     for _ in range(times):
-        await product.replace_worker()
-        # What a process does once is not measured.
-        await warm.turn()
         for turns, session in sessions.items():
+            # Readers see the end of a turn before its driver has parked. What is left to do for the driver would make
+            # the new worker begin with the session at once, and read its history before the turn that is measured.
+            await asyncio.sleep(_PARKS_WITHIN)
+            await product.replace_worker()
+            # What a process does once is not measured.
+            await warm.turn()
             begun = perf_counter()
             await session.turn()
             took[turns].append(perf_counter() - begun)

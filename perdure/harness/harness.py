@@ -35,13 +35,12 @@ from perdure.store.base import Store
 from perdure.store.values import Attempt
 
 from .model_call import ModelCaller
-from .prompt import HistoryCache
 from .rebuild import SessionRebuilder
 from .resume import TurnResumer
 from .tools.approvals import Clock
 from .tools.call import ToolCaller
 from .turn import TurnEnder, TurnParker
-from .turn_begin import FileFetcher
+from .turn_begin import FileFetcher, HistoryCache, ReadAhead
 
 if TYPE_CHECKING:
     from .programs.program import ProgramRunner
@@ -67,6 +66,8 @@ class Harness:
         """`secret`: the tokens are derived from it with which agents on other servers report their results."""
         self._secret = secret
         self._agents = agents
+        histories = histories or HistoryCache(store)
+        self._ahead = ReadAhead(histories, agents, models, settings)
         self._models = ModelCaller(store, agents, models, settings, histories, clock)
         self._tools = ToolCaller(store, agents, settings, clock)
         self._resumer = TurnResumer(store, agents, FileFetcher(settings))
@@ -78,6 +79,10 @@ class Harness:
         self._clock = clock
 
     # --- a turn ---------------------------------------------------------------------------------------------
+
+    def warm(self, session_id: str) -> None:
+        """Begin to read what a model call of this session will need soon."""
+        self._ahead.begin(session_id)
 
     async def call_model(self, call: ModelCall, attempt: Attempt) -> ModelOutcome:
         """Call the model for a step, unless its reply is recorded already."""

@@ -36,7 +36,7 @@ from .journal import (
     readable,
     view_of,
 )
-from .prompt import Conversation, History, HistoryCache, PromptOf, call_ids_of, new_mark, prompts_for
+from .prompt import Conversation, PromptOf, call_ids_of, new_mark, prompts_for
 from .reply import (
     ReplyReader,
     Settlement,
@@ -57,6 +57,8 @@ from .tools.builtin import FinalOutput, Offer, SchemaFailed, open_offer, require
 from .tools.records import Result
 from .turn_begin import (
     FileFetcher,
+    History,
+    HistoryCache,
     Opening,
     completed_step,
     deadline_failure,

@@ -4,13 +4,12 @@ import base64
 import logging
 import re
 import secrets
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from pydantic import TypeAdapter, ValidationError
 from pydantic_ai._context_size import context_tokens
 from pydantic_ai.messages import (
     BinaryContent,
@@ -22,25 +21,25 @@ from pydantic_ai.messages import (
     UserContent,
     UserPromptPart,
 )
+from pydantic_ai.messages import TextPart as SaidPart
 from pydantic_ai.tools import ToolDefinition
 
 from perdure.agents.agent import DEFAULT_WINDOW, Agent, Compaction
 from perdure.agents.approval import result_of
 from perdure.agents.context import SessionView
 from perdure.bounds import whole
-from perdure.errors import RestoreRefused, UnreadableState
 from perdure.models.base import UNSENT, Prompt
 from perdure.models.sent import SentMessages
 from perdure.protocol import names
 from perdure.protocol.deliveries import FilePart, TextPart
-from perdure.store.base import Store
 from perdure.store.engine.rows import encode
-from perdure.store.lifecycle import Restoration, leaves_out
-from perdure.store.values import NewRecord, Record, SessionRow
+from perdure.store.values import NewRecord, RawRecord
 
 from .journal import (
+    DELIVERY,
     FAILURE,
     MARK,
+    REPLY,
     ConsumedDelivery,
     Place,
     StoredFailure,
@@ -90,8 +89,57 @@ class Placed(NamedTuple):
     message: ModelMessage
 
 
-def messages_of(turn: TurnJournal, mark: str | None, number: int) -> list[Placed]:
+class PlainTurn(NamedTuple):
+    """A turn that consists of one text of the user and one of the model."""
+
+    text: str
+    response: ModelResponse
+
+
+@dataclass(frozen=True)
+class _PlainDelivery:
+    message: str
+    clientContext: tuple[()] = ()
+
+
+@dataclass(frozen=True)
+class _PlainReply:
+    response: ModelResponse
+    calls: tuple[()] = ()
+
+
+_PLAIN_DELIVERY = TypeAdapter(_PlainDelivery)
+_PLAIN_REPLY = TypeAdapter(_PlainReply)
+#: What the JSON of a reply contains that must be repaired before it can be sent.
+_TO_REPAIR = ("\\ud", "NaN", "Infinity")
+
+
+def plain_turn(records: Sequence[RawRecord]) -> PlainTurn | None:
+    """The messages of a turn, read from the text of its records; None unless it is a plain one.
+
+    Most turns of most sessions are. To read them in the usual way takes three times as long, which is felt when a
+    worker serves a long session for the first time.
+    """
+    match [(each.step, each.key, each.format) for each in records]:
+        case [(0, "delivery/0", DELIVERY.current), (0, names.REPLY, REPLY.current)]:
+            delivered, replied = records[0].text, records[1].text
+        case _:
+            return None
+    if any(each in replied for each in _TO_REPAIR):
+        return None
+    try:
+        text, response = _PLAIN_DELIVERY.validate_json(delivered).message, _PLAIN_REPLY.validate_json(replied).response
+    except ValidationError:
+        return None
+    is_plain = response.parts and all(type(part) is SaidPart for part in response.parts)
+    return PlainTurn(text, response) if is_plain else None
+
+
+def messages_of(turn: TurnJournal | PlainTurn, mark: str | None, number: int) -> list[Placed]:
     """The messages of one turn. Every call has exactly one result: its outcome, or that it is unknown."""
+    if isinstance(turn, PlainTurn):
+        said = ModelRequest(parts=[UserPromptPart(_clean(turn.text, mark))])
+        return [Placed(number, OPENING, said), Placed(number, 0, turn.response)]
     messages: list[Placed] = []
     notes = turn.resumption.notes if turn.resumption else ()
     parts: list[ModelRequestPart] = [UserPromptPart(marked("note", note, mark) if mark else note) for note in notes]
@@ -131,7 +179,7 @@ class Conversation:
         return _merged((), self.messages)
 
     def extended(
-        self, turns: Iterable[tuple[int, TurnJournal, str | None]], left_out: Sequence[tuple[int, int]] = ()
+        self, turns: Iterable[tuple[int, TurnJournal | PlainTurn, str | None]], left_out: Sequence[tuple[int, int]] = ()
     ) -> "Conversation":
         """The conversation with more turns: the number, the records and the mark of each."""
         messages: list[Placed] = list(self.messages)
@@ -139,7 +187,7 @@ class Conversation:
         extended = replace(self, messages=messages)
         for number, turn, mark in turns:
             messages.extend(messages_of(turn, mark, number))
-            if found := turn.compactions():
+            if isinstance(turn, TurnJournal) and (found := turn.compactions()):
                 from .compaction import applied, is_void
 
                 for step, compaction in found:
@@ -340,97 +388,6 @@ def _tool_return(turn: TurnJournal, step: int, call: RequestedCall) -> ToolRetur
         tool_call_id=call.call_id,
         outcome="denied" if outcome.status == "rejected" else "failed" if outcome.is_error else "success",
     )
-
-
-@dataclass(frozen=True)
-class History:
-    """The history before the current turn."""
-
-    #: The first turn that is not part of it.
-    until: int = 0
-    conversation: Conversation = field(default_factory=Conversation)
-    call_ids: frozenset[str] = frozenset()
-    weight: int = 0
-    #: The mark of notes to the model; None in old sessions.
-    mark: str | None = None
-    #: The turns that it leaves out, as in `SessionRow`.
-    left_out: tuple[tuple[int, int], ...] = ()
-
-
-class HistoryCache:
-    """A cache of the histories of recently served sessions, limited in bytes."""
-
-    def __init__(self, store: Store, *, capacity: int = 64 * 1024 * 1024) -> None:
-        self._store = store
-        self._capacity = capacity
-        self._weight = 0
-        self._histories: OrderedDict[str, History] = OrderedDict()
-
-    async def load_for(self, agent: Agent, row: SessionRow, turn: int) -> tuple[SessionRow, History, TurnJournal]:
-        """As `load`. If the agent prefers a fresh start, a history that cannot be read is left out from now on."""
-        try:
-            return row, *await self.load(row, turn)
-        except UnreadableState as unreadable:
-            if agent.on_unreadable != "fresh":
-                raise
-            try:
-                row = await self._store.restore(Restoration(row.session_id, unreadable.code))
-            except RestoreRefused:
-                raise unreadable from None
-            log.warning("session %s continues without its history: %s", row.session_id, unreadable.message)
-            return row, *await self.load(row, turn)
-
-    async def load(self, row: SessionRow, turn: int) -> tuple[History, TurnJournal]:
-        """The history before a turn and the turn's own records; reads only the records that are not cached."""
-        left_out = tuple(row.left_out)
-        history = self._histories.get(row.session_id, History(left_out=left_out))
-        if history.until > turn or history.left_out != left_out:
-            # An attempt at an older turn: it must not see later turns. Or the session was restored to an earlier one.
-            history = History(left_out=left_out)
-        records = await self._store.records(row.session_id, from_turn=history.until, to_turn=turn)
-        # Turns that are left out may be unreadable.
-        earlier = [
-            record for record in records if record.turn < turn and not (left_out and leaves_out(left_out, record.turn))
-        ]
-        if history.until < turn:
-            history = self._keep(row.session_id, _extended(history, earlier, turn))
-        return history, TurnJournal([record for record in records if record.turn == turn])
-
-    def _keep(self, session_id: str, history: History) -> History:
-        known = self._histories.pop(session_id, None)
-        self._weight -= known.weight if known else 0
-        if history.weight > self._capacity:
-            # It is larger than the whole cache.
-            return history
-        self._histories[session_id] = history
-        self._weight += history.weight
-        while self._weight > self._capacity:
-            self._weight -= self._histories.popitem(last=False)[1].weight
-        return history
-
-
-def _extended(history: History, records: Sequence[Record], until: int) -> History:
-    mark, weight = history.mark, history.weight
-    call_ids = set(history.call_ids)
-    turns: list[tuple[int, TurnJournal, str | None]] = []
-    for number, group in groupby(records, key=lambda record: record.turn):
-        turn = TurnJournal(list(group))
-        # Turns before the first mark stay as they were sent to the model.
-        mark = mark or turn.mark
-        turns.append((number, turn, mark))
-        call_ids.update(call_ids_of(turn))
-    weight += sum(record.size for record in records)
-    conversation = history.conversation.extended(turns, history.left_out)
-    if conversation.compacted != history.conversation.compacted:
-        # What was left out is kept no longer.
-        weight = sum(map(_weight, conversation.messages))
-    return History(until, conversation, frozenset(call_ids), weight, mark, history.left_out)
-
-
-def _weight(placed: Placed) -> int:
-    prompts = [part.content for part in placed.message.parts if isinstance(part, UserPromptPart)]
-    files = [each for content in prompts for each in content if isinstance(each, BinaryContent)]
-    return size_of(placed.message) + sum(len(file.data) for file in files)
 
 
 def call_ids_of(turn: TurnJournal) -> set[str]:

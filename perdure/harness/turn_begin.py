@@ -1,18 +1,28 @@
-"""The beginning of a turn and of each step: deliveries are consumed, files are fetched, first events are emitted."""
+"""The beginning of a turn and of each step.
+
+The history is read and kept, deliveries are consumed, files are fetched, first events are emitted.
+"""
 
 import asyncio
 import base64
+import logging
 import math
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from operator import attrgetter
 
 import httpx2
 from pydantic import ValidationError
 from pydantic_ai._ssrf import safe_download
+from pydantic_ai.messages import BinaryContent, UserPromptPart
 
-from perdure.agents.agent import Limits
-from perdure.errors import DeadlineExceeded, KillsWorkers, Unavailable, UnreadableState
+from perdure.agents.agent import DEMO, Agent, Limits
+from perdure.agents.registry import AgentRegistry
+from perdure.errors import DeadlineExceeded, KillsWorkers, RestoreRefused, Unavailable, UnreadableState
+from perdure.models.base import ModelSource, Prompt, prepare
 from perdure.protocol import names
 from perdure.protocol.deliveries import DeliveryBody, FilePart, TextPart
 from perdure.protocol.events import NewEvent, Usage, delivery_refused
@@ -21,15 +31,180 @@ from perdure.protocol.requests import Coordinates, Failure
 from perdure.session.state import KINDS
 from perdure.settings import Settings
 from perdure.store.base import Store
-from perdure.store.values import Attempt, Consumption, DeliveryRow, NewRecord, SessionChange
+from perdure.store.engine.rows import decoded
+from perdure.store.lifecycle import Restoration, leaves_out
+from perdure.store.values import Attempt, Consumption, DeliveryRow, NewRecord, RawRecord, SessionChange, SessionRow
 
 from .events import EventFactory
 from .journal import BODY, DELIVERY, ConsumedDelivery, TurnJournal, read_journal, written
-from .prompt import bare_type, is_linked, largest_of
+from .prompt import Conversation, Placed, PlainTurn, bare_type, call_ids_of, is_linked, largest_of, plain_turn, size_of
+from .tools.builtin import tools_expected
+
+log = logging.getLogger("perdure.model")
 
 #: Seconds to fetch all files of one delivery.
 _PATIENCE = 20.0
 _REDIRECTS = 3
+
+
+@dataclass(frozen=True)
+class History:
+    """The history before the current turn."""
+
+    #: The first turn that is not part of it.
+    until: int = 0
+    conversation: Conversation = field(default_factory=Conversation)
+    call_ids: frozenset[str] = frozenset()
+    weight: int = 0
+    #: The mark of notes to the model; None in old sessions.
+    mark: str | None = None
+    #: The turns that it leaves out, as in `SessionRow`.
+    left_out: tuple[tuple[int, int], ...] = ()
+
+
+#: The turns that are read at once: a few milliseconds, in which nothing else runs.
+_PAGE = 200
+#: The histories that are read ahead at the same time. A worker that has just started finds many sessions waiting.
+_LOADING = 4
+
+
+class HistoryCache:
+    """A cache of the histories of recently served sessions, limited in bytes."""
+
+    def __init__(self, store: Store, *, capacity: int = 64 * 1024 * 1024) -> None:
+        self._store = store
+        self._capacity = capacity
+        self._weight = 0
+        self._histories: OrderedDict[str, History] = OrderedDict()
+        #: The sessions whose histories are being read ahead.
+        self._loading: dict[str, asyncio.Task[tuple[SessionRow, History] | None]] = {}
+
+    async def load_for(self, agent: Agent, row: SessionRow, turn: int) -> tuple[SessionRow, History, TurnJournal]:
+        """As `load`. If the agent prefers a fresh start, a history that cannot be read is left out from now on."""
+        try:
+            return row, *await self.load(row, turn)
+        except UnreadableState as unreadable:
+            if agent.on_unreadable != "fresh":
+                raise
+            try:
+                row = await self._store.restore(Restoration(row.session_id, unreadable.code))
+            except RestoreRefused:
+                raise unreadable from None
+            log.warning("session %s continues without its history: %s", row.session_id, unreadable.message)
+            return row, *await self.load(row, turn)
+
+    async def load(self, row: SessionRow, turn: int) -> tuple[History, TurnJournal]:
+        """The history before a turn and the turn's own records; reads only the records that are not cached."""
+        if (loading := self._loading.get(row.session_id)) is not None:
+            await asyncio.wait([loading])
+        return await self._load(row, turn)
+
+    async def _load(self, row: SessionRow, turn: int) -> tuple[History, TurnJournal]:
+        left_out = tuple(row.left_out)
+        history = self._histories.get(row.session_id, History(left_out=left_out))
+        if history.until > turn or history.left_out != left_out:
+            # An attempt at an older turn: it must not see later turns. Or the session was restored to an earlier one.
+            history = History(left_out=left_out)
+        known = history.until
+        # In pages, so that a long session does not hold up all others of this worker while it is read.
+        while history.until + _PAGE < turn:
+            until = history.until + _PAGE
+            records = await self._store.raw_records(row.session_id, from_turn=history.until, to_turn=until - 1)
+            history = _extended(history, records, until)
+        records = await self._store.raw_records(row.session_id, from_turn=history.until, to_turn=turn)
+        if history.until < turn:
+            history = _extended(history, [record for record in records if record.turn < turn], turn)
+        if known < turn:
+            history = self._keep(row.session_id, history)
+        return history, TurnJournal([decoded(record) for record in records if record.turn == turn])
+
+    def read_ahead(self, session_id: str) -> "asyncio.Task[tuple[SessionRow, History] | None] | None":
+        """Begin to cache the history of a session before it is needed; None if that is needless, or too much at once.
+
+        The task returns None when there is nothing to read.
+        """
+        if session_id in self._histories or session_id in self._loading or len(self._loading) >= _LOADING:
+            return None
+        # Known from here on: a driver and its turn may begin in the same moment.
+        loading = self._loading[session_id] = asyncio.get_running_loop().create_task(self._read_ahead(session_id))
+        loading.add_done_callback(lambda _: self._loading.pop(session_id))
+        return loading
+
+    async def _read_ahead(self, session_id: str) -> tuple[SessionRow, History] | None:
+        row = await self._store.session(session_id)
+        # The last turn that has begun may still be running.
+        return None if row is None or row.turns < 2 else (row, (await self._load(row, row.turns - 1))[0])
+
+    def _keep(self, session_id: str, history: History) -> History:
+        known = self._histories.pop(session_id, None)
+        self._weight -= known.weight if known else 0
+        if history.weight > self._capacity:
+            # It is larger than the whole cache.
+            return history
+        self._histories[session_id] = history
+        self._weight += history.weight
+        while self._weight > self._capacity:
+            self._weight -= self._histories.popitem(last=False)[1].weight
+        return history
+
+
+def _extended(history: History, records: Sequence[RawRecord], until: int) -> History:
+    mark, weight = history.mark, history.weight
+    if left_out := history.left_out:
+        # Turns that are left out may be unreadable.
+        records = [record for record in records if not leaves_out(left_out, record.turn)]
+    call_ids = set(history.call_ids)
+    turns: list[tuple[int, TurnJournal | PlainTurn, str | None]] = []
+    for number, group in groupby(records, key=attrgetter("turn")):
+        raw = list(group)
+        turn = plain_turn(raw) or TurnJournal(list(map(decoded, raw)))
+        if isinstance(turn, TurnJournal):
+            # Turns before the first mark stay as they were sent to the model.
+            mark = mark or turn.mark
+            call_ids.update(call_ids_of(turn))
+        turns.append((number, turn, mark))
+    weight += sum(len(record.text) for record in records)
+    conversation = history.conversation.extended(turns, history.left_out)
+    if conversation.compacted != history.conversation.compacted:
+        # What was left out is kept no longer.
+        weight = sum(map(_weight, conversation.messages))
+    return History(until, conversation, frozenset(call_ids), weight, mark, history.left_out)
+
+
+def _weight(placed: Placed) -> int:
+    prompts = [part.content for part in placed.message.parts if isinstance(part, UserPromptPart)]
+    files = [each for content in prompts for each in content if isinstance(each, BinaryContent)]
+    return size_of(placed.message) + sum(len(file.data) for file in files)
+
+
+class ReadAhead:
+    """Reads what a model call will need before it is asked for, and encodes what it will send again."""
+
+    def __init__(self, histories: HistoryCache, agents: AgentRegistry, models: ModelSource, settings: Settings) -> None:
+        self._histories = histories
+        self._agents = agents
+        self._models = models
+        self._settings = settings
+        self._running: set[asyncio.Task[None]] = set()
+
+    def begin(self, session_id: str) -> None:
+        if (reading := self._histories.read_ahead(session_id)) is not None:
+            running = asyncio.get_running_loop().create_task(self._run(session_id, reading))
+            self._running.add(running)
+            running.add_done_callback(self._running.discard)
+
+    async def _run(self, session_id: str, reading: "asyncio.Task[tuple[SessionRow, History] | None]") -> None:
+        try:
+            found = await reading
+            agent = self._agents.get(found[0].agent) if found else None
+            if found and agent:
+                row, conversation = found[0], found[1].conversation
+                tools = tools_expected(agent, can_ask=row.capabilities.request_input)
+                prompt = Prompt(conversation.merged, tools, agent.settings, conversation.sent)
+                await prepare(self._models, agent.model or self._settings.model or DEMO, prompt)
+        except Exception as error:
+            # The model call does the same, and reports what fails. An error of a library may quote the conversation.
+            log.debug("%s was not read ahead: %s", session_id, type(error).__name__)
 
 
 class FileFetcher:

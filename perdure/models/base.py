@@ -5,7 +5,7 @@ import re
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias, cast
+from typing import Any, Protocol, TypeAlias, cast, runtime_checkable
 
 from pydantic_ai.exceptions import (
     ModelAPIError,
@@ -148,6 +148,18 @@ def context_window(models: ModelSource, name: str) -> int | None:
         # The model call itself reports that.
         return None
     return window if isinstance(window, int) and window > 0 else None
+
+
+async def prepare(models: ModelSource, name: str, prompt: Prompt) -> None:
+    """Do what can be done for the messages of a conversation before they are sent, if the model can do that."""
+    model = models.model(name)
+    if isinstance(model, _Preparing):
+        await model.prepare(prompt)
+
+
+@runtime_checkable
+class _Preparing(Protocol):
+    async def prepare(self, prompt: Prompt) -> None: ...
 
 
 _MOST_TOKENS = 10**12

@@ -1,11 +1,12 @@
 """Real models, through pydantic-ai: `openai:…`, `openai-chat:…`, `anthropic:…` and its other providers."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from copy import copy
 from dataclasses import replace
 from inspect import signature
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 from openai import AsyncOpenAI, Omit, omit
 from openai.resources.chat.completions import AsyncCompletions
@@ -46,6 +47,13 @@ from .base import (
     usage_of,
 )
 from .sent import Encoded, Mapped, Splice, Splicer, Unlike, content_of, current
+
+_Request: TypeAlias = AbstractAsyncContextManager[StreamedResponse]
+
+#: Messages that are mapped ahead at once: a millisecond or two.
+_AT_ONCE = 256
+#: The first ones are so few that it costs little to see whether they are mapped alike with others before them.
+_FIRST_ENDS = (64, 128)
 
 #: Models without a provider: they never have a finish reason.
 _OFFLINE = frozenset({"test", "function"})
@@ -101,29 +109,60 @@ class ProviderModel:
         response = calls.renamed(response)
         yield Reply(response=response, finish_reason=finish_reason(response), usage=usage_of(response))
 
+    async def prepare(self, prompt: Prompt) -> None:
+        """Encode the messages that the conversation will send again, without sending them."""
+        if self._splicer is None:
+            return
+
+        def request(messages: Sequence[ModelMessage]) -> _Request:
+            return self._request(prompt, messages)
+
+        ends = (*_FIRST_ENDS, *range(_AT_ONCE, len(prompt.messages), _AT_ONCE), len(prompt.messages))
+        for until in ends:
+            messages, has_tools = prompt.messages[:until], bool(prompt.tools)
+            splice = self._splicer.splice(prompt.sent, messages, self._settings(prompt), has_tools)
+            if splice is None:
+                return
+            try:
+                items = await _mapped(splice, request)
+                if not splice.whole and not splice.is_trusted:
+                    splice = splice.compared_with(items)
+                    items = await _mapped(splice, request)
+                splice.put_together(items)
+            except Unlike:
+                self._splicer.stop()
+                return
+            # Others have their turn.
+            await asyncio.sleep(0)
+
     async def _open(self, stack: AsyncExitStack, prompt: Prompt) -> StreamedResponse:
         """Send the request. Messages that were sent before are not mapped again, if possible."""
-        settings = {"timeout": self._silence, **prompt.settings, "max_retries": self._max_retries}
 
-        def request(messages: Sequence[ModelMessage]) -> AbstractAsyncContextManager[StreamedResponse]:
-            return model_request_stream(
-                self._model,
-                list(messages),
-                model_settings=cast("ModelSettings", settings),
-                model_request_parameters=ModelRequestParameters(function_tools=list(prompt.tools)),
-            )
+        def request(messages: Sequence[ModelMessage]) -> _Request:
+            return self._request(prompt, messages)
 
         if self._splicer and (
-            splice := self._splicer.splice(prompt.sent, prompt.messages, settings, bool(prompt.tools))
+            splice := self._splicer.splice(prompt.sent, prompt.messages, self._settings(prompt), bool(prompt.tools))
         ):
             try:
                 if not splice.whole and not splice.is_trusted:
-                    splice = await _compared(splice, request)
+                    splice = splice.compared_with(await _mapped(splice, request))
                 with splice.used():
                     return await stack.enter_async_context(request(splice.mapped))
             except Unlike:
                 self._splicer.stop()
         return await stack.enter_async_context(request(prompt.messages))
+
+    def _settings(self, prompt: Prompt) -> dict[str, Any]:
+        return {"timeout": self._silence, **prompt.settings, "max_retries": self._max_retries}
+
+    def _request(self, prompt: Prompt, messages: Sequence[ModelMessage]) -> _Request:
+        return model_request_stream(
+            self._model,
+            list(messages),
+            model_settings=cast("ModelSettings", self._settings(prompt)),
+            model_request_parameters=ModelRequestParameters(function_tools=list(prompt.tools)),
+        )
 
     def _broken_off(self, response: ModelResponse) -> bool:
         """Whether the stream ended before the reply did: a partial reply must not be recorded."""
@@ -136,16 +175,14 @@ class ProviderModel:
         return guessed and response.finish_reason != "content_filter"
 
 
-async def _compared(
-    splice: Splice, request: Callable[[Sequence[ModelMessage]], AbstractAsyncContextManager[StreamedResponse]]
-) -> Splice:
-    """The same request with all messages for the library, and with what it would be if only the new ones were."""
+async def _mapped(splice: Splice, request: Callable[[Sequence[ModelMessage]], _Request]) -> Sequence[Any]:
+    """What the library makes of the messages that are new in this request, which is not sent."""
     try:
         with replace(splice, dry=True).used():
             async with request(splice.mapped):
                 raise Unlike
     except Mapped as mapped:
-        return splice.compared_with(mapped.items)
+        return mapped.items
 
 
 class _Calls:

@@ -156,6 +156,9 @@ class Splice:
         """The messages of the request, from what the library made of those that it got."""
         if self.dry:
             raise Mapped(items)
+        return self.put_together(items)
+
+    def put_together(self, items: Sequence[Any]) -> Encoded:
         rest, instructions = self._without_instructions(items)
         if self.expected is None:
             self._keep(rest)

@@ -69,6 +69,11 @@ def turn_workflow(session_id: str, turn: int) -> str:
     return f"{session_id}/turn/{turn}"
 
 
+def session_of(workflow_id: str) -> str:
+    """The session of a driver or of a turn workflow."""
+    return workflow_id.partition("/turn/")[0]
+
+
 def turn_id(turn: int) -> str:
     return f"turn_{turn}"
 

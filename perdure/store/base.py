@@ -43,6 +43,7 @@ from .values import (
     InputRow,
     NewDelivery,
     NewSession,
+    RawRecord,
     Record,
     SessionPage,
     SessionQuery,
@@ -309,6 +310,12 @@ class Store(Protocol):
 
         Those of a fork include the turns that it shares.
         """
+        ...
+
+    async def raw_records(
+        self, session_id: str, *, from_turn: int = 0, to_turn: int | None = None
+    ) -> Sequence[RawRecord]:
+        """The same, with bodies that are still text."""
         ...
 
     async def outline(self, session_id: str, turn: int, step: int | None = None) -> Sequence[Record]:

@@ -10,7 +10,7 @@ from perdure.errors import ModelFailed, Superseded
 from perdure.models.base import Delta, Prompt, Reply, TextDelta
 from perdure.protocol.requests import Coordinates, Finished, ModelCall
 from perdure.store.base import Store
-from perdure.store.values import Attempt, Record
+from perdure.store.values import Attempt, RawRecord
 from perdure.testing import ScriptedModel
 from tests.support.lab import SESSION, TEXT_TURN, lab
 
@@ -78,8 +78,8 @@ async def test_an_attempt_that_began_unseen_is_not_taken_for_an_empty_turn() -> 
         def __getattr__(self, name: str) -> Any:
             return getattr(self._store, name)
 
-        async def records(self, session_id: str, **turns: Any) -> Sequence[Record]:
-            found = await self._store.records(session_id, **turns)
+        async def raw_records(self, session_id: str, **turns: Any) -> Sequence[RawRecord]:
+            found = await self._store.raw_records(session_id, **turns)
             self._reads += 1
             if self._reads == 1:
                 with pytest.raises(ModelFailed):

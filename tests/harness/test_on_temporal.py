@@ -10,6 +10,7 @@ import pytest
 from temporalio.client import Client, WorkflowHandle
 
 from perdure import Agent, AgentRegistry, tool
+from perdure.harness.turn_begin import HistoryCache
 from perdure.protocol import names
 from perdure.protocol.deliveries import LOCAL, Capabilities, DeliveryBody, DeliveryRef, Mode
 from perdure.protocol.inputs import InputAnswer
@@ -136,6 +137,25 @@ async def test_an_approval_wakes_the_session_and_its_call_runs(temporal_server: 
 
         types = await it.until("session.waiting", 2)
         assert types[types.index("input.resolved") + 1 :][:3] == ["turn.started", "action.result", "step.started"]
+
+
+async def test_a_session_is_read_ahead_when_a_worker_begins_to_serve_it(
+    temporal_server: TemporalServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead: list[str] = []
+    real = HistoryCache.read_ahead
+
+    def noted(self: HistoryCache, session_id: str) -> Any:
+        ahead.append(session_id)
+        return real(self, session_id)
+
+    monkeypatch.setattr(HistoryCache, "read_ahead", noted)
+    async with live(temporal_server, lines=["Hello."]) as it:
+        await it.begin("Hi")
+        await it.until("session.waiting")
+
+        # By its driver and by its turn: another worker may serve that.
+        assert ahead == [it.id, it.id]
 
 
 async def test_silence_has_its_consequence_by_itself(temporal_server: TemporalServer) -> None:

@@ -26,6 +26,7 @@ from pydantic_ai.tools import ToolDefinition
 from perdure.models import provider as provider_module
 from perdure.models import sent as sent_module
 from perdure.models.base import Model, Models, Prompt, Reply
+from perdure.models.provider import ProviderModel
 from perdure.models.sent import SentMessages
 from tests.support.provider import Provider, serving
 
@@ -102,6 +103,11 @@ def growing(kind: Callable[[int], list[ModelMessage]], young: int = 40, old: int
     return prompts
 
 
+async def prepare(model: Model, prompt: Prompt) -> None:
+    assert isinstance(model, ProviderModel)
+    await model.prepare(prompt)
+
+
 def unkept(prompt: Prompt) -> Prompt:
     return replace(prompt, sent=SentMessages())
 
@@ -152,6 +158,52 @@ async def test_the_library_is_given_the_newer_messages_alone(
     # The first request has nothing to go by. The second is made both ways, in order to compare.
     whole = [len(prompt.messages) for prompt in prompts[:2]]
     assert given == [whole[0], turn + 1, whole[1], *[turn + 1] * 4]
+
+
+@pytest.mark.parametrize("kind", [texts, calls, thoughts, files, rejoined, mixed])
+async def test_what_was_prepared_is_sent_as_the_library_would(
+    provider: Provider, monkeypatch: pytest.MonkeyPatch, kind: Callable[[int], list[ModelMessage]]
+) -> None:
+    monkeypatch.setattr(provider_module, "_AT_ONCE", 16)
+    prompts, model = growing(kind, young=100, old=102), Models().model(NAME)
+    expected = await library_bodies(provider, prompts, monkeypatch)
+    provider.requests.clear()
+
+    await prepare(model, replace(prompts[0], messages=prompts[0].messages[:-1]))
+
+    assert provider.requests == []
+    assert await bodies(provider, model, prompts) == expected
+
+
+async def test_only_what_is_new_is_left_to_do_for_a_conversation_that_was_prepared(
+    provider: Provider, given: list[int]
+) -> None:
+    prompts, model = growing(texts, young=300, old=301), Models().model(NAME)
+    await prepare(model, replace(prompts[0], messages=prompts[0].messages[:-1]))
+    given.clear()
+
+    await bodies(provider, model, prompts)
+
+    assert given == [2]
+
+
+async def test_a_library_that_maps_by_what_is_around_is_found_out_before_anything_is_sent(
+    provider: Provider, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    mapping: Any = OpenAIChatModel._map_messages  # pyright: ignore[reportPrivateUsage]
+
+    async def numbered(*args: Any, **options: Any) -> Any:
+        items = await mapping(*args, **options)
+        return [{**item, "name": f"n{number}"} for number, item in enumerate(items)]
+
+    monkeypatch.setattr(OpenAIChatModel, "_map_messages", numbered)
+    prompts, model = growing(texts, young=100, old=102), Models().model(NAME)
+    expected = await library_bodies(provider, prompts, monkeypatch)
+
+    await prepare(model, prompts[0])
+
+    assert "in an unknown way" in caplog.text
+    assert await bodies(provider, model, prompts) == expected
 
 
 async def test_thoughts_may_change_how_others_are_mapped_so_the_library_gets_all(

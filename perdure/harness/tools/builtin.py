@@ -305,6 +305,12 @@ async def open_offer(agent: Agent, *, can_ask: bool, output: FinalOutput | None)
     return Offer(tools, children, asks=asks, output=output)
 
 
+def tools_expected(agent: Agent, *, can_ask: bool) -> Sequence[ToolDefinition]:
+    """A stand-in for the tools of an offer: empty if there will be none. Toolsets are not asked for theirs."""
+    has_some = agent.tools or agent.children or agent.code_mode or (can_ask and agent.asks_questions)
+    return [ToolDefinition(name="expected")] if has_some else []
+
+
 async def open_functions(agent: Agent) -> Offer:
     """What the programs of an agent can call."""
     return Offer(await open_toolbox(agent), _children(agent))

@@ -26,6 +26,7 @@ from perdure.store.values import (
     NewDelivery,
     NewRecord,
     NewSession,
+    RawRecord,
     Record,
     SessionRow,
     SessionStatus,
@@ -162,17 +163,27 @@ def new_delivery(delivery: NewDelivery, now: str) -> dict[str, Value]:
     }
 
 
+def raw_record(row: Row) -> RawRecord:
+    return RawRecord(
+        row["turn"], row["step"], row["slot"], row["format"], row["body"], attempt=row["attempt"], at=row["at"]
+    )
+
+
 def record(row: Row) -> Record:
-    body, format = _versioned(row["body"]), row["format"]
+    return decoded(raw_record(row))
+
+
+def decoded(raw: RawRecord) -> Record:
+    body, format = _versioned(raw.text), raw.format
     return Record(
-        turn=row["turn"],
-        step=row["step"],
-        key=row["slot"],
+        turn=raw.turn,
+        step=raw.step,
+        key=raw.key,
         format=f"{format.rpartition('/')[0]}/{_DAMAGED}" if body is _NO_JSON else format,
         body=body,
-        attempt=row["attempt"],
-        at=row["at"],
-        size=len(row["body"]),
+        attempt=raw.attempt,
+        at=raw.at,
+        size=len(raw.text),
     )
 
 

@@ -40,6 +40,7 @@ from perdure.store.values import (
     InputRow,
     NewDelivery,
     NewSession,
+    RawRecord,
     Record,
     SessionPage,
     SessionQuery,
@@ -322,9 +323,14 @@ class SqlStore:
         return await self._write_and_notify(commit.session_id, lambda tx: apply(tx, commit, self._now()), once=False)
 
     async def records(self, session_id: str, *, from_turn: int = 0, to_turn: int | None = None) -> Sequence[Record]:
+        return list(map(rows.decoded, await self.raw_records(session_id, from_turn=from_turn, to_turn=to_turn)))
+
+    async def raw_records(
+        self, session_id: str, *, from_turn: int = 0, to_turn: int | None = None
+    ) -> Sequence[RawRecord]:
         last = _LAST_TURN if to_turn is None else to_turn
         found = await self._rows("records", session_id=session_id, from_turn=from_turn, to_turn=last)
-        return [rows.record(row) for row in found]
+        return list(map(rows.raw_record, found))
 
     async def outline(self, session_id: str, turn: int, step: int | None = None) -> Sequence[Record]:
         found = await self._rows("outline", session_id=session_id, turn=turn, step=-1 if step is None else step)
