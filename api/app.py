@@ -14,12 +14,15 @@ from perdure.store.base import Store
 
 from .auth import Authenticator, Gate, is_development
 from .bodies import BodyReader
+from .durable.errors import enveloped
+from .durable.read import Reader, Timing
 from .requests import Handler, RequestLimits, Scopes, traced
 from .responses import Shield, on_error, on_http_error
 from .routes.events import EventRoutes
 from .routes.inputs import InputRoutes
 from .routes.inspection import AboutRoutes, DeadLetterRoutes, InspectionRoutes
 from .routes.sessions import CallbackRoutes, SessionRoutes
+from .routes.streams import CORS, MOST_APPENDED, PREFIX, StreamRoutes
 from .stream.broadcast import Broadcasts
 
 #: The largest report of another server, in bytes. Of larger results the stream there is read.
@@ -56,7 +59,9 @@ def create_app(
     bodies, limits = BodyReader(settings.max_body_bytes), RequestLimits.of(settings)
     about = AboutRoutes(gate, scopes, development=development)
     sessions_in = SessionRoutes(gate, scopes, sessions, bodies, limits, settings)
-    events = EventRoutes(gate, scopes, sessions, store, broadcasts or Broadcasts(store))
+    broadcasts = broadcasts or Broadcasts(store)
+    events = EventRoutes(gate, scopes, sessions, store, broadcasts)
+    reader = Reader(broadcasts, Timing(long_poll=settings.long_poll_seconds))
 
     def route(method: str, path: str, handler: Handler, bodies: BodyReader = bodies) -> None:
         app.add_api_route(path, traced(bodies, method, path, handler), methods=[method], response_model=None)
@@ -91,4 +96,14 @@ def create_app(
     route("GET", "/v1/inputs", inputs.list)
     route("GET", "/v1/inputs/{request_id}", inputs.show)
     route("POST", "/v1/inputs/{request_id}", inputs.answer)
+    if settings.streams == "on":
+        appends = BodyReader(min(settings.max_body_bytes, MOST_APPENDED))
+        streams = StreamRoutes(gate, store.streams, reader, appends)
+        path = f"{PREFIX}{{path:path}}"
+        route("PUT", path, enveloped(streams.create, CORS), appends)
+        route("POST", path, enveloped(streams.append, CORS), appends)
+        route("DELETE", path, enveloped(streams.delete, CORS))
+        route("GET", path, enveloped(streams.read, CORS))
+        route("HEAD", path, enveloped(streams.read, CORS))
+        route("OPTIONS", path, streams.preflight)
     return app

@@ -14,7 +14,7 @@ from starlette.requests import Request
 
 from perdure.agents import output_schema
 from perdure.bounds import DEEPEST, deeper_than, more_than, quoted
-from perdure.errors import Invalid, TooLarge, Unavailable
+from perdure.errors import Invalid, InvalidJson, TooLarge, Unavailable
 from perdure.protocol.deliveries import DeliveryBody, FilePart, InputResponse, Message, Mode, Principal, TextPart
 from perdure.protocol.wire import JsonObject
 
@@ -63,7 +63,14 @@ class BodyReader:
             return parse(_fields(raw))
         return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: parse(_fields(raw)))
 
-    async def _bytes(self, request: Request) -> bytes:
+    async def read_raw(self, request: Request, parse: Callable[[bytes], T], *, counted: bool) -> T:
+        """What `parse` makes of the body, which need not be JSON. `counted`: it is, so its values are counted."""
+        raw = await self._bytes(request, counted=counted)
+        if len(raw) <= LARGE:
+            return parse(raw)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: parse(raw))
+
+    async def _bytes(self, request: Request, *, counted: bool = True) -> bytes:
         declared = request.headers.get("content-length", "")
         if declared.isdecimal() and int(declared) > self._limit:
             raise body_too_large(int(declared), self._limit)
@@ -72,7 +79,8 @@ class BodyReader:
             body += chunk
             if len(body) > self._limit:
                 raise body_too_large(len(body), self._limit)
-            values.add(chunk)
+            if counted:
+                values.add(chunk)
             if values.count > MOST_VALUES:
                 about = {"limit": MOST_VALUES, "mediaType": "application/json", "values": values.count}
                 violations = [{"kind": "too-many-values", **about}]
@@ -113,7 +121,7 @@ def _fields(raw: bytes) -> Fields:
     try:
         value = orjson.loads(raw)
     except orjson.JSONDecodeError:
-        raise Invalid("Invalid JSON body.") from None
+        raise InvalidJson from None
     if isinstance(value, list):
         # The contract accepts an array as an object without fields.
         return {}

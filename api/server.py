@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 from perdure.agents.registry import load_agents
 from perdure.errors import Misconfigured
 from perdure.runtime.open import open_sessions
+from perdure.runtime.streams.written import StreamSweeper
 from perdure.runtime.sweeper import Retention
 from perdure.settings import Settings
 from perdure.store.lifecycle import Keep
@@ -121,6 +122,8 @@ async def serve(settings: Settings, stop: asyncio.Event, ready: asyncio.Event | 
         await stack.enter_async_context(sessions.deletions.running())
         await stack.enter_async_context(sessions.callbacks.running())
         await stack.enter_async_context(Retention(store, keep).running())
+        if settings.streams == "on":
+            await stack.enter_async_context(StreamSweeper(store.streams).running())
         broadcasts = Broadcasts(store)
         limits = ConnectionLimits(
             most_connections(settings.max_connections), rest_bytes=settings.max_body_bytes + REST_BYTES

@@ -2,6 +2,7 @@
 
 PerdureError
 ├── Invalid                 400  the request is not valid
+│   └── InvalidJson              its body is not JSON
 ├── Unauthenticated         401
 ├── Forbidden               403
 │   └── ForbiddenResponder       the caller may not answer this request
@@ -81,6 +82,12 @@ class Invalid(PerdureError):
 
     status = 400
     code = "invalid_request"
+
+
+class InvalidJson(Invalid):
+    """Invalid JSON body."""
+
+    code = "invalid_json"
 
 
 class Unauthenticated(PerdureError):

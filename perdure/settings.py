@@ -104,6 +104,11 @@ class Settings(BaseSettings):
     # Whether sessions may deliver their callbacks to private addresses.
     local_callbacks: bool = False
 
+    # `on`: callers may create and write streams of their own, at /v1/stream/….
+    streams: Literal["on", "off"] = "off"
+    # Seconds that a read of a Durable Stream with `live=long-poll` waits for something new.
+    long_poll_seconds: float = Field(default=30.0, gt=0, le=300)
+
     # Limits.
     max_message_bytes: int = Field(default=1_048_576, ge=1)
     max_file_bytes: int = Field(default=26_214_400, ge=1)

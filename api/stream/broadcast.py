@@ -271,7 +271,9 @@ class Broadcasts:
         self._store = store
         self.pace = pace or Pace()
         self.unsent = Unsent(self.pace.unsent_bytes)
-        self._replays = asyncio.Semaphore(self.pace.replays)
+        self.replays = asyncio.Semaphore(self.pace.replays)
+        # Set when the process stops: those who wait for something end.
+        self.closing = asyncio.Event()
         self._broadcasts: dict[str, Broadcast] = {}
 
     @property
@@ -287,7 +289,7 @@ class Broadcasts:
     async def open(self, session: SessionRow) -> AsyncGenerator[Broadcast]:
         broadcast = self._broadcasts.get(session.session_id)
         if broadcast is None or broadcast.failed:
-            broadcast = self._broadcasts[session.session_id] = Broadcast(self._store, session, self.pace, self._replays)
+            broadcast = self._broadcasts[session.session_id] = Broadcast(self._store, session, self.pace, self.replays)
             broadcast.start()
         broadcast.readers += 1
         try:
@@ -301,5 +303,6 @@ class Broadcasts:
 
     async def close(self) -> None:
         """End all streams, so that the process can stop."""
+        self.closing.set()
         for broadcast in list(self._broadcasts.values()):
             await broadcast.close()

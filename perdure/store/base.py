@@ -9,7 +9,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from perdure.bounds import quoted
 from perdure.errors import SessionNotFound, Unavailable
@@ -51,6 +51,9 @@ from .values import (
     Slot,
     Unsignalled,
 )
+
+if TYPE_CHECKING:
+    from .streams import StreamStore
 
 
 class Watch(Protocol):
@@ -328,6 +331,10 @@ class Store(Protocol):
     async def record(self, session_id: str, turn: int, step: int, key: str) -> Record | None: ...
 
     async def slots(self, session_id: str, names: Sequence[str]) -> dict[str, Slot]: ...
+
+    # streams that callers write
+    @property
+    def streams(self) -> "StreamStore": ...
 
     # events
     async def events(self, session_id: str, start: int = 0, limit: int = 500) -> Sequence[Event]:

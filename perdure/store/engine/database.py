@@ -8,7 +8,7 @@ from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 T = TypeVar("T")
 
-Value: TypeAlias = str | int | Sequence[str] | None
+Value: TypeAlias = str | int | bytes | Sequence[str] | None
 
 
 class Row(Protocol):

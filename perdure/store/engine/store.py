@@ -54,6 +54,7 @@ from . import deliveries, forks, lifecycle, remote, rows, schema
 from .commit import apply, record_at
 from .database import Database, Row, T, Transaction, Value, Work, Written
 from .rows import before, encode, stamp_after, utc_now
+from .streams import SqlStreams
 
 #: Greater than the number of any turn.
 _LAST_TURN = 2**53
@@ -74,6 +75,7 @@ class SqlStore:
         self._watchers = Watchers(feed)
         self._feed = feed
         self._now = clock
+        self.streams = SqlStreams(database, self._watchers, feed, clock)
 
     async def migrate(self) -> None:
         await schema.migrate(self._database)

@@ -161,11 +161,11 @@ def _finish(coroutine: Coroutine[Any, Any, T]) -> T:
     raise RuntimeError("work on the store may await its transaction only")
 
 
-def _bound(value: Value) -> str | int | None:
+def _bound(value: Value) -> str | int | bytes | None:
     match value:
         case str() if "\0" in value:
             raise Invalid("A name may not hold a NUL character.")
-        case None | str() | int():
+        case None | str() | int() | bytes():
             return value
         case _:
             return encode(list(value))

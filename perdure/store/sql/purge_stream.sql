@@ -1,0 +1,1 @@
+DELETE FROM streams WHERE stream_id = :stream_id AND path IS NULL
