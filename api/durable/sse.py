@@ -31,8 +31,9 @@ class ServerSentEvents(LiveResponse):
 
 def data_event(payload: bytes) -> bytes:
     """The payload in as many lines as it has; a line break in it must not end the event."""
-    lines = b"".join(b"data: " + line + b"\n" for line in _LINE_END.split(payload))
-    return b"event: data\n" + lines + b"\n"
+    # A reader drops one space after the colon, so a line that begins with a space gets another one.
+    lines = (b" " + line if line.startswith(b" ") else line for line in _LINE_END.split(payload))
+    return b"event: data\n" + b"".join(b"data:" + line + b"\n" for line in lines) + b"\n"
 
 
 def control_event(position: int, cursor_of_client: str | None, closed: bool, *, up_to_date: bool) -> bytes:
@@ -43,7 +44,7 @@ def control_event(position: int, cursor_of_client: str | None, closed: bool, *, 
         control["streamCursor"] = cursor(cursor_of_client)
         if up_to_date:
             control["upToDate"] = True
-    return b"event: control\ndata: " + dumps(control) + b"\n\n"
+    return b"event: control\ndata:" + dumps(control) + b"\n\n"
 
 
 def heartbeat() -> bytes:
