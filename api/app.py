@@ -19,6 +19,7 @@ from .durable.read import Reader, Timing
 from .requests import Handler, RequestLimits, Scopes, traced
 from .responses import Shield, on_error, on_http_error
 from .routes.events import EventRoutes
+from .routes.flue import AgentRoutes
 from .routes.inputs import InputRoutes
 from .routes.inspection import AboutRoutes, DeadLetterRoutes, InspectionRoutes
 from .routes.sessions import CallbackRoutes, SessionRoutes
@@ -30,6 +31,9 @@ MOST_REPORTED = 4_194_304
 
 #: Every agent under its name; the default agent without one.
 PREFIXES = ("/eve/v1", "/agents/{agent}/eve/v1")
+
+#: An instance of an agent, under a name that the caller chooses.
+AGENT = "/agents/{agent}/{instance}"
 
 
 def create_app(
@@ -96,6 +100,12 @@ def create_app(
     route("GET", "/v1/inputs", inputs.list)
     route("GET", "/v1/inputs/{request_id}", inputs.show)
     route("POST", "/v1/inputs/{request_id}", inputs.answer)
+    named = AgentRoutes(gate, agents, sessions.instances, store, reader, bodies, limits)
+    route("POST", AGENT, enveloped(named.prompt))
+    route("GET", AGENT, enveloped(named.read))
+    route("HEAD", AGENT, enveloped(named.read))
+    for method in ("PUT", "PATCH", "DELETE"):
+        route(method, AGENT, enveloped(named.refuse))
     if settings.streams == "on":
         appends = BodyReader(min(settings.max_body_bytes, MOST_APPENDED))
         streams = StreamRoutes(gate, store.streams, reader, appends)

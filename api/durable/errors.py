@@ -11,7 +11,15 @@ from starlette.responses import Response
 from api.requests import Handler
 from api.responses import dumps
 from perdure.bounds import shortened
-from perdure.errors import IdempotencyConflict, InboxFull, PerdureError, SessionDeleted, Unauthenticated, Unavailable
+from perdure.errors import (
+    IdempotencyConflict,
+    InboxFull,
+    NotFound,
+    PerdureError,
+    SessionDeleted,
+    Unauthenticated,
+    Unavailable,
+)
 
 log = logging.getLogger("perdure.api")
 
@@ -21,17 +29,15 @@ SECURITY = {"x-content-type-options": "nosniff", "cross-origin-resource-policy":
 _LONGEST = 1_200
 
 
-class StreamNotFound(PerdureError):
+class StreamNotFound(NotFound):
     """There is no such stream."""
 
-    status = 404
     code = "stream_not_found"
 
 
-class RunNotFound(PerdureError):
+class RunNotFound(NotFound):
     """There is no such run."""
 
-    status = 404
     code = "run_not_found"
 
 
@@ -82,7 +88,8 @@ def refusal(error: PerdureError, headers: Mapping[str, str] | None = None) -> Re
         case IdempotencyConflict() | SessionDeleted():
             kind = "submission_conflict"
         case _ if status >= 500:
-            status, kind, message, meta = 500, "internal_error", "The request failed.", error.details.get("meta")
+            status, message = 500, "The request failed."
+            kind = kind if kind.startswith("submission_") else "internal_error"
         case _:
             pass
     if isinstance(error, Unavailable | InboxFull):

@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import contextlib
+import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -13,20 +14,24 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 
+from api.responses import dumps
 from api.stream.broadcast import Broadcasts
+from api.stream.response import LiveResponse
 from perdure.errors import Invalid
 from perdure.store.base import Watch
 from perdure.store.streams import media_type
 
 from .errors import SECURITY, OffsetGone, RunNotFound, StreamNotFound
 from .offsets import START, Offset, cursor, read_offset, write_offset
-from .sse import ServerSentEvents, control_event, data_event, heartbeat
 
 JSON = "application/json"
 
 Live: TypeAlias = Literal["long-poll", "sse"]
 
 _MOST_TAIL = 10**9
+
+#: What a reader of events takes for the end of a line.
+_LINE_END = re.compile(rb"\r\n|\r|\n")
 
 
 @dataclass(frozen=True)
@@ -146,6 +151,11 @@ class Reader:
         self._broadcasts = broadcasts
         self._timing = timing
 
+    @property
+    def closing(self) -> bool:
+        """Whether this process stops."""
+        return self._broadcasts.closing.is_set()
+
     async def respond(self, request: Request, source: Source) -> Response:
         """The response to GET or HEAD."""
         if request.method == "HEAD":
@@ -195,9 +205,9 @@ class Reader:
                 if position < head.position:
                     # Events that are not shown in this form.
                     continue
-                if head.closed or monotonic() >= until or self._broadcasts.closing.is_set():
+                if head.closed or monotonic() >= until or self.closing:
                     return _response(source, None, position, head, moved, 204)
-                await self._change(watch, until - monotonic())
+                await self.change(watch, until - monotonic())
                 head = await source.head()
 
     def _events(self, source: Source, reading: Reading, start: int) -> Response:
@@ -219,7 +229,7 @@ class Reader:
         # A log that is deleted meanwhile ends the stream: the client reconnects, and is told.
         with contextlib.suppress(StreamNotFound, RunNotFound):
             async with source.watch() as watch:
-                while monotonic() < until and not self._broadcasts.closing.is_set():
+                while monotonic() < until and not self.closing:
                     head = await source.head()
                     page = Page((), position)
                     if position < head.position:
@@ -240,9 +250,9 @@ class Reader:
                     if ended:
                         return
                     if at_head:
-                        await self._change(watch, until - monotonic())
+                        await self.change(watch, until - monotonic())
 
-    async def _change(self, watch: Watch, within: float) -> None:
+    async def change(self, watch: Watch, within: float) -> None:
         """Wait until the log may have changed, this process stops, or it is time to look anyway."""
         timing = self._timing
         within = max(0.0, min(within, timing.recheck, timing.heartbeat))
@@ -312,3 +322,43 @@ def _etag(source: Source, asked: str, end: int, *, closed: bool) -> str:
 
 def _matches(given: str | None, etag: str) -> bool:
     return given is not None and (given.strip() == "*" or etag in (each.strip() for each in given.split(",")))
+
+
+# --- server-sent events -------------------------------------------------------------------------------------
+
+
+class ServerSentEvents(LiveResponse):
+    """Frames as they are made. Each is one chunk, so that a client never has data without its position."""
+
+    def __init__(
+        self, broadcasts: Broadcasts, name: str, headers: Mapping[str, str], frames: AsyncGenerator[bytes]
+    ) -> None:
+        super().__init__(broadcasts, name, headers)
+        self._frames = frames
+
+    async def chunks(self) -> AsyncGenerator[bytes]:
+        async with contextlib.aclosing(self._frames) as frames:
+            async for frame in frames:
+                yield frame
+
+
+def data_event(payload: bytes) -> bytes:
+    """The payload in as many lines as it has; a line break in it must not end the event."""
+    # A reader drops one space after the colon, so a line that begins with a space gets another one.
+    lines = (b" " + line if line.startswith(b" ") else line for line in _LINE_END.split(payload))
+    return b"event: data\n" + b"".join(b"data:" + line + b"\n" for line in lines) + b"\n"
+
+
+def control_event(position: int, cursor_of_client: str | None, closed: bool, *, up_to_date: bool) -> bytes:
+    control: dict[str, str | bool] = {"streamNextOffset": write_offset(position)}
+    if closed:
+        control["streamClosed"] = True
+    else:
+        control["streamCursor"] = cursor(cursor_of_client)
+        if up_to_date:
+            control["upToDate"] = True
+    return b"event: control\ndata:" + dumps(control) + b"\n\n"
+
+
+def heartbeat() -> bytes:
+    return b": heartbeat\n\n"

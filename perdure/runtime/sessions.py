@@ -56,6 +56,7 @@ from .inputs import Answers, Inputs
 from .reconciler import Reconciler
 from .remote.callbacks import Callbacks
 from .signals import Cancelled, Signals, cancel_turn
+from .streams.instances import Instances
 from .sweeper import Sweeper
 
 
@@ -130,6 +131,7 @@ class Sessions:
         self.reconciler = Reconciler(store, driver)
         self.deletions = Deletions(store, driver, client)
         self.callbacks = Callbacks(store, self._signals)
+        self.instances = Instances(store, secret, self.deliver_or_start)
 
     # --- write ----------------------------------------------------------------------------------------------
 

@@ -1,0 +1,146 @@
+"""The event logs of sessions and runs as sources of reads, in Flue's words."""
+
+from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, replace
+
+from api.responses import dumps
+from perdure.errors import NotFound
+from perdure.protocol import flue, names
+from perdure.protocol.events import Event, EventType
+from perdure.protocol.flue import Known
+from perdure.protocol.wire import JsonObject
+from perdure.store.base import Store, Watch
+
+from .errors import RunNotFound, StreamNotFound
+from .read import JSON, Head, Page
+
+#: The most events of a page.
+_PAGE = 100
+#: How many turns before it a turn may continue.
+_MOST_PARKED = 50
+
+
+@dataclass(frozen=True)
+class Log:
+    """Whose events are read: a session, or a run, whose events are kept in the same way."""
+
+    session_id: str
+    # As clients know it: `agents/concierge/42` or `runs/run_…`.
+    path: str
+    known: Known
+
+    @property
+    def is_run(self) -> bool:
+        return self.known.run_id is not None
+
+
+def log_of_agent(session_id: str, agent: str, instance: str) -> Log:
+    return Log(session_id, f"agents/{agent}/{instance}", Known(instance_id=instance))
+
+
+def log_of_run(run_id: str) -> Log:
+    return Log(run_id, f"runs/{run_id}", Known(run_id=run_id))
+
+
+class EventLog:
+    """A log of events. That of a run is closed when the run has ended; that of an agent never is."""
+
+    content_type = JSON
+    headers: Mapping[str, str] = {}
+
+    def __init__(self, store: Store, log: Log) -> None:
+        self._store = store
+        self._log = log
+        self._projection = Projection(store, log)
+
+    @property
+    def name(self) -> str:
+        return self._log.session_id
+
+    @property
+    def tag(self) -> str:
+        return f"{self._log.path}:{self._log.session_id}"
+
+    async def head(self) -> Head:
+        row = await self._store.session(self._log.session_id)
+        if row is None:
+            missing: type[NotFound] = RunNotFound if self._log.is_run else StreamNotFound
+            raise missing
+        return Head(row.events, closed=self._log.is_run and row.ended)
+
+    async def page(self, start: int, head: Head) -> Page:
+        limit = min(_PAGE, head.position - start)
+        events = await self._store.events(self._log.session_id, start, limit) if limit > 0 else ()
+        items = [dumps(shown) for event in events for shown in await self._projection.of(event)]
+        # An event that the row counts and the log has not is passed over: waiting for it would never end.
+        return Page(items, events[-1].index + 1 if events else head.position)
+
+    async def touch(self) -> None:
+        """Nothing to do: it does not expire."""
+
+    def watch(self) -> AbstractAsyncContextManager[Watch]:
+        return self._store.watch(self._log.session_id)
+
+
+class Projection:
+    """Events in Flue's words, in order, beginning anywhere. What an event does not say is looked up, once a turn."""
+
+    def __init__(self, store: Store, log: Log) -> None:
+        self._store = store
+        self._log = log
+        self._turn: int | None = None
+        self._known = log.known
+        self._model: str | None = None
+
+    async def of(self, event: Event) -> tuple[JsonObject, ...]:
+        known = self._log.known if event.turn is None else await self._known_of(event, event.turn)
+        if event.type in flue.ENDS and event.turn is not None:
+            known = replace(known, settles=await self._settled(event, event.turn))
+        return flue.project(event, known)
+
+    async def _known_of(self, event: Event, turn: int) -> Known:
+        if turn != self._turn:
+            started = await self._find(names.turn_key(turn, "started"))
+            submissions = () if started is None else started.delivery_ids
+            at = None if started is None else started.at
+            self._turn, self._known = turn, replace(self._log.known, submissions=submissions, started_at=at)
+        if event.type == EventType.STEP_STARTED:
+            self._known = replace(self._known, step_at=event.at)
+        if event.type in (EventType.STEP_COMPLETED, EventType.STEP_FAILED):
+            return await self._with_step(event, turn)
+        return self._known
+
+    async def _with_step(self, event: Event, turn: int) -> Known:
+        """What is shown of a call of the model at its end."""
+        if self._model is None:
+            begun = await self._find(names.session_key("started"))
+            runtime: JsonObject = {} if begun is None else (begun.data or {}).get("runtime", {})
+            self._model = runtime.get("modelId")
+        started = await self._find(names.step_key(turn, event.step or 0, "started"))
+        return replace(self._known, model=self._model, step_at=None if started is None else started.at)
+
+    async def _settled(self, end: Event, turn: int) -> tuple[str, ...]:
+        """The deliveries of the turn, and of those that had parked before it. A turn that parks settles nothing."""
+        if end.type == EventType.TURN_COMPLETED and await self._parked(end):
+            return ()
+        settled = list(self._known.submissions)
+        for earlier in range(turn - 1, max(-1, turn - 1 - _MOST_PARKED), -1):
+            ended = await self._find(names.turn_key(earlier, "completed"))
+            if ended is None or not await self._parked(ended):
+                break
+            started = await self._find(names.turn_key(earlier, "started"))
+            settled = [*(() if started is None else started.delivery_ids), *settled]
+        return tuple(settled)
+
+    async def _parked(self, end: Event) -> bool:
+        """Whether this end of a turn has left input requests open."""
+        key = names.step_key(end.turn or 0, end.step or 0, "inputs")
+        return await self._store.index_of(self._log.session_id, key) is not None
+
+    async def _find(self, key: str) -> Event | None:
+        index = await self._store.index_of(self._log.session_id, key)
+        if index is None:
+            return None
+        found = await self._store.events(self._log.session_id, index, 1)
+        return found[0] if found else None
