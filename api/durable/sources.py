@@ -1,12 +1,13 @@
 """The event logs of sessions and runs as sources of reads, in Flue's words."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
 
 from api.responses import dumps
 from perdure.errors import NotFound
 from perdure.protocol import flue, names
+from perdure.protocol.conversation import changes
 from perdure.protocol.events import Event, EventType
 from perdure.protocol.flue import Known
 from perdure.protocol.wire import JsonObject
@@ -29,14 +30,18 @@ class Log:
     # As clients know it: `agents/concierge/42` or `runs/run_…`.
     path: str
     known: Known
+    # What an event is shown as.
+    shown: Callable[[Event, Known], tuple[JsonObject, ...]] = flue.project
 
     @property
     def is_run(self) -> bool:
         return self.known.run_id is not None
 
 
-def log_of_agent(session_id: str, agent: str, instance: str) -> Log:
-    return Log(session_id, f"agents/{agent}/{instance}", Known(instance_id=instance))
+def log_of_agent(session_id: str, agent: str, instance: str, *, conversation: bool = False) -> Log:
+    """The events of an instance, or the changes of its conversation."""
+    path, known = f"agents/{agent}/{instance}", Known(instance_id=instance)
+    return Log(session_id, f"{path}?updates", known, changes) if conversation else Log(session_id, path, known)
 
 
 def log_of_run(run_id: str) -> Log:
@@ -96,8 +101,8 @@ class Projection:
     async def of(self, event: Event) -> tuple[JsonObject, ...]:
         known = self._log.known if event.turn is None else await self._known_of(event, event.turn)
         if event.type in flue.ENDS and event.turn is not None:
-            known = replace(known, settles=await self._settled(event, event.turn))
-        return flue.project(event, known)
+            known = replace(known, settles=await self._settled(event, event.turn), text=await self._text(event))
+        return self._log.shown(event, known)
 
     async def _known_of(self, event: Event, turn: int) -> Known:
         if turn != self._turn:
@@ -132,6 +137,10 @@ class Projection:
             started = await self._find(names.turn_key(earlier, "started"))
             settled = [*(() if started is None else started.delivery_ids), *settled]
         return tuple(settled)
+
+    async def _text(self, end: Event) -> str | None:
+        said = await self._find(names.step_key(end.turn or 0, end.step or 0, "message"))
+        return None if said is None else (said.data or {}).get("message")
 
     async def _parked(self, end: Event) -> bool:
         """Whether this end of a turn has left input requests open."""

@@ -124,7 +124,8 @@ class AgentRoutes:
         row = await self._instances.find(agent, instance, principal)
         if row is None:
             raise StreamNotFound
-        return await self._reader.respond(request, EventLog(self._store, log_of_agent(row.session_id, agent, instance)))
+        log = log_of_agent(row.session_id, agent, instance, conversation=_shows_changes(request))
+        return await self._reader.respond(request, EventLog(self._store, log))
 
     async def refuse(self, request: Request) -> Response:
         raise MethodNotAllowed(allow="GET, HEAD, POST")
@@ -226,6 +227,14 @@ def _waits(request: Request) -> bool:
     given = request.query_params.getlist("wait")
     if given not in ([], ["result"]):
         raise Invalid("Expected 'wait' to be result.")
+    return bool(given)
+
+
+def _shows_changes(request: Request) -> bool:
+    """Whether the changes of the conversation are asked for, and not its events."""
+    given = request.query_params.getlist("view")
+    if given not in ([], ["updates"]):
+        raise Invalid("Expected 'view' to be updates.")
     return bool(given)
 
 

@@ -44,6 +44,8 @@ class Known:
     # When the step of the event began.
     step_at: str | None = None
     model: str | None = None
+    # At the end of a turn: what the model has said last.
+    text: str | None = None
 
 
 Body: TypeAlias = JsonObject

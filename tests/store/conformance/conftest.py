@@ -15,8 +15,12 @@ from tests.support import given
 
 OpenStore: TypeAlias = Callable[[], Awaitable[Store]]
 
-#: What a principal has spent is of no session, and under a name that tells nothing of the principal.
-OF_NO_SESSION = ("perdure_schema", "deletions", "deleted_keys", "spending")
+#: What a principal has spent is of no session, and under a name that tells nothing of the principal. Nor are streams
+#: that callers write.
+OF_NO_SESSION = (
+    *("perdure_schema", "deletions", "deleted_keys", "spending"),
+    *("streams", "stream_items", "stream_producers"),
+)
 
 
 class Database:

@@ -1,0 +1,141 @@
+"""Our events as the changes of a conversation that Flue's newer clients apply: a pure function, as `flue`."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from . import names
+from .events import Event, EventType, Usage
+from .flue import Known, model_of, usage_of
+from .wire import JsonObject
+
+Change: TypeAlias = JsonObject
+
+
+def changes(event: Event, known: Known) -> tuple[JsonObject, ...]:
+    """What changes in the conversation with this event. A client drops what it has applied, by the position."""
+    shown = _CHANGES.get(event.type)
+    found = () if shown is None else shown(event, known)
+    return tuple(
+        {**each, "conversationId": known.instance_id, "position": {"batch": event.index, "index": index}}
+        for index, each in enumerate(found)
+    )
+
+
+def _data(event: Event) -> Mapping[str, Any]:
+    return event.data or {}
+
+
+def _message_id(event: Event) -> str:
+    """The message of the step: what one call of the model has said."""
+    return f"{names.turn_id(event.turn or 0)}/step_{event.step or 0}"
+
+
+def _submission(known: Known) -> JsonObject:
+    return {"submissionId": known.submissions[0]} if known.submissions else {}
+
+
+def _text(text: str) -> JsonObject:
+    return {"type": "text", "text": text, "state": "done"}
+
+
+def _received(event: Event, known: Known) -> tuple[Change, ...]:
+    named = {"submissionId": event.delivery_ids[0]} if event.delivery_ids else {}
+    message = {
+        "id": f"{names.turn_id(event.turn or 0)}/{event.index}",
+        "role": "user",
+        **named,
+        "parts": [_text(_data(event).get("message", ""))],
+        "metadata": {"timestamp": event.at},
+    }
+    return ({"type": "message-appended", "message": message},)
+
+
+def _started(event: Event, known: Known) -> tuple[Change, ...]:
+    return ({"type": "message-started", "messageId": _message_id(event), **_submission(known), "timestamp": event.at},)
+
+
+def _text_delta(event: Event, known: Known) -> tuple[Change, ...]:
+    return (_delta(event, "text", _data(event).get("messageDelta", "")),)
+
+
+def _reasoning_delta(event: Event, known: Known) -> tuple[Change, ...]:
+    return (_delta(event, "reasoning", _data(event).get("reasoningDelta", "")),)
+
+
+def _delta(event: Event, kind: str, text: str) -> Change:
+    return {"type": "message-delta", "messageId": _message_id(event), "kind": kind, "delta": text}
+
+
+def _said(event: Event, known: Known) -> tuple[Change, ...]:
+    if (event.attempt or 1) == 1:
+        return ()
+    # The deltas of earlier attempts are in the message too: the complete text takes the place of all of them.
+    parts = [_text(_data(event).get("message", ""))]
+    message = {"id": _message_id(event), "role": "assistant", **_submission(known), "parts": parts}
+    return ({"type": "message-appended", "message": message},)
+
+
+def _calls(event: Event, known: Known) -> tuple[Change, ...]:
+    return tuple(
+        {
+            "type": "tool-input",
+            "messageId": _message_id(event),
+            "toolCallId": each.get("callId"),
+            "toolName": each.get("toolName") or each.get("name"),
+            "input": each.get("input"),
+        }
+        for each in _data(event).get("actions", ())
+    )
+
+
+def _result(event: Event, known: Known) -> tuple[Change, ...]:
+    data = _data(event)
+    result: Mapping[str, Any] = data.get("result") or {}
+    if not result.get("isError"):
+        return ({"type": "tool-output", "toolCallId": result.get("callId"), "output": result.get("output")},)
+    error: Mapping[str, Any] = data.get("error") or {}
+    text = str(error.get("message") or result.get("output"))
+    return ({"type": "tool-output-error", "toolCallId": result.get("callId"), "errorText": text},)
+
+
+def _completed(event: Event, known: Known) -> tuple[Change, ...]:
+    usage = _data(event).get("usage")
+    used = {} if usage is None else {"usage": usage_of(Usage.model_validate(usage))}
+    return ({"type": "message-completed", "messageId": _message_id(event), **used},)
+
+
+def _settled(event: Event, known: Known) -> tuple[Change, ...]:
+    match event.type:
+        case EventType.TURN_COMPLETED:
+            model = {} if known.model is None else {"model": model_of(known.model)}
+            end: Change = {"outcome": "completed", "result": {"text": known.text or "", **model}}
+        case EventType.TURN_CANCELLED:
+            end = {"outcome": "aborted"}
+        case _:
+            end = {"outcome": "failed", "error": _error(event)}
+    return tuple({"type": "submission-settled", "submissionId": each, **end} for each in known.settles)
+
+
+def _refused(event: Event, known: Known) -> tuple[Change, ...]:
+    submission = _data(event).get("deliveryId")
+    return ({"type": "submission-settled", "submissionId": submission, "outcome": "failed", "error": _error(event)},)
+
+
+def _error(event: Event) -> JsonObject:
+    return {"name": _data(event).get("code", "Error"), "message": _data(event).get("message", "")}
+
+
+_CHANGES: Mapping[str, Callable[[Event, Known], tuple[Change, ...]]] = {
+    EventType.MESSAGE_RECEIVED: _received,
+    EventType.STEP_STARTED: _started,
+    EventType.MESSAGE_APPENDED: _text_delta,
+    EventType.REASONING_APPENDED: _reasoning_delta,
+    EventType.MESSAGE_COMPLETED: _said,
+    EventType.ACTIONS_REQUESTED: _calls,
+    EventType.ACTION_RESULT: _result,
+    EventType.STEP_COMPLETED: _completed,
+    EventType.TURN_COMPLETED: _settled,
+    EventType.TURN_FAILED: _settled,
+    EventType.TURN_CANCELLED: _settled,
+    EventType.DELIVERY_REFUSED: _refused,
+}
