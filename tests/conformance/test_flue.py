@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from perdure.store.base import read_all
 from tests.conformance.npm import node_with
 from tests.support.plugin import StackFactory
 from tests.support.stack import Stack
@@ -39,3 +40,22 @@ def test_the_client_of_flue_gets_through(node: str, stack: Stack, scenario: str)
     )
 
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+
+
+async def test_a_request_to_the_model_is_in_no_event(stack: Stack) -> None:
+    file = {"type": "file", "mediaType": "text/plain", "data": "c2VjcmV0IG9mIHRoZSBmaWxl"}
+    message = [{"type": "text", "text": "say Hello"}, file]
+    async with stack.talk() as talk:
+        await talk.create(message, clientContext="secret of the context")
+        await talk.until_boundary()
+    store = await stack.store()
+
+    try:
+        events = [event async for event in read_all(store, talk.session_id)]
+    finally:
+        await store.close()
+
+    stored = "".join(event.model_dump_json() for event in events)
+    assert "Hello" in stored
+    for hidden in ("Do as the script says", "secret of the context", "c2VjcmV0", "secret of the file"):
+        assert hidden not in stored
