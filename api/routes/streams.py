@@ -50,6 +50,8 @@ PREFIX = "/v1/stream/"
 
 #: The largest body of an append, in bytes: a page of items has at least one.
 MOST_APPENDED = 8_388_608
+#: The most items of an append: one transaction writes them, and nothing else is written meanwhile.
+MOST_ITEMS = 10_000
 
 _LONGEST_PATH = 1_000
 _LONGEST_TYPE = 255
@@ -274,6 +276,8 @@ class StreamRoutes:
 
         def parse(body: bytes) -> tuple[bytes, ...]:
             items = items_of(content_type, body)
+            if len(items) > MOST_ITEMS:
+                raise TooLarge(f"A body has at most {MOST_ITEMS} items.")
             if not items and body.strip() and not empty:
                 raise Invalid("Expected an array that is not empty.")
             return items
