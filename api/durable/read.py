@@ -174,20 +174,23 @@ class Reader:
     async def _head(self, source: Source) -> Response:
         head = await source.head()
         headers = {**source.headers, "etag": _etag(source, START, head.position, closed=head.closed)}
-        return _response(source, None, head.position, head, headers)
+        response = Response(status_code=200, headers=headers_of(source, head.position, head, headers))
+        # That of the body that GET would have is not known.
+        del response.headers["content-length"]
+        return response
 
     async def _catch_up(self, request: Request, source: Source, reading: Reading) -> Response:
         head = await source.head()
         await source.touch()
         start = reading.position(head)
         if reading.offset == "now":
-            return _response(source, (), start, head, source.headers)
+            return self._page(source, (), start, head, source.headers)
         page = await source.page(start, head)
         closed = head.closed and page.end == head.position
         etag = _etag(source, reading.asked, page.end, closed=closed)
         if _matches(request.headers.get("if-none-match"), etag):
             return Response(status_code=304, headers={**SECURITY, "etag": etag})
-        return _response(source, page.items, page.end, head, {**source.headers, "etag": etag})
+        return self._page(source, page.items, page.end, head, {**source.headers, "etag": etag})
 
     async def _long_poll(self, source: Source, reading: Reading) -> Response:
         until = monotonic() + self._timing.long_poll
@@ -201,14 +204,18 @@ class Reader:
                 moved = {"stream-cursor": cursor(reading.cursor)}
                 if page.items:
                     etag = _etag(source, reading.asked, position, closed=head.closed and position == head.position)
-                    return _response(source, page.items, position, head, {**source.headers, **moved, "etag": etag})
+                    return self._page(source, page.items, position, head, {**source.headers, **moved, "etag": etag})
                 if position < head.position:
                     # Events that are not shown in this form.
                     continue
                 if head.closed or monotonic() >= until or self.closing:
-                    return _response(source, None, position, head, moved, 204)
+                    return Response(status_code=204, headers=headers_of(source, position, head, moved, typed=False))
                 await self.change(watch, until - monotonic())
                 head = await source.head()
+
+    def _page(self, source: Source, items: Sequence[bytes], end: int, head: Head, more: Mapping[str, str]) -> Response:
+        headers = headers_of(source, end, head, more)
+        return PageResponse(self._broadcasts, source.name, headers, body_of(source.content_type, items))
 
     def _events(self, source: Source, reading: Reading, start: int) -> Response:
         headers = {
@@ -269,33 +276,31 @@ class Reader:
                 await asyncio.gather(changed, closing, return_exceptions=True)
 
 
-def _response(
-    source: Source,
-    items: Sequence[bytes] | None,
-    end: int,
-    head: Head,
-    more: Mapping[str, str],
-    status: int = 200,
-) -> Response:
-    headers = {
-        "stream-next-offset": write_offset(end),
-        "cache-control": "no-store",
-        **SECURITY,
-        **more,
-    }
+def headers_of(
+    source: Source, end: int, head: Head, more: Mapping[str, str], *, typed: bool = True
+) -> Mapping[str, str]:
+    """The headers of a response that ends at a position."""
+    headers = {"stream-next-offset": write_offset(end), "cache-control": "no-store", **SECURITY, **more}
+    if typed:
+        headers["content-type"] = source.content_type
     if end == head.position:
         headers["stream-up-to-date"] = "true"
         if head.closed:
             headers["stream-closed"] = "true"
-    if status == 204:
-        return Response(status_code=204, headers=headers)
-    body = b"" if items is None else body_of(source.content_type, items)
-    response = Response(body, status, headers)
-    # Not as `media_type`, to which a charset would be added.
-    response.headers["content-type"] = source.content_type
-    if items is None:
-        del response.headers["content-length"]
-    return response
+    return headers
+
+
+class PageResponse(LiveResponse):
+    """A page. Large ones are counted while they are sent, as all that waits for clients that do not read."""
+
+    def __init__(self, broadcasts: Broadcasts, name: str, headers: Mapping[str, str], page: bytes) -> None:
+        super().__init__(broadcasts, name, headers)
+        self.headers["content-length"] = str(len(page))
+        self._page = page
+
+    async def chunks(self) -> AsyncGenerator[bytes]:
+        if self._page:
+            yield self._page
 
 
 def body_of(content_type: str, items: Sequence[bytes]) -> bytes:

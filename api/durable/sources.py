@@ -1,8 +1,9 @@
 """The event logs of sessions and runs as sources of reads, in Flue's words."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeAlias
 
 from api.responses import dumps
 from perdure.errors import NotFound
@@ -22,6 +23,25 @@ _PAGE = 100
 _MOST_PARKED = 50
 
 
+class RunValues(Protocol):
+    """What the record of a run knows, and its events do not repeat."""
+
+    @property
+    def input(self) -> Any: ...
+
+    @property
+    def result(self) -> Any: ...
+
+    @property
+    def started_at(self) -> str: ...
+
+    @property
+    def duration_ms(self) -> int | None: ...
+
+
+RunLookup: TypeAlias = Callable[[str], Awaitable[RunValues | None]]
+
+
 @dataclass(frozen=True)
 class Log:
     """Whose events are read: a session, or a run, whose events are kept in the same way."""
@@ -32,6 +52,8 @@ class Log:
     known: Known
     # What an event is shown as.
     shown: Callable[[Event, Known], tuple[JsonObject, ...]] = flue.project
+    # Of a run: finds its record.
+    runs: RunLookup | None = None
 
     @property
     def is_run(self) -> bool:
@@ -44,8 +66,8 @@ def log_of_agent(session_id: str, agent: str, instance: str, *, conversation: bo
     return Log(session_id, f"{path}?updates", known, changes) if conversation else Log(session_id, path, known)
 
 
-def log_of_run(run_id: str) -> Log:
-    return Log(run_id, f"runs/{run_id}", Known(run_id=run_id))
+def log_of_run(run_id: str, runs: RunLookup) -> Log:
+    return Log(run_id, f"runs/{run_id}", Known(run_id=run_id), runs=runs)
 
 
 class EventLog:
@@ -102,7 +124,16 @@ class Projection:
         known = self._log.known if event.turn is None else await self._known_of(event, event.turn)
         if event.type in flue.ENDS and event.turn is not None:
             known = replace(known, settles=await self._settled(event, event.turn), text=await self._text(event))
+        if event.type in flue.RUN_ENDS and self._log.runs is not None:
+            known = replace(known, run=await self._run(self._log.runs))
         return self._log.shown(event, known)
+
+    async def _run(self, runs: RunLookup) -> JsonObject | None:
+        found = await runs(self._log.session_id)
+        if found is None:
+            return None
+        times = {"startedAt": found.started_at, "durationMs": found.duration_ms}
+        return {"input": found.input, "result": found.result, **times}
 
     async def _known_of(self, event: Event, turn: int) -> Known:
         if turn != self._turn:

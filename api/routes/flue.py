@@ -4,22 +4,22 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from api.auth import Gate
 from api.bodies import BodyReader, Fields
-from api.durable.errors import SECURITY, MethodNotAllowed, RunNotFound, StreamNotFound
+from api.durable.errors import SECURITY, MethodNotAllowed, StreamNotFound
 from api.durable.offsets import write_offset
 from api.durable.read import Reader
-from api.durable.sources import EventLog, Projection, log_of_agent, log_of_run
+from api.durable.sources import EventLog, Projection, RunLookup, log_of_agent, log_of_run
 from api.requests import RequestLimits, idempotency_key, known_id
 from api.responses import flags, reply
 from perdure.agents.registry import AgentRegistry
 from perdure.errors import Invalid, PerdureError, UnsupportedMedia
-from perdure.protocol.deliveries import DeliveryBody, FilePart, Message, Principal, TextPart
+from perdure.protocol.deliveries import DeliveryBody, FilePart, Message, TextPart
 from perdure.protocol.events import Event, EventType, Usage
 from perdure.protocol.flue import model_of, usage_of
 from perdure.protocol.wire import JsonObject
@@ -37,14 +37,6 @@ _MOST_IMAGES = 100
 _LARGEST_IMAGE = 14 * 1024**2
 _BASE64 = re.compile(r"[A-Za-z0-9+/]*={0,2}")
 _LONGEST_NAME = 255
-
-
-class RunLookup(Protocol):
-    """Finds runs for those who may read them."""
-
-    async def may_read(self, run_id: str, principal: Principal) -> bool:
-        """Whether there is such a run, of this caller, whose function is served here."""
-        ...
 
 
 class PromptFailed(PerdureError):
@@ -183,22 +175,19 @@ class _Following:
         return None
 
 
-class RunRoutes:
-    """The events of runs. Who starts and lists runs is elsewhere."""
+class RunReader:
+    """Serves the events of runs. Who may read a run is decided before."""
 
-    def __init__(self, gate: Gate, runs: RunLookup, store: Store, reader: Reader) -> None:
-        self._gate = gate
-        self._runs = runs
+    def __init__(self, store: Store, reader: Reader, runs: RunLookup) -> None:
+        """`runs` finds the record of a run."""
         self._store = store
         self._reader = reader
+        self._runs = runs
 
     async def read(self, request: Request) -> Response:
-        """The events of the run. What the caller may not read is not there."""
-        principal = await self._gate.admit(request)
-        run_id = known_id(request.path_params["run_id"], RunNotFound)
-        if not await self._runs.may_read(run_id, principal):
-            raise RunNotFound
-        return await self._reader.respond(request, EventLog(self._store, log_of_run(run_id)))
+        """The events of a run that exists and belongs to the caller."""
+        log = log_of_run(request.path_params["run_id"], self._runs)
+        return await self._reader.respond(request, EventLog(self._store, log))
 
 
 def parse_prompt(fields: Fields) -> Message:

@@ -46,6 +46,8 @@ class Known:
     model: str | None = None
     # At the end of a turn: what the model has said last.
     text: str | None = None
+    # At both ends of a run: `{input, result, startedAt, durationMs}`, which its events do not repeat.
+    run: JsonObject | None = None
 
 
 Body: TypeAlias = JsonObject
@@ -285,17 +287,21 @@ def _compaction_ended(event: Event, known: Known) -> tuple[Body, ...]:
 
 
 def _run_started(event: Event, known: Known) -> tuple[Body, ...]:
-    data = _data(event)
-    given = data.get("input")
-    started = {"workflowName": data.get("workflowName"), "startedAt": data.get("startedAt", event.at)}
+    run = known.run or {}
+    given = run.get("input")
+    started = {"workflowName": _data(event).get("workflowName"), "startedAt": run.get("startedAt") or event.at}
     return ({"type": "run_start", **started, "input": given, "payload": given},)
 
 
 def _run_step(event: Event, known: Known) -> tuple[Body, ...]:
     """A step of a run, at its end: both ends of an operation."""
     data, failed = _data(event), event.type == RUN_STEP_FAILED
-    operation: Body = {"operationId": data.get("name", event.key), "operationKind": "task"}
-    more = {name: data[name] for name in ("durationMs", "result", "error") if name in data}
+    # By its place: two steps may have one name.
+    operation: Body = {
+        "operationId": f"{data.get('position', event.index)}/{data.get('name')}",
+        "operationKind": "task",
+    }
+    more = {"error": data["error"]} if "error" in data else {}
     return {"type": "operation_start", **operation}, {"type": "operation", **operation, "isError": failed, **more}
 
 
@@ -313,14 +319,14 @@ def _run_waiting(event: Event, known: Known) -> tuple[Body, ...]:
 
 
 def _run_ended(event: Event, known: Known) -> tuple[Body, ...]:
-    data, failed = _data(event), event.type != RUN_COMPLETED
+    run, failed = known.run or {}, event.type != RUN_COMPLETED
     end: Body = {"type": "run_end", "isError": failed}
     if failed:
-        end["error"] = data.get("error") or {"name": "RunCancelled", "message": "The run was cancelled."}
+        end["error"] = _data(event).get("error") or {"name": "RunCancelled", "message": "The run was cancelled."}
     else:
-        end["result"] = data.get("result")
-    duration = {"durationMs": data["durationMs"]} if "durationMs" in data else _duration(known.started_at, event)
-    return ({**end, **duration},)
+        end["result"] = run.get("result")
+    duration = run.get("durationMs")
+    return ({**end, **({} if duration is None else {"durationMs": duration})},)
 
 
 _PROJECTIONS: Mapping[str, Callable[[Event, Known], tuple[Body, ...]]] = {
@@ -356,5 +362,7 @@ _PROJECTIONS: Mapping[str, Callable[[Event, Known], tuple[Body, ...]]] = {
     RUN_CANCELLED: _run_ended,
 }
 
+#: Of these, the record of the run knows more.
+RUN_ENDS = frozenset({RUN_STARTED, RUN_COMPLETED, RUN_FAILED, RUN_CANCELLED})
 #: These settle the deliveries of their turn.
 ENDS = frozenset({EventType.TURN_COMPLETED, EventType.TURN_FAILED, EventType.TURN_CANCELLED})

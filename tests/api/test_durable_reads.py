@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncGenerator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -138,17 +139,31 @@ def decoded(item: bytes) -> dict[str, Any]:
     return json.loads(item)
 
 
+@dataclass(frozen=True)
+class Recorded:
+    """The record of a run, as far as its events do not repeat it."""
+
+    input: Any
+    result: Any
+    started_at: str = "2026-01-01T00:00:00.000Z"
+    duration_ms: int | None = 5
+
+
+async def record(run_id: str) -> Recorded:
+    return Recorded({"a": 1}, 3)
+
+
 def run_event(kind: str, **data: object) -> NewEvent:
     return NewEvent(type=kind, key=names.session_key(kind), data=data)
 
 
 async def test_a_run_is_closed_when_it_has_ended(store: Store) -> None:
     await store.create_session(given.session("run_1"))
-    log = EventLog(store, log_of_run("run_1"))
-    await store.commit(Commit("run_1", events=[run_event("run.started", workflowName="nightly", input={"a": 1})]))
+    log = EventLog(store, log_of_run("run_1", record))
+    await store.commit(Commit("run_1", events=[run_event("run.started", workflowName="nightly")]))
     open_head = await log.head()
 
-    end = run_event("run.completed", result=3, durationMs=5)
+    end = run_event("run.completed")
     await store.commit(Commit("run_1", events=[end], change=SessionChange(status="completed"), close=True))
 
     assert not open_head.closed
@@ -158,13 +173,13 @@ async def test_a_run_is_closed_when_it_has_ended(store: Store) -> None:
 async def test_a_run_is_told_in_the_words_of_flue(store: Store) -> None:
     await store.create_session(given.session("run_1"))
     events = [
-        run_event("run.started", workflowName="nightly", input={"a": 1}),
-        run_event("run.step.completed", name="fetch", result=2, durationMs=7),
+        run_event("run.started", workflowName="nightly"),
+        run_event("run.step.completed", name="fetch", position=0),
         run_event("run.log", level="warning", message="careful", attributes={"n": 1}),
-        run_event("run.completed", result=3, durationMs=5),
+        run_event("run.completed"),
     ]
     await store.commit(Commit("run_1", events=events))
-    log = EventLog(store, log_of_run("run_1"))
+    log = EventLog(store, log_of_run("run_1", record))
 
     shown = [decoded(item) for item in (await log.page(0, await log.head())).items]
 
@@ -177,5 +192,6 @@ async def test_a_run_is_told_in_the_words_of_flue(store: Store) -> None:
     ]
     assert {each["runId"] for each in shown} == {"run_1"}
     assert (shown[0]["workflowName"], shown[0]["input"], shown[0]["payload"]) == ("nightly", {"a": 1}, {"a": 1})
+    assert shown[1]["operationId"] == "0/fetch"
     assert shown[3]["level"] == "warn"
     assert (shown[4]["result"], shown[4]["isError"], shown[4]["durationMs"]) == (3, False, 5)

@@ -23,12 +23,16 @@ SLOWED = 1.5
 
 def silent(api: Api | ApiProcess, session_id: str) -> socket.socket:
     """A client that asks for the stream and then never reads a byte."""
+    return silent_at(api, f"{URL}/{session_id}/stream")
+
+
+def silent_at(api: Api | ApiProcess, path: str) -> socket.socket:
     host, port = api.url.removeprefix("http://").split(":")
     sock = socket.socket()
     # So that little fits between us and it.
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
     sock.connect((host, int(port)))
-    sock.sendall(f"GET {URL}/{session_id}/stream HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n".encode())
+    sock.sendall(f"GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n".encode())
     return sock
 
 
@@ -63,6 +67,20 @@ async def test_a_reader_that_takes_nothing_for_long_is_cut_off(
 
             assert not (await drained(sock)).endswith(b"0\r\n\r\n")
     assert "took nothing for 0.3 s" in caplog.text
+    assert "without completing response" not in caplog.text
+
+
+@pytest.mark.parametrize("query", ["", "?offset=-1&live=long-poll", "?offset=-1&live=sse"])
+async def test_a_reader_of_a_durable_stream_that_takes_nothing_for_long_is_cut_off(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, query: str
+) -> None:
+    async with serving(tmp_path, streams="on", pace=Pace(stall=0.3)) as api:
+        path, kind = "/v1/stream/large", {"content-type": "text/plain"}
+        await api.http.put(path, content=b"x" * 4_000_000, headers=kind)
+        with silent_at(api, f"{path}{query}") as sock:
+            await until(lambda: "took nothing for 0.3 s" in caplog.text)
+
+            assert not (await drained(sock)).endswith(b"0\r\n\r\n")
     assert "without completing response" not in caplog.text
 
 
