@@ -59,13 +59,14 @@ class LiveResponse(Response):
             async with contextlib.aclosing(self.chunks()) as chunks:
                 async for chunk in chunks:
                     await self._send(send, chunk, outflow)
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
+            # It waits until the connection has room again after the last chunk, and may wait no longer than that.
+            await self._send(send, b"", outflow, more=False)
 
-    async def _send(self, send: Send, chunk: bytes, outflow: Outflow) -> None:
+    async def _send(self, send: Send, chunk: bytes, outflow: Outflow, *, more: bool = True) -> None:
         try:
             async with asyncio.timeout(self._broadcasts.pace.stall):
                 with self._broadcasts.unsent.sending(outflow, len(chunk)):
-                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                    await send({"type": "http.response.body", "body": chunk, "more_body": more})
         except TimeoutError:
             raise TimeoutError(f"the client took nothing for {self._broadcasts.pace.stall:g} s") from None
 
