@@ -32,8 +32,9 @@ from perdure.models.base import UNSENT, Prompt
 from perdure.models.sent import SentMessages
 from perdure.protocol import names
 from perdure.protocol.deliveries import FilePart, TextPart
+from perdure.store.base import RawRecord
 from perdure.store.engine.rows import encode
-from perdure.store.values import NewRecord, RawRecord
+from perdure.store.values import NewRecord
 
 from .journal import (
     DELIVERY,

@@ -9,7 +9,11 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+<<<<<<< ours
 from typing import TYPE_CHECKING, Protocol
+=======
+from typing import NamedTuple, Protocol
+>>>>>>> theirs
 
 from perdure.bounds import quoted
 from perdure.errors import SessionNotFound, Unavailable
@@ -43,7 +47,6 @@ from .values import (
     InputRow,
     NewDelivery,
     NewSession,
-    RawRecord,
     Record,
     SessionPage,
     SessionQuery,
@@ -62,6 +65,18 @@ class Watch(Protocol):
     async def changed(self, within: float | None = None) -> bool:
         """Wait for a change since the last call; False when there was none within `within` seconds."""
         ...
+
+
+class RawRecord(NamedTuple):
+    """A record whose body is still text."""
+
+    turn: int
+    step: int
+    key: str
+    format: str
+    text: str
+    attempt: int | None
+    at: str
 
 
 class Store(Protocol):

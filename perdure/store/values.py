@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
 from perdure.protocol.deliveries import Bounds, Capabilities, Mode, Principal
 from perdure.protocol.events import NewEvent, Usage
@@ -303,18 +303,6 @@ class Record(NewRecord):
     at: str = ""
     # The length of the body as it is stored.
     size: int = 0
-
-
-class RawRecord(NamedTuple):
-    """A record whose body is still text."""
-
-    turn: int
-    step: int
-    key: str
-    format: str
-    text: str
-    attempt: int | None
-    at: str
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from perdure.harness import turn_begin
 from perdure.harness.journal import REPLY
 from perdure.harness.turn_begin import History, HistoryCache
 from perdure.models.base import Reply, usage_of
-from perdure.store.base import Store
+from perdure.store.base import RawRecord, Store
 from perdure.store.lifecycle import Restoration
-from perdure.store.values import Commit, NewRecord, RawRecord, SessionRow
+from perdure.store.values import Commit, NewRecord, SessionRow
 from perdure.testing import ScriptedModel, call
 from tests.support.lab import SESSION, Lab, lab
 

@@ -9,8 +9,8 @@ import pytest
 from perdure.errors import ModelFailed, Superseded
 from perdure.models.base import Delta, Prompt, Reply, TextDelta
 from perdure.protocol.requests import Coordinates, Finished, ModelCall
-from perdure.store.base import Store
-from perdure.store.values import Attempt, RawRecord
+from perdure.store.base import RawRecord, Store
+from perdure.store.values import Attempt
 from perdure.testing import ScriptedModel
 from tests.support.lab import SESSION, TEXT_TURN, lab
 

@@ -19,6 +19,7 @@ from perdure.protocol.wire import JsonObject
 from perdure.session.inputs import ANSWER, REQUEST
 from perdure.session.state import Chain
 from perdure.store.accounts import Below
+from perdure.store.base import RawRecord
 from perdure.store.lifecycle import DeadLetter
 from perdure.store.values import (
     DeliveryRow,
@@ -26,7 +27,6 @@ from perdure.store.values import (
     NewDelivery,
     NewRecord,
     NewSession,
-    RawRecord,
     Record,
     SessionRow,
     SessionStatus,

@@ -10,7 +10,7 @@ from perdure.protocol import names
 from perdure.protocol.events import Event, NewEvent
 from perdure.protocol.requests import Attention
 from perdure.protocol.wire import JsonObject
-from perdure.store.base import Watch
+from perdure.store.base import RawRecord, Watch
 from perdure.store.lifecycle import (
     CallbackStatus,
     DeadLetter,
@@ -40,7 +40,6 @@ from perdure.store.values import (
     InputRow,
     NewDelivery,
     NewSession,
-    RawRecord,
     Record,
     SessionPage,
     SessionQuery,
