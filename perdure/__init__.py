@@ -14,15 +14,18 @@ if TYPE_CHECKING:
         Price,
         RemoteAgent,
         Responders,
+        Run,
+        RunContext,
         SessionView,
         State,
         Tool,
         ToolContext,
         load_agents,
         responders,
+        run,
         tool,
     )
-    from perdure.errors import InvalidDeclaration, PerdureError
+    from perdure.errors import InvalidDeclaration, PerdureError, RunStepFailed, StepOutcomeUnknown
     from perdure.protocol.deliveries import Capabilities, FilePart, Principal, Receipt, TextPart
     from perdure.protocol.events import Event
     from perdure.runtime.open import connect
@@ -46,16 +49,21 @@ __all__ = [
     "Receipt",
     "RemoteAgent",
     "Responders",
+    "Run",
+    "RunContext",
+    "RunStepFailed",
     "SessionQuery",
     "SessionView",
     "Sessions",
     "State",
+    "StepOutcomeUnknown",
     "TextPart",
     "Tool",
     "ToolContext",
     "connect",
     "load_agents",
     "responders",
+    "run",
     "tool",
 ]
 
@@ -68,8 +76,10 @@ _HOME = {
     "PerdureError": "perdure.errors",
     "Principal": "perdure.protocol.deliveries",
     "Receipt": "perdure.protocol.deliveries",
+    "RunStepFailed": "perdure.errors",
     "SessionQuery": "perdure.store.values",
     "Sessions": "perdure.runtime.sessions",
+    "StepOutcomeUnknown": "perdure.errors",
     "TextPart": "perdure.protocol.deliveries",
     "connect": "perdure.runtime.open",
 }

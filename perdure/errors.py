@@ -9,6 +9,8 @@ PerdureError
 ├── NotFound                404
 │   ├── SessionNotFound
 │   ├── AgentNotFound
+│   ├── RunNotFound
+│   ├── RunUnknown               no run of this name is served
 │   ├── CallbackNotPending       no call waits for a callback with this token
 │   └── InputNotFound
 ├── SessionDeleted          410  the key of the request belongs to a session that was deleted
@@ -33,6 +35,9 @@ PerdureError
 ├── DeadlineExceeded             a turn had not ended by its deadline
 ├── KillsWorkers                 too many workers have died in one step
 ├── ModelFailed                  the provider refused or failed
+├── RunStepFailed                a step of a run has failed
+│   └── StepOutcomeUnknown       it was interrupted, and may have had its effect
+├── RunCancelled                 the run was cancelled
 ├── ToolFailed                   a tool raised, and its declaration allows a retry
 ├── InvalidDeclaration           an agent or a tool is not declared in a way that can work
 ├── Misconfigured                a setting cannot work, or needs something that is not installed
@@ -41,6 +46,9 @@ PerdureError
 └── NeedsAttention               this worker cannot continue the session; another worker or an operator may
     ├── SessionGone
     ├── AgentGone
+    ├── RunGone                  the run is not served by this worker
+    ├── RunDiverged              its code makes other steps than it has recorded
+    ├── RunKillsWorkers          too many workers have died in it
     ├── UnreadableState
     ├── StoreBehind              the store is older than the session
     ├── BuildGone                no worker of the session's build runs
@@ -127,6 +135,18 @@ class AgentNotFound(NotFound):
     """No agent of this name is served here."""
 
     code = "agent_not_found"
+
+
+class RunNotFound(NotFound):
+    """There is no such run."""
+
+    code = "run_not_found"
+
+
+class RunUnknown(NotFound):
+    """No run of this name is served here."""
+
+    code = "workflow_not_found"
 
 
 class CallbackNotPending(NotFound):
@@ -322,6 +342,33 @@ class ToolFailed(PerdureError):
     retryable = True
 
 
+class RunStepFailed(PerdureError):
+    """A step of the run has failed."""
+
+    code = "RUN_STEP_FAILED"
+
+    def __init__(self, step: str, error: str, message: str) -> None:
+        """`error`: the type of what was raised, and `message` its text."""
+        super().__init__(message)
+        self.step = step
+        self.error = error
+
+
+class StepOutcomeUnknown(RunStepFailed):
+    """The step was interrupted. It may have had its effect, and is not done again."""
+
+    code = "STEP_OUTCOME_UNKNOWN"
+
+    def __init__(self, step: str) -> None:
+        super().__init__(step, "StepOutcomeUnknown", f"The step {step!r} was interrupted; it is not done again.")
+
+
+class RunCancelled(PerdureError):
+    """The run was cancelled."""
+
+    code = "RUN_CANCELLED"
+
+
 class InvalidDeclaration(PerdureError):
     """An agent or a tool is not declared in a way that can work."""
 
@@ -365,6 +412,24 @@ class AgentGone(NeedsAttention):
     """The agent of this session is not served here."""
 
     code = "AGENT_GONE"
+
+
+class RunGone(NeedsAttention):
+    """This run is not served here."""
+
+    code = "RUN_GONE"
+
+
+class RunDiverged(NeedsAttention):
+    """The code of the run makes other steps than it has recorded."""
+
+    code = "RUN_DIVERGED"
+
+
+class RunKillsWorkers(NeedsAttention):
+    """The workers of too many attempts at the run have died."""
+
+    code = "RUN_KILLS_WORKERS"
 
 
 class WrongPool(NeedsAttention):

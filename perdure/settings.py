@@ -72,6 +72,8 @@ class Settings(BaseSettings):
 
     # The agents: `module:attribute[,module:attribute…]`; the first is the default agent.
     agents: str = "perdure.agents.demo:agent"
+    # The runs: `module:attribute[,module:attribute…]`. Those in the lists of `agents` are found, too.
+    runs: str = ""
     # The model of agents that name none.
     model: str | None = None
 

@@ -12,6 +12,7 @@ from perdure.bounds import quoted
 from perdure.errors import AgentNotFound, InvalidDeclaration
 
 from .agent import Agent, Turns
+from .run import Run, RunRegistry
 from .tool import Tool
 
 
@@ -79,16 +80,13 @@ def pools_of(agents: Iterable[Agent]) -> Sequence[str]:
 
 
 def load_agents(spec: str, model: str | None = None, turns: Turns | None = None) -> AgentRegistry:
-    """Load `module:attribute[,module:attribute…]`; an attribute is an agent or a list of agents.
+    """Load `module:attribute[,module:attribute…]`; an attribute is an agent or a list of agents, maybe with runs.
 
     `model` and `turns` are the defaults of agents that name none.
     """
-    # Console scripts do not put the current folder on the path, `python -m` does. Authors expect both to work.
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.insert(0, os.getcwd())
     agents: list[Agent] = []
-    for reference in filter(None, (part.strip() for part in spec.split(","))):
-        agents.extend(_load(reference))
+    for reference in _references(spec):
+        agents.extend(_agents(reference, _load(reference, "an agent", Agent)))
     completed: dict[int, Agent] = {}
 
     def complete(agent: Agent) -> Agent:
@@ -103,12 +101,37 @@ def load_agents(spec: str, model: str | None = None, turns: Turns | None = None)
     return AgentRegistry([complete(agent) for agent in agents])
 
 
-def _load(reference: str) -> list[Agent]:
+def load_runs(spec: str, agents: str = "") -> RunRegistry:
+    """Load `module:attribute[,module:attribute…]`; an attribute is a run or a list of runs.
+
+    `agents`: where agents are loaded from; runs in their lists are found, too.
+    """
+    runs: list[Run] = []
+    for reference in _references(spec):
+        found = _load(reference, "a run", Run)
+        runs += [each for each in found if isinstance(each, Run)]
+        if not found or not all(isinstance(each, Run) for each in found):
+            raise InvalidDeclaration(f"{reference!r} is not a Run or a list of Runs.")
+    for reference in _references(agents):
+        runs += [each for each in _load(reference, "an agent", Agent) if isinstance(each, Run)]
+    # A run may be named in both places.
+    return RunRegistry(list({id(each): each for each in runs}.values()))
+
+
+def _references(spec: str) -> Iterable[str]:
+    # Console scripts do not put the current folder on the path, `python -m` does. Authors expect both to work.
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    return filter(None, (part.strip() for part in spec.split(",")))
+
+
+def _load(reference: str, what: str, kind: type[object]) -> Sequence[object]:
+    """What the reference names: the parts of a list, or one object."""
     module_name, colon, attribute = reference.partition(":")
     if not (module_name and colon and attribute):
-        example = f"{module_name.removesuffix('.py') or 'package.module'}:{attribute or 'agent'}"
+        example = f"{module_name.removesuffix('.py') or 'package.module'}:{attribute or what.rpartition(' ')[2]}"
         raise InvalidDeclaration(
-            f"{reference!r} does not name an agent; write `module:attribute`, `{example}` for one."
+            f"{reference!r} does not name {what}; write `module:attribute`, `{example}` for one."
         )
     if module_name.endswith(".py") or "/" in module_name:
         path = module_name.removesuffix(".py").removeprefix("./").replace("/", ".")
@@ -126,20 +149,26 @@ def _load(reference: str) -> list[Agent]:
     if not hasattr(module, attribute):
         raise InvalidDeclaration(
             f"The module {module_name!r} has no {attribute!r} (from {reference!r}); "
-            f"it has {', '.join(_agents_in(module)) or 'no agent at all'}."
+            f"it has {_named(module, what, kind)}."
         )
     found: object = getattr(module, attribute)
-    listed = cast("Sequence[object]", found) if isinstance(found, list | tuple) else (found,)
+    return cast("Sequence[object]", found) if isinstance(found, list | tuple) else (found,)
+
+
+def _agents(reference: str, listed: Sequence[object]) -> list[Agent]:
     agents = [each for each in listed if isinstance(each, Agent)]
-    if not agents or len(agents) != len(listed):
+    if not agents or not all(isinstance(each, Agent | Run) for each in listed):
+        module_name, _, attribute = reference.partition(":")
+        module = sys.modules[module_name]
         kind = f"of type {type(getattr(module, attribute)).__name__}" if listed else "an empty list"
         raise InvalidDeclaration(
             f"{reference!r} is not an Agent or a list of Agents, but {kind}; "
-            f"the module has {', '.join(_agents_in(module)) or 'no agent at all'}."
+            f"the module has {_named(module, 'an agent', Agent)}."
         )
     return agents
 
 
-def _agents_in(module: ModuleType) -> Sequence[str]:
-    """The names of the module's agents, as used in a reference."""
-    return [repr(name) for name, value in vars(module).items() if isinstance(value, Agent) and not name.startswith("_")]
+def _named(module: ModuleType, what: str, kind: type[object]) -> str:
+    """The names of the module's agents or runs, as used in a reference."""
+    names = [repr(name) for name, value in vars(module).items() if isinstance(value, kind) and not name.startswith("_")]
+    return ", ".join(names) or f"no {what.rpartition(' ')[2]} at all"

@@ -54,6 +54,15 @@ class EventType:
     SESSION_FORKED = "session.forked"
     SESSION_IMPORTED = "session.imported"
     SESSION_RESET = "session.reset"
+    # Of runs.
+    RUN_STARTED = "run.started"
+    RUN_STEP_COMPLETED = "run.step.completed"
+    RUN_STEP_FAILED = "run.step.failed"
+    RUN_LOG = "run.log"
+    RUN_WAITING = "run.waiting"
+    RUN_COMPLETED = "run.completed"
+    RUN_FAILED = "run.failed"
+    RUN_CANCELLED = "run.cancelled"
 
 
 #: The type of what stands for an event that retention has deleted. It is never stored.
@@ -68,8 +77,11 @@ DELTAS = {
 #: After one of these the session accepts the next delivery, or has ended.
 BOUNDARIES = frozenset({EventType.SESSION_WAITING, EventType.SESSION_COMPLETED, EventType.SESSION_FAILED})
 
-#: One of these is the last event of a session's stream.
-TERMINAL = frozenset({EventType.SESSION_COMPLETED, EventType.SESSION_FAILED})
+#: One of these is the last event of a run's stream.
+RUN_ENDS = frozenset({EventType.RUN_COMPLETED, EventType.RUN_FAILED, EventType.RUN_CANCELLED})
+
+#: One of these is the last event of a stream.
+TERMINAL = frozenset({EventType.SESSION_COMPLETED, EventType.SESSION_FAILED}) | RUN_ENDS
 
 
 #: How the stored data of older versions is lifted, by the type of the event: the first function lifts version 1 to 2.

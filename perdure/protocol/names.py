@@ -5,6 +5,7 @@ import re
 from typing import Literal
 
 SESSION_WORKFLOW = "Session"
+RUN_WORKFLOW = "Run"
 TURN_WORKFLOW = "Turn"
 
 CALL_MODEL = "call_model"
@@ -28,6 +29,7 @@ COLLECT_CHILDREN = "collect_children"
 SHOW_INPUTS = "show_inputs"
 LOOK_AT_CHILDREN = "look_at_children"
 CALL_BACK = "call_back"
+RUN_BODY = "run_body"
 
 DELIVER = "deliver"
 CANCEL = "cancel"
@@ -43,6 +45,9 @@ SESSIONS_QUEUE = "sessions"
 TURNS_QUEUE = "turns"
 MODELS_QUEUE = "models"
 TOOLS_QUEUE = "tools"
+#: Of the workflows of runs, and of their functions.
+RUNS_QUEUE = "runs"
+BODIES_QUEUE = "bodies"
 
 
 def queue(prefix: str, kind: str) -> str:
@@ -152,6 +157,8 @@ def delivery_of_call(session_id: str, action: str) -> str:
 
 # Scopes of the fence: each has one newest attempt.
 MODEL_SCOPE = "model"
+#: Of the whole function of a run: one attempt at a time writes for it.
+BODY_SCOPE = "body"
 
 
 def call_scope(call_id: str) -> str:

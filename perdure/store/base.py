@@ -33,6 +33,7 @@ from .lifecycle import (
     NewRemoteCall,
     RemoteCall,
 )
+from .runs import RunPage, RunQuery, RunRecord
 from .values import (
     Accepted,
     Answered,
@@ -179,11 +180,19 @@ class Store(Protocol):
 
     async def session(self, session_id: str) -> SessionRow | None: ...
 
-    async def sessions(self, query: SessionQuery) -> SessionPage: ...
+    async def sessions(self, query: SessionQuery) -> SessionPage:
+        """One page of sessions; runs are not among them."""
+        ...
 
     async def family(self, root_id: str, cursor: str | None = None, limit: int = 200) -> SessionPage:
         """One page of the descendants of a root, without itself, oldest first."""
         ...
+
+    async def run(self, run_id: str) -> RunRecord | None:
+        """The record of a run. It is written with its session, and ends in the commit that closes that."""
+        ...
+
+    async def runs(self, query: RunQuery) -> RunPage: ...
 
     async def open_sessions(self, after: str, limit: int) -> Sequence[str]:
         """The ids of sessions that have not ended, in order, starting after `after`."""

@@ -10,6 +10,7 @@ from perdure.protocol.events import NewEvent, Usage
 from perdure.protocol.inputs import InputAnswer, InputKind, InputRequest, InputStatus
 from perdure.protocol.wire import JsonObject
 from perdure.store.accounts import Below, Reservation, Spending
+from perdure.store.runs import NewRun, RunChange
 
 SessionStatus: TypeAlias = Literal["starting", "running", "waiting", "completed", "failed"]
 
@@ -49,6 +50,8 @@ class NewSession(_Member):
     bounds: Bounds | None = None
     # Where it reports its end: `{callId, subagentName, token, url}`. A secret.
     callback: JsonObject | None = field(default=None, repr=False)
+    # It is a run.
+    run: NewRun | None = None
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,8 @@ class SessionRow(_Member):
     # Turns that prompts leave out: the first of each range, and the first after it.
     left_out: Sequence[tuple[int, int]] = ()
     records_expired: bool = False
+    # The name of the run, if it is one.
+    run: str | None = None
 
     @property
     def shown_status(self) -> ShownStatus:
@@ -371,7 +376,7 @@ class Commit:
        are still open as `expired`, and those of `withdraws` as `withdrawn`. The events in `resolved` of the requests
        that this commit closed are appended after `events`, but before an event that ends the session. `close` refuses
        the deliveries that no turn has read; the events of the refusals come before the last event, too.
-    11. `spends`: add this to the account. `change`: apply it to the row, and add its usage and cost to the `below` of
+    11. `run`: change the record of the run; `close` ends it. `spends`: add this to the account. `change`: apply it to the row, and add its usage and cost to the `below` of
        every session above it. A commit that ends a turn settles a cancel request for that turn; `close` settles
        one for any turn; `settles_cancel` settles one without ending a turn, if no turn is expected. A commit that
        raises a fence, ends a turn, closes the session or `recovers` shows progress, so it clears the session's
@@ -402,6 +407,7 @@ class Commit:
     change: SessionChange | None = None
     reserve: Reservation | None = None
     spends: Spending | None = None
+    run: RunChange | None = None
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from perdure.store.values import (
     SlotConflict,
 )
 
-from . import rows
+from . import rows, runs
 from .database import Transaction, Value, Written
 from .deliveries import expects_turn, has_unread, refuse_unread, report_end, report_inputs
 from .forks import write_slot
@@ -72,6 +72,10 @@ async def apply(tx: Transaction, commit: Commit, now: str) -> Written[Committed]
     settles = commit.close or (commit.settles_cancel and not await expects_turn(tx, commit.session_id))
     row = _updated(replace(session.row, events=log_head, updated_at=now), commit, settles)
     closed_at = session.closed_at or (now if commit.close else None)
+    if row.run is not None and commit.close:
+        await runs.end_run(tx, row, commit.run, now)
+    elif commit.run is not None:
+        await runs.change_run(tx, commit.session_id, commit.run)
     await tx.run("update_session", **rows.read_model(row), closed_at=closed_at)
     return Written(Committed(row, superseded=superseded), log_head if log_head > session.row.events else None)
 
@@ -170,7 +174,9 @@ def _split_terminal(commit: Commit, superseded: bool) -> tuple[Sequence[NewEvent
 
 def _shows_progress(commit: Commit) -> bool:
     """Whether the commit shows that a worker makes progress with the session."""
-    raises = commit.fence is not None and commit.fence.hold is Hold.RAISE
+    fence = commit.fence
+    # To enter the body of a run shows nothing: it may be about to stop where it did before.
+    raises = fence is not None and fence.hold is Hold.RAISE and fence.scope != names.BODY_SCOPE
     return raises or commit.recovers or _ends_turn(commit)
 
 

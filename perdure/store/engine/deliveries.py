@@ -39,7 +39,7 @@ from perdure.store.values import (
     Vote,
 )
 
-from . import rows
+from . import rows, runs
 from .database import Row, Transaction, Written
 from .rows import LockedSession, after, encode
 
@@ -57,6 +57,8 @@ async def create_session(
         raise Conflict("A session with this id exists already.", session_id=session.session_id)
     if await tx.row("insert_route", token_hash=session.token_hash, session_id=session.session_id) is None:
         raise TokenConflict
+    if session.run is not None:
+        await runs.create_run(tx, session, session.run, now)
     if session.callback is not None:
         await tx.run("insert_callback", session_id=session.session_id, callback=encode(session.callback))
     return accepted

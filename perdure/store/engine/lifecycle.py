@@ -162,6 +162,7 @@ async def purge(tx: Transaction, session_id: str, limit: int, now: str) -> bool:
             await tx.run("delete_routes", session_id=session_id)
             await tx.run("delete_fences", session_id=session_id)
             await tx.run("delete_session", session_id=session_id)
+            await tx.run("delete_run", session_id=session_id)
             counts["sessions"] = 1
     await tx.run("count_deleted", session_id=session_id, counts=encode(counts))
     return done
@@ -303,6 +304,7 @@ async def _expire_records(tx: Transaction, session_id: str, oldest: str) -> bool
         left -= len(await tx.rows(query, session_id=session_id, limit=left))
         if left <= 0:
             return True
+    await tx.run("expire_run", session_id=session_id)
     await tx.run("set_expired_records", session_id=session_id, state=_GONE)
     return False
 

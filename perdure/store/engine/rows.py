@@ -79,6 +79,7 @@ def session(row: Row) -> SessionRow:
         fork_place=decode_some(row["fork_place"]),
         left_out=[(first, until) for first, until in decode_some(row["left_out"]) or ()],
         records_expired=bool(row["expired_records"]),
+        run=row["run"],
     )
 
 
@@ -102,6 +103,7 @@ def new_session(session: NewSession, now: str) -> dict[str, Value]:
         "root_id": session.root_id,
         "title": printable(session.title),
         "bounds": bounds_text(session.bounds),
+        "run": None if session.run is None else session.run.name,
         "now": now,
     }
 

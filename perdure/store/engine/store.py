@@ -26,6 +26,7 @@ from perdure.store.lifecycle import (
     RemoteCall,
     Restoration,
 )
+from perdure.store.runs import RunPage, RunQuery, RunRecord
 from perdure.store.values import (
     Accepted,
     Answered,
@@ -49,7 +50,7 @@ from perdure.store.values import (
 )
 from perdure.store.watchers import Feed, Watchers
 
-from . import deliveries, forks, lifecycle, remote, rows, schema
+from . import deliveries, forks, lifecycle, remote, rows, runs, schema
 from .commit import apply, record_at
 from .database import Database, Row, T, Transaction, Value, Work, Written
 from .rows import before, encode, stamp_after, utc_now
@@ -164,6 +165,14 @@ class SqlStore:
         after = rows.OLDEST if cursor is None else rows.read_cursor(cursor)
         found, following = await self._page("family", {"root": root_id}, ("created_at", "session_id"), after, limit)
         return SessionPage([rows.session(row) for row in found], following)
+
+    async def run(self, run_id: str) -> RunRecord | None:
+        found = await self._row("run", session_id=run_id)
+        return None if found is None else runs.record(found)
+
+    async def runs(self, query: RunQuery) -> RunPage:
+        name, values = runs.query_of(query)
+        return runs.page_of([*await self._rows(name, **values)], query.limit)
 
     async def route(self, token_hash: str) -> str | None:
         found = await self._row("route", token_hash=token_hash)

@@ -1,0 +1,1 @@
+DELETE FROM runs WHERE session_id = :session_id

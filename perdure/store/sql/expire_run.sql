@@ -1,0 +1,4 @@
+UPDATE runs
+SET input = NULL,
+    result = NULL
+WHERE session_id = :session_id
