@@ -26,9 +26,11 @@ from temporalio.worker.workflow_sandbox import SandboxedWorkflowRunner, SandboxR
 
 from activities.children import ChildActivities
 from activities.model import ModelActivities
+from activities.runs import RunActivities
 from activities.tools import ToolActivities
 from activities.turns import TurnActivities
-from perdure.agents.registry import AgentRegistry, load_agents, pools_of
+from perdure.agents.registry import AgentRegistry, load_agents, load_runs, pools_of
+from perdure.agents.run import RunRegistry
 from perdure.errors import Misconfigured, PerdureError
 from perdure.harness.harness import Harness
 from perdure.harness.tools.prices import check_prices
@@ -43,6 +45,7 @@ from perdure.store.base import Store
 from perdure.store.open import checked_store
 from perdure.telemetry import setup
 from workflows import family, outcomes, policies, versions
+from workflows.run import RunWorkflow
 from workflows.session import SessionWorkflow
 from workflows.turn import TurnWorkflow
 
@@ -84,12 +87,19 @@ POLLERS = PollerBehaviorAutoscaling(minimum=1, initial=2, maximum=20)
 GRACE = timedelta(seconds=10)
 
 
-def workers(client: Client, store: Store, agents: AgentRegistry, models: Models, settings: Settings) -> list[Worker]:
+def workers(
+    client: Client,
+    store: Store,
+    agents: AgentRegistry,
+    models: Models,
+    settings: Settings,
+    runs: RunRegistry | None = None,
+) -> list[Worker]:
     """One worker for each kind of work: drivers, turns, model calls, tool calls.
 
     Each has slots of its own: tools that take long keep neither decisions nor model calls waiting.
     """
-    harness = Harness(store, agents, models, settings, secret=callback_secret(settings))
+    harness = Harness(store, agents, models, settings, secret=callback_secret(settings), runs=runs)
     turns, model, tools = TurnActivities(harness), ModelActivities(harness), ToolActivities(harness)
     if settings.only_pools:
         return [pool_worker(client, settings, harness, pool) for pool in settings.only_pools]
@@ -114,7 +124,9 @@ def workers(client: Client, store: Store, agents: AgentRegistry, models: Models,
         activity_worker(client, settings, names.TOOLS_QUEUE, [tools.call_tool, tools.run_program]),
         # The steps, too: drivers with versions, and older builds, ask for them here.
         activity_worker(client, settings, names.MODELS_QUEUE, [*steps, *waits, *ends, *family, turns.rebuild_session]),
+        activity_worker(client, settings, names.BODIES_QUEUE, [RunActivities(harness, signals).run_body]),
         workflow_worker(client, settings, names.TURNS_QUEUE, [TurnWorkflow], steps, harness.warm),
+        workflow_worker(client, settings, names.RUNS_QUEUE, [RunWorkflow], ()),
         workflow_worker(client, settings, names.SESSIONS_QUEUE, [SessionWorkflow], steps, harness.warm),
     ]
 
@@ -213,7 +225,7 @@ def _build(settings: Settings, kind: str) -> _Build:
     if settings.deployment is None or settings.build_id is None:
         # Without a name the SDK makes one from the code of all modules, for a seventh of a second.
         return {"build_id": settings.build_id or "unversioned"}
-    unit = names.SESSIONS_QUEUE if kind == names.SESSIONS_QUEUE else names.TURNS_QUEUE
+    unit = names.SESSIONS_QUEUE if kind in (names.SESSIONS_QUEUE, names.RUNS_QUEUE) else names.TURNS_QUEUE
     version = WorkerDeploymentVersion(f"{settings.deployment}-{unit}", settings.build_id)
     config = WorkerDeploymentConfig(
         version=version, use_worker_versioning=True, default_versioning_behavior=VersioningBehavior.PINNED
@@ -239,6 +251,7 @@ async def serving(settings: Settings) -> AsyncGenerator[None]:
     async with contextlib.AsyncExitStack() as stack:
         # Before anything is opened: a wrong declaration must fail the start, not the first message.
         agents = load_agents(settings.agents, settings.model, settings.turns)
+        runs = load_runs(settings.runs, settings.agents)
         models = Models(silence=settings.model_silence)
         if not settings.only_pools:
             # Workers of a pool call no models, and may have no key for them.
@@ -251,7 +264,7 @@ async def serving(settings: Settings) -> AsyncGenerator[None]:
         telemetry = setup.set_up("perdure-worker")
         stack.callback(telemetry.close)
         client = await temporal_client(settings, plugins=telemetry.plugins)
-        await stack.enter_async_context(running(workers(client, store, agents, models, settings)))
+        await stack.enter_async_context(running(workers(client, store, agents, models, settings, runs)))
         from perdure.runtime.deploys import builds
 
         if settings.deployment is None:

@@ -12,7 +12,7 @@ from typing import Any, cast
 import uvicorn
 from starlette.types import ASGIApp
 
-from perdure.agents.registry import load_agents
+from perdure.agents.registry import load_agents, load_runs
 from perdure.errors import Misconfigured
 from perdure.runtime.open import open_sessions
 from perdure.runtime.streams.written import StreamSweeper
@@ -113,10 +113,11 @@ async def serve(settings: Settings, stop: asyncio.Event, ready: asyncio.Event | 
         keep = Keep(*settings.keep_seconds)
         sock = stack.enter_context(listen(settings.host, settings.port))
         agents = load_agents(settings.agents, settings.model, settings.turns)
+        runs = load_runs(settings.runs, settings.agents)
         store = await stack.enter_async_context(checked_store(settings.database))
         tracing = setup.set_up("perdure-api")
         stack.callback(tracing.close)
-        sessions = await open_sessions(settings, store, agents=agents, plugins=tracing.plugins)
+        sessions = await open_sessions(settings, store, agents=agents, runs=runs, plugins=tracing.plugins)
         await stack.enter_async_context(sessions.sweeper.running())
         await stack.enter_async_context(sessions.reconciler.running())
         await stack.enter_async_context(sessions.deletions.running())

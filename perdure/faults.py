@@ -29,6 +29,13 @@ KillPoint: TypeAlias = Literal[
     "program_before_stage",
     "program_before_settle",
     "program_after_settle",
+    "run_before_intent",
+    "run_after_intent",
+    "run_after_effect",
+    "run_before_settle",
+    "run_after_settle",
+    "run_before_end",
+    "run_after_end",
 ]
 
 _passes: Counter[str] = Counter()

@@ -130,9 +130,7 @@ def _load(reference: str, what: str, kind: type[object]) -> Sequence[object]:
     module_name, colon, attribute = reference.partition(":")
     if not (module_name and colon and attribute):
         example = f"{module_name.removesuffix('.py') or 'package.module'}:{attribute or what.rpartition(' ')[2]}"
-        raise InvalidDeclaration(
-            f"{reference!r} does not name {what}; write `module:attribute`, `{example}` for one."
-        )
+        raise InvalidDeclaration(f"{reference!r} does not name {what}; write `module:attribute`, `{example}` for one.")
     if module_name.endswith(".py") or "/" in module_name:
         path = module_name.removesuffix(".py").removeprefix("./").replace("/", ".")
         raise InvalidDeclaration(f"{reference!r} names a file; write the module's name, `{path}:{attribute}`.")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from perdure.agents.agent import Agent
 from perdure.agents.registry import AgentRegistry
+from perdure.agents.run import RunRegistry
 from perdure.errors import NeedsAttention
 from perdure.models.base import ModelSource
 from perdure.protocol.requests import (
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from .programs.program import ProgramRunner
     from .remote.callbacks import CallbackSender
     from .remote.calls import RemoteCalls
+    from .runs.runner import RunRunner
     from .tools.children import Children
 
 
@@ -62,9 +64,11 @@ class Harness:
         histories: HistoryCache | None = None,
         clock: Clock = time.time,
         secret: bytes | None = None,
+        runs: RunRegistry | None = None,
     ) -> None:
         """`secret`: the tokens are derived from it with which agents on other servers report their results."""
         self._secret = secret
+        self._runs = runs or RunRegistry()
         self._agents = agents
         histories = histories or HistoryCache(store)
         self._ahead = ReadAhead(histories, agents, models, settings)
@@ -157,6 +161,13 @@ class Harness:
         from .tools.children import Children
 
         return Children(self._store, self._agents, self._settings, self._remote_calls())
+
+    @cached_property
+    def runs(self) -> "RunRunner":
+        """The functions of runs."""
+        from .runs.runner import RunRunner
+
+        return RunRunner(self._store, self._runs, self._agents, self.children)
 
     def _remote_calls(self) -> "RemoteCalls | None":
         if not any(each for agent in self._agents for each in agent.subagents if not isinstance(each, Agent)):

@@ -86,8 +86,25 @@ USAGE = Format("perdure/usage")
 COMPACTION = Format("perdure/compaction")
 CUT = Format("perdure/cut")
 STAGE = Format("perdure/stage")
+RUN_BEGUN = Format("perdure/run-begun")
+RUN_SETTLED = Format("perdure/run-settled")
 
-FORMATS = (DELIVERY, REPLY, FAILURE, INTENT, OUTCOME, PARK, RESUMPTION, MARK, USAGE, COMPACTION, CUT, STAGE)
+FORMATS = (
+    DELIVERY,
+    REPLY,
+    FAILURE,
+    INTENT,
+    OUTCOME,
+    PARK,
+    RESUMPTION,
+    MARK,
+    USAGE,
+    COMPACTION,
+    CUT,
+    STAGE,
+    RUN_BEGUN,
+    RUN_SETTLED,
+)
 
 #: The key of the record of a turn that failed, was cancelled or parked outside its model call.
 END = "end"

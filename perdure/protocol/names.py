@@ -134,8 +134,13 @@ def child_session(session_id: str, turn: int, step: int, call_id: str) -> str:
     """The id of the session that does this call: the same for every attempt to start it."""
     place = f"{session_id}/{turn}/{step}/{call_id}"
     digest = hashlib.sha256(b"perdure/child/" + place.encode()).digest()
+    return "ses_" + as_ulid(digest)
+
+
+def as_ulid(digest: bytes) -> str:
+    """The first half of a digest in the alphabet of ids."""
     number = int.from_bytes(digest[:16], "big")
-    return "ses_" + "".join(_ALPHABET[(number >> shift) & 31] for shift in range(125, -1, -5))
+    return "".join(_ALPHABET[(number >> shift) & 31] for shift in range(125, -1, -5))
 
 
 def delivery_of_child(session_id: str) -> str:
@@ -151,8 +156,7 @@ def delivery_of_input(request_id: str, what: Literal["opened", "closed"]) -> str
 def delivery_of_call(session_id: str, action: str) -> str:
     """The id of the delivery that brings the result of a call that another server does: the same, however it comes."""
     digest = hashlib.sha256(b"perdure/remote/" + f"{session_id}/{action}".encode()).digest()
-    number = int.from_bytes(digest[:16], "big")
-    return "dlv_" + "".join(_ALPHABET[(number >> shift) & 31] for shift in range(125, -1, -5))
+    return "dlv_" + as_ulid(digest)
 
 
 # Scopes of the fence: each has one newest attempt.

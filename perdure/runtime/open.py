@@ -7,6 +7,7 @@ from pathlib import Path
 from temporalio.client import Plugin
 
 from perdure.agents.agent import Agent
+from perdure.agents.run import RunRegistry
 from perdure.agents.registry import AgentRegistry, load_agents
 from perdure.settings import Settings, read_settings
 from perdure.store.base import Store
@@ -46,7 +47,12 @@ async def connect(
 
 
 async def open_sessions(
-    settings: Settings, store: Store, *, agents: AgentRegistry | None = None, plugins: Sequence[Plugin] = ()
+    settings: Settings,
+    store: Store,
+    *,
+    agents: AgentRegistry | None = None,
+    runs: RunRegistry | None = None,
+    plugins: Sequence[Plugin] = (),
 ) -> Sessions:
     """The sessions of this store. Temporal is connected to at the first call, so it need not be there yet."""
     return Sessions(
@@ -57,6 +63,7 @@ async def open_sessions(
         ui_url=settings.temporal_ui_url,
         ui_detail=settings.ui_detail == "on",
         agents=agents,
+        runs=runs,
         inbox_limit=settings.max_inbox,
     )
 

@@ -23,6 +23,7 @@ from temporalio.client import Client
 
 from perdure.agents.agent import bounds_of
 from perdure.agents.registry import AgentRegistry
+from perdure.agents.run import RunRegistry
 from perdure.bounds import whole
 from perdure.errors import Invalid, NoActiveSession, SessionGone, SessionNotFound, TokenConflict, Unavailable
 from perdure.protocol.deliveries import (
@@ -55,6 +56,7 @@ from .forks import ForkReceipt, Forks
 from .inputs import Answers, Inputs
 from .reconciler import Reconciler
 from .remote.callbacks import Callbacks
+from .runs import Runs
 from .signals import Cancelled, Signals, cancel_turn
 from .streams.instances import Instances
 from .sweeper import Sweeper
@@ -114,6 +116,7 @@ class Sessions:
         ui_detail: bool = True,
         inbox_limit: int = 100,
         agents: AgentRegistry | None = None,
+        runs: RunRegistry | None = None,
     ) -> None:
         """`agents`: needed to validate changed arguments of approvals, and for `while_waiting` of an agent."""
         self._store = store
@@ -126,6 +129,7 @@ class Sessions:
         self._answers = Answers(store, self._signals, agents)
         self.inputs = Inputs(store, self._answers, inbox_limit=inbox_limit)
         self._forks = Forks(store, self._signals, secret)
+        self.runs = Runs(store, self._signals, runs)
         self.dead_letters = DeadLetters(store, self._signals)
         self.sweeper = Sweeper(store, self._signals)
         self.reconciler = Reconciler(store, driver)
@@ -337,6 +341,8 @@ class Sessions:
         A turn that runs is stopped first. The result has no `finished_at` while something is left: Temporal needs about
         half a minute for the executions. An API process finishes the deletion; repeat the call to see its result.
         """
+        if principal is not None and session_id.startswith("run_"):
+            raise SessionNotFound
         return await self.deletions.delete(session_id, principal, patience)
 
     # --- look -----------------------------------------------------------------------------------------------
@@ -344,7 +350,7 @@ class Sessions:
     async def get(self, session_id: str, principal: Principal | None = None) -> SessionRow:
         """The session, if the caller owns it; else `SessionNotFound`, as for an unknown one."""
         row = await self._store.session(session_id)
-        if row is None or (principal is not None and row.principal.owner != principal.owner):
+        if row is None or row.run is not None or (principal is not None and row.principal.owner != principal.owner):
             raise SessionNotFound
         return row
 

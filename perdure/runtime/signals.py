@@ -74,6 +74,14 @@ class Signals:
         state = self._first_state(session, session.token_hash, [ref])
         return await self._send(session.session_id, self._start(state, session.title)) and not self._driver.starts_wait
 
+    async def start_run(self, session: NewSession) -> bool:
+        """Start the workflow of a new run; False when it is started later."""
+        return await self._send(session.session_id, self._start_run(session))
+
+    async def _start_run(self, session: NewSession | SessionRow) -> None:
+        await self._driver.start_run(session)
+        await end_if_deleted(self._store, self._driver, session.session_id)
+
     async def start_with_turns(self, row: SessionRow) -> bool:
         """Start the driver of a new fork or import, which has turns already; False when it has to be started later."""
         return await self._send(row.session_id, self._start(await self._state_with_turns(row), row.title))
@@ -184,7 +192,9 @@ class Signals:
     async def _send_all(self, row: SessionRow, signalled: set[str]) -> None:
         token_hash = await self._store.token_of(row.session_id) or ""
         waiting = await self._store.unread(row.session_id)
-        if row.status == "starting":
+        if row.run is not None and row.status == "starting":
+            await self._start_run(row)
+        elif row.status == "starting":
             refs = [reference(each, token_hash) for each in waiting]
             await self._start(self._first_state(row, token_hash, refs), row.title)
         elif row.is_new_fork:

@@ -245,7 +245,7 @@ class Children:
             if remote.call in arrived and (session_id := await self._remote_calls.session_of(remote)):
                 events += [*completed_step(factory, family.turn), _called(family, remote.call, session_id)]
         for call in arrived:
-            outcome = await self._outcome(by_id[refs[call.key]])
+            outcome = await self.outcome(by_id[refs[call.key]])
             key = names.outcome_key(call.call_id)
             records.append(written(order.at.turn, order.at.step, key, OUTCOME, outcome))
             if not outcome.is_error:
@@ -378,7 +378,7 @@ class Children:
             await self._store.report_end(session_id)
         return NewChild(session, ref)
 
-    async def _outcome(self, report: DeliveryRow) -> Outcome:
+    async def outcome(self, report: DeliveryRow) -> Outcome:
         """The outcome of the call, from the child that has ended."""
         body = DeliveryBody.model_validate(report.body or {})
         if body.result is not None:
@@ -416,9 +416,9 @@ def _pending(calls: Sequence[RequestedCall]) -> Pending:
     return Pending(keys=tuple(call.key for call in calls), look_in=0.0 if elsewhere else None)
 
 
-async def output_of(store: Store, session: SessionRow) -> object:
-    """The output of a task that has completed: its structured result, or its last text."""
-    number = max(0, session.turns - 1)
+async def output_of(store: Store, session: SessionRow, turn_number: int | None = None) -> object:
+    """The output of a task that has completed, or of this turn: its structured result, or its last text."""
+    number = max(0, session.turns - 1) if turn_number is None else turn_number
     turn = await read_journal(store, session.session_id, number)
     # A result may have been accepted in the step before the last one.
     for step in (turn.last_step, turn.last_step - 1):

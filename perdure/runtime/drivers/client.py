@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Awaitable, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from time import monotonic
 from typing import TypeVar
@@ -25,12 +26,14 @@ from temporalio.service import RPCError, RPCStatusCode
 
 from perdure.errors import DriverRefused, NoDriver, NoWorker, PerdureError, Unavailable
 from perdure.protocol import names
+from perdure.protocol.requests import Failure
+from perdure.protocol.runs import RunState
 from perdure.protocol.wire import JsonObject
 from perdure.runtime.connect import ABSENT, NOT_FOR_US, RPC_PATIENCE, SearchAttributes, in_time, namespace_missing
 from perdure.runtime.deploys import unserved
 from perdure.session.state import Rebuild, Repair, RepairOrder, SessionState
 from perdure.session.view import DriverView, read_view
-from perdure.store.values import SessionRow
+from perdure.store.values import NewSession, SessionRow
 
 T = TypeVar("T")
 
@@ -53,6 +56,16 @@ _UNREACHABLE = (
 _UNANSWERED = (RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.FAILED_PRECONDITION, RPCStatusCode.CANCELLED)
 
 
+@dataclass(frozen=True)
+class _Place:
+    """Which workflow is started where."""
+
+    workflow: str
+    queue: str
+    workflow_id: str
+    memo: JsonObject
+
+
 class DriverClient:
     """The drivers of all sessions. Raises `NoDriver` when there is none, `Unavailable` without Temporal."""
 
@@ -61,6 +74,7 @@ class DriverClient:
         self._prefix = task_queue
         self._attributes = SearchAttributes()
         self._queue = names.queue(task_queue, names.SESSIONS_QUEUE)
+        self._runs_queue = names.queue(task_queue, names.RUNS_QUEUE)
         self._worker_until = 0.0
         # The build of each driver, or None, by session, as Temporal listed them last.
         self._versions: dict[str, unserved.Version | None] = {}
@@ -75,6 +89,15 @@ class DriverClient:
             state, summary, WorkflowIDReusePolicy.REJECT_DUPLICATE, self._attributes.of(state.agent, root)
         )
 
+    async def start_run(
+        self, row: SessionRow | NewSession, *, ends: Failure | None = None, again: bool = False
+    ) -> None:
+        """Start the workflow of a run. Idempotent; with `again`, also when one has ended."""
+        reuse = WorkflowIDReusePolicy.ALLOW_DUPLICATE if again else WorkflowIDReusePolicy.REJECT_DUPLICATE
+        state = RunState(run_id=row.session_id, ends=ends).model_dump(mode="json")
+        place = _Place(names.RUN_WORKFLOW, self._runs_queue, row.session_id, {"run": row.agent})
+        await self._start_at(place, state, row.agent, reuse, self._attributes.of(row.agent, row.session_id))
+
     async def rebuild(
         self, session_id: str, rebuild: Rebuild, *, unattended: bool = False, of: SessionRow | None = None
     ) -> None:
@@ -87,6 +110,9 @@ class DriverClient:
         """
         if not (unattended or await self._has_worker()):
             raise NoWorker(f"No worker takes sessions from the task queue {self._queue}.")
+        if of is not None and of.run is not None:
+            await self.start_run(of, ends=rebuild.ends, again=True)
+            return
         state = SessionState.to_rebuild(session_id, rebuild)
         await self._start(state, None, WorkflowIDReusePolicy.ALLOW_DUPLICATE, self._attributes_of(of))
 
@@ -127,7 +153,8 @@ class DriverClient:
     async def running(self) -> AsyncIterator[str]:
         """The ids of all sessions with a running driver. Temporal's list may be some seconds old."""
         query = (
-            f"WorkflowType = '{names.SESSION_WORKFLOW}' AND TaskQueue = '{self._queue}' AND ExecutionStatus = 'Running'"
+            f"WorkflowType IN ('{names.SESSION_WORKFLOW}', '{names.RUN_WORKFLOW}') "
+            f"AND TaskQueue IN ('{self._queue}', '{self._runs_queue}') AND ExecutionStatus = 'Running'"
         )
         try:
             async with asyncio.timeout(_LIST_SECONDS):
@@ -183,19 +210,33 @@ class DriverClient:
         *,
         replaces: bool = False,
     ) -> None:
+        memo = {"agent": state.agent, "model": state.model, "mode": state.mode}
+        place = _Place(names.SESSION_WORKFLOW, self._queue, state.session_id, memo)
+        await self._start_at(place, state.model_dump(mode="json"), summary, reuse, attributes, replaces=replaces)
+
+    async def _start_at(
+        self,
+        place: _Place,
+        state: JsonObject,
+        summary: str | None,
+        reuse: WorkflowIDReusePolicy,
+        attributes: TypedSearchAttributes | None,
+        *,
+        replaces: bool = False,
+    ) -> None:
         conflict = WorkflowIDConflictPolicy.TERMINATE_EXISTING if replaces else WorkflowIDConflictPolicy.USE_EXISTING
 
         async def start(attributes: TypedSearchAttributes | None) -> None:
             await self._client.start_workflow(
-                names.SESSION_WORKFLOW,
-                state.model_dump(mode="json"),
-                id=state.session_id,
-                task_queue=self._queue,
+                place.workflow,
+                state,
+                id=place.workflow_id,
+                task_queue=place.queue,
                 id_reuse_policy=reuse,
                 id_conflict_policy=conflict,
                 static_summary=summary,
                 task_timeout=timedelta(seconds=names.DRIVER_DECISION_SECONDS),
-                memo={"agent": state.agent, "model": state.model, "mode": state.mode},
+                memo=place.memo,
                 search_attributes=attributes,
                 rpc_timeout=RPC_PATIENCE,
             )

@@ -23,7 +23,9 @@ async def create_run(tx: Transaction, session: NewSession, new: NewRun, now: str
 
 
 async def change_run(tx: Transaction, run_id: str, change: RunChange) -> None:
-    await tx.run("change_run", session_id=run_id, waiting_for=printable(change.waiting_for), attempts=int(change.enters))
+    await tx.run(
+        "change_run", session_id=run_id, waiting_for=printable(change.waiting_for), attempts=int(change.enters)
+    )
 
 
 async def end_run(tx: Transaction, session: SessionRow, change: RunChange | None, now: str) -> None:

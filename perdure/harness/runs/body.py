@@ -1,0 +1,504 @@
+"""One attempt at the function of a run: each of its calls is looked up, or done under intent and outcome.
+
+The function is stopped by cancelling its task, which no `except Exception` catches. Calls that it makes while it is
+being stopped never return.
+"""
+
+import asyncio
+import inspect
+import logging
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from pydantic_core import PydanticSerializationError, from_json, to_json
+
+from perdure.agents.run import Level
+from perdure.agents.tool import Effects
+from perdure.bounds import DEEPEST, deeper_than, described, shortened, whole
+from perdure.errors import Invalid, PerdureError, RunDiverged, RunStepFailed, StepOutcomeUnknown
+from perdure.faults import reach
+from perdure.harness.journal import RUN_BEGUN, RUN_SETTLED, written
+from perdure.harness.tools.toolbox import in_thread
+from perdure.protocol import names
+from perdure.protocol.events import EventType, NewEvent
+from perdure.protocol.wire import JsonObject
+from perdure.store.base import Store, commit_with_retries
+from perdure.store.values import Attempt, Commit, Committed, Consumption, Fence, Hold, InputChanges
+
+from .records import Begun, Calls, Kind, Place, Settled
+
+log = logging.getLogger("perdure.runs")
+
+#: The largest result of a step, in bytes of JSON.
+LARGEST = 1_048_576
+_LONGEST_TEXT = 4_000
+
+#: So many rounds of the event loop let the function react to the end of a call before it sees the next one.
+_ROUNDS = 16
+#: Seconds in which the function must ask for what is recorded, once it waits for something else.
+_PATIENCE = 5.0
+#: How often the function is asked to stop, and how many seconds it has each time.
+_REQUESTS = 3
+_STOP_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A call that is not over."""
+
+    what: str
+    # When to look again, in seconds since the epoch; None: when something is delivered.
+    due: float | None = None
+
+
+@dataclass(frozen=True)
+class Done:
+    """The end of a call, and what its commit does beside recording it."""
+
+    settled: Settled
+    events: Sequence[NewEvent] = ()
+    hears: Sequence[str] = ()
+
+
+#: The work of a call, and how the calls are done that wait.
+Work: TypeAlias = Callable[[Place], Awaitable[Done | Wait]]
+
+
+class Waits:
+    """How calls are done that wait; the body knows steps only."""
+
+    async def sleep(self, body: "Body", place: Place, seconds: float) -> Done | Wait:
+        raise NotImplementedError
+
+    async def prompt(
+        self, body: "Body", place: Place, agent: str, message: str, session: str | None, schema: JsonObject | None
+    ) -> Done | Wait:
+        raise NotImplementedError
+
+    async def ask(
+        self, body: "Body", place: Place, question: str, options: Sequence[str], *, freeform: bool
+    ) -> Done | Wait:
+        raise NotImplementedError
+
+
+class Body:
+    """The calls of one attempt. The function gets it as the `RunContext`'s work."""
+
+    def __init__(self, store: Store, run_id: str, attempt: Attempt, calls: Calls, waits: Waits) -> None:
+        self.run_id = run_id
+        self.attempt = attempt
+        self._store = store
+        self._calls = calls
+        self._ways = waits
+        self._position = 0
+        self._logged = 0
+        self._unsaid: list[NewEvent] = []
+        self._waits: dict[int, Wait] = {}
+        self._busy = 0
+        self._works: set[asyncio.Task[None]] = set()
+        # The order of the last call that has ended.
+        self._last = max((each.order for each in calls.settled.values()), default=-1)
+        self._asked: dict[int, tuple[asyncio.Future[Settled], Settled]] = {}
+        self._ended: asyncio.Queue[tuple[asyncio.Future[Settled], Settled]] = asyncio.Queue()
+        self._replayed = not calls.settled
+        self._delivering = False
+        self._waiting: list[asyncio.Future[None]] = []
+        self._committing = asyncio.Lock()
+        # Why the function is stopped: an error, or None if it waits.
+        self._stop: asyncio.Future[BaseException | None] = asyncio.get_running_loop().create_future()
+
+    # --- what the function calls ------------------------------------------------------------------------------
+
+    def step(
+        self, name: str, function: Callable[..., Any], arguments: tuple[Any, ...], effects: Effects, timeout: float
+    ) -> Awaitable[Any]:
+        return self._call("step", name, lambda place: self._do(place, function, arguments, effects, timeout))
+
+    def sleep(self, seconds: float) -> Awaitable[None]:
+        return self._call("sleep", "", lambda place: self._ways.sleep(self, place, seconds))
+
+    def prompt(self, agent: str, message: str, session: str | None, output_schema: JsonObject | None) -> Awaitable[Any]:
+        return self._call(
+            "prompt", agent, lambda place: self._ways.prompt(self, place, agent, message, session, output_schema)
+        )
+
+    def ask(self, question: str, options: Sequence[str], *, freeform: bool) -> Awaitable[str]:
+        return self._call("ask", "", lambda place: self._ways.ask(self, place, question, options, freeform=freeform))
+
+    def log(self, level: Level, message: str, attributes: JsonObject) -> None:
+        # Written with the next commit. In a later attempt the event is there already.
+        data: JsonObject = {"level": level, "message": shortened(whole(message), _LONGEST_TEXT)}
+        if attributes:
+            data["attributes"] = _json(attributes)
+        self._unsaid.append(
+            NewEvent(type=EventType.RUN_LOG, key=names.session_key(f"run/log/{self._logged}"), data=data)
+        )
+        self._logged += 1
+
+    # --- the attempt ------------------------------------------------------------------------------------------
+
+    async def run(self, function: Callable[[], Awaitable[Any]]) -> "Ended | Parked":
+        """Run the function until it ends, or waits for something that is not over; raises what stops it."""
+        task = asyncio.create_task(_guarded(function))
+        helpers = [asyncio.create_task(self._deliver()), asyncio.create_task(self._watch())]
+        try:
+            await asyncio.wait((task, self._stop, *helpers), return_when=asyncio.FIRST_COMPLETED)
+            for helper in helpers:
+                if helper.done():
+                    helper.result()
+            if not self._stop.done():
+                return await self._end_of(task)
+            reason = self._stop.result()
+            # What has begun ends: a step in the middle of its effect would be interrupted for nothing.
+            while isinstance(reason, RunDiverged) and self._busy:
+                await self._change()
+            if reason is not None:
+                raise reason
+            return Parked(tuple(self._waits[each] for each in sorted(self._waits)), tuple(sorted(self._waits)))
+        finally:
+            self._close()
+            await self._stopped(task)
+            for each in (*helpers, *self._works):
+                each.cancel()
+            await asyncio.gather(*helpers, *self._works, return_exceptions=True)
+
+    async def _end_of(self, task: "asyncio.Task[Any]") -> "Ended":
+        if not self._replayed:
+            raise RunDiverged("The function has ended before it has made all calls that it has recorded.")
+        try:
+            return Ended(task.result())
+        except asyncio.CancelledError:
+            return Ended(error=RuntimeError("CancelledError: the function has cancelled itself."))
+        except _Escaped as escaped:
+            return Ended(error=escaped.error)
+        except Exception as error:
+            return Ended(error=error)
+
+    async def _stopped(self, task: "asyncio.Task[Any]") -> None:
+        for _ in range(_REQUESTS):
+            if task.done():
+                break
+            task.cancel()
+            await asyncio.wait((task,), timeout=_STOP_SECONDS)
+        if not task.done():
+            log.error("the function of run %s does not stop; it is left alone, and can write nothing", self.run_id)
+        elif not task.cancelled():
+            # What it raises while it is stopped says nothing.
+            task.exception()
+
+    def _close(self) -> None:
+        if not self._stop.done():
+            self._stop.set_result(None)
+
+    def stop(self, reason: BaseException | None) -> None:
+        """Stop the function; the first reason counts."""
+        if not self._stop.done():
+            self._stop.set_result(reason)
+
+    # --- calls ------------------------------------------------------------------------------------------------
+
+    def _call(self, kind: Kind, name: str, work: Work) -> Awaitable[Any]:
+        # Here, not when it is awaited: so the calls of `asyncio.gather` have the order in which they are written.
+        place = Place(self._position, kind, name)
+        self._position += 1
+        known = self._calls.labels.get(place.position)
+        if known is not None and known != place.label:
+            log.warning("run %s diverged: call %d was %r, and is %r", self.run_id, place.position, known, place.label)
+            self.stop(RunDiverged(f"Call {place.position} of the run is another one than it has recorded."))
+        return self._result(place, work)
+
+    async def _result(self, place: Place, work: Work) -> Any:
+        future: asyncio.Future[Settled] = asyncio.get_running_loop().create_future()
+        if not self._stop.done():
+            settled = self._calls.settled.get(place.position)
+            if settled is not None:
+                self._asked[settled.order] = (future, settled)
+                self._notify()
+            else:
+                self._busy += 1
+                self._notify()
+                self._start(self._work(place, work, future))
+        settled = await future
+        match settled.status:
+            case "completed":
+                return settled.value
+            case "failed":
+                error = settled.error or {}
+                raise RunStepFailed(place.name or place.kind, str(error.get("name", "")), str(error.get("message", "")))
+            case "unknown":
+                raise StepOutcomeUnknown(place.name)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._works.add(task)
+        task.add_done_callback(self._works.discard)
+
+    async def _work(self, place: Place, work: Work, future: "asyncio.Future[Settled]") -> None:
+        try:
+            done = await work(place)
+            if isinstance(done, Wait):
+                self._waits[place.position] = done
+                return
+            self._ended.put_nowait((future, await self._settle(place, done)))
+        except Exception as error:
+            self.stop(error)
+        finally:
+            self._busy -= 1
+            self._notify()
+
+    async def _settle(self, place: Place, done: Done) -> Settled:
+        async with self._committing:
+            settled = done.settled.model_copy(update={"order": self._last + 1})
+            reach("run_before_settle")
+            await self.commit(
+                place,
+                settled=settled,
+                events=(*done.events, _step_event(place, settled)),
+                hears=done.hears,
+            )
+            reach("run_after_settle")
+            self._last += 1
+        return settled
+
+    async def commit(
+        self,
+        place: Place | None = None,
+        *,
+        begun: Begun | None = None,
+        settled: Settled | None = None,
+        events: Sequence[NewEvent] = (),
+        hears: Sequence[str] = (),
+        inputs: InputChanges | None = None,
+        **more: Any,
+    ) -> Committed:
+        """Commit for this attempt, with what the function has logged; `Superseded` when a newer attempt runs."""
+        said, self._unsaid = self._unsaid, []
+        records = (
+            [
+                written(0, place.position, key, form, body)
+                for key, form, body in (
+                    (place.begun_key, RUN_BEGUN, begun),
+                    (place.label, RUN_SETTLED, settled),
+                )
+                if body is not None
+            ]
+            if place is not None
+            else []
+        )
+        if settled is not None:
+            more["recovers"] = True
+        if begun is not None:
+            # No effect begins after a cancel.
+            more["unless_cancelled"] = 0
+        commit = Commit(
+            self.run_id,
+            fence=Fence(0, 0, names.BODY_SCOPE, self.attempt, Hold.KEEP),
+            records=records,
+            events=(*said, *events),
+            consume=Consumption(0, list(hears)) if hears else None,
+            inputs=inputs or InputChanges(),
+            **more,
+        )
+        return await commit_with_retries(self._store, commit)
+
+    def unsaid(self) -> Sequence[NewEvent]:
+        """What was logged and is not written yet."""
+        said, self._unsaid = self._unsaid, []
+        return said
+
+    def begun(self, place: Place) -> Begun | None:
+        return self._calls.begun.get(place.position)
+
+    def begin(self, kind: Kind, **about: Any) -> Begun:
+        return Begun(
+            kind=kind, attempt=self.attempt.number, generation=self.attempt.generation, at=time.time(), **about
+        )
+
+    # --- steps ------------------------------------------------------------------------------------------------
+
+    async def _do(
+        self, place: Place, function: Callable[..., Any], arguments: tuple[Any, ...], effects: Effects, timeout: float
+    ) -> Done:
+        if self.begun(place) is not None and effects == "at_most_once":
+            # An earlier attempt has begun it, and has left no outcome.
+            return Done(
+                Settled(status="unknown", error={"name": "StepOutcomeUnknown", "message": "It was interrupted."})
+            )
+        reach("run_before_intent")
+        await self.commit(place, begun=self.begin("step"))
+        reach("run_after_intent")
+        settled = await self._outcome(place, function, arguments, timeout)
+        reach("run_after_effect")
+        return Done(settled)
+
+    async def _outcome(
+        self, place: Place, function: Callable[..., Any], arguments: tuple[Any, ...], timeout: float
+    ) -> Settled:
+        limit = asyncio.timeout(timeout)
+        try:
+            async with limit:
+                result = await _called(function, arguments, place.name)
+            return Settled(status="completed", value=_json(result))
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            return failed("CancelledError", "The step has cancelled itself.")
+        except TimeoutError as error:
+            if limit.expired():
+                return failed("TimeoutError", f"The step did not end within {timeout:g} seconds.")
+            return self._raised(place, error)
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
+            return self._raised(place, error)
+
+    def _raised(self, place: Place, error: BaseException) -> Settled:
+        log.error("call %d of run %s raised", place.position, self.run_id, exc_info=error)
+        return failed(type(error).__name__, text_of(error))
+
+    # --- the order of the ends --------------------------------------------------------------------------------
+
+    async def _deliver(self) -> None:
+        """Let the function see the ends of its calls one after the other, in the order in which they were recorded.
+
+        Branches that run side by side then make their next calls in the same order as in earlier attempts.
+        """
+        for order in sorted(each.order for each in self._calls.settled.values()):
+            while order not in self._asked:
+                await self._change()
+            await self._show(*self._asked[order])
+        self._replayed = True
+        self._notify()
+        while True:
+            future, settled = await self._ended.get()
+            self._delivering = True
+            await self._show(future, settled)
+            self._delivering = False
+            self._notify()
+
+    async def _show(self, future: "asyncio.Future[Settled]", settled: Settled) -> None:
+        if not future.done():
+            future.set_result(settled)
+        await _rounds()
+
+    async def _watch(self) -> None:
+        """Stop the function when nothing is left to do but to wait."""
+        while True:
+            if not self._waits or self._busy or self._delivering or not self._ended.empty():
+                await self._change()
+                continue
+            if not self._replayed:
+                try:
+                    async with asyncio.timeout(_PATIENCE):
+                        await self._change()
+                except TimeoutError:
+                    self.stop(RunDiverged("The function does not make all calls that it has recorded."))
+                continue
+            before = self._position
+            await _rounds()
+            if before == self._position and not self._busy:
+                self.stop(None)
+                return
+
+    def _notify(self) -> None:
+        for each in self._waiting:
+            if not each.done():
+                each.set_result(None)
+        self._waiting.clear()
+
+    async def _change(self) -> None:
+        """Wait until a call was made or has ended."""
+        waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiting)
+        await waiting
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The function has returned or raised."""
+
+    value: Any = None
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True)
+class Parked:
+    """The function waits."""
+
+    waits: tuple[Wait, ...]
+    positions: tuple[int, ...]
+
+    @property
+    def due(self) -> float | None:
+        return min((each.due for each in self.waits if each.due is not None), default=None)
+
+    @property
+    def what(self) -> str:
+        return ", ".join(each.what for each in self.waits)
+
+
+class _Escaped(Exception):
+    """What would end the process."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
+
+
+async def _guarded(function: Callable[[], Awaitable[Any]]) -> Any:
+    try:
+        return await function()
+    except (SystemExit, KeyboardInterrupt) as error:
+        raise _Escaped(error) from None
+
+
+async def _called(function: Callable[..., Any], arguments: tuple[Any, ...], name: str) -> Any:
+    if inspect.iscoroutinefunction(function):
+        return await function(*arguments)
+    result: Any = await in_thread(lambda: function(*arguments), name, ended=threading.Event())
+    return await result if inspect.isawaitable(result) else result
+
+
+def _json(value: Any) -> Any:
+    """The value as all attempts see it."""
+    try:
+        encoded = to_json(value, inf_nan_mode="strings", bytes_mode="base64")
+    except (PydanticSerializationError, ValueError, TypeError, RecursionError) as error:
+        raise Invalid(f"This {type(value).__name__} cannot be sent as JSON: {described(error)}") from None
+    if len(encoded) > LARGEST:
+        raise Invalid(f"This {type(value).__name__} has {len(encoded)} bytes as JSON; {LARGEST} are allowed.")
+    known = from_json(encoded)
+    if deeper_than(known, DEEPEST):
+        raise Invalid(f"This {type(value).__name__} is nested deeper than {DEEPEST} levels.")
+    return known
+
+
+def text_of(error: BaseException) -> str:
+    try:
+        text = error.message if isinstance(error, PerdureError) else str(error)
+    except Exception:
+        text = "(no text)"
+    return shortened(whole(text), _LONGEST_TEXT)
+
+
+def failed(name: str, message: str) -> Settled:
+    return Settled(status="failed", error={"name": name, "message": message})
+
+
+def _step_event(place: Place, settled: Settled) -> NewEvent:
+    completed = settled.status == "completed"
+    data: JsonObject = {"name": place.name or place.kind, "kind": place.kind, "position": place.position}
+    if not completed:
+        data |= {"status": settled.status, "error": settled.error}
+    return NewEvent(
+        type=EventType.RUN_STEP_COMPLETED if completed else EventType.RUN_STEP_FAILED,
+        key=names.session_key(f"run/step/{place.position}"),
+        data=data,
+    )
+
+
+async def _rounds() -> None:
+    for _ in range(_ROUNDS):
+        await asyncio.sleep(0)

@@ -1,0 +1,187 @@
+"""Enters the function of a run, parks the run or ends it."""
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from perdure.agents.registry import AgentRegistry
+from perdure.agents.run import Run, RunContext, RunRegistry
+from perdure.agents.signature import problems
+from perdure.errors import RunCancelled, RunGone, RunKillsWorkers, TurnCancelled
+from perdure.faults import reach
+from perdure.harness.journal import find_session
+from perdure.harness.tools.children import Children
+from perdure.protocol import names
+from perdure.protocol.deliveries import CHILD_ANSWER, CHILD_INPUT, CHILD_RESULT
+from perdure.protocol.events import EventType, NewEvent, cancel_requested
+from perdure.protocol.runs import RunBody, RunLooked
+from perdure.protocol.wire import JsonObject
+from perdure.store.base import Store, commit_with_retries
+from perdure.store.runs import RunChange
+from perdure.store.values import Attempt, Commit, Consumption, DeliveryRow, Fence, Hold, SessionChange, SessionRow
+
+from .body import Body, Ended, Parked, text_of
+from .records import Calls, calls_of
+from .waits import Drivers, RunWaits
+
+log = logging.getLogger("perdure.runs")
+
+#: The kind of the delivery with which a run is accepted, and the kinds that only make it look again.
+START = "run"
+_NOTICES = frozenset({START, "answer", CHILD_INPUT, CHILD_ANSWER})
+
+#: After so many deaths of workers in a row the run waits for an operator.
+_MOST_DEATHS = 10
+
+_CANCELLED = RunCancelled()
+
+
+class RunRunner:
+    """Any worker may repeat any look at any time."""
+
+    def __init__(self, store: Store, runs: RunRegistry, agents: AgentRegistry, children: Children) -> None:
+        self._store = store
+        self._runs = runs
+        self._agents = agents
+        self._children = children
+
+    async def look(self, order: RunBody, attempt: Attempt, drivers: Drivers) -> RunLooked:
+        """Enter the function of the run, unless it has ended or is to end."""
+        row = await find_session(self._store, order.session_id)
+        if not row.ended and order.ends is not None:
+            await self._fail(row, order.ends.code, order.ends.message, None)
+        elif not row.ended and row.cancel_turn is not None:
+            await self._cancel(row, None)
+        elif not row.ended and (parked := await self._enter(row, attempt, drivers)) is not None:
+            return RunLooked(due=parked.due)
+        await self._stop_children(row, drivers)
+        return RunLooked(ended=True)
+
+    async def _enter(self, row: SessionRow, attempt: Attempt, drivers: Drivers) -> Parked | None:
+        """Run the function; None when the run has ended."""
+        run = self._runs.get(row.run or "")
+        if run is None:
+            raise RunGone(f"The run {row.run!r} is not served here.")
+        if attempt.deaths >= _MOST_DEATHS:
+            raise RunKillsWorkers(f"The worker died in {attempt.deaths} attempts at this run.")
+        waiting = await self._store.unread(row.session_id)
+        await self._begin(row, attempt, waiting)
+        calls = calls_of(await self._store.records(row.session_id))
+        reports = {each.delivery_id: each for each in waiting if each.kind == CHILD_RESULT}
+        by_child = {
+            child: reports[known] for child in _children(calls) if (known := names.delivery_of_child(child)) in reports
+        }
+        bodies = await self._store.deliveries(row.session_id, [each.delivery_id for each in by_child.values()])
+        by_id = {each.delivery_id: each for each in bodies}
+        found = {child: by_id[each.delivery_id] for child, each in by_child.items()}
+        waits = RunWaits(self._store, self._agents, self._children, drivers, row, found)
+        body = Body(self._store, row.session_id, attempt, calls, waits)
+        try:
+            done = await self._run(row, run, body)
+        except TurnCancelled:
+            await self._cancel(row, body)
+            return None
+        match done:
+            case Parked():
+                await self._park(row, body, done)
+                return done
+            case Ended():
+                await self._end(row, run, body, done)
+                return None
+
+    async def _begin(self, row: SessionRow, attempt: Attempt, waiting: Sequence[DeliveryRow]) -> None:
+        """Take over from any older attempt."""
+        started = NewEvent(
+            type=EventType.RUN_STARTED,
+            key=names.session_key("run/started"),
+            data={"runId": row.session_id, "workflowName": row.run},
+        )
+        notices = [each.delivery_id for each in waiting if each.kind in _NOTICES]
+        await self._store.commit(
+            Commit(
+                row.session_id,
+                fence=Fence(0, 0, names.BODY_SCOPE, attempt, Hold.RAISE),
+                events=(started,),
+                consume=Consumption(0, notices) if notices else None,
+                change=SessionChange(status="running", turns=1),
+                run=RunChange(enters=True),
+            )
+        )
+
+    async def _run(self, row: SessionRow, run: Run, body: Body) -> Ended | Parked:
+        record = await self._store.run(row.session_id)
+        context = RunContext(row.session_id, run.name, row.principal, body)
+        try:
+            given = run.read_input(record.input if record else None)
+        except ValidationError as invalid:
+            return Ended(error=ValueError(f"The input does not fit: {problems(invalid)}"))
+        return await body.run(lambda: run.function(context, given))
+
+    async def _park(self, row: SessionRow, body: Body, parked: Parked) -> None:
+        # The same wait is told once, however often the run looks at it.
+        what = "-".join(str(each) for each in parked.positions)
+        waiting = NewEvent(
+            type=EventType.RUN_WAITING,
+            key=names.session_key(f"run/waiting/{what[:100]}"),
+            data={"waitingFor": parked.what, **({} if parked.due is None else {"due": parked.due})},
+        )
+        recovers = row.attention is not None
+        await body.commit(events=(waiting,), recovers=recovers, run=RunChange(waiting_for=parked.what))
+
+    async def _end(self, row: SessionRow, run: Run, body: Body, ended: Ended) -> None:
+        reach("run_before_end")
+        result: Any = None
+        error = ended.error
+        if error is None:
+            try:
+                result = run.dump_output(ended.value)
+            except (ValidationError, ValueError, TypeError, RecursionError) as unfit:
+                error = unfit
+        if error is not None:
+            log.error("run %s failed", row.session_id, exc_info=error)
+            name = type(error).__name__
+            text = (
+                f"The output does not fit: {problems(error)}" if isinstance(error, ValidationError) else text_of(error)
+            )
+            await self._fail(row, name, text, body)
+        else:
+            event = NewEvent(type=EventType.RUN_COMPLETED, key=names.session_key("run/ended"), data={})
+            await self._close(row, body, event, SessionChange(status="completed"), RunChange(result=result))
+        reach("run_after_end")
+
+    async def _fail(self, row: SessionRow, name: str, message: str, body: Body | None) -> None:
+        error: JsonObject = {"code": name, "name": name, "message": message}
+        shown = {"name": name, "message": message}
+        event = NewEvent(type=EventType.RUN_FAILED, key=names.session_key("run/ended"), data={"error": shown})
+        await self._close(row, body, event, SessionChange(status="failed", error=error), RunChange())
+
+    async def _cancel(self, row: SessionRow, body: Body | None) -> None:
+        error: JsonObject = {"code": _CANCELLED.code, "name": "RunCancelled", "message": _CANCELLED.message}
+        event = NewEvent(type=EventType.RUN_CANCELLED, key=names.session_key("run/ended"), data={})
+        await self._close(row, body, event, SessionChange(status="failed", error=error), RunChange())
+
+    async def _close(
+        self, row: SessionRow, body: Body | None, event: NewEvent, change: SessionChange, run: RunChange
+    ) -> None:
+        if body is not None:
+            end = [*body.unsaid(), event]
+            await body.commit(events=end, close=True, settles_cancel=True, change=change, run=run)
+            return
+        commit = Commit(row.session_id, events=(event,), close=True, settles_cancel=True, change=change, run=run)
+        await commit_with_retries(self._store, commit)
+
+    async def _stop_children(self, row: SessionRow, drivers: Drivers) -> None:
+        """Stop the agents whose work the run has not waited for."""
+        for child_id in _children(calls_of(await self._store.records(row.session_id))):
+            child = await self._store.session(child_id)
+            if child is None or child.ended:
+                continue
+            if request := await self._store.cancel(child_id, None, cancel_requested):
+                await drivers.cancel(request)
+
+
+def _children(calls: Calls) -> list[str]:
+    """The sessions that were started for calls that have not ended."""
+    return [each.child_session_id for each in calls.open.values() if each.child_session_id is not None]
