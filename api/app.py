@@ -16,12 +16,15 @@ from .auth import Authenticator, Gate, is_development
 from .bodies import BodyReader
 from .durable.errors import enveloped
 from .durable.read import Reader, Timing
+from .envelope import enveloped as as_flue
+from .envelope import not_allowed
 from .requests import Handler, RequestLimits, Scopes, traced
 from .responses import Shield, on_error, on_http_error
 from .routes.events import EventRoutes
 from .routes.flue import AgentRoutes
 from .routes.inputs import InputRoutes
 from .routes.inspection import AboutRoutes, DeadLetterRoutes, InspectionRoutes
+from .routes.runs import RunRoutes
 from .routes.sessions import CallbackRoutes, SessionRoutes
 from .routes.streams import CORS, MOST_APPENDED, PREFIX, StreamRoutes
 from .stream.broadcast import Broadcasts
@@ -34,6 +37,9 @@ PREFIXES = ("/eve/v1", "/agents/{agent}/eve/v1")
 
 #: An instance of an agent, under a name that the caller chooses.
 AGENT = "/agents/{agent}/{instance}"
+
+
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 
 
 def create_app(
@@ -116,4 +122,13 @@ def create_app(
         route("GET", path, enveloped(streams.read, CORS))
         route("HEAD", path, enveloped(streams.read, CORS))
         route("OPTIONS", path, streams.preflight)
+    runs = RunRoutes(gate, sessions.runs, bodies)
+    for path, handlers in (
+        ("/workflows/{name}", {"POST": runs.start}),
+        ("/runs", {"GET": runs.list}),
+        ("/runs/{run_id}", {"GET": runs.show, "HEAD": runs.show}),
+        ("/runs/{run_id}/cancel", {"POST": runs.cancel}),
+    ):
+        for method in METHODS:
+            route(method, path, as_flue(handlers[method]) if method in handlers else not_allowed(*handlers))
     return app

@@ -34,6 +34,19 @@ _AT_ONCE = 2
 _THREADS = 2
 
 
+@dataclass(frozen=True)
+class AnyJson:
+    """A body that may be any JSON value, also null."""
+
+    value: Any = field(repr=False)
+
+
+class InvalidJson(Invalid):
+    """The body is not JSON."""
+
+    code = "invalid_json"
+
+
 class BodyReader:
     """Reads the bodies of one API as JSON objects."""
 
@@ -69,6 +82,22 @@ class BodyReader:
         if len(raw) <= LARGE:
             return parse(raw)
         return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: parse(raw))
+
+    async def read_json(self, request: Request) -> "AnyJson | None":
+        """The body, which may be any JSON value; None without one. `InvalidJson` when it is no JSON."""
+        raw = await self._bytes(request)
+        if not raw.strip():
+            return None
+
+        def parse() -> AnyJson:
+            try:
+                return AnyJson(orjson.loads(raw))
+            except orjson.JSONDecodeError as error:
+                raise InvalidJson(explained=str(error)) from None
+
+        if len(raw) <= LARGE:
+            return parse()
+        return await asyncio.get_running_loop().run_in_executor(self._threads, parse)
 
     async def _bytes(self, request: Request, *, counted: bool = True) -> bytes:
         declared = request.headers.get("content-length", "")

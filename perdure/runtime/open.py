@@ -7,8 +7,8 @@ from pathlib import Path
 from temporalio.client import Plugin
 
 from perdure.agents.agent import Agent
-from perdure.agents.run import RunRegistry
 from perdure.agents.registry import AgentRegistry, load_agents
+from perdure.agents.run import RunRegistry
 from perdure.settings import Settings, read_settings
 from perdure.store.base import Store
 from perdure.store.open import checked_store

@@ -9,11 +9,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-<<<<<<< ours
-from typing import TYPE_CHECKING, Protocol
-=======
-from typing import NamedTuple, Protocol
->>>>>>> theirs
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from perdure.bounds import quoted
 from perdure.errors import SessionNotFound, Unavailable

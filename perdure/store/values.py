@@ -377,10 +377,11 @@ class Commit:
        that this commit closed are appended after `events`, but before an event that ends the session. `close` refuses
        the deliveries that no turn has read; the events of the refusals come before the last event, too.
     11. `run`: change the record of the run, which `close` ends. `spends`: add this to the account. `change`: apply it
-       to the row, and add its usage and cost to the `below` of every session above it. A commit that ends a turn settles a cancel request for that turn; `close` settles
-       one for any turn; `settles_cancel` settles one without ending a turn, if no turn is expected. A commit that
-       raises a fence, ends a turn, closes the session or `recovers` shows progress, so it clears the session's
-       attention and emits an event. Readers wake after the transaction has committed.
+       to the row, and add its usage and cost to the `below` of every session above it. A commit that ends a turn
+       settles a cancel request for that turn; `close` settles one for any turn; `settles_cancel` settles one without
+       ending a turn, if no turn is expected. A commit that raises a fence (not that of the body of a run), ends a turn,
+       closes the session or `recovers` shows progress, so it clears the session's attention and emits an event. Readers
+       wake after the transaction has committed.
     """
 
     session_id: str

@@ -320,7 +320,7 @@ class Body:
     # --- steps ------------------------------------------------------------------------------------------------
 
     async def _do(
-        self, place: Place, function: Callable[..., Any], arguments: tuple[Any, ...], effects: Effects, timeout: float
+        self, place: Place, function: Callable[..., Any], arguments: tuple[Any, ...], effects: Effects, seconds: float
     ) -> Done:
         if self.begun(place) is not None and effects == "at_most_once":
             # An earlier attempt has begun it, and has left no outcome.
@@ -330,14 +330,14 @@ class Body:
         reach("run_before_intent")
         await self.commit(place, begun=self.begin("step"))
         reach("run_after_intent")
-        settled = await self._outcome(place, function, arguments, timeout)
+        settled = await self._outcome(place, function, arguments, seconds)
         reach("run_after_effect")
         return Done(settled)
 
     async def _outcome(
-        self, place: Place, function: Callable[..., Any], arguments: tuple[Any, ...], timeout: float
+        self, place: Place, function: Callable[..., Any], arguments: tuple[Any, ...], seconds: float
     ) -> Settled:
-        limit = asyncio.timeout(timeout)
+        limit = asyncio.timeout(seconds)
         try:
             async with limit:
                 result = await _called(function, arguments, place.name)
@@ -349,7 +349,7 @@ class Body:
             return failed("CancelledError", "The step has cancelled itself.")
         except TimeoutError as error:
             if limit.expired():
-                return failed("TimeoutError", f"The step did not end within {timeout:g} seconds.")
+                return failed("TimeoutError", f"The step did not end within {seconds:g} seconds.")
             return self._raised(place, error)
         except (Exception, SystemExit, KeyboardInterrupt) as error:
             return self._raised(place, error)

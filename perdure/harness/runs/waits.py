@@ -22,14 +22,7 @@ from perdure.protocol.wire import JsonObject
 from perdure.session.state import hash_token
 from perdure.store.base import Store
 from perdure.store.engine.rows import stamp
-from perdure.store.values import (
-    CancelRequest,
-    DeliveryRow,
-    InputChanges,
-    NewDelivery,
-    NewSession,
-    SessionRow,
-)
+from perdure.store.values import CancelRequest, DeliveryRow, InputChanges, NewDelivery, NewSession, SessionRow
 
 from .body import Body, Done, Wait, Waits, failed
 from .records import Place, Settled

@@ -124,6 +124,14 @@ class Runs:
             raise RunNotFound
         return record
 
+    async def may_read(self, run_id: str, principal: Principal) -> bool:
+        """Whether the caller may read the stream of this run."""
+        try:
+            await self._row(run_id, principal)
+        except RunNotFound:
+            return False
+        return True
+
     async def needs(self, run_id: str) -> str | None:
         """The code for which the run needs the attention of an operator, if it does."""
         row = await self._store.session(run_id)

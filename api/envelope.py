@@ -1,0 +1,95 @@
+"""Responses and errors of the routes of runs, in the form that clients of Flue expect."""
+
+import functools
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from perdure.bounds import shortened
+from perdure.errors import IdempotencyConflict, PerdureError, SessionDeleted, Unauthenticated, Unavailable
+
+from .requests import Handler
+from .responses import dumps
+
+log = logging.getLogger("perdure.api")
+
+SECURITY = {"x-content-type-options": "nosniff", "cross-origin-resource-policy": "cross-origin"}
+
+_LONGEST = 1_200
+
+
+class MethodNotAllowed(PerdureError):
+    """The method is not allowed here."""
+
+    status = 405
+    code = "method_not_allowed"
+
+
+def enveloped(handler: Handler) -> Handler:
+    """The handler, with its errors in the envelope."""
+
+    @functools.wraps(handler)
+    async def answered(request: Request) -> Response:
+        try:
+            response = await handler(request)
+        except PerdureError as error:
+            response = refusal(error)
+        except ClientDisconnect:
+            raise
+        except Exception as error:
+            log.error("request failed", exc_info=error)
+            response = refusal(PerdureError("The request failed."))
+        if request.method == "HEAD":
+            response = Response(b"", response.status_code, response.headers)
+        response.headers.update(SECURITY)
+        return response
+
+    return answered
+
+
+def not_allowed(*methods: str) -> Handler:
+    """The handler of all methods but these."""
+
+    async def refuse(request: Request) -> Response:
+        allowed = ", ".join(methods)
+        raise MethodNotAllowed(f"{request.method} is not allowed here; {allowed} is.", allow=allowed)
+
+    return enveloped(refuse)
+
+
+def shown(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    """A JSON response that caches must not store."""
+    return Response(dumps(content), status, {"cache-control": "no-store", **(headers or {})}, "application/json")
+
+
+def refusal(error: PerdureError) -> Response:
+    """The response to an error. Of a failure of ours it says nothing but that it was one."""
+    status, kind, message = error.status, error.code, shortened(error.message, _LONGEST)
+    headers: dict[str, str] = {}
+    match error:
+        case Unavailable():
+            # The text of the database or the network is only for the log.
+            log.warning("request refused with 503: %s", error.message)
+            kind, message, headers = "runtime_unavailable", "The service cannot take this now; try again.", _RETRY
+        case IdempotencyConflict() | SessionDeleted():
+            kind = "submission_conflict"
+        case MethodNotAllowed():
+            headers = {"allow": error.details["allow"]}
+        case _ if status >= 500:
+            kind = "internal_error"
+        case _:
+            pass
+    body: dict[str, Any] = {"type": kind, "message": message, "details": error.details.get("explained", "")}
+    if (meta := error.details.get("meta")) is not None:
+        body["meta"] = meta
+    response = shown({"error": body}, status, headers)
+    if isinstance(error, Unauthenticated):
+        for challenge in error.details.get("challenges", ("Bearer",)):
+            response.headers.append("www-authenticate", challenge)
+    return response
+
+
+_RETRY = {"retry-after": "1"}
