@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from .deploy import deploy_commands
+from .runs import logs as run_logs
+from .runs import run_commands
 
 if TYPE_CHECKING:
     from perdure.settings import Settings
@@ -28,6 +30,8 @@ app = typer.Typer(
 session_commands = typer.Typer()
 app.add_typer(session_commands, name="sessions")
 app.add_typer(deploy_commands, name="deploy")
+app.add_typer(run_commands, name="runs")
+app.command(name="logs")(run_logs)
 
 dead_letter_commands = typer.Typer()
 app.add_typer(dead_letter_commands, name="dead-letters")

@@ -6,13 +6,13 @@ import fcntl
 import os
 import signal
 import socket
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 from perdure.agents.agent import DEMO, Agent
-from perdure.agents.registry import AgentRegistry, load_agents
+from perdure.agents.registry import AgentRegistry, load_agents, load_runs
 from perdure.errors import Conflict, Invalid
 from perdure.protocol.names import ALL_POOLS
 from perdure.runtime.local import ADDRESS, LOCK, is_owned, read_flag, write_temporal_address
@@ -65,9 +65,10 @@ def run(options: DevOptions, say: Callable[[str], None]) -> None:
     check_level(options.log_level)
     settings = Settings()
     agents = load_agents(options.agents or settings.agents, settings.model, settings.turns)
+    runs = load_runs(settings.runs, options.agents or settings.agents).names
     # The same condition as `is_development` of the API.
     keyed = bool(settings.api_keys or settings.jwt_issuer) and not settings.trust_loopback
-    asyncio.run(Dev(options, say, agents, keyed=keyed).run())
+    asyncio.run(Dev(options, say, agents, runs=runs, keyed=keyed).run())
 
 
 def kill(data_dir: Path, part: str) -> str:
@@ -88,13 +89,20 @@ class Dev:
     """One run of `perdure dev`."""
 
     def __init__(
-        self, options: DevOptions, say: Callable[[str], None], agents: AgentRegistry, *, keyed: bool = False
+        self,
+        options: DevOptions,
+        say: Callable[[str], None],
+        agents: AgentRegistry,
+        *,
+        runs: Sequence[str] = (),
+        keyed: bool = False,
     ) -> None:
         self._options = options
         # The header for the examples of `curl` when the API requires a key.
         self._key = " -H 'authorization: Bearer YOUR_KEY'" if keyed else ""
         self._say = say
         self._agents = agents
+        self._runs = runs
         self._data = options.data_dir.absolute()
         self._server = DevServer(self._data / "temporal.db", options.temporal_port, options.ui_port)
         self._supervisor = Supervisor(self._data / "logs", say)
@@ -168,7 +176,7 @@ Perdure is ready.
   data, logs   {self._data}
   worker       process {read_flag(self._data / "worker.ready")}; `perdure dev --kill worker` kills it, and it comes back
 
-{listed(self._agents)}
+{listed(self._agents, self._runs)}
 
 Say hello, then watch the session that answers (put its sessionId into the second line):
 
@@ -179,11 +187,10 @@ Ctrl-C ends everything; the sessions are here again at the next start.
 """
 
 
-def listed(agents: AgentRegistry) -> str:
-    """The lines about the agents in the welcome text."""
-    return "\n".join(
-        f"  {'agent' if agents.is_public(agent.name) else 'subagent':<12} {_described(agent)}" for agent in agents
-    )
+def listed(agents: AgentRegistry, runs: Sequence[str] = ()) -> str:
+    """The lines about the agents and the runs in the welcome text."""
+    lines = [f"  {'agent' if agents.is_public(agent.name) else 'subagent':<12} {_described(agent)}" for agent in agents]
+    return "\n".join([*lines, *(f"  {'run':<12} {name} (POST /workflows/{name})" for name in runs)])
 
 
 def _described(agent: Agent) -> str:

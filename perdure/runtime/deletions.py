@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from time import monotonic
 
@@ -19,6 +19,7 @@ from perdure.protocol.deliveries import Principal
 from perdure.protocol.events import EventType, NewEvent, cancel_requested
 from perdure.store.base import Store
 from perdure.store.lifecycle import Deletion
+from perdure.store.runs import RunQuery
 from perdure.store.values import Commit, SessionChange, SessionQuery, SessionRow
 
 from .connect import ABSENT, RPC_PATIENCE, in_time
@@ -105,7 +106,7 @@ class Deletions:
         return await self._store.deletion(session_id) or deletion
 
     async def owned(self, owner: str) -> AsyncGenerator[str]:
-        """The ids of the owner's sessions, newest first, so that forks go before their parents.
+        """The ids of the owner's sessions and runs, newest first, so that forks go before their parents.
 
         Children come after all others: they are deleted with their parents, which must not go on without them.
         """
@@ -118,6 +119,19 @@ class Deletions:
                         yield row.session_id
                 if (cursor := page.next_cursor) is None:
                     break
+            if not children:
+                async for run_id in self._runs(owner):
+                    yield run_id
+
+    async def _runs(self, owner: str) -> AsyncGenerator[str]:
+        query = RunQuery(owner=owner, limit=_SESSIONS)
+        while True:
+            page = await self._store.runs(query)
+            for each in page.runs:
+                yield each.run_id
+            if page.next is None:
+                return
+            query = replace(query, after=page.next)
 
     def running(self) -> AbstractAsyncContextManager[None]:
         """Resume deletions repeatedly while this context is open."""

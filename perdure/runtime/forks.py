@@ -183,7 +183,7 @@ async def export_session(store: Store, session_id: str) -> AsyncGenerator[bytes]
     from perdure.harness.rebuild import is_between_turns
 
     row = await store.session(session_id)
-    if row is None:
+    if row is None or row.run is not None:
         raise SessionNotFound(f"The store knows no session {session_id}.")
     if row.records_expired:
         raise Invalid("The records of this session have expired; it cannot be exported.")

@@ -39,12 +39,14 @@ from perdure.protocol.requests import (
     ToolOutcome,
     Withdrawal,
 )
+from perdure.protocol.runs import RunBody, RunLooked, RunState
 from perdure.protocol.wire import JsonObject
 from perdure.runtime.connect import temporal_client
 from perdure.session.state import SessionState
 from perdure.settings import Settings
 from tests.support.processes import PATIENCE
 from tests.support.stack import TemporalServer
+from workflows.run import RunWorkflow
 from workflows.session import SessionWorkflow
 from workflows.turn import TurnWorkflow
 
@@ -105,6 +107,9 @@ class Outside:
         self.resumed = Resumed()
         # What becomes of programs, one stage after the other.
         self.programs: list[ProgramOutcome] = []
+        # What becomes of a run each time that its function is entered; at last it has ended.
+        self.looks: list[RunLooked | Exception] = []
+        self.bodies: list[RunBody] = []
         self._moved = asyncio.Condition()
 
     @property
@@ -199,6 +204,15 @@ class Outside:
     async def show_inputs(self, order: ShowInputs) -> ShownInputs:
         await self._note(self.shown, order)
         return self.asked
+
+    @activity.defn(name=names.RUN_BODY)
+    async def run_body(self, body: RunBody) -> RunLooked:
+        await self._note(self.bodies, body)
+        await self._may(names.RUN_BODY)
+        looked = self.looks.pop(0) if self.looks else RunLooked(ended=True)
+        if isinstance(looked, Exception):
+            raise looked
+        return looked
 
     @property
     def model_activities(self) -> list[Callable[..., Any]]:
@@ -308,6 +322,8 @@ class Bench:
             composition.activity_worker(
                 self.client, self.settings, names.TOOLS_QUEUE, [outside.call_tool, outside.run_program]
             ),
+            composition.workflow_worker(self.client, self.settings, names.RUNS_QUEUE, [RunWorkflow], ()),
+            composition.activity_worker(self.client, self.settings, names.BODIES_QUEUE, [outside.run_body]),
         ]
 
     async def start(self, outside: Outside, data: Any = None, **state: Any) -> Driven:
@@ -320,6 +336,16 @@ class Bench:
             data,
             id=session_id,
             task_queue=names.queue(self.settings.task_queue, names.SESSIONS_QUEUE),
+        )
+        return Driven(self.client, handle, outside)
+
+    async def start_run(self, outside: Outside) -> Driven:
+        run_id = f"run_{uuid.uuid4().hex}"
+        handle = await self.client.start_workflow(
+            names.RUN_WORKFLOW,
+            RunState(run_id=run_id).model_dump(mode="json"),
+            id=run_id,
+            task_queue=names.queue(self.settings.task_queue, names.RUNS_QUEUE),
         )
         return Driven(self.client, handle, outside)
 

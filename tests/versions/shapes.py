@@ -12,11 +12,13 @@ from perdure import State
 from perdure.harness import journal
 from perdure.harness.journal import Format
 from perdure.harness.rebuild import StoredCut
+from perdure.harness.runs import records as run_records
 from perdure.harness.tools import approvals, records
 from perdure.protocol.deliveries import DeliveryBody, DeliveryRef
 from perdure.protocol.events import EVENT_MIGRATORS, EventType, read_data, stored_data
 from perdure.protocol.inputs import InputAnswer, InputRequest
 from perdure.protocol.requests import Snapshot, TurnRequest
+from perdure.protocol.runs import RunBody, RunState
 from perdure.protocol.wire import JsonObject, Wire
 from perdure.session import inputs, state
 from perdure.session.state import Chain, Migrator, SessionState, TurnState
@@ -169,6 +171,8 @@ BODIES: dict[Format, type[Wire]] = {
     journal.COMPACTION: journal.StoredCompaction,
     journal.CUT: StoredCut,
     journal.STAGE: records.StoredStage,
+    journal.RUN_BEGUN: run_records.Begun,
+    journal.RUN_SETTLED: run_records.Settled,
 }
 
 _RESPONSE = ModelResponse(
@@ -235,6 +239,8 @@ def shapes() -> list[Shape]:
         _plain("input-request", InputRequest, inputs.REQUEST),
         _plain("input-answer", InputAnswer, inputs.ANSWER),
         _plain("turn-request", TurnRequest),
+        _plain("run-state", RunState),
+        _plain("run-body", RunBody),
         *(_plain(f"export-{name}", model) for name, model in EXPORTED.items()),
         *(_record(form, model) for form, model in BODIES.items()),
         *(_event(type, story) for type in EVENT_TYPES),

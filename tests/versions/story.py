@@ -1,5 +1,6 @@
 """Sessions in which events of every type happen."""
 
+import asyncio
 import contextlib
 import os
 from collections.abc import AsyncGenerator
@@ -10,11 +11,14 @@ from typing import Any, cast
 from pydantic_ai.messages import ModelResponse, TextPart, ThinkingPart, ToolCallPart
 from pydantic_ai.usage import RequestUsage
 
-from perdure import Agent, Compaction, tool
+from perdure import Agent, AgentRegistry, Compaction, Run, RunContext, RunStepFailed, tool
+from perdure.agents.run import RunRegistry
 from perdure.errors import ModelFailed
 from perdure.harness.rebuild import cut_after
+from perdure.harness.runs.runner import RunRunner
 from perdure.models.base import Delta, Prompt, ReasoningDelta, Reply, TextDelta, ToolInputDelta, finish_reason, usage_of
 from perdure.protocol.deliveries import CLEAR, LOCAL, Capabilities, DeliveryRef
+from perdure.protocol.events import cancel_requested
 from perdure.protocol.inputs import APPROVE, InputAnswer
 from perdure.protocol.requests import (
     Attention,
@@ -30,10 +34,13 @@ from perdure.protocol.requests import (
     Refusal,
     Reminder,
 )
+from perdure.protocol.runs import RunBody
+from perdure.protocol.wire import JsonObject
 from perdure.runtime.signals import cancel_turn
 from perdure.session.state import OPERATOR_FAILED
 from perdure.store.lifecycle import Export, ExportHeader, NewFork, NewImport, Restoration
-from perdure.store.values import Attempt, CancelRequest
+from perdure.store.runs import NewRun
+from perdure.store.values import Attempt, CancelRequest, DeliveryRow, NewSession
 from perdure.testing import ScriptedModel, call
 from tests.support.lab import SESSION, Lab, lab
 
@@ -96,7 +103,7 @@ class _Signals:
 async def events_of_all_types() -> Events:
     """The data of all events that happen, by their type; in each type no two of the same form."""
     found: Events = {}
-    for happen in (_conversation, _compacted, _restored, _task, _failed_task, _delegated):
+    for happen in (_conversation, _compacted, _restored, _task, _failed_task, _delegated, _ran):
         for type, data in (await happen()).items():
             kept = found.setdefault(type, [])
             for each in data:
@@ -179,6 +186,57 @@ async def _delegated() -> Events:
         await it.harness.children.collect(CollectChildren(at=at, deliveries=(result,)))
         await it.model(turn=0, step=1)
         return await _data(it, child.session.session_id)
+
+
+class _Drivers:
+    """Nothing runs that could be signalled."""
+
+    async def start(self, session: NewSession, ref: JsonObject) -> bool:
+        return bool(session and ref)
+
+    async def deliver(self, row: DeliveryRow, *, unsignalled: bool) -> bool:
+        return bool(row) or unsignalled
+
+    async def cancel(self, request: CancelRequest) -> bool:
+        return bool(request)
+
+
+def _refuse() -> None:
+    raise ValueError("no")
+
+
+async def _work(ctx: RunContext, input: Any) -> Any:
+    ctx.log("info", "It begins.", number=1)
+    ctx.log("info", "It goes on.")
+    try:
+        await ctx.step("refuse", _refuse)
+    except RunStepFailed:
+        await ctx.step("sum", sum, [1, 2])
+    match input:
+        case "waits":
+            await asyncio.gather(ctx.sleep(3600), ctx.ask("Which?", ["one"]))
+        case "asks":
+            await ctx.ask("What?")
+        case "fails":
+            raise ValueError("no")
+        case _:
+            pass
+    return 3
+
+
+async def _ran() -> Events:
+    """Runs that end in each way, one after the other."""
+    async with lab([]) as it:
+        runs = RunRegistry([Run("work", _work)])
+        runner = RunRunner(it.store, runs, AgentRegistry([Agent("helper")]), it.harness.children)
+        for input in ("waits", "asks", "fails", "ends"):
+            principal, new = LOCAL, NewRun("work", input)
+            await it.store.create_session(NewSession(input, "work", "task", f"run/{input}", principal, run=new))
+            looked = await runner.look(RunBody(session_id=input), Attempt(1, 1), _Drivers())
+            if not looked.ended:
+                await it.store.cancel(input, None, cancel_requested)
+                await runner.look(RunBody(session_id=input), Attempt(1, 2), _Drivers())
+        return await _data(it, "waits", "asks", "fails", "ends")
 
 
 async def _compacted() -> Events:

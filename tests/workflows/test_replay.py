@@ -19,6 +19,7 @@ from perdure.errors import PerdureError
 from perdure.protocol import names
 from perdure.protocol.requests import TurnRequest, TurnResult
 from workflows.patches import PATCHES
+from workflows.run import RunWorkflow
 from workflows.session import SessionWorkflow
 from workflows.turn import TurnWorkflow
 
@@ -51,6 +52,14 @@ SHOWN = {name: shows for scenario in SCENARIOS for name, shows in scenario.recor
 _OF_A_MACHINE = re.compile(r"\d+@(?!recorder)\w|/(root|home|Users|opt|work|tmp|var|usr)/|site-packages|\.py\b")
 
 
+OF_TYPE = {
+    names.SESSION_WORKFLOW: SessionWorkflow,
+    names.TURN_WORKFLOW: TurnWorkflow,
+    names.RUN_WORKFLOW: RunWorkflow,
+}
+QUEUES = {TurnWorkflow: names.TURNS_QUEUE, RunWorkflow: names.RUNS_QUEUE}
+
+
 def a_replayer(
     *workflows: type, runner: WorkflowRunner = composition.SANDBOX, fails_with: Sequence[type[BaseException]] = ()
 ) -> Replayer:
@@ -60,7 +69,7 @@ def a_replayer(
         workflow_runner=runner,
         workflow_failure_exception_types=fails_with,
         # The end of the name of the task queue that it gives to the workflow.
-        build_id=names.TURNS_QUEUE if TurnWorkflow in workflows else names.SESSIONS_QUEUE,
+        build_id=next((queue for kind, queue in QUEUES.items() if kind in workflows), names.SESSIONS_QUEUE),
         # Otherwise an activation that waits two seconds for a processor would be taken for a deadlock.
         debug_mode=True,
     )
@@ -80,8 +89,8 @@ def named(path: Path) -> tuple[int, str]:
 async def replayed(history: WorkflowHistory) -> CommandRecorder:
     """Replay it as workers run it, and collect its commands."""
     recorder = CommandRecorder(composition.SANDBOX)
-    turn = attributes(history.events[0]).workflow_type.name == names.TURN_WORKFLOW
-    kind, fails_with = (TurnWorkflow, [PerdureError]) if turn else (SessionWorkflow, [])
+    kind = OF_TYPE[attributes(history.events[0]).workflow_type.name]
+    fails_with = [PerdureError] if kind is TurnWorkflow else []
     await a_replayer(kind, runner=recorder, fails_with=fails_with).replay_workflow(history)
     return recorder
 

@@ -8,12 +8,13 @@ from .inline import INLINE
 from .parking import PARKING
 from .programs import PROGRAMS
 from .renewal import RENEWAL
+from .runs import RUNS
 from .stage import Scenario, Stage
 from .turns import TURNS
 
 SCENARIOS = tuple(
     each
-    for table in (PARKING, CANCELS, TURNS, CARE, RENEWAL, BOUNDS, INLINE, CHILDREN, PROGRAMS)
+    for table in (PARKING, CANCELS, TURNS, CARE, RENEWAL, BOUNDS, INLINE, CHILDREN, PROGRAMS, RUNS)
     for each in table.scenarios
 )
 

@@ -96,6 +96,13 @@ class Stage:
         self.started = session.handle
         return session
 
+    async def start_run(self) -> Driven:
+        """Start a run."""
+        await self.work()
+        run = await self.bench.start_run(self.outside)
+        self.started = run.handle
+        return run
+
     def script(self, script: Mapping[tuple[int, int], ModelOutcome | Exception]) -> None:
         self.outside.answer = Scripted(script)
 

@@ -1,0 +1,185 @@
+"""The commands about runs."""
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+
+import typer
+
+from perdure.bounds import printable
+
+if TYPE_CHECKING:
+    from perdure.protocol.events import Event
+    from perdure.settings import Settings
+    from perdure.store.runs import RunRecord
+
+run_commands = typer.Typer()
+
+Format: TypeAlias = Literal["pretty", "json"]
+
+_DataDir = Annotated[Path | None, typer.Option(help="Where sessions and logs are kept. [default: .perdure]")]
+_Id = Annotated[str, typer.Argument(help="The id of the run.")]
+
+
+@run_commands.callback(invoke_without_command=True)
+def runs(
+    context: typer.Context,
+    limit: Annotated[int, typer.Option(help="How many, newest first.", min=1, max=1_000)] = 20,
+    name: Annotated[str | None, typer.Option(help="Only runs of this name.")] = None,
+    status: Annotated[str | None, typer.Option(help="Only `active`, `completed` or `errored` runs.")] = None,
+    data_dir: _DataDir = None,
+) -> None:
+    """List the newest runs of the store, or start or cancel one."""
+    context.obj = data_dir
+    if context.invoked_subcommand is None:
+        for line in listed(_settings(data_dir), limit, name, status):
+            typer.echo(line)
+
+
+@run_commands.command()
+def start(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(help="The name of the run.")],
+    input: Annotated[str, typer.Option(help="The input, as JSON.")] = "{}",
+    wait: Annotated[bool, typer.Option("--wait", help="Wait for the end, and print the result as JSON.")] = False,
+    data_dir: _DataDir = None,
+) -> None:
+    """Start a run, and print its id."""
+    said, ok = begun(_operating(data_dir or context.obj), name, input, wait=wait)
+    typer.echo(said)
+    if not ok:
+        raise typer.Exit(1)
+
+
+@run_commands.command()
+def cancel(context: typer.Context, run: _Id, data_dir: _DataDir = None) -> None:
+    """Stop a run, and what it waits for."""
+    typer.echo(cancelled(_operating(data_dir or context.obj), run))
+
+
+def logs(
+    run: _Id,
+    follow: Annotated[bool, typer.Option("--follow", help="Wait for more until the run ends.")] = False,
+    format: Annotated[str, typer.Option(help="`pretty` or `json`.")] = "pretty",
+    data_dir: _DataDir = None,
+) -> None:
+    """Show what a run has logged and done."""
+    if format not in ("pretty", "json"):
+        raise typer.BadParameter("the format is pretty or json")
+    told(_settings(data_dir), run, typer.echo, follow=follow, pretty=format == "pretty")
+
+
+def listed(settings: "Settings", limit: int, name: str | None, status: str | None) -> Sequence[str]:
+    """The newest runs, one line each."""
+    from perdure.errors import Invalid
+    from perdure.store.open import checked_store
+    from perdure.store.runs import RunQuery
+
+    known: Any = status
+    if known not in (None, "active", "completed", "errored"):
+        raise Invalid("A run's status is one of active, completed, errored.")
+
+    async def work() -> Sequence[str]:
+        async with checked_store(settings.database) as store:
+            page = await store.runs(RunQuery(name=name, status=known, limit=limit))
+            lines: list[str] = []
+            for each in page.runs:
+                row = await store.session(each.run_id)
+                needs = row.attention["code"] if row is not None and row.attention is not None else None
+                about = f"needs attention: {needs}" if needs else _about(each)
+                line = f"{each.run_id}  {each.status:<9}  {each.started_at}  {each.name}  {about}"
+                lines.append(printable(line).rstrip())
+            return lines
+
+    return asyncio.run(work())
+
+
+def _about(record: "RunRecord") -> str:
+    if record.waiting_for is not None:
+        return f"waits for {record.waiting_for}"
+    return "" if record.duration_ms is None else f"{record.duration_ms} ms"
+
+
+def begun(settings: "Settings", name: str, given: str, *, wait: bool) -> tuple[str, bool]:
+    """Start a run. What to print, and whether the run has not failed."""
+    from perdure.agents.registry import load_runs
+    from perdure.errors import Invalid
+    from perdure.runtime.open import open_sessions
+    from perdure.store.open import checked_store
+
+    try:
+        value = json.loads(given)
+    except (ValueError, RecursionError):
+        raise Invalid("--input is not JSON.") from None
+    # The default of the setting is the demo, which has no runs.
+    named = {"agents", "runs"} & settings.model_fields_set
+    registry = load_runs(settings.runs, settings.agents) if named else None
+
+    async def work() -> tuple[str, bool]:
+        async with checked_store(settings.database) as store:
+            runs = (await open_sessions(settings, store, runs=registry)).runs
+            started = await runs.start(name, value)
+            if not wait:
+                return started.run_id, True
+            record = await runs.wait(started.run_id)
+            if record.status == "completed":
+                return json.dumps(record.result, ensure_ascii=False), True
+            error = record.error or {}
+            return printable(f"{record.run_id}  {error.get('name')}: {error.get('message')}"), False
+
+    return asyncio.run(work())
+
+
+def cancelled(settings: "Settings", run_id: str) -> str:
+    """Cancel a run. The result is a sentence for the operator."""
+    from perdure.runtime.open import open_sessions
+    from perdure.store.open import checked_store
+
+    async def work() -> str:
+        async with checked_store(settings.database) as store:
+            accepted = await (await open_sessions(settings, store)).runs.cancel(run_id)
+            return "It will be stopped; `perdure logs` shows run.cancelled." if accepted else "It has ended before."
+
+    return asyncio.run(work())
+
+
+def told(settings: "Settings", run_id: str, say: Callable[[str], None], *, follow: bool, pretty: bool) -> None:
+    """Print each event of the run; with `follow`, until it has ended."""
+    from perdure.errors import RunNotFound
+    from perdure.store.base import events_of
+    from perdure.store.open import checked_store
+
+    async def work() -> None:
+        async with checked_store(settings.database) as store:
+            if await store.run(run_id) is None:
+                raise RunNotFound(f"The store knows no run {run_id}.")
+            async for event in events_of(store, run_id, follow=follow):
+                content = json.dumps(event.model_dump(mode="json", exclude_none=True), ensure_ascii=False)
+                say(printable(_line(event) if pretty else content))
+
+    asyncio.run(work())
+
+
+def _line(event: "Event") -> str:
+    data = event.data or {}
+    if event.type == "run.log":
+        attributes = "".join(f" {name}={value}" for name, value in (data.get("attributes") or {}).items())
+        return f"{event.at}  {data['level']:<5}  {data['message']}{attributes}"
+    error = data.get("error") or {}
+    about = data.get("name") or data.get("waitingFor") or ""
+    failed = f"  {error.get('name')}: {error.get('message')}" if error else ""
+    return f"{event.at}  {event.type}  {about}{failed}".rstrip()
+
+
+def _settings(data_dir: Path | None) -> "Settings":
+    from perdure.settings import read_settings
+
+    return read_settings(data_dir=data_dir)
+
+
+def _operating(data_dir: Path | None) -> "Settings":
+    from perdure.runtime.local import beside_dev
+
+    return beside_dev(_settings(data_dir))

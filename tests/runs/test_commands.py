@@ -1,0 +1,61 @@
+"""The commands about runs, and the example of the guide."""
+
+import json
+
+import pytest
+
+from tests.support import commands
+from tests.support.plugin import StackFactory
+from tests.support.stack import Stack
+
+
+@pytest.fixture(scope="module")
+def stack(module_stack: StackFactory) -> Stack:
+    return module_stack(agents="examples.nightly:everything", apis=0)
+
+
+def says(stack: Stack, *words: str, ok: bool = True) -> str:
+    done = commands.perdure(*words, environment=stack.environment)
+    assert (done.returncode == 0) == ok, done.stderr
+    return done.stdout if ok else done.stderr
+
+
+def test_a_run_is_started_listed_and_followed(stack: Stack) -> None:
+    result = json.loads(says(stack, "runs", "start", "nightly", "--input", '{"day": "2027-01-31"}', "--wait"))
+
+    assert (result["total"], result["sent"]) == (42, True)
+    (line,) = says(stack, "runs", "--status", "completed").splitlines()
+    run_id, status, _, name, *_ = line.split()
+    assert (status, name) == ("completed", "nightly")
+    pretty = says(stack, "logs", run_id)
+    assert "info   counted total=42" in pretty
+    assert "run.completed" in pretty
+    told = [json.loads(each) for each in says(stack, "logs", run_id, "--format", "json", "--follow").splitlines()]
+    assert [told[0]["type"], told[-1]["type"]] == ["run.started", "run.completed"]
+    assert [each["index"] for each in told] == list(range(len(told)))
+
+
+def test_a_run_that_sleeps_is_cancelled(stack: Stack) -> None:
+    given = '{"day": "2027-01-31", "pause": 3600}'
+    run_id = says(stack, "runs", "start", "nightly", "--input", given).strip()
+
+    assert "will be stopped" in says(stack, "runs", "cancel", run_id)
+    assert "run.cancelled" in says(stack, "logs", run_id, "--follow")
+    assert "ended before" in says(stack, "runs", "cancel", run_id)
+
+
+def test_what_cannot_be_is_refused_in_a_sentence(stack: Stack) -> None:
+    assert "No workflow named 'weekly'" in says(stack, "runs", "start", "weekly", ok=False)
+    assert "Invalid input for nightly" in says(stack, "runs", "start", "nightly", "--input", "{}", ok=False)
+    assert "not JSON" in says(stack, "runs", "start", "nightly", "--input", "{", ok=False)
+    assert "knows no run" in says(stack, "logs", "run_unknown", ok=False)
+
+
+def test_deletion_and_export_know_what_a_run_is(stack: Stack) -> None:
+    says(stack, "runs", "start", "nightly", "--input", '{"day": "2027-01-31"}', "--wait")
+    run_id = says(stack, "runs", "--limit", "1").split()[0]
+
+    assert "knows no session" in says(stack, "sessions", "export", run_id, ok=False)
+    assert run_id not in says(stack, "sessions")
+    assert "deleted" in says(stack, "sessions", "delete", run_id)
+    assert run_id not in says(stack, "runs")
