@@ -163,11 +163,12 @@ def told(settings: "Settings", run_id: str, say: Callable[[str], None], *, follo
 
 
 def _line(event: "Event") -> str:
-    data = event.data or {}
+    data: dict[str, Any] = event.data or {}
     if event.type == "run.log":
-        attributes = "".join(f" {name}={value}" for name, value in (data.get("attributes") or {}).items())
-        return f"{event.at}  {data['level']:<5}  {data['message']}{attributes}"
-    error = data.get("error") or {}
+        attributes: dict[str, Any] = data.get("attributes") or {}
+        more = "".join(f" {name}={value}" for name, value in attributes.items())
+        return f"{event.at}  {data['level']:<5}  {data['message']}{more}"
+    error: dict[str, Any] = data.get("error") or {}
     about = data.get("name") or data.get("waitingFor") or ""
     failed = f"  {error.get('name')}: {error.get('message')}" if error else ""
     return f"{event.at}  {event.type}  {about}{failed}".rstrip()

@@ -51,11 +51,11 @@ def test_what_cannot_be_is_refused_in_a_sentence(stack: Stack) -> None:
     assert "knows no run" in says(stack, "logs", "run_unknown", ok=False)
 
 
-def test_deletion_and_export_know_what_a_run_is(stack: Stack) -> None:
+def test_operators_repair_and_delete_a_run_as_what_it_is(stack: Stack) -> None:
     says(stack, "runs", "start", "nightly", "--input", '{"day": "2027-01-31"}', "--wait")
     run_id = says(stack, "runs", "--limit", "1").split()[0]
 
-    assert "knows no session" in says(stack, "sessions", "export", run_id, ok=False)
+    assert "no turns to go back to" in says(stack, "sessions", "repair", run_id, "--fresh", ok=False)
     assert run_id not in says(stack, "sessions")
     assert "deleted" in says(stack, "sessions", "delete", run_id)
     assert run_id not in says(stack, "runs")
