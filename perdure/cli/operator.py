@@ -396,8 +396,6 @@ def restore(settings: Settings, session_id: str, turn_id: str | None, *, sure: b
         kept = None if turn_id is None else _turn_number(turn_id)
         async with checked_store(settings.database) as store:
             row = await _known(store, session_id)
-            if row.run is not None:
-                raise Invalid("A run has no turns to go back to; `--retry` enters its function again.")
             driver = await _driver(settings)
             rebuild = Rebuild(reason="OPERATOR")
             await store.restore(Restoration(session_id, "OPERATOR", kept))

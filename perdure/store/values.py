@@ -50,7 +50,6 @@ class NewSession(_Member):
     bounds: Bounds | None = None
     # Where it reports its end: `{callId, subagentName, token, url}`. A secret.
     callback: JsonObject | None = field(default=None, repr=False)
-    # It is a run.
     run: NewRun | None = None
 
 
@@ -92,7 +91,6 @@ class SessionRow(_Member):
     # Turns that prompts leave out: the first of each range, and the first after it.
     left_out: Sequence[tuple[int, int]] = ()
     records_expired: bool = False
-    # The name of the run, if it is one.
     run: str | None = None
 
     @property
@@ -174,9 +172,6 @@ class EventQuery:
     limit: int = 100
 
 
-# --- deliveries ---------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class NewDelivery:
     """A delivery to accept. `body` is `DeliveryBody` as JSON."""
@@ -244,9 +239,6 @@ class CancelRequest:
 
     session_id: str
     turn: int
-
-
-# --- attempts and fences ------------------------------------------------------------------------------------
 
 
 class AlreadyBegun(Exception):
@@ -379,9 +371,9 @@ class Commit:
     11. `run`: change the record of the run, which `close` ends. `spends`: add this to the account. `change`: apply it
        to the row, and add its usage and cost to the `below` of every session above it. A commit that ends a turn
        settles a cancel request for that turn; `close` settles one for any turn; `settles_cancel` settles one without
-       ending a turn, if no turn is expected. A commit that raises a fence (not that of the body of a run), ends a turn,
-       closes the session or `recovers` shows progress, so it clears the session's attention and emits an event. Readers
-       wake after the transaction has committed.
+       ending a turn, if no turn is expected. A commit that raises a fence, ends a turn, closes the session or
+       `recovers` shows progress, so it clears the session's attention and emits an event. Readers wake after the
+       transaction has committed.
     """
 
     session_id: str

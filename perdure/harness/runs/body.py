@@ -5,36 +5,28 @@ being stopped never return.
 """
 
 import asyncio
-import inspect
 import logging
-import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from pydantic_core import PydanticSerializationError, from_json, to_json
-
 from perdure.agents.run import Level
 from perdure.agents.tool import Effects
-from perdure.bounds import DEEPEST, deeper_than, described, shortened, whole
-from perdure.errors import Invalid, PerdureError, RunDiverged, RunStepFailed, StepOutcomeUnknown
+from perdure.bounds import shortened, whole
+from perdure.errors import RunDiverged, RunStepFailed, StepOutcomeUnknown
 from perdure.faults import reach
 from perdure.harness.journal import RUN_BEGUN, RUN_SETTLED, written
-from perdure.harness.tools.toolbox import in_thread
 from perdure.protocol import names
 from perdure.protocol.events import EventType, NewEvent
 from perdure.protocol.wire import JsonObject
 from perdure.store.base import Store, commit_with_retries
 from perdure.store.values import Attempt, Commit, Committed, Consumption, Fence, Hold, InputChanges
 
+from .outcomes import LONGEST_TEXT, as_json, called, failed, step_event, text_of
 from .records import Begun, Calls, Kind, Place, Settled
 
 log = logging.getLogger("perdure.runs")
-
-#: The largest result of a step, in bytes of JSON.
-LARGEST = 1_048_576
-_LONGEST_TEXT = 4_000
 
 #: So many rounds of the event loop let the function react to the end of a call before it sees the next one.
 _ROUNDS = 16
@@ -130,9 +122,9 @@ class Body:
 
     def log(self, level: Level, message: str, attributes: JsonObject) -> None:
         # Written with the next commit. In a later attempt the event is there already.
-        data: JsonObject = {"level": level, "message": shortened(whole(message), _LONGEST_TEXT)}
+        data: JsonObject = {"level": level, "message": shortened(whole(message), LONGEST_TEXT)}
         if attributes:
-            data["attributes"] = _json(attributes)
+            data["attributes"] = as_json(attributes)
         self._unsaid.append(
             NewEvent(type=EventType.RUN_LOG, key=names.session_key(f"run/log/{self._logged}"), data=data)
         )
@@ -256,7 +248,7 @@ class Body:
             await self.commit(
                 place,
                 settled=settled,
-                events=(*done.events, _step_event(place, settled)),
+                events=(*done.events, step_event(place, settled)),
                 hears=done.hears,
             )
             reach("run_after_settle")
@@ -340,8 +332,8 @@ class Body:
         limit = asyncio.timeout(seconds)
         try:
             async with limit:
-                result = await _called(function, arguments, place.name)
-            return Settled(status="completed", value=_json(result))
+                result = await called(function, arguments, place.name)
+            return Settled(status="completed", value=as_json(result))
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is None or task.cancelling():
@@ -452,51 +444,6 @@ async def _guarded(function: Callable[[], Awaitable[Any]]) -> Any:
         return await function()
     except (SystemExit, KeyboardInterrupt) as error:
         raise _Escaped(error) from None
-
-
-async def _called(function: Callable[..., Any], arguments: tuple[Any, ...], name: str) -> Any:
-    if inspect.iscoroutinefunction(function):
-        return await function(*arguments)
-    result: Any = await in_thread(lambda: function(*arguments), name, ended=threading.Event())
-    return await result if inspect.isawaitable(result) else result
-
-
-def _json(value: Any) -> Any:
-    """The value as all attempts see it."""
-    try:
-        encoded = to_json(value, inf_nan_mode="strings", bytes_mode="base64")
-    except (PydanticSerializationError, ValueError, TypeError, RecursionError) as error:
-        raise Invalid(f"This {type(value).__name__} cannot be sent as JSON: {described(error)}") from None
-    if len(encoded) > LARGEST:
-        raise Invalid(f"This {type(value).__name__} has {len(encoded)} bytes as JSON; {LARGEST} are allowed.")
-    known = from_json(encoded)
-    if deeper_than(known, DEEPEST):
-        raise Invalid(f"This {type(value).__name__} is nested deeper than {DEEPEST} levels.")
-    return known
-
-
-def text_of(error: BaseException) -> str:
-    try:
-        text = error.message if isinstance(error, PerdureError) else str(error)
-    except Exception:
-        text = "(no text)"
-    return shortened(whole(text), _LONGEST_TEXT)
-
-
-def failed(name: str, message: str) -> Settled:
-    return Settled(status="failed", error={"name": name, "message": message})
-
-
-def _step_event(place: Place, settled: Settled) -> NewEvent:
-    completed = settled.status == "completed"
-    data: JsonObject = {"name": place.name or place.kind, "kind": place.kind, "position": place.position}
-    if not completed:
-        data |= {"status": settled.status, "error": settled.error}
-    return NewEvent(
-        type=EventType.RUN_STEP_COMPLETED if completed else EventType.RUN_STEP_FAILED,
-        key=names.session_key(f"run/step/{place.position}"),
-        data=data,
-    )
 
 
 async def _rounds() -> None:

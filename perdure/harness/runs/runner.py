@@ -22,7 +22,8 @@ from perdure.store.base import Store, commit_with_retries
 from perdure.store.runs import RunChange
 from perdure.store.values import Attempt, Commit, Consumption, DeliveryRow, Fence, Hold, SessionChange, SessionRow
 
-from .body import Body, Ended, Parked, text_of
+from .body import Body, Ended, Parked
+from .outcomes import text_of
 from .records import Calls, calls_of
 from .waits import Drivers, RunWaits
 

@@ -198,6 +198,8 @@ def _not_recorded(when: str, name: str) -> ForkRefused:
 async def restore(tx: Transaction, restoration: Restoration, now: str) -> Written[SessionRow]:
     session = await rows.lock(tx, restoration.session_id)
     row, kept = session.row, restoration.kept
+    if row.run is not None:
+        raise RestoreRefused("A run has no turns to go back to.")
     if session.ended:
         raise SessionGone("The session has ended.")
     # The turn that runs or comes next: the first one that stays.
