@@ -26,6 +26,7 @@ from perdure.settings import Settings
 from tests.support import commands
 from tests.support.processes import clean_environment
 from tests.support.workflows import Bench, Outside
+from workflows.run import RunWorkflow
 from workflows.session import SessionWorkflow
 from workflows.turn import TurnWorkflow
 
@@ -36,7 +37,7 @@ KINDS = (names.TURNS_QUEUE, names.SESSIONS_QUEUE)
 _PAUSE = 0.1
 
 #: How many task queues the workers of each deployment poll.
-_QUEUES = {names.TURNS_QUEUE: 3, names.SESSIONS_QUEUE: 1}
+_QUEUES = {names.TURNS_QUEUE: 4, names.SESSIONS_QUEUE: 2}
 
 
 async def make_current(client: Client, deployment: str, build: str, kinds: Sequence[str] = KINDS) -> None:
@@ -111,6 +112,8 @@ class Fleet:
             composition.activity_worker(client, settings, names.MODELS_QUEUE, outside.model_activities),
             composition.activity_worker(client, settings, names.TOOLS_QUEUE, [outside.call_tool]),
             composition.workflow_worker(client, settings, names.TURNS_QUEUE, [turn], outside.steps),
+            composition.activity_worker(client, settings, names.BODIES_QUEUE, [outside.run_body]),
+            composition.workflow_worker(client, settings, names.RUNS_QUEUE, [RunWorkflow], ()),
             composition.workflow_worker(client, settings, names.SESSIONS_QUEUE, [SessionWorkflow], outside.steps),
         ):
             # Nobody switches builds before that.

@@ -216,10 +216,12 @@ class Builds:
 
     def query(self, kind: str, build: str) -> str:
         """The query for the workflows of a kind that run on a build."""
-        workflow = names.SESSION_WORKFLOW if kind == names.SESSIONS_QUEUE else names.TURN_WORKFLOW
+        # Runs move as sessions do.
+        drivers = (names.SESSION_WORKFLOW, names.RUN_WORKFLOW)
+        workflows = drivers if kind == names.SESSIONS_QUEUE else (names.TURN_WORKFLOW,)
         version = literal(f"{self.name(kind)}:{build}")
         return (
-            f"WorkflowType = '{workflow}' AND ExecutionStatus = 'Running' "
+            f"WorkflowType IN ({', '.join(map(literal, workflows))}) AND ExecutionStatus = 'Running' "
             f"AND TemporalWorkerDeploymentVersion = {version}"
         )
 

@@ -36,8 +36,8 @@ _LIST_PATIENCE = timedelta(seconds=60)
 _LISTS_LATE = 1.0
 
 _NO_WORKER = "no worker of its build runs: start one, or add --take-over"
-#: Activities that a driver executes only while a turn runs or ends.
-_OF_TURNS = names.STEPS | {names.CONCLUDE_TURN}
+#: Activities that a driver executes only while a turn, or the function of a run, runs or ends.
+_OF_TURNS = names.STEPS | {names.CONCLUDE_TURN, names.RUN_BODY}
 
 _TURN_RUNS = "it runs a turn, and moves after it"
 _OLD_TURN = "its turn runs on the old build"
