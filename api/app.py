@@ -14,14 +14,12 @@ from perdure.store.base import Store
 
 from .auth import Authenticator, Gate, is_development
 from .bodies import BodyReader
-from .durable.errors import enveloped
 from .durable.read import Reader, Timing
-from .envelope import enveloped as as_flue
-from .envelope import not_allowed
+from .envelope import enveloped, not_allowed
 from .requests import Handler, RequestLimits, Scopes, traced
 from .responses import Shield, on_error, on_http_error
 from .routes.events import EventRoutes
-from .routes.flue import AgentRoutes
+from .routes.flue import AgentRoutes, RunReader
 from .routes.inputs import InputRoutes
 from .routes.inspection import AboutRoutes, DeadLetterRoutes, InspectionRoutes
 from .routes.runs import RunRoutes
@@ -122,7 +120,7 @@ def create_app(
         route("GET", path, enveloped(streams.read, CORS))
         route("HEAD", path, enveloped(streams.read, CORS))
         route("OPTIONS", path, streams.preflight)
-    runs = RunRoutes(gate, sessions.runs, bodies)
+    runs = RunRoutes(gate, sessions.runs, bodies, RunReader(store, reader, store.run).read)
     for path, handlers in (
         ("/workflows/{name}", {"POST": runs.start}),
         ("/runs", {"GET": runs.list}),
@@ -130,5 +128,5 @@ def create_app(
         ("/runs/{run_id}/cancel", {"POST": runs.cancel}),
     ):
         for method in METHODS:
-            route(method, path, as_flue(handlers[method]) if method in handlers else not_allowed(*handlers))
+            route(method, path, enveloped(handlers[method]) if method in handlers else not_allowed(*handlers))
     return app

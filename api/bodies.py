@@ -41,12 +41,6 @@ class AnyJson:
     value: Any = field(repr=False)
 
 
-class InvalidJson(Invalid):
-    """The body is not JSON."""
-
-    code = "invalid_json"
-
-
 class BodyReader:
     """Reads the bodies of one API as JSON objects."""
 

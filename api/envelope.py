@@ -1,4 +1,4 @@
-"""Responses and errors of the routes of runs, in the form that clients of Flue expect."""
+"""Responses and errors in the form that clients of Durable Streams and of Flue expect."""
 
 import functools
 import logging
@@ -9,13 +9,14 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from perdure.bounds import shortened
-from perdure.errors import IdempotencyConflict, PerdureError, SessionDeleted, Unauthenticated, Unavailable
+from perdure.errors import IdempotencyConflict, InboxFull, PerdureError, SessionDeleted, Unauthenticated, Unavailable
 
 from .requests import Handler
 from .responses import dumps
 
 log = logging.getLogger("perdure.api")
 
+#: On every response: a browser neither guesses a type, nor refuses the response to a page of another origin.
 SECURITY = {"x-content-type-options": "nosniff", "cross-origin-resource-policy": "cross-origin"}
 
 _LONGEST = 1_200
@@ -28,8 +29,8 @@ class MethodNotAllowed(PerdureError):
     code = "method_not_allowed"
 
 
-def enveloped(handler: Handler) -> Handler:
-    """The handler, with its errors in the envelope."""
+def enveloped(handler: Handler, headers: Mapping[str, str] | None = None) -> Handler:
+    """The handler with its errors in the envelope, and with these headers on every response."""
 
     @functools.wraps(handler)
     async def answered(request: Request) -> Response:
@@ -41,10 +42,8 @@ def enveloped(handler: Handler) -> Handler:
             raise
         except Exception as error:
             log.error("request failed", exc_info=error)
-            response = refusal(PerdureError("The request failed."))
-        if request.method == "HEAD":
-            response = Response(b"", response.status_code, response.headers)
-        response.headers.update(SECURITY)
+            response = refusal(PerdureError())
+        response.headers.update(headers or {})
         return response
 
     return answered
@@ -62,34 +61,37 @@ def not_allowed(*methods: str) -> Handler:
 
 def shown(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """A JSON response that caches must not store."""
-    return Response(dumps(content), status, {"cache-control": "no-store", **(headers or {})}, "application/json")
+    return Response(
+        dumps(content), status, {"cache-control": "no-store", **SECURITY, **(headers or {})}, "application/json"
+    )
 
 
-def refusal(error: PerdureError) -> Response:
+def refusal(error: PerdureError, headers: Mapping[str, str] | None = None) -> Response:
     """The response to an error. Of a failure of ours it says nothing but that it was one."""
     status, kind, message = error.status, error.code, shortened(error.message, _LONGEST)
-    headers: dict[str, str] = {}
+    meta = error.details.get("meta")
+    extra = dict(headers or {})
     match error:
         case Unavailable():
             # The text of the database or the network is only for the log.
             log.warning("request refused with 503: %s", error.message)
-            kind, message, headers = "runtime_unavailable", "The service cannot take this now; try again.", _RETRY
+            status, kind, message = 503, "runtime_unavailable", "The service cannot take this now; try again."
         case IdempotencyConflict() | SessionDeleted():
             kind = "submission_conflict"
-        case MethodNotAllowed():
-            headers = {"allow": error.details["allow"]}
         case _ if status >= 500:
-            kind = "internal_error"
+            status, message = 500, "The request failed."
+            kind = kind if kind.startswith("submission_") else "internal_error"
         case _:
             pass
+    if isinstance(error, Unavailable | InboxFull):
+        extra["retry-after"] = "1"
+    if isinstance(error, MethodNotAllowed):
+        extra["allow"] = error.details["allow"]
     body: dict[str, Any] = {"type": kind, "message": message, "details": error.details.get("explained", "")}
-    if (meta := error.details.get("meta")) is not None:
+    if meta is not None:
         body["meta"] = meta
-    response = shown({"error": body}, status, headers)
+    response = shown({"error": body}, status, extra)
     if isinstance(error, Unauthenticated):
         for challenge in error.details.get("challenges", ("Bearer",)):
             response.headers.append("www-authenticate", challenge)
     return response
-
-
-_RETRY = {"retry-after": "1"}

@@ -56,7 +56,6 @@ TurnHandle: TypeAlias = "workflow.ChildWorkflowHandle[Any, TurnResult] | InlineT
 _LONG_RUN = 200
 
 _QUIET = 5.0
-
 _UNREADABLE_PAUSE = timedelta(minutes=1)
 
 #: How long the driver waits for a turn to stop when an operator ends its session.

@@ -1,32 +1,6 @@
-"""Errors in the envelope that clients of Durable Streams and of Flue expect."""
+"""What a reader of a log is refused."""
 
-import functools
-import logging
-from collections.abc import Mapping
-from typing import Any
-
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
-
-from api.requests import Handler
-from api.responses import dumps
-from perdure.bounds import shortened
-from perdure.errors import (
-    IdempotencyConflict,
-    InboxFull,
-    NotFound,
-    PerdureError,
-    SessionDeleted,
-    Unauthenticated,
-    Unavailable,
-)
-
-log = logging.getLogger("perdure.api")
-
-#: On every response: a browser neither guesses a type, nor refuses the response to a page of another origin.
-SECURITY = {"x-content-type-options": "nosniff", "cross-origin-resource-policy": "cross-origin"}
-
-_LONGEST = 1_200
+from perdure.errors import NotFound, PerdureError
 
 
 class StreamNotFound(NotFound):
@@ -35,77 +9,8 @@ class StreamNotFound(NotFound):
     code = "stream_not_found"
 
 
-class RunNotFound(NotFound):
-    """There is no such run."""
-
-    code = "run_not_found"
-
-
 class OffsetGone(PerdureError):
     """The offset is beyond the end of the stream."""
 
     status = 416
     code = "stream_offset_gone"
-
-
-class MethodNotAllowed(PerdureError):
-    """The method is not allowed here."""
-
-    status = 405
-    code = "method_not_allowed"
-
-
-def enveloped(handler: Handler, headers: Mapping[str, str] | None = None) -> Handler:
-    """The handler with its errors in the envelope, and with these headers on every response."""
-
-    @functools.wraps(handler)
-    async def answered(request: Request) -> Response:
-        try:
-            response = await handler(request)
-        except PerdureError as error:
-            response = refusal(error)
-        except ClientDisconnect:
-            raise
-        except Exception as error:
-            log.error("request failed", exc_info=error)
-            response = refusal(PerdureError())
-        response.headers.update(headers or {})
-        return response
-
-    return answered
-
-
-def refusal(error: PerdureError, headers: Mapping[str, str] | None = None) -> Response:
-    """The response to an error. Of a failure of ours it says nothing but that it was one."""
-    status, kind, message = error.status, error.code, shortened(error.message, _LONGEST)
-    meta = error.details.get("meta")
-    extra = dict(headers or {})
-    match error:
-        case Unavailable():
-            # The text of the database or the network is only for the log.
-            log.warning("request refused with 503: %s", error.message)
-            status, kind, message = 503, "runtime_unavailable", "The service cannot take this now; try again."
-        case IdempotencyConflict() | SessionDeleted():
-            kind = "submission_conflict"
-        case _ if status >= 500:
-            status, message = 500, "The request failed."
-            kind = kind if kind.startswith("submission_") else "internal_error"
-        case _:
-            pass
-    if isinstance(error, Unavailable | InboxFull):
-        extra["retry-after"] = "1"
-    if isinstance(error, MethodNotAllowed):
-        extra["allow"] = error.details["allow"]
-    body: dict[str, Any] = {"type": kind, "message": message, "details": error.details.get("explained", "")}
-    if meta is not None:
-        body["meta"] = meta
-    response = Response(
-        dumps({"error": body}),
-        status,
-        {"cache-control": "no-store", **SECURITY, **extra},
-        media_type="application/json",
-    )
-    if isinstance(error, Unauthenticated):
-        for challenge in error.details.get("challenges", ("Bearer",)):
-            response.headers.append("www-authenticate", challenge)
-    return response

@@ -14,14 +14,15 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 
+from api.envelope import SECURITY
 from api.responses import dumps
 from api.stream.broadcast import Broadcasts
 from api.stream.response import LiveResponse
-from perdure.errors import Invalid
+from perdure.errors import Invalid, RunNotFound
 from perdure.store.base import Watch
 from perdure.store.streams import media_type
 
-from .errors import SECURITY, OffsetGone, RunNotFound, StreamNotFound
+from .errors import OffsetGone, StreamNotFound
 from .offsets import START, Offset, cursor, read_offset, write_offset
 
 JSON = "application/json"

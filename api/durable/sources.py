@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
 from api.responses import dumps
-from perdure.errors import NotFound
+from perdure.errors import NotFound, RunNotFound
 from perdure.protocol import flue, names
 from perdure.protocol.conversation import changes
 from perdure.protocol.events import Event, EventType
@@ -14,7 +14,7 @@ from perdure.protocol.flue import Known
 from perdure.protocol.wire import JsonObject
 from perdure.store.base import Store, Watch
 
-from .errors import RunNotFound, StreamNotFound
+from .errors import StreamNotFound
 from .read import JSON, Head, Page
 
 #: The most events of a page.

@@ -11,10 +11,11 @@ from starlette.responses import Response
 
 from api.auth import Gate
 from api.bodies import BodyReader, Fields
-from api.durable.errors import SECURITY, MethodNotAllowed, StreamNotFound
+from api.durable.errors import StreamNotFound
 from api.durable.offsets import write_offset
 from api.durable.read import Reader
 from api.durable.sources import EventLog, Projection, RunLookup, log_of_agent, log_of_run
+from api.envelope import SECURITY, MethodNotAllowed
 from api.requests import RequestLimits, idempotency_key, known_id
 from api.responses import flags, reply
 from perdure.agents.registry import AgentRegistry

@@ -36,9 +36,7 @@ class RunFailed(PerdureError):
 
 
 class RunRoutes:
-    def __init__(
-        self, gate: Gate, runs: Runs, bodies: BodyReader, *, read: Handler | None = None, wait: float = WAIT
-    ) -> None:
+    def __init__(self, gate: Gate, runs: Runs, bodies: BodyReader, read: Handler, *, wait: float = WAIT) -> None:
         """`read` serves the stream of a run, which exists and belongs to the caller."""
         self._gate = gate
         self._runs = runs
@@ -69,8 +67,6 @@ class RunRoutes:
         record = await self._runs.get(run_id, principal)
         if "meta" in request.query_params and request.method == "GET":
             return shown(record_of(record, await self._runs.needs(run_id)))
-        if self._read is None:
-            raise Invalid("This server shows the records of runs (`?meta`) and not their streams.")
         return await self._read(request)
 
     async def list(self, request: Request) -> Response:

@@ -11,9 +11,10 @@ from starlette.responses import Response
 
 from api.auth import Gate
 from api.bodies import BodyReader
-from api.durable.errors import SECURITY, StreamNotFound, refusal
+from api.durable.errors import StreamNotFound
 from api.durable.offsets import read_offset, write_offset
 from api.durable.read import Head, Page, Reader
+from api.envelope import SECURITY, refusal
 from api.requests import known_id
 from perdure.errors import Conflict, Forbidden, Invalid, PerdureError, TooLarge
 from perdure.runtime.deliveries import session_id
