@@ -24,7 +24,7 @@ def node() -> str:
 
 @pytest.fixture(scope="module")
 def stack(module_stack: StackFactory) -> Stack:
-    return module_stack(provider=True, agents="tests.conformance.agents:concierge")
+    return module_stack(provider=True, agents="tests.conformance.agents:concierge,tests.runs.declared:agents")
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
