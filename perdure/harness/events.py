@@ -102,13 +102,23 @@ class EventFactory:
         key = action_key(call_at or self.at, call_id)
         return self._event(EventType.ACTION_RESULT, key, {**data, **step_coordinates(self.at.turn, self.at.step)})
 
-    def inputs_requested(self, requests: Sequence[InputRequest], first: str | None = None) -> NewEvent:
-        """The requests that wait for people; `first`: names those of descendants, which come one after the other."""
+    def inputs_requested(
+        self, requests: Sequence[InputRequest], first: str | None = None, first_shown: tuple[int, int] | None = None
+    ) -> NewEvent:
+        """The requests that wait for people; `first`: names those of descendants, which come one after the other.
+
+        `first_shown`: the turn and the step of the event that has shown these requests first, if it was another one.
+        """
         data = requested(requests)
         for each in requests:
             if each.session_id != self.at.session_id:
                 data["details"][each.request_id] |= {"sessionId": each.session_id, "agent": each.agent}
-        return self.of_step(EventType.INPUT_REQUESTED, f"inputs/{first}" if first else "inputs", data)
+        if first_shown is None or first_shown == self.at.place:
+            return self.of_step(EventType.INPUT_REQUESTED, f"inputs/{first}" if first else "inputs", data)
+        # Clients find what they show of a request by the coordinates: with others they would show it twice.
+        turn, step = first_shown
+        key = names.step_key(self.at.turn, self.at.step, f"inputs/again/{turn}/{step}")
+        return self._event(EventType.INPUT_REQUESTED, key, {**data, **step_coordinates(turn, step)})
 
     def result_completed(self, result: Any) -> NewEvent:
         return self.of_step(EventType.RESULT_COMPLETED, "result", {"result": result})

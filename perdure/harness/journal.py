@@ -154,7 +154,10 @@ class StoredReply(Wire):
 
     @property
     def open(self) -> tuple[OpenInput, ...]:
-        return tuple(ask.open for ask in self.asks)
+        # The step that asks shows its requests; those of programs may be shown by a later turn.
+        return tuple(
+            ask.open.model_copy(update={"first_shown": (ask.request.turn, ask.request.step)}) for ask in self.asks
+        )
 
     def call(self, call_id: str) -> RequestedCall:
         for call in self.calls:

@@ -72,7 +72,7 @@ class SessionRebuilder:
             held = await self._held(row, token_hash, snapshot, waiting, inputs)
             held = held.model_copy(update={"deliveries": (*held.deliveries, *decisions.still_awaited(awaited))})
         else:
-            waiting = _waiting(inputs, await self._parked_requests(row))
+            waiting = _waiting(inputs, await self._parked_requests(row), awaited)
         state = SessionState(
             session_id=row.session_id,
             agent=row.agent,
@@ -169,7 +169,7 @@ class SessionRebuilder:
         )
 
 
-def _waiting(inputs: Sequence[InputRow], parked: Sequence[OpenInput]) -> tuple[OpenInput, ...]:
+def _waiting(inputs: Sequence[InputRow], parked: Sequence[OpenInput], awaited: Awaited | None) -> tuple[OpenInput, ...]:
     """What the driver still has to process: open requests, and those that were closed since the turn parked."""
     known = {each.request_id for each in parked}
     more = [row.request for row in inputs if row.status == "open" and row.request.request_id not in known]
@@ -181,6 +181,8 @@ def _waiting(inputs: Sequence[InputRow], parked: Sequence[OpenInput]) -> tuple[O
                 expires_at=None
                 if request.expires_at is None
                 else datetime.fromisoformat(request.expires_at).timestamp(),
+                # Those of descendants were shown behind the boundary, where the turn waits for its children.
+                first_shown=awaited.at.place if awaited and request.session_id != awaited.at.session_id else None,
             )
             for request in more
         ),

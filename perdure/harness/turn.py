@@ -208,7 +208,7 @@ class TurnParker:
             unless_cancelled=at.turn,
             unless=(at.turn, at.step, END),
             records=(written(at.turn, at.step, END, PARK, StoredPark(open=park.open)),),
-            events=(*completed_step(factory, turn), factory.inputs_requested(waiting), *ending.events),
+            events=(*completed_step(factory, turn), *_requested(factory, park, waiting), *ending.events),
             close_turn=at.turn,
             inputs=InputChanges(opens=requests),
             change=SessionChange(status=ending.status),
@@ -228,6 +228,15 @@ class TurnParker:
                     if each.request_id in wanted and await self._store.input(each.request_id) is None
                 ]
         return found
+
+
+def _requested(factory: EventFactory, park: ParkTurn, waiting: Sequence[InputRequest]) -> list[NewEvent]:
+    """One event for each place where some of these requests were shown first."""
+    first_shown = {each.request_id: each.first_shown or park.at.place for each in park.open}
+    by_place: dict[tuple[int, int], list[InputRequest]] = {}
+    for request in waiting:
+        by_place.setdefault(first_shown.get(request.request_id, park.at.place), []).append(request)
+    return [factory.inputs_requested(requests, first_shown=place) for place, requests in by_place.items()]
 
 
 def _reminder_event(request: InputRequest, left: int) -> NewEvent:

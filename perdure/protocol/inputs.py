@@ -160,9 +160,14 @@ class InputAnswer(Versioned, extra="allow"):
         return self.model_dump(mode="json", exclude_none=True, include=shown)
 
 
-class OpenInput(Wire):
-    """An open request as Temporal carries it: an id and its timers, in seconds since the epoch."""
+class OpenInput(Wire, extra="allow"):
+    """An open request as Temporal carries it: an id and its timers, in seconds since the epoch.
+
+    Drivers pass it on with fields of newer builds that they do not know.
+    """
 
     request_id: str
     expires_at: float | None = None
     remind_at: tuple[float, ...] = ()
+    # The turn and the step of the event that has shown it first. None: an older build has opened it.
+    first_shown: tuple[int, int] | None = None

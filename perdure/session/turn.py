@@ -249,7 +249,7 @@ class _Turn:
                 case Finished(failure=failure):
                     return self._result(failure)
                 case Parked(open=open):
-                    return self._result(None, open=open)
+                    return self._result(None, open=self._shown(open))
                 case Calls(calls=calls, parallel=parallel, open=open):
                     await self._run_calls([self._tool_call(self._at, call) for call in calls], parallel)
                     if open:
@@ -388,10 +388,17 @@ class _Turn:
     async def _park(
         self, open: tuple[OpenInput, ...], *, silent: bool = False, programs: tuple[Coordinates, ...] = ()
     ) -> TurnResult:
-        request = self._request
-        park = ParkTurn(at=self._at, agent=request.agent, mode=request.mode, open=open, programs=programs)
+        request, shown = self._request, self._shown(open)
+        park = ParkTurn(at=self._at, agent=request.agent, mode=request.mode, open=shown, programs=programs)
         await self._steps.park(park)
-        return self._result(None, open=open, silent=silent)
+        return self._result(None, open=shown, silent=silent)
+
+    def _shown(self, open: Sequence[OpenInput]) -> tuple[OpenInput, ...]:
+        """The requests with the place where each was shown first: here, unless it was open before the turn."""
+        before = {each.request_id: each.first_shown for each in self._request.open}
+        return tuple(
+            each.model_copy(update={"first_shown": before.get(each.request_id, self._at.place)}) for each in open
+        )
 
     def _handed_over(
         self,

@@ -44,4 +44,4 @@ concierge = Agent(
 hasty = Agent(name="hasty", model="openai-chat:scripted", tools=[pay], while_waiting="deny")
 clerk = Agent(name="clerk", model="openai-chat:scripted", instructions="Do as the script says.", tools=[send])
 cashier = Agent(name="cashier", model="openai-chat:scripted", description="Pays.", tools=[pay])
-foreman = Agent(name="foreman", model="openai-chat:scripted", tools=[add], subagents=[cashier])
+foreman = Agent(name="foreman", model="openai-chat:scripted", tools=[add, pay], subagents=[cashier])

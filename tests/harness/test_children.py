@@ -17,10 +17,12 @@ from perdure.protocol.requests import (
     Coordinates,
     Delegated,
     DispatchChildren,
+    RebuildSession,
     ShowInputs,
     StopChildren,
 )
 from perdure.store.engine import commit
+from perdure.store.values import Attempt
 from perdure.testing import ScriptedModel, call
 from tests.support.lab import SESSION, Lab, lab
 
@@ -126,6 +128,21 @@ async def test_a_cancel_that_meets_the_last_words_of_a_family_does_not_wait_for_
         row = await it.root.store.session(SESSION)
         assert row is not None
         assert row.cancel_turn is None
+
+
+async def test_where_a_request_of_a_child_was_shown_first_is_known_also_after_the_loss_of_the_driver() -> None:
+    async with family([call("pay"), call("pay")]) as it:
+        await it.child.parked(it.task)
+        one, other = [DeliveryRef.model_validate(row.ref) for row in await it.root.store.unread(SESSION)]
+
+        # The turn parks with the first request; the other one is shown behind the boundary.
+        parks = await it.root.harness.children.show(ShowInputs(at=AT, deliveries=(one,), shows=True, parks=True))
+        later = await it.root.harness.children.show(ShowInputs(at=AT, deliveries=(other,), shows=True))
+        state = await it.root.harness.rebuild_session(RebuildSession(session_id=SESSION, reason="LOST"), Attempt(1, 1))
+
+        assert state is not None
+        assert state.open == (*parks.open, *later.open)
+        assert [each.first_shown for each in state.open] == [AT.place, AT.place]
 
 
 async def test_a_child_that_works_already_needs_no_worker_that_declares_its_agent() -> None:

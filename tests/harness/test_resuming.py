@@ -180,7 +180,8 @@ async def test_answers_that_come_one_by_one_are_carried_out_one_by_one() -> None
         assert (await it.types())[-2:] == ["turn.completed", "session.waiting"]
         again = (await it.emitted("input.requested"))[-1]
         assert [each["requestId"] for each in again["requests"]] == [open[0].request_id]
-        assert again["turnId"] == "turn_1"
+        # Where a client finds what it shows of the request already.
+        assert (again["turnId"], again["sequence"], again["stepIndex"]) == ("turn_0", 0, 0)
 
         second = await it.answer((open[0], NO))
         assert (await it.resume(second, open=resumed.open, turn=2)).calls == ()
@@ -189,6 +190,21 @@ async def test_answers_that_come_one_by_one_are_carried_out_one_by_one() -> None
         assert till.paid == [6]
         assert last_parts(model)[1] == "paid 6"
         assert last_parts(model)[0]["code"] == "TOOL_EXECUTION_DENIED"
+
+
+async def test_requests_of_several_places_are_emitted_again_with_their_own_coordinates() -> None:
+    async with asked(Till(), 5, 6, 7) as (it, _, open):
+        resumed = await it.resume(await it.answer((open[0], YES)), open=open)
+        await it.run_approved(resumed.calls[0])
+        # One of an older build, of which nobody knows where it was shown first.
+        unknown, known = resumed.open[0].model_copy(update={"first_shown": None}), resumed.open[1]
+
+        await it.park((unknown, known), turn=1)
+
+        again = [event for event in await it.events() if event.type == "input.requested"][1:]
+        found = [(each.turn, each.data["turnId"], each.data["requests"][0]["requestId"]) for each in again if each.data]
+        assert found == [(1, "turn_1", unknown.request_id), (1, "turn_0", known.request_id)]
+        assert (await it.types())[-4:] == ["input.requested", "input.requested", "turn.completed", "session.waiting"]
 
 
 async def test_two_answers_that_are_there_at_once_are_one_turn() -> None:

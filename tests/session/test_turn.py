@@ -236,6 +236,7 @@ async def test_usage_is_summed_over_the_steps(rounds: int) -> None:
 
 
 ASKED = OpenInput(request_id="inp_1")
+SHOWN = OpenInput(request_id="inp_1", first_shown=(3, 0))
 ANSWERED = REQUEST.model_copy(
     update={"deliveries": (DeliveryRef(id="dlv_2", kind="answer", token_hash="now"),), "open": (ASKED,)}
 )
@@ -247,8 +248,8 @@ async def test_a_turn_that_waits_for_people_parks_after_the_other_calls() -> Non
     result = await finished(steps)
 
     assert [call.call.tool for call in steps.tool_calls] == ["a"]
-    assert [park.open for park in steps.parks] == [(ASKED,)]
-    assert (result.action, result.open) == (Park(), (ASKED,))
+    assert [park.open for park in steps.parks] == [(SHOWN,)]
+    assert (result.action, result.open) == (Park(), (SHOWN,))
 
 
 async def test_a_turn_that_only_waits_needs_no_extra_step_to_park() -> None:
@@ -256,7 +257,7 @@ async def test_a_turn_that_only_waits_needs_no_extra_step_to_park() -> None:
 
     result = await finished(steps)
 
-    assert (steps.parks, result.open) == ([], (ASKED,))
+    assert (steps.parks, result.open) == ([], (SHOWN,))
 
 
 async def test_a_task_that_waits_does_not_end() -> None:
@@ -277,15 +278,39 @@ async def test_an_approved_call_is_recorded_where_it_was_asked_and_emitted_where
 
 
 async def test_the_model_is_not_asked_while_a_request_is_open() -> None:
-    other = OpenInput(request_id="inp_2")
+    other = OpenInput(request_id="inp_2", first_shown=(1, 4))
     steps = ScriptedSteps()
     steps.resumed = Resumed(open=(other,))
 
-    result = await finished(steps, ANSWERED)
+    result = await finished(steps, ANSWERED.model_copy(update={"open": (ASKED, other)}))
 
     assert steps.model_calls == []
     assert [park.open for park in steps.parks] == [(other,)]
     assert result.open == (other,)
+
+
+async def test_nobody_guesses_where_a_request_of_an_older_build_was_shown_first() -> None:
+    steps = ScriptedSteps()
+    steps.resumed = Resumed(open=(ASKED,))
+
+    result = await finished(steps, ANSWERED)
+
+    assert [park.open for park in steps.parks] == [(ASKED,)]
+    assert result.open == (ASKED,)
+
+
+async def test_what_a_program_asks_in_a_later_turn_is_shown_first_by_that_turn() -> None:
+    program = ApprovedCall(
+        at=Coordinates(session_id="ses_1", turn=2, step=1), call=CallRef(call_id="p", tool="code_mode")
+    )
+    before = OpenInput(request_id="inp_2", first_shown=(2, 1))
+    steps = ScriptedSteps()
+    steps.resumed = Resumed(kind="programs", programs=(program,), open=(before,))
+    steps.programs = [ProgramOutcome(call_id="p", open=(ASKED, OpenInput(request_id="inp_2")))]
+
+    result = await finished(steps, ANSWERED.model_copy(update={"open": (before,)}))
+
+    assert {each.request_id: each.first_shown for each in result.open} == {"inp_1": (3, 0), "inp_2": (2, 1)}
 
 
 async def test_an_expired_request_resumes_the_turn_without_a_delivery() -> None:

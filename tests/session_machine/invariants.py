@@ -59,7 +59,8 @@ class Log:
             case EventType.TURN_COMPLETED | EventType.TURN_FAILED | EventType.TURN_CANCELLED:
                 self._end(event, data["sequence"], _ENDS[event.type])
             case EventType.INPUT_REQUESTED:
-                self._parked.add(turn)
+                # Its data may have the coordinates of the turn that has shown the requests first.
+                self._parked.add(-1 if event.turn is None else event.turn)
                 actions = [each["action"] for each in data["requests"]]
                 self.calls.update(each["callId"] for each in actions if each["toolName"] != "ask_question")
             case EventType.ACTIONS_REQUESTED:

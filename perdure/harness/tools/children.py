@@ -281,7 +281,7 @@ class Children:
             await commit_with_retries(self._store, commit)
             await self._forget_cancel(at.session_id)
             return ShownInputs()
-        open = tuple(OpenInput(request_id=row.request.request_id) for row in rows)
+        open = tuple(OpenInput(request_id=row.request.request_id, first_shown=at.place) for row in rows)
         factory = EventFactory(at)
         shown = factory.inputs_requested([row.request for row in rows], open[0].request_id)
         if not order.parks:
