@@ -18,7 +18,8 @@ from tests.support.talk import Json, Talk, types
 from tests.support.waiting import until
 
 AGENTS = "tests.runtime.served:chat"
-KEPT = ("perdure_schema", "deletions", "deleted_keys", "spending")
+#: Tables whose rows outlive a session, and those that have none of a session.
+KEPT = ("perdure_schema", "deletions", "deleted_keys", "spending", "streams", "stream_items", "stream_producers")
 
 
 @pytest.fixture(scope="module")
