@@ -92,6 +92,9 @@ Message: TypeAlias = str | tuple[TextPart | FilePart, ...]
 COMPACT, CLEAR, RESET = "compact", "clear", "reset"
 CONTROLS = frozenset({COMPACT, CLEAR, RESET})
 
+#: The kind of the delivery with which a run is accepted. The body of the run reads it when it begins.
+RUN = "run"
+
 #: The kinds of deliveries by which the sessions of a family report: a child has ended, to its parent; a descendant
 #: waits for people, or does so no more, to its root.
 CHILD_RESULT, CHILD_INPUT, CHILD_ANSWER = "child-result", "child-input", "child-answer"

@@ -10,8 +10,6 @@ class RunState(Versioned, extra="allow"):
     run_id: str
     # An operator has ended it.
     ends: Failure | None = None
-    # How often in a row its function could not be entered.
-    tries: int = 0
 
 
 class RunBody(Versioned):

@@ -188,11 +188,15 @@ async def test_an_idle_stream_has_heartbeats(tmp_path: Path) -> None:
 async def test_a_connection_ends_with_a_farewell_and_its_reader_loses_nothing(tmp_path: Path) -> None:
     async with serving(tmp_path, pace=Pace(comment=0.02, lifetime=(0.05, 0.06))) as api:
         session_id = await talked(api)
+        turns = [turn_events(number, [f"{number}"]) for number in range(4)]
+        end = sum(len(events) for events in turns)
         read: list[str] = []
         last, farewells = None, 0
-        for number in range(4):
+        # A busy machine may end a connection before it has brought anything: its reader comes again.
+        while turns or len(read) < end:
             async with sse(api, session_id, last) as frames:
-                await api.emit(session_id, *turn_events(number, [f"{number}"]))
+                if turns:
+                    await api.emit(session_id, *turns.pop(0))
                 for frame in await frames.rest():
                     if frame.id is not None:
                         read.append(frame.id)
@@ -201,9 +205,8 @@ async def test_a_connection_ends_with_a_farewell_and_its_reader_loses_nothing(tm
                         farewells += 1
                         assert frame.data == {"reason": "connection_cycle", "retryMs": 100}
 
-    assert farewells == 4
-    assert read == [str(index) for index in range(len(read))]
-    assert len(read) > 21
+    assert farewells >= 4
+    assert read == [str(index) for index in range(end)]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from perdure.agents.run import Level
 from perdure.agents.tool import Effects
@@ -21,7 +21,7 @@ from perdure.protocol import names
 from perdure.protocol.events import EventType, NewEvent
 from perdure.protocol.wire import JsonObject
 from perdure.store.base import Store, commit_with_retries
-from perdure.store.values import Attempt, Commit, Committed, Consumption, Fence, Hold, InputChanges
+from perdure.store.values import Attempt, Commit, Committed, Consumption, Fence, Hold, InputChanges, NewRecord
 
 from .outcomes import LONGEST_TEXT, as_json, called, failed, step_event, text_of
 from .records import Begun, Calls, Kind, Place, Settled
@@ -59,21 +59,18 @@ class Done:
 Work: TypeAlias = Callable[[Place], Awaitable[Done | Wait]]
 
 
-class Waits:
+class Waits(Protocol):
     """How calls are done that wait; the body knows steps only."""
 
-    async def sleep(self, body: "Body", place: Place, seconds: float) -> Done | Wait:
-        raise NotImplementedError
+    async def sleep(self, body: "Body", place: Place, seconds: float) -> Done | Wait: ...
 
     async def prompt(
         self, body: "Body", place: Place, agent: str, message: str, session: str | None, schema: JsonObject | None
-    ) -> Done | Wait:
-        raise NotImplementedError
+    ) -> Done | Wait: ...
 
     async def ask(
         self, body: "Body", place: Place, question: str, options: Sequence[str], *, freeform: bool
-    ) -> Done | Wait:
-        raise NotImplementedError
+    ) -> Done | Wait: ...
 
 
 class Body:
@@ -268,23 +265,14 @@ class Body:
     ) -> Committed:
         """Commit for this attempt, with what the function has logged; `Superseded` when a newer attempt runs."""
         said, self._unsaid = self._unsaid, []
-        records = (
-            [
-                written(0, place.position, key, form, body)
-                for key, form, body in (
-                    (place.begun_key, RUN_BEGUN, begun),
-                    (place.label, RUN_SETTLED, settled),
-                )
-                if body is not None
-            ]
-            if place is not None
-            else []
-        )
-        if settled is not None:
-            more["recovers"] = True
-        if begun is not None:
+        records: list[NewRecord] = []
+        if place is not None and begun is not None:
+            records.append(written(0, place.position, place.begun_key, RUN_BEGUN, begun))
             # No effect begins after a cancel.
             more["unless_cancelled"] = 0
+        if place is not None and settled is not None:
+            records.append(written(0, place.position, place.label, RUN_SETTLED, settled))
+            more["recovers"] = True
         commit = Commit(
             self.run_id,
             fence=Fence(0, 0, names.BODY_SCOPE, self.attempt, Hold.KEEP),
@@ -295,11 +283,6 @@ class Body:
             **more,
         )
         return await commit_with_retries(self._store, commit)
-
-    def unsaid(self) -> Sequence[NewEvent]:
-        """What was logged and is not written yet."""
-        said, self._unsaid = self._unsaid, []
-        return said
 
     def begun(self, place: Place) -> Begun | None:
         return self._calls.begun.get(place.position)

@@ -1,7 +1,7 @@
 """Enters the function of a run, parks the run or ends it."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -14,7 +14,7 @@ from perdure.faults import reach
 from perdure.harness.journal import find_session
 from perdure.harness.tools.children import Children
 from perdure.protocol import names
-from perdure.protocol.deliveries import CHILD_ANSWER, CHILD_INPUT, CHILD_RESULT
+from perdure.protocol.deliveries import CHILD_ANSWER, CHILD_INPUT, CHILD_RESULT, RUN
 from perdure.protocol.events import EventType, NewEvent, cancel_requested
 from perdure.protocol.runs import RunBody, RunLooked
 from perdure.protocol.wire import JsonObject
@@ -29,9 +29,8 @@ from .waits import Drivers, RunWaits
 
 log = logging.getLogger("perdure.runs")
 
-#: The kind of the delivery with which a run is accepted, and the kinds that only make it look again.
-START = "run"
-_NOTICES = frozenset({START, "answer", CHILD_INPUT, CHILD_ANSWER})
+#: The kinds of deliveries that only make a run look again.
+_NOTICES = frozenset({RUN, "answer", CHILD_INPUT, CHILD_ANSWER})
 
 #: After so many deaths of workers in a row the run waits for an operator.
 _MOST_DEATHS = 10
@@ -70,14 +69,8 @@ class RunRunner:
         waiting = await self._store.unread(row.session_id)
         await self._begin(row, attempt, waiting)
         calls = calls_of(await self._store.records(row.session_id))
-        reports = {each.delivery_id: each for each in waiting if each.kind == CHILD_RESULT}
-        by_child = {
-            child: reports[known] for child in _children(calls) if (known := names.delivery_of_child(child)) in reports
-        }
-        bodies = await self._store.deliveries(row.session_id, [each.delivery_id for each in by_child.values()])
-        by_id = {each.delivery_id: each for each in bodies}
-        found = {child: by_id[each.delivery_id] for child, each in by_child.items()}
-        waits = RunWaits(self._store, self._agents, self._children, drivers, row, found)
+        reports = await self._reports(row, calls, waiting)
+        waits = RunWaits(self._store, self._agents, self._children, drivers, row, reports)
         body = Body(self._store, row.session_id, attempt, calls, waits)
         try:
             done = await self._run(row, run, body)
@@ -91,6 +84,15 @@ class RunRunner:
             case Ended():
                 await self._end(row, run, body, done)
                 return None
+
+    async def _reports(
+        self, row: SessionRow, calls: Calls, waiting: Sequence[DeliveryRow]
+    ) -> Mapping[str, DeliveryRow]:
+        """The unread reports of the children that the run waits for, with their bodies, by the id of the child."""
+        unread = {each.delivery_id for each in waiting if each.kind == CHILD_RESULT}
+        child_of = {names.delivery_of_child(child): child for child in _children(calls)}
+        found = await self._store.deliveries(row.session_id, [each for each in child_of if each in unread])
+        return {child_of[each.delivery_id]: each for each in found}
 
     async def _begin(self, row: SessionRow, attempt: Attempt, waiting: Sequence[DeliveryRow]) -> None:
         """Take over from any older attempt."""
@@ -167,8 +169,7 @@ class RunRunner:
         self, row: SessionRow, body: Body | None, event: NewEvent, change: SessionChange, run: RunChange
     ) -> None:
         if body is not None:
-            end = [*body.unsaid(), event]
-            await body.commit(events=end, close=True, settles_cancel=True, change=change, run=run)
+            await body.commit(events=(event,), close=True, settles_cancel=True, change=change, run=run)
             return
         commit = Commit(row.session_id, events=(event,), close=True, settles_cancel=True, change=change, run=run)
         await commit_with_retries(self._store, commit)

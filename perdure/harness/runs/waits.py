@@ -24,7 +24,7 @@ from perdure.store.base import Store
 from perdure.store.engine.rows import stamp
 from perdure.store.values import CancelRequest, DeliveryRow, InputChanges, NewDelivery, NewSession, SessionRow
 
-from .body import Body, Done, Wait, Waits
+from .body import Body, Done, Wait
 from .outcomes import failed
 from .records import Place, Settled
 
@@ -50,7 +50,7 @@ class Drivers(Protocol):
 
 
 @dataclass(frozen=True)
-class RunWaits(Waits):
+class RunWaits:
     """The waits of one attempt at a run."""
 
     store: Store

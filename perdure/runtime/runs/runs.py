@@ -22,16 +22,13 @@ from perdure.agents.run import RunRegistry
 from perdure.agents.signature import problems
 from perdure.bounds import DEEPEST, deeper_than, quoted, repaired
 from perdure.errors import Invalid, RunNotFound, RunUnknown
-from perdure.protocol.deliveries import LOCAL, Capabilities, DeliveryBody, DeliveryRef, Principal
+from perdure.protocol.deliveries import LOCAL, RUN, Capabilities, DeliveryBody, DeliveryRef, Principal
 from perdure.protocol.events import Event
 from perdure.runtime.deliveries import delivery_id, ulid
 from perdure.runtime.signals import Signals, cancel_turn
 from perdure.store.base import Store, events_of
 from perdure.store.runs import NewRun, RunPage, RunQuery, RunRecord
 from perdure.store.values import Accepted, NewDelivery, NewSession, SessionRow
-
-#: The kind of the delivery that has the idempotency key of a run. The body of the run reads it when it begins.
-_START = "run"
 
 
 @dataclass(frozen=True)
@@ -52,10 +49,6 @@ class Runs:
         self._store = store
         self._signals = signals
         self._runs = runs
-
-    @property
-    def registry(self) -> RunRegistry | None:
-        return self._runs
 
     def check_name(self, name: str) -> None:
         """Raise `RunUnknown` if this process knows its runs, and this is none of them."""
@@ -124,14 +117,6 @@ class Runs:
             raise RunNotFound
         return record
 
-    async def may_read(self, run_id: str, principal: Principal) -> bool:
-        """Whether the caller may read the stream of this run."""
-        try:
-            await self._row(run_id, principal)
-        except RunNotFound:
-            return False
-        return True
-
     async def needs(self, run_id: str) -> str | None:
         """The code for which the run needs the attention of an operator, if it does."""
         row = await self._store.session(run_id)
@@ -170,14 +155,14 @@ class Runs:
 
 
 def _delivery(session: NewSession, given: Any, key: str | None) -> NewDelivery:
-    ref = DeliveryRef(id=delivery_id(), kind=_START, token_hash=session.token_hash)
+    ref = DeliveryRef(id=delivery_id(), kind=RUN, token_hash=session.token_hash)
     digest = None
     if key is not None:
         digest = hashlib.sha256(json.dumps(["run", session.agent, given], sort_keys=True).encode()).hexdigest()
     return NewDelivery(
         session_id=session.session_id,
         delivery_id=ref.id,
-        body=DeliveryBody(kind=_START).model_dump(mode="json", exclude_none=True),
+        body=DeliveryBody(kind=RUN).model_dump(mode="json", exclude_none=True),
         owner=session.principal.owner,
         idempotency_key=key,
         digest=digest,
