@@ -1,6 +1,7 @@
 """The application: composes the routes from given parts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
@@ -36,7 +37,7 @@ PREFIXES = ("/eve/v1", "/agents/{agent}/eve/v1")
 #: An instance of an agent, under a name that the caller chooses.
 AGENT = "/agents/{agent}/{instance}"
 
-
+#: The methods of a path that answers each of them, with its own refusal of those that it does not have.
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 
 
@@ -62,71 +63,124 @@ def create_app(
         middleware=[Middleware(Shield)],
         exception_handlers={PerdureError: on_error, HTTPException: on_http_error},
     )
-    gate = Gate(authenticators)
-    scopes = Scopes(agents, sessions)
-    bodies, limits = BodyReader(settings.max_body_bytes), RequestLimits.of(settings)
-    about = AboutRoutes(gate, scopes, development=development)
-    sessions_in = SessionRoutes(gate, scopes, sessions, bodies, limits, settings)
-    broadcasts = broadcasts or Broadcasts(store)
-    events = EventRoutes(gate, scopes, sessions, store, broadcasts)
-    reader = Reader(broadcasts, Timing(long_poll=settings.long_poll_seconds))
-
-    def route(method: str, path: str, handler: Handler, bodies: BodyReader = bodies) -> None:
-        app.add_api_route(path, traced(bodies, method, path, handler), methods=[method], response_model=None)
-
-    for prefix in PREFIXES:
-        route("GET", f"{prefix}/health", about.health)
-        route("GET", f"{prefix}/info", about.info)
-        route("POST", f"{prefix}/session", sessions_in.create)
-        route("POST", f"{prefix}/session/{{session_id}}", sessions_in.deliver)
-        route("POST", f"{prefix}/session/{{session_id}}/cancel", sessions_in.cancel)
-        route("POST", f"{prefix}/session/{{session_id}}/compact", sessions_in.compact)
-        route("POST", f"{prefix}/session/{{session_id}}/clear", sessions_in.clear)
-        route("POST", f"{prefix}/session/{{session_id}}/reset", sessions_in.reset)
-        route("GET", f"{prefix}/session/{{session_id}}/stream", events.ndjson)
-    # Anybody may send one, so its room is not that of those who are known.
-    reports = BodyReader(min(settings.max_body_bytes, MOST_REPORTED))
-    callbacks = CallbackRoutes(sessions.callbacks, reports)
-    route("POST", "/eve/v1/callback/{token}", callbacks.accept, reports)
-    route("POST", "/eve/v1/callback/", callbacks.accept, reports)
-    inspection = InspectionRoutes(gate, sessions)
-    route("GET", "/v1/sessions", inspection.sessions)
-    route("GET", "/v1/sessions/{session_id}", inspection.session)
-    route("GET", "/v1/sessions/{session_id}/tree", inspection.tree)
-    route("GET", "/v1/sessions/{session_id}/events", events.list)
-    route("GET", "/v1/sessions/{session_id}/events/stream", events.sse)
-    route("POST", "/v1/sessions/{session_id}/fork", sessions_in.fork)
-    dead_letters = DeadLetterRoutes(gate, sessions.dead_letters)
-    route("GET", "/v1/dead-letters", dead_letters.list)
-    route("POST", "/v1/dead-letters/{session_id}/{turn_id}/requeue", dead_letters.requeue)
-    route("DELETE", "/v1/sessions/{session_id}", sessions_in.delete)
-    inputs = InputRoutes(gate, sessions.inputs, bodies, limits)
-    route("GET", "/v1/inputs", inputs.list)
-    route("GET", "/v1/inputs/{request_id}", inputs.show)
-    route("POST", "/v1/inputs/{request_id}", inputs.answer)
-    named = AgentRoutes(gate, agents, sessions.instances, store, reader, bodies, limits)
-    route("POST", AGENT, enveloped(named.prompt))
-    route("GET", AGENT, enveloped(named.read))
-    route("HEAD", AGENT, enveloped(named.read))
-    for method in ("PUT", "PATCH", "DELETE"):
-        route(method, AGENT, enveloped(named.refuse))
+    gate, scopes, broadcasts = Gate(authenticators), Scopes(agents, sessions), broadcasts or Broadcasts(store)
+    parts = _Parts(
+        gate=gate,
+        scopes=scopes,
+        sessions=sessions,
+        store=store,
+        agents=agents,
+        settings=settings,
+        bodies=BodyReader(settings.max_body_bytes),
+        limits=RequestLimits.of(settings),
+        events=EventRoutes(gate, scopes, sessions, store, broadcasts),
+        reader=Reader(broadcasts, Timing(long_poll=settings.long_poll_seconds)),
+    )
+    table = _Table(app, parts.bodies)
+    _add_sessions(table, parts, AboutRoutes(gate, scopes, development=development))
+    _add_callbacks(table, parts)
+    _add_inspection(table, parts)
+    _add_agents_and_runs(table, parts)
     if settings.streams == "on":
-        appends = BodyReader(min(settings.max_body_bytes, MOST_APPENDED))
-        streams = StreamRoutes(gate, store.streams, reader, appends)
-        path = f"{PREFIX}{{path:path}}"
-        route("PUT", path, enveloped(streams.create, CORS), appends)
-        route("POST", path, enveloped(streams.append, CORS), appends)
-        route("DELETE", path, enveloped(streams.delete, CORS))
-        route("GET", path, enveloped(streams.read, CORS))
-        route("HEAD", path, enveloped(streams.read, CORS))
-        route("OPTIONS", path, streams.preflight)
-    runs = RunRoutes(gate, sessions.runs, bodies, RunReader(store, reader, store.run).read)
-    for path, handlers in (
-        ("/workflows/{name}", {"POST": runs.start}),
-        ("/runs", {"GET": runs.list}),
-        ("/runs/{run_id}", {"GET": runs.show, "HEAD": runs.show}),
-        ("/runs/{run_id}/cancel", {"POST": runs.cancel}),
-    ):
-        for method in METHODS:
-            route(method, path, enveloped(handlers[method]) if method in handlers else not_allowed(*handlers))
+        _add_streams(table, parts)
     return app
+
+
+@dataclass(frozen=True)
+class _Parts:
+    gate: Gate
+    scopes: Scopes
+    sessions: Sessions
+    store: Store
+    agents: AgentRegistry
+    settings: Settings
+    bodies: BodyReader
+    limits: RequestLimits
+    events: EventRoutes
+    reader: Reader
+
+    def smaller(self, most: int) -> BodyReader:
+        """A reader with room of its own, for bodies of at most so many bytes."""
+        return BodyReader(min(self.settings.max_body_bytes, most))
+
+
+class _Table:
+    """The routes of the application."""
+
+    def __init__(self, app: FastAPI, bodies: BodyReader) -> None:
+        self._app = app
+        self._bodies = bodies
+
+    def add(self, method: str, path: str, handler: Handler, bodies: BodyReader | None = None) -> None:
+        handler = traced(bodies or self._bodies, method, path, handler)
+        self._app.add_api_route(path, handler, methods=[method], response_model=None)
+
+    def add_enveloped(self, path: str, handlers: Mapping[str, Handler]) -> None:
+        """The handlers by method, with errors as clients of Flue expect them, of all other methods, too."""
+        for method in METHODS:
+            handler = handlers.get(method)
+            self.add(method, path, not_allowed(*handlers) if handler is None else enveloped(handler))
+
+
+def _add_sessions(table: _Table, parts: _Parts, about: AboutRoutes) -> None:
+    routes = SessionRoutes(parts.gate, parts.scopes, parts.sessions, parts.bodies, parts.limits, parts.settings)
+    for prefix in PREFIXES:
+        table.add("GET", f"{prefix}/health", about.health)
+        table.add("GET", f"{prefix}/info", about.info)
+        table.add("POST", f"{prefix}/session", routes.create)
+        table.add("POST", f"{prefix}/session/{{session_id}}", routes.deliver)
+        table.add("POST", f"{prefix}/session/{{session_id}}/cancel", routes.cancel)
+        table.add("POST", f"{prefix}/session/{{session_id}}/compact", routes.compact)
+        table.add("POST", f"{prefix}/session/{{session_id}}/clear", routes.clear)
+        table.add("POST", f"{prefix}/session/{{session_id}}/reset", routes.reset)
+        table.add("GET", f"{prefix}/session/{{session_id}}/stream", parts.events.ndjson)
+    table.add("POST", "/v1/sessions/{session_id}/fork", routes.fork)
+    table.add("DELETE", "/v1/sessions/{session_id}", routes.delete)
+
+
+def _add_callbacks(table: _Table, parts: _Parts) -> None:
+    # Anybody may send one, so its room is not that of those who are known.
+    bodies = parts.smaller(MOST_REPORTED)
+    routes = CallbackRoutes(parts.sessions.callbacks, bodies)
+    table.add("POST", "/eve/v1/callback/{token}", routes.accept, bodies)
+    table.add("POST", "/eve/v1/callback/", routes.accept, bodies)
+
+
+def _add_inspection(table: _Table, parts: _Parts) -> None:
+    sessions = InspectionRoutes(parts.gate, parts.sessions)
+    table.add("GET", "/v1/sessions", sessions.sessions)
+    table.add("GET", "/v1/sessions/{session_id}", sessions.session)
+    table.add("GET", "/v1/sessions/{session_id}/tree", sessions.tree)
+    table.add("GET", "/v1/sessions/{session_id}/events", parts.events.list)
+    table.add("GET", "/v1/sessions/{session_id}/events/stream", parts.events.sse)
+    letters = DeadLetterRoutes(parts.gate, parts.sessions.dead_letters)
+    table.add("GET", "/v1/dead-letters", letters.list)
+    table.add("POST", "/v1/dead-letters/{session_id}/{turn_id}/requeue", letters.requeue)
+    inputs = InputRoutes(parts.gate, parts.sessions.inputs, parts.bodies, parts.limits)
+    table.add("GET", "/v1/inputs", inputs.list)
+    table.add("GET", "/v1/inputs/{request_id}", inputs.show)
+    table.add("POST", "/v1/inputs/{request_id}", inputs.answer)
+
+
+def _add_agents_and_runs(table: _Table, parts: _Parts) -> None:
+    instances, store = parts.sessions.instances, parts.store
+    named = AgentRoutes(parts.gate, parts.agents, instances, store, parts.reader, parts.bodies, parts.limits)
+    table.add_enveloped(AGENT, {"GET": named.read, "HEAD": named.read, "POST": named.prompt})
+    events = RunReader(store, parts.reader, store.run)
+    runs = RunRoutes(parts.gate, parts.sessions.runs, parts.bodies, events.read)
+    table.add_enveloped("/workflows/{name}", {"POST": runs.start})
+    table.add_enveloped("/runs", {"GET": runs.list})
+    table.add_enveloped("/runs/{run_id}", {"GET": runs.show, "HEAD": runs.show})
+    table.add_enveloped("/runs/{run_id}/cancel", {"POST": runs.cancel})
+
+
+def _add_streams(table: _Table, parts: _Parts) -> None:
+    bodies = parts.smaller(MOST_APPENDED)
+    routes = StreamRoutes(parts.gate, parts.store.streams, parts.reader, bodies)
+    path = f"{PREFIX}{{path:path}}"
+    table.add("PUT", path, enveloped(routes.create, CORS), bodies)
+    table.add("POST", path, enveloped(routes.append, CORS), bodies)
+    table.add("DELETE", path, enveloped(routes.delete, CORS))
+    table.add("GET", path, enveloped(routes.read, CORS))
+    table.add("HEAD", path, enveloped(routes.read, CORS))
+    table.add("OPTIONS", path, routes.preflight)

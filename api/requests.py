@@ -17,11 +17,15 @@ from perdure.errors import Invalid, PerdureError, SessionNotFound, TooLarge, Uns
 from perdure.protocol.deliveries import DeliveryBody, FilePart, InputResponse, Principal
 from perdure.runtime.sessions import Sessions
 from perdure.settings import Settings
+from perdure.store.streams import media_type
 from perdure.store.values import SessionRow
 from perdure.telemetry import spans
 
 from .bodies import BodyReader
 from .responses import dumps
+
+#: Seconds that a request waits for the result of what it has begun. Then it gets the receipt.
+WAIT = 60.0
 
 _KEY_LIMIT = 255
 
@@ -110,12 +114,28 @@ def one_of(name: str, choices: tuple[Any, ...], given: str | None) -> Any:
     return given
 
 
-def limit(given: str | None) -> int:
+def between(name: str, given: str | None, least: int, most: int, otherwise: int) -> int:
     if given is None:
-        return _FEW
-    if not (given.isascii() and given.isdecimal() and len(given) <= 3 and 1 <= int(given) <= _MOST):
-        raise Invalid(f"Expected 'limit' to be an integer from 1 to {_MOST}.")
+        return otherwise
+    if not (given.isascii() and given.isdecimal() and len(given) <= len(str(most)) and least <= int(given) <= most):
+        raise Invalid(f"Expected '{name}' to be an integer from {least} to {most}.")
     return int(given)
+
+
+def limit(given: str | None) -> int:
+    return between("limit", given, 1, _MOST, _FEW)
+
+
+def waits_for_result(request: Request) -> bool:
+    given = request.query_params.getlist("wait")
+    if given not in ([], ["result"]):
+        raise Invalid("Expected 'wait' to be 'result'.")
+    return bool(given)
+
+
+def check_json(request: Request) -> None:
+    if media_type(request.headers.get("content-type", "")) != "application/json":
+        raise UnsupportedMedia("Expected a body of the type application/json.")
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.auth import Gate
-from api.requests import Scopes, known_id, one_of
+from api.requests import Scopes, between, known_id, one_of
 from api.responses import NO_STORE
 from api.stream.broadcast import Broadcasts
 from api.stream.faces import Filter, Ndjson, ServerSentEvents
@@ -133,7 +133,7 @@ def event_query(params: QueryParams) -> EventQuery:
         attempt=whole_number("attempt", params.get("attempt")),
         delivery_id=_delivery_id(params.get("deliveryId")),
         back=one_of("order", ("asc", "desc"), params.get("order")) == "desc",
-        limit=_between("limit", params.get("limit"), 1, _MOST, _FEW),
+        limit=between("limit", params.get("limit"), 1, _MOST, _FEW),
     )
     after, before = whole_number("after", params.get("after")), whole_number("before", params.get("before"))
     around = whole_number("around", params.get("around"))
@@ -143,7 +143,7 @@ def event_query(params: QueryParams) -> EventQuery:
         return replace(query, after=-1 if after is None else after, before=_LARGEST if before is None else before)
     if after is not None or before is not None or "limit" in params:
         raise Invalid("Expected 'around' without 'after', 'before' and 'limit'.")
-    window = _between("window", params.get("window"), 0, _WIDEST, _WINDOW)
+    window = between("window", params.get("window"), 0, _WIDEST, _WINDOW)
     return replace(query, after=around - window - 1, before=around + window + 1, limit=2 * window + 1)
 
 
@@ -183,14 +183,6 @@ def whole_number(name: str, given: str | None) -> int | None:
         return None
     if not (given.isascii() and given.isdecimal() and len(given) <= 16 and int(given) < _LARGEST):
         raise Invalid(f"Expected '{name}' to be a non-negative integer.")
-    return int(given)
-
-
-def _between(name: str, given: str | None, least: int, most: int, otherwise: int) -> int:
-    if given is None:
-        return otherwise
-    if not (given.isascii() and given.isdecimal() and len(given) <= 4 and least <= int(given) <= most):
-        raise Invalid(f"Expected '{name}' to be an integer from {least} to {most}.")
     return int(given)
 
 

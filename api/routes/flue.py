@@ -15,20 +15,17 @@ from api.durable.errors import StreamNotFound
 from api.durable.offsets import write_offset
 from api.durable.read import Reader
 from api.durable.sources import EventLog, Projection, RunLookup, log_of_agent, log_of_run
-from api.envelope import SECURITY, MethodNotAllowed
-from api.requests import RequestLimits, idempotency_key, known_id
+from api.envelope import SECURITY
+from api.requests import WAIT, RequestLimits, check_json, idempotency_key, known_id, waits_for_result
 from api.responses import flags, reply
 from perdure.agents.registry import AgentRegistry
-from perdure.errors import Invalid, PerdureError, UnsupportedMedia
+from perdure.errors import Invalid, PerdureError
 from perdure.protocol.deliveries import DeliveryBody, FilePart, Message, TextPart
 from perdure.protocol.events import Event, EventType, Usage
 from perdure.protocol.flue import model_of, usage_of
 from perdure.protocol.wire import JsonObject
 from perdure.runtime.streams.instances import Admission, Instances
 from perdure.store.base import Store
-
-#: Seconds that a request waits for the result of its prompt. Then it gets the receipt.
-WAIT = 60.0
 
 #: `/agents/{agent}/eve/v1/…` is something else.
 _RESERVED = "eve"
@@ -86,9 +83,10 @@ class AgentRoutes:
         """Send a message to the instance; it begins with the first one."""
         principal = await self._gate.admit(request)
         agent, instance = self._named(request)
-        waits = _waits(request)
+        waits = waits_for_result(request)
         key = idempotency_key(request)
-        _check_type(request)
+        if request.headers.get("content-type") is not None or request.headers.get("content-length") not in (None, "0"):
+            check_json(request)
 
         def parse(fields: Fields) -> DeliveryBody:
             body = DeliveryBody(message=parse_prompt(fields), principal=principal)
@@ -119,9 +117,6 @@ class AgentRoutes:
             raise StreamNotFound
         log = log_of_agent(row.session_id, agent, instance, conversation=_shows_changes(request))
         return await self._reader.respond(request, EventLog(self._store, log))
-
-    async def refuse(self, request: Request) -> Response:
-        raise MethodNotAllowed(allow="GET, HEAD, POST")
 
     def _named(self, request: Request) -> tuple[str, str]:
         instance = known_id(request.path_params["instance"], StreamNotFound)
@@ -213,27 +208,12 @@ def _image(value: Any) -> FilePart:
     return FilePart(media_type=kind, data=data)
 
 
-def _waits(request: Request) -> bool:
-    given = request.query_params.getlist("wait")
-    if given not in ([], ["result"]):
-        raise Invalid("Expected 'wait' to be result.")
-    return bool(given)
-
-
 def _shows_changes(request: Request) -> bool:
     """Whether the changes of the conversation are asked for, and not its events."""
     given = request.query_params.getlist("view")
     if given not in ([], ["updates"]):
         raise Invalid("Expected 'view' to be updates.")
     return bool(given)
-
-
-def _check_type(request: Request) -> None:
-    kind = request.headers.get("content-type")
-    if kind is None and request.headers.get("content-length") in (None, "0"):
-        return
-    if (kind or "").partition(";")[0].strip().lower() != "application/json":
-        raise UnsupportedMedia("Expected the body to be application/json.")
 
 
 def _raise_unless_completed(result: _Result, submission: str) -> None:

@@ -1,6 +1,5 @@
 """Runs: starting one, its record, the list, and cancelling one."""
 
-from collections.abc import Sequence
 from typing import Any, get_args
 
 from starlette.datastructures import QueryParams
@@ -9,24 +8,22 @@ from starlette.responses import Response
 
 from api.auth import Gate
 from api.bodies import BodyReader
+from api.durable.offsets import write_offset
 from api.envelope import shown
-from api.requests import Handler, idempotency_key, known_id
+from api.requests import WAIT, Handler, check_json, idempotency_key, known_id, waits_for_result
 from api.responses import flags
-from perdure.errors import Invalid, PerdureError, RunNotFound, UnsupportedMedia
+from perdure.errors import Invalid, PerdureError, RunNotFound
 from perdure.protocol.wire import JsonObject
 from perdure.runtime.runs import Runs
 from perdure.runtime.runs.runs import read_cursor, write_cursor
 from perdure.store.runs import RunQuery, RunRecord, RunStatus
-
-#: Seconds that a request waits for the result of its run. Then it gets the receipt.
-WAIT = 60.0
 
 #: Runs of a page: at most, and without a limit of the caller.
 _MOST = 1000
 _FEW = 100
 
 #: The place before the first event of a new run.
-START = f"{0:016}_{0:016}"
+START = write_offset(0)
 
 
 class RunFailed(PerdureError):
@@ -49,7 +46,7 @@ class RunRoutes:
         principal = await self._gate.admit(request)
         name = request.path_params["name"]
         self._runs.check_name(name)
-        waits = _waits(request.query_params.getlist("wait"))
+        waits = waits_for_result(request)
         key = idempotency_key(request)
         given = await self._input(request)
         started = await self._runs.start(name, given, principal=principal, idempotency_key=key)
@@ -89,16 +86,8 @@ class RunRoutes:
         raw = await self._bodies.read_json(request)
         if raw is None:
             return {}
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if kind != "application/json":
-            raise UnsupportedMedia("Expected a body of the type application/json.")
+        check_json(request)
         return raw.value
-
-
-def _waits(given: Sequence[str]) -> bool:
-    if given not in ([], ["result"]):
-        raise Invalid("Expected 'wait' to be 'result'.")
-    return bool(given)
 
 
 def _url_of(request: Request, run_id: str) -> str:

@@ -17,7 +17,7 @@ from api.durable.read import Head, Page, Reader
 from api.envelope import SECURITY, refusal
 from api.requests import known_id
 from perdure.errors import Conflict, Forbidden, Invalid, PerdureError, TooLarge
-from perdure.runtime.deliveries import session_id
+from perdure.runtime.deliveries import ulid
 from perdure.runtime.streams.written import JSON, items_of
 from perdure.store.base import Watch
 from perdure.store.engine.rows import stamp
@@ -171,7 +171,7 @@ class StreamRoutes:
         items = await self._items(request, kind)
         outcome = await self._store.create(
             NewStream(
-                stream_id=session_id().replace("ses_", "str_"),
+                stream_id=f"str_{ulid()}",
                 owner=owner,
                 path=path,
                 content_type=content_type,

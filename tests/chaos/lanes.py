@@ -87,10 +87,13 @@ async def side_by_side(world: World, plays: Mapping[Key, Play[Story]]) -> dict[K
         queue = {"PERDURE_TASK_QUEUE": f"lane-{number}"}
         api = world.stack.start_api(queue, wait=False)
         url = world.stack.api_urls[-1]
-        await until(lambda: listens("127.0.0.1", int(url.rpartition(":")[2])), f"{api.name} to listen")
-        for key, play in list(plays.items())[number::_LANES]:
-            stories[key] = await play(Lane(world, url, queue, calm))
-        api.kill()
+        try:
+            await until(lambda: listens("127.0.0.1", int(url.rpartition(":")[2])), f"{api.name} to listen")
+            for key, play in list(plays.items())[number::_LANES]:
+                stories[key] = await play(Lane(world, url, queue, calm))
+        finally:
+            # Whoever comes later would talk to it, and no worker hears that.
+            api.kill()
 
     await asyncio.gather(*(along(number) for number in range(_LANES)))
     return stories

@@ -268,7 +268,7 @@ async def test_messages_wait_for_a_worker(world: World) -> None:
 
 async def turn_with_a_death(lane: Lane, *, kind: str, point: str, once: Path) -> Turn:
     """Run one turn; its worker dies on the way, and another one takes over in time."""
-    script = drip() if kind == "text" else call("charge")
+    script = drip() if kind == "text" else call("charge", slowly=point == "model_mid_stream")
     doomed = lane.worker(dies_at(point, once))
     async with lane.caller() as caller:
         await caller.create(script.message)

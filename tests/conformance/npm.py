@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -26,6 +27,20 @@ def node_with(folder: Path) -> str:
     if problem is not None:
         pytest.skip(f"CONFORMANCE NOT TESTED: npm cannot install {folder.name} here:\n{problem[-2000:]}")
     return found
+
+
+def run(node: str, folder: Path, script: str, **environment: str) -> None:
+    """Run a script of the folder to its end, which must be a good one."""
+    done = subprocess.run(
+        [node, script],
+        cwd=folder,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
 
 
 def _install(folder: Path) -> str | None:

@@ -1,13 +1,11 @@
 """The official eve client 0.13.8, unmodified, in Node: one test per scenario in eve013/scenarios."""
 
-import os
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.conformance.npm import node_with
+from tests.conformance.npm import node_with, run
 from tests.support.plugin import StackFactory
 from tests.support.stack import Stack
 
@@ -30,11 +28,11 @@ def stack(module_stack: StackFactory) -> Stack:
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_the_client_gets_through(node: str, stack: Stack, scenario: str) -> None:
-    run(node, stack, f"scenarios/{scenario}.mjs")
+    run(node, FOLDER, f"scenarios/{scenario}.mjs", EVE_URL=stack.url)
 
 
 def test_the_guards_of_the_client_recognise_all_events(node: str, stack: Stack) -> None:
-    run(node, stack, "guards.mjs")
+    run(node, FOLDER, "guards.mjs", EVE_URL=stack.url)
 
 
 @pytest.mark.parametrize("folder", sorted(file.parent.name for file in FOLDER.parent.glob("*/package-lock.json")))
@@ -43,17 +41,3 @@ def test_the_lock_names_no_registry(folder: str) -> None:
 
     assert "resolved" not in lock
     assert not re.search(r"registry", lock)
-
-
-def run(node: str, stack: Stack, script: str) -> None:
-    done = subprocess.run(
-        [node, script],
-        cwd=FOLDER,
-        env={**os.environ, "EVE_URL": stack.url},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=200,
-    )
-
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"

@@ -43,6 +43,7 @@ async def test_it_gets_each_event_once_over_many_connections_and_then_stops(node
         try:
             for number in range(8):
                 await api.emit(session_id, *turn_events(number))
+                # Slower than a connection lives, so that the events come over several.
                 await asyncio.sleep(0.2)
             await api.emit(session_id, session_ended(), change=SessionChange(status="completed"))
             output, _ = await asyncio.wait_for(reading.communicate(), 60)

@@ -1,13 +1,11 @@
 """The published client of Flue, unmodified, in Node: one test per scenario in flue/scenarios."""
 
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from perdure.store.base import read_all
-from tests.conformance.npm import node_with
+from tests.conformance.npm import node_with, run
 from tests.support.plugin import StackFactory
 from tests.support.stack import Stack
 
@@ -29,17 +27,7 @@ def stack(module_stack: StackFactory) -> Stack:
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_the_client_of_flue_gets_through(node: str, stack: Stack, scenario: str) -> None:
-    done = subprocess.run(
-        [node, f"scenarios/{scenario}.mjs"],
-        cwd=FOLDER,
-        env={**os.environ, "PERDURE_URL": stack.url},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=200,
-    )
-
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+    run(node, FOLDER, f"scenarios/{scenario}.mjs", PERDURE_URL=stack.url)
 
 
 async def test_a_request_to_the_model_is_in_no_event(stack: Stack) -> None:

@@ -27,11 +27,15 @@ def drip(words: int = 20, delay: int = 30) -> Script:
     return Script(f"drip {words} words delay {delay} {unique()}", "".join(f"w{number} " for number in range(words)))
 
 
-def call(tool: str, *, gate: Literal["before", "after"] | None = None) -> Script:
-    """One call, and then a text. The call waits at a gate before or after its effect; the gate is its note."""
+def call(tool: str, *, gate: Literal["before", "after"] | None = None, slowly: bool = False) -> Script:
+    """One call, and then a text. The call waits at a gate before or after its effect; the gate is its note.
+
+    Slowly: the call comes in pieces, so that a part of the answer is always written before its end.
+    """
     note, word = unique("n"), unique()
     arguments = {"note": note, **({gate: note} if gate else {})}
-    return Script(f"call {tool} {json.dumps(arguments)} then say {word}", word, note)
+    pace = "drip 3 words delay 40; " if slowly else ""
+    return Script(f"{pace}call {tool} {json.dumps(arguments)} then say {word}", word, note)
 
 
 def calls(*tools: str) -> Script:
