@@ -26,6 +26,7 @@ from .routes.inspection import AboutRoutes, DeadLetterRoutes, InspectionRoutes
 from .routes.runs import RunRoutes
 from .routes.sessions import CallbackRoutes, SessionRoutes
 from .routes.streams import CORS, MOST_APPENDED, PREFIX, StreamRoutes
+from .routes.transcripts import TranscriptRoutes
 from .stream.broadcast import Broadcasts
 
 #: The largest report of another server, in bytes. Of larger results the stream there is read.
@@ -74,6 +75,7 @@ def create_app(
         bodies=BodyReader(settings.max_body_bytes),
         limits=RequestLimits.of(settings),
         events=EventRoutes(gate, scopes, sessions, store, broadcasts),
+        transcripts=TranscriptRoutes(gate, sessions, store, broadcasts),
         reader=Reader(broadcasts, Timing(long_poll=settings.long_poll_seconds)),
     )
     table = _Table(app, parts.bodies)
@@ -97,6 +99,7 @@ class _Parts:
     bodies: BodyReader
     limits: RequestLimits
     events: EventRoutes
+    transcripts: TranscriptRoutes
     reader: Reader
 
     def smaller(self, most: int) -> BodyReader:
@@ -153,6 +156,7 @@ def _add_inspection(table: _Table, parts: _Parts) -> None:
     table.add("GET", "/v1/sessions/{session_id}/tree", sessions.tree)
     table.add("GET", "/v1/sessions/{session_id}/events", parts.events.list)
     table.add("GET", "/v1/sessions/{session_id}/events/stream", parts.events.sse)
+    table.add("GET", "/v1/sessions/{session_id}/transcript", parts.transcripts.show)
     letters = DeadLetterRoutes(parts.gate, parts.sessions.dead_letters)
     table.add("GET", "/v1/dead-letters", letters.list)
     table.add("POST", "/v1/dead-letters/{session_id}/{turn_id}/requeue", letters.requeue)
