@@ -16,7 +16,7 @@ from perdure.store.base import Store
 from .auth import Authenticator, Gate, is_development
 from .bodies import BodyReader
 from .durable.read import Reader, Timing
-from .envelope import enveloped, not_allowed
+from .envelope import enveloped, not_allowed, not_found
 from .requests import Handler, RequestLimits, Scopes, traced
 from .responses import Shield, on_error, on_http_error
 from .routes.events import EventRoutes
@@ -34,9 +34,6 @@ MOST_REPORTED = 4_194_304
 
 #: Every agent under its name; the default agent without one.
 PREFIXES = ("/eve/v1", "/agents/{agent}/eve/v1")
-
-#: An instance of an agent, under a name that the caller chooses.
-AGENT = "/agents/{agent}/{instance}"
 
 #: The methods of a path that answers each of them, with its own refusal of those that it does not have.
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
@@ -124,6 +121,12 @@ class _Table:
             handler = handlers.get(method)
             self.add(method, path, not_allowed(*handlers) if handler is None else enveloped(handler))
 
+    def add_nothing(self, *paths: str) -> None:
+        """Paths that do not exist, with the error that clients of Flue expect."""
+        for path in paths:
+            for method in METHODS:
+                self.add(method, path, not_found)
+
 
 def _add_sessions(table: _Table, parts: _Parts, about: AboutRoutes) -> None:
     routes = SessionRoutes(parts.gate, parts.scopes, parts.sessions, parts.bodies, parts.limits, parts.settings)
@@ -167,15 +170,21 @@ def _add_inspection(table: _Table, parts: _Parts) -> None:
 
 
 def _add_agents_and_runs(table: _Table, parts: _Parts) -> None:
-    instances, store = parts.sessions.instances, parts.store
+    prefix, instances, store = parts.settings.flue_prefix, parts.sessions.instances, parts.store
     named = AgentRoutes(parts.gate, parts.agents, instances, store, parts.reader, parts.bodies, parts.limits)
-    table.add_enveloped(AGENT, {"GET": named.read, "HEAD": named.read, "POST": named.prompt})
+    # An instance of an agent has a name that the caller chooses.
+    table.add_enveloped(
+        f"{prefix}/agents/{{agent}}/{{instance}}", {"GET": named.read, "HEAD": named.read, "POST": named.prompt}
+    )
     events = RunReader(store, parts.reader, store.run)
     runs = RunRoutes(parts.gate, parts.sessions.runs, parts.bodies, events.read)
-    table.add_enveloped("/workflows/{name}", {"POST": runs.start})
-    table.add_enveloped("/runs", {"GET": runs.list})
-    table.add_enveloped("/runs/{run_id}", {"GET": runs.show, "HEAD": runs.show})
-    table.add_enveloped("/runs/{run_id}/cancel", {"POST": runs.cancel})
+    table.add_enveloped(f"{prefix}/workflows/{{name}}", {"POST": runs.start})
+    table.add_enveloped(f"{prefix}/runs", {"GET": runs.list})
+    table.add_enveloped(f"{prefix}/runs/{{run_id}}", {"GET": runs.show, "HEAD": runs.show})
+    table.add_enveloped(f"{prefix}/runs/{{run_id}}/cancel", {"POST": runs.cancel})
+    # What is deeper under an agent may be one of the routes of eve.
+    table.add_nothing(f"{prefix}/agents", f"{prefix}/agents/{{agent}}")
+    table.add_nothing(*(f"{prefix}{path}" for path in ("/workflows", "/workflows/{rest:path}", "/runs/{rest:path}")))
 
 
 def _add_streams(table: _Table, parts: _Parts) -> None:

@@ -9,7 +9,15 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from perdure.bounds import shortened
-from perdure.errors import IdempotencyConflict, InboxFull, PerdureError, SessionDeleted, Unauthenticated, Unavailable
+from perdure.errors import (
+    IdempotencyConflict,
+    InboxFull,
+    NotFound,
+    PerdureError,
+    SessionDeleted,
+    Unauthenticated,
+    Unavailable,
+)
 
 from .requests import Handler
 from .responses import dumps
@@ -27,6 +35,12 @@ class MethodNotAllowed(PerdureError):
 
     status = 405
     code = "method_not_allowed"
+
+
+class RouteNotFound(NotFound):
+    """Nothing is served at this path."""
+
+    code = "route_not_found"
 
 
 def enveloped(handler: Handler, headers: Mapping[str, str] | None = None) -> Handler:
@@ -57,6 +71,11 @@ def not_allowed(*methods: str) -> Handler:
         raise MethodNotAllowed(f"{request.method} is not allowed here; {allowed} is.", allow=allowed)
 
     return enveloped(refuse)
+
+
+async def not_found(request: Request) -> Response:
+    """The handler of a path that does not exist."""
+    return refusal(RouteNotFound())
 
 
 def shown(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:

@@ -1,6 +1,7 @@
 """The settings from the environment. Every variable starts with `PERDURE_`; docs/settings.md lists them."""
 
 import difflib
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -14,6 +15,7 @@ from perdure.errors import Invalid
 from perdure.protocol.names import ALL_POOLS, POOL_NAMES, is_pool
 
 _PREFIX = "PERDURE_"
+_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)*")
 #: Read elsewhere: by commands, by `perdure dev`, by tests, and by the compose file.
 _OTHERS = ("READY_FILE", "TEMPORAL_BIN", "KILL_POINT", "KILL_ONCE_FILE", "APP", "PUBLIC_PORT")
 #: From which similarity on, between 0 and 1, an unknown name is taken for a misspelt setting.
@@ -41,6 +43,12 @@ def _checked_url(url: str | None) -> str | None:
         # The contract knows callbacks at one path only.
         raise PydanticCustomError("address", "A public URL is http(s)://HOST[:PORT], without a path")
     return address.rstrip("/")
+
+
+def _checked_prefix(prefix: str) -> str:
+    if _PATH.fullmatch(prefix) is None:
+        raise PydanticCustomError("prefix", "A prefix is a path like /flue, without a slash at its end")
+    return prefix
 
 
 def _unless_empty(value: object) -> object:
@@ -106,6 +114,8 @@ class Settings(BaseSettings):
     # Whether sessions may deliver their callbacks to private addresses.
     local_callbacks: bool = False
 
+    # The path before those of agents and runs as clients of Flue know them: /flue/runs for `/flue`.
+    flue_prefix: Annotated[str, AfterValidator(_checked_prefix)] = ""
     # `on`: callers may create and write streams of their own, at /v1/stream/….
     streams: Literal["on", "off"] = "off"
     # Seconds that a read of a Durable Stream with `live=long-poll` waits for something new.

@@ -1,13 +1,15 @@
 """Prompts to named instances of agents, and their events as a Durable Stream."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from perdure.protocol import names
 from perdure.protocol.events import EventType, NewEvent
-from tests.api.served import Api, of_turn, step, turn_events
+from perdure.settings import Settings
+from tests.api.served import Api, of_turn, serving, step, turn_events
 from tests.support.waiting import until
 
 AGENT = "/agents/concierge"
@@ -130,6 +132,34 @@ async def test_bodies_and_methods_of_another_kind_are_refused(api: Api) -> None:
     assert (broken.status_code, broken.json()["error"]["type"]) == (400, "invalid_json")
     assert (put.status_code, put.json()["error"]["type"]) == (405, "method_not_allowed")
     assert put.headers["allow"] == "GET, HEAD, POST"
+
+
+@pytest.mark.parametrize("path", ["/agents", "/agents/concierge"])
+async def test_where_nothing_is_the_answer_is_in_the_envelope(api: Api, path: str) -> None:
+    answer = await api.http.get(path)
+
+    assert (answer.status_code, answer.json()["error"]["type"]) == (404, "route_not_found")
+
+
+async def test_a_prefix_moves_the_routes_of_flue_and_no_others(tmp_path: Path) -> None:
+    async with serving(tmp_path, flue_prefix="/flue") as api:
+        prompt = await api.http.post(f"/flue{AGENT}/42", json={"message": "Hi"})
+        run = await api.http.get("/flue/runs")
+        elsewhere = [await api.http.get(path) for path in (f"{AGENT}/42", "/runs")]
+        health = await api.http.get(f"{AGENT}/eve/v1/health")
+        location = prompt.headers["location"]
+        stream = await api.http.get(location, params={"offset": "-1"})
+
+    assert (prompt.status_code, run.json(), health.status_code) == (202, {"runs": []}, 200)
+    assert location == f"{api.url}/flue{AGENT}/42"
+    assert stream.status_code == 200
+    assert [answer.status_code for answer in elsewhere] == [404, 404]
+
+
+@pytest.mark.parametrize("prefix", ["flue", "/flue/", "/", "//", "/{agent}", "/a b"])
+def test_what_is_no_prefix_is_refused(prefix: str) -> None:
+    with pytest.raises(ValueError, match="A prefix is a path like /flue"):
+        Settings.model_validate({"flue_prefix": prefix})
 
 
 async def test_an_image_is_a_file_of_the_message(api: Api) -> None:

@@ -220,6 +220,9 @@ async def test_runs_are_no_sessions_and_sessions_no_runs(http: httpx2.AsyncClien
         ("GET", "/workflows/nightly", None, 405, "method_not_allowed"),
         ("DELETE", "/runs", None, 405, "method_not_allowed"),
         ("GET", "/runs?status=lost", None, 400, "invalid_request"),
+        ("GET", "/runs/run_1/steps", None, 404, "route_not_found"),
+        ("POST", "/workflows", b"{}", 404, "route_not_found"),
+        ("POST", "/workflows/nightly/again", b"{}", 404, "route_not_found"),
     ],
 )
 async def test_what_cannot_be_is_refused_in_the_envelope(
