@@ -1,4 +1,4 @@
-"""The `EventSource` of Node, unmodified, reads a session: it connects again by itself, and stops when all is read."""
+"""`EventSource`, as Node and a browser have it, reads a session: it connects again by itself, and stops at the end."""
 
 import asyncio
 import json
@@ -15,11 +15,20 @@ from api.stream.broadcast import Pace
 from perdure.protocol.events import EventType
 from perdure.store.values import SessionChange
 from tests.api.served import serving, session_ended, turn_events
+from tests.support.browser import browsing
 
 pytestmark = pytest.mark.conformance
 
 SCRIPT = Path(__file__).parent / "eventsource" / "read.mjs"
 NODE = 22
+#: What `read.mjs` does, in a page.
+READ_IN_A_PAGE = """([url, types]) => {
+  window.seen = [];
+  window.connections = 0;
+  window.source = new EventSource(url);
+  window.source.addEventListener("connected", () => window.connections++);
+  for (const type of types) window.source.addEventListener(type, (event) => window.seen.push(event.lastEventId));
+}"""
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +42,9 @@ def node() -> str:
     pytest.skip(f"CONFORMANCE NOT TESTED: EventSource needs Node {NODE} or newer, and there is none")
 
 
-async def test_it_gets_each_event_once_over_many_connections_and_then_stops(node: str, tmp_path: Path) -> None:
+async def test_that_of_node_gets_each_event_once_over_many_connections_and_then_stops(
+    node: str, tmp_path: Path
+) -> None:
     async with serving(tmp_path, pace=Pace(comment=0.05, lifetime=(0.2, 0.3))) as api:
         session_id = (await api.create())["sessionId"]
         url = f"{api.url}/v1/sessions/{session_id}/events/stream?after=0"
@@ -53,6 +64,23 @@ async def test_it_gets_each_event_once_over_many_connections_and_then_stops(node
 
     # The URL says that the first event is known.
     assert json.loads(output.splitlines()[-1]) == [str(index) for index in range(1, 4 * 8 + 1)]
+
+
+async def test_that_of_a_browser_does_so_too(tmp_path: Path) -> None:
+    async with browsing() as page, serving(tmp_path, pace=Pace(comment=0.05, lifetime=(0.2, 0.3))) as api:
+        session_id = (await api.create())["sessionId"]
+        types = sorted({event.type for event in turn_events(0)} | {EventType.SESSION_COMPLETED})
+        # A page of the same origin: it reads with the rights of its user.
+        await page.goto(f"{api.url}/eve/v1/health")
+        await page.evaluate(READ_IN_A_PAGE, [f"/v1/sessions/{session_id}/events/stream?after=0", types])
+        for number in range(4):
+            await page.wait_for_function(f"window.connections > {number}")
+            await api.emit(session_id, *turn_events(number))
+        await api.emit(session_id, session_ended(), change=SessionChange(status="completed"))
+        await page.wait_for_function("window.source.readyState === EventSource.CLOSED")
+        seen: list[str] = await page.evaluate("window.seen")
+
+    assert seen == [str(index) for index in range(1, 4 * 8 + 1)]
 
 
 def _line(process: asyncio.subprocess.Process) -> Coroutine[Any, Any, bytes]:
