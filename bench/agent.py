@@ -1,6 +1,8 @@
 """The agents that are measured."""
 
-from perdure.agents import Agent, Limits, tool
+from typing import Any
+
+from perdure.agents import Agent, Limits, RunContext, run, tool
 
 
 @tool(effects="pure")
@@ -34,3 +36,13 @@ boss = Agent(
 )
 #: One whose model writes programs.
 coder = Agent(name="coder", instructions="You are measured.", tools=[nothing], code_mode=True)
+
+
+@run(name="one-step")
+async def one_step(ctx: RunContext, _: dict[str, Any]) -> str:
+    """Do nothing, in one step."""
+    return await ctx.step("nothing", nothing.function)
+
+
+#: An agent is always needed.
+jobs = [agent, one_step]

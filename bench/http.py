@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any
 
 import orjson
@@ -9,6 +10,18 @@ import orjson
 
 class Refused(Exception):
     """The API did not do what the benchmark asked."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a request was answered."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+    def json(self) -> Any:
+        return orjson.loads(self.body)
 
 
 class Connection:
@@ -43,16 +56,34 @@ class Connection:
             raise Refused(f"POST {path} was answered {status}: {answer.decode()}")
         return orjson.loads(answer)
 
-    async def events(self, path: str) -> AsyncIterator[dict[str, Any]]:
-        """Events of an NDJSON stream, for ever."""
+    async def get(self, path: str) -> Answer:
+        """The answer, which is no stream."""
+        self._writer.write(f"GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n".encode())
+        status, headers = await self._head()
+        return Answer(status, headers, await self._reader.readexactly(int(headers.get("content-length", "0"))))
+
+    async def drain(self, path: str) -> int:
+        """The bytes of a stream that ends."""
+        size = 0
+        async for chunk in self.chunks(path):
+            size += len(chunk)
+        return size
+
+    async def chunks(self, path: str) -> AsyncIterator[bytes]:
+        """A stream, as it comes."""
         self._writer.write(f"GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n".encode())
         status, headers = await self._head()
         if status != 200 or headers.get("transfer-encoding") != "chunked":
             raise Refused(f"GET {path} was answered {status} {headers}")
-        rest = b""
         while size := int(await self._reader.readline(), 16):
-            chunk = await self._reader.readexactly(size + 2)
-            *lines, rest = (rest + chunk[:-2]).split(b"\n")
+            yield (await self._reader.readexactly(size + 2))[:-2]
+        await self._reader.readline()
+
+    async def events(self, path: str) -> AsyncIterator[dict[str, Any]]:
+        """Events of an NDJSON stream, for ever."""
+        rest = b""
+        async for chunk in self.chunks(path):
+            *lines, rest = (rest + chunk).split(b"\n")
             for line in lines:
                 if line.strip():
                     yield orjson.loads(line)

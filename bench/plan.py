@@ -55,6 +55,9 @@ class Plan:
     # Inner calls of a program, and programs.
     inner_calls: int = 20
     programs: int = 3
+    # Readers of one stream, in each of two forms, and the events of a long log.
+    watchers: int = 200
+    logged: int = 100_000
     # No single wait is longer.
     patience: float = 60.0
 
@@ -87,6 +90,7 @@ QUICK = Plan(
     wakes=5,
     families=1,
     programs=1,
+    logged=20_000,
 )
 
 #: So small that it shows only that everything works.
@@ -125,4 +129,6 @@ TINY = Plan(
     families=1,
     inner_calls=2,
     programs=1,
+    watchers=2,
+    logged=200,
 )

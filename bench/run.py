@@ -10,7 +10,22 @@ from perdure.agents.agent import Turns
 from . import postgres
 from .plan import Plan
 from .report import progress
-from .rows import asking, children, code, compaction, crowd, fork, growth, idle, log, restart, session, wake
+from .rows import (
+    asking,
+    children,
+    code,
+    compaction,
+    crowd,
+    fork,
+    growth,
+    idle,
+    log,
+    restart,
+    runs,
+    session,
+    wake,
+    watched,
+)
 from .stack import Product, Stack, running
 from .table import Line
 
@@ -30,6 +45,8 @@ ROWS = (
     "wake",
     "children",
     "code",
+    "runs",
+    "readers",
 )
 #: The rows by the names that `--only` takes. A restart is measured only when it is asked for: its sessions need an hour
 #: and more to grow.
@@ -37,7 +54,11 @@ ALL = (*ROWS, "restart")
 #: Rows whose product runs its turns inline.
 _INLINE = ("inline", "inline-crowd", "busy")
 #: Rows whose product serves another agent than the usual one.
-_AGENTS = {"children": "bench.agent:boss", "code": "bench.agent:coder"}
+_AGENTS = {
+    "children": "bench.agent:boss",
+    "code": "bench.agent:coder",
+    "runs": "bench.agent:jobs",
+}
 
 
 async def measure(plan: Plan, rows: Sequence[str] = ROWS, *, on_postgres: bool = False) -> list[Line]:
@@ -77,22 +98,22 @@ async def _of_product(row: str, plan: Plan, stack: Stack, product: Product, turn
             return await crowd.measure(stack, product, plan, turns)
         case "busy":
             return await crowd.beyond_cache(product, plan, turns)
-        case "growth":
-            return await growth.measure(stack, product, plan)
-        case "idle":
-            return await idle.measure(product, plan)
-        case "parked":
-            return await asking.measure(product, plan)
-        case "wake":
-            return await wake.measure(product, plan)
-        case "children":
-            return await children.measure(stack, product, plan)
-        case "code":
-            return await code.measure(product, plan)
-        case "restart":
-            return await restart.measure(product, plan)
+        case _ if row in _WITH_FLOOR:
+            return await _WITH_FLOOR[row](stack, product, plan)
         case _:
-            raise ValueError(f"there is no row {row!r}")
+            return await _ALONE[row](product, plan)
+
+
+#: What is measured of the product beside other parts of the stack, and of the product alone.
+_WITH_FLOOR = {"growth": growth.measure, "children": children.measure, "runs": runs.measure}
+_ALONE = {
+    "idle": idle.measure,
+    "parked": asking.measure,
+    "wake": wake.measure,
+    "code": code.measure,
+    "readers": watched.measure,
+    "restart": restart.measure,
+}
 
 
 @contextlib.asynccontextmanager

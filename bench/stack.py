@@ -36,6 +36,7 @@ class Product:
     """A running product: one worker process, one API process, one store."""
 
     client: ProductClient
+    port: int
     worker: int
     api: int
     database: str
@@ -93,7 +94,7 @@ class Stack:
                         await asyncio.sleep(0.01)
                 await supervisor.start(_part("worker", data, environment, pids))
 
-            yield Product(ProductClient(port), pids["worker"], pids["api"], url, restart_worker, replace_worker)
+            yield Product(ProductClient(port), port, pids["worker"], pids["api"], url, restart_worker, replace_worker)
 
     def _environment(self, name: str, data: Path, port: int) -> dict[str, str]:
         return {

@@ -4,6 +4,7 @@ import asyncio
 import socket
 import uuid
 from pathlib import Path
+from time import perf_counter
 
 from temporalio.client import Client, WorkflowHandle
 
@@ -31,6 +32,16 @@ class FloorClient:
             names.SESSION, turns, id=f"floor-{uuid.uuid4().hex}", task_queue=names.QUEUE
         )
         return FloorSessionClient(self, handle)
+
+    async def once(self) -> float:
+        """Seconds from before the start of a workflow until its one activity has run."""
+        delivery = f"floor-{uuid.uuid4().hex}"
+        begun = perf_counter()
+        reported = asyncio.ensure_future(self.report(delivery))
+        await asyncio.sleep(0)
+        await self._client.start_workflow(names.TURN, delivery, id=delivery, task_queue=names.QUEUE)
+        await reported
+        return perf_counter() - begun
 
     async def report(self, delivery: str) -> None:
         """Wait for the activity of this delivery."""

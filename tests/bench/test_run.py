@@ -29,6 +29,8 @@ NAMES = {
     "wake": {"wake"},
     "children": {"children"},
     "code": {"code"},
+    "runs": {"runs"},
+    "readers": {"readers"},
     "restart": {"3 sessions, 2 active, 3 turns each"},
 }
 SOME = ("session", "inline-crowd", "growth", "log", "fork", "compaction", "parked", "wake")
