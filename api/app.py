@@ -197,3 +197,4 @@ def _add_streams(table: _Table, parts: _Parts) -> None:
     table.add("GET", path, enveloped(routes.read, CORS))
     table.add("HEAD", path, enveloped(routes.read, CORS))
     table.add("OPTIONS", path, routes.preflight)
+    table.add("PATCH", path, not_allowed(*routes.METHODS, headers=CORS))

@@ -63,14 +63,14 @@ def enveloped(handler: Handler, headers: Mapping[str, str] | None = None) -> Han
     return answered
 
 
-def not_allowed(*methods: str) -> Handler:
-    """The handler of all methods but these."""
+def not_allowed(*methods: str, headers: Mapping[str, str] | None = None) -> Handler:
+    """The handler of all methods but these, with these headers."""
 
     async def refuse(request: Request) -> Response:
         allowed = ", ".join(methods)
         raise MethodNotAllowed(f"{request.method} is not allowed here; {allowed} is.", allow=allowed)
 
-    return enveloped(refuse)
+    return enveloped(refuse, headers)
 
 
 async def not_found(request: Request) -> Response:

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, TypeAlias
+from urllib.parse import quote
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -33,6 +34,8 @@ _KEY_LIMIT = 255
 _MOST = 200
 _FEW = 50
 
+#: What a path may have as it is.
+_PATH = "/:@!$&'()*+,;=~"
 _PERCENT_ENCODED = re.compile("%[0-9A-Fa-f]{2}")
 #: A message can have a thousand files, each with its own name in the error.
 _MOST_VIOLATIONS = 5
@@ -93,6 +96,12 @@ def known_id(text: str, missing: type[PerdureError] = SessionNotFound) -> str:
     if not (text.isascii() and text.isprintable()):
         raise missing
     return text
+
+
+def own_url(request: Request) -> str:
+    """The URL of the request without its query. What the path has decoded is encoded again."""
+    # `request.url` leaves a percent sign and a space as they are: a client would read another path there.
+    return f"{request.url.scheme}://{request.url.netloc}{quote(request.scope['path'], safe=_PATH)}"
 
 
 def idempotency_key(request: Request) -> str | None:

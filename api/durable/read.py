@@ -30,6 +30,7 @@ JSON = "application/json"
 Live: TypeAlias = Literal["long-poll", "sse"]
 
 _MOST_TAIL = 10**9
+_TAIL = re.compile(r"[0-9]{1,12}")
 
 #: What a reader of events takes for the end of a line.
 _LINE_END = re.compile(rb"\r\n|\r|\n")
@@ -131,7 +132,7 @@ def parse_reading(params: QueryParams) -> Reading:
     if live is not None and asked is None:
         raise Invalid("Expected 'offset' with 'live'.")
     tail = _single(params, "tail")
-    if tail is not None and not (tail.isascii() and tail.isdecimal() and 1 <= int(tail[:12]) <= _MOST_TAIL):
+    if tail is not None and not (_TAIL.fullmatch(tail) and 1 <= int(tail) <= _MOST_TAIL):
         raise Invalid("Expected 'tail' to be a number of events, 1 or more.")
     asked = START if asked is None else asked
     return Reading(asked, read_offset(asked), live, params.get("cursor"), None if tail is None else int(tail))

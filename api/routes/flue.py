@@ -16,7 +16,7 @@ from api.durable.offsets import write_offset
 from api.durable.read import Reader
 from api.durable.sources import EventLog, Projection, RunLookup, log_of_agent, log_of_run
 from api.envelope import SECURITY
-from api.requests import WAIT, RequestLimits, check_json, idempotency_key, known_id, waits_for_result
+from api.requests import WAIT, RequestLimits, check_json, idempotency_key, own_url, waits_for_result
 from api.responses import flags, reply
 from perdure.agents.registry import AgentRegistry
 from perdure.errors import Invalid, PerdureError
@@ -97,7 +97,7 @@ class AgentRoutes:
         admission = await self._instances.prompt(agent, instance, body, principal, key)
         receipt = admission.receipt
         result = await self._result(admission, agent, instance) if waits else None
-        url, offset = str(request.url.replace(query="", fragment="")), write_offset(admission.start)
+        url, offset = own_url(request), write_offset(admission.start)
         answer: JsonObject = {"streamUrl": url, "offset": offset, "submissionId": admission.delivery_id}
         if receipt.deduplicated:
             answer["deduplicated"] = True
@@ -119,9 +119,12 @@ class AgentRoutes:
         return await self._reader.respond(request, EventLog(self._store, log))
 
     def _named(self, request: Request) -> tuple[str, str]:
-        instance = known_id(request.path_params["instance"], StreamNotFound)
-        if instance == _RESERVED or not 0 < len(instance) <= _LONGEST_NAME or not instance.strip():
-            raise Invalid(f"An instance has a name of at most {_LONGEST_NAME} characters, and not {_RESERVED!r}.")
+        instance: str = request.path_params["instance"]
+        is_text = instance.isascii() and instance.isprintable() and instance.strip()
+        if instance == _RESERVED or not is_text or len(instance) > _LONGEST_NAME:
+            raise Invalid(
+                f"An instance has a name of at most {_LONGEST_NAME} printable ASCII characters, and not {_RESERVED!r}."
+            )
         return self._agents[request.path_params["agent"]].name, instance
 
     async def _result(self, admission: Admission, agent: str, instance: str) -> _Result | None:

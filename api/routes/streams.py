@@ -15,7 +15,7 @@ from api.durable.errors import StreamNotFound
 from api.durable.offsets import read_offset, write_offset
 from api.durable.read import Head, Page, Reader
 from api.envelope import SECURITY, refusal
-from api.requests import known_id
+from api.requests import own_url
 from perdure.errors import Conflict, Forbidden, Invalid, PerdureError, TooLarge
 from perdure.runtime.deliveries import ulid
 from perdure.runtime.streams.written import JSON, items_of
@@ -58,6 +58,8 @@ _LONGEST_PATH = 1_000
 _LONGEST_TYPE = 255
 _LONGEST_NAME = 255
 _LARGEST = 2**53 - 1
+#: A hundred years: a time that is much later cannot be written.
+_LONGEST_TTL = 3_153_600_000
 _BYTES = "application/octet-stream"
 
 _WHOLE = re.compile(r"0|[1-9][0-9]{0,15}")
@@ -138,6 +140,8 @@ class WrittenStream:
 
 
 class StreamRoutes:
+    METHODS = ("GET", "HEAD", "PUT", "POST", "DELETE")
+
     def __init__(self, gate: Gate, store: StreamStore, reader: Reader, bodies: BodyReader) -> None:
         self._gate = gate
         self._store = store
@@ -184,7 +188,7 @@ class StreamRoutes:
         )
         match outcome:
             case Created(row):
-                return _state(row, 201, {"location": str(request.url.replace(query=""))})
+                return _state(row, 201, {"location": own_url(request)})
             case Existed(row):
                 return _state(row, 200)
             case Mismatch(why):
@@ -302,10 +306,12 @@ def _refused(error: PerdureError, headers: Mapping[str, str]) -> Response:
 
 
 def _path(request: Request) -> str:
-    path = known_id(request.path_params["path"], StreamNotFound)
-    if not 0 < len(path) <= _LONGEST_PATH:
-        raise StreamNotFound
-    return path
+    path: str = request.path_params["path"]
+    if 0 < len(path) <= _LONGEST_PATH and path.isascii() and path.isprintable():
+        return path
+    if request.method == "PUT":
+        raise Invalid(f"Expected a path of 1 to {_LONGEST_PATH} printable ASCII characters.")
+    raise StreamNotFound
 
 
 def _content_type(given: str | None) -> str | None:
@@ -339,6 +345,8 @@ def _name(given: Mapping[str, str], name: str) -> str | None:
 def _time_to_live(given: Mapping[str, str]) -> tuple[int | None, str | None]:
     """Seconds, or a time in the form in which the store compares times."""
     ttl, text = _whole(given, "stream-ttl"), given.get("stream-expires-at")
+    if ttl is not None and ttl > _LONGEST_TTL:
+        raise Invalid(f"Expected 'Stream-TTL' to be at most {_LONGEST_TTL} seconds.")
     if text is None:
         return ttl, None
     if ttl is not None:
@@ -369,7 +377,10 @@ def _origin(given: Mapping[str, str]) -> Origin | None:
         if within is not None or "stream-fork-offset" in given:
             raise Invalid("Expected 'Stream-Forked-From' with the offset of a fork.")
         return None
-    path = unquote(urlsplit(source).path)
+    try:
+        path = unquote(urlsplit(source).path)
+    except ValueError:
+        path = ""
     if not path.startswith(PREFIX) or len(path) > _LONGEST_PATH + len(PREFIX) or not path.isprintable():
         raise StreamNotFound("There is no such stream to fork.")
     text = given.get("stream-fork-offset")
