@@ -137,12 +137,12 @@ class Projection:
 
     async def _known_of(self, event: Event, turn: int) -> Known:
         if turn != self._turn:
-            started = await self._find(names.turn_key(turn, "started"))
-            submissions = () if started is None else started.delivery_ids
-            at = None if started is None else started.at
-            self._turn, self._known = turn, replace(self._log.known, submissions=submissions, started_at=at)
-        if event.type == EventType.STEP_STARTED:
-            self._known = replace(self._known, step_at=event.at)
+            started = event if event.type == EventType.TURN_STARTED else await self._find(names.turn_key(turn, "started"))
+            if started is None or event.index < started.index:
+                # A cancel, or a compaction, may come before the turn begins. Who reads it later must see the same.
+                return self._log.known
+            about = {"submissions": started.delivery_ids, "started_at": started.at}
+            self._turn, self._known = turn, replace(self._log.known, **about)
         if event.type in (EventType.STEP_COMPLETED, EventType.STEP_FAILED):
             return await self._with_step(event, turn)
         return self._known

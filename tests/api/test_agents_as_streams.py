@@ -1,6 +1,7 @@
 """Prompts to named instances of agents, and their events as a Durable Stream."""
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -315,6 +316,31 @@ async def test_a_prompt_that_waits_gets_the_result(api: Api) -> None:
     assert result["text"] == "Hello"
     assert result["usage"]["totalTokens"] == 0
     assert answer.json()["submissionId"] == unread.delivery_id
+
+
+async def test_a_prompt_that_is_cancelled_before_its_turn_begins_is_settled_for_those_who_follow(api: Api) -> None:
+    waiting = asyncio.create_task(api.http.post(f"{AGENT}/42?wait=result", json={"message": "hello"}))
+    await until(lambda: bool(api.temporal.started))
+    session_id = await session_of(api)
+    [unread] = await api.store.unread(session_id)
+    cancelled = await api.http.post(f"/eve/v1/session/{session_id}/cancel")
+    async with api.http.stream("GET", f"{AGENT}/42", params={"offset": "-1", "live": "sse"}) as reading:
+        chunks = reading.aiter_bytes()
+        while b'"streamNextOffset":"0000000000000000_0000000000000001"' not in await anext(chunks):
+            pass
+        begun, *_ = turn_events(0, deliveries=[unread.delivery_id])
+        await api.emit(session_id, begun, of_turn(0, "cancelled", EventType.TURN_CANCELLED))
+
+        live = b""
+        while b'"streamNextOffset":"0000000000000000_0000000000000003"' not in live:
+            live += await anext(chunks)
+    answer = await waiting
+
+    assert cancelled.json()["status"] == "accepted"
+    shown = json.loads(live.split(b"\n")[1].removeprefix(b"data:"))
+    assert shown == await read(api)
+    assert (shown[-1]["submissionId"], shown[-1]["outcome"]) == (unread.delivery_id, "aborted")
+    assert (answer.status_code, answer.json()["error"]["type"]) == (500, "submission_aborted")
 
 
 async def test_a_prompt_that_fails_says_which_it_was(api: Api) -> None:
