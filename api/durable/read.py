@@ -11,13 +11,13 @@ from time import monotonic
 from typing import Literal, Protocol, TypeAlias
 
 from starlette.datastructures import QueryParams
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from api.envelope import SECURITY
 from api.responses import dumps
 from api.stream.broadcast import Broadcasts
-from api.stream.response import LiveResponse
+from api.stream.response import LiveResponse, wait_for_disconnect
 from perdure.errors import Invalid, RunNotFound
 from perdure.store.base import Watch
 from perdure.store.streams import media_type
@@ -167,7 +167,7 @@ class Reader:
             case None:
                 return await self._catch_up(request, source, reading)
             case "long-poll":
-                return await self._long_poll(source, reading)
+                return await self._long_poll(request, source, reading)
             case "sse":
                 head = await source.head()
                 await source.touch()
@@ -194,9 +194,9 @@ class Reader:
             return Response(status_code=304, headers={**SECURITY, "etag": etag})
         return self._page(source, page.items, page.end, head, {**source.headers, "etag": etag})
 
-    async def _long_poll(self, source: Source, reading: Reading) -> Response:
+    async def _long_poll(self, request: Request, source: Source, reading: Reading) -> Response:
         until = monotonic() + self._timing.long_poll
-        async with source.watch() as watch:
+        async with source.watch() as watch, departing(request) as gone:
             head = await source.head()
             await source.touch()
             position = reading.position(head)
@@ -207,12 +207,11 @@ class Reader:
                 if page.items:
                     etag = _etag(source, reading.asked, position, closed=head.closed and position == head.position)
                     return self._page(source, page.items, position, head, {**source.headers, **moved, "etag": etag})
-                if position < head.position:
-                    # Events that are not shown in this form.
-                    continue
-                if head.closed or monotonic() >= until or self.closing:
-                    return Response(status_code=204, headers=headers_of(source, position, head, moved, typed=False))
-                await self.change(watch, until - monotonic())
+                # Otherwise these were events that are not shown in this form.
+                if position == head.position:
+                    if head.closed or monotonic() >= until or self.closing:
+                        return Response(status_code=204, headers=headers_of(source, position, head, moved, typed=False))
+                    await self.change(watch, until - monotonic(), gone)
                 head = await source.head()
 
     def _page(self, source: Source, items: Sequence[bytes], end: int, head: Head, more: Mapping[str, str]) -> Response:
@@ -261,14 +260,20 @@ class Reader:
                     if at_head:
                         await self.change(watch, until - monotonic())
 
-    async def change(self, watch: Watch, within: float) -> None:
-        """Wait until the log may have changed, this process stops, or it is time to look anyway."""
+    async def change(self, watch: Watch, within: float, gone: asyncio.Task[None] | None = None) -> None:
+        """Wait until the log may have changed, this process stops, or it is time to look anyway.
+
+        `ClientDisconnect` when `gone` says that nobody waits for the answer any more.
+        """
         timing = self._timing
         within = max(0.0, min(within, timing.recheck, timing.heartbeat))
         changed = asyncio.ensure_future(watch.changed(within))
         closing = asyncio.ensure_future(self._broadcasts.closing.wait())
+        waiting = (changed, closing) if gone is None else (changed, closing, gone)
         try:
-            await asyncio.wait((changed, closing), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            if gone is not None and gone.done():
+                raise ClientDisconnect
             if changed.done():
                 changed.result()
         finally:
@@ -276,6 +281,18 @@ class Reader:
                 each.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await asyncio.gather(changed, closing, return_exceptions=True)
+
+
+@contextlib.asynccontextmanager
+async def departing(request: Request) -> AsyncGenerator[asyncio.Task[None]]:
+    """Ends when the client has gone. Otherwise those who ask and leave would have many waiting here for nobody."""
+    gone = asyncio.create_task(wait_for_disconnect(request.receive))
+    try:
+        yield gone
+    finally:
+        gone.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.gather(gone, return_exceptions=True)
 
 
 def headers_of(

@@ -13,7 +13,7 @@ from api.auth import Gate
 from api.bodies import BodyReader, Fields
 from api.durable.errors import StreamNotFound
 from api.durable.offsets import write_offset
-from api.durable.read import Reader
+from api.durable.read import Reader, departing
 from api.durable.sources import EventLog, Projection, RunLookup, log_of_agent, log_of_run
 from api.envelope import SECURITY
 from api.requests import WAIT, RequestLimits, check_json, idempotency_key, own_url, waits_for_result
@@ -96,7 +96,7 @@ class AgentRoutes:
         body = await self._bodies.read(request, parse, optional=True)
         admission = await self._instances.prompt(agent, instance, body, principal, key)
         receipt = admission.receipt
-        result = await self._result(admission, agent, instance) if waits else None
+        result = await self._result(request, admission, agent, instance) if waits else None
         url, offset = own_url(request), write_offset(admission.start)
         answer: JsonObject = {"streamUrl": url, "offset": offset, "submissionId": admission.delivery_id}
         if receipt.deduplicated:
@@ -127,13 +127,13 @@ class AgentRoutes:
             )
         return self._agents[request.path_params["agent"]].name, instance
 
-    async def _result(self, admission: Admission, agent: str, instance: str) -> _Result | None:
+    async def _result(self, request: Request, admission: Admission, agent: str, instance: str) -> _Result | None:
         """What the prompt has come to; None when that is not known in time."""
         until, position = monotonic() + self._wait, admission.start
         receipt = admission.receipt
         log = log_of_agent(receipt.session_id, agent, instance)
         following = _Following(admission.delivery_id, Projection(self._store, log))
-        async with self._store.watch(receipt.session_id) as watch:
+        async with self._store.watch(receipt.session_id) as watch, departing(request) as gone:
             while True:
                 for event in (page := await self._store.events(receipt.session_id, position)):
                     position = event.index + 1
@@ -143,7 +143,7 @@ class AgentRoutes:
                     continue
                 if monotonic() >= until or self._reader.closing:
                     return None
-                await self._reader.change(watch, until - monotonic())
+                await self._reader.change(watch, until - monotonic(), gone)
 
 
 class _Following:

@@ -38,7 +38,7 @@ class LiveResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         outflow = Outflow(self._name, scope.get("extensions", {}).get(TRANSPORT))
-        disconnected = asyncio.create_task(_wait_for_disconnect(receive))
+        disconnected = asyncio.create_task(wait_for_disconnect(receive))
         pump = asyncio.create_task(self._pump(send, outflow))
         try:
             await asyncio.wait((disconnected, pump), return_when=asyncio.FIRST_COMPLETED)
@@ -107,6 +107,7 @@ class EventStream(LiveResponse):
                     return
 
 
-async def _wait_for_disconnect(receive: Receive) -> None:
+async def wait_for_disconnect(receive: Receive) -> None:
+    """Return when the client has gone. What is left of the body is dropped."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -9,12 +9,19 @@ from typing import Any
 
 import pytest
 import pytest_asyncio
+from starlette.requests import Request
+from starlette.types import Scope
 
+from api.durable.errors import StreamNotFound
+from api.durable.read import Head, Page, Reader, Timing
 from api.durable.sources import EventLog, log_of_run
+from api.routes.streams import WrittenStream
+from api.stream.broadcast import Broadcasts
 from perdure.protocol import names
 from perdure.protocol.events import NewEvent
 from perdure.store.base import Store
 from perdure.store.open import open_store
+from perdure.store.streams import Created, NewStream, StreamRow, StreamStore
 from perdure.store.values import Commit, SessionChange
 from tests.api.served import Api, serving, turn_events
 from tests.support import given
@@ -78,6 +85,46 @@ async def test_an_event_stream_of_a_deleted_stream_ends(tmp_path: Path) -> None:
         assert b'"upToDate":true' in first
         assert rest == []
         assert (await api.http.get(STREAM)).status_code == 404
+
+
+class Purged(WrittenStream):
+    """A stream that is deleted, with its items, after a reader has seen its head."""
+
+    def __init__(self, store: StreamStore, row: StreamRow) -> None:
+        super().__init__(store, row)
+        self._place = (store, row)
+
+    async def page(self, start: int, head: Head) -> Page:
+        store, row = self._place
+        await store.delete(row.owner, row.path)
+        await store.sweep(1_000)
+        return await super().page(start, head)
+
+
+async def test_a_read_that_waits_ends_when_its_stream_is_purged_under_it(store: Store) -> None:
+    stream = NewStream(stream_id="str_1", owner="ada", path="notes", content_type="text/plain", items=[b"a"])
+    created = await store.streams.create(stream)
+    assert isinstance(created, Created)
+    reader = Reader(Broadcasts(store), Timing())
+    query: Scope = {"query_string": b"offset=-1&live=long-poll", "headers": [], "method": "GET", "type": "http"}
+
+    with pytest.raises(StreamNotFound):
+        async with asyncio.timeout(5):
+            await reader.respond(Request(query, receive=asyncio.Future), Purged(store.streams, created.row))
+
+
+async def test_nothing_waits_for_a_client_that_has_gone(tmp_path: Path) -> None:
+    async with serving(tmp_path, long_poll_seconds=300) as api:
+        await prompted(api)
+        here, params = len(asyncio.all_tasks()), {"offset": await head_of(api), "live": "long-poll"}
+        polls = [asyncio.create_task(api.http.get(AGENT, params=params)) for _ in range(20)]
+        polls += [asyncio.create_task(api.http.post(f"{AGENT}?wait=result", json={"message": "a"})) for _ in range(5)]
+        await until(lambda: len(asyncio.all_tasks()) > here + 2 * len(polls))
+
+        for each in polls:
+            each.cancel()
+
+        await until(lambda: len(asyncio.all_tasks()) <= here)
 
 
 async def test_streams_that_callers_write_are_off_unless_they_are_wanted(api: Api) -> None:
