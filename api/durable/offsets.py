@@ -17,8 +17,17 @@ _LOG = 10**16
 Offset: TypeAlias = int | Literal["now"]
 
 
+def place(log: int, index: int) -> int:
+    """The position after so many items of the log with this number."""
+    return log * _LOG + index
+
+
+def log_and_index(position: int) -> tuple[int, int]:
+    return divmod(position, _LOG)
+
+
 def write_offset(position: int) -> str:
-    log, index = divmod(position, _LOG)
+    log, index = log_and_index(position)
     return f"{log:016d}_{index:016d}"
 
 
@@ -31,7 +40,7 @@ def read_offset(text: str) -> Offset:
     found = _OFFSET.fullmatch(text)
     if found is None:
         raise Invalid("Expected 'offset' to be -1, now, or an offset that this server gave out.")
-    return int(found[1]) * _LOG + int(found[2])
+    return place(int(found[1]), int(found[2]))
 
 
 _EPOCH = datetime(2024, 10, 9, tzinfo=UTC).timestamp()

@@ -118,7 +118,7 @@ class Reading:
         if self.offset == "now":
             return head.position
         if self.asked == START:
-            return 0 if self.tail is None else max(head.first, head.position - self.tail)
+            return head.first if self.tail is None else max(head.first, head.position - self.tail)
         if self.offset > head.position:
             raise OffsetGone(meta={"offset": self.asked, "nextOffset": write_offset(head.position)})
         return self.offset

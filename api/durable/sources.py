@@ -1,7 +1,7 @@
 """The event logs of sessions and runs as sources of reads, in Flue's words."""
 
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias
 
@@ -12,9 +12,11 @@ from perdure.protocol.conversation import changes
 from perdure.protocol.events import Event, EventType
 from perdure.protocol.flue import Known
 from perdure.protocol.wire import JsonObject
+from perdure.runtime.streams.instances import Instances, Named
 from perdure.store.base import Store, Watch
 
 from .errors import StreamNotFound
+from .offsets import log_and_index, place
 from .read import JSON, Head, Page
 
 #: The most events of a page.
@@ -60,9 +62,9 @@ class Log:
         return self.known.run_id is not None
 
 
-def log_of_agent(session_id: str, agent: str, instance: str, *, conversation: bool = False) -> Log:
-    """The events of an instance, or the changes of its conversation."""
-    path, known = f"agents/{agent}/{instance}", Known(instance_id=instance)
+def log_of_agent(session_id: str, agent: str, instance: str, *, number: int = 0, conversation: bool = False) -> Log:
+    """The events of one session of an instance, or the changes of its conversation."""
+    path, known = f"agents/{agent}/{instance}", Known(instance_id=instance, session=number)
     return Log(session_id, f"{path}?updates", known, changes) if conversation else Log(session_id, path, known)
 
 
@@ -110,6 +112,98 @@ class EventLog:
         return self._store.watch(self._log.session_id)
 
 
+class AgentLog:
+    """The logs of all sessions that an instance has had, one after another: a stream that is never closed."""
+
+    content_type = JSON
+    headers: Mapping[str, str] = {}
+
+    def __init__(
+        self, store: Store, instances: Instances, name: str, newest: Named, log_of: Callable[[Named], Log]
+    ) -> None:
+        """`name`: as the store knows the instance; `newest`: its newest session when the request came."""
+        self._store = store
+        self._instances = instances
+        self._name = name
+        self._newest = newest
+        self._log_of = log_of
+        self._tag = f"{log_of(newest).path}:{newest.row.session_id}"
+        self._read: EventLog | None = None
+
+    @property
+    def name(self) -> str:
+        return self._newest.row.session_id
+
+    @property
+    def tag(self) -> str:
+        return self._tag
+
+    @property
+    def watched(self) -> str:
+        """What has the next events: the newest session, or, once that has ended, the name that gets another one."""
+        return self._name if self._newest.row.ended else self._newest.row.session_id
+
+    async def head(self) -> Head:
+        newest = await self._instances.find(self._name)
+        if newest is None:
+            raise StreamNotFound
+        self._newest = newest
+        return Head(place(newest.number, newest.row.events), first=place(newest.number, 0))
+
+    async def page(self, start: int, head: Head) -> Page:
+        number, index = log_and_index(start)
+        newest, end = log_and_index(head.position)
+        found = self._newest
+        if number < newest:
+            older = await self._instances.after(self._name, number)
+            if older is None or older.number > number or index >= older.row.events:
+                # This session has ended, or was deleted: the next one goes on.
+                return Page((), place(number + 1 if older is None else max(number + 1, older.number), 0))
+            found, end = older, older.row.events
+        log = self._log_of(found)
+        if self._read is None or self._read.name != log.session_id:
+            self._read = EventLog(self._store, log)
+        page = await self._read.page(index, Head(end))
+        return Page(page.items, place(number, page.end))
+
+    async def touch(self) -> None:
+        """Nothing to do: it does not expire."""
+
+    def watch(self) -> AbstractAsyncContextManager[Watch]:
+        return self._watching()
+
+    @asynccontextmanager
+    async def _watching(self) -> AsyncGenerator[Watch]:
+        watch = _WatchOfNewest(self._store, self)
+        try:
+            yield watch
+        finally:
+            await watch.close()
+
+
+class _WatchOfNewest:
+    """Watches an instance, whichever session is its newest one."""
+
+    def __init__(self, store: Store, log: AgentLog) -> None:
+        self._store = store
+        self._log = log
+        self._watched = ""
+        self._open = AsyncExitStack()
+        self._watch: Watch | None = None
+
+    async def changed(self, within: float | None = None) -> bool:
+        if self._watch is None or self._watched != self._log.watched:
+            await self._open.aclose()
+            self._watched = self._log.watched
+            self._watch = await self._open.enter_async_context(self._store.watch(self._watched))
+            # What has changed before is not reported.
+            return True
+        return await self._watch.changed(within)
+
+    async def close(self) -> None:
+        await self._open.aclose()
+
+
 class Projection:
     """Events in Flue's words, in order, beginning anywhere. What an event does not say is looked up, once a turn."""
 
@@ -137,7 +231,9 @@ class Projection:
 
     async def _known_of(self, event: Event, turn: int) -> Known:
         if turn != self._turn:
-            started = event if event.type == EventType.TURN_STARTED else await self._find(names.turn_key(turn, "started"))
+            started = (
+                event if event.type == EventType.TURN_STARTED else await self._find(names.turn_key(turn, "started"))
+            )
             if started is None or event.index < started.index:
                 # A cancel, or a compaction, may come before the turn begins. Who reads it later must see the same.
                 return self._log.known

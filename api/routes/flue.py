@@ -12,9 +12,9 @@ from starlette.responses import Response
 from api.auth import Gate
 from api.bodies import BodyReader, Fields
 from api.durable.errors import StreamNotFound
-from api.durable.offsets import write_offset
+from api.durable.offsets import place, write_offset
 from api.durable.read import Reader, departing
-from api.durable.sources import EventLog, Projection, RunLookup, log_of_agent, log_of_run
+from api.durable.sources import AgentLog, EventLog, Log, Projection, RunLookup, log_of_agent, log_of_run
 from api.envelope import SECURITY
 from api.requests import WAIT, RequestLimits, check_json, idempotency_key, own_url, waits_for_result
 from api.responses import flags, reply
@@ -24,7 +24,7 @@ from perdure.protocol.deliveries import DeliveryBody, FilePart, Message, TextPar
 from perdure.protocol.events import Event, EventType, Usage
 from perdure.protocol.flue import model_of, usage_of
 from perdure.protocol.wire import JsonObject
-from perdure.runtime.streams.instances import Admission, Instances
+from perdure.runtime.streams.instances import Admission, Instances, Named
 from perdure.store.base import Store
 
 #: `/agents/{agent}/eve/v1/…` is something else.
@@ -97,7 +97,7 @@ class AgentRoutes:
         admission = await self._instances.prompt(agent, instance, body, principal, key)
         receipt = admission.receipt
         result = await self._result(request, admission, agent, instance) if waits else None
-        url, offset = own_url(request), write_offset(admission.start)
+        url, offset = own_url(request), write_offset(place(admission.number, admission.start))
         answer: JsonObject = {"streamUrl": url, "offset": offset, "submissionId": admission.delivery_id}
         if receipt.deduplicated:
             answer["deduplicated"] = True
@@ -112,11 +112,15 @@ class AgentRoutes:
         """The events of the instance."""
         principal = await self._gate.admit(request)
         agent, instance = self._named(request)
-        row = await self._instances.find(agent, instance, principal)
-        if row is None:
+        name, conversation = self._instances.name(agent, instance, principal), _shows_changes(request)
+        newest = await self._instances.find(name)
+        if newest is None:
             raise StreamNotFound
-        log = log_of_agent(row.session_id, agent, instance, conversation=_shows_changes(request))
-        return await self._reader.respond(request, EventLog(self._store, log))
+
+        def log_of(each: Named) -> Log:
+            return log_of_agent(each.row.session_id, agent, instance, number=each.number, conversation=conversation)
+
+        return await self._reader.respond(request, AgentLog(self._store, self._instances, name, newest, log_of))
 
     def _named(self, request: Request) -> tuple[str, str]:
         instance: str = request.path_params["instance"]

@@ -15,8 +15,10 @@ def changes(event: Event, known: Known) -> tuple[JsonObject, ...]:
     """What changes in the conversation with this event. A client drops what it has applied, by the position."""
     shown = _CHANGES.get(event.type)
     found = () if shown is None else shown(event, known)
+    # The next session of the instance counts its events from 0 again. JavaScript reads integers below 2**53.
+    batch = known.session * 2**32 + event.index
     return tuple(
-        {**each, "conversationId": known.instance_id, "position": {"batch": event.index, "index": index}}
+        {**each, "conversationId": known.instance_id, "position": {"batch": batch, "index": index}}
         for index, each in enumerate(found)
     )
 
@@ -25,9 +27,15 @@ def _data(event: Event) -> Mapping[str, Any]:
     return event.data or {}
 
 
-def _message_id(event: Event) -> str:
+def _message_id(event: Event, known: Known) -> str:
     """The message of the step: what one call of the model has said."""
-    return f"{names.turn_id(event.turn or 0)}/step_{event.step or 0}"
+    return f"{_turn_id(event, known)}/step_{event.step or 0}"
+
+
+def _turn_id(event: Event, known: Known) -> str:
+    """Sessions of one instance count their turns from 0, and their messages are in one conversation."""
+    turn = names.turn_id(event.turn or 0)
+    return f"{known.session}/{turn}" if known.session else turn
 
 
 def _submission(known: Known) -> JsonObject:
@@ -41,7 +49,7 @@ def _text(text: str) -> JsonObject:
 def _received(event: Event, known: Known) -> tuple[Change, ...]:
     named = {"submissionId": event.delivery_ids[0]} if event.delivery_ids else {}
     message = {
-        "id": f"{names.turn_id(event.turn or 0)}/{event.index}",
+        "id": f"{_turn_id(event, known)}/{event.index}",
         "role": "user",
         **named,
         "parts": [_text(_data(event).get("message", ""))],
@@ -51,19 +59,26 @@ def _received(event: Event, known: Known) -> tuple[Change, ...]:
 
 
 def _started(event: Event, known: Known) -> tuple[Change, ...]:
-    return ({"type": "message-started", "messageId": _message_id(event), **_submission(known), "timestamp": event.at},)
+    return (
+        {
+            "type": "message-started",
+            "messageId": _message_id(event, known),
+            **_submission(known),
+            "timestamp": event.at,
+        },
+    )
 
 
 def _text_delta(event: Event, known: Known) -> tuple[Change, ...]:
-    return (_delta(event, "text", _data(event).get("messageDelta", "")),)
+    return (_delta(event, known, "text", _data(event).get("messageDelta", "")),)
 
 
 def _reasoning_delta(event: Event, known: Known) -> tuple[Change, ...]:
-    return (_delta(event, "reasoning", _data(event).get("reasoningDelta", "")),)
+    return (_delta(event, known, "reasoning", _data(event).get("reasoningDelta", "")),)
 
 
-def _delta(event: Event, kind: str, text: str) -> Change:
-    return {"type": "message-delta", "messageId": _message_id(event), "kind": kind, "delta": text}
+def _delta(event: Event, known: Known, kind: str, text: str) -> Change:
+    return {"type": "message-delta", "messageId": _message_id(event, known), "kind": kind, "delta": text}
 
 
 def _said(event: Event, known: Known) -> tuple[Change, ...]:
@@ -71,7 +86,7 @@ def _said(event: Event, known: Known) -> tuple[Change, ...]:
         return ()
     # The deltas of earlier attempts are in the message too: the complete text takes the place of all of them.
     parts = [_text(_data(event).get("message", ""))]
-    message = {"id": _message_id(event), "role": "assistant", **_submission(known), "parts": parts}
+    message = {"id": _message_id(event, known), "role": "assistant", **_submission(known), "parts": parts}
     return ({"type": "message-appended", "message": message},)
 
 
@@ -79,7 +94,7 @@ def _calls(event: Event, known: Known) -> tuple[Change, ...]:
     return tuple(
         {
             "type": "tool-input",
-            "messageId": _message_id(event),
+            "messageId": _message_id(event, known),
             "toolCallId": each.get("callId"),
             "toolName": each.get("toolName") or each.get("name"),
             "input": each.get("input"),
@@ -101,7 +116,7 @@ def _result(event: Event, known: Known) -> tuple[Change, ...]:
 def _completed(event: Event, known: Known) -> tuple[Change, ...]:
     usage = _data(event).get("usage")
     used = {} if usage is None else {"usage": usage_of(Usage.model_validate(usage))}
-    return ({"type": "message-completed", "messageId": _message_id(event), **used},)
+    return ({"type": "message-completed", "messageId": _message_id(event, known), **used},)
 
 
 def _settled(event: Event, known: Known) -> tuple[Change, ...]:

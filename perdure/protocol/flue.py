@@ -36,6 +36,8 @@ class Known:
     # Of an agent: the name that the caller has chosen. Of a run: its id.
     instance_id: str | None = None
     run_id: str | None = None
+    # Of an agent: the number of the session, among those that the name has had.
+    session: int = 0
     # The deliveries that the turn of the event has read.
     submissions: tuple[str, ...] = ()
     # The deliveries that this event settles: also those of turns that had parked before.

@@ -176,6 +176,7 @@ class Sessions:
             agent=agent,
             mode=mode,
             token_hash=hash_token(token or derive_token(self._secret, session_id)),
+            named=token is not None,
             principal=principal,
             capabilities=capabilities or Capabilities(request_input=mode == "conversation"),
             title=title_of(body),

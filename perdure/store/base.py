@@ -42,6 +42,7 @@ from .values import (
     InputPage,
     InputQuery,
     InputRow,
+    Instance,
     NewDelivery,
     NewSession,
     Record,
@@ -212,6 +213,17 @@ class Store(Protocol):
         ...
 
     async def route(self, token_hash: str) -> str | None: ...
+
+    async def instance(self, token_hash: str, number: int | None = None) -> Instance | None:
+        """The newest session that this token has had; with `number`, the first one that has not a smaller one."""
+        ...
+
+    async def number_of(self, session_id: str) -> int | None:
+        """The number of the session among those of its token."""
+        ...
+
+    async def name_session(self, token_hash: str, session_id: str) -> None:
+        """Number a session of this token that an older build has started. Idempotent."""
 
     async def token_of(self, session_id: str) -> str | None:
         """The hash of the session's token."""

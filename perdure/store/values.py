@@ -51,6 +51,16 @@ class NewSession(_Member):
     # Where it reports its end: `{callId, subagentName, token, url}`. A secret.
     callback: JsonObject | None = field(default=None, repr=False)
     run: NewRun | None = None
+    # Its token was chosen by a caller: it continues what the session before it under this token has begun.
+    named: bool = False
+
+
+@dataclass(frozen=True)
+class Instance:
+    """One of the sessions that a name has had, which are numbered from 0. None as session: it was deleted."""
+
+    number: int
+    session_id: str | None
 
 
 @dataclass(frozen=True)

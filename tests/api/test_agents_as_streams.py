@@ -2,15 +2,17 @@
 
 import asyncio
 import json
+import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from perdure.protocol import names
-from perdure.protocol.events import EventType, NewEvent
+from perdure.protocol.events import EventType, NewEvent, delivery_refused
 from perdure.settings import Settings
-from tests.api.served import Api, of_turn, serving, step, turn_events
+from perdure.store.values import Commit, Consumption, SessionChange
+from tests.api.served import Api, of_turn, serving, session_ended, step, turn_events
 from tests.support.waiting import until
 
 AGENT = "/agents/concierge"
@@ -221,6 +223,132 @@ async def test_pages_count_the_events_of_the_log_and_end_at_its_head(api: Api) -
     assert "".join(each["text"] for each in first.json() + second.json() if each["type"] == "text_delta").startswith(
         "0 1 2"
     )
+
+
+async def ended(api: Api, session_id: str) -> None:
+    """The session completes, as a worker writes it, when a turn has read all of its deliveries."""
+    read = Consumption(0, [each.delivery_id for each in await api.store.unread(session_id)])
+    end = SessionChange(status="completed")
+    await api.store.commit(Commit(session_id, consume=read, events=[session_ended()], change=end, close=True))
+
+
+async def test_the_end_of_a_session_is_read_after_it(api: Api) -> None:
+    receipt = await prompt(api)
+    await ended(api, await answered(api, receipt["submissionId"]))
+
+    events = await read(api, offset=receipt["offset"])
+
+    assert (events[-1]["type"], events[-1]["submissionId"]) == ("submission_settled", receipt["submissionId"])
+
+
+async def test_a_reader_of_a_session_that_has_ended_goes_on_with_the_next_one(api: Api) -> None:
+    first = await prompt(api)
+    await answered(api, first["submissionId"])
+    seen = await api.http.get(f"{AGENT}/42", params={"offset": "-1"})
+    session_id = await session_of(api)
+    await api.emit(session_id, *turn_events(1, ("Bye",), deliveries=["dlv_last"]))
+    await ended(api, session_id)
+
+    second = await prompt(api, message="more")
+    successor = await session_of(api, 1)
+    await api.emit(successor, *turn_events(0, ("Again",), deliveries=[second["submissionId"]]))
+
+    offset, texts, pages = seen.headers["stream-next-offset"], "", 0
+    while True:
+        page = await api.http.get(f"{AGENT}/42", params={"offset": offset})
+        texts += "".join(each["text"] for each in page.json() if each["type"] == "text_delta")
+        offset, pages = page.headers["stream-next-offset"], pages + 1
+        if "stream-up-to-date" in page.headers:
+            break
+    assert (second["offset"], offset) == (f"{1:016d}_{0:016d}", f"{1:016d}_{7:016d}")
+    assert texts == "ByeAgain"
+    assert [each["text"] for each in await read(api) if each["type"] == "text_delta"] == ["Again"]
+    assert [each["text"] for each in await read(api, offset=second["offset"]) if each["type"] == "text_delta"] == [
+        "Again"
+    ]
+
+
+async def test_readers_who_wait_go_on_with_the_next_session(api: Api) -> None:
+    first = await prompt(api)
+    session_id = await answered(api, first["submissionId"])
+    offset = (await api.http.head(f"{AGENT}/42")).headers["stream-next-offset"]
+    params = {"offset": offset, "live": "long-poll"}
+    polling = asyncio.create_task(api.http.get(f"{AGENT}/42", params=params))
+
+    async with api.http.stream("GET", f"{AGENT}/42", params={"offset": offset, "live": "sse"}) as reading:
+        await ended(api, session_id)
+        second = await prompt(api, message="more")
+        await api.emit(await session_of(api, 1), *turn_events(0, ("Again",), deliveries=[second["submissionId"]]))
+        shown = b""
+        async for chunk in reading.aiter_bytes():
+            shown += chunk
+            if b'"submission_settled"' in shown:
+                break
+    polled = await polling
+
+    [data] = [line for line in shown.splitlines() if line.startswith(b"data:[")]
+    assert json.loads(data.removeprefix(b"data:")) == polled.json() == await read(api, offset=second["offset"])
+    assert polled.json()[-1]["submissionId"] == second["submissionId"]
+
+
+async def test_the_changes_of_the_next_session_come_after_those_of_the_one_before(api: Api) -> None:
+    first = await prompt(api)
+    session_id = await answered(api, first["submissionId"])
+    before = await read(api, view="updates")
+    await ended(api, session_id)
+    second = await prompt(api, message="more")
+    await api.emit(await session_of(api, 1), *turn_events(0, ("Again",), deliveries=[second["submissionId"]]))
+
+    after = await read(api, view="updates")
+
+    last, next = before[-1]["position"], after[0]["position"]
+    assert (next["batch"], next["index"]) > (last["batch"], last["index"])
+    assert not {each.get("messageId") for each in before} & {each.get("messageId") for each in after} - {None}
+
+
+async def test_a_reader_of_a_deleted_session_goes_on_with_the_next_one(api: Api) -> None:
+    first = await prompt(api)
+    session_id = await answered(api, first["submissionId"])
+    await ended(api, session_id)
+    await api.store.begin_deletion(session_id)
+    await until(lambda: api.store.purge(session_id, 100))
+    nothing = await api.http.get(f"{AGENT}/42")
+    second = await prompt(api, message="more")
+
+    old = await api.http.get(f"{AGENT}/42", params={"offset": f"{0:016d}_{3:016d}"})
+
+    assert nothing.status_code == 404
+    assert second["offset"] == old.headers["stream-next-offset"] == f"{1:016d}_{0:016d}"
+    assert old.json() == []
+
+
+async def test_a_repeated_prompt_is_told_where_its_refusal_is(api: Api) -> None:
+    receipt = await prompt(api, **{"idempotency-key": "k"})
+    session_id = await session_of(api)
+    event = delivery_refused(receipt["submissionId"], "late", "Too late.")
+    await api.emit(session_id, *turn_events(0))
+    await api.store.refuse(session_id, receipt["submissionId"], "late", event)
+
+    again = await prompt(api, **{"idempotency-key": "k"})
+
+    [settled] = await read(api, offset=again["offset"])
+    assert (settled["submissionId"], settled["outcome"]) == (receipt["submissionId"], "failed")
+
+
+async def test_a_session_that_an_older_build_has_started_keeps_its_name(api: Api, tmp_path: Path) -> None:
+    first = await prompt(api)
+    session_id = await answered(api, first["submissionId"])
+    database = sqlite3.connect(tmp_path / "test.db")
+    with database:
+        database.execute("DELETE FROM instances")
+    database.close()
+
+    events = await read(api)
+    await ended(api, session_id)
+
+    assert events[-1]["type"] == "submission_settled"
+    assert await read(api) == events
+    assert (await prompt(api, message="more"))["offset"] == f"{1:016d}_{0:016d}"
 
 
 async def test_the_tail_is_the_last_events(api: Api) -> None:

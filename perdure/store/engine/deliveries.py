@@ -57,11 +57,18 @@ async def create_session(
         raise Conflict("A session with this id exists already.", session_id=session.session_id)
     if await tx.row("insert_route", token_hash=session.token_hash, session_id=session.session_id) is None:
         raise TokenConflict
+    if session.named:
+        await name_session(tx, session.token_hash, session.session_id)
     if session.run is not None:
         await runs.create_run(tx, session, session.run, now)
     if session.callback is not None:
         await tx.run("insert_callback", session_id=session.session_id, callback=encode(session.callback))
     return accepted
+
+
+async def name_session(tx: Transaction, token_hash: str, session_id: str) -> None:
+    await tx.run("insert_instance", token_hash=token_hash, session_id=session_id)
+    await tx.run("purge_instances", token_hash=token_hash)
 
 
 async def _check_child(tx: Transaction, session_id: str, parent_id: str) -> None:

@@ -160,12 +160,20 @@ async def purge(tx: Transaction, session_id: str, limit: int, now: str) -> bool:
         if await hand_over(tx, session, limit, counts, now):
             # From here on nobody finds the session, and no worker can write to it.
             await tx.run("delete_routes", session_id=session_id)
+            await _forget_instance(tx, session_id)
             await tx.run("delete_fences", session_id=session_id)
             await tx.run("delete_session", session_id=session_id)
             await tx.run("delete_run", session_id=session_id)
             counts["sessions"] = 1
     await tx.run("count_deleted", session_id=session_id, counts=encode(counts))
     return done
+
+
+async def _forget_instance(tx: Transaction, session_id: str) -> None:
+    found = await tx.row("instance_of", session_id=session_id)
+    if found is not None:
+        await tx.run("forget_instance", session_id=session_id)
+        await tx.run("purge_instances", token_hash=found["token_hash"])
 
 
 async def _delete_rows(tx: Transaction, session_id: str, limit: int, counts: JsonObject) -> bool:

@@ -39,6 +39,7 @@ from perdure.store.values import (
     InputPage,
     InputQuery,
     InputRow,
+    Instance,
     NewDelivery,
     NewSession,
     Record,
@@ -88,7 +89,12 @@ class SqlStore:
         await self._database.close()
 
     async def create_session(self, session: NewSession, delivery: NewDelivery | None = None) -> Accepted | None:
-        return await self._write_once(lambda tx: deliveries.create_session(tx, session, delivery, self._now()))
+        accepted = await self._write_once(lambda tx: deliveries.create_session(tx, session, delivery, self._now()))
+        if session.named:
+            # Those who have read all of the session before it wait for this one.
+            self._watchers.wake(session.token_hash)
+            self._feed.announce(session.token_hash, 1)
+        return accepted
 
     async def fork(self, fork: NewFork) -> Forked:
         return await self._write_once(lambda tx: forks.fork(tx, fork, self._now()))
@@ -206,6 +212,20 @@ class SqlStore:
         return await self._write_and_notify(
             session_id, lambda tx: deliveries.set_attention(tx, session_id, attention, turn, self._now())
         )
+
+    async def instance(self, token_hash: str, number: int | None = None) -> Instance | None:
+        if number is None:
+            found = await self._row("newest_instance", token_hash=token_hash)
+        else:
+            found = await self._row("instance_from", token_hash=token_hash, number=number)
+        return None if found is None else Instance(found["number"], found["session_id"])
+
+    async def number_of(self, session_id: str) -> int | None:
+        found = await self._row("instance_of", session_id=session_id)
+        return None if found is None else found["number"]
+
+    async def name_session(self, token_hash: str, session_id: str) -> None:
+        await self._write_once(lambda tx: deliveries.name_session(tx, token_hash, session_id))
 
     async def token_of(self, session_id: str) -> str | None:
         found = await self._row("route_of", session_id=session_id)

@@ -1,0 +1,1 @@
+UPDATE instances SET session_id = NULL WHERE session_id = :session_id

@@ -1,0 +1,1 @@
+SELECT token_hash, number FROM instances WHERE session_id = :session_id
