@@ -19,6 +19,7 @@ from .durable.read import Reader, Timing
 from .envelope import enveloped, not_allowed, not_found
 from .requests import Handler, RequestLimits, Scopes, traced
 from .responses import Shield, on_error, on_http_error
+from .routes.deliveries import DeliveryRoutes
 from .routes.events import EventRoutes
 from .routes.flue import AgentRoutes, RunReader
 from .routes.inputs import InputRoutes
@@ -160,6 +161,11 @@ def _add_inspection(table: _Table, parts: _Parts) -> None:
     table.add("GET", "/v1/sessions/{session_id}/events", parts.events.list)
     table.add("GET", "/v1/sessions/{session_id}/events/stream", parts.events.sse)
     table.add("GET", "/v1/sessions/{session_id}/transcript", parts.transcripts.show)
+    deliveries = DeliveryRoutes(parts.gate, parts.sessions, parts.bodies, parts.limits)
+    table.add("GET", "/v1/sessions/{session_id}/deliveries", deliveries.list)
+    table.add("GET", "/v1/deliveries/{delivery_id}", deliveries.show)
+    table.add("PATCH", "/v1/deliveries/{delivery_id}", deliveries.edit)
+    table.add("DELETE", "/v1/deliveries/{delivery_id}", deliveries.withdraw)
     letters = DeadLetterRoutes(parts.gate, parts.sessions.dead_letters)
     table.add("GET", "/v1/dead-letters", letters.list)
     table.add("POST", "/v1/dead-letters/{session_id}/{turn_id}/requeue", letters.requeue)

@@ -227,6 +227,10 @@ def parse_continue(fields: Fields, principal: Principal) -> ContinueBody:
     return ContinueBody(delivery, token, coalesce)
 
 
+def parse_message(fields: Fields) -> Message | None:
+    return _message(fields.get("message", _ABSENT))
+
+
 def _message(value: Any) -> Message | None:
     if value is _ABSENT:
         return None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from .deliveries import deliveries, withdraw
 from .deploy import deploy_commands
 from .runs import logs as run_logs
 from .runs import run_commands
@@ -32,6 +33,8 @@ app.add_typer(session_commands, name="sessions")
 app.add_typer(deploy_commands, name="deploy")
 app.add_typer(run_commands, name="runs")
 app.command(name="logs")(run_logs)
+app.command()(deliveries)
+app.command()(withdraw)
 
 dead_letter_commands = typer.Typer()
 app.add_typer(dead_letter_commands, name="dead-letters")

@@ -5,7 +5,7 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any, TypeAlias, TypeVar
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 from pydantic_ai.messages import ModelMessagesTypeAdapter, ModelResponse
 
 from perdure.agents.agent import Agent
@@ -122,6 +122,8 @@ class ConsumedDelivery(DeliveryBody):
     """A delivery in the journal of the turn that consumed it."""
 
     delivery_id: str
+    # How often it was edited when it was read. It is not recorded.
+    edits: int = Field(default=0, exclude=True)
 
 
 class StoredReply(Wire):

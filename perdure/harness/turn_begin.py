@@ -291,7 +291,9 @@ async def read_deliveries(
     if files and any(row.kind not in KINDS for row in left):
         raise UnreadableState("This build cannot read a delivery of this kind.")
     deliveries = tuple(
-        ConsumedDelivery(**_read_body(row, strict=files is not None).model_dump(), delivery_id=row.delivery_id)
+        ConsumedDelivery(
+            **_read_body(row, strict=files is not None).model_dump(), delivery_id=row.delivery_id, edits=row.edits
+        )
         for row in left
     )
     if files:
@@ -346,7 +348,7 @@ def begin_turn(
         ),
         # The key of `session.started` makes it unique in its session.
         events=(factory.session_started(agent, model), factory.turn_started(ids), *received),
-        consume=Consumption(number, ids) if fresh else None,
+        consume=Consumption(number, ids, {each.delivery_id: each.edits for each in fresh}) if fresh else None,
         change=SessionChange(status="running", turns=number + 1),
     )
 

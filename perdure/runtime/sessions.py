@@ -53,6 +53,7 @@ from .deletions import Deletions
 from .deliveries import CallerRequest, checked_bounds, message_body, reference, title_of
 from .drivers.client import DriverClient
 from .forks import ForkReceipt, Forks
+from .inbox import Inbox
 from .inputs import Answers, Inputs
 from .reconciler import Reconciler
 from .remote.callbacks import Callbacks
@@ -127,6 +128,7 @@ class Sessions:
         driver = DriverClient(client, task_queue)
         self._signals = Signals(store, driver, agents, ui_detail=ui_detail)
         self._answers = Answers(store, self._signals, agents)
+        self.inbox = Inbox(store)
         self.inputs = Inputs(store, self._answers, inbox_limit=inbox_limit)
         self._forks = Forks(store, self._signals, secret)
         self.runs = Runs(store, self._signals, runs)

@@ -37,6 +37,8 @@ from .values import (
     CancelRequest,
     Commit,
     Committed,
+    DeliveryPage,
+    DeliveryQuery,
     DeliveryRow,
     EventQuery,
     InputPage,
@@ -251,6 +253,22 @@ class Store(Protocol):
 
     async def deliveries(self, session_id: str, delivery_ids: Sequence[str]) -> Sequence[DeliveryRow]:
         """The deliveries that exist, in the order of the given ids."""
+        ...
+
+    async def find_delivery(self, delivery_id: str) -> Sequence[DeliveryRow]:
+        """The deliveries with this id, in any session: one, unless it is an id that Perdure derives for itself."""
+        ...
+
+    async def list_deliveries(self, query: DeliveryQuery) -> DeliveryPage: ...
+
+    async def place_in_queue(self, delivery: DeliveryRow) -> int:
+        """How many deliveries wait up to this one, with it."""
+        ...
+
+    async def edit_delivery(
+        self, session_id: str, delivery_id: str, body: JsonObject, edits: int
+    ) -> DeliveryRow | None:
+        """Replace the body of a delivery that waits; None when it waits no more, or was edited since."""
         ...
 
     async def unread(self, session_id: str) -> Sequence[DeliveryRow]:

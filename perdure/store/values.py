@@ -200,6 +200,11 @@ class NewDelivery:
     limit: int | None = None
 
 
+#: `withdrawn`: by its sender, before a turn has read it; `refused`: no turn will read it.
+DeliveryOutcome: TypeAlias = Literal["completed", "failed", "cancelled", "refused", "withdrawn"]
+DeliveryStatus: TypeAlias = Literal["queued", "running", "settled"]
+
+
 @dataclass(frozen=True)
 class DeliveryRow:
     session_id: str
@@ -213,11 +218,35 @@ class DeliveryRow:
     accepted_at: str
     kind: str = "message"
     ref: JsonObject | None = None
+    # When a turn has read it; None also where an older build has done that.
+    started_at: str | None = None
+    settled_at: str | None = None
+    # What became of it; None: nothing yet, or only the events know.
+    outcome: DeliveryOutcome | None = None
+    error: JsonObject | None = None
+    # How often its content was changed.
+    edits: int = 0
 
     @property
     def unread(self) -> bool:
         """Whether a turn may still read it."""
         return self.turn is None and self.refused is None
+
+
+@dataclass(frozen=True)
+class DeliveryQuery:
+    """The deliveries of a session, newest first."""
+
+    session_id: str
+    status: DeliveryStatus | None = None
+    limit: int = 50
+    cursor: str | None = None
+
+
+@dataclass(frozen=True)
+class DeliveryPage:
+    deliveries: Sequence[DeliveryRow]
+    next_cursor: str | None = None
 
 
 @dataclass(frozen=True)
@@ -335,6 +364,8 @@ class Consumption:
 
     turn: int
     delivery_ids: Sequence[str]
+    # How often each was edited when it was read; the commit raises `Unavailable` when it was edited since.
+    edits: Mapping[str, int] = field(default_factory=dict[str, int])
 
 
 @dataclass(frozen=True)
@@ -367,9 +398,10 @@ class Commit:
        exactly this generation. RELEASE deletes the fence, and what it has reserved with it. `reserve`: reserve this
        with the fence, in place of what it had reserved; `BudgetReached` if the account has not so much left.
     4. `records`: insert them. A record whose key exists is not changed.
-    5. `events`: append them at the next indexes. An event whose key exists is skipped.
-    6. `consume`: mark these deliveries as read by this turn and drop their bodies. Raise `DeliveryTaken` when one is
+    5. `consume`: mark these deliveries as read by this turn and drop their bodies. Raise `DeliveryTaken` when one is
        unknown, refused, or read by another turn.
+    6. `events`: append them at the next indexes. An event whose key exists is skipped. One that ends a turn settles
+       the deliveries that the turn has read, and names them, unless the turn waits for people.
     7. `slots`: write them. Raise `SlotConflict` when a slot has another version than expected.
     8. `route`: replace the session's routes by this token hash; `TokenConflict` when another live session owns it.
        `close`: end the session, and delete its routes and fences.

@@ -1,6 +1,6 @@
 """The commit: the steps of `Commit` inside one transaction. The same code runs on every database."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from perdure.errors import BudgetReached, StoreBehind, Superseded, TokenConflict, TurnCancelled, Unavailable
@@ -23,7 +23,7 @@ from . import rows, runs
 from .database import Transaction, Value, Written
 from .deliveries import expects_turn, has_unread, refuse_unread, report_end, report_inputs
 from .forks import write_slot
-from .rows import LockedSession, encode, lock
+from .rows import LockedSession, encode, encode_some, lock
 
 
 async def apply(tx: Transaction, commit: Commit, now: str) -> Written[Committed]:
@@ -46,7 +46,12 @@ async def apply(tx: Transaction, commit: Commit, now: str) -> Written[Committed]
     attempt = commit.fence.attempt.number if commit.fence else None
     for record in commit.records:
         await tx.run("insert_record", **rows.new_record(commit.session_id, record, attempt, now))
+    await _consume(tx, commit, now)
     events, last = _split_terminal(commit, superseded)
+    events = await _settled(tx, commit.session_id, events, now)
+    if commit.close:
+        # What is left was read by a turn whose records nobody can read.
+        last = [await _settle(tx, commit.session_id, each, _LAST, "failed", now) for each in last]
     log_head = session.row.events
 
     async def append(events: Sequence[NewEvent]) -> None:
@@ -55,14 +60,13 @@ async def apply(tx: Transaction, commit: Commit, now: str) -> Written[Committed]
 
     await append([*_recovery_event(commit, session.row), *events])
     await _keep_failed_turns(tx, session.row, events, now)
-    await _consume(tx, commit)
     await _write_slots(tx, commit, session.row)
     await _write_route(tx, commit, session)
     await _close(tx, commit)
     await _lock_above(tx, commit, session.row)
     await append(await _change_inputs(tx, commit, session, now))
     if commit.close:
-        await append(await refuse_unread(tx, commit.session_id))
+        await append(await refuse_unread(tx, commit.session_id, now))
         await report_end(tx, session.row, now)
         await tx.run("begin_callback", session_id=commit.session_id, now=now)
     await append(last)
@@ -199,14 +203,53 @@ async def _keep_failed_turns(tx: Transaction, row: SessionRow, events: Sequence[
             await tx.run("insert_dead_letter", **rows.new_dead_letter(row, event, now))
 
 
-async def _consume(tx: Transaction, commit: Commit) -> None:
+async def _consume(tx: Transaction, commit: Commit, now: str) -> None:
     if commit.consume is None:
         return
     wanted, turn = sorted(set(commit.consume.delivery_ids)), commit.consume.turn
-    read = await tx.rows("hear_deliveries", session_id=commit.session_id, delivery_ids=wanted, turn=turn)
+    read = await tx.rows("hear_deliveries", session_id=commit.session_id, delivery_ids=wanted, turn=turn, now=now)
     if len(read) < len(wanted):
         taken = set(wanted) - {row["delivery_id"] for row in read}
         raise DeliveryTaken(*sorted(taken))
+    if any(row["edits"] != commit.consume.edits.get(row["delivery_id"], row["edits"]) for row in read):
+        raise Unavailable("A delivery was edited since it was read.")
+
+
+#: After all turns.
+_LAST = 2**31 - 1
+
+#: The events that end a turn, and what becomes of the deliveries that it has read.
+_OUTCOMES: Mapping[str, str] = {
+    EventType.TURN_COMPLETED: "completed",
+    EventType.TURN_FAILED: "failed",
+    EventType.TURN_CANCELLED: "cancelled",
+}
+
+
+async def _settled(tx: Transaction, session_id: str, events: Sequence[NewEvent], now: str) -> Sequence[NewEvent]:
+    """Settle the deliveries of a turn that ends, and of those that have parked before it; its last event names them."""
+    parks = any(event.type == EventType.INPUT_REQUESTED for event in events)
+    named: list[NewEvent] = []
+    for event in events:
+        outcome = _OUTCOMES.get(event.type)
+        if outcome is None or event.turn is None:
+            named.append(event)
+        elif outcome == "completed" and parks:
+            # It has asked people: a later turn goes on with these deliveries, and settles them.
+            named.append(event)
+        else:
+            named.append(await _settle(tx, session_id, event, event.turn, outcome, now))
+    return named
+
+
+async def _settle(tx: Transaction, session_id: str, event: NewEvent, turn: int, outcome: str, now: str) -> NewEvent:
+    """Settle what the turns up to this one have read; the event, with what it has settled."""
+    error = {name: value for name, value in (event.data or {}).items() if name in ("code", "message")}
+    end = {"outcome": outcome, "now": now, "error": encode_some(error or None)}
+    found = await tx.rows("settle_deliveries", session_id=session_id, turn=turn, **end)
+    found = sorted(found, key=lambda row: (row["turn"], row["accepted_at"], row["delivery_id"]))
+    ids = tuple(row["delivery_id"] for row in found)
+    return event.model_copy(update={"delivery_ids": (*event.delivery_ids, *ids)}) if ids else event
 
 
 async def _write_slots(tx: Transaction, commit: Commit, row: SessionRow) -> None:

@@ -26,12 +26,14 @@ from perdure.protocol.deliveries import CHILD_ANSWER, CHILD_INPUT, CHILD_RESULT,
 from perdure.protocol.events import EventType, NewEvent, delivery_refused
 from perdure.protocol.inputs import InputAnswer
 from perdure.protocol.requests import Attention
+from perdure.protocol.wire import JsonObject
 from perdure.session.inputs import is_newer, verdict
 from perdure.store.values import (
     Accepted,
     Answered,
     Answering,
     CancelRequest,
+    DeliveryRow,
     InputRow,
     NewDelivery,
     NewSession,
@@ -113,7 +115,7 @@ async def refuse(
     if found is not None and (found["turn"] is not None or found["refused"] is not None):
         return Written(found["turn"] is None)
     if found is not None:
-        await tx.run("refuse_delivery", session_id=session_id, delivery_id=delivery_id, code=code)
+        await tx.run("refuse_delivery", session_id=session_id, delivery_id=delivery_id, code=code, now=now)
     if session.row.status != "running" and not await expects_turn(tx, session_id):
         # A cancel request for the next turn meant this delivery: without it there is no turn to stop.
         await tx.run("set_cancel", session_id=session_id, turn=None)
@@ -121,11 +123,20 @@ async def refuse(
     return Written(True, None if session.ended else await rows.emit(tx, session.row, (event,), now))
 
 
-async def refuse_unread(tx: Transaction, session_id: str) -> Sequence[NewEvent]:
+async def refuse_unread(tx: Transaction, session_id: str, now: str) -> Sequence[NewEvent]:
     """At the end of a session: refuse the deliveries that no turn has read, and return the events of the refusals."""
     code, message = NoActiveSession.wire_code, "The session ended before this delivery was read."
-    refused = await tx.rows("refuse_unread", session_id=session_id, code=code)
+    refused = await tx.rows("refuse_unread", session_id=session_id, code=code, now=now)
     return [delivery_refused(row["delivery_id"], code, message) for row in refused]
+
+
+async def edit(tx: Transaction, session_id: str, delivery_id: str, body: JsonObject, edits: int) -> DeliveryRow | None:
+    """Replace the body of a delivery that waits; None when it waits no more, or was edited since."""
+    # Under the lock, so that no turn reads it meanwhile.
+    await rows.lock(tx, session_id)
+    place = {"session_id": session_id, "delivery_id": delivery_id}
+    found = await tx.row("edit_delivery", **place, body=encode(body), edits=edits)
+    return None if found is None else rows.delivery(found)
 
 
 async def report_end(tx: Transaction, session: SessionRow, now: str) -> None:

@@ -48,7 +48,7 @@ async def fork(tx: Transaction, fork: NewFork, now: str) -> Forked:
     if fork.delivery is not None:
         # The shared turns count as its reader: no turn of the fork may read it.
         wanted = [fork.delivery.delivery_id]
-        await tx.rows("hear_deliveries", session_id=fork.session_id, delivery_ids=wanted, turn=fork.turn)
+        await tx.rows("hear_deliveries", session_id=fork.session_id, delivery_ids=wanted, turn=fork.turn, now=now)
     return Forked(fork.session_id, fresh=True)
 
 

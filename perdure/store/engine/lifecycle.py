@@ -60,7 +60,7 @@ async def import_session(tx: Transaction, new: NewImport, now: str) -> None:
         await tx.run("write_slot_version", turn=header.turns - 1, **place)
     if new.delivery is not None:
         wanted = [new.delivery.delivery_id]
-        await tx.rows("hear_deliveries", session_id=new.session_id, delivery_ids=wanted, turn=header.turns - 1)
+        await tx.rows("hear_deliveries", session_id=new.session_id, delivery_ids=wanted, turn=header.turns - 1, now=now)
     data = {"turns": header.turns, "exportId": header.export_id}
     event = NewEvent(type=EventType.SESSION_IMPORTED, key=names.session_key("imported"), data=data)
     head = await rows.append(tx, new.session_id, 0, (event,), now)

@@ -148,6 +148,11 @@ def delivery(row: Row) -> DeliveryRow:
         accepted_at=row["accepted_at"],
         kind=row["kind"],
         ref=decode_some(row["ref"]),
+        started_at=row["started_at"],
+        settled_at=row["settled_at"],
+        outcome=row["outcome"],
+        error=decode_some(row["error"]),
+        edits=row["edits"],
     )
 
 

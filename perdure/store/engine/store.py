@@ -34,6 +34,8 @@ from perdure.store.values import (
     CancelRequest,
     Commit,
     Committed,
+    DeliveryPage,
+    DeliveryQuery,
     DeliveryRow,
     EventQuery,
     InputPage,
@@ -252,6 +254,27 @@ class SqlStore:
         found = await self._rows("deliveries", session_id=session_id, delivery_ids=list(delivery_ids))
         by_id = {row["delivery_id"]: row for row in found}
         return [rows.delivery(by_id[each]) for each in delivery_ids if each in by_id]
+
+    async def find_delivery(self, delivery_id: str) -> Sequence[DeliveryRow]:
+        return list(map(rows.delivery, await self._rows("deliveries_by_id", delivery_id=delivery_id)))
+
+    async def list_deliveries(self, query: DeliveryQuery) -> DeliveryPage:
+        after = rows.NEWEST if query.cursor is None else rows.read_cursor(query.cursor)
+        values: dict[str, Value] = {"session_id": query.session_id, "status": query.status}
+        place = ("accepted_at", "delivery_id")
+        found, next_cursor = await self._page("deliveries_of_session", values, place, after, query.limit)
+        return DeliveryPage([rows.delivery(row) for row in found], next_cursor)
+
+    async def place_in_queue(self, delivery: DeliveryRow) -> int:
+        place = {"accepted_at": delivery.accepted_at, "delivery_id": delivery.delivery_id}
+        found = await self._row("place_in_queue", session_id=delivery.session_id, **place)
+        return 0 if found is None else found["place"]
+
+    async def edit_delivery(
+        self, session_id: str, delivery_id: str, body: JsonObject, edits: int
+    ) -> DeliveryRow | None:
+        # If the outcome of the commit is unknown, the caller reads it again: the number of edits says it.
+        return await self._database.write(lambda tx: deliveries.edit(tx, session_id, delivery_id, body, edits))
 
     async def unread(self, session_id: str) -> Sequence[DeliveryRow]:
         found: list[DeliveryRow] = []

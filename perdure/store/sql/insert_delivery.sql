@@ -1,4 +1,6 @@
 INSERT INTO deliveries (session_id, delivery_id, kind, owner, idempotency_key, digest, body, ref, accepted_at)
 VALUES (:session_id, :delivery_id, :kind, :owner, :idempotency_key, :digest, :body, :ref, :now)
 ON CONFLICT DO NOTHING
-RETURNING session_id, delivery_id, kind, digest, body, turn, refused, accepted_at, ref
+RETURNING
+    session_id, delivery_id, kind, digest, body, turn, refused, accepted_at, ref, started_at, settled_at, outcome,
+    error, edits

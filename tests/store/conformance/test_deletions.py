@@ -62,6 +62,7 @@ async def test_no_row_of_a_deleted_session_is_left(store: Store, database: Datab
     database.run(
         "INSERT INTO runs (session_id, workflow_name, owner, status, started_at) VALUES ('s', 'r', 'o', 'active', '')"
     )
+    database.run("INSERT INTO instances (token_hash, number, session_id) VALUES ('named', 0, 's')")
     assert len(left(database)) == len(database.tables()) - len(OF_NO_SESSION)
 
     await delete(store, limit=limit)

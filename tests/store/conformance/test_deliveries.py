@@ -2,10 +2,12 @@ import asyncio
 
 import pytest
 
-from perdure.errors import IdempotencyConflict, SessionGone
+from perdure.errors import IdempotencyConflict, SessionGone, Unavailable
+from perdure.protocol.events import NewEvent
+from perdure.protocol.names import turn_key
 from perdure.protocol.wire import JsonObject
 from perdure.store.base import Store
-from perdure.store.values import Commit, Consumption, DeliveryTaken, SessionChange
+from perdure.store.values import Commit, Consumption, DeliveryQuery, DeliveryTaken, SessionChange
 from tests.support import given
 from tests.support.given import consuming
 
@@ -235,3 +237,102 @@ async def test_nothing_that_was_accepted_is_ever_deleted(store: Store) -> None:
         (None, "STALE_TOKEN", None),
         (None, "session_not_active", None),
     ]
+
+
+def ended(turn: int, what: str, **data: str) -> NewEvent:
+    return NewEvent(type=f"turn.{what}", key=turn_key(turn, what), data=data, turn=turn)
+
+
+async def ends(store: Store, *delivery_ids: str) -> list[str | None]:
+    return [row.outcome for row in await store.deliveries("s", delivery_ids)]
+
+
+async def test_the_end_of_a_turn_settles_what_it_has_read_and_no_other(store: Store) -> None:
+    for name in ("a", "b"):
+        await store.accept(given.delivery(name))
+    await store.commit(consuming("a"))
+
+    await store.commit(Commit("s", events=[ended(0, "failed", code="X", message="no")]))
+    (row,) = await store.deliveries("s", ["a"])
+
+    assert await ends(store, "a", "b") == ["failed", None]
+    assert row.error == {"code": "X", "message": "no"}
+    assert row.started_at is not None
+    assert row.settled_at is not None
+    assert (await store.events("s"))[-1].delivery_ids == ("a",)
+
+
+async def test_what_a_turn_that_waits_for_people_has_read_is_settled_by_a_later_one(store: Store) -> None:
+    for name in ("a", "b"):
+        await store.accept(given.delivery(name))
+    await store.commit(consuming("a"))
+    asks = NewEvent(type="input.requested", key="asks", turn=0)
+
+    await store.commit(Commit("s", events=[asks, ended(0, "completed")]))
+    parked = await ends(store, "a")
+    await store.commit(Commit("s", consume=Consumption(1, ["b"])))
+    await store.commit(Commit("s", events=[ended(1, "completed")]))
+
+    assert parked == [None]
+    assert await ends(store, "a", "b") == ["completed", "completed"]
+    assert (await store.events("s"))[-1].delivery_ids == ("a", "b")
+
+
+async def test_a_delivery_is_settled_once(store: Store) -> None:
+    await store.accept(given.delivery())
+    await store.commit(consuming("d"))
+    await store.commit(Commit("s", events=[ended(0, "completed")]))
+
+    await store.commit(Commit("s", events=[ended(0, "cancelled")]))
+
+    assert await ends(store, "d") == ["completed"]
+    assert (await store.events("s"))[-1].delivery_ids == ()
+
+
+async def test_the_end_of_a_session_settles_all_that_is_left(store: Store) -> None:
+    for name in ("a", "b"):
+        await store.accept(given.delivery(name))
+    await store.commit(consuming("a"))
+
+    await store.commit(Commit("s", events=[NewEvent(type="session.failed", key="end")], close=True))
+
+    assert await ends(store, "a", "b") == ["failed", "refused"]
+
+
+async def test_an_edit_needs_the_newest_version_of_a_delivery_that_waits(store: Store) -> None:
+    await store.accept(given.delivery(body={"message": "one"}))
+
+    edited = await store.edit_delivery("s", "d", {"message": "two"}, 0)
+    stale = await store.edit_delivery("s", "d", {"message": "three"}, 0)
+    await store.commit(consuming("d"))
+    late = await store.edit_delivery("s", "d", {"message": "four"}, 1)
+
+    assert edited is not None
+    assert (edited.body, edited.edits) == ({"message": "two"}, 1)
+    assert (stale, late) == (None, None)
+
+
+async def test_a_turn_that_has_read_an_older_version_does_not_consume_it(store: Store) -> None:
+    await store.accept(given.delivery(body={"message": "one"}))
+    await store.edit_delivery("s", "d", {"message": "two"}, 0)
+
+    with pytest.raises(Unavailable):
+        await store.commit(Commit("s", consume=Consumption(0, ["d"], {"d": 0})))
+    await store.commit(Commit("s", consume=Consumption(0, ["d"], {"d": 1})))
+
+
+async def test_the_deliveries_of_a_session_come_in_pages_newest_first(store: Store) -> None:
+    for number in range(5):
+        await store.accept(given.delivery(f"d{number}"))
+    await store.commit(consuming("d0"))
+
+    first = await store.list_deliveries(DeliveryQuery("s", limit=3))
+    rest = await store.list_deliveries(DeliveryQuery("s", limit=3, cursor=first.next_cursor))
+    queued = await store.list_deliveries(DeliveryQuery("s", status="queued"))
+    places = [await store.place_in_queue(row) for row in queued.deliveries]
+
+    assert [row.delivery_id for row in (*first.deliveries, *rest.deliveries)] == ["d4", "d3", "d2", "d1", "d0"]
+    assert rest.next_cursor is None
+    assert [row.delivery_id for row in queued.deliveries] == ["d4", "d3", "d2", "d1"]
+    assert places == [4, 3, 2, 1]
+    assert [row.delivery_id for row in await store.find_delivery("d2")] == ["d2"]

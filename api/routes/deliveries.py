@@ -1,0 +1,91 @@
+"""Deliveries: looking one up, waiting for its end, taking it back, changing it while it waits."""
+
+import re
+from typing import get_args
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api.auth import Gate
+from api.bodies import BodyReader, Fields, parse_message
+from api.requests import RequestLimits, known_id, limit, one_of
+from api.responses import reply
+from perdure.errors import Invalid
+from perdure.protocol.deliveries import DeliveryBody, Message, Principal
+from perdure.protocol.wire import JsonObject
+from perdure.runtime.inbox import Delivery, DeliveryNotFound
+from perdure.runtime.sessions import Sessions
+from perdure.store.values import DeliveryQuery, DeliveryStatus
+
+#: The longest that a request waits for the end of a delivery, in seconds.
+_LONGEST = 30
+_WAIT = re.compile(r"(?:.*,)?\s*wait\s*=\s*\"?([0-9]{1,6})\"?\s*(?:[;,].*)?", re.IGNORECASE)
+_VERSION = re.compile(r'"([0-9]{1,9})"')
+
+
+class DeliveryRoutes:
+    def __init__(self, gate: Gate, sessions: Sessions, bodies: BodyReader, limits: RequestLimits) -> None:
+        self._gate = gate
+        self._sessions = sessions
+        self._bodies = bodies
+        self._limits = limits
+
+    async def list(self, request: Request) -> Response:
+        """One page of the deliveries of a session, newest first."""
+        principal = await self._gate.admit(request)
+        params = request.query_params
+        session_id = known_id(request.path_params["session_id"])
+        query = DeliveryQuery(
+            session_id=(await self._sessions.get(session_id, principal)).session_id,
+            status=one_of("status", get_args(DeliveryStatus), params.get("status")),
+            limit=limit(params.get("limit")),
+            cursor=params.get("cursor"),
+        )
+        deliveries, page = await self._sessions.inbox.list(query)
+        listed: JsonObject = {"deliveries": [each.shown() for each in deliveries]}
+        if page.next_cursor is not None:
+            listed["nextCursor"] = page.next_cursor
+        return reply(listed)
+
+    async def show(self, request: Request) -> Response:
+        """One delivery, at once or when it has come to its end."""
+        delivery_id, principal = await self._named(request)
+        seconds = waits(request.headers.get("prefer"))
+        if not seconds:
+            return _answer(await self._sessions.inbox.get(delivery_id, principal))
+        delivery = await self._sessions.inbox.wait(delivery_id, principal, seconds)
+        return _answer(delivery, {"preference-applied": f"wait={seconds}"})
+
+    async def withdraw(self, request: Request) -> Response:
+        """Take back a delivery that no turn has read."""
+        return _answer(await self._sessions.inbox.withdraw(*await self._named(request)))
+
+    async def edit(self, request: Request) -> Response:
+        """Replace the message of a delivery that no turn has read."""
+        delivery_id, principal = await self._named(request)
+        version = _VERSION.fullmatch(request.headers.get("if-match", "").strip())
+
+        def parse(fields: Fields) -> Message:
+            message = parse_message(fields)
+            if message is None:
+                raise Invalid("Expected 'message'.")
+            self._limits.check(DeliveryBody(message=message))
+            return message
+
+        message = await self._bodies.read(request, parse)
+        edits = None if version is None else int(version[1])
+        return _answer(await self._sessions.inbox.edit(delivery_id, principal, message, edits))
+
+    async def _named(self, request: Request) -> tuple[str, Principal]:
+        principal = await self._gate.admit(request)
+        return known_id(request.path_params["delivery_id"], DeliveryNotFound), principal
+
+
+def waits(preferences: str | None) -> int:
+    """How many seconds the caller would wait. What is not understood is ignored, as preferences are."""
+    found = None if preferences is None else _WAIT.fullmatch(preferences[:1_000])
+    return 0 if found is None else min(_LONGEST, int(found[1]))
+
+
+def _answer(delivery: Delivery, headers: dict[str, str] | None = None) -> Response:
+    return reply(delivery.shown(), headers={"etag": f'"{delivery.row.edits}"', **(headers or {})})

@@ -1,0 +1,155 @@
+"""The deliveries of a session, from the moment they are accepted until each has come to its one end."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from perdure.errors import Conflict, NotFound, PerdureError
+from perdure.protocol import names
+from perdure.protocol.deliveries import DeliveryBody, Message, Principal
+from perdure.protocol.events import delivery_refused
+from perdure.protocol.wire import JsonObject
+from perdure.store.base import Store
+from perdure.store.values import DeliveryOutcome, DeliveryPage, DeliveryQuery, DeliveryRow, DeliveryStatus, SessionRow
+
+#: How the ids of deliveries begin that callers have made. Perdure derives ids for what it delivers itself.
+PREFIX = "dlv_"
+
+#: Why no turn reads a delivery that its sender has taken back.
+WITHDRAWN = "withdrawn"
+
+
+class DeliveryNotFound(NotFound):
+    """No such delivery."""
+
+    code = "delivery_not_found"
+
+
+class DeliveryIsTaken(Conflict):
+    """A turn has read this delivery, or none ever will."""
+
+    code = "delivery_taken"
+
+
+class DeliveryChanged(PerdureError):
+    """The delivery was changed since it was read."""
+
+    status = 412
+    code = "delivery_changed"
+
+
+@dataclass(frozen=True)
+class Delivery:
+    """A delivery, and how far it has come."""
+
+    row: DeliveryRow
+    status: DeliveryStatus
+    outcome: DeliveryOutcome | None = None
+    # In the queue, from 1, while it waits.
+    position: int | None = None
+
+    def shown(self) -> JsonObject:
+        """As its owner sees it. Its content is not shown: until a turn reads it, only the sender knows it."""
+        row = self.row
+        error = row.error or (None if row.refused is None else {"code": row.refused})
+        known: JsonObject = {
+            "deliveryId": row.delivery_id,
+            "sessionId": row.session_id,
+            "kind": row.kind,
+            "status": self.status,
+            "outcome": self.outcome,
+            "position": self.position,
+            "turnId": None if row.turn is None else names.turn_id(row.turn),
+            "acceptedAt": row.accepted_at,
+            "startedAt": row.started_at,
+            "settledAt": row.settled_at,
+            "error": error,
+        }
+        return {name: value for name, value in known.items() if value is not None}
+
+
+class Inbox:
+    """Looks deliveries up for those who own their sessions; without a principal, for operators."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    async def get(self, delivery_id: str, principal: Principal | None) -> Delivery:
+        return await self._shown(await self._find(delivery_id, principal))
+
+    async def list(self, query: DeliveryQuery) -> tuple[Sequence[Delivery], DeliveryPage]:
+        """A page of deliveries. Who may see the session is decided before."""
+        page = await self._store.list_deliveries(query)
+        return [await self._shown(row) for row in page.deliveries], page
+
+    async def wait(self, delivery_id: str, principal: Principal | None, within: float) -> Delivery:
+        """The delivery when it has come to its end, or after so many seconds."""
+        row = await self._find(delivery_id, principal)
+        try:
+            async with asyncio.timeout(within), self._store.watch(row.session_id) as watch:
+                while (found := await self.get(delivery_id, principal)).status != "settled":
+                    await watch.changed(_RECHECK)
+                return found
+        except TimeoutError:
+            return await self.get(delivery_id, principal)
+
+    async def withdraw(self, delivery_id: str, principal: Principal | None) -> Delivery:
+        """Take back a delivery that no turn has read."""
+        row = await self._find(delivery_id, principal)
+        if row.refused != WITHDRAWN:
+            event = delivery_refused(delivery_id, WITHDRAWN, "Its sender has withdrawn this delivery.")
+            if row.kind != "message" or not await self._store.refuse(row.session_id, delivery_id, WITHDRAWN, event):
+                raise DeliveryIsTaken
+            row = await self._find(delivery_id, principal)
+        if row.refused != WITHDRAWN:
+            raise DeliveryIsTaken
+        return await self._shown(row)
+
+    async def edit(
+        self, delivery_id: str, principal: Principal | None, message: Message, edits: int | None
+    ) -> Delivery:
+        """Replace the message of a delivery that waits. `edits`: how often it was edited when the caller read it."""
+        row = await self._find(delivery_id, principal)
+        if row.kind != "message" or not row.unread or row.body is None:
+            raise DeliveryIsTaken
+        if edits != row.edits:
+            raise DeliveryChanged
+        written = DeliveryBody(message=message).model_dump(mode="json")["message"]
+        body = {**row.body, "message": written}
+        edited = await self._store.edit_delivery(row.session_id, delivery_id, body, row.edits)
+        if edited is None:
+            raise DeliveryIsTaken if not (await self._find(delivery_id, principal)).unread else DeliveryChanged
+        return await self._shown(edited)
+
+    async def _find(self, delivery_id: str, principal: Principal | None) -> DeliveryRow:
+        if delivery_id.startswith(PREFIX):
+            for row in await self._store.find_delivery(delivery_id):
+                session = await self._store.session(row.session_id)
+                if session is not None and (principal is None or session.principal.owner == principal.owner):
+                    return row
+        raise DeliveryNotFound
+
+    async def _shown(self, row: DeliveryRow) -> Delivery:
+        if row.outcome is not None:
+            return Delivery(row, "settled", row.outcome)
+        if row.refused is not None:
+            # By an older build.
+            return Delivery(row, "settled", "refused")
+        if row.turn is None:
+            return Delivery(row, "queued", position=await self._store.place_in_queue(row))
+        if row.started_at is None:
+            return await self._of_older_build(row, row.turn)
+        return Delivery(row, "running")
+
+    async def _of_older_build(self, row: DeliveryRow, turn: int) -> Delivery:
+        """A delivery whose turn was begun by a build that did not note its end: only the events know it."""
+        for what in ("failed", "cancelled", "completed"):
+            if await self._store.index_of(row.session_id, names.turn_key(turn, what)) is not None:
+                return Delivery(row, "settled", what)
+        session: SessionRow | None = await self._store.session(row.session_id)
+        over = session is not None and (session.ended or session.turns > turn + 1)
+        return Delivery(row, "settled", "completed") if over else Delivery(row, "running")
+
+
+#: The store wakes those who wait; this limits the delay after a lost wake-up.
+_RECHECK = 5.0

@@ -1,0 +1,11 @@
+UPDATE deliveries
+SET body = :body,
+    edits = edits + 1
+WHERE session_id = :session_id
+    AND delivery_id = :delivery_id
+    AND turn IS NULL
+    AND refused IS NULL
+    AND edits = :edits
+RETURNING
+    session_id, delivery_id, kind, digest, body, turn, refused, accepted_at, ref, started_at, settled_at, outcome,
+    error, edits
