@@ -69,6 +69,8 @@ class Settings(BaseSettings):
     data_dir: Path = Path(".perdure")
     # Default: SQLite in the data directory. `postgresql://…` for more than one machine.
     database_url: SecretStr | None = None
+    # Whether a commit to SQLite waits for the disk, so that a power cut loses nothing either.
+    durable: bool = False
     temporal_address: Address = "127.0.0.1:7233"
     temporal_namespace: str = "default"
     temporal_api_key: SecretStr | None = None
@@ -193,7 +195,7 @@ class Settings(BaseSettings):
     def database(self) -> str:
         if self.database_url is not None:
             return self.database_url.get_secret_value()
-        return f"sqlite:///{self.data_dir / 'perdure.db'}"
+        return f"sqlite:///{self.data_dir / 'perdure.db'}{'?synchronous=full' if self.durable else ''}"
 
 
 def read_settings(**given: Any) -> Settings:

@@ -116,6 +116,9 @@ def dev(
     ui_port: Annotated[int, typer.Option(help="The port of Temporal's UI.")] = 8233,
     data_dir: DataDir = None,
     log_level: LogLevel = "info",
+    durable: Annotated[
+        bool, typer.Option("--durable", help="Wait for the disk at each commit: a power cut loses nothing either.")
+    ] = False,
     kill: Annotated[
         str | None, typer.Option(help="Start nothing; kill -9 the `worker` or the `api` of the running `perdure dev`.")
     ] = None,
@@ -127,8 +130,9 @@ def dev(
     if kill is not None:
         typer.echo(machine.kill(settings.data_dir, kill))
         return
-    options = machine.DevOptions(settings.data_dir, agents, host, port, temporal_port, ui_port, log_level)
-    machine.run(options, typer.echo)
+    addresses = (host, port, temporal_port, ui_port)
+    durable = durable or settings.durable
+    machine.run(machine.DevOptions(settings.data_dir, agents, *addresses, log_level, durable), typer.echo)
 
 
 @app.command()

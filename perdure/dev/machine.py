@@ -48,6 +48,8 @@ class DevOptions:
     temporal_port: int = 7233
     ui_port: int = 8233
     log_level: str = "info"
+    # Whether commits wait for the disk.
+    durable: bool = False
 
     @property
     def url(self) -> str:
@@ -104,7 +106,8 @@ class Dev:
         self._agents = agents
         self._runs = runs
         self._data = options.data_dir.absolute()
-        self._server = DevServer(self._data / "temporal.db", options.temporal_port, options.ui_port)
+        database = self._data / "temporal.db"
+        self._server = DevServer(database, options.temporal_port, options.ui_port, durable=options.durable)
         self._supervisor = Supervisor(self._data / "logs", say)
 
     async def run(self) -> None:
@@ -161,6 +164,7 @@ class Dev:
             "PERDURE_HOST": options.host,
             "PERDURE_PORT": str(options.port),
             "PERDURE_LOG_LEVEL": options.log_level,
+            **({"PERDURE_DURABLE": "true"} if options.durable else {}),
             # One worker serves everything here.
             "PERDURE_POOLS": ALL_POOLS,
             "PYTHONUNBUFFERED": "1",

@@ -35,7 +35,7 @@ DYNAMIC_CONFIG: Mapping[str, str] = {
 
 #: SQLite syncs its files at checkpoints only. By default each thousand pages are one, which is more than one for each
 #: child turn. At ten thousand the log takes 40 MB.
-_PRAGMAS = ("journal_mode=wal", "synchronous=1", "wal_autocheckpoint=10000")
+_PRAGMAS = ("journal_mode=wal", "wal_autocheckpoint=10000")
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,8 @@ class DevServer:
     host: str = "127.0.0.1"
     namespace: str = "default"
     dynamic_config: Mapping[str, str] | None = None
+    # Whether each commit waits for the disk, so that a power cut loses nothing.
+    durable: bool = False
 
     @property
     def address(self) -> str:
@@ -63,7 +65,7 @@ class DevServer:
             *("--namespace", self.namespace, "--db-filename", str(self.database), "--log-level", "error"),
             # For a new database only; `perdure migrate`, which `perdure dev` runs, has one that is older know them.
             *_repeated("--search-attribute", [f"{name}=Keyword" for name in SEARCH_ATTRIBUTES]),
-            *_repeated("--sqlite-pragma", _PRAGMAS),
+            *_repeated("--sqlite-pragma", (*_PRAGMAS, f"synchronous={2 if self.durable else 1}")),
             *_repeated("--dynamic-config-value", [f"{key}={value}" for key, value in config.items()]),
         ]
 

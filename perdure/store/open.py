@@ -50,6 +50,7 @@ def _close(path: Path, rights: int) -> None:
 
 
 _SQLITE = "sqlite:///"
+_SYNCED = "?synchronous=full"
 
 
 class NoStore(Misconfigured):
@@ -59,6 +60,7 @@ class NoStore(Misconfigured):
 async def open_store(url: str, *, create: bool = True) -> Store:
     """Open the store at `sqlite:///path`, `sqlite:///:memory:` or `postgresql://…`. The caller closes it.
 
+    With `?synchronous=full` after the path, each commit to SQLite waits for the disk.
     The schema is not checked: call `migrate()` or `check()` next. Without `create`, an SQLite file must exist.
     """
     if url.startswith(_SQLITE):
@@ -84,6 +86,7 @@ async def checked_store(url: str) -> AsyncGenerator[Store]:
 def _open_sqlite(path: str, create: bool) -> Store:
     from .sqlite.database import ChangePoll, NoFeed, SqliteDatabase
 
+    synced, path = path.endswith(_SYNCED), path.removesuffix(_SYNCED)
     if path == ":memory:":
         return SqlStore(SqliteDatabase(None), NoFeed())
     if not path:
@@ -97,7 +100,7 @@ def _open_sqlite(path: str, create: bool) -> Store:
             "or create it with `perdure migrate`."
         )
     make_private(file)
-    database = SqliteDatabase(file)
+    database = SqliteDatabase(file, synced=synced)
     return SqlStore(database, ChangePoll(database))
 
 

@@ -123,6 +123,20 @@ def parts_of(thing: str) -> str:
     return thing
 
 
+async def test_with_durable_all_databases_wait_for_the_disk(start_dev: DevFactory) -> None:
+    dev = start_dev(PERDURE_DURABLE="true").ready()
+    commands = [Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in dev.family()]
+    parts = [Path(f"/proc/{dev.part(name)}/environ").read_bytes().split(b"\0") for name in ("worker", "api")]
+    async with Talk(dev.url) as talk:
+        await talk.create("hello")
+        events = await talk.until_boundary()
+
+    (temporal,) = [words for words in commands if b"start-dev" in words]
+    assert b"synchronous=2" in temporal
+    assert all(b"PERDURE_DURABLE=true" in environment for environment in parts)
+    assert events[-1]["type"] == "session.waiting"
+
+
 async def test_its_worker_can_be_killed_in_the_middle_of_a_tool(start_dev: DevFactory) -> None:
     dev = start_dev().ready()
     worker = dev.part("worker")

@@ -66,10 +66,14 @@ class SqliteTransaction:
 class SqliteDatabase:
     """`Database` over a file, or over memory when there is no file."""
 
-    def __init__(self, file: Path | None, *, patience: float = PATIENCE, readers: int = READERS) -> None:
+    def __init__(
+        self, file: Path | None, *, synced: bool = False, patience: float = PATIENCE, readers: int = READERS
+    ) -> None:
+        """`synced`: each commit waits for the disk."""
         if sqlite3.sqlite_version_info < _OLDEST:
             raise Misconfigured(f"SQLite {sqlite3.sqlite_version} is too old: 3.35 is needed.")
         self._file = file
+        self._synced = synced
         self._patience = patience
         self._queries = dict(database.queries("sqlite"))
         self.migrations: Sequence[str] = database.migrations("sqlite")
@@ -114,7 +118,7 @@ class SqliteDatabase:
             )
             connection.row_factory = sqlite3.Row
             # WAL keeps commits atomic without a sync for each; only a power failure may lose the last ones.
-            connection.execute("PRAGMA synchronous = NORMAL")
+            connection.execute(f"PRAGMA synchronous = {'FULL' if self._synced else 'NORMAL'}")
             return connection
 
     def _connect_reader(self) -> sqlite3.Connection:

@@ -9,6 +9,7 @@ import pytest
 from perdure.errors import SchemaUnknown, Unavailable
 from perdure.store.engine.database import T, Work, queries
 from perdure.store.engine.store import SqlStore
+from perdure.store.open import open_store
 from perdure.store.sqlite.database import ChangePoll, SqliteDatabase
 from perdure.store.values import Commit, SessionQuery
 from perdure.store.watchers import Watchers
@@ -220,3 +221,24 @@ async def test_a_feed_that_breaks_fails_its_watchers(database: CountingDatabase)
             await watch.changed(60)
 
     await watchers.close()
+
+
+@pytest.mark.parametrize(("address", "mode"), [("", 1), ("?synchronous=full", 2)])
+async def test_commits_wait_for_the_disk_where_that_is_wanted(
+    file: Path, monkeypatch: pytest.MonkeyPatch, address: str, mode: int
+) -> None:
+    modes: set[int] = set()
+
+    def noted(self: SqliteDatabase, connection: sqlite3.Connection, work: Work[T]) -> T:
+        modes.add(connection.execute("PRAGMA synchronous").fetchone()[0])
+        return transact(self, connection, work)
+
+    transact = SqliteDatabase._transact  # pyright: ignore[reportPrivateUsage]
+    monkeypatch.setattr(SqliteDatabase, "_transact", noted)
+    store = await open_store(f"sqlite:///{file}{address}")
+    await store.migrate()
+    await store.create_session(given.session())
+    await store.close()
+
+    assert modes == {mode}
+    assert file.exists()
