@@ -26,6 +26,7 @@ from .app import create_app
 from .auth import build_authenticators
 from .connections import REST_BYTES, Connection, ConnectionLimits, Connections, most_connections
 from .stream.broadcast import Broadcasts
+from .stream.stalls import Stalls
 
 #: The kernel's send buffer per connection (it doubles the value). Without it the buffer grows to megabytes.
 _SEND_BUFFER = 262_144
@@ -125,7 +126,8 @@ async def serve(settings: Settings, stop: asyncio.Event, ready: asyncio.Event | 
         await stack.enter_async_context(Retention(store, keep).running())
         if settings.streams == "on":
             await stack.enter_async_context(StreamSweeper(store.streams).running())
-        broadcasts = Broadcasts(store)
+        stalls = Stalls(store, sessions.liveness.last_sign, settings.heartbeat_timeout)
+        broadcasts = Broadcasts(store, stalls=stalls)
         limits = ConnectionLimits(
             most_connections(settings.max_connections), rest_bytes=settings.max_body_bytes + REST_BYTES
         )

@@ -12,7 +12,7 @@ import pytest
 
 import perdure
 import perdure.testing
-from perdure.protocol.events import EVENT_EXPIRED, EventType
+from perdure.protocol.events import EVENT_EXPIRED, SESSION_STALLED, EventType
 from perdure.settings import Settings
 from perdure.testing import ScriptedModel, call, play
 from tests import rooms
@@ -34,7 +34,7 @@ def test_every_setting_is_documented(name: str) -> None:
 
 def test_every_event_is_documented_and_no_other() -> None:
     page = (ROOT / "docs" / "events.md").read_text()
-    known = {EVENT_EXPIRED, *(value for name, value in vars(EventType).items() if name.isupper())}
+    known = {EVENT_EXPIRED, SESSION_STALLED, *(value for name, value in vars(EventType).items() if name.isupper())}
 
     assert set(re.findall(r"^\| `([a-z.]+)` \|", page, re.MULTILINE)) == known
 

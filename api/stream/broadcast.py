@@ -20,6 +20,7 @@ from perdure.store.values import SessionRow
 from .buffer import Unsent
 from .faces import Face, Line
 from .ndjson import NdjsonLines
+from .stalls import Stall, Stalls
 
 log = logging.getLogger("perdure.api.stream")
 
@@ -66,10 +67,18 @@ class BroadcastFailed(Exception):
 class Broadcast:
     """The recent lines of one session, and the readers that wait for the next one."""
 
-    def __init__(self, store: Store, session: SessionRow, pace: Pace, replays: asyncio.Semaphore) -> None:
+    def __init__(
+        self,
+        store: Store,
+        session: SessionRow,
+        pace: Pace,
+        replays: asyncio.Semaphore,
+        stalls: Stalls | None = None,
+    ) -> None:
         self._store = store
         self._session_id = session.session_id
         self._pace = pace
+        self._stalls = stalls
         self._replays = replays
         self._ring: deque[Line] = deque()
         self._size = 0
@@ -86,15 +95,35 @@ class Broadcast:
         # By the name of the face: a chunk, and the index of its first line and of the one after it.
         self._shared: dict[str, tuple[int, int, bytes]] = {}
         self._follower: asyncio.Task[None] | None = None
+        # Runs from the first reader on whose face shows stalls.
+        self._watching: asyncio.Task[None] | None = None
+        # What readers should know now: that the turn has no worker.
+        self._stall: Stall | None = None
+        self.moved_at = asyncio.get_running_loop().time()
         self.readers = 0
+
+    @property
+    def session_id(self) -> str:
+        return self._session_id
+
+    @property
+    def position(self) -> int:
+        return self._next
+
+    async def tell(self, stall: Stall | None) -> None:
+        """Tell readers of a stall, each once; None: there is none."""
+        told, self._stall = self._stall, stall
+        if stall is not None and stall != told:
+            await self._wake()
 
     def start(self) -> None:
         if not self._ended:
             self._follower = asyncio.create_task(self._follow(), name=f"broadcast {self._session_id}")
 
     def stop(self) -> None:
-        if self._follower is not None:
-            self._follower.cancel()
+        for task in (self._follower, self._watching):
+            if task is not None:
+                task.cancel()
 
     async def close(self) -> None:
         """End the streams of all readers cleanly."""
@@ -106,7 +135,9 @@ class Broadcast:
         """Lines from `start` on in chunks, and heartbeats while idle; ends at `until` or at the terminal event."""
         if not self._end_known:
             await self._find_end()
-        index = start
+        if face.shows_stalls and self._stalls is not None and self._watching is None and not self._ended:
+            self._watching = asyncio.create_task(self._stalls.watch(self), name=f"stalls of {self._session_id}")
+        index, told = start, None
         while not self._closed and (until is None or index < until):
             if index < self._base:
                 async for chunk, reached in self._stored(index, face, until):
@@ -114,11 +145,16 @@ class Broadcast:
                     yield chunk
             elif index < self._next:
                 chunk, index = self._recent(index, face, until)
+                # Its readers take an event for the end of a stall.
+                told = None
                 yield chunk
             elif self._ended:
                 return
             elif self.failed:
                 raise BroadcastFailed
+            elif face.shows_stalls and self._stall not in (None, told):
+                told = self._stall
+                yield face.stalled(told)
             elif not await self._wait_for_line(face.every or self._pace.heartbeat):
                 yield face.heartbeat
 
@@ -248,6 +284,7 @@ class Broadcast:
         self._ring.append(line)
         self._size += len(line.json)
         self._next += 1
+        self._stall, self.moved_at = None, asyncio.get_running_loop().time()
         while len(self._ring) > self._pace.ring_lines or (self._size > self._pace.ring_bytes and len(self._ring) > 1):
             self._size -= len(self._ring.popleft().json)
             self._base += 1
@@ -267,8 +304,10 @@ class Broadcast:
 class Broadcasts:
     """The broadcasts of this process; each exists while it has readers."""
 
-    def __init__(self, store: Store, pace: Pace | None = None) -> None:
+    def __init__(self, store: Store, pace: Pace | None = None, stalls: Stalls | None = None) -> None:
+        """`stalls`: looks whether sessions with readers stall; without it nobody does."""
         self._store = store
+        self._stalls = stalls
         self.pace = pace or Pace()
         self.unsent = Unsent(self.pace.unsent_bytes)
         self.replays = asyncio.Semaphore(self.pace.replays)
@@ -289,7 +328,8 @@ class Broadcasts:
     async def open(self, session: SessionRow) -> AsyncGenerator[Broadcast]:
         broadcast = self._broadcasts.get(session.session_id)
         if broadcast is None or broadcast.failed:
-            broadcast = self._broadcasts[session.session_id] = Broadcast(self._store, session, self.pace, self.replays)
+            broadcast = Broadcast(self._store, session, self.pace, self.replays, self._stalls)
+            self._broadcasts[session.session_id] = broadcast
             broadcast.start()
         broadcast.readers += 1
         try:

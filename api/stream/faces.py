@@ -5,10 +5,12 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from api.responses import dumps
+from perdure.protocol.events import SESSION_STALLED
 from perdure.protocol.wire import JsonObject
 from perdure.store.values import SessionRow
 
 from .ndjson import CONTENT_TYPE, FORMAT, VERSION
+from .stalls import Stall
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,12 @@ class Face(Protocol):
 
     def encode(self, lines: Sequence[Line]) -> bytes: ...
 
+    #: Whether its readers are told of stalls. Those of NDJSON see nothing but events.
+    @property
+    def shows_stalls(self) -> bool: ...
+
+    def stalled(self, stall: Stall) -> bytes: ...
+
     def farewell(self) -> bytes: ...
 
 
@@ -58,6 +66,7 @@ class Ndjson:
     heartbeat: bytes = b"\n"
     every: float | None = None
     lifetime: float | None = None
+    shows_stalls: bool = False
 
     @property
     def headers(self) -> dict[str, str]:
@@ -72,6 +81,9 @@ class Ndjson:
 
     def encode(self, lines: Sequence[Line]) -> bytes:
         return lines[0].json if len(lines) == 1 else b"".join(line.json for line in lines)
+
+    def stalled(self, stall: Stall) -> bytes:
+        return b""
 
     def farewell(self) -> bytes:
         return b""
@@ -99,6 +111,7 @@ class ServerSentEvents:
     every: float | None = None
     lifetime: float | None = None
     heartbeat: bytes = b": heartbeat\n\n"
+    shows_stalls: bool = True
 
     @property
     def shared(self) -> str | None:
@@ -121,6 +134,10 @@ class ServerSentEvents:
             # A frame without data is no event, and moves the place from which a client resumes.
             frames.append(b"id: %d\n\n" % lines[-1].index)
         return b"".join(frames)
+
+    def stalled(self, stall: Stall) -> bytes:
+        # Without an id: clients keep the index from which they resume.
+        return _frame(SESSION_STALLED, stall.shown)
 
     def farewell(self) -> bytes:
         return b"retry: 100\n" + _frame("disconnecting", {"reason": "connection_cycle", "retryMs": 100})

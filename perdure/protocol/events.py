@@ -68,6 +68,9 @@ class EventType:
 #: The type of what stands for an event that retention has deleted. It is never stored.
 EVENT_EXPIRED = "event.expired"
 
+#: What an API says of a running turn that no worker has taken over. It is in no log and has no index.
+SESSION_STALLED = "session.stalled"
+
 #: Deltas are stored without the text so far; the API adds it when it serves them (`messageSoFar`, `reasoningSoFar`).
 DELTAS = {
     EventType.MESSAGE_APPENDED: ("messageDelta", "messageSoFar"),

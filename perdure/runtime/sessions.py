@@ -52,6 +52,7 @@ from .dead_letters import DeadLetters
 from .deletions import Deletions
 from .deliveries import CallerRequest, checked_bounds, message_body, reference, title_of
 from .drivers.client import DriverClient
+from .drivers.liveness import Liveness
 from .forks import ForkReceipt, Forks
 from .inbox import Inbox
 from .inputs import Answers, Inputs
@@ -135,6 +136,7 @@ class Sessions:
         self.dead_letters = DeadLetters(store, self._signals)
         self.sweeper = Sweeper(store, self._signals)
         self.reconciler = Reconciler(store, driver)
+        self.liveness = Liveness(driver)
         self.deletions = Deletions(store, driver, client)
         self.callbacks = Callbacks(store, self._signals)
         self.instances = Instances(store, secret, self.deliver_or_start)

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +16,7 @@ from api.auth import Authenticator, build_authenticators
 from api.connections import ConnectionLimits
 from api.server import listen, run
 from api.stream.broadcast import Broadcasts, Pace
+from api.stream.stalls import Stalls
 from perdure.agents import Agent, tool
 from perdure.agents.registry import AgentRegistry
 from perdure.protocol import names
@@ -207,6 +208,7 @@ async def serving(
     *,
     authenticators: Sequence[Authenticator] | None = None,
     pace: Pace | None = None,
+    stalls: Callable[[Store], Stalls] | None = None,
     terms: ConnectionLimits | None = None,
     database: str | None = None,
     **settings: Any,
@@ -215,7 +217,7 @@ async def serving(
     chosen = Settings.model_validate({"data_dir": directory, "port": 0, **settings})
     store = await open_store(database or f"sqlite:///{directory / 'test.db'}")
     await store.migrate()
-    temporal, broadcasts = Recorder(), Broadcasts(store, pace)
+    temporal, broadcasts = Recorder(), Broadcasts(store, pace, stalls and stalls(store))
     agents = AgentRegistry([CONCIERGE, CLERK, BURSAR, HASTY])
     app = create_app(
         sessions=Sessions(store, cast("Client", temporal), secret=b"a test's secret", agents=agents),

@@ -14,7 +14,13 @@ from temporalio.api.common.v1 import WorkflowExecution
 from temporalio.api.enums.v1 import TaskQueueType
 from temporalio.api.taskqueue.v1 import TaskQueue
 from temporalio.api.workflowservice.v1 import DeleteWorkflowExecutionRequest, DescribeTaskQueueRequest
-from temporalio.client import Client, WorkflowExecutionStatus, WorkflowQueryFailedError, WorkflowQueryRejectedError
+from temporalio.client import (
+    Client,
+    WorkflowExecutionDescription,
+    WorkflowExecutionStatus,
+    WorkflowQueryFailedError,
+    WorkflowQueryRejectedError,
+)
 from temporalio.common import (
     QueryRejectCondition,
     TypedSearchAttributes,
@@ -144,9 +150,13 @@ class DriverClient:
 
     async def status(self, session_id: str) -> WorkflowExecutionStatus | None:
         """The status of the newest run of the session's workflow; None when Temporal knows no such workflow."""
+        found = await self.execution(session_id)
+        return None if found is None else found.status
+
+    async def execution(self, workflow_id: str) -> WorkflowExecutionDescription | None:
+        """The newest run of a workflow, with what is under way in it; None when Temporal knows no such workflow."""
         try:
-            handle = self._client.get_workflow_handle(session_id)
-            return (await _call(handle.describe(rpc_timeout=RPC_PATIENCE))).status
+            return await _call(self._client.get_workflow_handle(workflow_id).describe(rpc_timeout=RPC_PATIENCE))
         except NoDriver:
             return None
 
