@@ -25,6 +25,10 @@ def settings_of_all(request: pytest.FixtureRequest) -> dict[str, str]:
     return {"PERDURE_HEARTBEAT_TIMEOUT": str(BEAT), "PERDURE_TURNS": request.param}
 
 
+def is_inline(settings_of_all: str) -> bool:
+    return settings_of_all == "inline"
+
+
 class Watching:
     """A reader of server-sent events: the frames so far, each with its id."""
 
@@ -95,9 +99,11 @@ async def test_readers_are_told_once_that_the_worker_is_gone_and_then_the_turn_g
     assert text(events) == script.answer
 
 
+# A call of the model has five seconds, and stalls after ten.
+@pytest.mark.slow_where.with_args(is_inline)
 async def test_readers_are_told_when_the_worker_dies_while_the_model_speaks(world: World) -> None:
     worker = world.only_worker()
-    script = drip(words=200, delay=50)
+    script = drip(words=40, delay=50)
     async with world.caller() as caller:
         await caller.create(script.message)
         await caller.until("message.appended")
