@@ -62,7 +62,8 @@ def create_app(
         middleware=[Middleware(Shield)],
         exception_handlers={PerdureError: on_error, HTTPException: on_http_error},
     )
-    gate, scopes, broadcasts = Gate(authenticators), Scopes(agents, sessions), broadcasts or Broadcasts(store)
+    gate, scopes = Gate(authenticators), Scopes(agents, sessions)
+    broadcasts = broadcasts or Broadcasts(store, policy=settings.stream_policy)
     parts = _Parts(
         gate=gate,
         scopes=scopes,

@@ -111,7 +111,7 @@ async def serve(settings: Settings, stop: asyncio.Event, ready: asyncio.Event | 
     async with contextlib.AsyncExitStack() as stack:
         # First, before anything is opened: a process that cannot serve must not create files or connections.
         authenticators = build_authenticators(settings)
-        keep = Keep(*settings.keep_seconds)
+        keep, policy = Keep(*settings.keep_seconds), settings.stream_policy
         sock = stack.enter_context(listen(settings.host, settings.port))
         agents = load_agents(settings.agents, settings.model, settings.turns)
         runs = load_runs(settings.runs, settings.agents)
@@ -127,7 +127,7 @@ async def serve(settings: Settings, stop: asyncio.Event, ready: asyncio.Event | 
         if settings.streams == "on":
             await stack.enter_async_context(StreamSweeper(store.streams).running())
         stalls = Stalls(store, sessions.liveness.last_sign, settings.heartbeat_timeout)
-        broadcasts = Broadcasts(store, stalls=stalls)
+        broadcasts = Broadcasts(store, stalls=stalls, policy=policy)
         limits = ConnectionLimits(
             most_connections(settings.max_connections), rest_bytes=settings.max_body_bytes + REST_BYTES
         )

@@ -13,6 +13,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from perdure.errors import Invalid
 from perdure.protocol.names import ALL_POOLS, POOL_NAMES, is_pool
+from perdure.protocol.stream_policy import StreamPolicy, stream_policy
 
 _PREFIX = "PERDURE_"
 _PATH = re.compile(r"(/[A-Za-z0-9._~-]+)*")
@@ -120,6 +121,11 @@ class Settings(BaseSettings):
     flue_prefix: Annotated[str, AfterValidator(_checked_prefix)] = ""
     # `on`: callers may create and write streams of their own, at /v1/stream/….
     streams: Literal["on", "off"] = "off"
+    # Milliseconds for which pieces of a reply are collected before they are written as one event.
+    stream_buffer_ms: float = Field(default=30.0, ge=0, le=60_000)
+    # Types of events that readers do not get, and types that they get without their content.
+    stream_exclude: str = ""
+    stream_redact: str = ""
     # Seconds that a read of a Durable Stream with `live=long-poll` waits for something new.
     long_poll_seconds: float = Field(default=30.0, gt=0, le=300)
 
@@ -177,9 +183,14 @@ class Settings(BaseSettings):
         return deltas, messages, records
 
     @property
+    def stream_policy(self) -> StreamPolicy:
+        """What readers of events do not see. `Invalid` when clients could not do without it."""
+        return stream_policy(_names(self.stream_exclude), _names(self.stream_redact))
+
+    @property
     def only_pools(self) -> tuple[str, ...]:
         """The pools that a worker serves instead of everything else."""
-        named = tuple(dict.fromkeys(each.strip() for each in self.pools.split(",") if each.strip()))
+        named = _names(self.pools)
         if named == (ALL_POOLS,):
             return ()
         for each in named:
@@ -196,6 +207,11 @@ class Settings(BaseSettings):
         if self.database_url is not None:
             return self.database_url.get_secret_value()
         return f"sqlite:///{self.data_dir / 'perdure.db'}{'?synchronous=full' if self.durable else ''}"
+
+
+def _names(given: str) -> tuple[str, ...]:
+    """The names in a list with commas, each once."""
+    return tuple(dict.fromkeys(each.strip() for each in given.split(",") if each.strip()))
 
 
 def read_settings(**given: Any) -> Settings:

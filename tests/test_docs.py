@@ -13,6 +13,7 @@ import pytest
 import perdure
 import perdure.testing
 from perdure.protocol.events import EVENT_EXPIRED, SESSION_STALLED, EventType
+from perdure.protocol.stream_policy import EVENT_EXCLUDED
 from perdure.settings import Settings
 from perdure.testing import ScriptedModel, call, play
 from tests import rooms
@@ -34,7 +35,12 @@ def test_every_setting_is_documented(name: str) -> None:
 
 def test_every_event_is_documented_and_no_other() -> None:
     page = (ROOT / "docs" / "events.md").read_text()
-    known = {EVENT_EXPIRED, SESSION_STALLED, *(value for name, value in vars(EventType).items() if name.isupper())}
+    known = {
+        EVENT_EXCLUDED,
+        EVENT_EXPIRED,
+        SESSION_STALLED,
+        *(value for name, value in vars(EventType).items() if name.isupper()),
+    }
 
     assert set(re.findall(r"^\| `([a-z.]+)` \|", page, re.MULTILINE)) == known
 

@@ -19,6 +19,7 @@ from api.responses import dumps
 from api.stream.broadcast import Broadcasts
 from api.stream.response import LiveResponse, wait_for_disconnect
 from perdure.errors import Invalid, RunNotFound
+from perdure.protocol.stream_policy import StreamPolicy
 from perdure.store.base import Watch
 from perdure.store.streams import media_type
 
@@ -152,6 +153,11 @@ class Reader:
         # Whose connections count together with those of all other streams.
         self._broadcasts = broadcasts
         self._timing = timing
+
+    @property
+    def policy(self) -> StreamPolicy:
+        """What readers of events do not see."""
+        return self._broadcasts.policy
 
     @property
     def closing(self) -> bool:

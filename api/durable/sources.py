@@ -11,6 +11,7 @@ from perdure.protocol import flue, names
 from perdure.protocol.conversation import changes
 from perdure.protocol.events import Event, EventType
 from perdure.protocol.flue import Known
+from perdure.protocol.stream_policy import SHOWS_ALL, StreamPolicy
 from perdure.protocol.wire import JsonObject
 from perdure.runtime.streams.instances import Instances, Named
 from perdure.store.base import Store, Watch
@@ -56,6 +57,17 @@ class Log:
     shown: Callable[[Event, Known], tuple[JsonObject, ...]] = flue.project
     # Of a run: finds its record.
     runs: RunLookup | None = None
+    # What readers do not see.
+    policy: StreamPolicy = SHOWS_ALL
+
+    @property
+    def tag(self) -> str:
+        # Another policy shows something else at the same offsets.
+        return ":".join(filter(None, (self.path, self.session_id, self.policy.tag)))
+
+    @property
+    def is_conversation(self) -> bool:
+        return self.shown is changes
 
     @property
     def is_run(self) -> bool:
@@ -89,7 +101,7 @@ class EventLog:
 
     @property
     def tag(self) -> str:
-        return f"{self._log.path}:{self._log.session_id}"
+        return self._log.tag
 
     async def head(self) -> Head:
         row = await self._store.session(self._log.session_id)
@@ -127,7 +139,7 @@ class AgentLog:
         self._name = name
         self._newest = newest
         self._log_of = log_of
-        self._tag = f"{log_of(newest).path}:{newest.row.session_id}"
+        self._tag = log_of(newest).tag
         self._read: EventLog | None = None
 
     @property
@@ -215,9 +227,12 @@ class Projection:
         self._model: str | None = None
 
     async def of(self, event: Event) -> tuple[JsonObject, ...]:
+        event = self._log.policy.shown(event)
         known = self._log.known if event.turn is None else await self._known_of(event, event.turn)
         if event.type in flue.ENDS and event.turn is not None:
             known = replace(known, settles=await self._settled(event, event.turn), text=await self._text(event))
+        if event.type == EventType.MESSAGE_COMPLETED and self._log.is_conversation:
+            known = await self._with_message(event, known)
         if event.type in flue.RUN_ENDS and self._log.runs is not None:
             known = replace(known, run=await self._run(self._log.runs))
         return self._log.shown(event, known)
@@ -268,6 +283,14 @@ class Projection:
     async def _text(self, end: Event) -> str | None:
         said = await self._find(names.step_key(end.turn or 0, end.step or 0, "message"))
         return None if said is None else (said.data or {}).get("message")
+
+    async def _with_message(self, said: Event, known: Known) -> Known:
+        """What is shown of a message at its end, beside its text."""
+        turn, step = said.turn or 0, said.step or 0
+        started = await self._find(names.step_key(turn, step, "started"))
+        thought = await self._find(names.step_key(turn, step, "reasoning"))
+        reasoning = None if thought is None else (self._log.policy.shown(thought).data or {}).get("reasoning")
+        return replace(known, reasoning=reasoning, step_at=None if started is None else started.at)
 
     async def _parked(self, end: Event) -> bool:
         """Whether this end of a turn has left input requests open."""

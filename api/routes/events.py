@@ -86,7 +86,9 @@ class EventRoutes:
         query = event_query(request.query_params)
         row = await self._sessions.get(known_id(request.path_params["session_id"]), principal)
         # Readers of a stream do not see what follows its end, either.
-        lines, more = await self._page(row, replace(query, before=min(query.before, await self._end(row))))
+        query = replace(query, before=min(query.before, await self._end(row)))
+        excluded = {*query.exclude, *self._broadcasts.policy.exclude}
+        lines, more = await self._page(row, replace(query, exclude=sorted(excluded)))
         body = b'{"events":[%s],"hasMore":%s}' % (b",".join(lines), b"true" if more else b"false")
         headers = {**NO_STORE, "x-perdure-tail-index": str(row.events - 1)}
         return Response(body, headers=headers, media_type="application/json; charset=utf-8")
@@ -120,7 +122,7 @@ class EventRoutes:
 
     async def _encode(self, session_id: str, events: Sequence[Event], *, back: bool) -> Sequence[bytes]:
         # A delta gets the text so far, so it is encoded after those before it.
-        encoder = NdjsonLines(self._store, session_id)
+        encoder = NdjsonLines(self._store, session_id, self._broadcasts.policy)
         lines = [(await encoder.line(event)).rstrip(b"\n") for event in (reversed(events) if back else events)]
         return lines[::-1] if back else lines
 

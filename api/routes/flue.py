@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Any, cast
 
@@ -118,7 +118,8 @@ class AgentRoutes:
             raise StreamNotFound
 
         def log_of(each: Named) -> Log:
-            return log_of_agent(each.row.session_id, agent, instance, number=each.number, conversation=conversation)
+            log = log_of_agent(each.row.session_id, agent, instance, number=each.number, conversation=conversation)
+            return replace(log, policy=self._reader.policy)
 
         return await self._reader.respond(request, AgentLog(self._store, self._instances, name, newest, log_of))
 

@@ -47,15 +47,16 @@ class TranscriptRoutes:
     async def _messages(self, row: SessionRow) -> AsyncGenerator[bytes]:
         async with contextlib.aclosing(transcript(self._store, row.session_id)) as messages:
             async for message in messages:
-                yield dumps(message)
+                yield dumps(self._broadcasts.policy.said(message))
 
     async def _events(self, row: SessionRow) -> AsyncGenerator[bytes]:
+        policy = self._broadcasts.policy
         async for event in read_all(self._store, row.session_id):
             # What comes later may never end.
             if event.index >= row.events:
                 return
-            if event.type not in _PIECES:
-                yield encode(row.session_id, event, {}).rstrip(b"\n")
+            if event.type not in _PIECES | policy.exclude:
+                yield encode(row.session_id, policy.shown(event), {}).rstrip(b"\n")
             if event.type in TERMINAL:
                 # Readers of a stream do not see what follows, either.
                 return

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from perdure.errors import SessionNotFound, Unavailable
 from perdure.protocol.events import TERMINAL, Event
+from perdure.protocol.stream_policy import SHOWS_ALL, StreamPolicy
 from perdure.store.base import Store, Watch
 from perdure.store.values import SessionRow
 
@@ -73,9 +74,11 @@ class Broadcast:
         session: SessionRow,
         pace: Pace,
         replays: asyncio.Semaphore,
+        policy: StreamPolicy,
         stalls: Stalls | None = None,
     ) -> None:
         self._store = store
+        self._policy = policy
         self._session_id = session.session_id
         self._pace = pace
         self._stalls = stalls
@@ -91,7 +94,7 @@ class Broadcast:
         self._closed = False
         # In the order of their arrival.
         self._waiting: dict[asyncio.Future[None], None] = {}
-        self._lines = NdjsonLines(store, session.session_id)
+        self._lines = NdjsonLines(store, session.session_id, policy)
         # By the name of the face: a chunk, and the index of its first line and of the one after it.
         self._shared: dict[str, tuple[int, int, bytes]] = {}
         self._follower: asyncio.Task[None] | None = None
@@ -162,7 +165,7 @@ class Broadcast:
 
     async def _stored(self, index: int, face: Face, until: int | None) -> AsyncIterator[tuple[bytes, int]]:
         """Lines up to the ring, from the store."""
-        encoder, wanted = NdjsonLines(self._store, self._session_id), _FIRST_PAGE
+        encoder, wanted = NdjsonLines(self._store, self._session_id, self._policy), _FIRST_PAGE
         while index < (end := self._base if until is None else min(until, self._base)) and not self._closed:
             async with self._replays:
                 lines, read = await self._page(encoder, index, min(wanted, end - index))
@@ -182,7 +185,7 @@ class Broadcast:
         lines: list[Line] = []
         size = 0
         for event in page:
-            lines.append(Line(event.index, event.type, await encoder.line(event)))
+            lines.append(Line(event.index, self._policy.type(event.type), await encoder.line(event)))
             size += len(lines[-1].json)
             if size >= self._pace.chunk_bytes:
                 break
@@ -265,7 +268,7 @@ class Broadcast:
     async def _publish(self, events: Sequence[Event]) -> None:
         unpublished = 0
         for event in events:
-            line = Line(event.index, event.type, await self._lines.line(event))
+            line = Line(event.index, self._policy.type(event.type), await self._lines.line(event))
             self._add(line)
             unpublished += len(line.json)
             if event.type in TERMINAL:
@@ -304,9 +307,13 @@ class Broadcast:
 class Broadcasts:
     """The broadcasts of this process; each exists while it has readers."""
 
-    def __init__(self, store: Store, pace: Pace | None = None, stalls: Stalls | None = None) -> None:
+    def __init__(
+        self, store: Store, pace: Pace | None = None, stalls: Stalls | None = None, policy: StreamPolicy = SHOWS_ALL
+    ) -> None:
         """`stalls`: looks whether sessions with readers stall; without it nobody does."""
         self._store = store
+        #: What readers of events do not see, in all forms.
+        self.policy = policy
         self._stalls = stalls
         self.pace = pace or Pace()
         self.unsent = Unsent(self.pace.unsent_bytes)
@@ -328,7 +335,7 @@ class Broadcasts:
     async def open(self, session: SessionRow) -> AsyncGenerator[Broadcast]:
         broadcast = self._broadcasts.get(session.session_id)
         if broadcast is None or broadcast.failed:
-            broadcast = Broadcast(self._store, session, self.pace, self.replays, self._stalls)
+            broadcast = Broadcast(self._store, session, self.pace, self.replays, self.policy, self._stalls)
             self._broadcasts[session.session_id] = broadcast
             broadcast.start()
         broadcast.readers += 1

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from api.responses import dumps
 from perdure.protocol.events import SESSION_STALLED
+from perdure.protocol.stream_policy import EVENT_EXCLUDED
 from perdure.protocol.wire import JsonObject
 from perdure.store.values import SessionRow
 
@@ -100,7 +101,7 @@ class Filter:
         return bool(self.types or self.exclude)
 
     def wants(self, type: str) -> bool:
-        return (not self.types or type in self.types) and type not in self.exclude
+        return (not self.types or type in self.types) and type not in self.exclude and type != EVENT_EXCLUDED
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from typing import Any
 from api.responses import dumps
 from perdure.protocol import names
 from perdure.protocol.events import DELTAS, Event, EventType
+from perdure.protocol.stream_policy import StreamPolicy
 from perdure.store.base import Store, read_all
 
 CONTENT_TYPE = "application/x-ndjson; charset=utf-8"
@@ -15,12 +16,15 @@ VERSION = "16"
 class NdjsonLines:
     """Encodes the events of one session in order, starting at any event."""
 
-    def __init__(self, store: Store, session_id: str) -> None:
+    def __init__(self, store: Store, session_id: str, policy: StreamPolicy) -> None:
+        """`policy`: what readers do not see."""
+        self._policy = policy
         self._store = store
         self._session_id = session_id
         self._so_far = _SoFar()
 
     async def line(self, event: Event) -> bytes:
+        event = self._policy.shown(event)
         if event.type in DELTAS and not self._so_far.covers(event):
             # The first event is in the middle of a message: the earlier deltas are read once.
             so_far = _SoFar(event)
@@ -29,7 +33,7 @@ class NdjsonLines:
             async for earlier in read_all(self._store, self._session_id, start or 0):
                 if earlier.index >= event.index:
                     break
-                so_far.take(earlier)
+                so_far.take(self._policy.shown(earlier))
             self._so_far = so_far
         self._so_far.take(event)
         return encode(self._session_id, event, self._so_far.field(event))

@@ -36,11 +36,12 @@ _LONGEST_ID = 200
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")  # Providers reject tools with other names.
 _UNNAMED = "tool_without_a_usable_name"
 
-#: Seconds between two writes of deltas; a batch of this many characters is written at once.
-_PAUSE = 0.03
+#: A batch of this many characters is written at once; of more, if deltas are collected for longer than so many
+#: milliseconds, which is the default of the setting.
 _FULL = 96
-#: Seconds before the first write: a reply that has ended by then is written once, with the end of its step.
-_FIRST_PAUSE = 0.005
+_USUAL_MS = 30.0
+#: Milliseconds before the first write: a reply that has ended by then is written once, with the end of its step.
+_FIRST_MS = 5.0
 # Each delta of a text is sent to readers with the whole text so far. So the batches grow with the text: together its
 # deltas send at most this many times its characters, or this many characters per second for a slow model.
 _SHARE = 32
@@ -285,8 +286,12 @@ class DeltaWriter:
         factory: EventFactory,
         attempt: Attempt,
         calls: CallNames,
+        buffer_ms: float,
         hidden: frozenset[str] = frozenset(),
     ) -> None:
+        """`buffer_ms`: for how long deltas are collected. The first ones wait less, to show that it begins."""
+        self._first_pause, self._pause = min(_FIRST_MS, buffer_ms) / 1000, buffer_ms / 1000
+        self._full_at = _FULL * max(1.0, buffer_ms / _USUAL_MS)
         self._store = store
         self._factory = factory
         self._attempt = attempt
@@ -352,16 +357,16 @@ class DeltaWriter:
         self._buffer[-1].texts.append(delta.text)
         self._size += len(delta.text)
         self._arrived.set()
-        if self._size >= max(_FULL, self._emitted_chars // _SHARE):
+        if self._size >= max(self._full_at, self._emitted_chars // _SHARE):
             self._full.set()
 
     async def _write(self) -> None:
         await self._arrived.wait()
-        await self._filled(_FIRST_PAUSE)
+        await self._filled(self._first_pause)
         while not self._ended:
             await self._commit(self.unwritten())
             reach("model_mid_stream")
-            await self._filled(max(_PAUSE, self._emitted_chars / _PACE))
+            await self._filled(max(self._pause, self._emitted_chars / _PACE))
             await self._arrived.wait()
 
     async def _filled(self, within: float) -> None:

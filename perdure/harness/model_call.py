@@ -305,7 +305,8 @@ class ModelCaller:
         offer = await open_offer(ctx.agent, can_ask=ctx.call.capabilities.request_input, output=ctx.output)
         reader = await self._reply_reader(ctx, offer)
         calls = CallNames(ctx.call.at, ctx.history.call_ids | call_ids_of(ctx.turn), offer.names)
-        deltas = DeltaWriter(self._store, ctx.factory, ctx.attempt, calls, offer.hidden)
+        buffer_ms = self._settings.stream_buffer_ms
+        deltas = DeltaWriter(self._store, ctx.factory, ctx.attempt, calls, buffer_ms, offer.hidden)
         async with self._counted(ctx, deltas):
             try:
                 async with until_deadline(self._left(ctx)):

@@ -82,11 +82,13 @@ def _delta(event: Event, known: Known, kind: str, text: str) -> Change:
 
 
 def _said(event: Event, known: Known) -> tuple[Change, ...]:
-    if (event.attempt or 1) == 1:
-        return ()
-    # The deltas of earlier attempts are in the message too: the complete text takes the place of all of them.
-    parts = [_text(_data(event).get("message", ""))]
-    message = {"id": _message_id(event, known), "role": "assistant", **_submission(known), "parts": parts}
+    # It takes the place of all deltas: those of earlier attempts are in the message, too, and some may be missing,
+    # because they have expired or are not shown.
+    thought = [] if known.reasoning is None else [{"type": "reasoning", "text": known.reasoning, "state": "done"}]
+    parts = [*thought, _text(_data(event).get("message", ""))]
+    message: JsonObject = {"id": _message_id(event, known), "role": "assistant", **_submission(known), "parts": parts}
+    if known.step_at is not None:
+        message["metadata"] = {"timestamp": known.step_at}
     return ({"type": "message-appended", "message": message},)
 
 

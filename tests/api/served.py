@@ -217,7 +217,7 @@ async def serving(
     chosen = Settings.model_validate({"data_dir": directory, "port": 0, **settings})
     store = await open_store(database or f"sqlite:///{directory / 'test.db'}")
     await store.migrate()
-    temporal, broadcasts = Recorder(), Broadcasts(store, pace, stalls and stalls(store))
+    temporal, broadcasts = Recorder(), Broadcasts(store, pace, stalls and stalls(store), chosen.stream_policy)
     agents = AgentRegistry([CONCIERGE, CLERK, BURSAR, HASTY])
     app = create_app(
         sessions=Sessions(store, cast("Client", temporal), secret=b"a test's secret", agents=agents),

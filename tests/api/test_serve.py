@@ -10,7 +10,7 @@ import httpx2
 import pytest
 
 from api.server import serve
-from perdure.errors import Misconfigured
+from perdure.errors import Invalid, Misconfigured
 from perdure.settings import Settings
 from perdure.store.open import open_store
 from tests.api.served import URL, serving
@@ -48,6 +48,13 @@ async def test_it_boots_before_temporal_and_stops_at_a_signal(tmp_path: Path) ->
     assert [answer.status_code for answer in (healthy, described, started)] == [200, 200, 202]
     with pytest.raises(ConnectionRefusedError), closing(socket.socket()) as sock:
         sock.connect(("127.0.0.1", port))
+
+
+async def test_a_policy_that_clients_could_not_live_with_is_refused_at_the_start(tmp_path: Path) -> None:
+    hiding = settings(tmp_path, free_port()).model_copy(update={"stream_exclude": "message.completed"})
+
+    with pytest.raises(Invalid, match=r"PERDURE_STREAM_EXCLUDE: 'message\.completed' has to be shown as it is"):
+        await serve(hiding, asyncio.Event())
 
 
 async def test_a_taken_port_is_named(tmp_path: Path) -> None:

@@ -26,6 +26,24 @@ def stack(module_stack: StackFactory) -> Stack:
     return module_stack(provider=True, agents=",".join(agents))
 
 
+#: Everything that readers need not see.
+HIDDEN = "message.appended,reasoning.appended,action.input.appended,reasoning.completed"
+#: Scenarios about pieces: there are none then.
+ABOUT_PIECES = ("deltas", "reasoning", "store")
+
+
+@pytest.fixture(scope="module")
+def hiding_stack(module_stack: StackFactory) -> Stack:
+    """With an API that hides all that it may."""
+    agents = [f"tests.conformance.agents:{name}" for name in ("concierge", "clerk", "foreman")]
+    return module_stack(provider=True, agents=",".join(agents), environment={"PERDURE_STREAM_EXCLUDE": HIDDEN})
+
+
+@pytest.mark.parametrize("scenario", [each for each in SCENARIOS if each not in ABOUT_PIECES])
+def test_the_client_gets_through_without_pieces(node: str, hiding_stack: Stack, scenario: str) -> None:
+    run(node, FOLDER, f"scenarios/{scenario}.mjs", EVE_URL=hiding_stack.url)
+
+
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_the_client_gets_through(node: str, stack: Stack, scenario: str) -> None:
     run(node, FOLDER, f"scenarios/{scenario}.mjs", EVE_URL=stack.url)

@@ -12,6 +12,7 @@ from perdure.errors import AgentGone, ModelFailed, SessionGone
 from perdure.models.base import Delta, Prompt, Reply, TextDelta, ToolInputDelta
 from perdure.protocol.events import Usage, delivery_refused
 from perdure.protocol.requests import Calls, Coordinates, Finished, ModelCall, NothingToRead
+from perdure.settings import Settings
 from perdure.store.values import Attempt, Commit, Committed
 from perdure.testing import ScriptedCall, ScriptedModel, call
 from tests.support.lab import SESSION, TEXT_TURN, lab
@@ -473,3 +474,26 @@ async def test_the_text_so_far_of_a_long_text_stays_in_proportion_to_it() -> Non
         assert so_far < 40 * 60_000
         # And it still comes piece by piece.
         assert len(deltas) > 40
+
+
+@pytest.mark.parametrize(("milliseconds", "least", "most"), [(0, 10, 481), (60_000, 2, 3)])
+async def test_pieces_are_collected_for_as_long_as_the_settings_say(milliseconds: int, least: int, most: int) -> None:
+    async with lab(Trickling(), settings=Settings(agents="", stream_buffer_ms=milliseconds)) as it:
+        await it.model(await it.deliver("Hi"))
+
+        deltas = [emitted["messageDelta"] for emitted in await it.emitted("message.appended")]
+        assert "".join(deltas) == "word " * 480
+        # The beginning is shown at once.
+        assert least <= len(deltas) <= most
+
+
+class Trickling:
+    """As a provider streams a short text, word by word."""
+
+    async def stream(self, prompt: Prompt) -> AsyncGenerator[Delta | Reply, None]:
+        for _ in range(480):
+            yield TextDelta("word ")
+            await asyncio.sleep(0.002)
+        async for item in ScriptedModel(["word " * 480]).stream(prompt):
+            if isinstance(item, Reply):
+                yield item

@@ -139,3 +139,25 @@ async def test_of_an_unknown_session_there_is_none(other: Store, stack: Stack) -
         odd = await talk.http.get(f"/v1/sessions/{talk.session_id}/transcript", params={"format": "html"})
 
     assert (answer.status_code, odd.status_code) == (404, 400)
+
+
+@pytest.mark.parametrize("form", ["messages", "events"])
+async def test_an_api_that_hides_content_hides_it_here_too(stack: Stack, form: str) -> None:
+    """The policy is of the API; the other ones of the same store show all."""
+    hidden = "reasoning.appended,reasoning.completed"
+    redacted = "action.input.appended,actions.requested,action.result,subagent.completed"
+    stack.start_api({"PERDURE_STREAM_EXCLUDE": hidden, "PERDURE_STREAM_REDACT": redacted})
+    async with stack.talk() as talk:
+        await talk.create('think Hm-hm; call weather {"city": "Bonn"} then say Clear')
+        await talk.until_boundary()
+
+        shown, hiding = (await read(talk, form)).decode(), (await read(talk, form, stack.api_urls[-1])).decode()
+
+    entries = [json.loads(text)[form] for text in (shown, hiding)]
+    assert "Hm-hm" in json.dumps(entries[0][1:])
+    told = json.dumps(
+        [each for each in entries[1] if each.get("role") != "user" and each.get("type") != "message.received"]
+    )
+    assert not [secret for secret in ("Hm-hm", "Bonn", "sunny", "Sunny") if secret in told]
+    assert "Clear" in told
+    assert "[redacted]" in told

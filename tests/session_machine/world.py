@@ -130,7 +130,7 @@ class World:
         self.repeats: list[Callable[[], Awaitable[Receipt]]] = []
         self.seen = watched(WatchedStore(store, self.processes, self._observe))
         self.agents = Serving([replace(self._agent(waiting), turns=turns)])
-        settings = Settings(agents="", model="script")
+        settings = Settings(agents="", model="script", stream_buffer_ms=0)
         workers = [self._worker(settings) for _ in range(2)]
         self.temporal = Temporal(self.processes, lambda: self.now, workers)
         self.driver = PlayedDriver(self.temporal)
@@ -150,8 +150,6 @@ class World:
         ):
             patch.setattr(module, "reach", self._reach)
         # No wall clock decides what happens: a step may take as long as the machine likes.
-        patch.setattr(perdure.harness.events, "_PAUSE", 0)
-        patch.setattr(perdure.harness.events, "_FIRST_PAUSE", 0)
         patch.setattr(perdure.harness.events, "_PACE", float("inf"))
         for module in (perdure.runtime.drivers.client, perdure.runtime.signals):
             patch.setattr(module, "in_time", patiently)

@@ -10,9 +10,11 @@ export function client(options = {}) {
 
 export const types = (events) => events.map((event) => event.type);
 
-// A turn without its deltas, whose number the model decides.
+// A turn without its deltas, whose number the model decides, and without what stands for those that are not shown.
 export const outline = (events) =>
-  types(events).filter((type) => !type.endsWith(".appended") && !type.startsWith("reasoning"));
+  types(events).filter(
+    (type) => !type.endsWith(".appended") && !type.startsWith("reasoning") && type !== "event.excluded",
+  );
 
 // The one call's outcome of a turn.
 export const outcome = (events) => events.find((event) => event.type === "action.result").data;
