@@ -1,15 +1,10 @@
 """What readers are told while a turn has no worker; and that they are told nothing while it has one, or needs none."""
 
-import asyncio
-import json
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
-from typing import Any
-
 import pytest
 
 from tests.support.chaos.scripts import call, drip, question
 from tests.support.chaos.world import Caller, World, kept_types, runner_of
+from tests.support.frames import watching
 from tests.support.processes import PATIENCE
 from tests.support.talk import text
 from tests.support.waiting import until
@@ -27,46 +22,6 @@ def settings_of_all(request: pytest.FixtureRequest) -> dict[str, str]:
 
 def is_inline(settings_of_all: str) -> bool:
     return settings_of_all == "inline"
-
-
-class Watching:
-    """A reader of server-sent events: the frames so far, each with its id."""
-
-    def __init__(self) -> None:
-        self.frames: list[tuple[str | None, str, Any]] = []
-
-    @property
-    def stalls(self) -> list[Any]:
-        return [data for _, event, data in self.frames if event == "session.stalled"]
-
-    @property
-    def ids(self) -> list[int]:
-        return [int(id) for id, _, _ in self.frames if id is not None]
-
-    async def read(self, caller: Caller) -> None:
-        path = f"/v1/sessions/{caller.session_id}/events/stream"
-        async with caller.http.stream("GET", path) as response:
-            frame: dict[str, str] = {}
-            async for line in response.aiter_lines():
-                name, colon, value = line.partition(": ")
-                if colon:
-                    frame[name] = value
-                elif frame.get("event"):
-                    self.frames.append((frame.get("id"), frame["event"], json.loads(frame["data"])))
-                    frame = {}
-
-
-@asynccontextmanager
-async def watching(caller: Caller) -> AsyncGenerator[Watching]:
-    """A reader from the first event on, until the block ends."""
-    reader = Watching()
-    reading = asyncio.create_task(reader.read(caller))
-    try:
-        await until(lambda: reader.frames, "the stream to begin")
-        yield reader
-        assert not reading.done(), reading.exception()
-    finally:
-        reading.cancel()
 
 
 async def test_readers_are_told_once_that_the_worker_is_gone_and_then_the_turn_goes_on(world: World) -> None:
