@@ -35,7 +35,7 @@ def _action(action: JsonObject) -> JsonObject:
 
 
 def _requested(data: JsonObject) -> JsonObject:
-    return {**data, "actions": [_action(each) for each in data.get("actions", ())]}
+    return {**data, "actions": [_action(each) for each in data.get("actions") or ()]}
 
 
 def _result(data: JsonObject) -> JsonObject:
