@@ -12,6 +12,7 @@ from perdure.errors import PerdureError
 from perdure.runtime.sessions import Sessions
 from perdure.settings import Settings
 from perdure.store.base import Store
+from perdure.store.streams import Room
 
 from .auth import Authenticator, Gate, is_development
 from .bodies import BodyReader
@@ -196,7 +197,8 @@ def _add_agents_and_runs(table: _Table, parts: _Parts) -> None:
 
 def _add_streams(table: _Table, parts: _Parts) -> None:
     bodies = parts.smaller(MOST_APPENDED)
-    routes = StreamRoutes(parts.gate, parts.store.streams, parts.reader, bodies)
+    room = Room(parts.settings.max_streams, parts.settings.max_stream_bytes)
+    routes = StreamRoutes(parts.gate, parts.store.streams, parts.reader, bodies, room)
     path = f"{PREFIX}{{path:path}}"
     table.add("PUT", path, enveloped(routes.create, CORS), bodies)
     table.add("POST", path, enveloped(routes.append, CORS), bodies)

@@ -140,6 +140,9 @@ class Settings(BaseSettings):
     max_tool_output_bytes: int = Field(default=65_536, ge=1)
     # Deliveries that may wait in one session; the next one is refused with 429.
     max_inbox: int = Field(default=100, ge=1, le=500)
+    # What the streams that one caller writes may have together: their number, and the bytes of their items.
+    max_streams: int = Field(default=1_000, ge=1)
+    max_stream_bytes: int = Field(default=1_073_741_824, ge=1)
     # A worker that sends no heartbeat for so many seconds counts as dead.
     heartbeat_timeout: float = Field(default=5.0, gt=0, le=600)
     # A model call during which the provider sends nothing for so many seconds fails and is retried.

@@ -30,6 +30,7 @@ from perdure.store.streams import (
     Mismatch,
     NewItems,
     NewStream,
+    NoRoom,
     NoSource,
     NoStream,
     NotInSequence,
@@ -38,6 +39,7 @@ from perdure.store.streams import (
     OutOfRange,
     Producer,
     Repeated,
+    Room,
     SequenceGap,
     StaleEpoch,
     StreamGone,
@@ -96,6 +98,13 @@ class Gone(PerdureError):
     code = "stream_gone"
 
 
+class QuotaReached(PerdureError):
+    """The streams of the caller have as much as they may have."""
+
+    status = 413
+    code = "quota_reached"
+
+
 class WrittenStream:
     """A stream as a source of reads."""
 
@@ -142,8 +151,9 @@ class WrittenStream:
 class StreamRoutes:
     METHODS = ("GET", "HEAD", "PUT", "POST", "DELETE")
 
-    def __init__(self, gate: Gate, store: StreamStore, reader: Reader, bodies: BodyReader) -> None:
+    def __init__(self, gate: Gate, store: StreamStore, reader: Reader, bodies: BodyReader, room: Room) -> None:
         self._gate = gate
+        self._room = room
         self._store = store
         self._reader = reader
         self._bodies = bodies
@@ -184,6 +194,7 @@ class StreamRoutes:
                 ttl=ttl,
                 expires_at=expires_at,
                 fork=fork,
+                room=self._room,
             )
         )
         match outcome:
@@ -197,8 +208,10 @@ class StreamRoutes:
                 raise StreamNotFound("There is no such stream to fork.")
             case OutOfRange():
                 raise Invalid("The source of the fork has no such position.")
-            case TooManyItems(limit):
-                raise TooLarge(f"A fork copies at most {limit} items.")
+            case TooManyItems():
+                raise TooLarge("A fork copies at most 100,000 items, and 64 MiB.")
+            case NoRoom() as full:
+                raise _unable(full)
 
     async def append(self, request: Request) -> Response:
         """Append to the stream, close it, or both."""
@@ -221,6 +234,7 @@ class StreamRoutes:
             close=closes,
             producer=producer,
             sequence=_name(given, "stream-seq"),
+            room=self._room,
         )
         return await self._appended(new)
 
@@ -249,10 +263,8 @@ class StreamRoutes:
                 raise Conflict("Expected 'Stream-Seq' to be greater than the one before.")
             case OtherType():
                 raise Conflict("The stream has another content type.")
-            case NoStream():
-                raise StreamNotFound
-            case StreamGone():
-                raise Gone
+            case NoStream() | StreamGone() | NoRoom() as unable:
+                raise _unable(unable)
 
     async def delete(self, request: Request) -> Response:
         """Delete the stream. While forks of it live, its path stays taken."""
@@ -299,6 +311,17 @@ def _state(row: StreamRow, status: int, more: Mapping[str, str] | None = None) -
     if status != 204:
         response.headers["content-type"] = row.content_type
     return response
+
+
+def _unable(outcome: NoStream | StreamGone | NoRoom) -> PerdureError:
+    match outcome:
+        case NoStream():
+            return StreamNotFound()
+        case StreamGone():
+            return Gone()
+        case NoRoom(what, limit):
+            size = f"are at most {limit}" if what == "streams" else f"have at most {limit} bytes"
+            return QuotaReached(f"All streams of one caller {size}: delete some, or let them expire.")
 
 
 def _refused(error: PerdureError, headers: Mapping[str, str]) -> Response:

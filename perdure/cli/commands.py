@@ -277,11 +277,12 @@ def delete(
     context: typer.Context,
     session: Annotated[str | None, typer.Argument(help="The id of the session.")] = None,
     principal: Annotated[
-        str | None, typer.Option(help="Instead: all sessions that this principal owns, as `api-key:billing`.")
+        str | None,
+        typer.Option(help="Instead: all sessions and streams that this principal owns, as `api-key:billing`."),
     ] = None,
     data_dir: DataDir = None,
 ) -> None:
-    """Delete a session for good, or all sessions of a principal. A turn that runs is stopped first."""
+    """Delete a session for good, or all of a principal, with its streams. A turn that runs is stopped first."""
     from . import operator
 
     if (session is None) == (principal is None):

@@ -188,6 +188,7 @@ def delete(settings: Settings, session_id: str | None, principal: str | None, sa
         from perdure.runtime.connect import temporal_client
         from perdure.runtime.deletions import Deletions
         from perdure.runtime.drivers.client import DriverClient
+        from perdure.runtime.streams.written import delete_streams
 
         async with checked_store(settings.database) as store:
             client = await temporal_client(settings, lazy=True)
@@ -196,11 +197,14 @@ def delete(settings: Settings, session_id: str | None, principal: str | None, sa
             if session_id is not None:
                 await deletions.delete(session_id, None, _DELETION_SECONDS)
             else:
-                async for each in deletions.owned(_principal(settings, principal or "").owner):
+                owner = _principal(settings, principal or "").owner
+                async for each in deletions.owned(owner):
                     await deletions.delete(each, None, _DELETION_SECONDS)
                     begun.append(each)
                 if not begun:
                     say(f"{principal} owns no session in this store.")
+                if streams := await delete_streams(store.streams, owner):
+                    say(f"{principal}  deleted: {streams} {'stream' if streams == 1 else 'streams'}")
             left = await _finish(deletions, begun, say)
             for each in left:
                 say(f"{each}  is being deleted; the APIs continue, and so does this command when repeated.")

@@ -7,7 +7,7 @@ different owners never meet.
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 from perdure.store.base import Watch
 
@@ -45,6 +45,23 @@ class Origin:
 
 
 @dataclass(frozen=True)
+class Room:
+    """What the streams of one owner may have together. Writes that come at the same time may exceed it by their own."""
+
+    streams: int
+    bytes: int
+
+
+#: What an item counts beside its bytes.
+ITEM_BYTES = 100
+
+
+def room_of(items: Sequence[bytes]) -> int:
+    """What the items count."""
+    return sum(len(item) + ITEM_BYTES for item in items)
+
+
+@dataclass(frozen=True)
 class NewStream:
     """A stream to create. None as content type: that of the source of a fork, or bytes."""
 
@@ -57,6 +74,8 @@ class NewStream:
     ttl: int | None = None
     expires_at: str | None = None
     fork: Origin | None = None
+    # None: as much as there is.
+    room: Room | None = None
 
 
 @dataclass(frozen=True)
@@ -92,10 +111,16 @@ class OutOfRange:
 class TooManyItems:
     """The fork would copy more than a fork may."""
 
+
+@dataclass(frozen=True)
+class NoRoom:
+    """The owner's streams would have more of this than they may."""
+
+    what: Literal["streams", "bytes"]
     limit: int
 
 
-CreateOutcome: TypeAlias = Created | Existed | Mismatch | NoSource | OutOfRange | TooManyItems
+CreateOutcome: TypeAlias = Created | Existed | Mismatch | NoSource | OutOfRange | TooManyItems | NoRoom
 
 
 @dataclass(frozen=True)
@@ -119,6 +144,7 @@ class NewItems:
     producer: Producer | None = None
     # Of the writer: each one must be greater than the one before, byte by byte.
     sequence: str | None = None
+    room: Room | None = None
 
 
 @dataclass(frozen=True)
@@ -190,6 +216,7 @@ AppendOutcome: TypeAlias = (
     | OtherType
     | NoStream
     | StreamGone
+    | NoRoom
 )
 
 DeleteOutcome: TypeAlias = StreamRow | NoStream | StreamGone
@@ -223,6 +250,10 @@ class StreamStore(Protocol):
 
     async def delete(self, owner: str, path: str) -> DeleteOutcome:
         """Delete the stream, or, while forks of it live, its content for others than them."""
+        ...
+
+    async def delete_owned(self, owner: str) -> int:
+        """Delete all streams of the owner; returns how many."""
         ...
 
     async def sweep(self, limit: int) -> int:

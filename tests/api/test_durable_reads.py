@@ -153,6 +153,19 @@ async def test_an_append_has_only_so_many_items(tmp_path: Path) -> None:
     assert head.headers["stream-next-offset"].endswith("_0000000000000000")
 
 
+async def test_what_a_caller_may_not_store_any_more_is_said(tmp_path: Path) -> None:
+    async with serving(tmp_path, streams="on", max_streams=1, max_stream_bytes=1_000) as api:
+        await api.http.put(STREAM, headers={"content-type": "text/plain"})
+
+        many = await api.http.put(f"{STREAM}/2", headers={"content-type": "text/plain"})
+        large = await api.http.post(STREAM, content=b"a" * 1_000, headers={"content-type": "text/plain"})
+
+    assert (many.status_code, many.json()["error"]["type"]) == (413, "quota_reached")
+    assert "at most 1:" in many.json()["error"]["message"]
+    assert (large.status_code, large.json()["error"]["type"]) == (413, "quota_reached")
+    assert "at most 1000 bytes" in large.json()["error"]["message"]
+
+
 @pytest.mark.parametrize("text", ["[12345678901234567890123]", '["\\ud800"]', "[0.1, -0.0, true, null]"])
 async def test_values_of_a_stream_come_back_as_they_were(tmp_path: Path, text: str) -> None:
     async with serving(tmp_path, streams="on") as api:

@@ -13,6 +13,9 @@ import psycopg
 import pytest
 
 from perdure.dev.supervisor import command
+from perdure.protocol.deliveries import LOCAL
+from perdure.store.open import checked_store
+from perdure.store.streams import NewStream
 from tests.support.stack import Stack, TemporalServer
 from tests.support.talk import Json, Talk, types
 from tests.support.waiting import until
@@ -165,6 +168,9 @@ async def test_an_operator_deletes_all_sessions_of_a_principal(stack: Stack, tal
     async with stack.talk() as other:
         await other.say("say mine too")
         ids = {talk.session_id, other.session_id}
+    note = NewStream("str_1", LOCAL.owner, "notes", "text/plain", [b"hello"])
+    async with checked_store(stack.settings.database) as store:
+        await store.streams.create(note)
 
     done = await asyncio.to_thread(
         subprocess.run,
@@ -177,9 +183,13 @@ async def test_an_operator_deletes_all_sessions_of_a_principal(stack: Stack, tal
     )
 
     assert done.returncode == 0, done.stderr
-    assert ids <= {line.split()[0] for line in done.stdout.splitlines()}
-    assert all(" deleted: " in line for line in done.stdout.splitlines())
-    assert all(re.search(r" workflow executions?, .* 1 session$", line) for line in done.stdout.splitlines())
+    streams, *sessions = done.stdout.splitlines()
+    assert ids <= {line.split()[0] for line in sessions}
+    assert all(" deleted: " in line for line in sessions)
+    assert all(re.search(r" workflow executions?, .* 1 session$", line) for line in sessions)
+    assert streams == "local-dev:local-dev  deleted: 1 stream"
+    async with checked_store(stack.settings.database) as store:
+        assert await store.streams.find(note.owner, note.path) is None
     for session_id in ids:
         assert rows(stack, session_id) == {}
         assert await listed(stack, session_id) == []

@@ -48,6 +48,14 @@ def _written(value: Any) -> bytes:
         raise InvalidJson("Invalid JSON body: a number is too large, or the value too deep.") from None
 
 
+async def delete_streams(store: StreamStore, owner: str) -> int:
+    """Delete all streams of an owner, and what is left of them; returns how many they were."""
+    deleted = await store.delete_owned(owner)
+    # There may be no API that sweeps.
+    await StreamSweeper(store).sweep()
+    return deleted
+
+
 class StreamSweeper:
     """Deletes what has expired or was deleted, some at a time. Several may run at once."""
 

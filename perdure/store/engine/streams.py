@@ -5,11 +5,12 @@ A fork is a copy. Its source may be deleted; then only its path stays taken unti
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from perdure.store.base import Watch
 from perdure.store.streams import (
+    ITEM_BYTES,
     AlreadyClosed,
     Appended,
     AppendOutcome,
@@ -21,6 +22,7 @@ from perdure.store.streams import (
     Mismatch,
     NewItems,
     NewStream,
+    NoRoom,
     NoSource,
     NoStream,
     NotInSequence,
@@ -29,20 +31,25 @@ from perdure.store.streams import (
     OutOfRange,
     Producer,
     Repeated,
+    Room,
     SequenceGap,
     StaleEpoch,
     StreamGone,
     StreamRow,
     TooManyItems,
     media_type,
+    room_of,
 )
 from perdure.store.watchers import Feed, Watchers
 
 from .database import Database, Row, Transaction
 from .rows import decode, encode, stamp_after
 
-#: The most items of a fork, which one transaction copies.
+#: The most items of a fork, and their most bytes, which one transaction copies: nothing else is written meanwhile.
 MOST_COPIED = 100_000
+MOST_COPIED_BYTES = 67_108_864
+#: How many streams of an owner are found at a time to be deleted.
+_PAGE = 200
 #: A reader begins a time to live again only after this share of it: each time is a write.
 _USED = 0.1
 
@@ -131,6 +138,14 @@ class SqlStreams:
         self._wake(ended)
         return outcome
 
+    async def delete_owned(self, owner: str) -> int:
+        deleted = 0
+        while found := await self._database.read(lambda tx: tx.rows("streams_of_owner", owner=owner, limit=_PAGE)):
+            for row in found:
+                await self.delete(owner, row["path"])
+            deleted += len(found)
+        return deleted
+
     async def sweep(self, limit: int) -> int:
         now = self._now()
         due = await self._database.read(lambda tx: tx.rows("streams_due", now=now, limit=limit))
@@ -166,6 +181,8 @@ class _Source:
     # The items before this position are copied, and after them comes `rest`.
     until: int = 0
     rest: tuple[bytes, ...] = ()
+    # What the copied items count.
+    room: int = 0
 
 
 async def _create(tx: Transaction, stream: NewStream, now: str) -> tuple[CreateOutcome, Sequence[str]]:
@@ -178,9 +195,14 @@ async def _create(tx: Transaction, stream: NewStream, now: str) -> tuple[CreateO
     if taken is not None:
         return _compared(taken, stream, now), ended
     source = _Source() if stream.fork is None else await _source(tx, stream, stream.fork, now)
+    if isinstance(source, _Source) and source.row is not None:
+        source = await _measured(tx, source, source.row)
     if not isinstance(source, _Source):
         return source, ended
-    created = await _insert(tx, stream, source, now)
+    added = source.room + room_of(source.rest) + room_of(stream.items)
+    if (full := await _room(tx, stream.owner, stream.room, added, streams=1)) is not None:
+        return full, ended
+    created = await _insert(tx, stream, source, added, now)
     if created is None:
         # Another request was faster.
         taken = await tx.row("stream_at", owner=stream.owner, path=stream.path)
@@ -226,11 +248,30 @@ async def _source(
     if position > row["next_index"]:
         return OutOfRange()
     if fork.within == 0:
-        return TooManyItems(MOST_COPIED) if position > MOST_COPIED else _Source(row, position)
-    cut = await _within(tx, row, position, fork.within)
-    if cut is None:
-        return OutOfRange()
-    return TooManyItems(MOST_COPIED) if cut.until > MOST_COPIED else cut
+        return _Source(row, position)
+    return await _within(tx, row, position, fork.within) or OutOfRange()
+
+
+async def _measured(tx: Transaction, source: _Source, row: Row) -> _Source | TooManyItems:
+    """The source with what its copied items count, unless one transaction cannot copy so much."""
+    if source.until > MOST_COPIED:
+        return TooManyItems()
+    found = await tx.row("bytes_before", stream_id=row["stream_id"], until=source.until)
+    assert found is not None
+    if found["bytes"] > MOST_COPIED_BYTES:
+        return TooManyItems()
+    return replace(source, room=int(found["bytes"]) + ITEM_BYTES * found["items"])
+
+
+async def _room(tx: Transaction, owner: str, room: Room | None, added: int, *, streams: int = 0) -> NoRoom | None:
+    """What the owner's streams have too much of, if they get this."""
+    if room is None or not (added or streams):
+        return None
+    used = await tx.row("room_of_owner", owner=owner)
+    assert used is not None
+    if streams and used["streams"] + streams > room.streams:
+        return NoRoom("streams", room.streams)
+    return NoRoom("bytes", room.bytes) if used["bytes"] + added > room.bytes else None
 
 
 async def _within(tx: Transaction, row: Row, position: int, within: int) -> _Source | None:
@@ -246,8 +287,8 @@ async def _within(tx: Transaction, row: Row, position: int, within: int) -> _Sou
     return _Source(row, position, (bytes(item["data"])[:within],))
 
 
-async def _insert(tx: Transaction, stream: NewStream, source: _Source, now: str) -> StreamRow | None:
-    """Write the row and the items; None when the path is taken."""
+async def _insert(tx: Transaction, stream: NewStream, source: _Source, room: int, now: str) -> StreamRow | None:
+    """Write the row and the items, which count so much; None when the path is taken."""
     inherits = source.row is not None and stream.ttl is None and stream.expires_at is None
     ttl = source.row["ttl"] if source.row is not None and inherits else stream.ttl
     expires_at = source.row["expires_at"] if source.row is not None and inherits else stream.expires_at
@@ -261,6 +302,7 @@ async def _insert(tx: Transaction, stream: NewStream, source: _Source, now: str)
         content_type=content_type,
         request=_request(stream),
         next_index=source.until + len(items),
+        bytes=room,
         closed=int(stream.closed),
         ttl=ttl,
         expires_at=expires_at,
@@ -313,6 +355,9 @@ async def _append(tx: Transaction, new: NewItems, now: str) -> AppendOutcome | t
     state = await _state(tx, found, new)
     if (refused := judge(state, new)) is not None:
         return refused
+    added = room_of(new.items)
+    if (full := await _room(tx, found["owner"], new.room, added)) is not None:
+        return full
     head = found["next_index"] + len(new.items)
     await _write_items(tx, new.stream_id, found["next_index"], new.items)
     producer = new.producer
@@ -324,6 +369,7 @@ async def _append(tx: Transaction, new: NewItems, now: str) -> AppendOutcome | t
         "advance_stream",
         stream_id=new.stream_id,
         next_index=head,
+        added=added,
         closed=int(new.close),
         closed_by=closed_by,
         last_sequence=found["last_sequence"] if new.sequence is None else new.sequence,

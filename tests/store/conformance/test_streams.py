@@ -5,21 +5,27 @@ from dataclasses import replace
 
 import pytest
 
+from perdure.runtime.streams.written import delete_streams
 from perdure.store.base import Store
+from perdure.store.engine import streams
 from perdure.store.streams import (
+    ITEM_BYTES,
     AlreadyClosed,
     Appended,
     Created,
     Existed,
     NewItems,
     NewStream,
+    NoRoom,
     NoSource,
     NoStream,
     Origin,
     Producer,
     Repeated,
+    Room,
     StreamGone,
     StreamRow,
+    TooManyItems,
 )
 from tests.store.conformance.conftest import Database
 
@@ -179,3 +185,70 @@ async def test_a_page_has_no_more_bytes_than_it_may_but_always_an_item(
     await store.streams.create(new(items=[b"a" * 5, b"b" * 5, b"c" * 5]))
 
     assert len(await store.streams.items("str_notes", 0, 100, most_bytes)) == read
+
+
+ROOM = Room(streams=2, bytes=2 * (10 + ITEM_BYTES))
+
+
+async def test_an_owner_has_only_so_many_streams(store: Store) -> None:
+    for path in ("one", "two"):
+        assert isinstance(await store.streams.create(new(path, room=ROOM)), Created)
+
+    third = new("three", room=ROOM)
+    refused = await store.streams.create(third)
+    again = await store.streams.create(new("two", stream_id="str_other", room=ROOM))
+    other = await store.streams.create(new("three", stream_id="str_bob", owner="test||bob", room=ROOM))
+    await store.streams.delete(OWNER, "one")
+
+    assert refused == NoRoom("streams", 2)
+    assert isinstance(again, Existed)
+    assert isinstance(other, Created)
+    assert isinstance(await store.streams.create(third), Created)
+
+
+async def test_the_streams_of_an_owner_have_only_so_many_bytes(store: Store) -> None:
+    await store.streams.create(new("one", items=[b"a" * 10], room=ROOM))
+    await store.streams.create(new("two", room=ROOM))
+
+    large = await store.streams.append(items("a" * 11, stream_id="str_two", room=ROOM))
+    fits = await store.streams.append(items("a" * 10, stream_id="str_two", room=ROOM))
+    one_more = await store.streams.append(items("a", stream_id="str_one", room=ROOM))
+    end = await store.streams.append(items(stream_id="str_one", content_type=None, close=True, room=ROOM))
+    await store.streams.delete(OWNER, "one")
+
+    assert large == one_more == NoRoom("bytes", ROOM.bytes)
+    assert isinstance(fits, Appended)
+    assert isinstance(end, Appended)
+    assert isinstance(await store.streams.append(items("a", stream_id="str_two", room=ROOM)), Appended)
+
+
+async def test_a_fork_counts_what_it_copies(store: Store) -> None:
+    await store.streams.create(new("one", items=[b"a" * 10, b"b"], room=ROOM))
+
+    whole = await store.streams.create(new("copy", fork=Origin("one"), room=ROOM))
+    part = await store.streams.create(new("copy", fork=Origin("one", position=0), room=ROOM))
+
+    assert whole == NoRoom("bytes", ROOM.bytes)
+    assert isinstance(part, Created)
+
+
+async def test_a_fork_of_too_many_bytes_is_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "MOST_COPIED_BYTES", 10)
+    await store.streams.create(new("one", items=[b"a" * 10, b"b"]))
+
+    assert await store.streams.create(new("copy", fork=Origin("one"))) == TooManyItems()
+    assert isinstance(await store.streams.create(new("copy", fork=Origin("one", position=1))), Created)
+
+
+async def test_all_streams_of_an_owner_are_deleted_together(store: Store, database: Database) -> None:
+    await store.streams.create(new(items=[b"a"]))
+    await store.streams.create(new("copy", fork=Origin("notes")))
+    await store.streams.delete(OWNER, "notes")
+    await store.streams.create(new("again", fork=Origin("copy")))
+    await store.streams.create(new(stream_id="str_bob", owner="test||bob"))
+
+    deleted = await delete_streams(store.streams, OWNER)
+
+    assert deleted == 2
+    assert [tuple(row) for row in database.run("SELECT stream_id FROM streams")] == [("str_bob",)]
+    assert database.run("SELECT stream_id FROM stream_items") == []
