@@ -276,6 +276,9 @@ class Projection:
             ended = await self._find(names.turn_key(earlier, "completed"))
             if ended is None or not await self._parked(ended):
                 break
+            if await self._find(names.turn_key(earlier, "cancelled")) is not None:
+                # It was cancelled while it waited, which has settled its deliveries, and those before it.
+                break
             started = await self._find(names.turn_key(earlier, "started"))
             settled = [*(() if started is None else started.delivery_ids), *settled]
         return tuple(settled)
@@ -293,9 +296,9 @@ class Projection:
         return replace(known, reasoning=reasoning, step_at=None if started is None else started.at)
 
     async def _parked(self, end: Event) -> bool:
-        """Whether this end of a turn has left input requests open."""
-        key = names.step_key(end.turn or 0, end.step or 0, "inputs")
-        return await self._store.index_of(self._log.session_id, key) is not None
+        """Whether this end of a turn has left input requests open: then it comes right after them, in one commit."""
+        before = await self._store.events(self._log.session_id, end.index - 1, 1) if end.index else ()
+        return bool(before) and before[0].type == EventType.INPUT_REQUESTED and before[0].turn == end.turn
 
     async def _find(self, key: str) -> Event | None:
         index = await self._store.index_of(self._log.session_id, key)

@@ -507,6 +507,45 @@ async def test_a_prompt_is_settled_only_when_what_it_waits_for_is_done(api: Api)
     assert settled == [receipt["submissionId"], "dlv_answer"]
 
 
+def parking(turn: int, what: str, *deliveries: str) -> list[NewEvent]:
+    """A turn that parks; `what` names the event with its requests."""
+    begun, started, *_ = turn_events(turn, deliveries=deliveries)
+    asked = step(turn, 0, what, EventType.INPUT_REQUESTED, requests=[{"requestId": "inp_1"}])
+    end = of_turn(turn, "completed", EventType.TURN_COMPLETED).model_copy(update={"step": 0})
+    return [begun, started, asked, end]
+
+
+def settlements(events: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    return [(each["submissionId"], each["outcome"]) for each in events if each["type"] == "submission_settled"]
+
+
+async def test_a_prompt_is_not_settled_by_a_turn_that_asks_again(api: Api) -> None:
+    receipt = await prompt(api)
+    session_id = await session_of(api)
+    await api.emit(session_id, *parking(0, "inputs", receipt["submissionId"]))
+    await api.emit(session_id, *parking(1, "inputs/again/0/0", "dlv_1"))
+    before = await read(api)
+    await api.emit(session_id, *parking(2, "inputs/inp_2", "dlv_2"), *turn_events(3, deliveries=["dlv_3"]))
+
+    after = await read(api)
+
+    assert settlements(before) == []
+    prompts = [receipt["submissionId"], "dlv_1", "dlv_2", "dlv_3"]
+    assert settlements(after) == [(each, "completed") for each in prompts]
+
+
+async def test_a_prompt_that_was_aborted_while_it_waited_is_settled_once(api: Api) -> None:
+    receipt = await prompt(api)
+    session_id = await session_of(api)
+    await api.emit(session_id, *parking(0, "inputs", receipt["submissionId"]))
+    await api.emit(session_id, of_turn(0, "cancelled", EventType.TURN_CANCELLED))
+    await api.emit(session_id, *turn_events(1, deliveries=["dlv_next"]))
+
+    events = await read(api)
+
+    assert settlements(events) == [(receipt["submissionId"], "aborted"), ("dlv_next", "completed")]
+
+
 async def test_a_refused_delivery_is_settled_as_failed(api: Api) -> None:
     await prompt(api)
     session_id = await session_of(api)
