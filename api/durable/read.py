@@ -193,7 +193,7 @@ class Reader:
         start = reading.position(head)
         if reading.offset == "now":
             return self._page(source, (), start, head, source.headers)
-        page = await source.page(start, head)
+        page = await self._read(source, start, head)
         closed = head.closed and page.end == head.position
         etag = _etag(source, reading.asked, page.end, closed=closed)
         if _matches(request.headers.get("if-none-match"), etag):
@@ -207,7 +207,7 @@ class Reader:
             await source.touch()
             position = reading.position(head)
             while True:
-                page = await source.page(position, head) if position < head.position else Page((), position)
+                page = await self._read(source, position, head)
                 position = page.end
                 moved = {"stream-cursor": cursor(reading.cursor)}
                 if page.items:
@@ -219,6 +219,13 @@ class Reader:
                         return Response(status_code=204, headers=headers_of(source, position, head, moved, typed=False))
                     await self.change(watch, until - monotonic(), gone)
                 head = await source.head()
+
+    async def _read(self, source: Source, position: int, head: Head) -> Page:
+        if position >= head.position:
+            return Page((), position)
+        # As many pages are in the making as those of all other streams: many readers may come back at once.
+        async with self._broadcasts.replays:
+            return await source.page(position, head)
 
     def _page(self, source: Source, items: Sequence[bytes], end: int, head: Head, more: Mapping[str, str]) -> Response:
         headers = headers_of(source, end, head, more)
@@ -245,10 +252,8 @@ class Reader:
             async with source.watch() as watch:
                 while monotonic() < until and not self.closing:
                     head = await source.head()
-                    page = Page((), position)
-                    if position < head.position:
-                        async with self._broadcasts.replays:
-                            page = await source.page(position, head)
+                    page = await self._read(source, position, head)
+                    if page.end > position:
                         await source.touch()
                     position = page.end
                     at_head = position == head.position

@@ -20,8 +20,10 @@ from .errors import StreamNotFound
 from .offsets import log_and_index, place
 from .read import JSON, Head, Page
 
-#: The most events of a page.
+#: The most events of a page, how many are read at a time, and the bytes with which a page ends sooner.
 _PAGE = 100
+_READ = 50
+_PAGE_BYTES = 1_048_576
 #: How many turns before it a turn may continue.
 _MOST_PARKED = 50
 
@@ -111,11 +113,21 @@ class EventLog:
         return Head(row.events, closed=self._log.is_run and row.ended)
 
     async def page(self, start: int, head: Head) -> Page:
-        limit = min(_PAGE, head.position - start)
-        events = await self._store.events(self._log.session_id, start, limit) if limit > 0 else ()
-        items = [dumps(shown) for event in events for shown in await self._projection.of(event)]
-        # An event that the row counts and the log has not is passed over: waiting for it would never end.
-        return Page(items, events[-1].index + 1 if events else head.position)
+        items: list[bytes] = []
+        size, position, end = 0, start, min(start + _PAGE, head.position)
+        while position < end and size < _PAGE_BYTES:
+            events = await self._store.events(self._log.session_id, position, min(_READ, end - position))
+            if not events:
+                # An event that the row counts and the log has not is passed over: waiting for it would never end.
+                return Page(items, head.position)
+            for event in events:
+                shown = [dumps(each) for each in await self._projection.of(event)]
+                items += shown
+                size += sum(map(len, shown))
+                position = event.index + 1
+                if size >= _PAGE_BYTES:
+                    break
+        return Page(items, position)
 
     async def touch(self) -> None:
         """Nothing to do: it does not expire."""

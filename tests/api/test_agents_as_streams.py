@@ -232,6 +232,28 @@ async def ended(api: Api, session_id: str) -> None:
     await api.store.commit(Commit(session_id, consume=read, events=[session_ended()], change=end, close=True))
 
 
+async def test_a_page_of_large_events_ends_sooner(api: Api) -> None:
+    receipt = await prompt(api)
+    text = "x" * 200_000
+    await answered(api, receipt["submissionId"], 0, *(text for _ in range(12)))
+
+    sizes: list[int] = []
+    read: list[dict[str, Any]] = []
+    offset = "-1"
+    while True:
+        page = await api.http.get(f"{AGENT}/42", params={"offset": offset})
+        sizes.append(len(page.content))
+        read += page.json()
+        offset = page.headers["stream-next-offset"]
+        if "stream-up-to-date" in page.headers:
+            break
+
+    # A page ends with the event that makes it a mebibyte; the message of the step repeats all twelve.
+    assert len(sizes) == 4
+    assert max(sizes) < 1_048_576 + 13 * len(text)
+    assert [each["text"] for each in read if each["type"] == "text_delta"] == [text] * 12
+
+
 async def test_the_end_of_a_session_is_read_after_it(api: Api) -> None:
     receipt = await prompt(api)
     await ended(api, await answered(api, receipt["submissionId"]))
