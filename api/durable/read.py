@@ -24,6 +24,7 @@ from perdure.store.base import Watch
 from perdure.store.streams import media_type
 
 from .errors import OffsetGone, StreamNotFound
+from .joint import Joint
 from .offsets import START, Offset, cursor, read_offset, write_offset
 
 JSON = "application/json"
@@ -153,6 +154,7 @@ class Reader:
         # Whose connections count together with those of all other streams.
         self._broadcasts = broadcasts
         self._timing = timing
+        self._pages = Joint[Page]()
 
     @property
     def policy(self) -> StreamPolicy:
@@ -223,9 +225,13 @@ class Reader:
     async def _read(self, source: Source, position: int, head: Head) -> Page:
         if position >= head.position:
             return Page((), position)
-        # As many pages are in the making as those of all other streams: many readers may come back at once.
-        async with self._broadcasts.replays:
-            return await source.page(position, head)
+
+        async def read() -> Page:
+            # As many pages are in the making as those of all other streams: many readers may come back at once.
+            async with self._broadcasts.replays:
+                return await source.page(position, head)
+
+        return await self._pages((source.tag, position, head.position), read)
 
     def _page(self, source: Source, items: Sequence[bytes], end: int, head: Head, more: Mapping[str, str]) -> Response:
         headers = headers_of(source, end, head, more)

@@ -15,8 +15,10 @@ from perdure.protocol.stream_policy import SHOWS_ALL, StreamPolicy
 from perdure.protocol.wire import JsonObject
 from perdure.runtime.streams.instances import Instances, Named
 from perdure.store.base import Store, Watch
+from perdure.store.values import SessionRow
 
 from .errors import StreamNotFound
+from .joint import Joint
 from .offsets import log_and_index, place
 from .read import JSON, Head, Page
 
@@ -92,9 +94,11 @@ class EventLog:
     content_type = JSON
     headers: Mapping[str, str] = {}
 
-    def __init__(self, store: Store, log: Log) -> None:
+    def __init__(self, store: Store, log: Log, rows: Joint[SessionRow | None] | None = None) -> None:
+        """`rows`: what many readers of one log share, so that its head is read once for all of them."""
         self._store = store
         self._log = log
+        self._rows = rows or Joint[SessionRow | None]()
         self._projection = Projection(store, log)
 
     @property
@@ -106,7 +110,8 @@ class EventLog:
         return self._log.tag
 
     async def head(self) -> Head:
-        row = await self._store.session(self._log.session_id)
+        session_id = self._log.session_id
+        row = await self._rows(session_id, lambda: self._store.session(session_id))
         if row is None:
             missing: type[NotFound] = RunNotFound if self._log.is_run else StreamNotFound
             raise missing
@@ -136,6 +141,20 @@ class EventLog:
         return self._store.watch(self._log.session_id)
 
 
+class SharedInstances:
+    """The instances, for many readers of one: what they look for at the same time is read once."""
+
+    def __init__(self, instances: Instances) -> None:
+        self._instances = instances
+        self._found = Joint[Named | None]()
+
+    async def find(self, name: str) -> Named | None:
+        return await self._found(name, lambda: self._instances.find(name))
+
+    async def after(self, name: str, number: int) -> Named | None:
+        return await self._instances.after(name, number)
+
+
 class AgentLog:
     """The logs of all sessions that an instance has had, one after another: a stream that is never closed."""
 
@@ -143,7 +162,7 @@ class AgentLog:
     headers: Mapping[str, str] = {}
 
     def __init__(
-        self, store: Store, instances: Instances, name: str, newest: Named, log_of: Callable[[Named], Log]
+        self, store: Store, instances: SharedInstances, name: str, newest: Named, log_of: Callable[[Named], Log]
     ) -> None:
         """`name`: as the store knows the instance; `newest`: its newest session when the request came."""
         self._store = store

@@ -12,9 +12,19 @@ from starlette.responses import Response
 from api.auth import Gate
 from api.bodies import BodyReader, Fields
 from api.durable.errors import StreamNotFound
+from api.durable.joint import Joint
 from api.durable.offsets import place, write_offset
 from api.durable.read import Reader, departing
-from api.durable.sources import AgentLog, EventLog, Log, Projection, RunLookup, log_of_agent, log_of_run
+from api.durable.sources import (
+    AgentLog,
+    EventLog,
+    Log,
+    Projection,
+    RunLookup,
+    SharedInstances,
+    log_of_agent,
+    log_of_run,
+)
 from api.envelope import SECURITY
 from api.requests import WAIT, RequestLimits, check_json, idempotency_key, own_url, waits_for_result
 from api.responses import flags, reply
@@ -26,6 +36,7 @@ from perdure.protocol.flue import model_of, usage_of
 from perdure.protocol.wire import JsonObject
 from perdure.runtime.streams.instances import Admission, Instances, Named
 from perdure.store.base import Store
+from perdure.store.values import SessionRow
 
 #: `/agents/{agent}/eve/v1/…` is something else.
 _RESERVED = "eve"
@@ -73,6 +84,7 @@ class AgentRoutes:
         self._gate = gate
         self._agents = agents
         self._instances = instances
+        self._shared = SharedInstances(instances)
         self._store = store
         self._reader = reader
         self._bodies = bodies
@@ -113,7 +125,7 @@ class AgentRoutes:
         principal = await self._gate.admit(request)
         agent, instance = self._named(request)
         name, conversation = self._instances.name(agent, instance, principal), _shows_changes(request)
-        newest = await self._instances.find(name)
+        newest = await self._shared.find(name)
         if newest is None:
             raise StreamNotFound
 
@@ -121,7 +133,7 @@ class AgentRoutes:
             log = log_of_agent(each.row.session_id, agent, instance, number=each.number, conversation=conversation)
             return replace(log, policy=self._reader.policy)
 
-        return await self._reader.respond(request, AgentLog(self._store, self._instances, name, newest, log_of))
+        return await self._reader.respond(request, AgentLog(self._store, self._shared, name, newest, log_of))
 
     def _named(self, request: Request) -> tuple[str, str]:
         instance: str = request.path_params["instance"]
@@ -187,11 +199,12 @@ class RunReader:
         self._store = store
         self._reader = reader
         self._runs = runs
+        self._rows = Joint[SessionRow | None]()
 
     async def read(self, request: Request) -> Response:
         """The events of a run that exists and belongs to the caller."""
         log = log_of_run(request.path_params["run_id"], self._runs)
-        return await self._reader.respond(request, EventLog(self._store, log))
+        return await self._reader.respond(request, EventLog(self._store, log, self._rows))
 
 
 def parse_prompt(fields: Fields) -> Message:

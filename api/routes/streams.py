@@ -12,6 +12,7 @@ from starlette.responses import Response
 from api.auth import Gate
 from api.bodies import BodyReader
 from api.durable.errors import StreamNotFound
+from api.durable.joint import Joint
 from api.durable.offsets import read_offset, write_offset
 from api.durable.read import Head, Page, Reader
 from api.envelope import SECURITY, refusal
@@ -110,9 +111,11 @@ class WrittenStream:
 
     content_type: str
 
-    def __init__(self, store: StreamStore, row: StreamRow) -> None:
+    def __init__(self, store: StreamStore, row: StreamRow, rows: Joint[StreamRow | None] | None = None) -> None:
+        """`rows`: what many readers of one stream share, so that its head is read once for all of them."""
         self._store = store
         self._row = row
+        self._rows = rows or Joint[StreamRow | None]()
         self.content_type = row.content_type
 
     @property
@@ -130,7 +133,8 @@ class WrittenStream:
         return {**ttl, **expires_at}
 
     async def head(self) -> Head:
-        row = await self._store.get(self._row.stream_id)
+        stream_id = self._row.stream_id
+        row = await self._rows(stream_id, lambda: self._store.get(stream_id))
         if row is None:
             raise StreamNotFound
         return Head(row.items, row.closed)
@@ -157,6 +161,7 @@ class StreamRoutes:
         self._store = store
         self._reader = reader
         self._bodies = bodies
+        self._rows = Joint[StreamRow | None]()
 
     async def preflight(self, request: Request) -> Response:
         """What a page of another origin may ask for. It says nothing of any stream, so anybody may ask."""
@@ -165,7 +170,7 @@ class StreamRoutes:
     async def read(self, request: Request) -> Response:
         owner = await self._owner(request)
         row = await self._find(owner, _path(request))
-        return await self._reader.respond(request, WrittenStream(self._store, row))
+        return await self._reader.respond(request, WrittenStream(self._store, row, self._rows))
 
     async def create(self, request: Request) -> Response:
         """Create a stream, or find the one that an equal request has created."""

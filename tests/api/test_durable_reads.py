@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,13 @@ from starlette.requests import Request
 from starlette.types import Scope
 
 from api.durable.errors import StreamNotFound
+from api.durable.joint import Joint
 from api.durable.read import Head, Page, Reader, Timing
 from api.durable.sources import EventLog, log_of_run
 from api.routes.streams import WrittenStream
 from api.stream.broadcast import Broadcasts
 from perdure.protocol import names
-from perdure.protocol.events import NewEvent
+from perdure.protocol.events import Event, NewEvent
 from perdure.store.base import Store
 from perdure.store.open import open_store
 from perdure.store.streams import Created, NewStream, StreamRow, StreamStore
@@ -125,6 +126,56 @@ async def test_nothing_waits_for_a_client_that_has_gone(tmp_path: Path) -> None:
             each.cancel()
 
         await until(lambda: len(asyncio.all_tasks()) <= here)
+
+
+async def test_many_readers_of_one_stream_read_the_store_together(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    session_id = await prompted(api)
+    params, readers, pages = {"offset": await head_of(api), "live": "sse"}, 50, 0
+    events = api.store.events
+
+    async def counted(session_id: str, start: int = 0, limit: int = 500) -> Sequence[Event]:
+        nonlocal pages
+        pages += start == 8
+        return await events(session_id, start, limit)
+
+    async def first_data() -> bytes:
+        async with api.http.stream("GET", AGENT, params=params) as reading:
+            chunks = reading.aiter_bytes()
+            arrived.release()
+            while b"event: data" not in (chunk := await anext(chunks)):
+                pass
+            return chunk.split(b"\n\n")[0]
+
+    arrived = asyncio.Semaphore(0)
+    reading = [asyncio.create_task(first_data()) for _ in range(readers)]
+    for _ in range(readers):
+        await arrived.acquire()
+    monkeypatch.setattr(api.store, "events", counted)
+    await api.emit(session_id, *turn_events(1, deliveries=["dlv_2"]))
+    read = await asyncio.gather(*reading)
+
+    assert len(set(read)) == 1
+    assert 1 <= pages <= readers / 5
+
+
+async def test_a_call_that_has_begun_is_not_for_those_who_ask_later() -> None:
+    joint, seen = Joint[int](), asyncio.Event()
+    value = 1
+
+    async def look() -> int:
+        looked = value
+        await seen.wait()
+        return looked
+
+    first = asyncio.create_task(joint("a", look))
+    await until(lambda: not first.done() and joint.begun)
+    value = 2
+    later = [asyncio.create_task(joint("a", look)) for _ in range(3)]
+    later[0].cancel()
+    seen.set()
+
+    assert await first == 1
+    assert await asyncio.gather(*later[1:]) == [2, 2]
 
 
 async def test_streams_that_callers_write_are_off_unless_they_are_wanted(api: Api) -> None:
