@@ -362,7 +362,9 @@ def _etag(source: Source, asked: str, end: int, *, closed: bool) -> str:
 
 
 def _matches(given: str | None, etag: str) -> bool:
-    return given is not None and (given.strip() == "*" or etag in (each.strip() for each in given.split(",")))
+    # A proxy that compresses makes the tag a weak one.
+    tags = () if given is None else (each.strip().removeprefix("W/") for each in given.split(","))
+    return any(tag in ("*", etag) for tag in tags)
 
 
 # --- server-sent events -------------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ from perdure.protocol.events import EventType, NewEvent, delivery_refused
 from perdure.settings import Settings
 from perdure.store.values import Commit, Consumption, SessionChange
 from tests.api.served import Api, of_turn, serving, session_ended, step, turn_events
+from tests.support.processes import PATIENCE
 from tests.support.waiting import until
 
 AGENT = "/agents/concierge"
@@ -313,6 +314,26 @@ async def test_readers_who_wait_go_on_with_the_next_session(api: Api) -> None:
     assert polled.json()[-1]["submissionId"] == second["submissionId"]
 
 
+@pytest.mark.postgres
+async def test_a_reader_of_another_process_goes_on_with_the_next_session(tmp_path: Path, postgres_url: str) -> None:
+    async with (
+        serving(tmp_path, database=postgres_url) as api,
+        serving(tmp_path, database=postgres_url, long_poll_seconds=PATIENCE) as other,
+    ):
+        first = await prompt(api)
+        await answered(api, first["submissionId"])
+        offset = (await other.http.head(f"{AGENT}/42")).headers["stream-next-offset"]
+        params = {"offset": offset, "live": "long-poll"}
+        polling = asyncio.create_task(other.http.get(f"{AGENT}/42", params=params))
+
+        await ended(api, await session_of(api))
+        second = await prompt(api, message="more")
+        await api.emit(await session_of(api, 1), *turn_events(0, ("Again",), deliveries=[second["submissionId"]]))
+        polled = await polling
+
+    assert settlements(polled.json()) == [(second["submissionId"], "completed")]
+
+
 async def test_the_changes_of_the_next_session_come_after_those_of_the_one_before(api: Api) -> None:
     first = await prompt(api)
     session_id = await answered(api, first["submissionId"])
@@ -409,9 +430,10 @@ async def test_a_repeated_read_says_that_nothing_has_changed(api: Api) -> None:
     first = await api.http.get(f"{AGENT}/42")
 
     again = await api.http.get(f"{AGENT}/42", headers={"if-none-match": first.headers["etag"]})
+    weak = await api.http.get(f"{AGENT}/42", headers={"if-none-match": f'"x", W/{first.headers["etag"]}'})
 
-    assert again.status_code == 304
-    assert again.headers["etag"] == first.headers["etag"]
+    assert again.status_code == weak.status_code == 304
+    assert again.headers["etag"] == weak.headers["etag"] == first.headers["etag"]
 
 
 async def test_the_head_says_where_the_stream_is(api: Api) -> None:

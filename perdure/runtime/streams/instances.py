@@ -54,11 +54,16 @@ class Instances:
 
         A prompt resumes it, or starts its successor.
         """
-        newest, current = await self._store.instance(name), await self._store.route(name)
-        if current is not None and (newest is None or newest.session_id != current):
-            # An older build has started it.
-            await self._store.name_session(name, current)
-            newest = await self._store.instance(name)
+        newest = await self._store.instance(name)
+        found = None if newest is None else await self._row(newest)
+        if found is not None and not found.row.ended:
+            return found
+        current = await self._store.route(name)
+        if current is None or (newest is not None and newest.session_id == current):
+            return found
+        # An older build has started it.
+        await self._store.name_session(name, current)
+        newest = await self._store.instance(name)
         return None if newest is None else await self._row(newest)
 
     async def after(self, name: str, number: int) -> Named | None:
