@@ -27,7 +27,7 @@ from .routes.inputs import InputRoutes
 from .routes.inspection import AboutRoutes, DeadLetterRoutes, InspectionRoutes
 from .routes.runs import RunRoutes
 from .routes.sessions import CallbackRoutes, SessionRoutes
-from .routes.streams import CORS, MOST_APPENDED, PREFIX, StreamRoutes
+from .routes.streams import HEADERS, MOST_APPENDED, PREFIX, StreamRoutes
 from .routes.transcripts import TranscriptRoutes
 from .stream.broadcast import Broadcasts
 
@@ -63,6 +63,7 @@ def create_app(
         middleware=[Middleware(Shield)],
         exception_handlers={PerdureError: on_error, HTTPException: on_http_error},
     )
+    app.state.public_url = settings.public_url
     gate, scopes = Gate(authenticators), Scopes(agents, sessions)
     broadcasts = broadcasts or Broadcasts(store, policy=settings.stream_policy)
     parts = _Parts(
@@ -200,10 +201,10 @@ def _add_streams(table: _Table, parts: _Parts) -> None:
     room = Room(parts.settings.max_streams, parts.settings.max_stream_bytes)
     routes = StreamRoutes(parts.gate, parts.store.streams, parts.reader, bodies, room)
     path = f"{PREFIX}{{path:path}}"
-    table.add("PUT", path, enveloped(routes.create, CORS), bodies)
-    table.add("POST", path, enveloped(routes.append, CORS), bodies)
-    table.add("DELETE", path, enveloped(routes.delete, CORS))
-    table.add("GET", path, enveloped(routes.read, CORS))
-    table.add("HEAD", path, enveloped(routes.read, CORS))
+    table.add("PUT", path, enveloped(routes.create, HEADERS), bodies)
+    table.add("POST", path, enveloped(routes.append, HEADERS), bodies)
+    table.add("DELETE", path, enveloped(routes.delete, HEADERS))
+    table.add("GET", path, enveloped(routes.read, HEADERS))
+    table.add("HEAD", path, enveloped(routes.read, HEADERS))
     table.add("OPTIONS", path, routes.preflight)
-    table.add("PATCH", path, not_allowed(*routes.METHODS, headers=CORS))
+    table.add("PATCH", path, not_allowed(*routes.METHODS, headers=HEADERS))

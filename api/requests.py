@@ -100,8 +100,10 @@ def known_id(text: str, missing: type[PerdureError] = SessionNotFound) -> str:
 
 def own_url(request: Request) -> str:
     """The URL of the request without its query. What the path has decoded is encoded again."""
+    # Behind a proxy that ends TLS, the request itself says http, and maybe another host.
+    base = request.app.state.public_url or f"{request.url.scheme}://{request.url.netloc}"
     # `request.url` leaves a percent sign and a space as they are: a client would read another path there.
-    return f"{request.url.scheme}://{request.url.netloc}{quote(request.scope['path'], safe=_PATH)}"
+    return f"{base}{quote(request.scope['path'], safe=_PATH)}"
 
 
 def idempotency_key(request: Request) -> str | None:

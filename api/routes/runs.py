@@ -10,7 +10,7 @@ from api.auth import Gate
 from api.bodies import BodyReader
 from api.durable.offsets import write_offset
 from api.envelope import shown
-from api.requests import WAIT, Handler, check_json, idempotency_key, known_id, waits_for_result
+from api.requests import WAIT, Handler, check_json, idempotency_key, known_id, own_url, waits_for_result
 from api.responses import flags
 from perdure.errors import Invalid, PerdureError, RunNotFound
 from perdure.protocol.wire import JsonObject
@@ -91,8 +91,7 @@ class RunRoutes:
 
 
 def _url_of(request: Request, run_id: str) -> str:
-    base = str(request.url.replace(query="", fragment=""))
-    return f"{base.rpartition('/workflows/')[0]}/runs/{run_id}"
+    return f"{own_url(request).rpartition('/workflows/')[0]}/runs/{run_id}"
 
 
 def _waited(record: RunRecord, receipt: JsonObject) -> JsonObject:

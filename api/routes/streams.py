@@ -82,6 +82,8 @@ _SHOWN = (
 )
 #: A page of any origin may ask. Without credentials of its own, nobody but a development server answers it.
 CORS = {"access-control-allow-origin": "*", "access-control-expose-headers": ", ".join(_SHOWN)}
+#: What was written is shown by no browser as a page of this API: it would act for whoever is signed in here.
+HEADERS = {**CORS, "content-security-policy": "sandbox; default-src 'none'"}
 _PREFLIGHT = {
     **CORS,
     "access-control-allow-methods": "GET, HEAD, PUT, POST, DELETE, OPTIONS",

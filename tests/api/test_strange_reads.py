@@ -67,3 +67,23 @@ async def test_a_method_that_streams_do_not_have_is_refused_as_other_requests_ar
     assert answer.headers["allow"] == "GET, HEAD, PUT, POST, DELETE"
     assert answer.headers["x-content-type-options"] == "nosniff"
     assert answer.headers["access-control-allow-origin"] == "*"
+
+
+async def test_a_page_that_somebody_has_written_is_no_page_of_the_api(streams: Api) -> None:
+    page = "/v1/stream/page"
+    await streams.http.put(page, headers={"content-type": "text/html"}, content=b"<script>steal()</script>")
+
+    answers = [await streams.http.get(page), await streams.http.get(page, params={"offset": "x"})]
+
+    for answer in answers:
+        assert answer.headers["content-security-policy"] == "sandbox; default-src 'none'"
+        assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+async def test_receipts_behind_a_proxy_name_the_public_url(tmp_path: Path) -> None:
+    async with serving(tmp_path, streams="on", public_url="https://agents.example.com") as served:
+        prompted = await served.http.post("/agents/concierge/a%20b", json={"message": "hello"})
+        created = await served.http.put(STREAM, headers=TEXT)
+
+    assert prompted.json()["streamUrl"] == "https://agents.example.com/agents/concierge/a%20b"
+    assert created.headers["location"] == f"https://agents.example.com{STREAM}"
