@@ -26,6 +26,8 @@ from .read import JSON, Head, Page
 _PAGE = 100
 _READ = 50
 _PAGE_BYTES = 1_048_576
+#: Events that show a message as a whole.
+_OF_MESSAGES = (EventType.STEP_SUPERSEDED, EventType.REASONING_COMPLETED, EventType.MESSAGE_COMPLETED)
 #: How many turns before it a turn may continue.
 _MOST_PARKED = 50
 
@@ -59,6 +61,8 @@ class Log:
     known: Known
     # What an event is shown as.
     shown: Callable[[Event, Known], tuple[JsonObject, ...]] = flue.project
+    # Whether it is shown with whole messages, which more than one event knows.
+    whole: bool = False
     # Of a run: finds its record.
     runs: RunLookup | None = None
     # What readers do not see.
@@ -70,10 +74,6 @@ class Log:
         return ":".join(filter(None, (self.path, self.session_id, self.policy.tag)))
 
     @property
-    def is_conversation(self) -> bool:
-        return self.shown is changes
-
-    @property
     def is_run(self) -> bool:
         return self.known.run_id is not None
 
@@ -81,7 +81,9 @@ class Log:
 def log_of_agent(session_id: str, agent: str, instance: str, *, number: int = 0, conversation: bool = False) -> Log:
     """The events of one session of an instance, or the changes of its conversation."""
     path, known = f"agents/{agent}/{instance}", Known(instance_id=instance, session=number)
-    return Log(session_id, f"{path}?updates", known, changes) if conversation else Log(session_id, path, known)
+    if conversation:
+        return Log(session_id, f"{path}?updates", known, changes, whole=True)
+    return Log(session_id, path, known)
 
 
 def log_of_run(run_id: str, runs: RunLookup) -> Log:
@@ -262,8 +264,6 @@ class Projection:
         known = self._log.known if event.turn is None else await self._known_of(event, event.turn)
         if event.type in flue.ENDS and event.turn is not None:
             known = replace(known, settles=await self._settled(event, event.turn), text=await self._text(event))
-        if event.type == EventType.MESSAGE_COMPLETED and self._log.is_conversation:
-            known = await self._with_message(event, known)
         if event.type in flue.RUN_ENDS and self._log.runs is not None:
             known = replace(known, run=await self._run(self._log.runs))
         return self._log.shown(event, known)
@@ -287,7 +287,21 @@ class Projection:
             self._turn, self._known = turn, replace(self._log.known, **about)
         if event.type in (EventType.STEP_COMPLETED, EventType.STEP_FAILED):
             return await self._with_step(event, turn)
+        if self._log.whole and event.type in _OF_MESSAGES:
+            return await self._with_message(event, turn)
         return self._known
+
+    async def _with_message(self, event: Event, turn: int) -> Known:
+        known, place = self._known, (turn, event.step or 0)
+        started = await self._find(names.step_key(*place, "started"))
+        thought = None
+        if event.type == EventType.MESSAGE_COMPLETED:
+            thought = await self._find(names.step_key(*place, "reasoning"))
+        return replace(
+            known,
+            step_at=None if started is None else started.at,
+            reasoning=None if thought is None else (self._log.policy.shown(thought).data or {}).get("reasoning"),
+        )
 
     async def _with_step(self, event: Event, turn: int) -> Known:
         """What is shown of a call of the model at its end."""
@@ -317,14 +331,6 @@ class Projection:
     async def _text(self, end: Event) -> str | None:
         said = await self._find(names.step_key(end.turn or 0, end.step or 0, "message"))
         return None if said is None else (said.data or {}).get("message")
-
-    async def _with_message(self, said: Event, known: Known) -> Known:
-        """What is shown of a message at its end, beside its text."""
-        turn, step = said.turn or 0, said.step or 0
-        started = await self._find(names.step_key(turn, step, "started"))
-        thought = await self._find(names.step_key(turn, step, "reasoning"))
-        reasoning = None if thought is None else (self._log.policy.shown(thought).data or {}).get("reasoning")
-        return replace(known, reasoning=reasoning, step_at=None if started is None else started.at)
 
     async def _parked(self, end: Event) -> bool:
         """Whether this end of a turn has left input requests open: then it comes right after them, in one commit."""

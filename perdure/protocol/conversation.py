@@ -46,6 +46,10 @@ def _text(text: str) -> JsonObject:
     return {"type": "text", "text": text, "state": "done"}
 
 
+def _reasoning(text: str) -> JsonObject:
+    return {"type": "reasoning", "text": text, "state": "done"}
+
+
 def _received(event: Event, known: Known) -> tuple[Change, ...]:
     named = {"submissionId": event.delivery_ids[0]} if event.delivery_ids else {}
     message = {
@@ -81,15 +85,25 @@ def _delta(event: Event, known: Known, kind: str, text: str) -> Change:
     return {"type": "message-delta", "messageId": _message_id(event, known), "kind": kind, "delta": text}
 
 
+def _superseded(event: Event, known: Known) -> tuple[Change, ...]:
+    # What the attempts before have streamed of the message comes again.
+    return (_whole(event, known, ()),)
+
+
+def _thought(event: Event, known: Known) -> tuple[Change, ...]:
+    return (_whole(event, known, (_reasoning(_data(event).get("reasoning", "")),)),)
+
+
 def _said(event: Event, known: Known) -> tuple[Change, ...]:
-    # It takes the place of all deltas: those of earlier attempts are in the message, too, and some may be missing,
-    # because they have expired or are not shown.
-    thought = [] if known.reasoning is None else [{"type": "reasoning", "text": known.reasoning, "state": "done"}]
-    parts = [*thought, _text(_data(event).get("message", ""))]
-    message: JsonObject = {"id": _message_id(event, known), "role": "assistant", **_submission(known), "parts": parts}
-    if known.step_at is not None:
-        message["metadata"] = {"timestamp": known.step_at}
-    return ({"type": "message-appended", "message": message},)
+    reasoning = () if known.reasoning is None else (_reasoning(known.reasoning),)
+    return (_whole(event, known, (*reasoning, _text(_data(event).get("message", "")))),)
+
+
+def _whole(event: Event, known: Known, parts: tuple[JsonObject, ...]) -> Change:
+    """The message takes the place of what its deltas have made: they may have been of several attempts, or be gone."""
+    metadata = {} if known.step_at is None else {"metadata": {"timestamp": known.step_at}}
+    about = {"id": _message_id(event, known), "role": "assistant", **_submission(known), "parts": list(parts)}
+    return {"type": "message-appended", "message": {**about, **metadata}}
 
 
 def _calls(event: Event, known: Known) -> tuple[Change, ...]:
@@ -147,7 +161,9 @@ _CHANGES: Mapping[str, Callable[[Event, Known], tuple[Change, ...]]] = {
     EventType.STEP_STARTED: _started,
     EventType.MESSAGE_APPENDED: _text_delta,
     EventType.REASONING_APPENDED: _reasoning_delta,
+    EventType.REASONING_COMPLETED: _thought,
     EventType.MESSAGE_COMPLETED: _said,
+    EventType.STEP_SUPERSEDED: _superseded,
     EventType.ACTIONS_REQUESTED: _calls,
     EventType.ACTION_RESULT: _result,
     EventType.STEP_COMPLETED: _completed,

@@ -46,10 +46,10 @@ class Known:
     # When the step of the event began.
     step_at: str | None = None
     model: str | None = None
+    # At the end of a message, for those who are shown the whole of it: what the model has thought before.
+    reasoning: str | None = None
     # At the end of a turn: what the model has said last.
     text: str | None = None
-    # At the end of a message: what the model has thought before.
-    reasoning: str | None = None
     # At both ends of a run: `{input, result, startedAt, durationMs}`, which its events do not repeat.
     run: JsonObject | None = None
 

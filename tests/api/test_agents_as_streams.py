@@ -11,8 +11,9 @@ import pytest
 from perdure.protocol import names
 from perdure.protocol.events import EventType, NewEvent, delivery_refused
 from perdure.settings import Settings
+from perdure.store.lifecycle import Keep
 from perdure.store.values import Commit, Consumption, SessionChange
-from tests.api.served import Api, of_turn, serving, session_ended, step, turn_events
+from tests.api.served import Api, of_turn, serving, session_ended, step, text_delta, turn_events
 from tests.support.processes import PATIENCE
 from tests.support.waiting import until
 
@@ -347,6 +348,72 @@ async def test_the_changes_of_the_next_session_come_after_those_of_the_one_befor
     last, next = before[-1]["position"], after[0]["position"]
     assert (next["batch"], next["index"]) > (last["batch"], last["index"])
     assert not {each.get("messageId") for each in before} & {each.get("messageId") for each in after} - {None}
+
+
+def conversation(changes: list[dict[str, Any]]) -> list[list[tuple[str, str]]]:
+    """What the model has said, as Flue's client (1.0.0-beta.9) puts it together."""
+    messages: dict[str, list[tuple[str, str]]] = {}
+    for each in changes:
+        match each["type"]:
+            case "message-appended":
+                message = each["message"]
+                if message["role"] == "assistant":
+                    messages[message["id"]] = [(part["type"], part["text"]) for part in message["parts"]]
+            case "message-started":
+                messages.setdefault(each["messageId"], [])
+            case "message-delta":
+                parts = messages[each["messageId"]]
+                before = parts.pop()[1] if parts and parts[-1][0] == each["kind"] else ""
+                parts.append((each["kind"], before + each["delta"]))
+            case _:
+                pass
+    return list(messages.values())
+
+
+async def interrupted(api: Api) -> str:
+    """A turn whose first attempt has streamed a thought and some text, and whose second one says it."""
+    receipt = await prompt(api)
+    session_id = await session_of(api)
+    begun, started, *_ = turn_events(0, deliveries=[receipt["submissionId"]])
+    thought = step(0, 0, "g1/1", EventType.REASONING_APPENDED, reasoningDelta="Hm")
+    superseded = step(0, 0, "g2/superseded", EventType.STEP_SUPERSEDED, attempt=2)
+    await api.emit(session_id, begun, started, thought, text_delta(0, 0, 2, "He"), superseded)
+    again = step(0, 0, "g2/1", EventType.REASONING_APPENDED, attempt=2, reasoningDelta="Hmm")
+    await api.emit(session_id, again, text_delta(0, 0, 2, "Hello", attempt=2))
+    return session_id
+
+
+async def completed(api: Api, session_id: str) -> None:
+    thought = step(0, 0, "reasoning", EventType.REASONING_COMPLETED, attempt=2, reasoning="Hmm")
+    said = step(0, 0, "message", EventType.MESSAGE_COMPLETED, attempt=2, message="Hello", finishReason="stop")
+    *_, end, boundary = turn_events(0)
+    await api.emit(session_id, thought, said, step(0, 0, "completed", EventType.STEP_COMPLETED), end, boundary)
+
+
+async def test_what_a_lost_worker_has_streamed_is_not_in_the_conversation(api: Api) -> None:
+    session_id = await interrupted(api)
+    meanwhile = await read(api, view="updates")
+    await completed(api, session_id)
+
+    after = await read(api, view="updates")
+
+    expected = [[("reasoning", "Hmm"), ("text", "Hello")]]
+    assert conversation(meanwhile) == expected
+    assert conversation(after) == expected
+
+
+async def test_a_conversation_is_whole_when_its_deltas_have_expired(api: Api) -> None:
+    session_id = await interrupted(api)
+    await completed(api, session_id)
+    await api.emit(session_id, *turn_events(1, ("Bye",), deliveries=["dlv_2"]), change=SessionChange(turns=2))
+    before = conversation(await read(api, view="updates"))
+
+    await api.store.expire(Keep(deltas=-60.0), None, 100)
+    changes = await read(api, view="updates")
+
+    assert before == [[("reasoning", "Hmm"), ("text", "Hello")], [("text", "Bye")]]
+    assert "Hm" not in [each.get("delta") for each in changes]
+    assert conversation(changes) == before
 
 
 async def test_a_reader_of_a_deleted_session_goes_on_with_the_next_one(api: Api) -> None:
