@@ -314,6 +314,9 @@ class Projection:
 
     async def _settled(self, end: Event, turn: int) -> tuple[str, ...]:
         """The deliveries of the turn, and of those that had parked before it. A turn that parks settles nothing."""
+        if end.delivery_ids:
+            return end.delivery_ids
+        # Older builds did not name them.
         if end.type == EventType.TURN_COMPLETED and await self._parked(end):
             return ()
         settled = list(self._known.submissions)

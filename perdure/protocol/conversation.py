@@ -5,7 +5,7 @@ from typing import Any, TypeAlias
 
 from . import names
 from .events import Event, EventType, Usage
-from .flue import Known, model_of, usage_of
+from .flue import Known, is_withdrawn, model_of, usage_of
 from .wire import JsonObject
 
 Change: TypeAlias = JsonObject
@@ -149,7 +149,8 @@ def _settled(event: Event, known: Known) -> tuple[Change, ...]:
 
 def _refused(event: Event, known: Known) -> tuple[Change, ...]:
     submission = _data(event).get("deliveryId")
-    return ({"type": "submission-settled", "submissionId": submission, "outcome": "failed", "error": _error(event)},)
+    outcome = {"outcome": "aborted"} if is_withdrawn(event) else {"outcome": "failed", "error": _error(event)}
+    return ({"type": "submission-settled", "submissionId": submission, **outcome},)
 
 
 def _error(event: Event) -> JsonObject:

@@ -148,6 +148,10 @@ class Usage(Wire):
         )
 
 
+#: The code of a delivery that its sender has taken back before a turn read it.
+WITHDRAWN = "withdrawn"
+
+
 def delivery_refused(delivery_id: str, code: str, message: str) -> NewEvent:
     """The event for a delivery that no turn will read, with the reason."""
     return NewEvent(

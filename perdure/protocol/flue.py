@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, TypeAlias
 
 from . import names
-from .events import Event, EventType, Usage
+from .events import WITHDRAWN, Event, EventType, Usage
 from .wire import JsonObject
 
 #: The version of Flue's events that clients accept.
@@ -154,8 +154,14 @@ def _turn_cancelled(event: Event, known: Known) -> tuple[Body, ...]:
 
 
 def _delivery_refused(event: Event, known: Known) -> tuple[Body, ...]:
-    settled = {"submissionId": _data(event).get("deliveryId"), "outcome": "failed", "error": _error(event)}
-    return ({"type": "submission_settled", **settled},)
+    submission = _data(event).get("deliveryId")
+    outcome = {"outcome": "aborted"} if is_withdrawn(event) else {"outcome": "failed", "error": _error(event)}
+    return ({"type": "submission_settled", "submissionId": submission, **outcome},)
+
+
+def is_withdrawn(event: Event) -> bool:
+    """Whether the sender of a refused delivery has taken it back."""
+    return _data(event).get("code") == WITHDRAWN
 
 
 def _message_received(event: Event, known: Known) -> tuple[Body, ...]:

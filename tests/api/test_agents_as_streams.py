@@ -657,6 +657,28 @@ async def test_a_prompt_that_was_aborted_while_it_waited_is_settled_once(api: Ap
     assert settlements(events) == [(receipt["submissionId"], "aborted"), ("dlv_next", "completed")]
 
 
+async def test_the_end_of_a_turn_settles_the_deliveries_that_it_names(api: Api) -> None:
+    await prompt(api)
+    session_id = await session_of(api)
+    end = of_turn(0, "completed", EventType.TURN_COMPLETED).model_copy(update={"delivery_ids": ("dlv_0", "dlv_1")})
+    begun, *_ = turn_events(0, deliveries=["dlv_1"])
+    await api.emit(session_id, begun, end)
+
+    assert settlements(await read(api)) == [("dlv_0", "completed"), ("dlv_1", "completed")]
+
+
+async def test_a_withdrawn_prompt_is_settled_as_aborted(api: Api) -> None:
+    receipt = await prompt(api)
+    withdrawn = await api.http.delete(f"/v1/deliveries/{receipt['submissionId']}")
+
+    events, changes = await read(api), await read(api, view="updates")
+
+    assert withdrawn.status_code == 200
+    assert settlements(events) == [(receipt["submissionId"], "aborted")]
+    [settled] = changes
+    assert (settled["submissionId"], settled["outcome"]) == (receipt["submissionId"], "aborted")
+
+
 async def test_a_refused_delivery_is_settled_as_failed(api: Api) -> None:
     await prompt(api)
     session_id = await session_of(api)

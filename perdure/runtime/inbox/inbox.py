@@ -7,16 +7,13 @@ from dataclasses import dataclass
 from perdure.errors import Conflict, NotFound, PerdureError
 from perdure.protocol import names
 from perdure.protocol.deliveries import DeliveryBody, Message, Principal
-from perdure.protocol.events import delivery_refused
+from perdure.protocol.events import WITHDRAWN, delivery_refused
 from perdure.protocol.wire import JsonObject
 from perdure.store.base import Store
 from perdure.store.values import DeliveryOutcome, DeliveryPage, DeliveryQuery, DeliveryRow, DeliveryStatus, SessionRow
 
 #: How the ids of deliveries begin that callers have made. Perdure derives ids for what it delivers itself.
 PREFIX = "dlv_"
-
-#: Why no turn reads a delivery that its sender has taken back.
-WITHDRAWN = "withdrawn"
 
 
 class DeliveryNotFound(NotFound):
