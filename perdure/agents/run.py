@@ -4,6 +4,7 @@ import inspect
 import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from types import NoneType
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar, cast, get_args
 
 from pydantic import TypeAdapter
@@ -75,12 +76,14 @@ class RunContext:
             raise InvalidDeclaration(f"A step is named by 1 to {_LONGEST_STEP} printable characters, not {name!r}.")
         if effects not in get_args(Effects):
             raise InvalidDeclaration(f"Step {name!r}: effects are 'pure', 'idempotent' or 'at_most_once'.")
-        if timeout <= 0:
+        # So written, it refuses NaN too: a timer for it would never be due, and others would wait behind it.
+        if not timeout > 0:
             raise InvalidDeclaration(f"Step {name!r}: the timeout must be more than 0 seconds.")
         return self._work.step(name, function, arguments, effects, timeout)
 
     def sleep(self, seconds: float) -> Awaitable[None]:
         """Wait so many seconds from the first time that this is reached. A run that waits uses no compute."""
+        _check("sleep", "seconds", seconds, int, float)
         return self._work.sleep(seconds)
 
     def prompt(
@@ -91,10 +94,17 @@ class RunContext:
         The task gets a session of its own. With `session`, it is a message to the session of this name, which is
         started if there is none; the result is the text of the turn. `RunStepFailed` when the agent fails.
         """
+        _check("prompt", "agent", agent, str)
+        _check("prompt", "message", message, str)
+        _check("prompt", "session", session, str, NoneType)
+        _check("prompt", "output_schema", output_schema, dict, NoneType)
         return self._work.prompt(agent, message, session, output_schema)
 
     def ask(self, question: str, options: Sequence[str] = (), *, freeform: bool | None = None) -> Awaitable[str]:
         """Ask people, and return the option that they choose, or their text; without options only text is possible."""
+        _check("ask", "question", question, str)
+        for option in options:
+            _check("ask", "options", option, str)
         return self._work.ask(question, tuple(options), freeform=not options if freeform is None else freeform)
 
     def log(self, level: Level, message: str, **attributes: Any) -> None:
@@ -102,6 +112,12 @@ class RunContext:
         if level not in get_args(Level):
             raise InvalidDeclaration(f"A level is one of {', '.join(get_args(Level))}, not {level!r}.")
         self._work.log(level, message, attributes)
+
+
+def _check(call: str, name: str, value: object, *types: type) -> None:
+    """Raise in the function if the argument is none: what did it later would have to do with the run as a whole."""
+    if not isinstance(value, types) or isinstance(value, bool):
+        raise InvalidDeclaration(f"ctx.{call}: {type(value).__name__} is no type for `{name}`.")
 
 
 RunFunction: TypeAlias = Callable[[RunContext, Any], Awaitable[Any]]

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeAlias
 from perdure.agents.run import Level
 from perdure.agents.tool import Effects
 from perdure.bounds import shortened, whole
-from perdure.errors import RunDiverged, RunStepFailed, StepOutcomeUnknown
+from perdure.errors import RunDiverged, RunStepFailed, StepOutcomeUnknown, Superseded, TurnCancelled
 from perdure.faults import reach
 from perdure.harness.journal import RUN_BEGUN, RUN_SETTLED, written
 from perdure.protocol import names
@@ -142,14 +142,14 @@ class Body:
                 return await self._end_of(task)
             reason = self._stop.result()
             # What has begun ends: a step in the middle of its effect would be interrupted for nothing.
-            while isinstance(reason, RunDiverged) and self._busy:
+            while self._busy and not isinstance(reason, TurnCancelled | Superseded):
                 await self._change()
             if reason is not None:
                 raise reason
             return Parked(tuple(self._waits[each] for each in sorted(self._waits)), tuple(sorted(self._waits)))
         finally:
             self._close()
-            await self._stopped(task)
+            await self._stopped(task, "the function")
             for each in (*helpers, *self._works):
                 each.cancel()
             await asyncio.gather(*helpers, *self._works, return_exceptions=True)
@@ -166,14 +166,14 @@ class Body:
         except Exception as error:
             return Ended(error=error)
 
-    async def _stopped(self, task: "asyncio.Task[Any]") -> None:
+    async def _stopped(self, task: "asyncio.Task[Any]", what: str) -> None:
         for _ in range(_REQUESTS):
             if task.done():
                 break
             task.cancel()
             await asyncio.wait((task,), timeout=_STOP_SECONDS)
         if not task.done():
-            log.error("the function of run %s does not stop; it is left alone, and can write nothing", self.run_id)
+            log.error("%s of run %s does not stop; it is left alone, and can write nothing", what, self.run_id)
         elif not task.cancelled():
             # What it raises while it is stopped says nothing.
             task.exception()
@@ -284,6 +284,11 @@ class Body:
         )
         return await commit_with_retries(self._store, commit)
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether an earlier attempt has recorded anything."""
+        return bool(self._calls.labels)
+
     def begun(self, place: Place) -> Begun | None:
         return self._calls.begun.get(place.position)
 
@@ -312,22 +317,23 @@ class Body:
     async def _outcome(
         self, place: Place, function: Callable[..., Any], arguments: tuple[Any, ...], seconds: float
     ) -> Settled:
-        limit = asyncio.timeout(seconds)
+        # A task of its own: it may swallow what stops it, or cancel itself, and this call has to end all the same.
+        task = asyncio.create_task(_guarded(lambda: called(function, arguments, place.name)))
         try:
-            async with limit:
-                result = await called(function, arguments, place.name)
-            return Settled(status="completed", value=as_json(result))
+            await asyncio.wait((task,), timeout=seconds)
+            if not task.done():
+                return failed("TimeoutError", f"The step did not end within {seconds:g} seconds.")
+            return Settled(status="completed", value=as_json(task.result()))
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
+            if not task.cancelled():
                 raise
             return failed("CancelledError", "The step has cancelled itself.")
-        except TimeoutError as error:
-            if limit.expired():
-                return failed("TimeoutError", f"The step did not end within {seconds:g} seconds.")
+        except _Escaped as escaped:
+            return self._raised(place, escaped.error)
+        except Exception as error:
             return self._raised(place, error)
-        except (Exception, SystemExit, KeyboardInterrupt) as error:
-            return self._raised(place, error)
+        finally:
+            await self._stopped(task, f"call {place.position}")
 
     def _raised(self, place: Place, error: BaseException) -> Settled:
         log.error("call %d of run %s raised", place.position, self.run_id, exc_info=error)
@@ -415,7 +421,7 @@ class Parked:
 
 
 class _Escaped(Exception):
-    """What would end the process."""
+    """What would end the process, or would be told to Temporal with its text."""
 
     def __init__(self, error: BaseException) -> None:
         super().__init__()
@@ -425,7 +431,9 @@ class _Escaped(Exception):
 async def _guarded(function: Callable[[], Awaitable[Any]]) -> Any:
     try:
         return await function()
-    except (SystemExit, KeyboardInterrupt) as error:
+    except (Exception, asyncio.CancelledError):
+        raise
+    except BaseException as error:
         raise _Escaped(error) from None
 
 

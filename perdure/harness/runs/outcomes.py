@@ -16,7 +16,7 @@ from perdure.protocol.wire import JsonObject
 
 from .records import Place, Settled
 
-#: The largest result of a step, in bytes of JSON.
+#: The largest result of a step or a run, in bytes of JSON.
 LARGEST = 1_048_576
 #: The longest text of an error or a log line, in characters.
 LONGEST_TEXT = 4_000

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from perdure.agents.registry import AgentRegistry
 from perdure.agents.run import Run, RunContext, RunRegistry
 from perdure.agents.signature import problems
-from perdure.errors import RunCancelled, RunGone, RunKillsWorkers, TurnCancelled
+from perdure.errors import RunCancelled, RunDiverged, RunGone, RunKillsWorkers, TurnCancelled
 from perdure.faults import reach
 from perdure.harness.journal import find_session
 from perdure.harness.tools.children import Children
@@ -23,7 +23,7 @@ from perdure.store.runs import RunChange
 from perdure.store.values import Attempt, Commit, Consumption, DeliveryRow, Fence, Hold, SessionChange, SessionRow
 
 from .body import Body, Ended, Parked
-from .outcomes import text_of
+from .outcomes import as_json, text_of
 from .records import Calls, calls_of
 from .waits import Drivers, RunWaits
 
@@ -118,8 +118,12 @@ class RunRunner:
         context = RunContext(row.session_id, run.name, row.principal, body)
         try:
             given = run.read_input(record.input if record else None)
-        except ValidationError as invalid:
-            return Ended(error=ValueError(f"The input does not fit: {problems(invalid)}"))
+        except Exception as unfit:
+            if body.has_begun:
+                # The type has changed since. It can be mended; a run that has ended could not.
+                raise RunDiverged("The input of the run does not fit what its function takes now.") from None
+            text = problems(unfit) if isinstance(unfit, ValidationError) else text_of(unfit)
+            return Ended(error=ValueError(f"The input does not fit: {text}"))
         return await body.run(lambda: run.function(context, given))
 
     async def _park(self, row: SessionRow, body: Body, parked: Parked) -> None:
@@ -139,8 +143,8 @@ class RunRunner:
         error = ended.error
         if error is None:
             try:
-                result = run.dump_output(ended.value)
-            except (ValidationError, ValueError, TypeError, RecursionError) as unfit:
+                result = as_json(run.dump_output(ended.value))
+            except Exception as unfit:
                 error = unfit
         if error is not None:
             log.error("run %s failed", row.session_id, exc_info=error)

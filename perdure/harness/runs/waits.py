@@ -1,7 +1,6 @@
 """The calls of a run that wait: for a time, for an agent, for people."""
 
 import hashlib
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -66,7 +65,7 @@ class RunWaits:
     async def sleep(self, body: Body, place: Place, seconds: float) -> Done | Wait:
         begun = body.begun(place)
         if begun is None:
-            if not (math.isfinite(seconds) and 0 <= seconds <= _LONGEST):
+            if not 0 <= seconds <= _LONGEST:
                 return Done(failed("ValueError", f"A run cannot sleep for {seconds!r} seconds."))
             begun = body.begin("sleep", due=time.time() + seconds)
             await body.commit(place, begun=begun)

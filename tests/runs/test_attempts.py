@@ -1,0 +1,237 @@
+"""What one attempt at the function of a run does with authors' code that is not as it should be."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from perdure import RunContext, RunStepFailed
+from perdure.errors import AgentGone, RunDiverged
+from perdure.harness.runs import body
+from tests.runs.played import played
+
+#: Longer than what is allowed to take long here, and shorter than a test.
+_SECONDS = 20.0
+
+
+class Halt(BaseException):
+    """What `except Exception` does not catch."""
+
+
+@contextlib.asynccontextmanager
+async def in_time() -> AsyncGenerator[None]:
+    async with asyncio.timeout(_SECONDS):
+        yield
+
+
+async def nothing() -> None:
+    pass
+
+
+async def halts() -> None:
+    raise Halt("the key is 1234")
+
+
+async def cancels_itself() -> None:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    await asyncio.sleep(0)
+
+
+CALLS: dict[str, Callable[[Any], Awaitable[Any]]] = {
+    "sleep-text": lambda ctx: ctx.sleep("5"),
+    "sleep-bool": lambda ctx: ctx.sleep(True),
+    "prompt-number": lambda ctx: ctx.prompt("clerk", 5),
+    "prompt-list": lambda ctx: ctx.prompt(["clerk"], "hello"),
+    "prompt-session": lambda ctx: ctx.prompt("clerk", "hello", session=5),
+    "prompt-schema": lambda ctx: ctx.prompt("clerk", "hello", output_schema="text"),
+    "ask-number": lambda ctx: ctx.ask(5),
+    "ask-options": lambda ctx: ctx.ask("Which?", [1, 2]),
+    "step-timeout": lambda ctx: ctx.step("step", nothing, timeout=float("nan")),
+}
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+async def test_a_call_with_an_argument_of_another_type_raises_in_the_function(
+    call: Callable[[Any], Awaitable[Any]],
+) -> None:
+    async def function(ctx: RunContext, _: Any) -> None:
+        await call(ctx)
+
+    async with played(function) as run, in_time():
+        looked = await run.enter()
+
+        assert looked.ended
+        assert (await run.record()).error["name"] == "InvalidDeclaration"  # type: ignore[index]
+
+
+async def test_a_sleep_that_no_number_of_seconds_describes_fails_as_a_step_does() -> None:
+    async def function(ctx: RunContext, _: Any) -> list[str]:
+        failures: list[str] = []
+        for seconds in (-1, float("nan"), float("inf"), 10**400):
+            try:
+                await ctx.sleep(seconds)
+            except RunStepFailed as failed:
+                failures.append(failed.error)
+        return failures
+
+    async with played(function) as run, in_time():
+        await run.enter()
+
+        assert (await run.record()).result == ["ValueError"] * 4
+
+
+@pytest.mark.parametrize(("step", "error"), [(halts, "Halt"), (cancels_itself, "CancelledError")])
+async def test_a_step_that_raises_what_nobody_catches_has_failed_all_the_same(step: Any, error: str) -> None:
+    async def function(ctx: RunContext, _: Any) -> str:
+        try:
+            await ctx.step("step", step)
+        except RunStepFailed as failed:
+            return failed.error
+        return "nothing"
+
+    async with played(function) as run, in_time():
+        await run.enter()
+
+        assert (await run.record()).result == error
+
+
+async def test_a_function_that_raises_what_nobody_catches_ends_the_run() -> None:
+    async def function(ctx: RunContext, _: Any) -> None:
+        await halts()
+
+    # Raised from here, its text would be written to Temporal.
+    async with played(function) as run, in_time():
+        looked = await run.enter()
+
+        assert looked.ended
+        assert (await run.record()).error == {"name": "Halt", "message": "the key is 1234"}
+
+
+@pytest.fixture
+async def stubborn(monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[Callable[[], Awaitable[None]]]:
+    """A step that swallows what stops it, until the test is over."""
+    monkeypatch.setattr(body, "_STOP_SECONDS", 0.1)
+    over = asyncio.Event()
+
+    async def step() -> None:
+        while not over.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await over.wait()
+
+    yield step
+    over.set()
+
+
+async def test_a_step_that_swallows_what_stops_it_is_over_when_its_time_is(stubborn: Any) -> None:
+    async def function(ctx: RunContext, _: Any) -> str:
+        try:
+            await ctx.step("step", stubborn, timeout=0.1)
+        except RunStepFailed as failed:
+            return failed.error
+        return "nothing"
+
+    async with played(function) as run, in_time():
+        await run.enter()
+
+        assert (await run.record()).result == "TimeoutError"
+
+
+async def test_an_attempt_ends_although_its_step_swallows_what_stops_it(stubborn: Any) -> None:
+    begun = asyncio.Event()
+
+    async def step() -> None:
+        begun.set()
+        await stubborn()
+
+    async def function(ctx: RunContext, _: Any) -> None:
+        await ctx.step("step", step)
+
+    async with played(function) as run, in_time():
+        attempt = asyncio.create_task(run.enter())
+        await begun.wait()
+        await run.request_cancel()
+        attempt.cancel()
+        await asyncio.wait((attempt,))
+        looked = await run.enter()
+
+        assert looked.ended
+        assert (await run.record()).error["name"] == "RunCancelled"  # type: ignore[index]
+
+
+async def test_a_step_ends_before_the_run_stops_for_a_call_that_cannot_be_made() -> None:
+    begun, may_end, effects = asyncio.Event(), asyncio.Event(), list[str]()
+
+    async def slow() -> None:
+        begun.set()
+        await may_end.wait()
+        effects.append("done")
+
+    async def function(ctx: RunContext, _: Any) -> None:
+        await asyncio.gather(ctx.step("slow", slow), ctx.prompt("somebody", "hello"))
+
+    async with played(function) as run, in_time():
+        attempt = asyncio.create_task(run.enter())
+        await begun.wait()
+        # So long it goes on, although the other call has stopped the run.
+        await asyncio.wait((attempt,), timeout=0.5)
+        may_end.set()
+        with pytest.raises(AgentGone):
+            await attempt
+
+        assert effects == ["done"]
+        assert "run.step.completed" in [event.type for event in await run.events()]
+
+
+RESULTS = {"large": "x" * 2_000_000, "many-digits": 10**5000, "an-object": object(), "half-a-character": "\ud800"}
+
+
+@pytest.mark.parametrize("result", RESULTS.values(), ids=RESULTS.keys())
+async def test_a_result_that_cannot_be_kept_ends_the_run_as_errored(result: Any) -> None:
+    async def function(ctx: RunContext, _: Any) -> Any:
+        return result
+
+    async with played(function) as run, in_time():
+        looked = await run.enter()
+
+        assert looked.ended
+        assert (await run.record()).status == "errored"
+
+
+class Old(BaseModel):
+    day: str
+
+
+class New(BaseModel):
+    day: str
+    region: str
+
+
+async def test_a_run_waits_for_an_input_type_that_fits_again() -> None:
+    async def function(ctx: RunContext, given: Old) -> str:
+        await ctx.step("step", nothing)
+        await ctx.ask("Which?", ["a"])
+        return given.day
+
+    async with played(function, {"day": "monday"}, input=Old) as run, in_time():
+        await run.enter()
+        run.serve(function, input=New)
+        with pytest.raises(RunDiverged):
+            await run.enter()
+
+        assert (await run.record()).status == "active"
+
+
+async def test_an_input_that_has_never_fitted_ends_the_run() -> None:
+    async def function(ctx: RunContext, given: New) -> None:
+        pass
+
+    async with played(function, {"day": "monday"}, input=New) as run, in_time():
+        looked = await run.enter()
+
+        assert looked.ended
+        assert "region" in (await run.record()).error["message"]  # type: ignore[index]
