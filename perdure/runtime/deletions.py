@@ -106,10 +106,13 @@ class Deletions:
         return await self._store.deletion(session_id) or deletion
 
     async def owned(self, owner: str) -> AsyncGenerator[str]:
-        """The ids of the owner's sessions and runs, newest first, so that forks go before their parents.
+        """The ids of the owner's runs and sessions, newest first, so that forks go before their parents.
 
-        Children come after all others: they are deleted with their parents, which must not go on without them.
+        Runs come before all others: one that went on could start a session that nobody sees here. Children come after
+        all others: they are deleted with their parents, which must not go on without them.
         """
+        async for run_id in self._runs(owner):
+            yield run_id
         for children in (False, True):
             cursor: str | None = None
             while True:
@@ -119,9 +122,6 @@ class Deletions:
                         yield row.session_id
                 if (cursor := page.next_cursor) is None:
                     break
-            if not children:
-                async for run_id in self._runs(owner):
-                    yield run_id
 
     async def _runs(self, owner: str) -> AsyncGenerator[str]:
         query = RunQuery(owner=owner, limit=_SESSIONS)

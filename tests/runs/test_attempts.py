@@ -11,7 +11,8 @@ from pydantic import BaseModel
 from perdure import RunContext, RunStepFailed
 from perdure.errors import AgentGone, RunDiverged
 from perdure.harness.runs import body
-from tests.runs.played import played
+from perdure.store.values import Commit, SessionChange, SessionQuery
+from tests.runs.played import PlayedRun, played
 
 #: Longer than what is allowed to take long here, and shorter than a test.
 _SECONDS = 20.0
@@ -235,3 +236,54 @@ async def test_an_input_that_has_never_fitted_ends_the_run() -> None:
 
         assert looked.ended
         assert "region" in (await run.record()).error["message"]  # type: ignore[index]
+
+
+# --- sessions with a name -----------------------------------------------------------------------------------
+
+
+async def asks_the_desk(ctx: RunContext, _: Any) -> str:
+    try:
+        return await ctx.prompt("clerk", "hello", session="desk")
+    except RunStepFailed as failed:
+        return failed.error
+
+
+async def the_desk(run: PlayedRun) -> str:
+    (row,) = (await run.store.sessions(SessionQuery())).sessions
+    return row.session_id
+
+
+async def end(run: PlayedRun, session_id: str) -> None:
+    await run.store.commit(Commit(session_id, close=True, change=SessionChange(status="completed")))
+
+
+async def test_a_run_learns_that_the_session_it_waits_for_was_deleted() -> None:
+    async with played(asks_the_desk) as run, in_time():
+        await run.enter()
+        desk = await the_desk(run)
+        await run.store.begin_deletion(desk)
+        await end(run, desk)
+        while not await run.store.purge(desk, 100):
+            pass
+        looked = await run.enter()
+
+        assert looked.ended
+        assert (await run.record()).result == "SESSION_DELETED"
+        assert not (await run.store.sessions(SessionQuery())).sessions
+
+
+async def test_a_run_learns_that_the_session_it_waits_for_has_ended_before_it_read_the_message() -> None:
+    async with played(asks_the_desk) as run, in_time():
+        await run.enter()
+        await end(run, await the_desk(run))
+        await run.enter()
+
+        assert (await run.record()).result == "session_not_active"
+
+
+async def test_a_run_that_looks_at_a_session_again_does_not_signal_it_again() -> None:
+    async with played(asks_the_desk) as run, in_time():
+        for _ in range(4):
+            await run.enter()
+
+        assert run.drivers.delivered == []

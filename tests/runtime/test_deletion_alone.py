@@ -1,7 +1,7 @@
 """Deletions of sessions whose workers or whose Temporal are not there."""
 
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,6 +14,7 @@ from perdure.runtime.drivers.lost import start_lost_driver
 from perdure.runtime.reconciler import Reconciler
 from perdure.runtime.signals import Signals
 from perdure.store.base import Store
+from perdure.store.runs import NewRun
 from perdure.store.values import Commit, SessionRow
 from tests.runtime.fake_driver import RUNNING, FakeDriver
 from tests.support import given
@@ -187,3 +188,12 @@ async def test_a_workflow_whose_starter_died_is_found_when_its_session_was_delet
 
     assert found.orphans == ["of another store"]
     assert driver.workflows == {"of another store": RUNNING}
+
+
+async def test_runs_go_before_the_sessions_of_their_owner_which_they_could_start(
+    store: Store, driver: FakeDriver
+) -> None:
+    run = replace(given.session("run_1"), mode="task", token_hash="run/run_1", run=NewRun("nightly", {}))
+    await store.create_session(run)
+
+    assert [each async for each in deleting_with(store, driver).owned(given.ADA.owner)] == ["run_1", "s"]

@@ -1,6 +1,7 @@
 """The calls of a run that wait: for a time, for an agent, for people."""
 
 import hashlib
+import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,7 @@ PROMPT = "prompt"
 ASK = "ask_question"
 #: Seconds between two looks at a turn of a session that is not a child.
 _SOON, _LATE = 2.0, 30.0
+_DELETED = failed("SESSION_DELETED", "The session that did this task was deleted.")
 #: How often a session may end while a message is delivered to it.
 _TRIES = 5
 
@@ -107,7 +109,7 @@ class RunWaits:
             return Done(settled, hears=(report.delivery_id,))
         if await self.store.session(child_id) is None:
             if await self.store.deletion(child_id) is not None:
-                return Done(failed("SESSION_DELETED", "The session that did this task was deleted."))
+                return Done(_DELETED)
             await self._start_child(place, agent, message, schema, child_id)
         return Wait(f"the agent {agent} ({child_id})")
 
@@ -142,7 +144,10 @@ class RunWaits:
         if begun is None:
             begun = body.begin("prompt", session=session)
             await body.commit(place, begun=begun)
-        delivery = await self._delivered(place, agent, message, session, schema)
+        try:
+            delivery = await self._delivered(place, agent, message, session, schema)
+        except SessionDeleted:
+            return Done(_DELETED)
         if delivery.refused is not None:
             return Done(failed(delivery.refused, "The session did not read the message."))
         if delivery.turn is not None and (end := await self._end_of(delivery.session_id, delivery.turn)) is not None:
@@ -155,7 +160,8 @@ class RunWaits:
     ) -> DeliveryRow:
         """The delivery of this prompt, which is accepted once, whichever session has the name now."""
         owner = self.row.principal.owner
-        token_hash = hash_token("\n".join(("run", owner, agent, session)))
+        # As JSON, so that no two names are alike.
+        token_hash = hash_token(json.dumps(["run", owner, agent, session]))
         for _ in range(_TRIES):
             known = await self.store.route(token_hash)
             new = self._new_session(
@@ -164,8 +170,7 @@ class RunWaits:
             ref = DeliveryRef(id=f"dlv_{_ulid_of(self.row.session_id, place, 'delivery')}", token_hash=token_hash)
             delivery = self._delivery(new, message, schema, ref, key=f"run/{self.row.session_id}/{place.position}")
             if (first := await self.store.first(delivery)) is not None:
-                if first.delivery.unread:
-                    await self.drivers.deliver(first.delivery, unsignalled=True)
+                # Who died before the signal left that to the sweeper. A signal with each look would be one too many.
                 return first.delivery
             try:
                 if known is not None:
@@ -183,7 +188,9 @@ class RunWaits:
     async def _end_of(self, session_id: str, turn: int) -> Settled | None:
         row = await self.store.session(session_id)
         if row is None:
-            return failed("SESSION_DELETED", "The session was deleted.")
+            return _DELETED
+        if row.records_expired:
+            return failed("RESULT_EXPIRED", "The result of this turn has expired.")
         for what in ("completed", "failed", "cancelled"):
             index = await self.store.index_of(session_id, names.turn_key(turn, what))
             if index is None:
