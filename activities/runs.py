@@ -24,4 +24,4 @@ class RunActivities:
     @activity.defn(name=names.RUN_BODY)
     @attempted(reports=True)
     async def run_body(self, body: RunBody) -> RunLooked:
-        return await self.harness.runs.look(body, current_attempt(), self._signals)
+        return await self.harness.runs.look(body, current_attempt(), self._signals, activity.wait_for_worker_shutdown)

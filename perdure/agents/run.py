@@ -24,7 +24,9 @@ Level: TypeAlias = Literal["info", "warn", "error"]
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9]*(?:-[A-Za-z0-9]+)*")
 _LONGEST_NAME = 100
 #: The longest name of a step, in characters: it is a part of a key.
-_LONGEST_STEP = 200
+_LONGEST_STEP_NAME = 200
+#: The longest time-out of a step, in seconds.
+_LONGEST_TIMEOUT = 12 * 3600
 
 
 class RunWork(Protocol):
@@ -72,13 +74,17 @@ class RunContext:
         A function that raises is not called again: `RunStepFailed` is raised here, in all attempts. `effects` is as
         for tools: a step that runs at most once and was interrupted raises `StepOutcomeUnknown`.
         """
-        if not (name and len(name) <= _LONGEST_STEP and name.isprintable()):
-            raise InvalidDeclaration(f"A step is named by 1 to {_LONGEST_STEP} printable characters, not {name!r}.")
+        if not (name and len(name) <= _LONGEST_STEP_NAME and name.isprintable()):
+            raise InvalidDeclaration(
+                f"A step is named by 1 to {_LONGEST_STEP_NAME} printable characters, not {name!r}."
+            )
         if effects not in get_args(Effects):
             raise InvalidDeclaration(f"Step {name!r}: effects are 'pure', 'idempotent' or 'at_most_once'.")
         # So written, it refuses NaN too: a timer for it would never be due, and others would wait behind it.
-        if not timeout > 0:
-            raise InvalidDeclaration(f"Step {name!r}: the timeout must be more than 0 seconds.")
+        if not 0 < timeout <= _LONGEST_TIMEOUT:
+            raise InvalidDeclaration(
+                f"Step {name!r}: its timeout is more than 0 and at most {_LONGEST_TIMEOUT} seconds."
+            )
         return self._work.step(name, function, arguments, effects, timeout)
 
     def sleep(self, seconds: float) -> Awaitable[None]:

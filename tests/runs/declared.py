@@ -68,6 +68,14 @@ async def fan_out(ctx: RunContext, order: Any) -> list[int]:
     return [*found, await ctx.step("last", quick, 7)]
 
 
+@run(name="steady", input=Order)
+async def steady(ctx: RunContext, order: Order) -> int:
+    """Many steps, of which one is done at each moment."""
+    for number in range(order.count):
+        await ctx.step("step", quick, number, order.seconds)
+    return order.count
+
+
 @run(name="sleeper", input=Order)
 async def sleeper(ctx: RunContext, order: Order) -> list[str]:
     before = await ctx.step("before", effect, "before", order.note)
@@ -137,5 +145,5 @@ async def gated(ctx: RunContext, order: Order) -> str:
 
 clerk = Agent(name="clerk", model=MODEL, description="Does what it is told.")
 agents = [
-    *(clerk, nightly, fan_out, sleeper, prompter, talker, asker, failing, catching, stubborn, diverging, gated),
+    *(clerk, nightly, fan_out, steady, sleeper, prompter, talker, asker, failing, catching, stubborn, diverging, gated),
 ]

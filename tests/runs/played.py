@@ -1,5 +1,6 @@
 """A run over a store in memory. Each call of `enter` is an attempt, as a worker makes it."""
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -49,6 +50,8 @@ class PlayedRun:
     def __init__(self, store: Store, function: RunFunction, **types: Any) -> None:
         self.store = store
         self.drivers = Deaf()
+        #: Whether the worker is to stop.
+        self.leaving = asyncio.Event()
         self.id = ""
         self._attempts = 0
         self.serve(function, **types)
@@ -67,7 +70,7 @@ class PlayedRun:
     async def enter(self, *, deaths: int = 0) -> RunLooked:
         self._attempts += 1
         attempt = Attempt(1, generation=self._attempts, deaths=deaths)
-        return await self._runner.look(RunBody(session_id=self.id), attempt, self.drivers)
+        return await self._runner.look(RunBody(session_id=self.id), attempt, self.drivers, self.leaving.wait)
 
     async def record(self) -> RunRecord:
         record = await self.store.run(self.id)

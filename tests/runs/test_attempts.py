@@ -53,6 +53,7 @@ CALLS: dict[str, Callable[[Any], Awaitable[Any]]] = {
     "ask-number": lambda ctx: ctx.ask(5),
     "ask-options": lambda ctx: ctx.ask("Which?", [1, 2]),
     "step-timeout": lambda ctx: ctx.step("step", nothing, timeout=float("nan")),
+    "step-of-a-day": lambda ctx: ctx.step("step", nothing, timeout=86_400.0),
 }
 
 
@@ -236,6 +237,23 @@ async def test_an_input_that_has_never_fitted_ends_the_run() -> None:
 
         assert looked.ended
         assert "region" in (await run.record()).error["message"]  # type: ignore[index]
+
+
+async def test_an_attempt_that_takes_too_long_goes_on_in_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(body, "_LONGEST_ATTEMPT", 0.3)
+
+    async def function(ctx: RunContext, _: Any) -> int:
+        for _ in range(5):
+            await ctx.step("step", asyncio.sleep, 0.1)
+        return 5
+
+    async with played(function) as run, in_time():
+        attempts = 1
+        while not (await run.enter()).ended:
+            attempts += 1
+
+        assert attempts > 1
+        assert (await run.record()).result == 5
 
 
 # --- sessions with a name -----------------------------------------------------------------------------------

@@ -136,6 +136,23 @@ async def test_a_question_is_answered_while_no_worker_runs(stack: Stack) -> None
         assert (await until_record(http, run_id, status="completed"))["result"] == "red it is"
 
 
+async def test_a_worker_that_is_stopped_leaves_a_run_between_two_of_its_steps(stack: Stack) -> None:
+    worker = stack.start_worker()
+    async with caller(stack) as http:
+        # More steps than a worker does while it stops.
+        run_id = (await http.post("/workflows/steady", json={"count": 24, "seconds": 0.6})).json()["runId"]
+        events = await stack.store()
+        try:
+            await until(lambda: events.index_of(run_id, "session/run/step/0"), "the first step")
+        finally:
+            await events.close()
+        await asyncio.to_thread(worker.terminate)
+        stack.start_worker()
+        over = await until_record(http, run_id, status="completed")
+
+    assert (over["result"], over["attempts"]) == (24, 2)
+
+
 async def test_who_waits_for_the_result_gets_it_although_the_worker_dies(stack: Stack, ledger: Ledger) -> None:
     worker = stack.start_worker()
     async with caller(stack) as http:

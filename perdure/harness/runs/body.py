@@ -5,6 +5,7 @@ being stopped never return.
 """
 
 import asyncio
+import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -23,7 +24,7 @@ from perdure.protocol.wire import JsonObject
 from perdure.store.base import Store, commit_with_retries
 from perdure.store.values import Attempt, Commit, Committed, Consumption, Fence, Hold, InputChanges, NewRecord
 
-from .outcomes import LONGEST_TEXT, as_json, called, failed, step_event, text_of
+from .outcomes import LONGEST_TEXT, Escaped, as_json, called, failed, guarded, step_event, text_of
 from .records import Begun, Calls, Kind, Place, Settled
 
 log = logging.getLogger("perdure.runs")
@@ -32,6 +33,8 @@ log = logging.getLogger("perdure.runs")
 _ROUNDS = 16
 #: Seconds in which the function must ask for what is recorded, once it waits for something else.
 _PATIENCE = 5.0
+#: After so many seconds it stops between two calls: its activity and the longest step together have a day.
+_LONGEST_ATTEMPT = 11 * 3600.0
 #: How often the function is asked to stop, and how many seconds it has each time.
 _REQUESTS = 3
 _STOP_SECONDS = 5.0
@@ -71,6 +74,10 @@ class Waits(Protocol):
     async def ask(
         self, body: "Body", place: Place, question: str, options: Sequence[str], *, freeform: bool
     ) -> Done | Wait: ...
+
+
+class Leave(Exception):
+    """The attempt stops between two calls; another one goes on at once."""
 
 
 class Body:
@@ -129,10 +136,15 @@ class Body:
 
     # --- the attempt ------------------------------------------------------------------------------------------
 
-    async def run(self, function: Callable[[], Awaitable[Any]]) -> "Ended | Parked":
-        """Run the function until it ends, or waits for something that is not over; raises what stops it."""
-        task = asyncio.create_task(_guarded(function))
-        helpers = [asyncio.create_task(self._deliver()), asyncio.create_task(self._watch())]
+    async def run(
+        self, function: Callable[[], Awaitable[Any]], leaving: Callable[[], Awaitable[object]]
+    ) -> "Ended | Parked":
+        """Run the function until it ends, or waits for something that is not over; raises what stops it.
+
+        It stops with `Leave` once `leaving` returns: the worker stops, and would interrupt a step in the middle.
+        """
+        task = asyncio.create_task(guarded(function))
+        helpers = [asyncio.create_task(each) for each in (self._deliver(), self._watch(), self._leave(leaving))]
         try:
             await asyncio.wait((task, self._stop, *helpers), return_when=asyncio.FIRST_COMPLETED)
             for helper in helpers:
@@ -161,7 +173,7 @@ class Body:
             return Ended(task.result())
         except asyncio.CancelledError:
             return Ended(error=RuntimeError("CancelledError: the function has cancelled itself."))
-        except _Escaped as escaped:
+        except Escaped as escaped:
             return Ended(error=escaped.error)
         except Exception as error:
             return Ended(error=error)
@@ -318,7 +330,7 @@ class Body:
         self, place: Place, function: Callable[..., Any], arguments: tuple[Any, ...], seconds: float
     ) -> Settled:
         # A task of its own: it may swallow what stops it, or cancel itself, and this call has to end all the same.
-        task = asyncio.create_task(_guarded(lambda: called(function, arguments, place.name)))
+        task = asyncio.create_task(guarded(lambda: called(function, arguments, place.name)))
         try:
             await asyncio.wait((task,), timeout=seconds)
             if not task.done():
@@ -328,7 +340,7 @@ class Body:
             if not task.cancelled():
                 raise
             return failed("CancelledError", "The step has cancelled itself.")
-        except _Escaped as escaped:
+        except Escaped as escaped:
             return self._raised(place, escaped.error)
         except Exception as error:
             return self._raised(place, error)
@@ -383,6 +395,13 @@ class Body:
                 self.stop(None)
                 return
 
+    async def _leave(self, leaving: Callable[[], Awaitable[object]]) -> None:
+        # An attempt that took longer than its activity may would be interrupted as well.
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_LONGEST_ATTEMPT):
+                await leaving()
+        self.stop(Leave())
+
     def _notify(self) -> None:
         for each in self._waiting:
             if not each.done():
@@ -418,23 +437,6 @@ class Parked:
     @property
     def what(self) -> str:
         return ", ".join(each.what for each in self.waits)
-
-
-class _Escaped(Exception):
-    """What would end the process, or would be told to Temporal with its text."""
-
-    def __init__(self, error: BaseException) -> None:
-        super().__init__()
-        self.error = error
-
-
-async def _guarded(function: Callable[[], Awaitable[Any]]) -> Any:
-    try:
-        return await function()
-    except (Exception, asyncio.CancelledError):
-        raise
-    except BaseException as error:
-        raise _Escaped(error) from None
 
 
 async def _rounds() -> None:

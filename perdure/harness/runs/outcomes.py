@@ -1,8 +1,9 @@
 """How the calls of a run end: what is recorded of a result or an error, and what readers see."""
 
+import asyncio
 import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from pydantic_core import PydanticSerializationError, from_json, to_json
@@ -20,6 +21,24 @@ from .records import Place, Settled
 LARGEST = 1_048_576
 #: The longest text of an error or a log line, in characters.
 LONGEST_TEXT = 4_000
+
+
+class Escaped(Exception):
+    """What would end the process, or would be told to Temporal with its text."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__()
+        self.error = error
+
+
+async def guarded(function: Callable[[], Awaitable[Any]]) -> Any:
+    """Call an author's function; what `except Exception` does not catch is raised as `Escaped`."""
+    try:
+        return await function()
+    except (Exception, asyncio.CancelledError):
+        raise
+    except BaseException as error:
+        raise Escaped(error) from None
 
 
 async def called(function: Callable[..., Any], arguments: tuple[Any, ...], name: str) -> Any:

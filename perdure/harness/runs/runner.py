@@ -1,7 +1,8 @@
 """Enters the function of a run, parks the run or ends it."""
 
 import logging
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from pydantic import ValidationError
@@ -22,7 +23,7 @@ from perdure.store.base import Store, commit_with_retries
 from perdure.store.runs import RunChange
 from perdure.store.values import Attempt, Commit, Consumption, DeliveryRow, Fence, Hold, SessionChange, SessionRow
 
-from .body import Body, Ended, Parked
+from .body import Body, Ended, Leave, Parked
 from .outcomes import as_json, text_of
 from .records import Calls, calls_of
 from .waits import Drivers, RunWaits
@@ -47,19 +48,28 @@ class RunRunner:
         self._agents = agents
         self._children = children
 
-    async def look(self, order: RunBody, attempt: Attempt, drivers: Drivers) -> RunLooked:
-        """Enter the function of the run, unless it has ended or is to end."""
+    async def look(
+        self, order: RunBody, attempt: Attempt, drivers: Drivers, leaving: Callable[[], Awaitable[object]]
+    ) -> RunLooked:
+        """Enter the function of the run, unless it has ended or is to end; `leaving` returns when the worker stops."""
         row = await find_session(self._store, order.session_id)
         if not row.ended and order.ends is not None:
             await self._fail(row, order.ends.code, order.ends.message, None)
         elif not row.ended and row.cancel_turn is not None:
             await self._cancel(row, None)
-        elif not row.ended and (parked := await self._enter(row, attempt, drivers)) is not None:
-            return RunLooked(due=parked.due)
+        elif not row.ended:
+            try:
+                parked = await self._enter(row, attempt, drivers, leaving)
+            except Leave:
+                return RunLooked(due=time.time())
+            if parked is not None:
+                return RunLooked(due=parked.due)
         await self._stop_children(row, drivers)
         return RunLooked(ended=True)
 
-    async def _enter(self, row: SessionRow, attempt: Attempt, drivers: Drivers) -> Parked | None:
+    async def _enter(
+        self, row: SessionRow, attempt: Attempt, drivers: Drivers, leaving: Callable[[], Awaitable[object]]
+    ) -> Parked | None:
         """Run the function; None when the run has ended."""
         run = self._runs.get(row.run or "")
         if run is None:
@@ -73,7 +83,7 @@ class RunRunner:
         waits = RunWaits(self._store, self._agents, self._children, drivers, row, reports)
         body = Body(self._store, row.session_id, attempt, calls, waits)
         try:
-            done = await self._run(row, run, body)
+            done = await self._run(row, run, body, leaving)
         except TurnCancelled:
             await self._cancel(row, body)
             return None
@@ -113,7 +123,9 @@ class RunRunner:
             )
         )
 
-    async def _run(self, row: SessionRow, run: Run, body: Body) -> Ended | Parked:
+    async def _run(
+        self, row: SessionRow, run: Run, body: Body, leaving: Callable[[], Awaitable[object]]
+    ) -> Ended | Parked:
         record = await self._store.run(row.session_id)
         context = RunContext(row.session_id, run.name, row.principal, body)
         try:
@@ -124,7 +136,7 @@ class RunRunner:
                 raise RunDiverged("The input of the run does not fit what its function takes now.") from None
             text = problems(unfit) if isinstance(unfit, ValidationError) else text_of(unfit)
             return Ended(error=ValueError(f"The input does not fit: {text}"))
-        return await body.run(lambda: run.function(context, given))
+        return await body.run(lambda: run.function(context, given), leaving)
 
     async def _park(self, row: SessionRow, body: Body, parked: Parked) -> None:
         # The same wait is told once, however often the run looks at it.
