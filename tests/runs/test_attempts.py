@@ -256,6 +256,22 @@ async def test_an_attempt_that_takes_too_long_goes_on_in_another_one(monkeypatch
         assert (await run.record()).result == 5
 
 
+async def test_a_run_whose_workers_die_is_entered_again_only_when_somebody_wants_that() -> None:
+    async def function(ctx: RunContext, _: Any) -> int:
+        return await ctx.step("step", int, effects="idempotent")
+
+    async with played(function) as run, in_time():
+        looked = await run.enter(deaths=10)
+
+        # Without a time: the workflow waits for news.
+        assert (looked.ended, looked.due) == (False, None)
+        row = await run.store.session(run.id)
+        assert row is not None
+        assert row.attention is not None
+        assert row.attention["code"] == "RUN_KILLS_WORKERS"
+        assert (await run.enter()).ended
+
+
 # --- sessions with a name -----------------------------------------------------------------------------------
 
 

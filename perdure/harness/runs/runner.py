@@ -3,14 +3,14 @@
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from pydantic import ValidationError
 
 from perdure.agents.registry import AgentRegistry
 from perdure.agents.run import Run, RunContext, RunRegistry
 from perdure.agents.signature import problems
-from perdure.errors import RunCancelled, RunDiverged, RunGone, RunKillsWorkers, TurnCancelled
+from perdure.errors import NeedsAttention, RunCancelled, RunDiverged, RunGone, RunKillsWorkers, TurnCancelled
 from perdure.faults import reach
 from perdure.harness.journal import find_session
 from perdure.harness.tools.children import Children
@@ -39,10 +39,17 @@ _MOST_DEATHS = 10
 _CANCELLED = RunCancelled()
 
 
+Report: TypeAlias = Callable[[str, NeedsAttention], Awaitable[object]]
+
+
 class RunRunner:
     """Any worker may repeat any look at any time."""
 
-    def __init__(self, store: Store, runs: RunRegistry, agents: AgentRegistry, children: Children) -> None:
+    def __init__(
+        self, store: Store, runs: RunRegistry, agents: AgentRegistry, children: Children, report: Report
+    ) -> None:
+        """`report`: sets the attention of a run."""
+        self._report = report
         self._store = store
         self._runs = runs
         self._agents = agents
@@ -57,6 +64,11 @@ class RunRunner:
             await self._fail(row, order.ends.code, order.ends.message, None)
         elif not row.ended and row.cancel_turn is not None:
             await self._cancel(row, None)
+        elif not row.ended and attempt.deaths >= _MOST_DEATHS:
+            # Not raised: the workflow would have it entered again, and as many workers would die.
+            killed = RunKillsWorkers(f"The worker died in {attempt.deaths} attempts at this run.")
+            await self._report(row.session_id, killed)
+            return RunLooked()
         elif not row.ended:
             try:
                 parked = await self._enter(row, attempt, drivers, leaving)
@@ -74,8 +86,6 @@ class RunRunner:
         run = self._runs.get(row.run or "")
         if run is None:
             raise RunGone(f"The run {row.run!r} is not served here.")
-        if attempt.deaths >= _MOST_DEATHS:
-            raise RunKillsWorkers(f"The worker died in {attempt.deaths} attempts at this run.")
         waiting = await self._store.unread(row.session_id)
         await self._begin(row, attempt, waiting)
         calls = calls_of(await self._store.records(row.session_id))
