@@ -4,6 +4,9 @@ import hashlib
 import re
 from typing import Literal
 
+#: With this begin the ids of runs, and no others.
+RUN_ID = "run_"
+
 SESSION_WORKFLOW = "Session"
 RUN_WORKFLOW = "Run"
 TURN_WORKFLOW = "Turn"

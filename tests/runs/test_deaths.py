@@ -8,9 +8,11 @@ from typing import Any
 import httpx2
 import pytest
 
+from perdure.runtime.deliveries import reference
 from perdure.runtime.drivers.client import DriverClient
 from perdure.runtime.runs import Runs
 from perdure.runtime.signals import Signals
+from perdure.session.state import SessionState
 from tests.support.ledger import Ledger, running_ledger
 from tests.support.plugin import StackFactory
 from tests.support.processes import wait_until
@@ -183,6 +185,62 @@ async def test_an_api_that_dies_before_it_starts_the_workflow_leaves_a_run_that_
         await store.close()
     async with caller(stack) as http:
         await until_record(http, started.run_id, status="completed")
+
+
+async def mistake(stack: Stack, run_id: str) -> None:
+    """Take the run for a session, as the sweeper and the reconciler of a build do that knows no runs."""
+    store = await stack.store()
+    try:
+        row = await store.session(run_id)
+        waiting = await store.unread(run_id)
+    finally:
+        await store.close()
+    assert row is not None
+    state = SessionState(
+        session_id=run_id, agent=row.agent, mode="task", capabilities=row.capabilities, token_hash=f"run/{run_id}"
+    )
+    driver = DriverClient(await stack.client(), stack.settings.task_queue)
+    await driver.start(state)
+    for each in waiting:
+        await driver.deliver(run_id, reference(each))
+
+
+async def test_an_unstarted_run_that_an_older_api_took_for_a_session_runs(stack: Stack, ledger: Ledger) -> None:
+    stack.start_worker()
+    store = await stack.store()
+    try:
+        driver = DriverClient(await stack.client(), stack.settings.task_queue)
+
+        class Dead(Signals):
+            async def start_run(self, session: Any) -> bool:
+                return False
+
+        run_id = (await Runs(store, Dead(store, driver)).start("nightly", {"note": "mistaken"})).run_id
+    finally:
+        await store.close()
+    await mistake(stack, run_id)
+    async with caller(stack) as http:
+        await until_record(http, run_id, status="completed")
+    assert len(ledger.of_call("step-0", "mistaken")) == 1
+
+
+async def test_a_lost_run_that_an_older_api_took_for_a_session_goes_on(stack: Stack, ledger: Ledger) -> None:
+    stack.start_worker()
+    driver = DriverClient(await stack.client(), stack.settings.task_queue)
+    async with caller(stack) as http:
+        body = {"note": "mistaken too", "seconds": 3}
+        run_id = (await http.post("/workflows/sleeper", json=body)).json()["runId"]
+        await until_waiting(http, run_id)
+        await driver.delete(run_id)
+
+        async def is_gone() -> bool:
+            return await driver.status(run_id) is None
+
+        await until(is_gone, "the workflow to be deleted")
+        await mistake(stack, run_id)
+        over = await until_record(http, run_id, status="completed")
+    assert over["result"] == ["before of mistaken too", "after of mistaken too"]
+    assert len(ledger.of_call("before", "mistaken too")) == 1
 
 
 async def test_a_cancel_whose_signal_was_lost_stops_the_run(stack: Stack) -> None:

@@ -62,6 +62,10 @@ _UNREACHABLE = (
 _UNANSWERED = (RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.FAILED_PRECONDITION, RPCStatusCode.CANCELLED)
 
 
+_FAIL = WorkflowIDConflictPolicy.FAIL
+_REPLACE = WorkflowIDConflictPolicy.TERMINATE_EXISTING
+
+
 @dataclass(frozen=True)
 class _Place:
     """Which workflow is started where."""
@@ -102,7 +106,12 @@ class DriverClient:
         reuse = WorkflowIDReusePolicy.ALLOW_DUPLICATE if again else WorkflowIDReusePolicy.REJECT_DUPLICATE
         state = RunState(run_id=row.session_id, ends=ends).model_dump(mode="json")
         place = _Place(names.RUN_WORKFLOW, self._runs_queue, row.session_id, {"run": row.agent})
-        await self._start_at(place, state, row.agent, reuse, self._attributes.of(row.agent, row.session_id))
+        attributes = self._attributes.of(row.agent, row.session_id)
+        if await self._start_at(place, state, row.agent, reuse, attributes, _FAIL):
+            return
+        if not _may_be(row.session_id, await self._type_of(row.session_id)):
+            allow = WorkflowIDReusePolicy.ALLOW_DUPLICATE
+            await self._start_at(place, state, row.agent, allow, attributes, _REPLACE)
 
     async def rebuild(
         self, session_id: str, rebuild: Rebuild, *, unattended: bool = False, of: SessionRow | None = None
@@ -151,7 +160,7 @@ class DriverClient:
     async def status(self, session_id: str) -> WorkflowExecutionStatus | None:
         """The status of the newest run of the session's workflow; None when Temporal knows no such workflow."""
         found = await self.execution(session_id)
-        return None if found is None else found.status
+        return found.status if found is not None and _may_be(session_id, found.workflow_type) else None
 
     async def execution(self, workflow_id: str) -> WorkflowExecutionDescription | None:
         """The newest run of a workflow, with what is under way in it; None when Temporal knows no such workflow."""
@@ -159,6 +168,10 @@ class DriverClient:
             return await _call(self._client.get_workflow_handle(workflow_id).describe(rpc_timeout=RPC_PATIENCE))
         except NoDriver:
             return None
+
+    async def _type_of(self, session_id: str) -> str | None:
+        found = await self.execution(session_id)
+        return None if found is None else found.workflow_type
 
     async def running(self) -> AsyncIterator[str]:
         """The ids of all sessions with a running driver. Temporal's list may be some seconds old."""
@@ -170,8 +183,9 @@ class DriverClient:
             async with asyncio.timeout(_LIST_SECONDS):
                 versions: dict[str, unserved.Version | None] = {}
                 async for each in self._client.list_workflows(query, page_size=1000):
-                    versions[each.id] = unserved.version_of(each)
-                    yield each.id
+                    if _may_be(each.id, each.workflow_type):
+                        versions[each.id] = unserved.version_of(each)
+                        yield each.id
                 # Only now: `find_unserved` uses what the last complete list has left.
                 self._versions = versions
         except ABSENT as error:
@@ -222,7 +236,8 @@ class DriverClient:
     ) -> None:
         memo = {"agent": state.agent, "model": state.model, "mode": state.mode}
         place = _Place(names.SESSION_WORKFLOW, self._queue, state.session_id, memo)
-        await self._start_at(place, state.model_dump(mode="json"), summary, reuse, attributes, replaces=replaces)
+        conflict = _REPLACE if replaces else WorkflowIDConflictPolicy.USE_EXISTING
+        await self._start_at(place, state.model_dump(mode="json"), summary, reuse, attributes, conflict)
 
     async def _start_at(
         self,
@@ -231,10 +246,9 @@ class DriverClient:
         summary: str | None,
         reuse: WorkflowIDReusePolicy,
         attributes: TypedSearchAttributes | None,
-        *,
-        replaces: bool = False,
-    ) -> None:
-        conflict = WorkflowIDConflictPolicy.TERMINATE_EXISTING if replaces else WorkflowIDConflictPolicy.USE_EXISTING
+        conflict: WorkflowIDConflictPolicy,
+    ) -> bool:
+        """False if there is one of this id, and it stays."""
 
         async def start(attributes: TypedSearchAttributes | None) -> None:
             await self._client.start_workflow(
@@ -259,8 +273,11 @@ class DriverClient:
                     raise
                 await start(None)
 
-        with contextlib.suppress(WorkflowAlreadyStartedError):
+        try:
             await _call(start_anyway())
+        except WorkflowAlreadyStartedError:
+            return False
+        return True
 
     async def _signal(self, session_id: str, name: str, payload: JsonObject) -> None:
         handle = self._client.get_workflow_handle(session_id)
@@ -285,6 +302,11 @@ class DriverClient:
         if found.pollers:
             self._worker_until = monotonic() + _WORKER_SEEN
         return bool(found.pollers)
+
+
+def _may_be(workflow_id: str, workflow_type: str | None) -> bool:
+    """Whether this workflow may have this id: a build that knows no runs starts drivers for those that it finds."""
+    return workflow_type != names.SESSION_WORKFLOW or not workflow_id.startswith(names.RUN_ID)
 
 
 async def _call(call: Awaitable[T]) -> T:

@@ -22,6 +22,7 @@ from perdure.agents.run import RunRegistry
 from perdure.agents.signature import problems
 from perdure.bounds import DEEPEST, deeper_than, quoted, repaired
 from perdure.errors import Invalid, RunNotFound, RunUnknown
+from perdure.protocol import names
 from perdure.protocol.deliveries import LOCAL, RUN, Capabilities, DeliveryBody, DeliveryRef, Principal
 from perdure.protocol.events import Event
 from perdure.runtime.deliveries import delivery_id, ulid
@@ -66,7 +67,7 @@ class Runs:
         """Start a run. `Invalid` when the input does not fit; the same key and input get the same run."""
         self.check_name(name)
         given = self._checked(name, {} if input is None else input)
-        run_id = f"run_{ulid()}"
+        run_id = f"{names.RUN_ID}{ulid()}"
         carrier: dict[str, str] = {}
         propagate.inject(carrier)
         session = NewSession(
