@@ -217,6 +217,7 @@ async def test_runs_are_no_sessions_and_sessions_no_runs(http: httpx2.AsyncClien
         ("POST", "/workflows/nightly?wait=forever", b"{}", 400, "invalid_request"),
         ("POST", "/workflows/nightly", b"{", 400, "invalid_json"),
         ("POST", "/workflows/nightly", b'{"count": "many"}', 400, "invalid_request"),
+        ("POST", "/workflows/asker", b'"' + b"x" * 1_100_000 + b'"', 413, "too_large"),
         ("GET", "/workflows/nightly", None, 405, "method_not_allowed"),
         ("DELETE", "/runs", None, 405, "method_not_allowed"),
         ("GET", "/runs?status=lost", None, 400, "invalid_request"),

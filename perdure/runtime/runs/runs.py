@@ -17,11 +17,12 @@ from typing import Any, cast
 
 from opentelemetry import propagate
 from pydantic import ValidationError
+from pydantic_core import to_json
 
 from perdure.agents.run import RunRegistry
 from perdure.agents.signature import problems
 from perdure.bounds import DEEPEST, deeper_than, quoted, repaired
-from perdure.errors import Invalid, RunNotFound, RunUnknown
+from perdure.errors import Invalid, RunNotFound, RunUnknown, TooLarge
 from perdure.protocol import names
 from perdure.protocol.deliveries import LOCAL, RUN, Capabilities, DeliveryBody, DeliveryRef, Principal
 from perdure.protocol.events import Event
@@ -30,6 +31,10 @@ from perdure.runtime.signals import Signals, cancel_turn
 from perdure.store.base import Store, events_of
 from perdure.store.runs import NewRun, RunPage, RunQuery, RunRecord
 from perdure.store.values import Accepted, NewDelivery, NewSession, SessionRow
+
+
+#: The largest input, in bytes of JSON: as much as a result may have. Each attempt reads it.
+LARGEST_INPUT = 1_048_576
 
 
 @dataclass(frozen=True)
@@ -97,6 +102,8 @@ class Runs:
         if deeper_than(given, DEEPEST):
             raise Invalid(f"The input is nested deeper than {DEEPEST} levels.")
         given = repaired(given)
+        if (size := len(to_json(given))) > LARGEST_INPUT:
+            raise TooLarge(f"The input has {size} bytes as JSON; {LARGEST_INPUT} are allowed.")
         run = self._runs.get(name) if self._runs is not None else None
         if run is not None:
             try:
@@ -113,7 +120,10 @@ class Runs:
     async def get(self, run_id: str, principal: Principal | None = None) -> RunRecord:
         """The record of the run, if the caller owns it; else `RunNotFound`, as for an unknown one."""
         row = await self._row(run_id, principal)
-        record = await self._store.run(row.session_id)
+        return await self._record(row.session_id)
+
+    async def _record(self, run_id: str) -> RunRecord:
+        record = await self._store.run(run_id)
         if record is None:
             raise RunNotFound
         return record
@@ -132,11 +142,11 @@ class Runs:
         await self._row(run_id, principal)
         try:
             async with asyncio.timeout(within), self._store.watch(run_id) as watch:
-                while not (record := await self.get(run_id)).ended:
+                while not (record := await self._record(run_id)).ended:
                     await watch.changed()
                 return record
         except TimeoutError:
-            return await self.get(run_id)
+            return await self._record(run_id)
 
     async def events(
         self, run_id: str, start: int = 0, *, follow: bool = True, principal: Principal | None = None
