@@ -18,7 +18,7 @@ class Patch:
 
     id: str
     #: "both": the code of turns, which drivers execute, too.
-    workflow: Literal["driver", "both"]
+    workflow: Literal["driver", "both", "run"]
     since: date
     #: What runs do that began without it.
     before: str
@@ -98,6 +98,12 @@ PATCHES = (
         "driver",
         date(2026, 11, 20),
         "heard no cancel while the children of a turn could not be started",
+    ),
+    Patch(
+        "run-hears-late-cancel",
+        "run",
+        date(2026, 11, 20),
+        "waited on if they were cancelled in Temporal while their function parked or failed",
     ),
     Patch("parallel-calls", "both", date(2026, 11, 18), "began all calls of a reply at once"),
 )

@@ -108,14 +108,23 @@ class RunWorkflow:
             cancellation_type=workflow.ActivityCancellationType.WAIT_CANCELLATION_COMPLETED,
             summary="end" if self._ends else "enter",
         )
+        looked: RunLooked | None = None
         try:
-            return await self._body
+            looked = await self._body
         except ActivityError as error:
-            if is_cancelled_exception(error) and workflow.cancellation_reason() is not None and self._ends is None:
+            if is_cancelled_exception(error) and self._is_cancelled():
                 raise asyncio.CancelledError from error
-            return None
         finally:
             self._body = None
+        done = looked is not None and looked.ended
+        # The function may park, or fail, before it learns of the cancel: then nothing raises here.
+        if not done and self._is_cancelled() and workflow.patched("run-hears-late-cancel"):
+            raise asyncio.CancelledError
+        return looked
+
+    def _is_cancelled(self) -> bool:
+        """Whether the workflow was cancelled in Temporal, and does not end the run yet."""
+        return workflow.cancellation_reason() is not None and self._ends is None
 
     async def _wait(self, looked: RunLooked | None, tries: int) -> None:
         """Wait for news, and no longer than until the next look is due."""

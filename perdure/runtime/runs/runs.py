@@ -32,7 +32,6 @@ from perdure.store.base import Store, events_of
 from perdure.store.runs import NewRun, RunPage, RunQuery, RunRecord
 from perdure.store.values import Accepted, NewDelivery, NewSession, SessionRow
 
-
 #: The largest input, in bytes of JSON: as much as a result may have. Each attempt reads it.
 LARGEST_INPUT = 1_048_576
 

@@ -90,6 +90,19 @@ async def run_whose_workflow_is_cancelled(stage: Stage) -> None:
     await stage.until("is cancelled")
 
 
+@RUNS.add({"": ("ask run_body", "is to stop", "stop run_body", "run_body ends", *_LOOK, "is cancelled")})
+async def run_whose_workflow_is_cancelled_while_it_parks(stage: Stage) -> None:
+    """The look is over before it learns of the cancel."""
+    gate = stage.hold(names.RUN_BODY)
+    stage.outside.looks = [RunLooked()]
+    run = await stage.start_run()
+    await gate.reached()
+    await run.handle.cancel()
+    await stage.until("stop run_body")
+    gate.open()
+    await stage.until("is cancelled")
+
+
 @RUNS.add({"": (*_LOOK, "goes on in a new run"), "run-1": (*_LOOK, "ends")}, brief=True)
 async def renewed_run(stage: Stage) -> None:
     stage.outside.looks = [RunLooked(due=0.0) for _ in range(8)]
