@@ -90,9 +90,11 @@ class _Models:
 
 
 @asynccontextmanager
-async def played(function: RunFunction, given: Any = None, **types: Any) -> AsyncGenerator[PlayedRun]:
+async def played(
+    function: RunFunction, given: Any = None, *, url: str = "sqlite:///:memory:", **types: Any
+) -> AsyncGenerator[PlayedRun]:
     """A run of this function that nobody has entered yet."""
-    store = await open_store("sqlite:///:memory:")
+    store = await open_store(url)
     try:
         await store.migrate()
         run = PlayedRun(store, function, **types)

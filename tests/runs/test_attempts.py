@@ -2,16 +2,18 @@
 
 import asyncio
 import contextlib
+import sqlite3
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import BaseModel
 
 from perdure import RunContext, RunStepFailed
-from perdure.errors import AgentGone, RunDiverged
+from perdure.errors import AgentGone, RunDiverged, UnreadableState
 from perdure.harness.runs import body
-from perdure.store.values import Commit, SessionChange, SessionQuery
+from perdure.store.values import Commit, NewRecord, SessionChange, SessionQuery
 from tests.runs.played import PlayedRun, played
 
 #: Longer than what is allowed to take long here, and shorter than a test.
@@ -270,6 +272,35 @@ async def test_a_run_whose_workers_die_is_entered_again_only_when_somebody_wants
         assert row.attention is not None
         assert row.attention["code"] == "RUN_KILLS_WORKERS"
         assert (await run.enter()).ended
+
+
+async def hands_over(ctx: RunContext, _: Any) -> str:
+    return await ctx.prompt("clerk", "hello")
+
+
+async def test_a_run_whose_records_nobody_can_read_is_cancelled_with_its_agents() -> None:
+    async with played(hands_over) as run, in_time():
+        await run.enter()
+        of_a_newer_build = NewRecord(turn=0, step=1, key="step/next", format="perdure/run-settled/99", body={})
+        await run.store.commit(Commit(run.id, records=[of_a_newer_build]))
+        with pytest.raises(UnreadableState):
+            await run.enter()
+        await run.request_cancel()
+        looked = await run.enter()
+
+        assert looked.ended
+        (child,) = (await run.store.sessions(SessionQuery(parent=run.id))).sessions
+        assert child.cancel_turn == 0
+
+
+async def test_a_run_whose_input_is_damaged_needs_attention(tmp_path: Path) -> None:
+    file = tmp_path / "perdure.db"
+    async with played(hands_over, url=f"sqlite:///{file}") as run, in_time():
+        with contextlib.closing(sqlite3.connect(file)) as database, database:
+            database.execute("UPDATE runs SET input = '{'")
+
+        with pytest.raises(UnreadableState):
+            await run.enter()
 
 
 # --- sessions with a name -----------------------------------------------------------------------------------

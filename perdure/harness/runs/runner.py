@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from pydantic import ValidationError
@@ -10,7 +11,15 @@ from pydantic import ValidationError
 from perdure.agents.registry import AgentRegistry
 from perdure.agents.run import Run, RunContext, RunRegistry
 from perdure.agents.signature import problems
-from perdure.errors import NeedsAttention, RunCancelled, RunDiverged, RunGone, RunKillsWorkers, TurnCancelled
+from perdure.errors import (
+    NeedsAttention,
+    RunCancelled,
+    RunDiverged,
+    RunGone,
+    RunKillsWorkers,
+    TurnCancelled,
+    UnreadableState,
+)
 from perdure.faults import reach
 from perdure.harness.journal import find_session
 from perdure.harness.tools.children import Children
@@ -21,7 +30,17 @@ from perdure.protocol.runs import RunBody, RunLooked
 from perdure.protocol.wire import JsonObject
 from perdure.store.base import Store, commit_with_retries
 from perdure.store.runs import RunChange
-from perdure.store.values import Attempt, Commit, Consumption, DeliveryRow, Fence, Hold, SessionChange, SessionRow
+from perdure.store.values import (
+    Attempt,
+    Commit,
+    Consumption,
+    DeliveryRow,
+    Fence,
+    Hold,
+    SessionChange,
+    SessionQuery,
+    SessionRow,
+)
 
 from .body import Body, Ended, Leave, Parked
 from .outcomes import as_json, text_of
@@ -35,6 +54,9 @@ _NOTICES = frozenset({RUN, "answer", CHILD_INPUT, CHILD_ANSWER})
 
 #: After so many deaths of workers in a row the run waits for an operator.
 _MOST_DEATHS = 10
+
+#: Children of one page.
+_PAGE = 200
 
 _CANCELLED = RunCancelled()
 
@@ -136,7 +158,10 @@ class RunRunner:
     async def _run(
         self, row: SessionRow, run: Run, body: Body, leaving: Callable[[], Awaitable[object]]
     ) -> Ended | Parked:
-        record = await self._store.run(row.session_id)
+        try:
+            record = await self._store.run(row.session_id)
+        except ValueError:
+            raise UnreadableState("The input of the run is no JSON.") from None
         context = RunContext(row.session_id, run.name, row.principal, body)
         try:
             given = run.read_input(record.input if record else None)
@@ -202,12 +227,18 @@ class RunRunner:
 
     async def _stop_children(self, row: SessionRow, drivers: Drivers) -> None:
         """Stop the agents whose work the run has not waited for."""
-        for child_id in _children(calls_of(await self._store.records(row.session_id))):
-            child = await self._store.session(child_id)
-            if child is None or child.ended:
-                continue
-            if request := await self._store.cancel(child_id, None, cancel_requested):
-                await drivers.cancel(request)
+        # Not by the records of the calls: this ends also a run whose records nobody can read.
+        query = SessionQuery(parent=row.session_id, limit=_PAGE)
+        while True:
+            page = await self._store.sessions(query)
+            for child in page.sessions:
+                if child.ended:
+                    continue
+                if request := await self._store.cancel(child.session_id, None, cancel_requested):
+                    await drivers.cancel(request)
+            if page.next_cursor is None:
+                return
+            query = replace(query, cursor=page.next_cursor)
 
 
 def _children(calls: Calls) -> list[str]:
