@@ -15,7 +15,7 @@ from perdure.store.lifecycle import Deletion, Keep, NewImport, hash_owner
 from perdure.store.values import SessionRow, Slot
 
 from . import rows
-from .database import Row, Transaction
+from .database import Row, Transaction, Value
 from .deliveries import insert, key_hash
 from .forks import encoded_ranges, give_up_parent, hand_over, refuse_expired, slots_at
 from .rows import before, decode, encode
@@ -279,8 +279,7 @@ async def _expire_events(tx: Transaction, session_id: str, kind: Literal["deltas
     left = kind == "messages" and session.row.title is not None and first > session.row.forked_turns
     turn = begin = first - left
     while turn < min(end, first + _TURNS):
-        # All keys with this prefix: "0" follows "/".
-        place = {"session_id": session_id, "turn": turn, "first": names.turn_key(turn, ""), "until": f"t{turn}0"}
+        place = {"session_id": session_id, "turn": turn, **_keys(session.row, turn)}
         newest = await tx.row("newest_of_turn", **place)
         if newest is not None and newest["newest"] is not None and newest["newest"] >= oldest:
             break
@@ -289,6 +288,13 @@ async def _expire_events(tx: Transaction, session_id: str, kind: Literal["deltas
     if turn > begin:
         await tx.run(f"set_expired_{kind}", session_id=session_id, turns=turn, oldest=oldest)
     return turn == first + _TURNS
+
+
+def _keys(session: SessionRow, turn: int) -> dict[str, Value]:
+    """The keys of the events of a turn. A run has no other one, and its events have keys of the session."""
+    first = names.turn_key(turn, "") if session.run is None else names.session_key("run/")
+    # All keys with this prefix: "0" follows "/".
+    return {"first": first, "until": f"{first[:-1]}0"}
 
 
 async def _expire_records(tx: Transaction, session_id: str, oldest: str) -> bool:

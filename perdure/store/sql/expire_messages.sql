@@ -7,7 +7,7 @@ WHERE session_id = :session_id
             AND type IN (
                 'message.appended', 'reasoning.appended', 'action.input.appended',
                 'message.received', 'message.completed', 'reasoning.completed', 'actions.requested', 'action.result',
-                'result.completed', 'input.requested', 'subagent.completed'
+                'result.completed', 'input.requested', 'subagent.completed', 'run.log'
             )
         )
         -- A request may have been answered after its turn had expired.

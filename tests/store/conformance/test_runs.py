@@ -11,6 +11,7 @@ from perdure.store.base import Store
 from perdure.store.lifecycle import Keep
 from perdure.store.runs import NewRun, RunChange, RunQuery
 from perdure.store.values import Attempt, Commit, Fence, Hold, NewSession, SessionChange, SessionQuery
+from tests.store.conformance.conftest import Database
 from tests.support import given
 
 R = "run_1"
@@ -157,3 +158,51 @@ async def test_the_input_and_the_result_expire_with_the_records(store: Store, op
     record = await store.run(R)
     assert record is not None
     assert (record.status, record.input, record.result) == ("completed", None, None)
+
+
+async def with_content(store: Store) -> None:
+    """A run that has logged, and was answered."""
+    await store.create_session(a_run())
+    said = (
+        NewEvent(type=EventType.RUN_STARTED, key=names.session_key("run/started")),
+        NewEvent(type=EventType.RUN_LOG, key=names.session_key("run/log/0"), data={"message": "of Ada"}),
+        NewEvent(type=EventType.INPUT_REQUESTED, key=names.session_key("run/input/0"), data={"prompt": "Whose?"}),
+        NewEvent(
+            type=EventType.INPUT_RESOLVED, key=names.session_key("input/i/resolved"), turn=0, data={"is": "Ada's"}
+        ),
+    )
+    await store.commit(Commit(R, events=said, change=SessionChange(status="running", turns=1)))
+
+
+async def types(store: Store) -> list[str]:
+    return [event.type for event in await store.events(R, 0, 100)]
+
+
+async def test_what_a_run_has_said_and_asked_expires_with_the_messages(store: Store) -> None:
+    await with_content(store)
+    await store.commit(ended())
+
+    await store.expire(Keep(messages=-60.0), None, 100)
+
+    assert await types(store) == ["run.started", *["event.expired"] * 3, "run.completed"]
+
+
+async def test_what_a_run_has_said_and_asked_stays_for_as_long_as_messages_are_kept(
+    store: Store, database: Database
+) -> None:
+    await with_content(store)
+    await store.commit(ended())
+    # It has taken long, and has just ended.
+    database.run("UPDATE sessions SET created_at = '2020-01-01T00:00:00.000Z'")
+
+    await store.expire(Keep(messages=86_400.0), None, 100)
+
+    assert "event.expired" not in await types(store)
+
+
+async def test_what_a_run_has_said_and_asked_stays_until_its_end(store: Store) -> None:
+    await with_content(store)
+
+    await store.expire(Keep(messages=-60.0), None, 100)
+
+    assert "event.expired" not in await types(store)
