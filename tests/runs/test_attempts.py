@@ -13,7 +13,10 @@ from pydantic import BaseModel
 from perdure import RunContext, RunStepFailed
 from perdure.errors import AgentGone, RunDiverged, UnreadableState
 from perdure.harness.runs import body
-from perdure.store.values import Commit, NewRecord, SessionChange, SessionQuery
+from perdure.protocol import names
+from perdure.protocol.events import EventType, NewEvent
+from perdure.store.lifecycle import Keep
+from perdure.store.values import Commit, Consumption, NewRecord, SessionChange, SessionQuery
 from tests.runs.played import PlayedRun, played
 
 #: Longer than what is allowed to take long here, and shorter than a test.
@@ -344,6 +347,21 @@ async def test_a_run_learns_that_the_session_it_waits_for_has_ended_before_it_re
         await run.enter()
 
         assert (await run.record()).result == "session_not_active"
+
+
+async def test_a_run_learns_that_the_result_it_waits_for_has_expired() -> None:
+    async with played(asks_the_desk) as run, in_time():
+        await run.enter()
+        desk = await the_desk(run)
+        (delivery,) = await run.store.unread(desk)
+        completed = NewEvent(type=EventType.TURN_COMPLETED, key=names.turn_key(0, "completed"), turn=0)
+        heard = Consumption(0, [delivery.delivery_id])
+        await run.store.commit(Commit(desk, events=[completed], consume=heard))
+        await end(run, desk)
+        await run.store.expire(Keep(records=-60.0), None, 10)
+        await run.enter()
+
+        assert (await run.record()).result == "RESULT_EXPIRED"
 
 
 async def test_a_run_that_looks_at_a_session_again_does_not_signal_it_again() -> None:
