@@ -191,8 +191,8 @@ class Reconciler:
                 await self._store.commit(Commit(session_id, recovers=True))
             return
         patience = self._replay_patience
-        if row.status == "running" and run.workflow_id == session_id:
-            # Its turn, which would end with it, can be replayed.
+        if row.status == "running" and run.workflow_id == session_id and row.run is None:
+            # Its turn, which would end with it, can be replayed. A run has none, and loses nothing.
             patience *= _TURN_PATIENCE
         if now - self._unreplayable[run] < patience:
             message = "The workers cannot replay the workflow of this session."

@@ -278,7 +278,7 @@ def _routing(info: WorkerDeploymentInfo) -> Routing:
 
 def problems(task_queue: str, condition: str) -> str:
     """The query for the open workflows whose problems, as Temporal reports them, meet the condition."""
-    queues = ", ".join(literal(names.queue(task_queue, kind)) for kind in KINDS)
+    queues = ", ".join(literal(names.queue(task_queue, kind)) for kind in (*KINDS, names.RUNS_QUEUE))
     return f"TaskQueue IN ({queues}) AND ExecutionStatus = 'Running' AND TemporalReportedProblems {condition}"
 
 

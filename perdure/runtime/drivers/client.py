@@ -62,7 +62,6 @@ _UNREACHABLE = (
 _UNANSWERED = (RPCStatusCode.DEADLINE_EXCEEDED, RPCStatusCode.FAILED_PRECONDITION, RPCStatusCode.CANCELLED)
 
 
-_FAIL = WorkflowIDConflictPolicy.FAIL
 _REPLACE = WorkflowIDConflictPolicy.TERMINATE_EXISTING
 
 
@@ -104,14 +103,25 @@ class DriverClient:
     ) -> None:
         """Start the workflow of a run. Idempotent; with `again`, also when one has ended."""
         reuse = WorkflowIDReusePolicy.ALLOW_DUPLICATE if again else WorkflowIDReusePolicy.REJECT_DUPLICATE
+        started = await self._start_run_at(row, ends, reuse, WorkflowIDConflictPolicy.FAIL)
+        if not started and not _may_be(row.session_id, await self._type_of(row.session_id)):
+            await self._replace_run(row, ends=ends)
+
+    async def _replace_run(self, row: SessionRow | NewSession, *, ends: Failure | None) -> None:
+        """Start the workflow of a run in place of what runs under its id."""
+        await self._start_run_at(row, ends, WorkflowIDReusePolicy.ALLOW_DUPLICATE, _REPLACE)
+
+    async def _start_run_at(
+        self,
+        row: SessionRow | NewSession,
+        ends: Failure | None,
+        reuse: WorkflowIDReusePolicy,
+        conflict: WorkflowIDConflictPolicy,
+    ) -> bool:
         state = RunState(run_id=row.session_id, ends=ends).model_dump(mode="json")
         place = _Place(names.RUN_WORKFLOW, self._runs_queue, row.session_id, {"run": row.agent})
         attributes = self._attributes.of(row.agent, row.session_id)
-        if await self._start_at(place, state, row.agent, reuse, attributes, _FAIL):
-            return
-        if not _may_be(row.session_id, await self._type_of(row.session_id)):
-            allow = WorkflowIDReusePolicy.ALLOW_DUPLICATE
-            await self._start_at(place, state, row.agent, allow, attributes, _REPLACE)
+        return await self._start_at(place, state, row.agent, reuse, attributes, conflict)
 
     async def rebuild(
         self, session_id: str, rebuild: Rebuild, *, unattended: bool = False, of: SessionRow | None = None
@@ -206,6 +216,9 @@ class DriverClient:
         """Start a driver in place of one that cannot be replayed, or whose turn cannot; False if `run` has ended."""
 
         async def start(state: SessionState) -> None:
+            if of is not None and of.run is not None:
+                await self._replace_run(of, ends=state.rebuild.ends if state.rebuild else None)
+                return
             attributes = self._attributes_of(of)
             await self._start(state, None, WorkflowIDReusePolicy.ALLOW_DUPLICATE, attributes, replaces=True)
 
