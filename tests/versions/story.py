@@ -228,14 +228,15 @@ async def _ran() -> Events:
     """Runs that end in each way, one after the other."""
     async with lab([]) as it:
         runs = RunRegistry([Run("work", _work)])
-        runner = RunRunner(it.store, runs, AgentRegistry([Agent("helper")]), it.harness.children)
+        runner = RunRunner(it.store, runs, AgentRegistry([Agent("helper")]), it.harness.children, it.harness.report)
+        leaving = asyncio.Event().wait
         for input in ("waits", "asks", "fails", "ends"):
             principal, new = LOCAL, NewRun("work", input)
             await it.store.create_session(NewSession(input, "work", "task", f"run/{input}", principal, run=new))
-            looked = await runner.look(RunBody(session_id=input), Attempt(1, 1), _Drivers())
+            looked = await runner.look(RunBody(session_id=input), Attempt(1, 1), _Drivers(), leaving)
             if not looked.ended:
                 await it.store.cancel(input, None, cancel_requested)
-                await runner.look(RunBody(session_id=input), Attempt(1, 2), _Drivers())
+                await runner.look(RunBody(session_id=input), Attempt(1, 2), _Drivers(), leaving)
         return await _data(it, "waits", "asks", "fails", "ends")
 
 
