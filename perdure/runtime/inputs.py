@@ -22,7 +22,8 @@ from perdure.protocol.inputs import APPROVE, DENY, InputAnswer, InputStatus
 from perdure.session import inputs
 from perdure.session.inputs import may_answer, resolved
 from perdure.store.base import Store, all_inputs
-from perdure.store.engine.rows import Place, stamp, write_cursor
+from perdure.store.engine.cursors import Place, write_cursor
+from perdure.store.engine.rows import stamp
 from perdure.store.values import Answered, Answering, DeliveryRow, InputPage, InputQuery, InputRow, Vote
 
 from .deliveries import CallerRequest, read_edit

@@ -1,7 +1,5 @@
 """Rows and the values that they hold, the lock of a session's row, its event log, and cursors."""
 
-import base64
-import binascii
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +8,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from perdure.errors import Invalid, SessionGone
+from perdure.errors import SessionGone
 from perdure.protocol import names
 from perdure.protocol.deliveries import Bounds, Capabilities, Principal
 from perdure.protocol.events import EVENT_EXPIRED, Event, NewEvent, Usage, read_data, stored_data
@@ -457,48 +455,3 @@ async def lock(tx: Transaction, session_id: str) -> LockedSession:
     if session is None:
         raise SessionGone(session_id=session_id)
     return session
-
-
-# --- cursors, which are opaque to callers -------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a page of a list ends: a place in a list that is sorted by time, then by id.
-
-    It is no offset, so inserts and deletes do not shift it.
-    """
-
-    at: str
-    id: str
-
-
-#: The length of a cursor; a longer text is refused without parsing.
-_LONGEST_CURSOR = 1_000
-
-#: Before the newest entry: it sorts after every time stamp.
-NEWEST = Place("~", "")
-#: Before the oldest entry.
-OLDEST = Place("", "")
-
-
-def write_cursor(place: Place) -> str:
-    text = json.dumps([place.at, place.id])
-    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
-
-
-def read_cursor(cursor: str) -> Place:
-    match _parsed_cursor(cursor):
-        case [str(at), str(entry)]:
-            return Place(at, entry)
-        case _:
-            raise Invalid("The cursor is not one that this server gave out.")
-
-
-def _parsed_cursor(cursor: str) -> Any:
-    if len(cursor) > _LONGEST_CURSOR:
-        return None
-    try:
-        return json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
-    except (binascii.Error, ValueError, RecursionError):
-        return None

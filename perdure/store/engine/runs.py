@@ -6,8 +6,9 @@ from typing import Any
 from perdure.store.runs import NewRun, RunChange, RunPage, RunQuery, RunRecord
 from perdure.store.values import NewSession, SessionRow
 
+from .cursors import NEWEST
 from .database import Row, Transaction, Value
-from .rows import NEWEST, decode_some, encode, encode_some, printable
+from .rows import decode_some, encode, encode_some, printable
 
 
 async def create_run(tx: Transaction, session: NewSession, new: NewRun, now: str) -> None:

@@ -55,6 +55,7 @@ from perdure.store.watchers import Feed, Watchers
 
 from . import deliveries, forks, lifecycle, remote, rows, runs, schema
 from .commit import apply, record_at
+from .cursors import OLDEST, Place, newest_first, oldest_first, write_cursor
 from .database import Database, Row, T, Transaction, Value, Work, Written
 from .rows import before, encode, stamp_after, utc_now
 from .streams import SqlStreams
@@ -137,7 +138,7 @@ class SqlStore:
     async def expire(self, keep: Keep, cursor: str | None, limit: int) -> str | None:
         if (shortest := keep.shortest) is None:
             return None
-        after = rows.OLDEST if cursor is None else rows.read_cursor(cursor)
+        after = oldest_first(cursor)
         oldest = before(self._now(), shortest)
         page, following = await self._page("expirable", {"before": oldest}, ("created_at", "session_id"), after, limit)
         for row in page:
@@ -163,14 +164,14 @@ class SqlStore:
         return None if found is None else rows.session(found)
 
     async def sessions(self, query: SessionQuery) -> SessionPage:
-        after = rows.NEWEST if query.cursor is None else rows.read_cursor(query.cursor)
         name, values = _sessions(query)
         values |= {"agent": query.agent, "mode": query.mode}
-        found, next_cursor = await self._page(name, values, ("created_at", "session_id"), after, query.limit)
+        after, order = newest_first(query.cursor), ("created_at", "session_id")
+        found, next_cursor = await self._page(name, values, order, after, query.limit)
         return SessionPage([rows.session(row) for row in found], next_cursor)
 
     async def family(self, root_id: str, cursor: str | None = None, limit: int = 200) -> SessionPage:
-        after = rows.OLDEST if cursor is None else rows.read_cursor(cursor)
+        after = oldest_first(cursor)
         found, following = await self._page("family", {"root": root_id}, ("created_at", "session_id"), after, limit)
         return SessionPage([rows.session(row) for row in found], following)
 
@@ -259,7 +260,7 @@ class SqlStore:
         return list(map(rows.delivery, await self._rows("deliveries_by_id", delivery_id=delivery_id)))
 
     async def list_deliveries(self, query: DeliveryQuery) -> DeliveryPage:
-        after = rows.NEWEST if query.cursor is None else rows.read_cursor(query.cursor)
+        after = newest_first(query.cursor)
         values: dict[str, Value] = {"session_id": query.session_id, "status": query.status}
         place = ("accepted_at", "delivery_id")
         found, next_cursor = await self._page("deliveries_of_session", values, place, after, query.limit)
@@ -279,7 +280,7 @@ class SqlStore:
     async def unread(self, session_id: str) -> Sequence[DeliveryRow]:
         found: list[DeliveryRow] = []
         while True:
-            last = rows.Place(found[-1].accepted_at, found[-1].delivery_id) if found else rows.OLDEST
+            last = Place(found[-1].accepted_at, found[-1].delivery_id) if found else OLDEST
             page = await self._rows("unheard", session_id=session_id, after_at=last.at, after_id=last.id, limit=_PAGE)
             found.extend(rows.delivery(row) for row in page)
             if len(page) < _PAGE:
@@ -349,7 +350,7 @@ class SqlStore:
         return None if found is None else rows.input_row(found)
 
     async def inputs(self, query: InputQuery) -> InputPage:
-        after = rows.OLDEST if query.cursor is None else rows.read_cursor(query.cursor)
+        after = oldest_first(query.cursor)
         name, values = _inputs(query)
         values |= {"agent": query.agent, "kind": query.kind}
         found, next_cursor = await self._page(name, values, ("opened_at", "request_id"), after, query.limit)
@@ -360,7 +361,7 @@ class SqlStore:
         return None if found is None else rows.dead_letter(found)
 
     async def dead_letters(self, query: DeadLetterQuery) -> DeadLetterPage:
-        after = rows.NEWEST if query.cursor is None else rows.read_cursor(query.cursor)
+        after = newest_first(query.cursor)
         values: dict[str, Value] = {"agent": query.agent, "status": query.status}
         name = "dead_letters"
         if query.owner is not None:
@@ -431,7 +432,7 @@ class SqlStore:
         return await self._database.read(lambda tx: tx.rows(query, **values))
 
     async def _page(
-        self, query: str, values: dict[str, Value], order: tuple[str, str], after: rows.Place, limit: int
+        self, query: str, values: dict[str, Value], order: tuple[str, str], after: Place, limit: int
     ) -> tuple[Sequence[Row], str | None]:
         """The rows after this place, and the cursor of the next page. `order`: the columns of the time and the id."""
         at, id = order
@@ -440,7 +441,7 @@ class SqlStore:
         if len(found) <= limit:
             return found, None
         last = found[limit - 1]
-        return found[:limit], rows.write_cursor(rows.Place(last[at], last[id]))
+        return found[:limit], write_cursor(Place(last[at], last[id]))
 
     async def _write_once(self, work: Work[T]) -> T:
         """Write; when the outcome of the commit is unknown, retry until it is known. The work must be idempotent.

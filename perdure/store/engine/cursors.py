@@ -1,0 +1,61 @@
+"""Cursors of lists: opaque to callers, and no offsets, so that nobody misses or repeats an entry."""
+
+import base64
+import binascii
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from perdure.errors import Invalid
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a page of a list ends: a place in a list that is sorted by time, then by id.
+
+    It is no offset, so inserts and deletes do not shift it.
+    """
+
+    at: str
+    id: str
+
+
+#: The length of a cursor; a longer text is refused without parsing.
+_LONGEST_CURSOR = 1_000
+
+#: Before the newest entry: it sorts after every time stamp.
+NEWEST = Place("~", "")
+#: Before the oldest entry.
+OLDEST = Place("", "")
+
+
+def write_cursor(place: Place) -> str:
+    text = json.dumps([place.at, place.id])
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+
+def read_cursor(cursor: str) -> Place:
+    match _parsed_cursor(cursor):
+        case [str(at), str(entry)]:
+            return Place(at, entry)
+        case _:
+            raise Invalid("The cursor is not one that this server gave out.")
+
+
+def _parsed_cursor(cursor: str) -> Any:
+    if len(cursor) > _LONGEST_CURSOR:
+        return None
+    try:
+        return json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+    except (binascii.Error, ValueError, RecursionError):
+        return None
+
+
+def newest_first(cursor: str | None) -> Place:
+    """The place after which a page begins, in a list that begins with the newest entry."""
+    return NEWEST if cursor is None else read_cursor(cursor)
+
+
+def oldest_first(cursor: str | None) -> Place:
+    """The same, in a list that begins with the oldest entry."""
+    return OLDEST if cursor is None else read_cursor(cursor)
