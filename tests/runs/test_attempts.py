@@ -261,6 +261,56 @@ async def test_an_attempt_that_takes_too_long_goes_on_in_another_one(monkeypatch
         assert (await run.record()).result == 5
 
 
+@pytest.mark.parametrize("in_a_thread", [False, True])
+async def test_what_a_step_logs_does_not_hide_what_is_logged_later(in_a_thread: bool) -> None:
+    async def function(ctx: RunContext, _: Any) -> None:
+        async def step() -> None:
+            ctx.log("info", "in the step")
+
+        def plain() -> None:
+            ctx.log("info", "in the step")
+
+        await ctx.step("step", plain if in_a_thread else step)
+        await ctx.sleep(0.1)
+        ctx.log("info", "after the sleep")
+
+    async with played(function) as run, in_time():
+        while not (await run.enter()).ended:
+            await asyncio.sleep(0.05)
+
+        logged = [(event.data or {})["message"] for event in await run.events() if event.type == "run.log"]
+        assert logged == ["in the step", "after the sleep"]
+
+
+async def test_a_step_that_makes_a_call_of_the_run_fails() -> None:
+    async def function(ctx: RunContext, _: Any) -> str:
+        async def outer() -> None:
+            await ctx.step("inner", nothing)
+
+        try:
+            await ctx.step("outer", outer)
+        except RunStepFailed as failed:
+            return failed.error
+        return "nothing"
+
+    async with played(function) as run, in_time():
+        await run.enter()
+
+        assert (await run.record()).result == "InvalidDeclaration"
+
+
+async def test_a_run_with_many_waits_names_some_of_them() -> None:
+    async def function(ctx: RunContext, _: Any) -> None:
+        await asyncio.gather(*(ctx.sleep(3600) for _ in range(200)))
+
+    async with played(function) as run, in_time():
+        await run.enter()
+
+        waiting = (await run.record()).waiting_for
+        assert waiting is not None
+        assert waiting.endswith(", and 190 more")
+
+
 async def test_a_run_whose_workers_die_is_entered_again_only_when_somebody_wants_that() -> None:
     async def function(ctx: RunContext, _: Any) -> int:
         return await ctx.step("step", int, effects="idempotent")

@@ -6,16 +6,19 @@ being stopped never return.
 
 import asyncio
 import contextlib
+import contextvars
 import logging
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from perdure.agents.run import Level
 from perdure.agents.tool import Effects
 from perdure.bounds import shortened, whole
-from perdure.errors import RunDiverged, RunStepFailed, StepOutcomeUnknown, Superseded, TurnCancelled
+from perdure.errors import InvalidDeclaration, RunDiverged, RunStepFailed, StepOutcomeUnknown, Superseded, TurnCancelled
 from perdure.faults import reach
 from perdure.harness.journal import RUN_BEGUN, RUN_SETTLED, written
 from perdure.protocol import names
@@ -24,7 +27,7 @@ from perdure.protocol.wire import JsonObject
 from perdure.store.base import Store, commit_with_retries
 from perdure.store.values import Attempt, Commit, Committed, Consumption, Fence, Hold, InputChanges, NewRecord
 
-from .outcomes import LONGEST_TEXT, Escaped, as_json, called, failed, guarded, step_event, text_of
+from .outcomes import LONGEST_TEXT, Ended, Escaped, Parked, Wait, as_json, called, failed, guarded, step_event, text_of
 from .records import Begun, Calls, Kind, Place, Settled
 
 log = logging.getLogger("perdure.runs")
@@ -40,13 +43,8 @@ _REQUESTS = 3
 _STOP_SECONDS = 5.0
 
 
-@dataclass(frozen=True)
-class Wait:
-    """A call that is not over."""
-
-    what: str
-    # When to look again, in seconds since the epoch; None: when something is delivered.
-    due: float | None = None
+#: The position of the step whose code this is.
+_step: ContextVar[int | None] = ContextVar("step", default=None)
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,8 @@ class Body:
         self._calls = calls
         self._ways = waits
         self._position = 0
-        self._logged = 0
+        # How many events were logged: by each step, and outside of steps.
+        self._logged = Counter[int | None]()
         self._unsaid: list[NewEvent] = []
         self._waits: dict[int, Wait] = {}
         self._busy = 0
@@ -125,20 +124,22 @@ class Body:
         return self._call("ask", "", lambda place: self._ways.ask(self, place, question, options, freeform=freeform))
 
     def log(self, level: Level, message: str, attributes: JsonObject) -> None:
-        # Written with the next commit. In a later attempt the event is there already.
+        # Written with the next commit. In a later attempt the event is there already; a step that is over logs no more,
+        # so its events are counted apart.
+        step = _step.get()
+        place = "" if step is None else f"{step}/"
         data: JsonObject = {"level": level, "message": shortened(whole(message), LONGEST_TEXT)}
         if attributes:
             data["attributes"] = as_json(attributes)
-        self._unsaid.append(
-            NewEvent(type=EventType.RUN_LOG, key=names.session_key(f"run/log/{self._logged}"), data=data)
-        )
-        self._logged += 1
+        key = names.session_key(f"run/log/{place}{self._logged[step]}")
+        self._unsaid.append(NewEvent(type=EventType.RUN_LOG, key=key, data=data))
+        self._logged[step] += 1
 
     # --- the attempt ------------------------------------------------------------------------------------------
 
     async def run(
         self, function: Callable[[], Awaitable[Any]], leaving: Callable[[], Awaitable[object]]
-    ) -> "Ended | Parked":
+    ) -> Ended | Parked:
         """Run the function until it ends, or waits for something that is not over; raises what stops it.
 
         It stops with `Leave` once `leaving` returns: the worker stops, and would interrupt a step in the middle.
@@ -166,7 +167,7 @@ class Body:
                 each.cancel()
             await asyncio.gather(*helpers, *self._works, return_exceptions=True)
 
-    async def _end_of(self, task: "asyncio.Task[Any]") -> "Ended":
+    async def _end_of(self, task: "asyncio.Task[Any]") -> Ended:
         if any(each.order not in self._asked for each in self._calls.settled.values()):
             raise RunDiverged("The function has ended before it has made all calls that it has recorded.")
         try:
@@ -203,6 +204,8 @@ class Body:
 
     def _call(self, kind: Kind, name: str, work: Work) -> Awaitable[Any]:
         # Here, not when it is awaited: so the calls of `asyncio.gather` have the order in which they are written.
+        if _step.get() is not None:
+            raise InvalidDeclaration("A step cannot make calls of the run: once it is over, nobody makes them.")
         place = Place(self._position, kind, name)
         self._position += 1
         known = self._calls.labels.get(place.position)
@@ -330,7 +333,9 @@ class Body:
         self, place: Place, function: Callable[..., Any], arguments: tuple[Any, ...], seconds: float
     ) -> Settled:
         # A task of its own: it may swallow what stops it, or cancel itself, and this call has to end all the same.
-        task = asyncio.create_task(guarded(lambda: called(function, arguments, place.name)))
+        context = contextvars.copy_context()
+        context.run(_step.set, place.position)
+        task = asyncio.create_task(guarded(lambda: called(function, arguments, place.name)), context=context)
         try:
             await asyncio.wait((task,), timeout=seconds)
             if not task.done():
@@ -413,30 +418,6 @@ class Body:
         waiting: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append(waiting)
         await waiting
-
-
-@dataclass(frozen=True)
-class Ended:
-    """The function has returned or raised."""
-
-    value: Any = None
-    error: BaseException | None = None
-
-
-@dataclass(frozen=True)
-class Parked:
-    """The function waits."""
-
-    waits: tuple[Wait, ...]
-    positions: tuple[int, ...]
-
-    @property
-    def due(self) -> float | None:
-        return min((each.due for each in self.waits if each.due is not None), default=None)
-
-    @property
-    def what(self) -> str:
-        return ", ".join(each.what for each in self.waits)
 
 
 async def _rounds() -> None:

@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic_core import PydanticSerializationError, from_json, to_json
@@ -21,6 +22,42 @@ from .records import Place, Settled
 LARGEST = 1_048_576
 #: The longest text of an error or a log line, in characters.
 LONGEST_TEXT = 4_000
+#: So many waits are told apart.
+_SHOWN = 10
+
+
+@dataclass(frozen=True)
+class Wait:
+    """A call that is not over."""
+
+    what: str
+    # When to look again, in seconds since the epoch; None: when something is delivered.
+    due: float | None = None
+
+
+@dataclass(frozen=True)
+class Ended:
+    """The function has returned or raised."""
+
+    value: Any = None
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True)
+class Parked:
+    """The function waits."""
+
+    waits: tuple[Wait, ...]
+    positions: tuple[int, ...]
+
+    @property
+    def due(self) -> float | None:
+        return min((each.due for each in self.waits if each.due is not None), default=None)
+
+    @property
+    def what(self) -> str:
+        some = ", ".join(each.what for each in self.waits[:_SHOWN])
+        return some if len(self.waits) <= _SHOWN else f"{some}, and {len(self.waits) - _SHOWN} more"
 
 
 class Escaped(Exception):

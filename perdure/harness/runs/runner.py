@@ -42,8 +42,8 @@ from perdure.store.values import (
     SessionRow,
 )
 
-from .body import Body, Ended, Leave, Parked
-from .outcomes import as_json, text_of
+from .body import Body, Leave
+from .outcomes import Ended, Parked, as_json, text_of
 from .records import Calls, calls_of
 from .waits import Drivers, RunWaits
 

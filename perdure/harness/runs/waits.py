@@ -24,8 +24,8 @@ from perdure.store.base import Store
 from perdure.store.engine.rows import stamp
 from perdure.store.values import CancelRequest, DeliveryRow, InputChanges, NewDelivery, NewSession, SessionRow
 
-from .body import Body, Done, Wait
-from .outcomes import failed
+from .body import Body, Done
+from .outcomes import Wait, failed
 from .records import Place, Settled
 
 #: The longest sleep, in seconds: a hundred years.
