@@ -49,6 +49,7 @@ PerdureError
     ├── RunGone                  the run is not served by this worker
     ├── RunDiverged              its code makes other steps than it has recorded
     ├── RunKillsWorkers          too many workers have died in it
+    ├── RunStuck                 what it is entered with fails, and not its function
     ├── UnreadableState
     ├── StoreBehind              the store is older than the session
     ├── BuildGone                no worker of the session's build runs
@@ -430,6 +431,12 @@ class RunKillsWorkers(NeedsAttention):
     """The workers of too many attempts at the run have died."""
 
     code = "RUN_KILLS_WORKERS"
+
+
+class RunStuck(NeedsAttention):
+    """The run cannot be entered; the worker's log says why."""
+
+    code = "RUN_STUCK"
 
 
 class WrongPool(NeedsAttention):

@@ -11,13 +11,15 @@ import pytest
 from pydantic import BaseModel
 
 from perdure import RunContext, RunStepFailed
-from perdure.errors import AgentGone, RunDiverged, UnreadableState
+from perdure.errors import AgentGone, RunDiverged, RunStuck, UnreadableState
 from perdure.harness.runs import body
 from perdure.protocol import names
+from perdure.protocol.deliveries import LOCAL
 from perdure.protocol.events import EventType, NewEvent
 from perdure.store.lifecycle import Keep
 from perdure.store.values import Commit, Consumption, NewRecord, SessionChange, SessionQuery
 from tests.runs.played import PlayedRun, played
+from tests.support import given
 
 #: Longer than what is allowed to take long here, and shorter than a test.
 _SECONDS = 20.0
@@ -420,3 +422,15 @@ async def test_a_run_that_looks_at_a_session_again_does_not_signal_it_again() ->
             await run.enter()
 
         assert run.drivers.delivered == []
+
+
+async def test_a_run_whose_message_has_a_key_that_was_used_before_needs_attention() -> None:
+    async with played(asks_the_desk) as run, in_time():
+        # Callers choose their keys.
+        taken = given.delivery("taken", key=f"run/{run.id}/0", owner=LOCAL.owner)
+        await run.store.create_session(given.session(), taken)
+
+        with pytest.raises(RunStuck):
+            await run.enter()
+        await run.request_cancel()
+        assert (await run.enter()).ended

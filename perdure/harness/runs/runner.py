@@ -17,7 +17,10 @@ from perdure.errors import (
     RunDiverged,
     RunGone,
     RunKillsWorkers,
+    RunStuck,
+    Superseded,
     TurnCancelled,
+    Unavailable,
     UnreadableState,
 )
 from perdure.faults import reach
@@ -96,6 +99,12 @@ class RunRunner:
                 parked = await self._enter(row, attempt, drivers, leaving)
             except Leave:
                 return RunLooked(due=time.time())
+            except (NeedsAttention, Superseded, Unavailable):
+                raise
+            except Exception as error:
+                # Raised as it is, it would be tried again for ever, and only the log would say so.
+                log.error("run %s cannot be entered", row.session_id, exc_info=error)
+                raise RunStuck from None
             if parked is not None:
                 return RunLooked(due=parked.due)
         await self._stop_children(row, drivers)
