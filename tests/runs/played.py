@@ -56,10 +56,10 @@ class PlayedRun:
         self._attempts = 0
         self.serve(function, **types)
 
-    def serve(self, function: RunFunction, **types: Any) -> None:
-        """From now on the worker has this function: another build."""
+    def serve(self, function: RunFunction, *, agent: Agent = CLERK, **types: Any) -> None:
+        """From now on the worker has this function, and this agent: another build."""
         self.run = Run("job", function, **types)
-        agents = AgentRegistry([CLERK])
+        agents = AgentRegistry([agent])
         harness = Harness(self.store, agents, _Models(), Settings(agents=""), runs=RunRegistry([self.run]))
         self._runner = harness.runs
 

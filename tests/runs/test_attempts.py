@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from perdure import RunContext, RunStepFailed
-from perdure.errors import AgentGone, RunDiverged, RunStuck, UnreadableState
+from perdure import Agent, RunContext, RunStepFailed
+from perdure.errors import AgentGone, RunDiverged, RunStuck, Unavailable, UnreadableState
 from perdure.harness.runs import body
 from perdure.protocol import names
 from perdure.protocol.deliveries import LOCAL
@@ -331,6 +331,31 @@ async def test_a_run_whose_workers_die_is_entered_again_only_when_somebody_wants
 
 async def hands_over(ctx: RunContext, _: Any) -> str:
     return await ctx.prompt("clerk", "hello")
+
+
+@pytest.mark.parametrize("session", [None, "desk"])
+async def test_a_session_is_started_only_where_its_agent_is_known(
+    session: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def function(ctx: RunContext, _: Any) -> Any:
+        return await ctx.prompt("clerk", "hello", session=session)
+
+    async def away(*_: Any) -> None:
+        raise Unavailable
+
+    async with played(function) as run, in_time():
+        with monkeypatch.context() as before_the_session:
+            before_the_session.setattr(run.store, "create_session", away)
+            with pytest.raises(Unavailable):
+                await run.enter()
+        run.serve(function, agent=Agent("somebody"))
+
+        # It would have none of the bounds that the agent declares.
+        with pytest.raises(AgentGone):
+            await run.enter()
+        run.serve(function)
+        await run.enter()
+        assert len((await run.store.sessions(SessionQuery())).sessions) == 1
 
 
 async def test_a_run_whose_records_nobody_can_read_is_cancelled_with_its_agents() -> None:

@@ -86,11 +86,15 @@ class RunWaits:
                 return Done(failed("ValueError", "An agent is prompted with a message."))
             if schema is not None and (problem := output_schema.problem(schema)):
                 return Done(failed("ValueError", f"output_schema: {problem}"))
-            if agent not in self.agents:
-                raise AgentGone(f"The agent {agent!r} of this run is not served here.", agent=agent)
+            self._check_served(agent)
         if session is None:
             return await self._hand_over(body, place, agent, whole(message), schema)
         return await self._say(body, place, agent, whole(message), session, schema)
+
+    def _check_served(self, agent: str) -> None:
+        """Before a session is started, too: its bounds are those that the agent declares."""
+        if agent not in self.agents:
+            raise AgentGone(f"The agent {agent!r} of this run is not served here.", agent=agent)
 
     async def _hand_over(
         self, body: Body, place: Place, agent: str, message: str, schema: JsonObject | None
@@ -110,6 +114,7 @@ class RunWaits:
         if await self.store.session(child_id) is None:
             if await self.store.deletion(child_id) is not None:
                 return Done(_DELETED)
+            self._check_served(agent)
             await self._start_child(place, agent, message, schema, child_id)
         return Wait(f"the agent {agent} ({child_id})")
 
@@ -177,6 +182,7 @@ class RunWaits:
                     accepted = await self.store.accept(delivery)
                     await self.drivers.deliver(accepted.delivery, unsignalled=accepted.unsignalled)
                 else:
+                    self._check_served(agent)
                     accepted = await self.store.create_session(new, delivery)
                     assert accepted is not None
                     await self.drivers.start(new, {**ref.model_dump(mode="json"), "at": accepted.delivery.accepted_at})
