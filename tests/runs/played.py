@@ -61,6 +61,7 @@ class PlayedRun:
         self.run = Run("job", function, **types)
         agents = AgentRegistry([agent])
         harness = Harness(self.store, agents, _Models(), Settings(agents=""), runs=RunRegistry([self.run]))
+        self.harness = harness
         self._runner = harness.runs
 
     async def start(self, given: Any = None) -> None:
