@@ -26,6 +26,8 @@ class Joint(Generic[T]):
         task = self._next.get(key)
         if task is None:
             task = self._next[key] = asyncio.create_task(self._run(key, call, self._begun.get(key)))
+            # All who have asked may have left when it fails.
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
         # Who leaves does not take it from the others.
         return await asyncio.shield(task)
 

@@ -18,7 +18,7 @@ from perdure.protocol.stream_policy import SHOWS_ALL, StreamPolicy
 from perdure.store.base import Store, Watch
 from perdure.store.values import SessionRow
 
-from .buffer import Unsent
+from .buffer import Rings, Unsent
 from .faces import Face, Line
 from .ndjson import NdjsonLines
 from .stalls import Stall, Stalls
@@ -48,6 +48,8 @@ class Pace:
     retry: float = 0.5
     ring_lines: int = 1024
     ring_bytes: int = 4_194_304
+    # The most bytes of all rings together.
+    rings_bytes: int = 134_217_728
     page: int = 256
     chunk_bytes: int = 65_536
     # The most bytes that all connections together may buffer for clients that do not read.
@@ -75,6 +77,7 @@ class Broadcast:
         pace: Pace,
         replays: asyncio.Semaphore,
         policy: StreamPolicy,
+        rings: Rings,
         stalls: Stalls | None = None,
     ) -> None:
         self._store = store
@@ -83,6 +86,7 @@ class Broadcast:
         self._pace = pace
         self._stalls = stalls
         self._replays = replays
+        self._rings = rings
         self._ring: deque[Line] = deque()
         self._size = 0
         # The index of the first line in the ring, and of the next line.
@@ -127,6 +131,14 @@ class Broadcast:
         for task in (self._follower, self._watching):
             if task is not None:
                 task.cancel()
+        self.empty()
+        self._rings.resized(self, 0)
+
+    def empty(self) -> None:
+        """Drop all lines: readers that need them page from the store."""
+        self._ring.clear()
+        self._size, self._base = 0, self._next
+        self._shared.clear()
 
     async def close(self) -> None:
         """End the streams of all readers cleanly."""
@@ -291,6 +303,7 @@ class Broadcast:
         while len(self._ring) > self._pace.ring_lines or (self._size > self._pace.ring_bytes and len(self._ring) > 1):
             self._size -= len(self._ring.popleft().json)
             self._base += 1
+        self._rings.resized(self, self._size)
 
     async def _wake(self) -> None:
         for count in range(1, len(self._waiting) + 1):
@@ -318,6 +331,7 @@ class Broadcasts:
         self.pace = pace or Pace()
         self.unsent = Unsent(self.pace.unsent_bytes)
         self.replays = asyncio.Semaphore(self.pace.replays)
+        self._rings = Rings(self.pace.rings_bytes)
         # Set when the process stops: those who wait for something end.
         self.closing = asyncio.Event()
         self._broadcasts: dict[str, Broadcast] = {}
@@ -328,6 +342,11 @@ class Broadcasts:
         return len(self._broadcasts)
 
     @property
+    def held(self) -> int:
+        """The bytes of the recent lines of all of them."""
+        return self._rings.size
+
+    @property
     def readers(self) -> int:
         return sum(broadcast.readers for broadcast in self._broadcasts.values())
 
@@ -335,7 +354,7 @@ class Broadcasts:
     async def open(self, session: SessionRow) -> AsyncGenerator[Broadcast]:
         broadcast = self._broadcasts.get(session.session_id)
         if broadcast is None or broadcast.failed:
-            broadcast = Broadcast(self._store, session, self.pace, self.replays, self.policy, self._stalls)
+            broadcast = Broadcast(self._store, session, self.pace, self.replays, self.policy, self._rings, self._stalls)
             self._broadcasts[session.session_id] = broadcast
             broadcast.start()
         broadcast.readers += 1

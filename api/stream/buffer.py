@@ -1,10 +1,11 @@
-"""Bounds the bytes that all streams of this process together buffer for slow clients."""
+"""Bounds the bytes that all streams of this process together keep: for slow clients, and for those who keep up."""
 
 import asyncio
 import logging
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Protocol
 
 log = logging.getLogger("perdure.api.stream")
 
@@ -74,3 +75,34 @@ class Unsent:
                 self._estimate -= held
                 log.warning("the stream of %s was cut: its client is behind, and all hold too much", each.name)
                 each.cut()
+
+
+class Ring(Protocol):
+    """The recent lines of one session."""
+
+    def empty(self) -> None:
+        """Drop all lines: readers that need them page from the store."""
+        ...
+
+
+class Rings:
+    """Empties the rings that got nothing for the longest time when all of them together are too large.
+
+    A ring is full after some replies and stays so while its session has a reader, whether or not anything happens.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        # Ordered by the last line: the most recent one is last.
+        self._sizes: dict[Ring, int] = {}
+        self.size = 0
+
+    def resized(self, ring: Ring, size: int) -> None:
+        """The ring has got a line, or has gone."""
+        self.size += size - self._sizes.pop(ring, 0)
+        if size:
+            self._sizes[ring] = size
+        while self.size > self._limit and len(self._sizes) > 1:
+            oldest = next(iter(self._sizes))
+            self.size -= self._sizes.pop(oldest)
+            oldest.empty()

@@ -98,6 +98,26 @@ async def drained(sock: socket.socket) -> bytes:
     return await asyncio.to_thread(read)
 
 
+async def test_all_rings_together_are_bounded_and_nothing_is_lost(tmp_path: Path) -> None:
+    async with (
+        serving(tmp_path, pace=Pace(ring_bytes=100_000, rings_bytes=150_000)) as api,
+        contextlib.AsyncExitStack() as opened,
+    ):
+        ids = [(await api.create())["sessionId"] for _ in range(5)]
+        readings = [await opened.enter_async_context(api.stream(session_id)) for session_id in ids]
+        for turn in range(2):
+            for session_id in ids:
+                await api.emit(session_id, *turn_events(turn, ["x" * 2_000] * 10))
+
+        read = [await reading.events(2 * 16) for reading in readings]
+
+        assert 0 < api.broadcasts.held <= 150_000
+        for events in read:
+            assert [event["meta"]["index"] for event in events] == list(range(2 * 16))
+        await opened.aclose()
+        await until(lambda: api.broadcasts.held == 0)
+
+
 async def test_a_late_reader_catches_up_past_the_ring(tmp_path: Path) -> None:
     async with serving(tmp_path, pace=Pace(ring_bytes=50_000)) as api:
         session_id = (await api.create())["sessionId"]
