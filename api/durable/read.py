@@ -18,12 +18,11 @@ from api.envelope import SECURITY
 from api.responses import dumps
 from api.stream.broadcast import Broadcasts
 from api.stream.response import LiveResponse, wait_for_disconnect
-from perdure.errors import Invalid, RunNotFound
+from perdure.errors import Invalid, NotFound, PerdureError, RunNotFound
 from perdure.protocol.stream_policy import StreamPolicy
 from perdure.store.base import Watch
 from perdure.store.streams import media_type
 
-from .errors import OffsetGone, StreamNotFound
 from .joint import Joint
 from .offsets import START, Offset, cursor, read_offset, write_offset
 
@@ -36,6 +35,19 @@ _TAIL = re.compile(r"[0-9]{1,12}")
 
 #: What a reader of events takes for the end of a line.
 _LINE_END = re.compile(rb"\r\n|\r|\n")
+
+
+class StreamNotFound(NotFound):
+    """There is no such stream."""
+
+    code = "stream_not_found"
+
+
+class OffsetGone(PerdureError):
+    """The offset is beyond the end of the stream."""
+
+    status = 416
+    code = "stream_offset_gone"
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,9 @@ from perdure.runtime.streams.instances import Instances, Named
 from perdure.store.base import Store, Watch
 from perdure.store.values import SessionRow
 
-from .errors import StreamNotFound
 from .joint import Joint
 from .offsets import log_and_index, place
-from .read import JSON, Head, Page
+from .read import JSON, Head, Page, StreamNotFound
 
 #: The most events of a page, how many are read at a time, and the bytes with which a page ends sooner.
 _PAGE = 100

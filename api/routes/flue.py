@@ -11,10 +11,9 @@ from starlette.responses import Response
 
 from api.auth import Gate
 from api.bodies import BodyReader, Fields
-from api.durable.errors import StreamNotFound
 from api.durable.joint import Joint
 from api.durable.offsets import place, write_offset
-from api.durable.read import Reader, departing
+from api.durable.read import Reader, StreamNotFound, departing
 from api.durable.sources import (
     AgentLog,
     EventLog,

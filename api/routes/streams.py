@@ -11,10 +11,9 @@ from starlette.responses import Response
 
 from api.auth import Gate
 from api.bodies import BodyReader
-from api.durable.errors import StreamNotFound
 from api.durable.joint import Joint
 from api.durable.offsets import read_offset, write_offset
-from api.durable.read import Head, Page, Reader
+from api.durable.read import Head, Page, Reader, StreamNotFound
 from api.envelope import SECURITY, refusal
 from api.requests import own_url
 from perdure.errors import Conflict, Forbidden, Invalid, PerdureError, TooLarge

@@ -12,9 +12,8 @@ import pytest_asyncio
 from starlette.requests import Request
 from starlette.types import Scope
 
-from api.durable.errors import StreamNotFound
 from api.durable.joint import Joint
-from api.durable.read import Head, Page, Reader, Timing
+from api.durable.read import Head, Page, Reader, StreamNotFound, Timing
 from api.durable.sources import EventLog, log_of_run
 from api.routes.streams import WrittenStream
 from api.stream.broadcast import Broadcasts
