@@ -8,7 +8,8 @@ from perdure.agents.tool import Tool
 from perdure.bounds import shortened
 from perdure.protocol.inputs import Responders
 from perdure.protocol.wire import JsonObject
-from perdure.store.values import InputRow, SessionRow
+from perdure.store.inputs import InputRow
+from perdure.store.values import SessionRow
 
 
 def describe(agent: Agent, *, development: bool) -> JsonObject:

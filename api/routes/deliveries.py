@@ -15,7 +15,7 @@ from perdure.protocol.deliveries import DeliveryBody, Message, Principal
 from perdure.protocol.wire import JsonObject
 from perdure.runtime.inbox import Delivery, DeliveryNotFound
 from perdure.runtime.sessions import Sessions
-from perdure.store.values import DeliveryQuery, DeliveryStatus
+from perdure.store.deliveries import DeliveryQuery, DeliveryStatus
 
 #: The longest that a request waits for the end of a delivery, in seconds.
 _LONGEST = 30

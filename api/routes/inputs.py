@@ -15,7 +15,7 @@ from perdure.protocol.deliveries import DeliveryBody, InputResponse
 from perdure.protocol.inputs import InputKind, InputStatus
 from perdure.protocol.wire import JsonObject
 from perdure.runtime.inputs import Inputs
-from perdure.store.values import InputQuery, InputRow
+from perdure.store.inputs import InputQuery, InputRow
 
 
 class InputRoutes:

@@ -22,8 +22,9 @@ from perdure.runtime.dead_letters import DeadLetters
 from perdure.runtime.sessions import Description, Family, Sessions
 from perdure.session.state import read_turn_number
 from perdure.store.engine.rows import stamp
+from perdure.store.inputs import InputRow
 from perdure.store.lifecycle import DeadLetter, DeadLetterQuery, DeadLetterStatus
-from perdure.store.values import InputRow, SessionQuery, SessionRow, ShownStatus
+from perdure.store.values import SessionQuery, SessionRow, ShownStatus
 
 #: The last second that a date can show. Builds before the limit of deadlines have stored later ones.
 _LAST_SECOND = 253_402_300_799.0

@@ -283,11 +283,11 @@ def delete(
     data_dir: DataDir = None,
 ) -> None:
     """Delete a session for good, or all of a principal, with its streams. A turn that runs is stopped first."""
-    from . import operator
+    from . import deletion
 
     if (session is None) == (principal is None):
         raise typer.BadParameter("name a session, or a --principal")
-    operator.delete(_operating(data_dir or context.obj), session, principal, typer.echo)
+    deletion.delete(_operating(data_dir or context.obj), session, principal, typer.echo)
 
 
 @session_commands.command()

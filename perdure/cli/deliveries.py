@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from perdure.protocol.wire import JsonObject
     from perdure.runtime.inbox import Delivery
     from perdure.settings import Settings
-    from perdure.store.values import DeliveryStatus
+    from perdure.store.deliveries import DeliveryStatus
 
 
 _DataDir = Annotated[Path | None, typer.Option(help="Where sessions are kept. [default: .perdure]")]
@@ -64,8 +64,8 @@ async def found(
     """The newest deliveries of the session."""
     from perdure.errors import SessionNotFound
     from perdure.runtime.inbox import Inbox
+    from perdure.store.deliveries import DeliveryQuery
     from perdure.store.open import checked_store
-    from perdure.store.values import DeliveryQuery
 
     async with checked_store(settings.database) as store:
         if await store.session(session_id) is None:

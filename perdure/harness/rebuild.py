@@ -19,19 +19,10 @@ from perdure.session import decisions
 from perdure.session.children import parent_ref
 from perdure.session.state import SessionState, TurnState, dump_turn, read_delivery
 from perdure.store.base import Store, all_inputs
+from perdure.store.deliveries import DeliveryRow
+from perdure.store.inputs import InputQuery, InputRow
 from perdure.store.lifecycle import Export, ExportHeader, leaves_out
-from perdure.store.values import (
-    Attempt,
-    Commit,
-    DeliveryRow,
-    Fence,
-    Hold,
-    InputQuery,
-    InputRow,
-    NewRecord,
-    SessionRow,
-    Slot,
-)
+from perdure.store.values import Attempt, Commit, Fence, Hold, NewRecord, SessionRow, Slot
 
 from .journal import CUT, FORMATS, TurnJournal, find_session, read_journal, written
 from .tools.approvals import REMEMBERED_APPROVALS, read_remembered

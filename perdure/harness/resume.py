@@ -16,12 +16,12 @@ from perdure.protocol.requests import ApprovedCall, CallRef, Coordinates, Failur
 from perdure.protocol.wire import JsonObject
 from perdure.session.inputs import at_expiry, refuse_newer, resolved
 from perdure.store.base import Store, commit_with_retries
+from perdure.store.inputs import InputRow
 from perdure.store.values import (
     Attempt,
     Commit,
     DeliveryTaken,
     InputChanges,
-    InputRow,
     NewRecord,
     Record,
     SessionChange,

@@ -27,16 +27,8 @@ from perdure.protocol.requests import (
 from perdure.session.decisions import CANCELLED as CANCELLATION
 from perdure.session.inputs import resolved
 from perdure.store.base import Store, commit_with_retries
-from perdure.store.values import (
-    AlreadyBegun,
-    Commit,
-    DeliveryTaken,
-    InputChanges,
-    InputQuery,
-    NewRecord,
-    SessionChange,
-    SessionRow,
-)
+from perdure.store.inputs import InputQuery
+from perdure.store.values import AlreadyBegun, Commit, DeliveryTaken, InputChanges, NewRecord, SessionChange, SessionRow
 from perdure.telemetry import spans
 
 from .events import EventFactory, results_in

@@ -31,9 +31,10 @@ from perdure.protocol.requests import Coordinates, Failure
 from perdure.session.state import KINDS
 from perdure.settings import Settings
 from perdure.store.base import RawRecord, Store
+from perdure.store.deliveries import DeliveryRow
 from perdure.store.engine.rows import decoded
 from perdure.store.lifecycle import Restoration, leaves_out
-from perdure.store.values import Attempt, Consumption, DeliveryRow, NewRecord, SessionChange, SessionRow
+from perdure.store.values import Attempt, Consumption, NewRecord, SessionChange, SessionRow
 
 from .events import EventFactory
 from .journal import BODY, DELIVERY, ConsumedDelivery, TurnJournal, read_journal, written

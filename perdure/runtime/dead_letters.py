@@ -10,8 +10,8 @@ from perdure.errors import Conflict, DeadLetterNotFound, NoActiveSession, Sessio
 from perdure.protocol import names
 from perdure.protocol.deliveries import CONTROLS, DeliveryBody, Principal
 from perdure.store.base import Store
+from perdure.store.deliveries import Accepted, NewDelivery
 from perdure.store.lifecycle import DeadLetterPage, DeadLetterQuery
-from perdure.store.values import Accepted, NewDelivery
 
 from .deliveries import CallerRequest
 

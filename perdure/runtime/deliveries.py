@@ -20,7 +20,7 @@ from perdure.errors import Invalid
 from perdure.protocol.deliveries import DeliveryBody, DeliveryRef, FilePart, Message, Principal, TextPart, summary
 from perdure.protocol.inputs import InputRequest
 from perdure.protocol.wire import JsonObject
-from perdure.store.values import DeliveryRow, NewDelivery
+from perdure.store.deliveries import DeliveryRow, NewDelivery
 
 if TYPE_CHECKING:
     from perdure.agents.agent import Agent

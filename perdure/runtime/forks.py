@@ -16,6 +16,7 @@ from perdure.protocol.deliveries import Principal
 from perdure.protocol.wire import JsonObject
 from perdure.session.state import derive_token, hash_token
 from perdure.store.base import Store
+from perdure.store.deliveries import NewDelivery
 from perdure.store.lifecycle import (
     ExportedRecord,
     ExportedSlot,
@@ -27,7 +28,7 @@ from perdure.store.lifecycle import (
     left_out_up_to,
     read_export,
 )
-from perdure.store.values import NewDelivery, NewRecord, SessionRow
+from perdure.store.values import NewRecord, SessionRow
 
 from . import deliveries
 from .signals import Signals

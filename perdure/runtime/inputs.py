@@ -22,9 +22,10 @@ from perdure.protocol.inputs import APPROVE, DENY, InputAnswer, InputStatus
 from perdure.session import inputs
 from perdure.session.inputs import may_answer, resolved
 from perdure.store.base import Store, all_inputs
+from perdure.store.deliveries import DeliveryRow
 from perdure.store.engine.cursors import Place, write_cursor
 from perdure.store.engine.rows import stamp
-from perdure.store.values import Answered, Answering, DeliveryRow, InputPage, InputQuery, InputRow, Vote
+from perdure.store.inputs import Answered, Answering, InputPage, InputQuery, InputRow, Vote
 
 from .deliveries import CallerRequest, read_edit
 from .signals import Signals

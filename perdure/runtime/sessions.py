@@ -43,8 +43,9 @@ from perdure.protocol.events import Event
 from perdure.protocol.wire import JsonObject
 from perdure.session.state import derive_token, hash_token
 from perdure.store.base import Store, events_of
+from perdure.store.deliveries import Accepted, DeliveryRow
 from perdure.store.lifecycle import Deletion
-from perdure.store.values import Accepted, DeliveryRow, NewSession, SessionPage, SessionQuery, SessionRow, ShownStatus
+from perdure.store.values import NewSession, SessionPage, SessionQuery, SessionRow, ShownStatus
 
 from . import deliveries
 from .connect import ABSENT, in_time

@@ -20,7 +20,8 @@ from perdure.session.children import parent_ref
 from perdure.session.state import SessionState, read_delivery
 from perdure.session.view import DriverView
 from perdure.store.base import Store
-from perdure.store.values import CancelRequest, DeliveryRow, NewSession, SessionRow
+from perdure.store.deliveries import CancelRequest, DeliveryRow
+from perdure.store.values import NewSession, SessionRow
 
 from .connect import in_time
 from .deliveries import reference

@@ -13,8 +13,8 @@ from time import monotonic
 
 from perdure.errors import NoDriver, NoWorker, Unavailable
 from perdure.store.base import Store
+from perdure.store.deliveries import Unsignalled
 from perdure.store.lifecycle import Keep
-from perdure.store.values import Unsignalled
 
 from .signals import Signals
 

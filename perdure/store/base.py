@@ -18,6 +18,8 @@ from perdure.protocol.requests import Attention
 from perdure.protocol.wire import JsonObject
 from perdure.store.lifecycle import DeadLetter, DeadLetterPage, DeadLetterQuery, Restoration
 
+from .deliveries import Accepted, CancelRequest, DeliveryPage, DeliveryQuery, DeliveryRow, NewDelivery, Unsignalled
+from .inputs import Answered, Answering, InputPage, InputQuery, InputRow
 from .lifecycle import (
     CallbackStatus,
     Deletion,
@@ -31,28 +33,16 @@ from .lifecycle import (
 )
 from .runs import RunPage, RunQuery, RunRecord
 from .values import (
-    Accepted,
-    Answered,
-    Answering,
-    CancelRequest,
     Commit,
     Committed,
-    DeliveryPage,
-    DeliveryQuery,
-    DeliveryRow,
     EventQuery,
-    InputPage,
-    InputQuery,
-    InputRow,
     Instance,
-    NewDelivery,
     NewSession,
     Record,
     SessionPage,
     SessionQuery,
     SessionRow,
     Slot,
-    Unsignalled,
 )
 
 if TYPE_CHECKING:
@@ -265,10 +255,8 @@ class Store(Protocol):
         """How many deliveries wait up to this one, with it."""
         ...
 
-    async def edit_delivery(
-        self, session_id: str, delivery_id: str, body: JsonObject, edits: int
-    ) -> DeliveryRow | None:
-        """Replace the body of a delivery that waits; None when it waits no more, or was edited since."""
+    async def edit_delivery(self, delivery: DeliveryRow, body: JsonObject) -> DeliveryRow | None:
+        """Replace the body of a delivery that waits; None when it waits no more, or was edited since it was read."""
         ...
 
     async def unread(self, session_id: str) -> Sequence[DeliveryRow]:

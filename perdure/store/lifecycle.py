@@ -14,7 +14,8 @@ from perdure.errors import Invalid
 from perdure.protocol.deliveries import Bounds, Capabilities, Mode, Principal
 from perdure.protocol.wire import JsonObject, Wire
 
-from .values import NewDelivery, NewRecord, Slot
+from .deliveries import NewDelivery
+from .values import NewRecord, Slot
 
 #: The format of the record that keeps code without forks from serving a fork.
 FORK = "perdure/fork/1"

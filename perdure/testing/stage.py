@@ -36,18 +36,10 @@ from perdure.session.state import hash_token
 from perdure.session.turn import ContinueAsNew, StepFailed, run_turn
 from perdure.settings import Settings
 from perdure.store.base import Store
+from perdure.store.deliveries import NewDelivery
 from perdure.store.engine.rows import utc_now
-from perdure.store.values import (
-    Answering,
-    Attempt,
-    Commit,
-    Committed,
-    InputQuery,
-    InputRow,
-    NewDelivery,
-    NewSession,
-    Vote,
-)
+from perdure.store.inputs import Answering, InputQuery, InputRow, Vote
+from perdure.store.values import Attempt, Commit, Committed, NewSession
 
 SESSION = "session"
 

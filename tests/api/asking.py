@@ -11,7 +11,8 @@ from perdure.protocol.deliveries import Principal
 from perdure.protocol.events import Event, EventType
 from perdure.protocol.inputs import InputKind, InputRequest, InputStatus, Option, Responders, digest
 from perdure.session.inputs import at_expiry
-from perdure.store.values import Commit, InputChanges, InputRow, SessionChange
+from perdure.store.inputs import InputRow
+from perdure.store.values import Commit, InputChanges, SessionChange
 from tests.api.served import URL, Api
 
 YES_OR_NO = (Option(id="approve", label="Yes"), Option(id="deny", label="No"))

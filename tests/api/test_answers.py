@@ -10,7 +10,7 @@ from temporalio.service import RPCError, RPCStatusCode
 from perdure.errors import Unavailable
 from perdure.protocol.events import NewEvent
 from perdure.protocol.inputs import Option, Responders, digest
-from perdure.store.values import Answered, Answering, InputRow
+from perdure.store.inputs import Answered, Answering, InputRow
 from tests.api.asking import APPROVE, COLOURS, DENY, PAYMENT, Waiting, outcome, to, waiting
 from tests.api.served import URL, Api
 

@@ -11,7 +11,7 @@ from perdure.errors import TurnCancelled
 from perdure.models.base import Delta, Prompt, Reply
 from perdure.protocol.requests import Calls, Failure, Finished
 from perdure.session.decisions import CANCELLED
-from perdure.store.values import InputQuery
+from perdure.store.inputs import InputQuery
 from perdure.testing import ScriptedModel, call
 from tests.support.lab import SESSION, YES, Lab, lab
 

@@ -36,7 +36,8 @@ from perdure.session.decisions import CANCELLED
 from perdure.session.state import OPERATOR_FAILED, SessionState, load_session
 from perdure.session.turn import StepFailed, run_turn
 from perdure.store.base import Store
-from perdure.store.values import Commit, Committed, NewDelivery
+from perdure.store.deliveries import NewDelivery
+from perdure.store.values import Commit, Committed
 from perdure.telemetry import spans
 from perdure.testing import call
 from perdure.testing.stage import LocalSteps

@@ -12,8 +12,8 @@ from perdure.models.base import Delta, Prompt, Reply
 from perdure.protocol.deliveries import CLEAR, COMPACT, RESET, DeliveryBody, DeliveryRef
 from perdure.protocol.requests import NothingToRead
 from perdure.settings import Settings
+from perdure.store.deliveries import NewDelivery
 from perdure.store.lifecycle import NewFork, Restoration
-from perdure.store.values import NewDelivery
 from perdure.testing import ScriptedModel
 from tests.support.given import read_session
 from tests.support.lab import SESSION, TEXT_TURN, Lab, lab

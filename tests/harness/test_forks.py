@@ -4,8 +4,8 @@ from perdure import ToolContext, tool
 from perdure.harness.rebuild import boundary_problem, is_cut_by, read_end
 from perdure.protocol.deliveries import LOCAL, DeliveryBody, DeliveryRef
 from perdure.protocol.requests import Failure
+from perdure.store.deliveries import NewDelivery
 from perdure.store.lifecycle import NewFork
-from perdure.store.values import NewDelivery
 from perdure.testing import call
 from tests.support.lab import SESSION, Lab, lab
 

@@ -19,8 +19,10 @@ from perdure.session.inputs import resolved
 from perdure.session.state import SessionState
 from perdure.settings import Settings
 from perdure.store.base import Store, read_all
+from perdure.store.deliveries import NewDelivery
+from perdure.store.inputs import Answering, InputQuery, InputRow, Vote
 from perdure.store.open import open_store
-from perdure.store.values import Answering, InputQuery, InputRow, NewDelivery, NewSession, Vote
+from perdure.store.values import NewSession
 from perdure.testing import OneModel, ScriptedModel, call
 from tests.support.lab import YES
 from tests.support.processes import PATIENCE

@@ -15,8 +15,9 @@ from perdure.session import decisions
 from perdure.session.decisions import RunTurn
 from perdure.session.state import load_session
 from perdure.store.base import Store
+from perdure.store.deliveries import DeliveryRow, NewDelivery
 from perdure.store.lifecycle import NewFork
-from perdure.store.values import Attempt, Commit, DeliveryRow, NewDelivery, NewSession, SessionChange
+from perdure.store.values import Attempt, Commit, NewSession, SessionChange
 from tests.support.lab import SESSION, YES, lab
 
 from .till import Till, asked

@@ -15,9 +15,10 @@ from perdure.runtime.runs import Runs
 from perdure.runtime.signals import Signals
 from perdure.settings import Settings
 from perdure.store.base import Store, read_all
+from perdure.store.deliveries import CancelRequest, DeliveryRow
 from perdure.store.open import open_store
 from perdure.store.runs import RunRecord
-from perdure.store.values import Attempt, CancelRequest, DeliveryRow, NewSession
+from perdure.store.values import Attempt, NewSession
 from perdure.testing import ScriptedModel
 
 CLERK = Agent("clerk")

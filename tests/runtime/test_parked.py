@@ -12,7 +12,8 @@ from perdure.protocol.deliveries import DeliveryBody
 from perdure.protocol.inputs import InputAnswer
 from perdure.session.inputs import resolved
 from perdure.store.base import Store
-from perdure.store.values import Answering, InputRow, NewDelivery, Vote
+from perdure.store.deliveries import NewDelivery
+from perdure.store.inputs import Answering, InputRow, Vote
 from tests.support.plugin import StackFactory
 from tests.support.stack import Stack
 from tests.support.talk import Talk, text, types

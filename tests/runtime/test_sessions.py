@@ -14,7 +14,8 @@ from perdure.runtime.connect import secret
 from perdure.runtime.sessions import Sessions
 from perdure.session.state import hash_token
 from perdure.store.base import Store
-from perdure.store.values import NewDelivery, NewSession
+from perdure.store.deliveries import NewDelivery
+from perdure.store.values import NewSession
 from tests.support.plugin import StackFactory
 from tests.support.processes import PATIENCE
 from tests.support.stack import Stack

@@ -16,8 +16,8 @@ from perdure.protocol.wire import JsonObject
 from perdure.runtime.drivers.lost import start_lost_driver
 from perdure.runtime.signals import Signals
 from perdure.store.base import Store
+from perdure.store.deliveries import CancelRequest, DeliveryRow
 from perdure.store.lifecycle import NewFork
-from perdure.store.values import CancelRequest, DeliveryRow
 from tests.runtime.fake_driver import FakeDriver
 from tests.support import given
 

@@ -7,8 +7,8 @@ import pytest
 
 from perdure.protocol import names
 from perdure.protocol.deliveries import DeliveryBody, DeliveryRef
+from perdure.store.deliveries import NewDelivery
 from perdure.store.engine.rows import stamp
-from perdure.store.values import NewDelivery
 from tests.support.plugin import StackFactory
 from tests.support.stack import Stack
 from tests.support.waiting import until

@@ -7,7 +7,7 @@ from pydantic_ai.messages import ModelMessage, ModelResponse, ToolCallPart
 from pydantic_ai.messages import UserPromptPart as Said
 
 from perdure.protocol.deliveries import InputResponse
-from perdure.store.values import InputRow
+from perdure.store.inputs import InputRow
 
 Answer: TypeAlias = Literal["approve", "deny", "edit", "red", "nonsense"]
 

@@ -46,7 +46,9 @@ from perdure.session.decisions import Wait
 from perdure.session.state import SessionState, derive_token, hash_token, load_session
 from perdure.settings import Settings
 from perdure.store.base import Store
-from perdure.store.values import DeliveryRow, InputQuery, InputRow, SessionRow
+from perdure.store.deliveries import DeliveryRow
+from perdure.store.inputs import InputQuery, InputRow
+from perdure.store.values import SessionRow
 
 from .processes import CURRENT, Fate, Pace, Process, Processes, WatchedStore, patiently, watched
 from .script import Answer, call, next_words, response_to

@@ -7,7 +7,8 @@ import pytest
 
 from perdure.store.base import Store
 from perdure.store.engine.database import Row, T, Transaction, Value, Work
-from perdure.store.values import InputQuery, SessionQuery
+from perdure.store.inputs import InputQuery
+from perdure.store.values import SessionQuery
 from tests.support import given
 
 #: What is asked for, and the index that finds it without looking at anything else.

@@ -11,24 +11,20 @@ from perdure.protocol.inputs import InputAnswer, InputKind, InputRequest, Respon
 from perdure.protocol.requests import Attention
 from perdure.protocol.wire import JsonObject
 from perdure.store.base import Store
+from perdure.store.deliveries import CancelRequest, NewDelivery
 from perdure.store.engine.database import migrations
+from perdure.store.inputs import Answered, Answering, InputRow, Vote
 from perdure.store.values import (
-    Answered,
-    Answering,
     Attempt,
-    CancelRequest,
     Commit,
     Consumption,
     Fence,
     Hold,
     InputChanges,
-    InputRow,
-    NewDelivery,
     NewRecord,
     NewSession,
     SessionChange,
     SessionRow,
-    Vote,
 )
 
 T = TypeVar("T")

@@ -37,8 +37,10 @@ from perdure.session.decisions import CANCELLED
 from perdure.session.inputs import resolved
 from perdure.settings import Settings
 from perdure.store.base import Store, read_all
+from perdure.store.deliveries import CancelRequest, NewDelivery
+from perdure.store.inputs import Answering, Vote
 from perdure.store.open import open_store
-from perdure.store.values import Answering, Attempt, CancelRequest, NewDelivery, NewSession, Vote
+from perdure.store.values import Attempt, NewSession
 from perdure.testing import ScriptedModel
 
 SESSION = "s1"

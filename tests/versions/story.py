@@ -38,9 +38,10 @@ from perdure.protocol.runs import RunBody
 from perdure.protocol.wire import JsonObject
 from perdure.runtime.signals import cancel_turn
 from perdure.session.state import OPERATOR_FAILED
+from perdure.store.deliveries import CancelRequest, DeliveryRow
 from perdure.store.lifecycle import Export, ExportHeader, NewFork, NewImport, Restoration
 from perdure.store.runs import NewRun
-from perdure.store.values import Attempt, CancelRequest, DeliveryRow, NewSession
+from perdure.store.values import Attempt, NewSession
 from perdure.testing import ScriptedModel, call
 from tests.support.lab import SESSION, Lab, lab
 

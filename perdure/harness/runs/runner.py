@@ -32,18 +32,9 @@ from perdure.protocol.events import EventType, NewEvent, cancel_requested
 from perdure.protocol.runs import RunBody, RunLooked
 from perdure.protocol.wire import JsonObject
 from perdure.store.base import Store, commit_with_retries
+from perdure.store.deliveries import DeliveryRow
 from perdure.store.runs import RunChange
-from perdure.store.values import (
-    Attempt,
-    Commit,
-    Consumption,
-    DeliveryRow,
-    Fence,
-    Hold,
-    SessionChange,
-    SessionQuery,
-    SessionRow,
-)
+from perdure.store.values import Attempt, Commit, Consumption, Fence, Hold, SessionChange, SessionQuery, SessionRow
 
 from .body import Body, Leave
 from .outcomes import Ended, Parked, as_json, text_of

@@ -21,8 +21,9 @@ from perdure.protocol.inputs import InputRequest, Option, digest, requested
 from perdure.protocol.wire import JsonObject
 from perdure.session.state import hash_token
 from perdure.store.base import Store
+from perdure.store.deliveries import CancelRequest, DeliveryRow, NewDelivery
 from perdure.store.engine.rows import stamp
-from perdure.store.values import CancelRequest, DeliveryRow, InputChanges, NewDelivery, NewSession, SessionRow
+from perdure.store.values import InputChanges, NewSession, SessionRow
 
 from .body import Body, Done
 from .outcomes import Wait, failed

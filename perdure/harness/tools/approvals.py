@@ -22,7 +22,8 @@ from perdure.session.inputs import CONTINUED
 from perdure.session.state import Chain
 from perdure.store.base import Store
 from perdure.store.engine.rows import stamp
-from perdure.store.values import InputRow, SlotWrite
+from perdure.store.inputs import InputRow
+from perdure.store.values import SlotWrite
 
 from . import builtin, outcomes
 from .builtin import Question

@@ -33,7 +33,8 @@ from perdure.protocol.requests import Coordinates, Failure
 from perdure.settings import Settings
 from perdure.store.accounts import DOLLAR, Reservation, Spending
 from perdure.store.base import Store, all_inputs, write_at_last
-from perdure.store.values import Attempt, Commit, Committed, Fence, Hold, InputQuery, SessionRow
+from perdure.store.inputs import InputQuery
+from perdure.store.values import Attempt, Commit, Committed, Fence, Hold, SessionRow
 
 from .approvals import EXTEND, EXTEND_BUDGET, request_id
 from .prices import Cost, cost_of, has_costs

@@ -42,7 +42,8 @@ from perdure.session.inputs import refuse_newer
 from perdure.session.state import hash_token
 from perdure.settings import Settings
 from perdure.store.base import Store, commit_with_retries
-from perdure.store.values import Attempt, Commit, Fence, Hold, InputRow, Record, SessionChange, SlotConflict, SlotWrite
+from perdure.store.inputs import InputRow
+from perdure.store.values import Attempt, Commit, Fence, Hold, Record, SessionChange, SlotConflict, SlotWrite
 from perdure.telemetry import spans
 
 from . import outcomes

@@ -48,18 +48,9 @@ from perdure.protocol.requests import (
 )
 from perdure.protocol.wire import JsonObject
 from perdure.store.base import Store, commit_with_retries
-from perdure.store.values import (
-    CancelRequest,
-    Commit,
-    Consumption,
-    DeliveryRow,
-    InputRow,
-    NewDelivery,
-    NewRecord,
-    NewSession,
-    SessionChange,
-    SessionRow,
-)
+from perdure.store.deliveries import CancelRequest, DeliveryRow, NewDelivery
+from perdure.store.inputs import InputRow
+from perdure.store.values import Commit, Consumption, NewRecord, NewSession, SessionChange, SessionRow
 
 from . import outcomes
 from .child_tool import Task

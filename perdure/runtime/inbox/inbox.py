@@ -10,7 +10,8 @@ from perdure.protocol.deliveries import DeliveryBody, Message, Principal
 from perdure.protocol.events import WITHDRAWN, delivery_refused
 from perdure.protocol.wire import JsonObject
 from perdure.store.base import Store
-from perdure.store.values import DeliveryOutcome, DeliveryPage, DeliveryQuery, DeliveryRow, DeliveryStatus, SessionRow
+from perdure.store.deliveries import DeliveryOutcome, DeliveryPage, DeliveryQuery, DeliveryRow, DeliveryStatus
+from perdure.store.values import SessionRow
 
 #: How the ids of deliveries begin that callers have made. Perdure derives ids for what it delivers itself.
 PREFIX = "dlv_"
@@ -113,7 +114,7 @@ class Inbox:
             raise DeliveryChanged
         written = DeliveryBody(message=message).model_dump(mode="json")["message"]
         body = {**row.body, "message": written}
-        edited = await self._store.edit_delivery(row.session_id, delivery_id, body, row.edits)
+        edited = await self._store.edit_delivery(row, body)
         if edited is None:
             raise DeliveryIsTaken if not (await self._find(delivery_id, principal)).unread else DeliveryChanged
         return await self._shown(edited)

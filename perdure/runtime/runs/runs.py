@@ -29,8 +29,9 @@ from perdure.protocol.events import Event
 from perdure.runtime.deliveries import delivery_id, ulid
 from perdure.runtime.signals import Signals, cancel_turn
 from perdure.store.base import Store, events_of
+from perdure.store.deliveries import Accepted, NewDelivery
 from perdure.store.runs import NewRun, RunPage, RunQuery, RunRecord
-from perdure.store.values import Accepted, NewDelivery, NewSession, SessionRow
+from perdure.store.values import NewSession, SessionRow
 
 #: The largest input, in bytes of JSON: as much as a result may have. Each attempt reads it.
 LARGEST_INPUT = 1_048_576

@@ -28,21 +28,12 @@ from perdure.protocol.inputs import InputAnswer
 from perdure.protocol.requests import Attention
 from perdure.protocol.wire import JsonObject
 from perdure.session.inputs import is_newer, verdict
-from perdure.store.values import (
-    Accepted,
-    Answered,
-    Answering,
-    CancelRequest,
-    DeliveryRow,
-    InputRow,
-    NewDelivery,
-    NewSession,
-    SessionRow,
-    Vote,
-)
+from perdure.store.deliveries import Accepted, CancelRequest, DeliveryRow, NewDelivery
+from perdure.store.inputs import Answered, Answering, InputQuery, InputRow, Vote
+from perdure.store.values import NewSession, SessionRow
 
 from . import rows, runs
-from .database import Row, Transaction, Written
+from .database import Row, Transaction, Value, Written
 from .rows import LockedSession, after, encode
 
 
@@ -130,12 +121,12 @@ async def refuse_unread(tx: Transaction, session_id: str, now: str) -> Sequence[
     return [delivery_refused(row["delivery_id"], code, message) for row in refused]
 
 
-async def edit(tx: Transaction, session_id: str, delivery_id: str, body: JsonObject, edits: int) -> DeliveryRow | None:
-    """Replace the body of a delivery that waits; None when it waits no more, or was edited since."""
+async def edit(tx: Transaction, read: DeliveryRow, body: JsonObject) -> DeliveryRow | None:
+    """Replace the body of a delivery that waits; None when it waits no more, or was edited since it was read."""
     # Under the lock, so that no turn reads it meanwhile.
-    await rows.lock(tx, session_id)
-    place = {"session_id": session_id, "delivery_id": delivery_id}
-    found = await tx.row("edit_delivery", **place, body=encode(body), edits=edits)
+    await rows.lock(tx, read.session_id)
+    place = {"session_id": read.session_id, "delivery_id": read.delivery_id}
+    found = await tx.row("edit_delivery", **place, body=encode(body), edits=read.edits)
     return None if found is None else rows.delivery(found)
 
 
@@ -422,3 +413,14 @@ def _voted(row: InputRow, vote: Vote, delivery_id: str, now: str) -> InputRow:
     if decided is None:
         return row
     return replace(row, status="answered", answer=decided, closed_at=now, delivery_id=delivery_id)
+
+
+def inputs_query(query: InputQuery) -> tuple[str, dict[str, Value]]:
+    """The query with the best index for this filter, and the values that only this query takes."""
+    if query.root is not None:
+        return "inputs_of_family", {"root": query.root, "status": query.status}
+    if query.session_id is not None:
+        return "inputs_of_session", {"session_id": query.session_id, "status": query.status}
+    if query.status == "open":
+        return "inputs_open", {}
+    return "inputs", {"status": query.status}

@@ -3,8 +3,8 @@
 from perdure.protocol import names
 from perdure.protocol.deliveries import CHILD_RESULT, DeliveryBody, DeliveryRef
 from perdure.protocol.wire import JsonObject
+from perdure.store.deliveries import Accepted, NewDelivery
 from perdure.store.lifecycle import DueCallback, NewRemoteCall, RemoteCall
-from perdure.store.values import Accepted, NewDelivery
 
 from . import rows
 from .database import Row, Transaction

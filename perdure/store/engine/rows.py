@@ -18,18 +18,10 @@ from perdure.session.inputs import ANSWER, REQUEST
 from perdure.session.state import Chain
 from perdure.store.accounts import Below
 from perdure.store.base import RawRecord
+from perdure.store.deliveries import DeliveryRow, NewDelivery
+from perdure.store.inputs import InputRow
 from perdure.store.lifecycle import DeadLetter
-from perdure.store.values import (
-    DeliveryRow,
-    InputRow,
-    NewDelivery,
-    NewRecord,
-    NewSession,
-    Record,
-    SessionRow,
-    SessionStatus,
-    Slot,
-)
+from perdure.store.values import NewRecord, NewSession, Record, SessionRow, SessionStatus, Slot
 
 from .database import Row, Transaction, Value
 

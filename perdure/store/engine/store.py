@@ -11,6 +11,16 @@ from perdure.protocol.events import Event, NewEvent
 from perdure.protocol.requests import Attention
 from perdure.protocol.wire import JsonObject
 from perdure.store.base import RawRecord, Watch
+from perdure.store.deliveries import (
+    Accepted,
+    CancelRequest,
+    DeliveryPage,
+    DeliveryQuery,
+    DeliveryRow,
+    NewDelivery,
+    Unsignalled,
+)
+from perdure.store.inputs import Answered, Answering, InputPage, InputQuery, InputRow
 from perdure.store.lifecycle import (
     CallbackStatus,
     DeadLetter,
@@ -28,28 +38,16 @@ from perdure.store.lifecycle import (
 )
 from perdure.store.runs import RunPage, RunQuery, RunRecord
 from perdure.store.values import (
-    Accepted,
-    Answered,
-    Answering,
-    CancelRequest,
     Commit,
     Committed,
-    DeliveryPage,
-    DeliveryQuery,
-    DeliveryRow,
     EventQuery,
-    InputPage,
-    InputQuery,
-    InputRow,
     Instance,
-    NewDelivery,
     NewSession,
     Record,
     SessionPage,
     SessionQuery,
     SessionRow,
     Slot,
-    Unsignalled,
 )
 from perdure.store.watchers import Feed, Watchers
 
@@ -271,11 +269,9 @@ class SqlStore:
         found = await self._row("place_in_queue", session_id=delivery.session_id, **place)
         return 0 if found is None else found["place"]
 
-    async def edit_delivery(
-        self, session_id: str, delivery_id: str, body: JsonObject, edits: int
-    ) -> DeliveryRow | None:
+    async def edit_delivery(self, delivery: DeliveryRow, body: JsonObject) -> DeliveryRow | None:
         # If the outcome of the commit is unknown, the caller reads it again: the number of edits says it.
-        return await self._database.write(lambda tx: deliveries.edit(tx, session_id, delivery_id, body, edits))
+        return await self._database.write(lambda tx: deliveries.edit(tx, delivery, body))
 
     async def unread(self, session_id: str) -> Sequence[DeliveryRow]:
         found: list[DeliveryRow] = []
@@ -351,7 +347,7 @@ class SqlStore:
 
     async def inputs(self, query: InputQuery) -> InputPage:
         after = oldest_first(query.cursor)
-        name, values = _inputs(query)
+        name, values = deliveries.inputs_query(query)
         values |= {"agent": query.agent, "kind": query.kind}
         found, next_cursor = await self._page(name, values, ("opened_at", "request_id"), after, query.limit)
         return InputPage([rows.input_row(row) for row in found], next_cursor)
@@ -496,14 +492,3 @@ def _sessions(query: SessionQuery) -> tuple[str, dict[str, Value]]:
             return "sessions_of_owner_in_need", {"owner": owner}
         case owner, status:
             return "sessions_of_owner_by_status", {"owner": owner, "status": status}
-
-
-def _inputs(query: InputQuery) -> tuple[str, dict[str, Value]]:
-    """The query with the best index for this filter, and the values that only this query takes."""
-    if query.root is not None:
-        return "inputs_of_family", {"root": query.root, "status": query.status}
-    if query.session_id is not None:
-        return "inputs_of_session", {"session_id": query.session_id, "status": query.status}
-    if query.status == "open":
-        return "inputs_open", {}
-    return "inputs", {"status": query.status}

@@ -4,7 +4,8 @@ import asyncio
 
 from perdure.protocol.inputs import InputAnswer
 from perdure.store.base import Store
-from perdure.store.values import Answered, Answering, Commit, InputChanges, InputRow
+from perdure.store.inputs import Answered, Answering, InputRow
+from perdure.store.values import Commit, InputChanges
 from tests.support import given
 from tests.support.given import answer, answering, chooses, opening
 

@@ -8,7 +8,8 @@ import pytest
 
 from perdure.errors import TurnCancelled
 from perdure.store.base import Store
-from perdure.store.values import CancelRequest, Commit, Consumption, SessionChange, SessionStatus
+from perdure.store.deliveries import CancelRequest
+from perdure.store.values import Commit, Consumption, SessionChange, SessionStatus
 from tests.support import given
 from tests.support.given import answer, answering, cancel, chooses, consuming, ending, parking, running
 

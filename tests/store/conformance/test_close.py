@@ -8,17 +8,9 @@ import pytest
 from perdure.errors import SessionGone, Superseded
 from perdure.protocol.events import EventType, NewEvent, Usage
 from perdure.store.base import Store
-from perdure.store.values import (
-    Accepted,
-    Answered,
-    Commit,
-    Consumption,
-    Hold,
-    InputChanges,
-    SessionChange,
-    SessionQuery,
-    SessionStatus,
-)
+from perdure.store.deliveries import Accepted
+from perdure.store.inputs import Answered
+from perdure.store.values import Commit, Consumption, Hold, InputChanges, SessionChange, SessionQuery, SessionStatus
 from tests.store.conformance.conftest import Database
 from tests.support import given
 from tests.support.given import answer, answering, chooses, closing

@@ -11,8 +11,9 @@ from perdure.protocol import names
 from perdure.protocol.deliveries import Lineage
 from perdure.protocol.events import EVENT_EXPIRED, EventType, NewEvent
 from perdure.store.base import Store
+from perdure.store.inputs import InputQuery
 from perdure.store.lifecycle import Keep
-from perdure.store.values import Commit, InputQuery, NewSession, SessionChange, SessionPage, SessionQuery, ShownStatus
+from perdure.store.values import Commit, NewSession, SessionChange, SessionPage, SessionQuery, ShownStatus
 from tests.store.conformance.conftest import Database
 from tests.support import given
 from tests.support.given import answer, answering, chooses

@@ -6,7 +6,7 @@ import pytest
 
 from perdure.errors import InboxFull
 from perdure.store.base import Store
-from perdure.store.values import Accepted
+from perdure.store.deliveries import Accepted
 from tests.support import given
 from tests.support.given import answer, answering, chooses, opening
 

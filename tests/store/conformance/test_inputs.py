@@ -6,7 +6,8 @@ from perdure.errors import Invalid, Superseded
 from perdure.protocol.events import NewEvent
 from perdure.protocol.inputs import InputRequest, InputStatus
 from perdure.store.base import Store
-from perdure.store.values import Commit, Consumption, DeliveryTaken, InputChanges, InputPage, InputQuery, SessionChange
+from perdure.store.inputs import InputPage, InputQuery
+from perdure.store.values import Commit, Consumption, DeliveryTaken, InputChanges, SessionChange
 from tests.support import given
 from tests.support.given import answer, answering, chooses, opening
 from tests.support.waiting import until

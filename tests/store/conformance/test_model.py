@@ -20,8 +20,9 @@ from hypothesis.stateful import (
 
 from perdure.errors import InboxFull, SessionGone, Superseded, TurnCancelled
 from perdure.store.base import Store
+from perdure.store.deliveries import CancelRequest
 from perdure.store.open import open_store
-from perdure.store.values import CancelRequest, Commit, Committed, Consumption, Hold, InputChanges
+from perdure.store.values import Commit, Committed, Consumption, Hold, InputChanges
 from tests.support import given
 from tests.support.examples import at_least
 

@@ -11,8 +11,10 @@ import pytest
 from perdure.errors import SchemaOutdated
 from perdure.runtime.deliveries import reference
 from perdure.store.base import Store
+from perdure.store.deliveries import CancelRequest
 from perdure.store.engine import database
-from perdure.store.values import CancelRequest, Consumption, InputChanges, InputQuery, SlotWrite
+from perdure.store.inputs import InputQuery
+from perdure.store.values import Consumption, InputChanges, SlotWrite
 from tests.store.conformance.conftest import OpenStore
 from tests.support import given
 from tests.support.given import answer, answering, chooses, opening
