@@ -33,7 +33,7 @@ NAMES = {
     "readers": {"readers"},
     "restart": {"3 sessions, 2 active, 3 turns each"},
 }
-SOME = ("session", "inline-crowd", "growth", "log", "fork", "compaction", "parked", "wake")
+SOME = ("session", "growth", "log", "fork", "readers")
 
 
 @pytest.fixture(scope="module")
