@@ -15,7 +15,9 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 SUMMARIES = {"compaction_mid_call": 2, "compaction_after_record": 1}
 
 
-@pytest.mark.parametrize("database", ["sqlite", pytest.param("postgres", marks=[pytest.mark.postgres, pytest.mark.slow])])
+@pytest.mark.parametrize(
+    "database", ["sqlite", pytest.param("postgres", marks=[pytest.mark.postgres, pytest.mark.slow])]
+)
 async def test_a_recorded_summary_is_never_paid_for_again(
     database: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
