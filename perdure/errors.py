@@ -354,6 +354,9 @@ class RunStepFailed(PerdureError):
         self.step = step
         self.error = error
 
+    def __str__(self) -> str:
+        return f"{self.step}: {self.error}: {self.message}"
+
 
 class StepOutcomeUnknown(RunStepFailed):
     """The step was interrupted. It may have had its effect, and is not done again."""
@@ -362,6 +365,9 @@ class StepOutcomeUnknown(RunStepFailed):
 
     def __init__(self, step: str) -> None:
         super().__init__(step, "StepOutcomeUnknown", f"The step {step!r} was interrupted; it is not done again.")
+
+    def __str__(self) -> str:
+        return self.message
 
 
 class RunCancelled(PerdureError):
@@ -425,6 +431,8 @@ class RunDiverged(NeedsAttention):
     """The code of the run makes other steps than it has recorded."""
 
     code = "RUN_DIVERGED"
+    # The message has the names of steps, which may hold content.
+    plain = False
 
 
 class RunKillsWorkers(NeedsAttention):

@@ -111,7 +111,7 @@ def load_runs(spec: str, agents: str = "") -> RunRegistry:
         found = _load(reference, "a run", Run)
         runs += [each for each in found if isinstance(each, Run)]
         if not found or not all(isinstance(each, Run) for each in found):
-            raise InvalidDeclaration(f"{reference!r} is not a Run or a list of Runs.")
+            raise _not_one(reference, found, "a run", Run)
     for reference in _references(agents):
         runs += [each for each in _load(reference, "an agent", Agent) if isinstance(each, Run)]
     # A run may be named in both places.
@@ -156,14 +156,25 @@ def _load(reference: str, what: str, kind: type[object]) -> Sequence[object]:
 def _agents(reference: str, listed: Sequence[object]) -> list[Agent]:
     agents = [each for each in listed if isinstance(each, Agent)]
     if not agents or not all(isinstance(each, Agent | Run) for each in listed):
-        module_name, _, attribute = reference.partition(":")
-        module = sys.modules[module_name]
-        kind = f"of type {type(getattr(module, attribute)).__name__}" if listed else "an empty list"
-        raise InvalidDeclaration(
-            f"{reference!r} is not an Agent or a list of Agents, but {kind}; "
-            f"the module has {_named(module, 'an agent', Agent)}."
-        )
+        raise _not_one(reference, listed, "an agent", Agent)
     return agents
+
+
+def _not_one(reference: str, listed: Sequence[object], what: str, kind: type[object]) -> InvalidDeclaration:
+    """What to say of a reference that names something else."""
+    module_name, _, attribute = reference.partition(":")
+    module = sys.modules[module_name]
+    found: object = getattr(module, attribute)
+    if isinstance(found, Run):
+        return InvalidDeclaration(
+            f"{reference!r} is not {what}, but a run: name it in PERDURE_RUNS, or in a list with an agent."
+        )
+    of = f"of type {type(found).__name__}" if listed else "an empty list"
+    name = kind.__name__
+    return InvalidDeclaration(
+        f"{reference!r} is not {what.partition(' ')[0]} {name} or a list of {name}s, but {of}; "
+        f"the module has {_named(module, what, kind)}."
+    )
 
 
 def _named(module: ModuleType, what: str, kind: type[object]) -> str:

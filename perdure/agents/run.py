@@ -4,6 +4,7 @@ import inspect
 import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from types import NoneType
 from typing import Any, Literal, Protocol, TypeAlias, TypeVar, cast, get_args
 
@@ -74,12 +75,20 @@ class RunContext:
         A function that raises is not called again: `RunStepFailed` is raised here, in all attempts. `effects` is as
         for tools: a step that runs at most once and was interrupted raises `StepOutcomeUnknown`.
         """
+        _check("step", "name", name, "text", str)
         if not (name and len(name) <= _LONGEST_STEP_NAME and name.isprintable()):
             raise InvalidDeclaration(
                 f"A step is named by 1 to {_LONGEST_STEP_NAME} printable characters, not {name!r}."
             )
+        if inspect.iscoroutine(function):
+            function.close()
+            raise InvalidDeclaration(
+                f"Step {name!r}: give it the function and the arguments, and do not call it: "
+                f"`ctx.step({name!r}, {function.__name__}, …)`."
+            )
         if effects not in get_args(Effects):
             raise InvalidDeclaration(f"Step {name!r}: effects are 'pure', 'idempotent' or 'at_most_once'.")
+        _check("step", "timeout", timeout, "a number of seconds", int, float)
         # So written, it refuses NaN too: a timer for it would never be due, and others would wait behind it.
         if not 0 < timeout <= _LONGEST_TIMEOUT:
             raise InvalidDeclaration(
@@ -87,9 +96,11 @@ class RunContext:
             )
         return self._work.step(name, function, arguments, effects, timeout)
 
-    def sleep(self, seconds: float) -> Awaitable[None]:
-        """Wait so many seconds from the first time that this is reached. A run that waits uses no compute."""
-        _check("sleep", "seconds", seconds, int, float)
+    def sleep(self, seconds: float | timedelta) -> Awaitable[None]:
+        """Wait so long from the first time that this is reached. A run that waits uses no compute."""
+        if isinstance(seconds, timedelta):
+            seconds = seconds.total_seconds()
+        _check("sleep", "seconds", seconds, "a number of seconds or a timedelta", int, float)
         return self._work.sleep(seconds)
 
     def prompt(
@@ -100,30 +111,32 @@ class RunContext:
         The task gets a session of its own. With `session`, it is a message to the session of this name, which is
         started if there is none; the result is the text of the turn. `RunStepFailed` when the agent fails.
         """
-        _check("prompt", "agent", agent, str)
-        _check("prompt", "message", message, str)
-        _check("prompt", "session", session, str, NoneType)
-        _check("prompt", "output_schema", output_schema, dict, NoneType)
+        _check("prompt", "agent", agent, "the name of an agent", str)
+        _check("prompt", "message", message, "text", str)
+        _check("prompt", "session", session, "the name of a session", str, NoneType)
+        _check("prompt", "output_schema", output_schema, "a JSON Schema (`….model_json_schema()`)", dict, NoneType)
         return self._work.prompt(agent, message, session, output_schema)
 
     def ask(self, question: str, options: Sequence[str] = (), *, freeform: bool | None = None) -> Awaitable[str]:
         """Ask people, and return the option that they choose, or their text; without options only text is possible."""
-        _check("ask", "question", question, str)
+        _check("ask", "question", question, "text", str)
+        _check("ask", "options", options, "a list of texts", list, tuple)
         for option in options:
-            _check("ask", "options", option, str)
+            _check("ask", "options", option, "a list of texts", str)
         return self._work.ask(question, tuple(options), freeform=not options if freeform is None else freeform)
 
     def log(self, level: Level, message: str, **attributes: Any) -> None:
         """Write an event that readers of the run see. `attributes` must be JSON."""
         if level not in get_args(Level):
             raise InvalidDeclaration(f"A level is one of {', '.join(get_args(Level))}, not {level!r}.")
+        _check("log", "message", message, "text", str)
         self._work.log(level, message, attributes)
 
 
-def _check(call: str, name: str, value: object, *types: type) -> None:
+def _check(call: str, name: str, value: object, what: str, *types: type) -> None:
     """Raise in the function if the argument is none: what did it later would have to do with the run as a whole."""
     if not isinstance(value, types) or isinstance(value, bool):
-        raise InvalidDeclaration(f"ctx.{call}: {type(value).__name__} is no type for `{name}`.")
+        raise InvalidDeclaration(f"ctx.{call}: `{name}` is {what}, not {value!r}.")
 
 
 RunFunction: TypeAlias = Callable[[RunContext, Any], Awaitable[Any]]
@@ -153,7 +166,10 @@ class Run:
         try:
             inspect.signature(self.function).bind(None, None)
         except TypeError:
-            raise InvalidDeclaration(f"Run {self.name!r}: its function takes the RunContext and the input.") from None
+            raise InvalidDeclaration(
+                f"Run {self.name!r}: its function takes the RunContext and the input; "
+                f"write `async def {self.name.replace('-', '_')}(ctx, input)`."
+            ) from None
         object.__setattr__(self, "_input", self._adapter("input", self.input))
         object.__setattr__(self, "_output", self._adapter("output", self.output))
 
@@ -175,8 +191,13 @@ class Run:
             raise InvalidDeclaration(f"Run {self.name!r}: {kind!r} cannot be its {what}: {error}") from None
 
 
-def run(*, name: str, input: Any = Any, output: Any = Any) -> Callable[[RunFunction], Run]:
+def run(
+    function: None = None, /, *, name: str = "", input: Any = Any, output: Any = Any
+) -> Callable[[RunFunction], Run]:
     """Declare a function as a run: `@run(name="nightly", input=Nightly)`, `async def nightly(ctx, input): …`."""
+    if not name:
+        of = str(getattr(function, "__name__", "nightly")).replace("_", "-")
+        raise InvalidDeclaration(f'A run has a name: write @run(name="{of}").')
 
     def declare(function: RunFunction) -> Run:
         return Run(name, function, input, output)

@@ -343,7 +343,7 @@ def _turn_number(turn_id: str) -> int:
 _REPAIRED: dict[Repair, str] = {
     "retry": "The failed work is retried now.",
     "rebuild": "Its workflow continues from the store; `perdure tail` shows session.rebuilt.",
-    "fail": "It will be ended; `perdure tail` shows session.failed.",
+    "fail": "It will be ended; `perdure tail` shows session.failed, or run.failed of a run.",
 }
 
 

@@ -168,10 +168,27 @@ def _line(event: "Event") -> str:
         attributes: dict[str, Any] = data.get("attributes") or {}
         more = "".join(f" {name}={value}" for name, value in attributes.items())
         return f"{event.at}  {data['level']:<5}  {data['message']}{more}"
-    error: dict[str, Any] = data.get("error") or {}
-    about = data.get("name") or data.get("waitingFor") or ""
-    failed = f"  {error.get('name')}: {error.get('message')}" if error else ""
-    return f"{event.at}  {event.type}  {about}{failed}".rstrip()
+    return f"{event.at}  {event.type}  {_about_event(event.type, data)}".rstrip()
+
+
+def _about_event(type: str, data: dict[str, Any]) -> str:
+    """What the line of an event says beside its type."""
+    match type:
+        case "input.requested":
+            # `perdure logs` is for people: this is what they answer, and with which id.
+            return ", ".join(f"{each['prompt']} ({each['requestId']})" for each in data["requests"])
+        case "input.resolved":
+            return f"{data['status']} ({data['requestId']})"
+        case "session.attention" | "delivery.refused":
+            return f"{data['code']}: {data['message']}"
+        case "session.recovered":
+            return str(data["code"])
+        case "subagent.called":
+            return f"{data['name']} ({data['childSessionId']})"
+        case _:
+            error: dict[str, Any] = data.get("error") or {}
+            failed = f"{error.get('name')}: {error.get('message')}" if error else ""
+            return "  ".join(filter(None, (data.get("name") or data.get("waitingFor"), failed)))
 
 
 def _settings(data_dir: Path | None) -> "Settings":

@@ -4,17 +4,20 @@ from pathlib import Path
 import pytest
 
 from perdure import Agent, AgentRegistry, InvalidDeclaration, load_agents
+from perdure.agents.registry import load_runs
 from perdure.errors import AgentNotFound
 
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "shop_of_tests.py").write_text(
-        "from perdure import Agent\n"
+        "from perdure import Agent, run\n"
         "one = Agent('one')\n"
         "more = [Agent('two', model='openai:x'), Agent('three')]\n"
         "nothing = 3\n"
         "empty = []\n"
+        "@run(name='nightly')\n"
+        "async def nightly(ctx, input): ...\n"
     )
     (tmp_path / "broken_of_tests.py").write_text("import not_installed_anywhere\n")
     monkeypatch.chdir(tmp_path)
@@ -55,6 +58,7 @@ def test_how_turns_run_is_for_those_that_do_not_say_it(project: Path) -> None:
         ("shop_of_tests:four", "has no 'four' .*; it has 'one'"),
         ("shop_of_tests:nothing", "is not an Agent or a list of Agents, but of type int; the module has 'one'"),
         ("shop_of_tests:empty", "but an empty list"),
+        ("shop_of_tests:nightly", "but a run: name it in PERDURE_RUNS, or in a list with an agent"),
         ("", "no agent to serve"),
         ("shop_of_tests:one,shop_of_tests:one", "Two agents"),
     ],
@@ -62,6 +66,21 @@ def test_how_turns_run_is_for_those_that_do_not_say_it(project: Path) -> None:
 def test_a_wrong_reference_is_explained(project: Path, spec: str, complaint: str) -> None:
     with pytest.raises(InvalidDeclaration, match=complaint):
         load_agents(spec)
+
+
+@pytest.mark.parametrize(
+    ("spec", "complaint"),
+    [
+        ("shop_of_tests", "does not name a run; write `module:attribute`, `shop_of_tests:run` for one"),
+        ("shop_of_tests:four", "has no 'four' .*; it has 'nightly'"),
+        ("shop_of_tests:nothing", "is not a Run or a list of Runs, but of type int; the module has 'nightly'"),
+        ("shop_of_tests:one", "is not a Run or a list of Runs, but of type Agent; the module has 'nightly'"),
+        ("shop_of_tests:empty", "but an empty list"),
+    ],
+)
+def test_a_wrong_reference_to_a_run_is_explained(project: Path, spec: str, complaint: str) -> None:
+    with pytest.raises(InvalidDeclaration, match=complaint):
+        load_runs(spec)
 
 
 def test_a_broken_import_inside_the_module_shows_itself(project: Path) -> None:

@@ -29,6 +29,7 @@ def test_a_run_is_started_listed_and_followed(stack: Stack) -> None:
     assert (status, name) == ("completed", "nightly")
     pretty = says(stack, "logs", run_id)
     assert "info   counted total=42" in pretty
+    assert "subagent.called  writer (ses_" in pretty
     assert "run.completed" in pretty
     told = [json.loads(each) for each in says(stack, "logs", run_id, "--format", "json", "--follow").splitlines()]
     assert [told[0]["type"], told[-1]["type"]] == ["run.started", "run.completed"]

@@ -13,6 +13,7 @@ from perdure.runtime.drivers.client import DriverClient
 from perdure.runtime.runs import Runs
 from perdure.runtime.signals import Signals
 from perdure.session.state import SessionState
+from tests.support import commands
 from tests.support.ledger import Ledger, running_ledger
 from tests.support.plugin import StackFactory
 from tests.support.processes import wait_until
@@ -299,6 +300,8 @@ async def test_code_that_makes_other_steps_parks_the_run_until_it_is_mended(stac
         stack.start_worker({"STEP_NAME": "new", "SLEEP": "2"})
         await until_record(http, run_id, attention="RUN_DIVERGED")
         assert (await record(http, run_id))["status"] == "active"
+        told = commands.perdure("logs", run_id, environment=stack.environment).stdout
+        assert "RUN_DIVERGED: Call 0 of the function is step/new now; the run has recorded step/old." in told
         stack.workers[-1].kill()
         stack.start_worker({"STEP_NAME": "old", "SLEEP": "2"})
         over = await until_record(http, run_id, status="completed")

@@ -210,8 +210,9 @@ class Body:
         self._position += 1
         known = self._calls.labels.get(place.position)
         if known is not None and known != place.label:
-            log.warning("run %s diverged: call %d was %r, and is %r", self.run_id, place.position, known, place.label)
-            self.stop(RunDiverged(f"Call {place.position} of the run is another one than it has recorded."))
+            log.warning("run %s diverged at its call %d", self.run_id, place.position)
+            now, then = place.label.rstrip("/"), known.rstrip("/")
+            self.stop(RunDiverged(f"Call {place.position} of the function is {now} now; the run has recorded {then}."))
         return self._result(place, work)
 
     async def _result(self, place: Place, work: Work) -> Any:

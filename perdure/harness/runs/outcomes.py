@@ -10,7 +10,7 @@ from typing import Any
 from pydantic_core import PydanticSerializationError, from_json, to_json
 
 from perdure.bounds import DEEPEST, deeper_than, described, shortened, whole
-from perdure.errors import Invalid, PerdureError
+from perdure.errors import Invalid
 from perdure.harness.tools.toolbox import in_thread
 from perdure.protocol import names
 from perdure.protocol.events import EventType, NewEvent
@@ -101,7 +101,7 @@ def as_json(value: Any) -> Any:
 
 def text_of(error: BaseException) -> str:
     try:
-        text = error.message if isinstance(error, PerdureError) else str(error)
+        text = str(error)
     except Exception:
         text = "(no text)"
     return shortened(whole(text), LONGEST_TEXT)
