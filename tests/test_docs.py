@@ -152,6 +152,14 @@ async def test_the_agents_of_the_authors_guide_work() -> None:
     assert advised.result == {"sku": "tea", "reason": "It is raining."}
 
 
+async def test_the_runs_of_their_guide_work() -> None:
+    guide = definitions("runs.md")
+
+    await guide["test_a_night_is_counted_and_told"]()
+    await guide["test_nothing_is_sent_twice"]()
+    await guide["test_a_release_is_asked_for"]()
+
+
 @pytest.fixture
 def guide_stack(make_stack: StackFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stack:
     """A worker that serves the agents of the authors' guide, and its environment here, too."""

@@ -120,7 +120,9 @@ class RunContext:
     def ask(self, question: str, options: Sequence[str] = (), *, freeform: bool | None = None) -> Awaitable[str]:
         """Ask people, and return the option that they choose, or their text; without options only text is possible."""
         _check("ask", "question", question, "text", str)
-        _check("ask", "options", options, "a list of texts", list, tuple)
+        if isinstance(options, str):
+            # A text is a sequence of texts too: of its letters.
+            raise InvalidDeclaration(f"ctx.ask: `options` is a list of texts, not {options!r}.")
         for option in options:
             _check("ask", "options", option, "a list of texts", str)
         return self._work.ask(question, tuple(options), freeform=not options if freeform is None else freeform)

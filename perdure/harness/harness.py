@@ -167,7 +167,7 @@ class Harness:
         """The functions of runs."""
         from .runs.runner import RunRunner
 
-        return RunRunner(self._store, self._runs, self._agents, self.children, self.report)
+        return RunRunner(self._store, self._runs, self._agents, self.children, self.report, self._clock)
 
     def _remote_calls(self) -> "RemoteCalls | None":
         if not any(each for agent in self._agents for each in agent.subagents if not isinstance(each, Agent)):

@@ -16,9 +16,29 @@ model answers. It stops at input requests, and continues with their answers:
 
         played = await play(shop, "Order it", model=ScriptedModel([call("order"), "Ordered."]))
         played = await played.answer("order", "approve")
+
+`play_run` does the same for a run; its sleeps take no time:
+
+    async def test_the_night_is_counted() -> None:
+        played = await play_run(nightly, {"day": "2027-01-31"}, agents=[writer], model=ScriptedModel(["Quiet."]))
+
+        assert played.result["total"] == 42
 """
 
 from .play import Played, PlayedCall, play
+from .play_run import PlayedRun, PlayedStep, play_run
 from .scripted import Line, OneModel, ScriptedCall, ScriptedModel, call
 
-__all__ = ["Line", "OneModel", "Played", "PlayedCall", "ScriptedCall", "ScriptedModel", "call", "play"]
+__all__ = [
+    "Line",
+    "OneModel",
+    "Played",
+    "PlayedCall",
+    "PlayedRun",
+    "PlayedStep",
+    "ScriptedCall",
+    "ScriptedModel",
+    "call",
+    "play",
+    "play_run",
+]

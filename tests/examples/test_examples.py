@@ -4,13 +4,15 @@ from types import ModuleType
 
 import pytest
 
-from examples import approvals, newsroom, reports, shop, toolset
+from examples import approvals, newsroom, nightly, reports, shop, toolset
 from perdure.testing import ScriptedModel, call, play
 
 PUBLIC = {"perdure", "perdure.errors", "perdure.testing"}
 
 
-@pytest.mark.parametrize("example", [approvals, newsroom, reports, shop, toolset], ids=lambda module: module.__name__)
+@pytest.mark.parametrize(
+    "example", [approvals, newsroom, nightly, reports, shop, toolset], ids=lambda module: module.__name__
+)
 def test_an_example_imports_only_what_authors_may_import(example: ModuleType) -> None:
     code = Path(str(example.__file__)).read_text()
 

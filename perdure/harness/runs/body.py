@@ -21,6 +21,7 @@ from perdure.bounds import shortened, whole
 from perdure.errors import InvalidDeclaration, RunDiverged, RunStepFailed, StepOutcomeUnknown, Superseded, TurnCancelled
 from perdure.faults import reach
 from perdure.harness.journal import RUN_BEGUN, RUN_SETTLED, written
+from perdure.harness.tools.approvals import Clock
 from perdure.protocol import names
 from perdure.protocol.events import EventType, NewEvent
 from perdure.protocol.wire import JsonObject
@@ -81,8 +82,11 @@ class Leave(Exception):
 class Body:
     """The calls of one attempt. The function gets it as the `RunContext`'s work."""
 
-    def __init__(self, store: Store, run_id: str, attempt: Attempt, calls: Calls, waits: Waits) -> None:
+    def __init__(
+        self, store: Store, run_id: str, attempt: Attempt, calls: Calls, waits: Waits, *, clock: Clock = time.time
+    ) -> None:
         self.run_id = run_id
+        self.clock = clock
         self.attempt = attempt
         self._store = store
         self._calls = calls
@@ -310,7 +314,7 @@ class Body:
 
     def begin(self, kind: Kind, **about: Any) -> Begun:
         return Begun(
-            kind=kind, attempt=self.attempt.number, generation=self.attempt.generation, at=time.time(), **about
+            kind=kind, attempt=self.attempt.number, generation=self.attempt.generation, at=self.clock(), **about
         )
 
     # --- steps ------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from perdure.errors import (
 )
 from perdure.faults import reach
 from perdure.harness.journal import find_session
+from perdure.harness.tools.approvals import Clock
 from perdure.harness.tools.children import Children
 from perdure.protocol import names
 from perdure.protocol.deliveries import CHILD_ANSWER, CHILD_INPUT, CHILD_RESULT, RUN
@@ -62,7 +63,13 @@ class RunRunner:
     """Any worker may repeat any look at any time."""
 
     def __init__(
-        self, store: Store, runs: RunRegistry, agents: AgentRegistry, children: Children, report: Report
+        self,
+        store: Store,
+        runs: RunRegistry,
+        agents: AgentRegistry,
+        children: Children,
+        report: Report,
+        clock: Clock = time.time,
     ) -> None:
         """`report`: sets the attention of a run."""
         self._report = report
@@ -70,6 +77,7 @@ class RunRunner:
         self._runs = runs
         self._agents = agents
         self._children = children
+        self._clock = clock
 
     async def look(
         self, order: RunBody, attempt: Attempt, drivers: Drivers, leaving: Callable[[], Awaitable[object]]
@@ -89,7 +97,7 @@ class RunRunner:
             try:
                 parked = await self._enter(row, attempt, drivers, leaving)
             except Leave:
-                return RunLooked(due=time.time())
+                return RunLooked(due=self._clock())
             except (NeedsAttention, Superseded, Unavailable):
                 raise
             except Exception as error:
@@ -113,7 +121,7 @@ class RunRunner:
         calls = calls_of(await self._store.records(row.session_id))
         reports = await self._reports(row, calls, waiting)
         waits = RunWaits(self._store, self._agents, self._children, drivers, row, reports)
-        body = Body(self._store, row.session_id, attempt, calls, waits)
+        body = Body(self._store, row.session_id, attempt, calls, waits, clock=self._clock)
         try:
             done = await self._run(row, run, body, leaving)
         except TurnCancelled:

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -70,10 +69,10 @@ class RunWaits:
         if begun is None:
             if not 0 <= seconds <= _LONGEST:
                 return Done(failed("ValueError", f"A run cannot sleep for {seconds!r} seconds."))
-            begun = body.begin("sleep", due=time.time() + seconds)
+            begun = body.begin("sleep", due=body.clock() + seconds)
             await body.commit(place, begun=begun)
         due = begun.due or begun.at
-        if due <= time.time():
+        if due <= body.clock():
             return Done(Settled(status="completed"))
         return Wait(f"a sleep until {stamp(datetime.fromtimestamp(due, UTC))}", due)
 
@@ -158,8 +157,8 @@ class RunWaits:
             return Done(failed(delivery.refused, "The session did not read the message."))
         if delivery.turn is not None and (end := await self._end_of(delivery.session_id, delivery.turn)) is not None:
             return Done(end)
-        passed = time.time() - begun.at
-        return Wait(f"the agent {agent} ({delivery.session_id})", time.time() + min(max(_SOON, passed / 4), _LATE))
+        passed = body.clock() - begun.at
+        return Wait(f"the agent {agent} ({delivery.session_id})", body.clock() + min(max(_SOON, passed / 4), _LATE))
 
     async def _delivered(
         self, place: Place, agent: str, message: str, session: str, schema: JsonObject | None
