@@ -1,6 +1,7 @@
 """The commands about runs."""
 
 import asyncio
+import functools
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -47,7 +48,9 @@ def start(
     data_dir: _DataDir = None,
 ) -> None:
     """Start a run, and print its id."""
-    said, ok = begun(_operating(data_dir or context.obj), name, input, wait=wait)
+    # Standard output has nothing but the result.
+    noted = functools.partial(typer.echo, err=True)
+    said, ok = begun(_operating(data_dir or context.obj), name, input, noted, wait=wait)
     typer.echo(said)
     if not ok:
         raise typer.Exit(1)
@@ -102,7 +105,7 @@ def _about(record: "RunRecord") -> str:
     return "" if record.duration_ms is None else f"{record.duration_ms} ms"
 
 
-def begun(settings: "Settings", name: str, given: str, *, wait: bool) -> tuple[str, bool]:
+def begun(settings: "Settings", name: str, given: str, note: Callable[[str], None], *, wait: bool) -> tuple[str, bool]:
     """Start a run. What to print, and whether the run has not failed."""
     from perdure.agents.registry import load_runs
     from perdure.errors import Invalid
@@ -123,6 +126,7 @@ def begun(settings: "Settings", name: str, given: str, *, wait: bool) -> tuple[s
             started = await runs.start(name, value)
             if not wait:
                 return started.run_id, True
+            note(f"Waiting; `perdure logs {started.run_id} --follow` shows what it does.")
             record = await runs.wait(started.run_id)
             if record.status == "completed":
                 return json.dumps(record.result, ensure_ascii=False), True

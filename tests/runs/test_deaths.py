@@ -319,6 +319,18 @@ async def test_a_run_that_no_worker_serves_waits_for_one(make_stack: StackFactor
         await until_record(http, run_id, status="completed")
 
 
+async def test_the_record_of_a_run_outlives_its_code(make_stack: StackFactory) -> None:
+    stack = make_stack(provider=True, agents="tests.runs.declared:agents")
+    async with caller(stack) as http:
+        run_id = (await http.post("/workflows/nightly", json={"note": "old"})).json()["runId"]
+        over = await until_record(http, run_id, status="completed")
+    stack.start_api({"PERDURE_AGENTS": "tests.runs.declared:clerk"})
+    async with httpx2.AsyncClient(base_url=stack.api_urls[-1], timeout=90) as later:
+        assert await record(later, run_id) == over
+        assert (await later.get(f"/runs/{run_id}")).json()[-1]["type"] == "run_end"
+        assert (await later.post("/workflows/nightly", json={"note": "new"})).status_code == 404
+
+
 async def test_strangers_learn_nothing_of_a_run(make_stack: StackFactory) -> None:
     keys = "ada=" + _hash("a") + ",bob=" + _hash("b")
     stack = make_stack(provider=True, agents="tests.runs.declared:agents", environment={"PERDURE_API_KEYS": keys})

@@ -160,8 +160,6 @@ class Runs:
         row = await self._store.session(run_id)
         if row is None or row.run is None or (principal is not None and row.principal.owner != principal.owner):
             raise RunNotFound
-        if principal is not None and self._runs is not None and row.run not in self._runs:
-            raise RunNotFound
         return row
 
 
