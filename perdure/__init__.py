@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from perdure.protocol.deliveries import Capabilities, FilePart, Principal, Receipt, TextPart
     from perdure.protocol.events import Event
     from perdure.runtime.open import connect
+    from perdure.runtime.runs import Runs, RunStarted
     from perdure.runtime.sessions import Sessions
+    from perdure.store.runs import RunQuery, RunRecord
     from perdure.store.values import SessionQuery
 
 __all__ = [
@@ -51,7 +53,11 @@ __all__ = [
     "Responders",
     "Run",
     "RunContext",
+    "RunQuery",
+    "RunRecord",
+    "RunStarted",
     "RunStepFailed",
+    "Runs",
     "SessionQuery",
     "SessionView",
     "Sessions",
@@ -76,7 +82,11 @@ _HOME = {
     "PerdureError": "perdure.errors",
     "Principal": "perdure.protocol.deliveries",
     "Receipt": "perdure.protocol.deliveries",
+    "RunQuery": "perdure.store.runs",
+    "RunRecord": "perdure.store.runs",
+    "RunStarted": "perdure.runtime.runs",
     "RunStepFailed": "perdure.errors",
+    "Runs": "perdure.runtime.runs",
     "SessionQuery": "perdure.store.values",
     "Sessions": "perdure.runtime.sessions",
     "StepOutcomeUnknown": "perdure.errors",

@@ -160,6 +160,24 @@ async def test_the_runs_of_their_guide_work() -> None:
     await guide["test_a_release_is_asked_for"]()
 
 
+async def test_the_program_of_the_guide_of_runs_works(
+    make_stack: StackFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack = make_stack(apis=0, agents="examples.nightly:everything")
+    for name, value in stack.environment.items():
+        if name.startswith("PERDURE_"):
+            monkeypatch.setenv(name, value)
+    monkeypatch.delenv("PERDURE_AGENTS")
+    guide = definitions("runs.md")
+
+    async with asyncio.timeout(2 * PATIENCE):
+        first = await guide["one_night"]("2027-01-31")
+        assert (first["total"], await guide["one_night"]("2027-01-31")) == (42, first)
+        async with perdure.connect() as sessions:
+            page = await sessions.runs.list(perdure.RunQuery(name="nightly", status="completed"))
+    assert [each.name for each in page.runs] == ["nightly"]
+
+
 @pytest.fixture
 def guide_stack(make_stack: StackFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stack:
     """A worker that serves the agents of the authors' guide, and its environment here, too."""

@@ -263,7 +263,7 @@ class Projection:
         known = self._log.known if event.turn is None else await self._known_of(event, event.turn)
         if event.type in flue.ENDS and event.turn is not None:
             known = replace(known, settles=await self._settled(event, event.turn), text=await self._text(event))
-        if event.type in flue.RUN_ENDS and self._log.runs is not None:
+        if event.type in flue.OF_RUN_RECORD and self._log.runs is not None:
             known = replace(known, run=await self._run(self._log.runs))
         return self._log.shown(event, known)
 

@@ -10,21 +10,11 @@ from datetime import datetime
 from typing import Any, TypeAlias
 
 from . import names
-from .events import WITHDRAWN, Event, EventType, Usage
+from .events import RUN_ENDS, WITHDRAWN, Event, EventType, Usage
 from .wire import JsonObject
 
 #: The version of Flue's events that clients accept.
 VERSION = 3
-
-#: Events of runs, by their durable names.
-RUN_STARTED = "run.started"
-RUN_STEP_COMPLETED = "run.step.completed"
-RUN_STEP_FAILED = "run.step.failed"
-RUN_LOG = "run.log"
-RUN_WAITING = "run.waiting"
-RUN_COMPLETED = "run.completed"
-RUN_FAILED = "run.failed"
-RUN_CANCELLED = "run.cancelled"
 
 _REASONS = {names.BETWEEN_TURNS: "manual", names.BEFORE_STEP: "threshold", names.AFTER_REFUSAL: "overflow"}
 
@@ -305,7 +295,7 @@ def _run_started(event: Event, known: Known) -> tuple[Body, ...]:
 
 def _run_step(event: Event, known: Known) -> tuple[Body, ...]:
     """A step of a run, at its end: both ends of an operation."""
-    data, failed = _data(event), event.type == RUN_STEP_FAILED
+    data, failed = _data(event), event.type == EventType.RUN_STEP_FAILED
     # By its place: two steps may have one name.
     operation: Body = {
         "operationId": f"{data.get('position', event.index)}/{data.get('name')}",
@@ -329,7 +319,7 @@ def _run_waiting(event: Event, known: Known) -> tuple[Body, ...]:
 
 
 def _run_ended(event: Event, known: Known) -> tuple[Body, ...]:
-    run, failed = known.run or {}, event.type != RUN_COMPLETED
+    run, failed = known.run or {}, event.type != EventType.RUN_COMPLETED
     end: Body = {"type": "run_end", "isError": failed}
     if failed:
         end["error"] = _data(event).get("error") or {"name": "RunCancelled", "message": "The run was cancelled."}
@@ -362,17 +352,17 @@ _PROJECTIONS: Mapping[str, Callable[[Event, Known], tuple[Body, ...]]] = {
     EventType.COMPACTION_REQUESTED: _compaction_started,
     EventType.COMPACTION_COMPLETED: _compaction_ended,
     EventType.COMPACTION_FAILED: _compaction_ended,
-    RUN_STARTED: _run_started,
-    RUN_STEP_COMPLETED: _run_step,
-    RUN_STEP_FAILED: _run_step,
-    RUN_LOG: _run_log,
-    RUN_WAITING: _run_waiting,
-    RUN_COMPLETED: _run_ended,
-    RUN_FAILED: _run_ended,
-    RUN_CANCELLED: _run_ended,
+    EventType.RUN_STARTED: _run_started,
+    EventType.RUN_STEP_COMPLETED: _run_step,
+    EventType.RUN_STEP_FAILED: _run_step,
+    EventType.RUN_LOG: _run_log,
+    EventType.RUN_WAITING: _run_waiting,
+    EventType.RUN_COMPLETED: _run_ended,
+    EventType.RUN_FAILED: _run_ended,
+    EventType.RUN_CANCELLED: _run_ended,
 }
 
 #: Of these, the record of the run knows more.
-RUN_ENDS = frozenset({RUN_STARTED, RUN_COMPLETED, RUN_FAILED, RUN_CANCELLED})
+OF_RUN_RECORD = frozenset({EventType.RUN_STARTED}) | RUN_ENDS
 #: These settle the deliveries of their turn.
 ENDS = frozenset({EventType.TURN_COMPLETED, EventType.TURN_FAILED, EventType.TURN_CANCELLED})

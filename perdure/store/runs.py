@@ -41,6 +41,7 @@ class RunRecord:
 
     @property
     def ended(self) -> bool:
+        """Whether it has completed or errored."""
         return self.status != "active"
 
 
