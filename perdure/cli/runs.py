@@ -32,7 +32,7 @@ def runs(
     status: Annotated[str | None, typer.Option(help="Only `active`, `completed` or `errored` runs.")] = None,
     data_dir: _DataDir = None,
 ) -> None:
-    """List the newest runs of the store, or start or cancel one."""
+    """List the newest runs of the store, or start, show or cancel one."""
     context.obj = data_dir
     if context.invoked_subcommand is None:
         for line in listed(_settings(data_dir), limit, name, status):
@@ -54,6 +54,13 @@ def start(
     typer.echo(said)
     if not ok:
         raise typer.Exit(1)
+
+
+@run_commands.command()
+def show(context: typer.Context, run: _Id, data_dir: _DataDir = None) -> None:
+    """Show a run: its input, what it waits for, and its result or error."""
+    for line in shown(_settings(data_dir or context.obj), run):
+        typer.echo(line)
 
 
 @run_commands.command()
@@ -105,6 +112,40 @@ def _about(record: "RunRecord") -> str:
     return "" if record.duration_ms is None else f"{record.duration_ms} ms"
 
 
+def shown(settings: "Settings", run_id: str) -> Sequence[str]:
+    """What is known of the run, one field a line."""
+    from perdure.store.open import checked_store
+
+    async def work() -> Sequence[str]:
+        async with checked_store(settings.database) as store:
+            record, row = await store.run(run_id), await store.session(run_id)
+            if record is None or row is None:
+                raise _not_known(run_id)
+            needs, error = row.attention, record.error or {}
+            fields = {
+                "id": record.run_id,
+                "name": record.name,
+                "status": record.status,
+                "started": record.started_at,
+                "ended": record.ended_at,
+                "attempts": str(record.attempts),
+                "input": json.dumps(record.input, ensure_ascii=False),
+                "waits for": record.waiting_for,
+                "needs attention": None if needs is None else f"{needs['code']}: {needs['message']}",
+                "result": json.dumps(record.result, ensure_ascii=False) if record.status == "completed" else None,
+                "error": f"{error.get('name')}: {error.get('message')}" if record.status == "errored" else None,
+            }
+            return [printable(f"{name:<17}{value}") for name, value in fields.items() if value is not None]
+
+    return asyncio.run(work())
+
+
+def _not_known(run_id: str) -> Exception:
+    from perdure.errors import RunNotFound
+
+    return RunNotFound(f"The store knows no run {run_id}.")
+
+
 def begun(settings: "Settings", name: str, given: str, note: Callable[[str], None], *, wait: bool) -> tuple[str, bool]:
     """Start a run. What to print, and whether the run has not failed."""
     from perdure.agents.registry import load_runs
@@ -151,14 +192,13 @@ def cancelled(settings: "Settings", run_id: str) -> str:
 
 def told(settings: "Settings", run_id: str, say: Callable[[str], None], *, follow: bool, pretty: bool) -> None:
     """Print each event of the run; with `follow`, until it has ended."""
-    from perdure.errors import RunNotFound
     from perdure.store.base import events_of
     from perdure.store.open import checked_store
 
     async def work() -> None:
         async with checked_store(settings.database) as store:
             if await store.run(run_id) is None:
-                raise RunNotFound(f"The store knows no run {run_id}.")
+                raise _not_known(run_id)
             async for event in events_of(store, run_id, follow=follow):
                 content = json.dumps(event.model_dump(mode="json", exclude_none=True), ensure_ascii=False)
                 say(printable(_line(event) if pretty else content))

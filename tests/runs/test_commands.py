@@ -31,6 +31,9 @@ def test_a_run_is_started_listed_and_followed(stack: Stack) -> None:
     assert "info   counted total=42" in pretty
     assert "subagent.called  writer (ses_" in pretty
     assert "run.completed" in pretty
+    known = dict(line.split(maxsplit=1) for line in says(stack, "runs", "show", run_id).splitlines())
+    assert (known["status"], json.loads(known["result"])) == ("completed", result)
+    assert json.loads(known["input"]) == {"day": "2027-01-31"}
     told = [json.loads(each) for each in says(stack, "logs", run_id, "--format", "json", "--follow").splitlines()]
     assert [told[0]["type"], told[-1]["type"]] == ["run.started", "run.completed"]
     assert [each["index"] for each in told] == list(range(len(told)))
@@ -50,6 +53,7 @@ def test_what_cannot_be_is_refused_in_a_sentence(stack: Stack) -> None:
     assert "Invalid input for nightly" in says(stack, "runs", "start", "nightly", "--input", "{}", ok=False)
     assert "not JSON" in says(stack, "runs", "start", "nightly", "--input", "{", ok=False)
     assert "knows no run" in says(stack, "logs", "run_unknown", ok=False)
+    assert "knows no run" in says(stack, "runs", "show", "run_unknown", ok=False)
 
 
 def test_operators_repair_and_delete_a_run_as_what_it_is(stack: Stack) -> None:
