@@ -27,7 +27,7 @@ model answers. It stops at input requests, and continues with their answers:
 
 from .play import Played, PlayedCall, play
 from .play_run import PlayedRun, PlayedStep, play_run
-from .scripted import Line, OneModel, ScriptedCall, ScriptedModel, call
+from .stage import Line, OneModel, ScriptedCall, ScriptedModel, call
 
 __all__ = [
     "Line",

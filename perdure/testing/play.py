@@ -19,8 +19,7 @@ from perdure.settings import Settings
 from perdure.store.base import Store, read_all
 from perdure.store.open import open_store
 
-from .scripted import OneModel
-from .stage import SESSION, LocalSteps, RecordingStore, Stage, StartTerms
+from .stage import SESSION, LocalSteps, OneModel, RecordingStore, Stage, StartTerms
 
 T = TypeVar("T")
 

@@ -43,8 +43,7 @@ from perdure.store.values import (
     Vote,
 )
 
-from .scripted import OneModel
-from .stage import LocalSteps
+from .stage import LocalSteps, OneModel
 
 _RUN = "run"
 

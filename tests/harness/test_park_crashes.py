@@ -27,8 +27,7 @@ from perdure.settings import Settings
 from perdure.store.base import Store, read_all
 from perdure.store.open import open_store
 from perdure.store.values import Commit, Committed
-from perdure.testing import OneModel, call
-from perdure.testing.scripted import ScriptedModel
+from perdure.testing import OneModel, ScriptedModel, call
 from perdure.testing.stage import SESSION, LocalSteps, Stage, StartTerms
 from tests.support import tools
 from tests.support.lab import NO, YES
