@@ -30,18 +30,11 @@ from perdure.protocol.wire import JsonObject
 from perdure.session.inputs import resolved
 from perdure.settings import Settings
 from perdure.store.base import Store, read_all
+from perdure.store.deliveries import CancelRequest, DeliveryRow, NewDelivery
+from perdure.store.inputs import Answering, InputQuery, Vote
 from perdure.store.open import open_store
 from perdure.store.runs import NewRun, RunRecord, RunStatus
-from perdure.store.values import (
-    Answering,
-    Attempt,
-    CancelRequest,
-    DeliveryRow,
-    InputQuery,
-    NewDelivery,
-    NewSession,
-    Vote,
-)
+from perdure.store.values import Attempt, NewSession
 
 from .stage import LocalSteps, OneModel
 
