@@ -14,8 +14,10 @@ from pydantic_core import to_json
 
 from perdure.errors import InvalidDeclaration
 from perdure.protocol.deliveries import Principal
+from perdure.protocol.inputs import Responders
 from perdure.protocol.wire import JsonObject
 
+from .responders import checked
 from .tool import Effects
 
 T = TypeVar("T")
@@ -28,6 +30,16 @@ _LONGEST_NAME = 100
 _LONGEST_STEP_NAME = 200
 #: The longest time-out of a step, in seconds.
 _LONGEST_TIMEOUT = 12 * 3600
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a run asks people."""
+
+    text: str
+    options: Sequence[str]
+    freeform: bool
+    responders: Responders = field(default_factory=Responders)
 
 
 class RunWork(Protocol):
@@ -43,7 +55,7 @@ class RunWork(Protocol):
         self, agent: str, message: str, session: str | None, output_schema: JsonObject | None
     ) -> Awaitable[Any]: ...
 
-    def ask(self, question: str, options: Sequence[str], *, freeform: bool) -> Awaitable[str]: ...
+    def ask(self, question: Question) -> Awaitable[str]: ...
 
     def log(self, level: Level, message: str, attributes: JsonObject) -> None: ...
 
@@ -117,15 +129,27 @@ class RunContext:
         _check("prompt", "output_schema", output_schema, "a JSON Schema (`….model_json_schema()`)", dict, NoneType)
         return self._work.prompt(agent, message, session, output_schema)
 
-    def ask(self, question: str, options: Sequence[str] = (), *, freeform: bool | None = None) -> Awaitable[str]:
-        """Ask people, and return the option that they choose, or their text; without options only text is possible."""
+    def ask(
+        self,
+        question: str,
+        options: Sequence[str] = (),
+        *,
+        freeform: bool | None = None,
+        responders: Responders | None = None,
+    ) -> Awaitable[str]:
+        """Ask people, and return the option that they choose, or their text; without options only text is possible.
+
+        `responders`: who may answer, as for approvals; without them it is the owner of the run.
+        """
         _check("ask", "question", question, "text", str)
         if isinstance(options, str):
             # A text is a sequence of texts too: of its letters.
             raise InvalidDeclaration(f"ctx.ask: `options` is a list of texts, not {options!r}.")
         for option in options:
             _check("ask", "options", option, "a list of texts", str)
-        return self._work.ask(question, tuple(options), freeform=not options if freeform is None else freeform)
+        free, who = not options if freeform is None else freeform, Responders() if responders is None else responders
+        _check("ask", "responders", who, "made by perdure.agents.responders", Responders)
+        return self._work.ask(Question(question, tuple(options), free, checked(who)))
 
     def log(self, level: Level, message: str, **attributes: Any) -> None:
         """Write an event that readers of the run see. `attributes` must be JSON."""

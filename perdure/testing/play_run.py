@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 
 from perdure.agents.agent import Agent
 from perdure.agents.registry import AgentRegistry
-from perdure.agents.run import Run, RunContext, RunRegistry, RunWork
+from perdure.agents.run import Question, Run, RunContext, RunRegistry, RunWork
 from perdure.agents.signature import problems
 from perdure.agents.tool import Effects
 from perdure.errors import Invalid, RunDiverged, Superseded
@@ -305,8 +305,8 @@ class _Recorded(_Work):
     def prompt(self, agent: str, *arguments: Any) -> Awaitable[Any]:
         return self._call(f"prompt/{agent}", lambda: self._body.prompt(agent, *arguments))
 
-    def ask(self, question: str, options: Sequence[str], *, freeform: bool) -> Awaitable[str]:
-        return self._call("ask", lambda: self._body.ask(question, options, freeform=freeform))
+    def ask(self, question: Question) -> Awaitable[str]:
+        return self._call("ask", lambda: self._body.ask(question))
 
     def _call(self, what: str, call: Callable[[], Awaitable[Any]]) -> Awaitable[Any]:
         if self._position not in self._labels:

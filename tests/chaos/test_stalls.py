@@ -72,6 +72,7 @@ async def test_readers_are_told_when_the_worker_dies_while_the_model_speaks(worl
     assert text(events).split() == script.answer.split()
 
 
+@pytest.mark.slow_where.with_args(is_inline)
 async def test_a_turn_whose_worker_lives_and_one_that_waits_for_people_do_not_stall(world: World) -> None:
     world.only_worker()
     script, asking = call("look", gate="before"), question()

@@ -129,7 +129,7 @@ async def test_a_session_without_children_shows_none(talk: Talk) -> None:
 
 
 @pytest.mark.chaos
-@pytest.mark.parametrize("turns", ["child", "inline"])
+@pytest.mark.parametrize("turns", ["child", pytest.param("inline", marks=pytest.mark.slow)])
 async def test_a_worker_that_is_killed_in_the_middle_makes_nothing_count_twice(tmp_path: Path, turns: str) -> None:
     agents = "tests.children.agents:agents"
     with Stack(tmp_path, provider=True, agents=agents, environment={"PERDURE_TURNS": turns}) as stack:

@@ -78,6 +78,11 @@ async def survives(stack: Stack, what: str, pause: float) -> None:
             assert types(list(kept.events[each["childSessionId"]])).count("session.completed") == 1
 
 
+def is_of_many(turns: str, what: str) -> bool:
+    return turns == "inline" and what != "worker"
+
+
+@pytest.mark.slow_where.with_args(is_of_many)
 @pytest.mark.parametrize("turns", ["child", "inline"])
 @pytest.mark.parametrize("what", ["worker", "api", "temporal"])
 async def test_a_family_survives_a_death(tmp_path: Path, turns: str, what: str) -> None:

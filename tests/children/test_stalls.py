@@ -12,7 +12,7 @@ from .test_subagents import hand
 pytestmark = pytest.mark.chaos
 
 
-@pytest.mark.parametrize("turns", ["child", "inline"])
+@pytest.mark.parametrize("turns", ["child", pytest.param("inline", marks=pytest.mark.slow)])
 async def test_a_session_that_waits_for_another_one_does_not_stall(make_stack: StackFactory, turns: str) -> None:
     stack = make_stack(provider=True, agents="tests.children.agents:agents", environment={"PERDURE_TURNS": turns})
     async with stack.talk() as parent, stack.talk() as child:

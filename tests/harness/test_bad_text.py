@@ -146,7 +146,8 @@ def sqlite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Unhappy]:
     unhappy.close()
 
 
-@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
+# What PostgreSQL does with odd texts is among the tests of the stores.
+@pytest.fixture(params=["sqlite", pytest.param("postgres", marks=[pytest.mark.postgres, pytest.mark.slow])])
 def unhappy(request: pytest.FixtureRequest, sqlite: Unhappy) -> Iterator[Unhappy]:
     if request.param == "sqlite":
         yield sqlite

@@ -30,6 +30,14 @@ def has_unread_request(port: int) -> bool:
     return port in waiting
 
 
+def is_of_many(callbacks: bool, part: str) -> bool:
+    return not callbacks and part != "worker"
+
+
+of_many = pytest.mark.slow_where.with_args(is_of_many)
+
+
+@of_many
 @pytest.mark.parametrize("callbacks", [True, False], ids=["callback", "poll"])
 @pytest.mark.parametrize("part", ["the caller's worker", "the caller's API", "all of the caller"])
 async def test_a_death_of_the_caller_loses_and_repeats_nothing(
@@ -56,6 +64,7 @@ async def test_a_death_of_the_caller_loses_and_repeats_nothing(
     assert len(await asked(caller)) == 2
 
 
+@of_many
 @pytest.mark.parametrize("callbacks", [True, False], ids=["callback", "poll"])
 @pytest.mark.parametrize("part", ["worker", "api"])
 async def test_a_death_of_the_one_that_is_called_loses_nothing(

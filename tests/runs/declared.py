@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from perdure import Agent, RunContext, RunStepFailed, StepOutcomeUnknown, run
+from perdure import Agent, RunContext, RunStepFailed, StepOutcomeUnknown, responders, run
 
 MODEL = "openai-chat:scripted"
 
@@ -144,6 +144,15 @@ async def gated(ctx: RunContext, order: Order) -> str:
 
 
 clerk = Agent(name="clerk", model=MODEL, description="Does what it is told.")
+
+
+@run(name="paying")
+async def paying(ctx: RunContext, order: Any) -> str:
+    """Ask somebody else than the owner."""
+    return await ctx.ask("Pay?", ["yes", "no"], responders=responders.principals("api-key:bob"))
+
+
 agents = [
+    paying,
     *(clerk, nightly, fan_out, steady, sleeper, prompter, talker, asker, failing, catching, stubborn, diverging, gated),
 ]

@@ -347,6 +347,27 @@ async def test_strangers_learn_nothing_of_a_run(make_stack: StackFactory) -> Non
         assert (await caller(stack).get(f"/runs/{run_id}?meta")).status_code == 401
 
 
+async def test_a_question_is_answered_by_those_whom_the_run_names(make_stack: StackFactory) -> None:
+    keys = "ada=" + _hash("a") + ",bob=" + _hash("b")
+    stack = make_stack(provider=True, agents="tests.runs.declared:agents", environment={"PERDURE_API_KEYS": keys})
+    async with caller(stack, headers={"x-api-key": "a"}) as ada, caller(stack, headers={"x-api-key": "b"}) as bob:
+        run_id = (await ada.post("/workflows/paying")).json()["runId"]
+
+        async def asked() -> list[dict[str, Any]]:
+            return (await bob.get("/v1/inputs")).json()["inputs"]
+
+        await until(asked, "the question to be asked")
+        (request,) = await asked()
+        url = f"/v1/inputs/{request['requestId']}"
+        refused = await ada.post(url, json={"optionId": "yes"})
+        answered = await bob.post(url, json={"optionId": "no"})
+        record = await until_record(ada, run_id, status="completed")
+
+    assert (refused.status_code, refused.json()["code"]) == (403, "forbidden_responder")
+    assert answered.status_code == 200
+    assert record["result"] == "no"
+
+
 def _hash(key: str) -> str:
     import hashlib
 

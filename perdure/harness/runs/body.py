@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
-from perdure.agents.run import Level
+from perdure.agents.run import Level, Question
 from perdure.agents.tool import Effects
 from perdure.bounds import shortened, whole
 from perdure.errors import InvalidDeclaration, RunDiverged, RunStepFailed, StepOutcomeUnknown, Superseded, TurnCancelled
@@ -70,9 +70,7 @@ class Waits(Protocol):
         self, body: "Body", place: Place, agent: str, message: str, session: str | None, schema: JsonObject | None
     ) -> Done | Wait: ...
 
-    async def ask(
-        self, body: "Body", place: Place, question: str, options: Sequence[str], *, freeform: bool
-    ) -> Done | Wait: ...
+    async def ask(self, body: "Body", place: Place, question: Question) -> Done | Wait: ...
 
 
 class Leave(Exception):
@@ -124,8 +122,8 @@ class Body:
             "prompt", agent, lambda place: self._ways.prompt(self, place, agent, message, session, output_schema)
         )
 
-    def ask(self, question: str, options: Sequence[str], *, freeform: bool) -> Awaitable[str]:
-        return self._call("ask", "", lambda place: self._ways.ask(self, place, question, options, freeform=freeform))
+    def ask(self, question: Question) -> Awaitable[str]:
+        return self._call("ask", "", lambda place: self._ways.ask(self, place, question))
 
     def log(self, level: Level, message: str, attributes: JsonObject) -> None:
         # Written with the next commit. In a later attempt the event is there already; a step that is over logs no more,

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Protocol
@@ -10,6 +10,7 @@ from typing import Protocol
 from perdure.agents import output_schema
 from perdure.agents.agent import bounds_of
 from perdure.agents.registry import AgentRegistry
+from perdure.agents.run import Question
 from perdure.bounds import shortened, whole
 from perdure.errors import AgentGone, Conflict, Invalid, SessionDeleted, SessionGone, TokenConflict
 from perdure.harness.tools.children import Children, output_of
@@ -252,14 +253,13 @@ class RunWaits:
 
     # --- people -----------------------------------------------------------------------------------------------
 
-    async def ask(
-        self, body: Body, place: Place, question: str, options: Sequence[str], *, freeform: bool
-    ) -> Done | Wait:
+    async def ask(self, body: Body, place: Place, question: Question) -> Done | Wait:
         request_id = "inp_" + _digest_of(self.row.session_id, place, "input").hex()[:32]
         if body.begun(place) is None:
-            if not question or len(set(options)) < len(options) or "" in options or not (options or freeform):
+            options = question.options
+            if not question.text or len({*options, ""}) <= len(options) or not (options or question.freeform):
                 return Done(failed("ValueError", "A question has a text, and options that differ."))
-            request = self._request(request_id, place, whole(question), options, freeform=freeform)
+            request = self._request(request_id, place, question)
             asked = NewEvent(
                 type=EventType.INPUT_REQUESTED,
                 key=names.session_key(f"run/input/{place.position}"),
@@ -277,10 +277,9 @@ class RunWaits:
             Settled(status="completed", value=answer.option_id if answer.option_id is not None else answer.text)
         )
 
-    def _request(
-        self, request_id: str, place: Place, question: str, options: Sequence[str], *, freeform: bool
-    ) -> InputRequest:
-        arguments: JsonObject = {"prompt": question, "options": list(options), "allowFreeform": freeform}
+    def _request(self, request_id: str, place: Place, question: Question) -> InputRequest:
+        text, options, freeform = whole(question.text), question.options, question.freeform
+        arguments: JsonObject = {"prompt": text, "options": list(options), "allowFreeform": freeform}
         return InputRequest(
             request_id=request_id,
             session_id=self.row.session_id,
@@ -290,11 +289,12 @@ class RunWaits:
             call_id=f"call_{place.position}",
             tool=ASK,
             kind="question",
-            prompt=question,
+            prompt=text,
             input=arguments,
             digest=digest(arguments),
             display="select" if options else "text",
             allow_freeform=freeform,
+            responders=question.responders,
             options=tuple(Option(id=whole(each), label=whole(each)) for each in options),
         )
 
