@@ -27,6 +27,8 @@ STREAM = "/agents/bench/watched"
 READY = b"ready"
 
 _MIB = 1024 * 1024
+#: Seconds between two posts.
+_BREATH = 0.15
 #: Events of a commit.
 _AT_ONCE = 1_000
 _LONG = "ses_long"
@@ -45,6 +47,8 @@ async def _slowed(product: Product, plan: Plan) -> list[Line]:
     session = await product.client.again(newest["sessionId"], "", turns=1)
 
     async def post(readers: Readers | None = None) -> Post:
+        # Those who poll ask again at once when they have got something: that is over by then.
+        await asyncio.sleep(_BREATH)
         begun = perf_counter()
         await posts.post(STREAM, {"message": "hello"})
         answered = perf_counter()
