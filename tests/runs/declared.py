@@ -146,6 +146,14 @@ async def gated(ctx: RunContext, order: Order) -> str:
 clerk = Agent(name="clerk", model=MODEL, description="Does what it is told.")
 
 
+@run(name="between", input=Order)
+async def between(ctx: RunContext, order: Order) -> str:
+    """An effect before a gate, and one after it."""
+    await ctx.step("before", effect, "before", order.note)
+    await ctx.step("gate", gate, order.note)
+    return await ctx.step("after", effect, "after", order.note)
+
+
 @run(name="paying")
 async def paying(ctx: RunContext, order: Any) -> str:
     """Ask somebody else than the owner."""
@@ -154,5 +162,6 @@ async def paying(ctx: RunContext, order: Any) -> str:
 
 agents = [
     paying,
+    between,
     *(clerk, nightly, fan_out, steady, sleeper, prompter, talker, asker, failing, catching, stubborn, diverging, gated),
 ]
