@@ -18,7 +18,7 @@ from perdure.errors import Invalid, PerdureError, SessionNotFound, TooLarge, Uns
 from perdure.protocol.deliveries import DeliveryBody, FilePart, InputResponse, Principal
 from perdure.runtime.sessions import Sessions
 from perdure.settings import Settings
-from perdure.store.streams import media_type
+from perdure.store.streams import JSON, media_type
 from perdure.store.values import SessionRow
 from perdure.telemetry import spans
 
@@ -145,7 +145,7 @@ def waits_for_result(request: Request) -> bool:
 
 
 def check_json(request: Request) -> None:
-    if media_type(request.headers.get("content-type", "")) != "application/json":
+    if media_type(request.headers.get("content-type", "")) != JSON:
         raise UnsupportedMedia("Expected a body of the type application/json.")
 
 

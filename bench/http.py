@@ -58,8 +58,7 @@ class Connection:
 
     async def get(self, path: str) -> Answer:
         """The answer, which is no stream."""
-        self._writer.write(f"GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n".encode())
-        status, headers = await self._head()
+        status, headers = await self._asked(path)
         return Answer(status, headers, await self._reader.readexactly(int(headers.get("content-length", "0"))))
 
     async def drain(self, path: str) -> int:
@@ -71,8 +70,7 @@ class Connection:
 
     async def chunks(self, path: str) -> AsyncIterator[bytes]:
         """A stream, as it comes."""
-        self._writer.write(f"GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n".encode())
-        status, headers = await self._head()
+        status, headers = await self._asked(path)
         if status != 200 or headers.get("transfer-encoding") != "chunked":
             raise Refused(f"GET {path} was answered {status} {headers}")
         while size := int(await self._reader.readline(), 16):
@@ -87,6 +85,10 @@ class Connection:
             for line in lines:
                 if line.strip():
                     yield orjson.loads(line)
+
+    async def _asked(self, path: str) -> tuple[int, dict[str, str]]:
+        self._writer.write(f"GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n".encode())
+        return await self._head()
 
     async def _head(self) -> tuple[int, dict[str, str]]:
         head = (await self._reader.readuntil(b"\r\n\r\n")).decode()

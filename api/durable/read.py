@@ -21,12 +21,10 @@ from api.stream.response import LiveResponse, wait_for_disconnect
 from perdure.errors import Invalid, NotFound, PerdureError, RunNotFound
 from perdure.protocol.stream_policy import StreamPolicy
 from perdure.store.base import Watch
-from perdure.store.streams import media_type
+from perdure.store.streams import JSON, media_type
 
 from .joint import Joint
 from .offsets import START, Offset, cursor, read_offset, write_offset
-
-JSON = "application/json"
 
 Live: TypeAlias = Literal["long-poll", "sse"]
 

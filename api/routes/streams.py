@@ -18,10 +18,11 @@ from api.envelope import SECURITY, refusal
 from api.requests import own_url
 from perdure.errors import Conflict, Forbidden, Invalid, PerdureError, TooLarge
 from perdure.runtime.deliveries import ulid
-from perdure.runtime.streams.written import JSON, items_of
+from perdure.runtime.streams.written import items_of
 from perdure.store.base import Watch
 from perdure.store.engine.rows import stamp
 from perdure.store.streams import (
+    JSON,
     AlreadyClosed,
     Appended,
     Created,

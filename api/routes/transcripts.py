@@ -13,14 +13,11 @@ from api.responses import NO_STORE, dumps
 from api.stream.broadcast import Broadcasts
 from api.stream.ndjson import encode
 from api.stream.response import LiveResponse
-from perdure.protocol.events import DELTAS, TERMINAL, EventType
+from perdure.protocol.events import PIECES, TERMINAL
 from perdure.runtime.sessions import Sessions
 from perdure.runtime.streams.transcript import RecordsExpired, transcript
 from perdure.store.base import Store, read_all
 from perdure.store.values import SessionRow
-
-#: Pieces of what is said whole later.
-_PIECES = frozenset(DELTAS) | {EventType.ACTION_INPUT_APPENDED}
 
 #: Bytes that are sent at a time.
 _PIECE = 65_536
@@ -51,11 +48,12 @@ class TranscriptRoutes:
 
     async def _events(self, row: SessionRow) -> AsyncGenerator[bytes]:
         policy = self._broadcasts.policy
+        left_out = frozenset(PIECES) | policy.exclude
         async for event in read_all(self._store, row.session_id):
             # What comes later may never end.
             if event.index >= row.events:
                 return
-            if event.type not in _PIECES | policy.exclude:
+            if event.type not in left_out:
                 yield encode(row.session_id, policy.shown(event), {}).rstrip(b"\n")
             if event.type in TERMINAL:
                 # Readers of a stream do not see what follows, either.

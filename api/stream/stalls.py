@@ -17,6 +17,7 @@ from perdure.errors import Unavailable
 from perdure.protocol.wire import JsonObject
 from perdure.runtime.drivers.liveness import Sign
 from perdure.store.base import Store
+from perdure.store.engine.rows import stamp
 from perdure.store.values import SessionRow
 
 log = logging.getLogger("perdure.api.stream")
@@ -35,7 +36,7 @@ class Stall:
 
     @property
     def shown(self) -> JsonObject:
-        since = datetime.fromtimestamp(self.since, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        since = stamp(datetime.fromtimestamp(self.since, UTC))
         return {"since": since} if self.held_by is None else {"since": since, "heldBy": self.held_by}
 
 

@@ -8,17 +8,18 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from .deliveries import deliveries, withdraw
 from .deploy import deploy_commands
+from .options import DataDir, operating, settings_with
 from .runs import logs as run_logs
 from .runs import run_commands
 
 if TYPE_CHECKING:
-    from perdure.settings import Settings
+    pass
 
 app = typer.Typer(
     name="perdure",
@@ -45,8 +46,6 @@ Agents = Annotated[
 Host = Annotated[str, typer.Option(envvar="PERDURE_HOST", help="Where the API listens.")]
 Port = Annotated[int, typer.Option(envvar="PERDURE_PORT", help="The port of the API.")]
 LogLevel = Annotated[str, typer.Option(envvar="PERDURE_LOG_LEVEL", help="debug, info, warning or error.")]
-# The settings read PERDURE_DATA_DIR when the option is not given.
-DataDir = Annotated[Path | None, typer.Option(help="Where sessions and logs are kept. [default: .perdure]")]
 Limit = Annotated[int, typer.Option(help="How many, newest first.", min=1, max=1_000_000)]
 ReadyFile = Annotated[
     Path | None, typer.Option(envvar="PERDURE_READY_FILE", help="A file that has our process id while we are ready.")
@@ -126,7 +125,7 @@ def dev(
     """Start everything on this machine: Temporal's dev server, a worker and the API."""
     from perdure.dev import machine
 
-    settings = _settings(data_dir=data_dir)
+    settings = settings_with(data_dir=data_dir)
     if kill is not None:
         typer.echo(machine.kill(settings.data_dir, kill))
         return
@@ -152,7 +151,7 @@ def worker(
 
     logs.configure(log_level)
     pools = ",".join(pool) if pool else None
-    serve.run("worker", _settings(agents=agents, log_level=log_level, data_dir=data_dir, pools=pools), ready_file)
+    serve.run("worker", settings_with(agents=agents, log_level=log_level, data_dir=data_dir, pools=pools), ready_file)
 
 
 @app.command()
@@ -170,7 +169,7 @@ def api(
     from . import serve
 
     logs.configure(log_level)
-    settings = _settings(agents=agents, host=host, port=port, log_level=log_level, data_dir=data_dir)
+    settings = settings_with(agents=agents, host=host, port=port, log_level=log_level, data_dir=data_dir)
     serve.run("api", settings, ready_file)
 
 
@@ -179,7 +178,7 @@ def migrate(data_dir: DataDir = None) -> None:
     """Create or upgrade the schema of the store, and register what Temporal's UI can search sessions by."""
     from . import operator
 
-    settings = _operating(data_dir)
+    settings = operating(data_dir)
     operator.migrate(settings)
     typer.echo("The store is up to date.")
     typer.echo(operator.register_search_attributes(settings))
@@ -202,7 +201,7 @@ def sessions(
         return
     from . import operator
 
-    for line in operator.sessions(_settings(data_dir=data_dir), limit, status, parent):
+    for line in operator.sessions(settings_with(data_dir=data_dir), limit, status, parent):
         typer.echo(line)
 
 
@@ -216,7 +215,7 @@ def cancel(
     """Stop the turn that a session runs, or withdraw what it waits for."""
     from . import operator
 
-    typer.echo(operator.cancel(_operating(data_dir or context.obj), session, turn))
+    typer.echo(operator.cancel(operating(data_dir or context.obj), session, turn))
 
 
 @session_commands.command()
@@ -233,7 +232,7 @@ def fork(
     """Start a session that shares the first turns of another one; it belongs to the same owner."""
     from . import operator
 
-    session_id, token = operator.fork(_operating(data_dir or context.obj, agents), session, turn, step)
+    session_id, token = operator.fork(operating(data_dir or context.obj, agents), session, turn, step)
     typer.echo(f"session:             {session_id}")
     typer.echo(f"continuation token:  {token}")
 
@@ -247,7 +246,7 @@ def export(
     """Write a session to the standard output, as JSON Lines: `perdure sessions export ID > FILE`."""
     from . import operator
 
-    operator.export(_settings(data_dir=data_dir or context.obj), session, sys.stdout.buffer.write)
+    operator.export(settings_with(data_dir=data_dir or context.obj), session, sys.stdout.buffer.write)
     sys.stdout.buffer.flush()
 
 
@@ -266,7 +265,7 @@ def import_(
     """Create a session from an export, and print its id."""
     from . import operator
 
-    session_id, secret = operator.import_(_operating(data_dir or context.obj, agents), file, principal, again=again)
+    session_id, secret = operator.import_(operating(data_dir or context.obj, agents), file, principal, again=again)
     typer.echo(session_id)
     if token:
         typer.echo(secret)
@@ -287,7 +286,7 @@ def delete(
 
     if (session is None) == (principal is None):
         raise typer.BadParameter("name a session, or a --principal")
-    deletion.delete(_operating(data_dir or context.obj), session, principal, typer.echo)
+    deletion.delete(operating(data_dir or context.obj), session, principal, typer.echo)
 
 
 @session_commands.command()
@@ -310,9 +309,9 @@ def repair(
     ways = {"retry": retry, "rebuild": rebuild, "restore": restore is not None, "fresh": fresh, "fail": fail}
     match [how for how, is_chosen in ways.items() if is_chosen]:
         case ["retry" | "rebuild" | "fail" as how]:
-            typer.echo(operator.repair(_operating(data_dir or context.obj), session, how, sure=yes))
+            typer.echo(operator.repair(operating(data_dir or context.obj), session, how, sure=yes))
         case ["restore" | "fresh"]:
-            typer.echo(operator.restore(_operating(data_dir or context.obj), session, restore, sure=yes))
+            typer.echo(operator.restore(operating(data_dir or context.obj), session, restore, sure=yes))
         case _:
             raise typer.BadParameter("choose one of --retry, --rebuild, --restore, --fresh and --fail")
 
@@ -327,7 +326,7 @@ def reconcile(
     """Compare the store and Temporal, start sessions without a workflow, and print the differences."""
     from . import operator
 
-    for line in operator.reconcile(_operating(data_dir or context.obj), end_orphans=end_orphans, sure=yes):
+    for line in operator.reconcile(operating(data_dir or context.obj), end_orphans=end_orphans, sure=yes):
         typer.echo(line)
 
 
@@ -344,7 +343,7 @@ def dead_letters(
         return
     from . import operator
 
-    for line in operator.dead_letters(_settings(data_dir=data_dir), limit, "requeued" if requeued else "open"):
+    for line in operator.dead_letters(settings_with(data_dir=data_dir), limit, "requeued" if requeued else "open"):
         typer.echo(line)
 
 
@@ -358,7 +357,7 @@ def requeue(
     """Deliver the messages of a failed turn to its session again, once."""
     from . import operator
 
-    typer.echo(operator.requeue(_operating(data_dir or context.obj), session, turn))
+    typer.echo(operator.requeue(operating(data_dir or context.obj), session, turn))
 
 
 @app.command()
@@ -377,9 +376,9 @@ def tail(
     if tree:
         if start:
             raise typer.BadParameter("--start is an index of one session; it cannot be used with --tree")
-        operator.tail_family(_settings(data_dir=data_dir), session, typer.echo, follow=follow)
+        operator.tail_family(settings_with(data_dir=data_dir), session, typer.echo, follow=follow)
         return
-    operator.tail(_settings(data_dir=data_dir), session, start, typer.echo, follow=follow)
+    operator.tail(settings_with(data_dir=data_dir), session, start, typer.echo, follow=follow)
 
 
 @app.command(name="api-key")
@@ -404,20 +403,6 @@ def version() -> None:
     from importlib.metadata import version
 
     typer.echo(f"perdure {version('perdure')}")
-
-
-def _settings(**given: Any) -> "Settings":
-    """The environment, with the options that were given laid over it."""
-    from perdure.settings import read_settings
-
-    return read_settings(**given)
-
-
-def _operating(data_dir: Path | None, agents: str | None = None) -> "Settings":
-    """The settings for what needs Temporal."""
-    from perdure.runtime.local import beside_dev
-
-    return beside_dev(_settings(data_dir=data_dir, agents=agents))
 
 
 def _place(error: Exception) -> str | None:

@@ -3,12 +3,13 @@
 import asyncio
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from perdure.bounds import printable
+
+from .options import DataDir, settings_with
 
 if TYPE_CHECKING:
     from perdure.protocol.wire import JsonObject
@@ -17,27 +18,24 @@ if TYPE_CHECKING:
     from perdure.store.deliveries import DeliveryStatus
 
 
-_DataDir = Annotated[Path | None, typer.Option(help="Where sessions are kept. [default: .perdure]")]
-
-
 def deliveries(
     session: Annotated[str, typer.Argument(help="The id of the session.")],
     limit: Annotated[int, typer.Option(help="How many, newest first.", min=1, max=1_000)] = 20,
     status: Annotated[str | None, typer.Option(help="Only `queued`, `running` or `settled` ones.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object a line.")] = False,
-    data_dir: _DataDir = None,
+    data_dir: DataDir = None,
 ) -> None:
     """List what a session has accepted, and what became of it."""
     if status not in (None, "queued", "running", "settled"):
         raise typer.BadParameter("the status is queued, running or settled")
     known: Any = status
-    shown = [each.shown() for each in asyncio.run(found(_settings(data_dir), session, limit, known))]
+    shown = [each.shown() for each in asyncio.run(found(settings_with(data_dir=data_dir), session, limit, known))]
     for line in map(json.dumps, shown) if as_json else table(shown):
         typer.echo(line)
 
 
 def withdraw(
-    delivery: Annotated[str, typer.Argument(help="The id of the delivery.")], data_dir: _DataDir = None
+    delivery: Annotated[str, typer.Argument(help="The id of the delivery.")], data_dir: DataDir = None
 ) -> None:
     """Take back a message that no turn has read. Its sender is told by an event."""
 
@@ -45,17 +43,11 @@ def withdraw(
         from perdure.runtime.inbox import Inbox
         from perdure.store.open import checked_store
 
-        async with checked_store(_settings(data_dir).database) as store:
+        async with checked_store(settings_with(data_dir=data_dir).database) as store:
             await Inbox(store).withdraw(delivery, None)
 
     asyncio.run(work())
     typer.echo(f"{printable(delivery)} is withdrawn: no turn will read it.")
-
-
-def _settings(data_dir: Path | None) -> "Settings":
-    from perdure.settings import read_settings
-
-    return read_settings(data_dir=data_dir)
 
 
 async def found(

@@ -4,12 +4,13 @@ import asyncio
 import functools
 import json
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import typer
 
 from perdure.bounds import printable
+
+from .options import DataDir, operating, settings_with
 
 if TYPE_CHECKING:
     from perdure.protocol.events import Event
@@ -20,7 +21,6 @@ run_commands = typer.Typer()
 
 Format: TypeAlias = Literal["pretty", "json"]
 
-_DataDir = Annotated[Path | None, typer.Option(help="Where sessions and logs are kept. [default: .perdure]")]
 _Id = Annotated[str, typer.Argument(help="The id of the run.")]
 
 
@@ -30,12 +30,12 @@ def runs(
     limit: Annotated[int, typer.Option(help="How many, newest first.", min=1, max=1_000)] = 20,
     name: Annotated[str | None, typer.Option(help="Only runs of this name.")] = None,
     status: Annotated[str | None, typer.Option(help="Only `active`, `completed` or `errored` runs.")] = None,
-    data_dir: _DataDir = None,
+    data_dir: DataDir = None,
 ) -> None:
     """List the newest runs of the store, or start, show or cancel one."""
     context.obj = data_dir
     if context.invoked_subcommand is None:
-        for line in listed(_settings(data_dir), limit, name, status):
+        for line in listed(settings_with(data_dir=data_dir), limit, name, status):
             typer.echo(line)
 
 
@@ -45,40 +45,40 @@ def start(
     name: Annotated[str, typer.Argument(help="The name of the run.")],
     input: Annotated[str, typer.Option(help="The input, as JSON.")] = "{}",
     wait: Annotated[bool, typer.Option("--wait", help="Wait for the end, and print the result as JSON.")] = False,
-    data_dir: _DataDir = None,
+    data_dir: DataDir = None,
 ) -> None:
     """Start a run, and print its id."""
     # Standard output has nothing but the result.
     noted = functools.partial(typer.echo, err=True)
-    said, ok = begun(_operating(data_dir or context.obj), name, input, noted, wait=wait)
+    said, ok = begun(operating(data_dir or context.obj), name, input, noted, wait=wait)
     typer.echo(said)
     if not ok:
         raise typer.Exit(1)
 
 
 @run_commands.command()
-def show(context: typer.Context, run: _Id, data_dir: _DataDir = None) -> None:
+def show(context: typer.Context, run: _Id, data_dir: DataDir = None) -> None:
     """Show a run: its input, what it waits for, and its result or error."""
-    for line in shown(_settings(data_dir or context.obj), run):
+    for line in shown(settings_with(data_dir=data_dir or context.obj), run):
         typer.echo(line)
 
 
 @run_commands.command()
-def cancel(context: typer.Context, run: _Id, data_dir: _DataDir = None) -> None:
+def cancel(context: typer.Context, run: _Id, data_dir: DataDir = None) -> None:
     """Stop a run, and what it waits for."""
-    typer.echo(cancelled(_operating(data_dir or context.obj), run))
+    typer.echo(cancelled(operating(data_dir or context.obj), run))
 
 
 def logs(
     run: _Id,
     follow: Annotated[bool, typer.Option("--follow", help="Wait for more until the run ends.")] = False,
     format: Annotated[str, typer.Option(help="`pretty` or `json`.")] = "pretty",
-    data_dir: _DataDir = None,
+    data_dir: DataDir = None,
 ) -> None:
     """Show what a run has logged and done."""
     if format not in ("pretty", "json"):
         raise typer.BadParameter("the format is pretty or json")
-    told(_settings(data_dir), run, typer.echo, follow=follow, pretty=format == "pretty")
+    told(settings_with(data_dir=data_dir), run, typer.echo, follow=follow, pretty=format == "pretty")
 
 
 def listed(settings: "Settings", limit: int, name: str | None, status: str | None) -> Sequence[str]:
@@ -233,15 +233,3 @@ def _about_event(type: str, data: dict[str, Any]) -> str:
             error: dict[str, Any] = data.get("error") or {}
             failed = f"{error.get('name')}: {error.get('message')}" if error else ""
             return "  ".join(filter(None, (data.get("name") or data.get("waitingFor"), failed)))
-
-
-def _settings(data_dir: Path | None) -> "Settings":
-    from perdure.settings import read_settings
-
-    return read_settings(data_dir=data_dir)
-
-
-def _operating(data_dir: Path | None) -> "Settings":
-    from perdure.runtime.local import beside_dev
-
-    return beside_dev(_settings(data_dir))

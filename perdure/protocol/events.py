@@ -77,6 +77,9 @@ DELTAS = {
     EventType.REASONING_APPENDED: ("reasoningDelta", "reasoningSoFar"),
 }
 
+#: Pieces of what comes whole later.
+PIECES = (*DELTAS, EventType.ACTION_INPUT_APPENDED)
+
 #: After one of these the session accepts the next delivery, or has ended.
 BOUNDARIES = frozenset({EventType.SESSION_WAITING, EventType.SESSION_COMPLETED, EventType.SESSION_FAILED})
 

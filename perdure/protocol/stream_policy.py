@@ -10,7 +10,7 @@ from typing import Any
 
 from perdure.errors import Invalid
 
-from .events import DELTAS, Event, EventType
+from .events import DELTAS, PIECES, Event, EventType
 from .wire import JsonObject
 
 #: The type of what stands for an event that is left out, where readers count events. It is never stored.
@@ -21,12 +21,7 @@ REDACTED = "[redacted]"
 
 #: What can be left out: pieces of what comes whole later, and reasoning. Everything else is authoritative, or clients
 #: wait for it.
-EXCLUDABLE = (
-    EventType.MESSAGE_APPENDED,
-    EventType.REASONING_APPENDED,
-    EventType.ACTION_INPUT_APPENDED,
-    EventType.REASONING_COMPLETED,
-)
+EXCLUDABLE = (*PIECES, EventType.REASONING_COMPLETED)
 
 
 def _action(action: JsonObject) -> JsonObject:

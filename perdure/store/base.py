@@ -9,7 +9,7 @@ import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from perdure.bounds import quoted
 from perdure.errors import SessionNotFound, Unavailable
@@ -47,6 +47,9 @@ from .values import (
 
 if TYPE_CHECKING:
     from .streams import StreamStore
+
+
+T = TypeVar("T")
 
 
 class Watch(Protocol):
@@ -413,6 +416,23 @@ async def events_of(store: Store, session_id: str, start: int = 0, *, follow: bo
             if row.ended or not follow:
                 return
             await watch.changed()
+
+
+#: Seconds. The store wakes those who wait; this limits the delay after a lost wake-up.
+_RECHECK = 5.0
+
+
+async def looked_at_until(
+    store: Store, session_id: str, look: Callable[[], Awaitable[T]], is_over: Callable[[T], bool], within: float | None
+) -> T:
+    """What `look` finds when that is over, or after so many seconds. It looks again whenever the session changes."""
+    try:
+        async with asyncio.timeout(within), store.watch(session_id) as watch:
+            while not is_over(found := await look()):
+                await watch.changed(_RECHECK)
+            return found
+    except TimeoutError:
+        return await look()
 
 
 async def all_inputs(store: Store, query: InputQuery) -> Sequence[InputRow]:

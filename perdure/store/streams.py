@@ -11,6 +11,9 @@ from typing import Literal, Protocol, TypeAlias
 
 from perdure.store.base import Watch
 
+#: The type whose streams have values, and not bytes.
+JSON = "application/json"
+
 
 def media_type(content_type: str) -> str:
     """The type without its parameters, as types are compared."""

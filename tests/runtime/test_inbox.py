@@ -33,6 +33,7 @@ async def test_a_delivery_is_looked_up_from_its_acceptance_to_its_end(stack: Sta
         await talk.until("message.appended")
         second, third = [(await talk.send(f"say {word}"))["deliveryId"] for word in ("two", "three")]
         busy = [await show(talk, each) for each in (first, second, third)]
+        meanwhile = (await talk.http.get(f"/v1/sessions/{talk.session_id}/deliveries")).json()["deliveries"]
         ends = await asyncio.gather(*(settled(talk, each) for each in (first, second, third)))
         listed = (await talk.http.get(f"/v1/sessions/{talk.session_id}/deliveries")).json()["deliveries"]
 
@@ -42,6 +43,7 @@ async def test_a_delivery_is_looked_up_from_its_acceptance_to_its_end(stack: Sta
         ("settled", "completed", f"turn_{number}") for number in range(3)
     ]
     assert all(each["acceptedAt"] <= each["startedAt"] <= each["settledAt"] for each in ends)
+    assert meanwhile == busy[::-1]
     assert listed == ends[::-1]
 
 

@@ -1,6 +1,5 @@
 """The deliveries of a session, from the moment they are accepted until each has come to its one end."""
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,7 +8,7 @@ from perdure.protocol import names
 from perdure.protocol.deliveries import DeliveryBody, Message, Principal
 from perdure.protocol.events import WITHDRAWN, delivery_refused
 from perdure.protocol.wire import JsonObject
-from perdure.store.base import Store
+from perdure.store.base import Store, looked_at_until
 from perdure.store.deliveries import DeliveryOutcome, DeliveryPage, DeliveryQuery, DeliveryRow, DeliveryStatus
 from perdure.store.values import SessionRow
 
@@ -78,18 +77,26 @@ class Inbox:
     async def list(self, query: DeliveryQuery) -> tuple[Sequence[Delivery], DeliveryPage]:
         """A page of deliveries. Who may see the session is decided before."""
         page = await self._store.list_deliveries(query)
-        return [await self._shown(row) for row in page.deliveries], page
+        listed: list[Delivery] = []
+        place: int | None = None
+        for row in page.deliveries:
+            delivery = await self._shown(row, place)
+            listed.append(delivery)
+            if delivery.position is not None:
+                # A page leaves nothing out that waits: the places of those after it count down.
+                place = max(0, delivery.position - 1)
+        return listed, page
 
     async def wait(self, delivery_id: str, principal: Principal | None, within: float) -> Delivery:
         """The delivery when it has come to its end, or after so many seconds."""
         row = await self._find(delivery_id, principal)
-        try:
-            async with asyncio.timeout(within), self._store.watch(row.session_id) as watch:
-                while (found := await self.get(delivery_id, principal)).status != "settled":
-                    await watch.changed(_RECHECK)
-                return found
-        except TimeoutError:
-            return await self.get(delivery_id, principal)
+        return await looked_at_until(
+            self._store,
+            row.session_id,
+            lambda: self.get(delivery_id, principal),
+            lambda found: found.status == "settled",
+            within,
+        )
 
     async def withdraw(self, delivery_id: str, principal: Principal | None) -> Delivery:
         """Take back a delivery that no turn has read."""
@@ -127,14 +134,15 @@ class Inbox:
                     return row
         raise DeliveryNotFound
 
-    async def _shown(self, row: DeliveryRow) -> Delivery:
+    async def _shown(self, row: DeliveryRow, place: int | None = None) -> Delivery:
+        """`place`: in the queue, if that is known."""
         if row.outcome is not None:
             return Delivery(row, "settled", row.outcome)
         if row.refused is not None:
             # By an older build.
             return Delivery(row, "settled", "refused")
         if row.turn is None:
-            return Delivery(row, "queued", position=await self._store.place_in_queue(row))
+            return Delivery(row, "queued", position=place or await self._store.place_in_queue(row))
         if row.started_at is None:
             return await self._of_older_build(row, row.turn)
         return Delivery(row, "running")
@@ -147,7 +155,3 @@ class Inbox:
         session: SessionRow | None = await self._store.session(row.session_id)
         over = session is not None and (session.ended or session.turns > turn + 1)
         return Delivery(row, "settled", "completed") if over else Delivery(row, "running")
-
-
-#: The store wakes those who wait; this limits the delay after a lost wake-up.
-_RECHECK = 5.0

@@ -6,9 +6,6 @@ record = await sessions.runs.wait(started.run_id)
 
 from __future__ import annotations
 
-import asyncio
-import base64
-import binascii
 import hashlib
 import json
 from collections.abc import AsyncGenerator
@@ -28,8 +25,9 @@ from perdure.protocol.deliveries import LOCAL, RUN, Capabilities, DeliveryBody, 
 from perdure.protocol.events import Event
 from perdure.runtime.deliveries import delivery_id, ulid
 from perdure.runtime.signals import Signals, cancel_turn
-from perdure.store.base import Store, events_of
+from perdure.store.base import Store, events_of, looked_at_until
 from perdure.store.deliveries import Accepted, NewDelivery
+from perdure.store.engine.cursors import packed, unpacked
 from perdure.store.runs import NewRun, RunPage, RunQuery, RunRecord
 from perdure.store.values import NewSession, SessionRow
 
@@ -140,13 +138,9 @@ class Runs:
     async def wait(self, run_id: str, within: float | None = None, *, principal: Principal | None = None) -> RunRecord:
         """The record of the run when it has ended, or after so many seconds."""
         await self._row(run_id, principal)
-        try:
-            async with asyncio.timeout(within), self._store.watch(run_id) as watch:
-                while not (record := await self._record(run_id)).ended:
-                    await watch.changed()
-                return record
-        except TimeoutError:
-            return await self._record(run_id)
+        return await looked_at_until(
+            self._store, run_id, lambda: self._record(run_id), lambda record: record.ended, within
+        )
 
     async def events(
         self, run_id: str, start: int = 0, *, follow: bool = True, principal: Principal | None = None
@@ -179,23 +173,14 @@ def _delivery(session: NewSession, given: Any, key: str | None) -> NewDelivery:
     )
 
 
-_LONGEST_CURSOR = 1_000
-
-
 def write_cursor(place: tuple[str, str]) -> str:
-    text = json.dumps({"s": place[0], "r": place[1]}, separators=(",", ":"))
-    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+    return packed(json.dumps({"s": place[0], "r": place[1]}, separators=(",", ":")))
 
 
 def read_cursor(cursor: str | None) -> tuple[str, str] | None:
     """The place of a cursor; one that cannot be read is none."""
-    if cursor is None or len(cursor) > _LONGEST_CURSOR:
-        return None
-    try:
-        match json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4))):
-            case {"s": str(at), "r": str(run_id)} if (at + run_id).isascii() and (at + run_id).isprintable():
-                return at, run_id
-            case _:
-                return None
-    except (binascii.Error, ValueError, RecursionError):
-        return None
+    match None if cursor is None else unpacked(cursor):
+        case {"s": str(at), "r": str(run_id)} if (at + run_id).isascii() and (at + run_id).isprintable():
+            return at, run_id
+        case _:
+            return None

@@ -6,9 +6,7 @@ from typing import Any, cast
 
 from perdure.errors import InvalidJson
 from perdure.runtime.sweeper import repeating
-from perdure.store.streams import StreamStore, media_type
-
-JSON = "application/json"
+from perdure.store.streams import JSON, StreamStore, media_type
 
 
 def items_of(content_type: str, body: bytes) -> tuple[bytes, ...]:

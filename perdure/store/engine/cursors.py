@@ -30,19 +30,24 @@ OLDEST = Place("", "")
 
 
 def write_cursor(place: Place) -> str:
-    text = json.dumps([place.at, place.id])
-    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+    return packed(json.dumps([place.at, place.id]))
 
 
 def read_cursor(cursor: str) -> Place:
-    match _parsed_cursor(cursor):
+    match unpacked(cursor):
         case [str(at), str(entry)]:
             return Place(at, entry)
         case _:
             raise Invalid("The cursor is not one that this server gave out.")
 
 
-def _parsed_cursor(cursor: str) -> Any:
+def packed(text: str) -> str:
+    """The JSON as a cursor."""
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+
+def unpacked(cursor: str) -> Any:
+    """The value that was packed; None for what is no cursor."""
     if len(cursor) > _LONGEST_CURSOR:
         return None
     try:

@@ -11,6 +11,7 @@ from datetime import datetime
 from perdure.store.base import Watch
 from perdure.store.streams import (
     ITEM_BYTES,
+    JSON,
     AlreadyClosed,
     Appended,
     AppendOutcome,
@@ -279,7 +280,7 @@ async def _within(tx: Transaction, row: Row, position: int, within: int) -> _Sou
     item = await tx.row("item", stream_id=row["stream_id"], idx=position)
     if item is None:
         return None
-    if media_type(row["content_type"]) == "application/json":
+    if media_type(row["content_type"]) == JSON:
         end = await tx.row("end_of_batch", stream_id=row["stream_id"], start=position, batch=item["batch"])
         return _Source(row, position + within) if end is not None and position + within <= end["end_idx"] else None
     if within > item["size"]:
