@@ -160,7 +160,7 @@ def workflow_worker(
         task_queue=names.queue(settings.task_queue, kind),
         workflows=workflows,
         activities=steps,
-        # The tests run in the sandbox: what it forbids is found there.
+        # Many tests run in the sandbox: what it forbids is found there.
         workflow_runner=_runner(settings, warm),
         # A session that was evicted from the cache replays its history at its next message. The cache must hold all
         # busy sessions, or throughput collapses. Parked sessions need no place; each place costs 125 KiB.

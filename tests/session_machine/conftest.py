@@ -11,19 +11,10 @@ from perdure.store.base import Store
 from perdure.store.engine.store import SqlStore
 from perdure.store.postgres.database import PostgresDatabase
 from perdure.store.sqlite.database import NoFeed, SqliteDatabase
+from tests.support.postgres import DELETE_ALL
 
 from .machine import Machine
 from .processes import Died
-
-#: All tables but the one that says which migrations were made: no example meets what another one has left.
-_EMPTY = """
-DO $$ BEGIN
-    EXECUTE (
-        SELECT 'TRUNCATE ' || string_agg(quote_ident(tablename), ', ') FROM pg_tables
-        WHERE schemaname = 'public' AND tablename <> 'perdure_schema'
-    );
-END $$
-"""
 
 
 @pytest.fixture
@@ -67,7 +58,8 @@ def on_postgres(runner: asyncio.Runner, postgres_url: str) -> Generator[type[Mac
 
     async def open_empty(now: Callable[[], str]) -> Store:
         async with await psycopg.AsyncConnection.connect(postgres_url, autocommit=True) as connection:
-            await connection.execute(_EMPTY)
+            # No example meets what another one has left.
+            await connection.execute(DELETE_ALL)
         return SqlStore(database, NoFeed(), now)
 
     runner.run(prepare())

@@ -1,5 +1,6 @@
 """Fixtures that run the real product, and what it said when a test fails."""
 
+import os
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,16 @@ import pytest
 from tests.support.stack import LIVE, Stack, TemporalServer
 
 StackFactory = Callable[..., Stack]
+
+#: Here workers run all workflows in Temporal's sandbox, which finds what they must not do. Elsewhere they run as in
+#: production: to import the workflows again for each run is an eighth of the time of a test.
+_SANDBOXED = ("children", "conformance", "parking", "session_machine", "topology", "workflows")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    package = item.path.relative_to(item.config.rootpath / "tests").parts[0]
+    os.environ["PERDURE_SANDBOX"] = "on" if package in _SANDBOXED else "off"
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,6 @@
 """A private PostgreSQL for the tests: the machine's own binaries, a cluster of its own, gone at the end.
 
-`postgres_url` is the address of an empty database. With `PERDURE_TEST_POSTGRES_URL` the databases are made on
+`postgres_url` is the address of a database without data. With `PERDURE_TEST_POSTGRES_URL` the databases are made on
 that server instead; its user must be allowed to create them.
 """
 
@@ -18,6 +18,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from perdure.store.engine.database import migrations
 from tests.support.processes import free_port
 
 _SETTINGS = {
@@ -61,17 +62,50 @@ def postgres_database(postgres_server: str) -> Generator[str, None, None]:
 
 
 @pytest.fixture
-def postgres_url(postgres_database: str) -> str:
-    """The address of an empty database that no other test uses now."""
+def postgres_url(request: pytest.FixtureRequest, postgres_database: str) -> Generator[str]:
+    """The address of a database without data that no other test uses now. Mostly it has our schema already.
+
+    Tests that change the schema are marked `new_schema`: they, and the next test, get a database without tables.
+    """
+    new_schema = request.node.get_closest_marker("new_schema") is not None
     with psycopg.connect(postgres_database, autocommit=True) as connection:
         # Processes that an earlier test has killed may still hold locks.
         connection.execute(
             "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity "
             "WHERE datname = current_database() AND pid <> pg_backend_pid()"
         )
-        connection.execute("DROP SCHEMA public CASCADE")
-        connection.execute("CREATE SCHEMA public")
-    return postgres_database
+        if new_schema or not _has_our_schema(connection):
+            _drop_all(connection)
+        else:
+            # To create the schema again would take longer than most tests.
+            connection.execute(DELETE_ALL)
+    yield postgres_database
+    if new_schema:
+        with psycopg.connect(postgres_database, autocommit=True) as connection:
+            _drop_all(connection)
+
+
+def _has_our_schema(connection: psycopg.Connection) -> bool:
+    if connection.execute("SELECT to_regclass('perdure_schema')").fetchone() == (None,):
+        return False
+    return connection.execute("SELECT version FROM perdure_schema").fetchone() == (len(migrations("postgres")),)
+
+
+def _drop_all(connection: psycopg.Connection) -> None:
+    connection.execute("DROP SCHEMA public CASCADE")
+    connection.execute("CREATE SCHEMA public")
+
+
+#: Deletes the data and keeps the schema. To truncate so many small tables would take ten times as long.
+DELETE_ALL = """
+DO $$
+DECLARE name text;
+BEGIN
+    FOR name IN SELECT tablename FROM pg_tables WHERE schemaname = 'public' AND tablename <> 'perdure_schema' LOOP
+        EXECUTE format('DELETE FROM %I', name);
+    END LOOP;
+END $$
+"""
 
 
 class Cluster:

@@ -136,7 +136,7 @@ def free_port() -> int:
             return port
 
 
-_GIVEN = ("PERDURE_TEMPORAL_BIN", "PERDURE_TURNS")
+_GIVEN = ("PERDURE_TEMPORAL_BIN", "PERDURE_TURNS", "PERDURE_SANDBOX")
 
 
 def clean_environment() -> dict[str, str]:
@@ -147,5 +147,4 @@ def clean_environment() -> dict[str, str]:
     ours = {name: value for name, value in os.environ.items() if not name.startswith("PERDURE_") or name in _GIVEN}
     for name in ("OPENAI_API_KEY", "ANTHROPIC_API_KEY", "OPENAI_BASE_URL", "ANTHROPIC_BASE_URL"):
         ours.pop(name, None)
-    ours["PERDURE_SANDBOX"] = "on"
     return ours

@@ -1,5 +1,6 @@
 """The interface of a database for the engine, and its queries and migrations: one .sql file each."""
 
+import functools
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
@@ -67,12 +68,14 @@ class Written(Generic[T]):
     head: int | None = None
 
 
+@functools.cache
 def queries(dialect: str) -> Mapping[str, str]:
     """The text of every query by name: the shared ones and those of one dialect."""
     root = files("perdure.store")
     return {**_texts(root / "sql"), **_texts(root / dialect / "sql")}
 
 
+@functools.cache
 def migrations(dialect: str) -> Sequence[str]:
     """The texts of a dialect's migrations, in order; the first makes version 1."""
     texts = _texts(files("perdure.store") / dialect / "migrations")

@@ -10,6 +10,8 @@ from perdure.store.values import SessionQuery
 from tests.store.conformance.conftest import Database, OpenStore
 from tests.support import given
 
+pytestmark = pytest.mark.new_schema
+
 
 async def test_an_empty_database_must_be_migrated_first(open_another: OpenStore) -> None:
     store = await open_another()

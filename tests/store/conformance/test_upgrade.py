@@ -19,6 +19,8 @@ from tests.store.conformance.conftest import OpenStore
 from tests.support import given
 from tests.support.given import answer, answering, chooses, opening
 
+pytestmark = pytest.mark.new_schema
+
 AT = "2026-01-02T03:04:05.678Z"
 ADA = given.ADA.model_dump_json()
 ASKED_P, ASKED_Q = (given.request(name).model_dump_json() for name in ("p", "q"))

@@ -23,6 +23,7 @@ Moment: TypeAlias = Literal["before_start", "after_start", "before_signal", "aft
 def arm(moment: str) -> None:
     """Put the death in place."""
     if moment == "in_decision":
+        os.environ["PERDURE_SANDBOX"] = "on"
         SandboxedWorkflowRunner.create_instance = _deadly_decision(SandboxedWorkflowRunner.create_instance)
         return
     when, _, what = moment.partition("_")
