@@ -107,16 +107,19 @@ class HistoryCache:
             # An attempt at an older turn: it must not see later turns. Or the session was restored to an earlier one.
             history = History(left_out=left_out)
         known = history.until
+        # Later turns change none that is before this: what a turn waits for ends in another one.
+        settled = history
         # In pages, so that a long session does not hold up all others of this worker while it is read.
         while history.until + _PAGE < turn:
             until = history.until + _PAGE
             records = await self._store.raw_records(row.session_id, from_turn=history.until, to_turn=until - 1)
-            history = _extended(history, records, until)
+            history, settled = _extended(history, records, until, settled)
         records = await self._store.raw_records(row.session_id, from_turn=history.until, to_turn=turn)
         if history.until < turn:
-            history = _extended(history, [record for record in records if record.turn < turn], turn)
-        if known < turn:
-            history = self._keep(row.session_id, history)
+            before = [record for record in records if record.turn < turn]
+            history, settled = _extended(history, before, turn, settled)
+        if known < settled.until:
+            self._keep(row.session_id, settled)
         return history, TurnJournal([decoded(record) for record in records if record.turn == turn])
 
     def read_ahead(self, session_id: str) -> "asyncio.Task[tuple[SessionRow, History] | None] | None":
@@ -136,20 +139,26 @@ class HistoryCache:
         # The last turn that has begun may still be running.
         return None if row is None or row.turns < 2 else (row, (await self._load(row, row.turns - 1))[0])
 
-    def _keep(self, session_id: str, history: History) -> History:
+    def _keep(self, session_id: str, history: History) -> None:
         known = self._histories.pop(session_id, None)
         self._weight -= known.weight if known else 0
         if history.weight > self._capacity:
             # It is larger than the whole cache.
-            return history
+            return
         self._histories[session_id] = history
         self._weight += history.weight
         while self._weight > self._capacity:
             self._weight -= self._histories.popitem(last=False)[1].weight
-        return history
 
 
-def _extended(history: History, records: Sequence[RawRecord], until: int) -> History:
+def _extended(
+    history: History, records: Sequence[RawRecord], until: int, settled: History
+) -> tuple[History, History]:
+    """The history with these records of the turns before `until`, and as much of it as no later turn will change.
+
+    `settled` is that of the history before: the whole, or what comes before a turn that may change.
+    """
+    whole = settled.until == history.until
     mark, weight = history.mark, history.weight
     if left_out := history.left_out:
         # Turns that are left out may be unreadable.
@@ -163,13 +172,29 @@ def _extended(history: History, records: Sequence[RawRecord], until: int) -> His
             # Turns before the first mark stay as they were sent to the model.
             mark = mark or turn.mark
             call_ids.update(call_ids_of(turn))
+        if whole and isinstance(turn, TurnJournal) and not _is_settled(turn):
+            earlier = [record for record in records if record.turn < number]
+            whole, settled = False, _extended(history, earlier, number, history)[0]
         turns.append((number, turn, mark))
     weight += sum(len(record.text) for record in records)
     conversation = history.conversation.extended(turns, history.left_out)
     if conversation.compacted != history.conversation.compacted:
         # What was left out is kept no longer.
         weight = sum(map(_weight, conversation.messages))
-    return History(until, conversation, frozenset(call_ids), weight, mark, history.left_out)
+    extended = History(until, conversation, frozenset(call_ids), weight, mark, history.left_out)
+    return extended, extended if whole else settled
+
+
+def _is_settled(turn: TurnJournal) -> bool:
+    """Whether each of its calls has ended, or never will."""
+    if turn.failure_record is not None:
+        return True
+    return all(
+        turn.at(step, names.outcome_key(call.call_id)) is not None
+        for step in range(turn.last_step + 1)
+        if (reply := turn.reply(step))
+        for call in reply.calls
+    )
 
 
 def _weight(placed: Placed) -> int:

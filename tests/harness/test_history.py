@@ -10,6 +10,7 @@ from perdure import tool
 from perdure.errors import ModelFailed, UnreadableState
 from perdure.harness import turn_begin
 from perdure.harness.journal import REPLY
+from perdure.harness.prompt import NOT_EXECUTED
 from perdure.harness.turn_begin import History, HistoryCache
 from perdure.models.base import Reply, usage_of
 from perdure.store.base import RawRecord, Store
@@ -162,6 +163,26 @@ async def test_a_turn_that_still_runs_is_not_taken_for_one_that_has_ended() -> N
         await it.model(await it.deliver("m2"), turn=2)
 
         assert said(model) == ["m0", "zero", "m1", None, "nothing", "done", "m2"]
+
+
+async def test_a_call_that_ends_in_a_later_turn_is_not_kept_as_it_was() -> None:
+    model = ScriptedModel(["zero", [call("nothing")], "two", "three", "four"])
+    async with lab(model, nothing) as it:
+        await it.model(await it.deliver("m0"))
+        (ref,) = await it.calls(await it.deliver("m1"), turn=1)
+        await it.model(await it.deliver("m2"), turn=2)
+        other = it.worker()
+
+        other.warm(SESSION)
+        # The same worker reads it in the middle of another turn, too.
+        it.harness = other
+        await it.model(await it.deliver("m3"), turn=3)
+        before = said(model)
+        await it.tool(ref, turn=1)
+        await it.model(await it.deliver("m4"), turn=4)
+
+        assert before == ["m0", "zero", "m1", None, NOT_EXECUTED, "m2", "two", "m3"]
+        assert said(model) == ["m0", "zero", "m1", None, "nothing", "m2", "two", "m3", "three", "m4"]
 
 
 async def test_what_cannot_be_read_ahead_is_reported_by_the_model_call() -> None:
