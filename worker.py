@@ -39,6 +39,7 @@ from perdure.models.base import Models
 from perdure.protocol import names
 from perdure.runtime.connect import secret, temporal_client
 from perdure.runtime.drivers.client import DriverClient
+from perdure.runtime.inbox import Dispatches
 from perdure.runtime.signals import Signals
 from perdure.settings import Settings
 from perdure.store.base import Store
@@ -99,11 +100,12 @@ def workers(
 
     Each has slots of its own: tools that take long keep neither decisions nor model calls waiting.
     """
-    harness = Harness(store, agents, models, settings, secret=callback_secret(settings), runs=runs)
+    signals = Signals(store, DriverClient(client, settings.task_queue), agents, ui_detail=settings.ui_detail == "on")
+    dispatch = Dispatches(store, signals, limit=settings.max_inbox).dispatch_owned
+    harness = Harness(store, agents, models, settings, secret=callback_secret(settings), runs=runs, dispatch=dispatch)
     turns, model, tools = TurnActivities(harness), ModelActivities(harness), ToolActivities(harness)
     if settings.only_pools:
         return [pool_worker(client, settings, harness, pool) for pool in settings.only_pools]
-    signals = Signals(store, DriverClient(client, settings.task_queue), agents, ui_detail=settings.ui_detail == "on")
     children = ChildActivities(harness, signals)
     family = [
         children.dispatch_children,

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
         tool,
     )
     from perdure.errors import InvalidDeclaration, PerdureError, RunStepFailed, StepOutcomeUnknown
-    from perdure.protocol.deliveries import Capabilities, FilePart, Principal, Receipt, TextPart
+    from perdure.protocol.deliveries import Capabilities, DispatchReceipt, FilePart, Principal, Receipt, TextPart
     from perdure.protocol.events import Event
     from perdure.runtime.open import connect
     from perdure.runtime.runs import Runs, RunStarted
@@ -41,6 +41,7 @@ __all__ = [
     "Capabilities",
     "Compaction",
     "Decision",
+    "DispatchReceipt",
     "Event",
     "FilePart",
     "InvalidDeclaration",
@@ -76,6 +77,7 @@ __all__ = [
 # Looked up on first use: workflow code imports `perdure.protocol` and must not drag in what agents need.
 _HOME = {
     "Capabilities": "perdure.protocol.deliveries",
+    "DispatchReceipt": "perdure.protocol.deliveries",
     "Event": "perdure.protocol.events",
     "FilePart": "perdure.protocol.deliveries",
     "InvalidDeclaration": "perdure.errors",

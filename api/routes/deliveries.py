@@ -1,15 +1,15 @@
 """Deliveries: looking one up, waiting for its end, taking it back, changing it while it waits."""
 
 import re
-from typing import get_args
+from typing import Any, get_args
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from api.auth import Gate
 from api.bodies import BodyReader, Fields, parse_message
-from api.requests import RequestLimits, known_id, limit, one_of
-from api.responses import reply
+from api.requests import RequestLimits, idempotency_key, known_id, limit, one_of
+from api.responses import flags, reply
 from perdure.errors import Invalid
 from perdure.protocol.deliveries import DeliveryBody, Message, Principal
 from perdure.protocol.wire import JsonObject
@@ -75,6 +75,27 @@ class DeliveryRoutes:
         message = await self._bodies.read(request, parse)
         edits = None if version is None else int(version[1])
         return _answer(await self._sessions.inbox.edit(delivery_id, principal, message, edits))
+
+    async def dispatch(self, request: Request) -> Response:
+        """Hand work to a session of the caller, which is started if there is none."""
+        principal = await self._gate.admit(request)
+        key = idempotency_key(request)
+
+        def parse(fields: Fields) -> tuple[str, str, Any, str | None]:
+            agent, to, given = (fields.get(name) for name in ("agent", "id", "dispatchId"))
+            if not isinstance(agent, str) or not isinstance(to, str):
+                raise Invalid("Expected 'agent' and 'id' to be texts.")
+            if "input" not in fields:
+                raise Invalid("Expected 'input'; it may be null.")
+            if given is not None and not isinstance(given, str):
+                raise Invalid("Expected 'dispatchId' to be a text.")
+            if None not in (given, key) and given != key:
+                raise Invalid("'dispatchId' and Idempotency-Key differ: one of them is enough.")
+            return agent, to, fields["input"], given or key
+
+        agent, to, given, dispatch_id = await self._bodies.read(request, parse)
+        receipt = await self._sessions.dispatch_named(agent, to, given, dispatch_id=dispatch_id, principal=principal)
+        return reply(receipt.model_dump(mode="json"), 202, flags(deduplicated=receipt.deduplicated))
 
     async def _named(self, request: Request) -> tuple[str, Principal]:
         principal = await self._gate.admit(request)

@@ -5,10 +5,10 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from threading import Event
-from typing import Final, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
-from perdure.errors import Invalid, UnreadableState
-from perdure.protocol.deliveries import Mode, Principal
+from perdure.errors import Invalid, Misconfigured, UnreadableState
+from perdure.protocol.deliveries import DispatchReceipt, Mode, Principal
 from perdure.protocol.wire import JsonObject
 
 #: Reads a slot: its stored value, or None, and its version (0: never written).
@@ -155,6 +155,14 @@ def tool_log(tool: str, *, session_id: str, turn: int, step: int, call_id: str) 
     return logging.LoggerAdapter(logging.getLogger(f"perdure.tools.{tool}"), ids)
 
 
+class Dispatch(Protocol):
+    """Accepts work for a session, as `Sessions.dispatch`. Its names are those of one owner and one agent."""
+
+    async def __call__(
+        self, agent: str, to: str, input: Any, *, dispatch_id: str, principal: Principal
+    ) -> DispatchReceipt: ...
+
+
 class ToolContext:
     """The context of a call: a tool that declares a parameter of this type gets it."""
 
@@ -168,6 +176,7 @@ class ToolContext:
         cancelled: Cancellation,
         staging: Staging,
         loop: asyncio.AbstractEventLoop,
+        dispatch: Dispatch | None = None,
     ) -> None:
         self.session = session
         self.call_id = call_id
@@ -179,12 +188,27 @@ class ToolContext:
         self.thread_ended = Event()
         self.thread_ended.set()
         self._loop = loop
+        self._dispatch = dispatch
+        self._dispatched = 0
 
     @property
     def log(self) -> Log:
         """A logger whose lines have the ids of the session, the turn, the step and the call."""
         at = self.session
         return tool_log(self.tool, session_id=at.id, turn=at.turn, step=at.step, call_id=self.call_id)
+
+    async def dispatch(self, agent: str, to: str, input: Any, *, dispatch_id: str | None = None) -> DispatchReceipt:
+        """Hand the input, which is plain JSON, to another session, and go on; it is accepted when this returns.
+
+        `to`: the id of a session, or a name of yours for one, which is started if there is none. The session belongs
+        to the caller of this one. Without a `dispatch_id`, the call has one for each dispatch that it makes, in order:
+        a call that is tried again makes none twice.
+        """
+        if self._dispatch is None:
+            raise Misconfigured("Nothing can be dispatched here.")
+        position, self._dispatched = self._dispatched, self._dispatched + 1
+        derived = f"{self.idempotency_key}/{position}"
+        return await self._dispatch(agent, to, input, dispatch_id=dispatch_id or derived, principal=self.session.auth)
 
     def wait(self, awaitable: Awaitable[T]) -> T:
         """For tools that are not async: `cart = ctx.wait(CART.get(ctx))`."""

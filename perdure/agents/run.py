@@ -13,7 +13,7 @@ from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 from pydantic_core import to_json
 
 from perdure.errors import InvalidDeclaration
-from perdure.protocol.deliveries import Principal
+from perdure.protocol.deliveries import DispatchReceipt, Principal
 from perdure.protocol.inputs import Responders
 from perdure.protocol.wire import JsonObject
 
@@ -54,6 +54,8 @@ class RunWork(Protocol):
     def prompt(
         self, agent: str, message: str, session: str | None, output_schema: JsonObject | None
     ) -> Awaitable[Any]: ...
+
+    def dispatch(self, agent: str, to: str, input: Any, dispatch_id: str | None) -> Awaitable[Any]: ...
 
     def ask(self, question: Question) -> Awaitable[str]: ...
 
@@ -128,6 +130,23 @@ class RunContext:
         _check("prompt", "session", session, "the name of a session", str, NoneType)
         _check("prompt", "output_schema", output_schema, "a JSON Schema (`….model_json_schema()`)", dict, NoneType)
         return self._work.prompt(agent, message, session, output_schema)
+
+    def dispatch(
+        self, agent: str, to: str, input: Any, *, dispatch_id: str | None = None
+    ) -> Awaitable[DispatchReceipt]:
+        """Hand the input, which is plain JSON, to a session, and go on; the result is the receipt.
+
+        `to`: the id of a session, or a name of yours for one, as for `prompt`. `RunStepFailed` when it is refused.
+        """
+        _check("dispatch", "agent", agent, "the name of an agent", str)
+        _check("dispatch", "to", to, "the id or the name of a session", str)
+        _check("dispatch", "dispatch_id", dispatch_id, "text", str, NoneType)
+        accepted = self._work.dispatch(agent, to, input, dispatch_id)
+
+        async def receipt() -> DispatchReceipt:
+            return DispatchReceipt.model_validate(await accepted)
+
+        return receipt()
 
     def ask(
         self,

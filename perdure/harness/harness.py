@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from perdure.agents.agent import Agent
+from perdure.agents.context import Dispatch
 from perdure.agents.registry import AgentRegistry
 from perdure.agents.run import RunRegistry
 from perdure.errors import NeedsAttention
@@ -65,15 +66,17 @@ class Harness:
         clock: Clock = time.time,
         secret: bytes | None = None,
         runs: RunRegistry | None = None,
+        dispatch: Dispatch | None = None,
     ) -> None:
         """`secret`: the tokens are derived from it with which agents on other servers report their results."""
         self._secret = secret
         self._runs = runs or RunRegistry()
+        self._dispatch = dispatch
         self._agents = agents
         histories = histories or HistoryCache(store)
         self._ahead = ReadAhead(histories, agents, models, settings)
         self._models = ModelCaller(store, agents, models, settings, histories, clock)
-        self._tools = ToolCaller(store, agents, settings, clock)
+        self._tools = ToolCaller(store, agents, settings, clock, dispatch)
         self._resumer = TurnResumer(store, agents, FileFetcher(settings))
         self._parker = TurnParker(store)
         self._ender = TurnEnder(store, agents)
@@ -167,7 +170,7 @@ class Harness:
         """The functions of runs."""
         from .runs.runner import RunRunner
 
-        return RunRunner(self._store, self._runs, self._agents, self.children, self.report, self._clock)
+        return RunRunner(self._store, self._runs, self._agents, self.children, self.report, self._clock, self._dispatch)
 
     def _remote_calls(self) -> "RemoteCalls | None":
         if not any(each for agent in self._agents for each in agent.subagents if not isinstance(each, Agent)):

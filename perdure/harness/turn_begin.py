@@ -151,9 +151,7 @@ class HistoryCache:
             self._weight -= self._histories.popitem(last=False)[1].weight
 
 
-def _extended(
-    history: History, records: Sequence[RawRecord], until: int, settled: History
-) -> tuple[History, History]:
+def _extended(history: History, records: Sequence[RawRecord], until: int, settled: History) -> tuple[History, History]:
     """The history with these records of the turns before `until`, and as much of it as no later turn will change.
 
     `settled` is that of the history before: the whole, or what comes before a turn that may change.

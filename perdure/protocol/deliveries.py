@@ -158,6 +158,17 @@ class DeliveryRef(Versioned, extra="allow"):
     request_id: str | None = None
 
 
+class DispatchReceipt(Wire):
+    """The response to a dispatch. The same id, agent, target and input get the same one, for ever."""
+
+    # As the caller chose it, or that of the delivery.
+    dispatch_id: str
+    accepted_at: str
+    session_id: str
+    delivery_id: str
+    deduplicated: bool = Field(default=False, exclude=True)
+
+
 class InputOutcome(Wire):
     """The status of a request, as shown to the caller that answered it."""
 

@@ -4,8 +4,9 @@ import hashlib
 import re
 from typing import Literal
 
-#: With this begin the ids of runs, and no others.
+#: With these begin the ids of runs, and of the sessions that callers and tools start; no others do.
 RUN_ID = "run_"
+SESSION_ID = "ses_"
 
 SESSION_WORKFLOW = "Session"
 RUN_WORKFLOW = "Run"
@@ -137,7 +138,7 @@ def child_session(session_id: str, turn: int, step: int, call_id: str) -> str:
     """The id of the session that does this call: the same for every attempt to start it."""
     place = f"{session_id}/{turn}/{step}/{call_id}"
     digest = hashlib.sha256(b"perdure/child/" + place.encode()).digest()
-    return "ses_" + as_ulid(digest)
+    return SESSION_ID + as_ulid(digest)
 
 
 def as_ulid(digest: bytes) -> str:

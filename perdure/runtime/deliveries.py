@@ -17,6 +17,7 @@ from perdure.agents.agent import LONGEST_TIME
 from perdure.agents.signature import problems
 from perdure.bounds import shortened, whole
 from perdure.errors import Invalid
+from perdure.protocol import names
 from perdure.protocol.deliveries import DeliveryBody, DeliveryRef, FilePart, Message, Principal, TextPart, summary
 from perdure.protocol.inputs import InputRequest
 from perdure.protocol.wire import JsonObject
@@ -136,7 +137,7 @@ def ulid() -> str:
 
 
 def session_id() -> str:
-    return f"ses_{ulid()}"
+    return f"{names.SESSION_ID}{ulid()}"
 
 
 def delivery_id() -> str:

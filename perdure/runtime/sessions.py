@@ -17,7 +17,7 @@ import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TypedDict, get_args
+from typing import Any, TypedDict, get_args
 
 from temporalio.client import Client
 
@@ -26,6 +26,7 @@ from perdure.agents.registry import AgentRegistry
 from perdure.agents.run import RunRegistry
 from perdure.bounds import whole
 from perdure.errors import Invalid, NoActiveSession, SessionGone, SessionNotFound, TokenConflict, Unavailable
+from perdure.protocol import names
 from perdure.protocol.deliveries import (
     CLEAR,
     COMPACT,
@@ -33,12 +34,14 @@ from perdure.protocol.deliveries import (
     RESET,
     Capabilities,
     DeliveryBody,
+    DispatchReceipt,
     InputResponse,
     Message,
     Mode,
     Principal,
     Receipt,
 )
+from perdure.protocol.dispatch import check_names
 from perdure.protocol.events import Event
 from perdure.protocol.wire import JsonObject
 from perdure.session.state import derive_token, hash_token
@@ -55,7 +58,7 @@ from .deliveries import CallerRequest, checked_bounds, message_body, reference, 
 from .drivers.client import DriverClient
 from .drivers.liveness import Liveness
 from .forks import ForkReceipt, Forks
-from .inbox import Inbox
+from .inbox import Dispatches, Inbox
 from .inputs import Answers, Inputs
 from .reconciler import Reconciler
 from .remote.callbacks import Callbacks
@@ -131,6 +134,7 @@ class Sessions:
         self._signals = Signals(store, driver, agents, ui_detail=ui_detail)
         self._answers = Answers(store, self._signals, agents)
         self.inbox = Inbox(store)
+        self.dispatch = Dispatches(store, self._signals, limit=inbox_limit).dispatch
         self.inputs = Inputs(store, self._answers, inbox_limit=inbox_limit)
         self._forks = Forks(store, self._signals, secret)
         self.runs = Runs(store, self._signals, runs)
@@ -269,6 +273,14 @@ class Sessions:
                 # Another caller was faster: the token has an owner now, and the next try delivers to it.
                 continue
         raise Unavailable("Sessions that own this token come and go too quickly; try again.")
+
+    async def dispatch_named(
+        self, agent: str, name: str, input: Any, *, dispatch_id: str | None, principal: Principal
+    ) -> DispatchReceipt:
+        """Dispatch to the caller's session with this id, or to the instance of the agent with this name."""
+        check_names(name, dispatch_id)
+        to = name if name.startswith(names.SESSION_ID) else self.instances.token(agent, name, principal)
+        return await self.dispatch(agent, to, input, dispatch_id=dispatch_id, principal=principal)
 
     async def cancel(
         self, session_id: str, *, turn_id: str | None = None, principal: Principal | None = None

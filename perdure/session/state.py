@@ -469,6 +469,12 @@ def derive_token(secret: bytes, session_id: str) -> str:
     return f"eve:{digest[:8]}-{digest[8:12]}-{digest[12:16]}-{digest[16:20]}-{digest[20:48]}"
 
 
+def owned_token(owner: str, agent: str, name: str) -> str:
+    """The token of the session that tools and runs of this owner know by a name."""
+    # As JSON, so that no two names are alike.
+    return json.dumps(["run", owner, agent, name])
+
+
 def hash_token(token: str) -> str:
     """The raw token is a secret: the store and Temporal see its hash only."""
     return hashlib.sha256(b"perdure/route/" + token.encode(errors="surrogatepass")).hexdigest()

@@ -27,9 +27,10 @@ model answers. It stops at input requests, and continues with their answers:
 
 from .play import Played, PlayedCall, play
 from .play_run import PlayedRun, PlayedStep, play_run
-from .stage import Line, OneModel, ScriptedCall, ScriptedModel, call
+from .stage import Dispatched, Line, OneModel, ScriptedCall, ScriptedModel, call
 
 __all__ = [
+    "Dispatched",
     "Line",
     "OneModel",
     "Played",

@@ -19,7 +19,7 @@ from perdure.settings import Settings
 from perdure.store.base import Store, read_all
 from perdure.store.open import open_store
 
-from .stage import SESSION, LocalSteps, OneModel, RecordingStore, Stage, StartTerms
+from .stage import SESSION, Dispatched, LocalSteps, OneModel, RecordingStore, Stage, StartTerms
 
 T = TypeVar("T")
 
@@ -72,7 +72,12 @@ class _Play:
         if not pending:
             await self._store.close()
         return Played(
-            events, pending, {name: slot.value for name, slot in slots.items() if slot.value is not None}, calls, self
+            events,
+            pending,
+            {name: slot.value for name, slot in slots.items() if slot.value is not None},
+            calls,
+            self.stage.steps.dispatches.all,
+            self,
         )
 
 
@@ -85,6 +90,8 @@ class Played:
     pending: tuple[InputRequest, ...]
     _slots: dict[str, JsonObject] = field(repr=False)
     _calls: tuple[RequestedCall, ...] = field(repr=False)
+    #: What its tools have handed to other sessions.
+    dispatched: tuple[Dispatched, ...]
     _play: _Play = field(repr=False)
 
     async def answer(

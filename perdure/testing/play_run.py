@@ -36,7 +36,7 @@ from perdure.store.open import open_store
 from perdure.store.runs import NewRun, RunRecord, RunStatus
 from perdure.store.values import Attempt, NewSession
 
-from .stage import LocalSteps, OneModel
+from .stage import Dispatched, LocalSteps, OneModel
 
 _RUN = "run"
 
@@ -46,7 +46,7 @@ class PlayedStep:
     """A call of the function that has ended."""
 
     name: str
-    kind: Literal["step", "sleep", "prompt", "ask"]
+    kind: Literal["step", "sleep", "prompt", "dispatch", "ask"]
     status: Literal["completed", "failed", "unknown"]
     value: Any
     error: JsonObject | None
@@ -65,6 +65,8 @@ class PlayedRun:
     pending: tuple[InputRequest, ...]
     waiting_for: str | None
     events: tuple[Event, ...]
+    #: What it has handed to sessions, which are not played.
+    dispatched: tuple[Dispatched, ...]
     _result: Any = field(repr=False)
     _play: "_Play" = field(repr=False)
 
@@ -122,7 +124,13 @@ class _Play:
         self._steps = LocalSteps(store, agents, models, settings)
         played = replace(run, function=self._entered)
         self._runner = Harness(
-            store, agents, models, settings, runs=RunRegistry([played]), clock=lambda: self._now
+            store,
+            agents,
+            models,
+            settings,
+            runs=RunRegistry([played]),
+            clock=lambda: self._now,
+            dispatch=self._steps.dispatches.dispatch,
         ).runs
 
     async def begin(self, given: Any) -> PlayedRun:
@@ -195,7 +203,17 @@ class _Play:
         if record.ended:
             await self._store.close()
         error = None if record.error is None else {each: record.error.get(each) for each in ("name", "message")}
-        return PlayedRun(record.status, error, _steps(calls), pending, record.waiting_for, events, record.result, self)
+        return PlayedRun(
+            record.status,
+            error,
+            _steps(calls),
+            pending,
+            record.waiting_for,
+            events,
+            self._steps.dispatches.all,
+            record.result,
+            self,
+        )
 
     async def _pending(self) -> tuple[InputRequest, ...]:
         rows = (await self._store.inputs(InputQuery(session_id=_RUN))).rows
@@ -304,6 +322,9 @@ class _Recorded(_Work):
 
     def prompt(self, agent: str, *arguments: Any) -> Awaitable[Any]:
         return self._call(f"prompt/{agent}", lambda: self._body.prompt(agent, *arguments))
+
+    def dispatch(self, agent: str, *arguments: Any) -> Awaitable[Any]:
+        return self._call(f"dispatch/{agent}", lambda: self._body.dispatch(agent, *arguments))
 
     def ask(self, question: Question) -> Awaitable[str]:
         return self._call("ask", lambda: self._body.ask(question))

@@ -10,10 +10,29 @@ from pydantic_ai.usage import RequestUsage
 
 from perdure.agents.agent import Agent
 from perdure.agents.registry import AgentRegistry
-from perdure.errors import ForbiddenResponder, ModelFailed, NeedsAttention, PerdureError, TokenConflict, ToolFailed
+from perdure.errors import (
+    ForbiddenResponder,
+    IdempotencyConflict,
+    ModelFailed,
+    NeedsAttention,
+    PerdureError,
+    TokenConflict,
+    ToolFailed,
+)
 from perdure.harness.harness import Harness
 from perdure.models.base import Delta, Model, ModelSource, Prompt, Reply, TextDelta, finish_reason, usage_of
-from perdure.protocol.deliveries import CHILD_RESULT, Capabilities, DeliveryBody, DeliveryRef, Message, Mode, Principal
+from perdure.protocol import names
+from perdure.protocol.deliveries import (
+    CHILD_RESULT,
+    Capabilities,
+    DeliveryBody,
+    DeliveryRef,
+    DispatchReceipt,
+    Message,
+    Mode,
+    Principal,
+)
+from perdure.protocol.dispatch import check_names, text_of
 from perdure.protocol.inputs import InputAnswer, InputRequest, OpenInput
 from perdure.protocol.requests import (
     CollectChildren,
@@ -71,12 +90,52 @@ class StartTerms:
     can_ask: bool
 
 
+@dataclass(frozen=True)
+class Dispatched:
+    """Work that was handed to another session, which is not played."""
+
+    agent: str
+    to: str
+    input: Any
+    dispatch_id: str
+
+
+class Dispatches:
+    """Accepts what is dispatched, once under each id, and shows it."""
+
+    def __init__(self) -> None:
+        self._accepted: dict[str, Dispatched] = {}
+
+    @property
+    def all(self) -> tuple[Dispatched, ...]:
+        return tuple(self._accepted.values())
+
+    async def dispatch(
+        self, agent: str, to: str, input: Any, *, dispatch_id: str, principal: Principal
+    ) -> DispatchReceipt:
+        check_names(to, dispatch_id)
+        text_of(input)
+        asked = Dispatched(agent, to, input, dispatch_id)
+        first = self._accepted.setdefault(dispatch_id, asked)
+        if first != asked:
+            raise IdempotencyConflict
+        number = list(self._accepted).index(dispatch_id)
+        return DispatchReceipt(
+            dispatch_id=dispatch_id,
+            accepted_at=utc_now(),
+            session_id=to if to.startswith(names.SESSION_ID) else f"{names.SESSION_ID}{number}",
+            delivery_id=f"dlv_{number}",
+            deduplicated=first is not asked,
+        )
+
+
 class LocalSteps:
     """Executes steps in this process. Tool calls are retried as declared; other steps run once."""
 
     def __init__(self, store: Store, agents: AgentRegistry, models: ModelSource, settings: Settings) -> None:
+        self.dispatches = Dispatches()
         self._store = store
-        self._harness = Harness(store, agents, models, settings)
+        self._harness = Harness(store, agents, models, settings, dispatch=self.dispatches.dispatch)
         self._generations = count(1)
 
     async def run(self, request: TurnRequest) -> TurnResult:
@@ -170,7 +229,7 @@ class Stage:
     def __init__(self, store: Store, agent: Agent, steps: LocalSteps, terms: StartTerms) -> None:
         self._store = store
         self._agent = agent
-        self._steps = steps
+        self.steps = steps
         self._terms = terms
         self._token = hash_token("token")
         self._deliveries = count()
@@ -243,7 +302,7 @@ class Stage:
             open=self._open,
             expired=expired,
         )
-        self._open = (await self._steps.run(request)).open
+        self._open = (await self.steps.run(request)).open
 
     def _delivery(self, body: DeliveryBody) -> NewDelivery:
         return NewDelivery(

@@ -54,6 +54,20 @@ async def test_instructions_are_made_anew_for_each_step() -> None:
     assert said == ["You serve local-dev in turn 0.", "You serve local-dev in turn 1."]
 
 
+async def test_what_a_tool_dispatches_is_shown_and_not_played() -> None:
+    @tool(effects="idempotent")
+    async def escalate(ctx: ToolContext, ticket: str) -> str:
+        """Tell the clerk about a ticket."""
+        return (await ctx.dispatch("clerk", "desk", {"ticket": ticket})).delivery_id
+
+    played = await play(
+        Agent("host", tools=[escalate]), "Hi", model=ScriptedModel([[call("escalate", ticket="7")], "Told."])
+    )
+
+    assert [(each.agent, each.to, each.input) for each in played.dispatched] == [("clerk", "desk", {"ticket": "7"})]
+    assert played.text == "Told."
+
+
 async def test_the_demo_agent_remembers_in_two_rounds() -> None:
     played = await play(agent, "Remember that tea is hot, then tell me the time")
 

@@ -42,6 +42,20 @@ async def test_input_may_be_json_and_must_fit() -> None:
         await play_run(nightly, {"day": "tomorrow"}, agents=[writer])
 
 
+async def test_what_a_run_dispatches_is_shown_once() -> None:
+    @run(name="handing")
+    async def handing(ctx: RunContext, _: Any) -> str:
+        receipt = await ctx.dispatch("clerk", "desk", {"day": 1})
+        await ctx.step("after", do, "after", effects="idempotent")
+        return receipt.dispatch_id
+
+    played = await play_run(handing, dies_in=["after"])
+
+    [handed] = played.dispatched
+    assert (handed.agent, handed.to, handed.input) == ("clerk", "desk", {"day": 1})
+    assert played.result == handed.dispatch_id
+
+
 async def test_a_sleep_of_days_takes_no_time_and_does_no_step_again() -> None:
     @run(name="slow")
     async def slow(ctx: RunContext, _: Any) -> str:

@@ -70,6 +70,10 @@ class Waits(Protocol):
         self, body: "Body", place: Place, agent: str, message: str, session: str | None, schema: JsonObject | None
     ) -> Done | Wait: ...
 
+    async def dispatch(
+        self, body: "Body", place: Place, agent: str, to: str, input: Any, dispatch_id: str | None
+    ) -> Done | Wait: ...
+
     async def ask(self, body: "Body", place: Place, question: Question) -> Done | Wait: ...
 
 
@@ -120,6 +124,11 @@ class Body:
     def prompt(self, agent: str, message: str, session: str | None, output_schema: JsonObject | None) -> Awaitable[Any]:
         return self._call(
             "prompt", agent, lambda place: self._ways.prompt(self, place, agent, message, session, output_schema)
+        )
+
+    def dispatch(self, agent: str, to: str, input: Any, dispatch_id: str | None) -> Awaitable[Any]:
+        return self._call(
+            "dispatch", agent, lambda place: self._ways.dispatch(self, place, agent, to, input, dispatch_id)
         )
 
     def ask(self, question: Question) -> Awaitable[str]:

@@ -8,7 +8,7 @@ from perdure.harness.journal import RUN_BEGUN, RUN_SETTLED, read
 from perdure.protocol.wire import JsonObject, Wire
 from perdure.store.values import Record
 
-Kind: TypeAlias = Literal["step", "sleep", "prompt", "ask"]
+Kind: TypeAlias = Literal["step", "sleep", "prompt", "dispatch", "ask"]
 
 
 class Begun(Wire):

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from pydantic import ValidationError
 
+from perdure.agents.context import Dispatch
 from perdure.agents.registry import AgentRegistry
 from perdure.agents.run import Run, RunContext, RunRegistry
 from perdure.agents.signature import problems
@@ -70,8 +71,10 @@ class RunRunner:
         children: Children,
         report: Report,
         clock: Clock = time.time,
+        dispatch: Dispatch | None = None,
     ) -> None:
         """`report`: sets the attention of a run."""
+        self._dispatch = dispatch
         self._report = report
         self._store = store
         self._runs = runs
@@ -120,7 +123,7 @@ class RunRunner:
         await self._begin(row, attempt, waiting)
         calls = calls_of(await self._store.records(row.session_id))
         reports = await self._reports(row, calls, waiting)
-        waits = RunWaits(self._store, self._agents, self._children, drivers, row, reports)
+        waits = RunWaits(self._store, self._agents, self._children, drivers, row, reports, self._dispatch)
         body = Body(self._store, row.session_id, attempt, calls, waits, clock=self._clock)
         try:
             done = await self._run(row, run, body, leaving)

@@ -1,25 +1,37 @@
 """The calls of a run that wait: for a time, for an agent, for people."""
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Any, Protocol
 
 from perdure.agents import output_schema
 from perdure.agents.agent import bounds_of
+from perdure.agents.context import Dispatch
 from perdure.agents.registry import AgentRegistry
 from perdure.agents.run import Question
 from perdure.bounds import shortened, whole
-from perdure.errors import AgentGone, Conflict, Invalid, SessionDeleted, SessionGone, TokenConflict
+from perdure.errors import (
+    AgentGone,
+    Conflict,
+    InboxFull,
+    Invalid,
+    Misconfigured,
+    NeedsAttention,
+    PerdureError,
+    SessionDeleted,
+    SessionGone,
+    TokenConflict,
+    Unavailable,
+)
 from perdure.harness.tools.children import Children, output_of
 from perdure.protocol import names
 from perdure.protocol.deliveries import Capabilities, DeliveryBody, DeliveryRef, Lineage
 from perdure.protocol.events import EventType, NewEvent
 from perdure.protocol.inputs import InputRequest, Option, digest, requested
 from perdure.protocol.wire import JsonObject
-from perdure.session.state import hash_token
+from perdure.session.state import hash_token, owned_token
 from perdure.store.base import Store
 from perdure.store.deliveries import CancelRequest, DeliveryRow, NewDelivery
 from perdure.store.engine.rows import stamp
@@ -62,6 +74,7 @@ class RunWaits:
     row: SessionRow
     #: The unread reports of children, by the id of the child.
     reports: Mapping[str, DeliveryRow]
+    dispatcher: Dispatch | None = None
 
     # --- sleeps -----------------------------------------------------------------------------------------------
 
@@ -165,9 +178,7 @@ class RunWaits:
         self, place: Place, agent: str, message: str, session: str, schema: JsonObject | None
     ) -> DeliveryRow:
         """The delivery of this prompt, which is accepted once, whichever session has the name now."""
-        owner = self.row.principal.owner
-        # As JSON, so that no two names are alike.
-        token_hash = hash_token(json.dumps(["run", owner, agent, session]))
+        token_hash = hash_token(owned_token(self.row.principal.owner, agent, session))
         for _ in range(_TRIES):
             known = await self.store.route(token_hash)
             new = self._new_session(
@@ -250,6 +261,23 @@ class RunWaits:
         return NewEvent(
             type=EventType.SUBAGENT_CALLED, key=names.session_key(f"run/called/{place.position}"), data=data
         )
+
+    async def dispatch(
+        self, body: Body, place: Place, agent: str, to: str, input: Any, dispatch_id: str | None
+    ) -> Done | Wait:
+        """Hand work to a session; its acceptance is the end of the call."""
+        if self.dispatcher is None:
+            raise Misconfigured("Nothing can be dispatched here.")
+        key = dispatch_id or f"{self.row.session_id}/dispatch/{place.position}"
+        try:
+            receipt = await self.dispatcher(agent, to, input, dispatch_id=key, principal=self.row.principal)
+        except InboxFull:
+            return Wait(f"room in the inbox of {agent}", body.clock() + _LATE)
+        except (NeedsAttention, Unavailable):
+            raise
+        except PerdureError as refused:
+            return Done(failed(type(refused).__name__, refused.message))
+        return Done(Settled(status="completed", value=receipt.model_dump(mode="json")))
 
     # --- people -----------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from perdure.agents.agent import Agent
-from perdure.agents.context import Cancellation, Log, SessionView, Signal, Staging, ToolContext, ToolSession
+from perdure.agents.context import Cancellation, Dispatch, Log, SessionView, Signal, Staging, ToolContext, ToolSession
 from perdure.agents.registry import AgentRegistry
 from perdure.agents.state import check_readable, declared_names
 from perdure.bounds import described, seconds_until
@@ -99,8 +99,14 @@ class ToolCaller:
     """Runs tool calls. Each call gets exactly one outcome, even if the process that runs it dies."""
 
     def __init__(
-        self, store: Store, agents: AgentRegistry, settings: Settings, clock: Callable[[], float] = time.time
+        self,
+        store: Store,
+        agents: AgentRegistry,
+        settings: Settings,
+        clock: Callable[[], float] = time.time,
+        dispatch: Dispatch | None = None,
     ) -> None:
+        self._dispatch = dispatch
         self._store = store
         self._agents = agents
         self._settings = settings
@@ -222,6 +228,7 @@ class ToolCaller:
             cancelled=Cancellation(cancelled),
             staging=Staging(read_slot),
             loop=asyncio.get_running_loop(),
+            dispatch=self._dispatch,
         )
 
     # --- the effect ---

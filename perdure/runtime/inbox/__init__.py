@@ -1,5 +1,6 @@
 """What sessions have accepted: looking a delivery up, waiting for its end, changing it while it waits."""
 
+from .dispatch import Dispatches
 from .inbox import Delivery, DeliveryNotFound, Inbox
 
-__all__ = ["Delivery", "DeliveryNotFound", "Inbox"]
+__all__ = ["Delivery", "DeliveryNotFound", "Dispatches", "Inbox"]

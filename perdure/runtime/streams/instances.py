@@ -47,7 +47,7 @@ class Instances:
 
     def name(self, agent: str, instance: str, principal: Principal) -> str:
         """What the store knows the caller's name by."""
-        return hash_token(self._token(agent, instance, principal))
+        return hash_token(self.token(agent, instance, principal))
 
     async def find(self, name: str) -> Named | None:
         """The newest session of a name, also when it has ended; None before the first prompt, and when it is deleted.
@@ -82,7 +82,7 @@ class Instances:
         # Before anything is accepted: all events of this prompt come later.
         before = await self.find(self.name(agent, instance, principal))
         receipt = await self._deliver_or_start(
-            self._token(agent, instance, principal),
+            self.token(agent, instance, principal),
             agent,
             body=body,
             principal=principal,
@@ -116,6 +116,7 @@ class Instances:
         key = names.session_key(f"refused/{delivery_id}") if turn is None else names.turn_key(turn, "started")
         return await self._store.index_of(session_id, key) or 0
 
-    def _token(self, agent: str, instance: str, principal: Principal) -> str:
+    def token(self, agent: str, instance: str, principal: Principal) -> str:
+        """The token of the session behind the caller's name."""
         # Of the owner too: a name that two callers choose means two sessions. As JSON, so that no two names are alike.
         return derive_token(self._secret, json.dumps(["agent", agent, instance, principal.owner]))

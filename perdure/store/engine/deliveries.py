@@ -224,7 +224,8 @@ async def refuse_deleted_key(tx: Transaction, delivery: NewDelivery) -> None:
     if (key := delivery.idempotency_key) is None:
         return
     if found := await tx.row("deleted_key", key_hash=key_hash(delivery.owner, key)):
-        raise SessionDeleted(session_id=found["session_id"])
+        names_of = ("session_id", "delivery_id", "accepted_at", "digest")
+        raise SessionDeleted(**{name: found[name] for name in names_of})
 
 
 def key_hash(owner: str, key: str) -> str:
@@ -238,7 +239,7 @@ async def find_first(tx: Transaction, delivery: NewDelivery) -> Accepted | None:
     if found is None:
         return None
     if found["digest"] != delivery.digest:
-        raise IdempotencyConflict
+        raise IdempotencyConflict(meta={"submissionId": found["delivery_id"]})
     # The first delivery may belong to another session: a key is unique for its owner.
     session = await tx.row("session", session_id=found["session_id"])
     return Accepted(rows.delivery(found), fresh=False, unsignalled=session is not None and bool(session["untold"]))

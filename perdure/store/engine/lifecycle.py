@@ -193,7 +193,8 @@ async def _keep_keys(tx: Transaction, session_id: str, deleted: Sequence[Row]) -
     for row in deleted:
         if row["idempotency_key"] is not None:
             hashed = key_hash(row["owner"], row["idempotency_key"])
-            await tx.run("insert_deleted_key", key_hash=hashed, session_id=session_id)
+            receipt = {name: row[name] for name in ("delivery_id", "accepted_at", "digest")}
+            await tx.run("insert_deleted_key", key_hash=hashed, session_id=session_id, **receipt)
 
 
 async def finish_deletion(tx: Transaction, session_id: str, executions: int, now: str) -> Deletion | None:

@@ -1,0 +1,41 @@
+"""What may be dispatched: plain JSON, as a message of its own."""
+
+import json
+from typing import Any
+
+from pydantic import ConfigDict, JsonValue, TypeAdapter, ValidationError
+from pydantic_core import to_json
+
+from perdure.bounds import DEEPEST, deeper_than, repaired
+from perdure.errors import Invalid, TooLarge
+
+#: The largest input, in bytes of JSON.
+LARGEST_INPUT = 1_048_576
+_LONGEST_ID = 255
+_LONGEST_TARGET = 4_000
+
+_JSON = TypeAdapter[Any](JsonValue, config=ConfigDict(allow_inf_nan=False, hide_input_in_errors=True))
+
+
+def check_names(to: str, dispatch_id: str | None) -> None:
+    """Raise `Invalid` unless both can be kept."""
+    if dispatch_id is not None and not (0 < len(dispatch_id) <= _LONGEST_ID and dispatch_id.isprintable()):
+        raise Invalid(f"A dispatch id has 1 to {_LONGEST_ID} printable characters.")
+    if not (0 < len(to) <= _LONGEST_TARGET and to.isprintable()):
+        raise Invalid(f"A dispatch names a session by its id or a token, of 1 to {_LONGEST_TARGET} characters.")
+
+
+def text_of(input: Any) -> str:
+    """The input as a message: text as it is, anything else as JSON; `Invalid` when it is no plain JSON."""
+    if deeper_than(input, DEEPEST):
+        raise Invalid(f"The input is nested deeper than {DEEPEST} levels, or holds itself.")
+    try:
+        plain = repaired(_JSON.validate_python(input, strict=True))
+    except ValidationError as invalid:
+        problem = invalid.errors(include_url=False, include_input=False)[0]["msg"]
+        raise Invalid(f"The input is not plain JSON: {problem}.") from None
+    if (size := len(to_json(plain))) > LARGEST_INPUT:
+        raise TooLarge(f"The input has {size} bytes as JSON; {LARGEST_INPUT} are allowed.")
+    if isinstance(plain, str) and plain:
+        return plain
+    return json.dumps(plain, ensure_ascii=False)
