@@ -45,8 +45,8 @@ class _Log:
         self.add_event(second, "message.completed", turn, step, **place, message=words)
         self.add_event(second, "step.completed", turn, step)
 
-    def end(self, second: float, turn: int, how: str = "completed") -> None:
-        self.add_event(second, f"turn.{how}", turn)
+    def end(self, second: float, turn: int, how: str = "completed", *settled: str) -> None:
+        self.add_event(second, f"turn.{how}", turn, ids=list(settled))
         self.add_event(second, "session.waiting", turn)
 
     def stream(self) -> list[Json]:
@@ -77,7 +77,8 @@ def _consumed(turn: int, delivery: str, message: str | None, second: float) -> J
 
 def _delivery(session: str, delivery: str, key: str | None, turn: int | None, second: float) -> Json:
     row = {"session_id": session, "delivery_id": delivery, "idempotency_key": key, "turn": turn}
-    return {**row, "refused": None if turn is not None else "session_not_active", "accepted_at": stamp(second)}
+    left = ("session_not_active", "refused") if turn is None else (None, "completed")
+    return {**row, "refused": left[0], "outcome": left[1], "accepted_at": stamp(second)}
 
 
 def _effect(tool: str, call: str, turn: int, second: float) -> Json:
@@ -135,7 +136,7 @@ def _talk() -> _Log:
     log.add_event(4, "action.result", 0, 0, **_result("charge", "c0"))
     log.add_event(4, "step.completed", 0, 0)
     log.say(5, 0, 1, "zero")
-    log.end(6, 0)
+    log.end(6, 0, "completed", "d0")
     log.begin(11, 1, "d1", "call pay then say one")
     log.add_event(11, "step.started", 1, 0)
     log.add_event(12, "step.completed", 1, 0)
@@ -146,13 +147,13 @@ def _talk() -> _Log:
     log.begin(16, 2, "d2", None)
     log.add_event(18, "action.result", 2, 0, **_result("pay", "c1"))
     log.say(19, 2, 0, "one")
-    log.end(19, 2)
+    log.end(19, 2, "completed", "d1", "d2")
     log.begin(21, 3, "d3", "call put then say three")
     log.add_event(21, "step.started", 3, 0)
     log.add_event(22, "actions.requested", 3, 0, actions=[{"callId": "c3"}])
     log.add_event(23.2, "cancel.requested", 3, turnId="turn_3")
     log.add_event(24, "action.result", 3, 0, **_result("put", "c3"))
-    log.end(25, 3, "cancelled")
+    log.end(25, 3, "cancelled", "d3")
     return log
 
 
@@ -161,7 +162,7 @@ def _task() -> _Log:
     log.add_event(1, "session.started", 0)
     log.begin(1, 0, "e0", "say task")
     log.say(2, 0, 0, "task")
-    log.add_event(2, "turn.completed", 0)
+    log.add_event(2, "turn.completed", 0, ids=["e0"])
     log.add_event(2, "delivery.refused", deliveryId="e1", code="session_not_active")
     log.add_event(2, "session.completed", 0)
     return log

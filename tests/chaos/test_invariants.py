@@ -189,6 +189,16 @@ def _a_task_that_refuses_a_delivery_before_its_end(seen: Evidence) -> Evidence:
     return replace(seen, posts=[*seen.posts, Post("message", "k8", TASK, "say hi", "hi", [away])])
 
 
+@spoils("each_delivery_settles_once")
+def _a_delivery_whose_end_is_told_twice(seen: Evidence) -> None:
+    event(seen, "turn.completed", turn=2)["delivery_ids"].append("d0")
+
+
+@spoils("each_delivery_settles_once")
+def _a_delivery_that_never_ends(seen: Evidence) -> None:
+    delivery(seen, TALK, "d3")["outcome"] = None
+
+
 @spoils("every_session_has_settled")
 @spoils("nothing_is_left_to_do")
 def _a_session_that_runs_for_ever(seen: Evidence) -> None:

@@ -147,6 +147,29 @@ async def test_who_waits_is_answered_with_what_is_when_time_is_up(stack: Stack) 
     assert answer.headers["preference-applied"] == "wait=1"
 
 
+@pytest.mark.parametrize("kind", ["clear", "compact", "reset"])
+async def test_a_control_settles_with_its_own_end(stack: Stack, kind: str) -> None:
+    async with stack.talk() as talk:
+        await talk.say("say one")
+        await talk.http.post(f"/eve/v1/session/{talk.session_id}/{kind}")
+        listed = (await talk.http.get(f"/v1/sessions/{talk.session_id}/deliveries")).json()["deliveries"]
+        end = await settled(talk, listed[0]["deliveryId"])
+
+    assert (end["kind"], end["status"], end["outcome"]) == (kind, "settled", "completed")
+
+
+async def test_a_control_that_fails_says_why(stack: Stack) -> None:
+    async with stack.talk() as talk:
+        await talk.say("say one")
+        for _ in range(2):
+            await talk.http.post(f"/eve/v1/session/{talk.session_id}/compact")
+        listed = (await talk.http.get(f"/v1/sessions/{talk.session_id}/deliveries")).json()["deliveries"]
+        ends = [await settled(talk, each["deliveryId"]) for each in listed[:2]]
+
+    assert [each["outcome"] for each in ends] == ["failed", "completed"]
+    assert ends[0]["error"]["code"] == "NOTHING_TO_SUMMARISE"
+
+
 @pytest.mark.parametrize("delivery_id", ["dlv_none", "d", "ses_x", "%00"])
 async def test_an_unknown_delivery_is_not_found(stack: Stack, delivery_id: str) -> None:
     async with stack.talk() as talk:

@@ -231,6 +231,10 @@ async def _settled(tx: Transaction, session_id: str, events: Sequence[NewEvent],
     parks = any(event.type == EventType.INPUT_REQUESTED for event in events)
     named: list[NewEvent] = []
     for event in events:
+        if event.type == EventType.COMPACTION_FAILED:
+            # Of a compaction that a caller has asked for. It was read in this transaction, and counts as completed.
+            for each in event.delivery_ids:
+                await tx.run("fail_delivery", session_id=session_id, delivery_id=each, error=_error_of(event), now=now)
         outcome = _OUTCOMES.get(event.type)
         if outcome is None or event.turn is None:
             named.append(event)
@@ -242,10 +246,14 @@ async def _settled(tx: Transaction, session_id: str, events: Sequence[NewEvent],
     return named
 
 
+def _error_of(event: NewEvent) -> str | None:
+    data = event.data or {}
+    return encode_some({name: data[name] for name in ("code", "message") if name in data} or None)
+
+
 async def _settle(tx: Transaction, session_id: str, event: NewEvent, turn: int, outcome: str, now: str) -> NewEvent:
     """Settle what the turns up to this one have read; the event, with what it has settled."""
-    error = {name: value for name, value in (event.data or {}).items() if name in ("code", "message")}
-    end = {"outcome": outcome, "now": now, "error": encode_some(error or None)}
+    end = {"outcome": outcome, "now": now, "error": _error_of(event)}
     found = await tx.rows("settle_deliveries", session_id=session_id, turn=turn, **end)
     found = sorted(found, key=lambda row: (row["turn"], row["accepted_at"], row["delivery_id"]))
     ids = tuple(row["delivery_id"] for row in found)

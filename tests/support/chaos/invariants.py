@@ -234,6 +234,29 @@ def each_delivery_is_answered_once(evidence: Evidence) -> Iterator[str]:
             yield f"{session_id}: {delivery_id} was accepted and is gone"
 
 
+def each_delivery_settles_once(evidence: Evidence) -> Iterator[str]:
+    """One event tells the end of each delivery, and its row has it, unless people are asked about it."""
+    for session in evidence.sessions:
+        session_id = session["session_id"]
+        events = evidence.events.get(session_id, ())
+        ends = Counter(
+            delivery
+            for event in events
+            if event["type"] in (*_ENDS, *_CONTROL_ENDS, "session.failed")
+            for delivery in event["delivery_ids"] or ()
+        )
+        refused = Counter(event["data"]["deliveryId"] for event in events if event["type"] == "delivery.refused")
+        asks = any(each["status"] == "open" for each in evidence.inputs.get(session_id, ()))
+        for delivery in evidence.deliveries.get(session_id, ()):
+            known, outcome = delivery["delivery_id"], delivery["outcome"]
+            if delivery.get("kind") == "fork":
+                continue
+            if outcome is None and asks and not ends[known] + refused[known]:
+                continue
+            if outcome is None or ends[known] + refused[known] != 1:
+                yield f"{session_id} {known}: {outcome}, told by {ends[known]} ends and {refused[known]} refusals"
+
+
 def every_session_has_settled(evidence: Evidence) -> Iterator[str]:
     """A session's row agrees with its last boundary, and no late attempt may write to it."""
     for session in evidence.sessions:
@@ -353,6 +376,7 @@ INVARIANTS: tuple[Check, ...] = (
     turns_do_not_overlap,
     each_action_has_one_result,
     each_delivery_is_answered_once,
+    each_delivery_settles_once,
     every_session_has_settled,
     requests_are_paired,
     recorded_replies_are_not_asked_again,
