@@ -56,9 +56,9 @@ class Connection:
             raise Refused(f"POST {path} was answered {status}: {answer.decode()}")
         return orjson.loads(answer)
 
-    async def get(self, path: str) -> Answer:
+    async def get(self, path: str, *, prefer: str | None = None) -> Answer:
         """The answer, which is no stream."""
-        status, headers = await self._asked(path)
+        status, headers = await self._asked(path, "" if prefer is None else f"prefer: {prefer}\r\n")
         return Answer(status, headers, await self._reader.readexactly(int(headers.get("content-length", "0"))))
 
     async def drain(self, path: str) -> int:
@@ -86,8 +86,8 @@ class Connection:
                 if line.strip():
                     yield orjson.loads(line)
 
-    async def _asked(self, path: str) -> tuple[int, dict[str, str]]:
-        self._writer.write(f"GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n".encode())
+    async def _asked(self, path: str, more: str = "") -> tuple[int, dict[str, str]]:
+        self._writer.write(f"GET {path} HTTP/1.1\r\nhost: 127.0.0.1\r\n{more}\r\n".encode())
         return await self._head()
 
     async def _head(self) -> tuple[int, dict[str, str]]:

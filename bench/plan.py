@@ -58,6 +58,8 @@ class Plan:
     # Readers of one stream, in each of two forms, and the events of a long log.
     watchers: int = 200
     logged: int = 100_000
+    # Posts to one session at once.
+    posts: int = 50
     # No single wait is longer.
     patience: float = 60.0
 
@@ -96,6 +98,7 @@ QUICK = Plan(
 #: So small that it shows only that everything works.
 TINY = Plan(
     rounds=1,
+    posts=3,
     turns=2,
     warmup=1,
     crowd=3,

@@ -109,9 +109,9 @@ class ProductSession:
         ended = perf_counter()
         return Turn(first_delta=(self._first_delta or ended) - begun, waiting=ended - begun)
 
-    async def post(self, body: dict[str, Any]) -> None:
-        """Deliver to it."""
-        await self._posts.post(f"{_SESSIONS}/{self.id}", {"continuationToken": self.token, **body})
+    async def post(self, body: dict[str, Any]) -> dict[str, Any]:
+        """Deliver to it; the receipt."""
+        return await self._posts.post(f"{_SESSIONS}/{self.id}", {"continuationToken": self.token, **body})
 
     async def waiting(self) -> None:
         """Wait for the end of a turn."""

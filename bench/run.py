@@ -16,6 +16,7 @@ from .rows import (
     code,
     compaction,
     crowd,
+    deliveries,
     fork,
     growth,
     idle,
@@ -47,6 +48,7 @@ ROWS = (
     "code",
     "runs",
     "readers",
+    "deliveries",
 )
 #: The rows by the names that `--only` takes. A restart is measured only when it is asked for: its sessions need an hour
 #: and more to grow.
@@ -112,6 +114,7 @@ _ALONE = {
     "wake": wake.measure,
     "code": code.measure,
     "readers": watched.measure,
+    "deliveries": deliveries.measure,
     "restart": restart.measure,
 }
 

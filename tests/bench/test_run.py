@@ -31,6 +31,7 @@ NAMES = {
     "code": {"code"},
     "runs": {"runs"},
     "readers": {"readers"},
+    "deliveries": {"deliveries"},
     "restart": {"3 sessions, 2 active, 3 turns each"},
 }
 SOME = ("session", "growth", "log", "fork", "readers")
