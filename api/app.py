@@ -166,6 +166,7 @@ def _add_inspection(table: _Table, parts: _Parts) -> None:
     table.add("GET", "/v1/sessions/{session_id}/transcript", parts.transcripts.show)
     deliveries = DeliveryRoutes(parts.gate, parts.sessions, parts.bodies, parts.limits)
     table.add("GET", "/v1/sessions/{session_id}/deliveries", deliveries.list)
+    table.add("GET", "/v1/sessions/{session_id}/lanes", deliveries.lanes)
     table.add("POST", "/v1/dispatches", deliveries.dispatch)
     table.add("GET", "/v1/deliveries/{delivery_id}", deliveries.show)
     table.add("PATCH", "/v1/deliveries/{delivery_id}", deliveries.edit)

@@ -16,6 +16,7 @@ from perdure.protocol.wire import JsonObject
 from perdure.runtime.inbox import Delivery, DeliveryNotFound
 from perdure.runtime.sessions import Sessions
 from perdure.store.deliveries import DeliveryQuery, DeliveryStatus
+from perdure.store.values import MAIN
 
 #: The longest that a request waits for the end of a delivery, in seconds.
 _LONGEST = 30
@@ -46,6 +47,16 @@ class DeliveryRoutes:
         if page.next_cursor is not None:
             listed["nextCursor"] = page.next_cursor
         return reply(listed)
+
+    async def lanes(self, request: Request) -> Response:
+        """The lanes of a session, the main one first."""
+        principal = await self._gate.admit(request)
+        row = await self._sessions.get(known_id(request.path_params["session_id"]), principal)
+        shown: list[JsonObject] = []
+        for name, lane in (await self._sessions.lanes.of(row)).items():
+            queued = await self._sessions.queued(lane.session_id)
+            shown.append({"lane": name, "sessionId": lane.session_id, "status": lane.shown_status, "queued": queued})
+        return reply({"lanes": shown})
 
     async def show(self, request: Request) -> Response:
         """One delivery, at once or when it has come to its end."""
@@ -81,20 +92,25 @@ class DeliveryRoutes:
         principal = await self._gate.admit(request)
         key = idempotency_key(request)
 
-        def parse(fields: Fields) -> tuple[str, str, Any, str | None]:
+        def parse(fields: Fields) -> tuple[str, str, Any, str | None, str]:
             agent, to, given = (fields.get(name) for name in ("agent", "id", "dispatchId"))
+            lane = fields.get("lane", MAIN)
             if not isinstance(agent, str) or not isinstance(to, str):
                 raise Invalid("Expected 'agent' and 'id' to be texts.")
+            if not isinstance(lane, str):
+                raise Invalid("Expected 'lane' to be a text.")
             if "input" not in fields:
                 raise Invalid("Expected 'input'; it may be null.")
             if given is not None and not isinstance(given, str):
                 raise Invalid("Expected 'dispatchId' to be a text.")
             if None not in (given, key) and given != key:
                 raise Invalid("'dispatchId' and Idempotency-Key differ: one of them is enough.")
-            return agent, to, fields["input"], given or key
+            return agent, to, fields["input"], given or key, lane
 
-        agent, to, given, dispatch_id = await self._bodies.read(request, parse)
-        receipt = await self._sessions.dispatch_named(agent, to, given, dispatch_id=dispatch_id, principal=principal)
+        agent, to, given, dispatch_id, lane = await self._bodies.read(request, parse)
+        receipt = await self._sessions.dispatch_named(
+            agent, to, given, dispatch_id=dispatch_id, principal=principal, lane=lane
+        )
         return reply(receipt.model_dump(mode="json"), 202, flags(deduplicated=receipt.deduplicated))
 
     async def _named(self, request: Request) -> tuple[str, Principal]:

@@ -159,7 +159,7 @@ class Dispatch(Protocol):
     """Accepts work for a session, as `Sessions.dispatch`. Its names are those of one owner and one agent."""
 
     async def __call__(
-        self, agent: str, to: str, input: Any, *, dispatch_id: str, principal: Principal
+        self, agent: str, to: str, input: Any, *, dispatch_id: str, principal: Principal, lane: str = "main"
     ) -> DispatchReceipt: ...
 
 
@@ -197,18 +197,20 @@ class ToolContext:
         at = self.session
         return tool_log(self.tool, session_id=at.id, turn=at.turn, step=at.step, call_id=self.call_id)
 
-    async def dispatch(self, agent: str, to: str, input: Any, *, dispatch_id: str | None = None) -> DispatchReceipt:
+    async def dispatch(
+        self, agent: str, to: str, input: Any, *, dispatch_id: str | None = None, lane: str = "main"
+    ) -> DispatchReceipt:
         """Hand the input, which is plain JSON, to another session, and go on; it is accepted when this returns.
 
         `to`: the id of a session, or a name of yours for one, which is started if there is none. The session belongs
         to the caller of this one. Without a `dispatch_id`, the call has one for each dispatch that it makes, in order:
-        a call that is tried again makes none twice.
+        a call that is tried again makes none twice. `lane`: the lane of the session.
         """
         if self._dispatch is None:
             raise Misconfigured("Nothing can be dispatched here.")
         position, self._dispatched = self._dispatched, self._dispatched + 1
-        derived = f"{self.idempotency_key}/{position}"
-        return await self._dispatch(agent, to, input, dispatch_id=dispatch_id or derived, principal=self.session.auth)
+        key = dispatch_id or f"{self.idempotency_key}/{position}"
+        return await self._dispatch(agent, to, input, dispatch_id=key, principal=self.session.auth, lane=lane)
 
     def wait(self, awaitable: Awaitable[T]) -> T:
         """For tools that are not async: `cart = ctx.wait(CART.get(ctx))`."""

@@ -55,7 +55,7 @@ class RunWork(Protocol):
         self, agent: str, message: str, session: str | None, output_schema: JsonObject | None
     ) -> Awaitable[Any]: ...
 
-    def dispatch(self, agent: str, to: str, input: Any, dispatch_id: str | None) -> Awaitable[Any]: ...
+    def dispatch(self, agent: str, to: str, input: Any, dispatch_id: str | None, lane: str) -> Awaitable[Any]: ...
 
     def ask(self, question: Question) -> Awaitable[str]: ...
 
@@ -132,16 +132,18 @@ class RunContext:
         return self._work.prompt(agent, message, session, output_schema)
 
     def dispatch(
-        self, agent: str, to: str, input: Any, *, dispatch_id: str | None = None
+        self, agent: str, to: str, input: Any, *, dispatch_id: str | None = None, lane: str = "main"
     ) -> Awaitable[DispatchReceipt]:
         """Hand the input, which is plain JSON, to a session, and go on; the result is the receipt.
 
-        `to`: the id of a session, or a name of yours for one, as for `prompt`. `RunStepFailed` when it is refused.
+        `to`: the id of a session, or a name of yours for one, as for `prompt`; `lane`: the lane of that session.
+        `RunStepFailed` when it is refused.
         """
         _check("dispatch", "agent", agent, "the name of an agent", str)
         _check("dispatch", "to", to, "the id or the name of a session", str)
         _check("dispatch", "dispatch_id", dispatch_id, "text", str, NoneType)
-        accepted = self._work.dispatch(agent, to, input, dispatch_id)
+        _check("dispatch", "lane", lane, "the name of a lane", str)
+        accepted = self._work.dispatch(agent, to, input, dispatch_id, lane)
 
         async def receipt() -> DispatchReceipt:
             return DispatchReceipt.model_validate(await accepted)

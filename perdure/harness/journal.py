@@ -122,8 +122,9 @@ class ConsumedDelivery(DeliveryBody):
     """A delivery in the journal of the turn that consumed it."""
 
     delivery_id: str
-    # How often it was edited when it was read. It is not recorded.
+    # How often it was edited when it was read, which is not recorded; `heard`: how much of each lane it tells about.
     edits: int = Field(default=0, exclude=True)
+    heard: dict[str, int] | None = None
 
 
 class StoredReply(Wire):
@@ -355,8 +356,7 @@ class TurnJournal:
         return self._replies[step]
 
     def replies(self) -> tuple[StoredReply, ...]:
-        found = (self.reply(step) for step in range(self.last_step + 1))
-        return tuple(reply for reply in found if reply)
+        return tuple(reply for step in range(self.last_step + 1) if (reply := self.reply(step)))
 
     def stages(self, step: int, call_id: str) -> tuple[StoredStage, ...]:
         """The stages of a program so far."""

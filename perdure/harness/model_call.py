@@ -36,6 +36,7 @@ from .journal import (
     readable,
     view_of,
 )
+from .lanes.news import with_news
 from .prompt import Conversation, PromptOf, call_ids_of, new_mark, prompts_for
 from .reply import (
     ReplyReader,
@@ -213,6 +214,8 @@ class ModelCaller:
                 if not deliveries and not turn.resumption:
                     return NothingToRead()
                 ctx = replace(ctx, turn=turn)
+                if ctx.row.lane is not None and not turn.deliveries():
+                    deliveries = await with_news(self._store, ctx.row, call.at.turn, deliveries)
             opening = open_step(ctx.factory, deliveries, ctx.turn, ctx.agent.name, self._model(ctx))
             try:
                 return await self._commit_opening(ctx, opening)

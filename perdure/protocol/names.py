@@ -163,6 +163,16 @@ def delivery_of_call(session_id: str, action: str) -> str:
     return "dlv_" + as_ulid(digest)
 
 
+def delivery_of_lane(session_id: str) -> str:
+    """The id of the delivery that ends a lane with its session."""
+    return f"dlv_{session_id.removeprefix('ses_')}_end"
+
+
+def token_of_lane(session_id: str, lane: str) -> str:
+    """What stands for the hash of the token of a lane, which has none: who may deliver to its session may use it."""
+    return f"lane/{session_id}/{lane}"
+
+
 # Scopes of the fence: each has one newest attempt.
 MODEL_SCOPE = "model"
 #: Of the whole function of a run: one attempt at a time writes for it.

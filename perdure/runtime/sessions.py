@@ -48,7 +48,7 @@ from perdure.session.state import derive_token, hash_token
 from perdure.store.base import Store, events_of
 from perdure.store.deliveries import Accepted, DeliveryRow
 from perdure.store.lifecycle import Deletion
-from perdure.store.values import NewSession, SessionPage, SessionQuery, SessionRow, ShownStatus
+from perdure.store.values import MAIN, NewSession, SessionPage, SessionQuery, SessionRow, ShownStatus
 
 from . import deliveries
 from .connect import ABSENT, in_time
@@ -58,7 +58,7 @@ from .deliveries import CallerRequest, checked_bounds, message_body, reference, 
 from .drivers.client import DriverClient
 from .drivers.liveness import Liveness
 from .forks import ForkReceipt, Forks
-from .inbox import Dispatches, Inbox
+from .inbox import Dispatches, Inbox, Lanes
 from .inputs import Answers, Inputs
 from .reconciler import Reconciler
 from .remote.callbacks import Callbacks
@@ -134,6 +134,7 @@ class Sessions:
         self._signals = Signals(store, driver, agents, ui_detail=ui_detail)
         self._answers = Answers(store, self._signals, agents)
         self.inbox = Inbox(store)
+        self.lanes = Lanes(store, self._signals)
         self.dispatch = Dispatches(store, self._signals, limit=inbox_limit).dispatch
         self.inputs = Inputs(store, self._answers, inbox_limit=inbox_limit)
         self._forks = Forks(store, self._signals, secret)
@@ -218,16 +219,22 @@ class Sessions:
         idempotency_key: str | None = None,
         coalesce: bool = False,
         same_as: tuple[str, ...] | None = None,
+        lane: str = MAIN,
     ) -> Receipt:
         """Deliver to the session that owns `token`; `NoActiveSession` when there is none.
 
         With `session_id` the token must belong to that session. A repeated request gets its first receipt, also when
-        the token has another owner now.
+        the token has another owner now. `lane`: the lane of the session that reads it, which begins with this if need
+        be; the receipt names that.
         """
         body = body or message_body(message, principal)
         token_hash = hash_token(token)
-        about = same_as or ("deliver", token_hash, str(coalesce))
+        about = (*(same_as or ("deliver", token_hash, str(coalesce))), *(() if lane == MAIN else ("lane", lane)))
+        self.lanes.check(lane)
         owner = await self._owner(token_hash, session_id)
+        if owner is not None and lane != MAIN:
+            found = await self.lanes.open(await self.get(owner), lane)
+            owner, token_hash = found.session_id, found.token_hash
         request = CallerRequest(
             owner or session_id or "",
             body,
@@ -275,12 +282,12 @@ class Sessions:
         raise Unavailable("Sessions that own this token come and go too quickly; try again.")
 
     async def dispatch_named(
-        self, agent: str, name: str, input: Any, *, dispatch_id: str | None, principal: Principal
+        self, agent: str, name: str, input: Any, *, dispatch_id: str | None, principal: Principal, lane: str = MAIN
     ) -> DispatchReceipt:
         """Dispatch to the caller's session with this id, or to the instance of the agent with this name."""
         check_names(name, dispatch_id)
         to = name if name.startswith(names.SESSION_ID) else self.instances.token(agent, name, principal)
-        return await self.dispatch(agent, to, input, dispatch_id=dispatch_id, principal=principal)
+        return await self.dispatch(agent, to, input, dispatch_id=dispatch_id, principal=principal, lane=lane)
 
     async def cancel(
         self, session_id: str, *, turn_id: str | None = None, principal: Principal | None = None

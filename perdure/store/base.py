@@ -37,6 +37,7 @@ from .values import (
     Committed,
     EventQuery,
     Instance,
+    Lane,
     NewSession,
     Record,
     SessionPage,
@@ -174,6 +175,10 @@ class Store(Protocol):
 
     async def sessions(self, query: SessionQuery) -> SessionPage:
         """One page of sessions; runs are not among them."""
+        ...
+
+    async def lanes(self, session_id: str) -> Sequence[Lane]:
+        """The lanes of the session but the main one, also those that have ended, oldest first."""
         ...
 
     async def family(self, root_id: str, cursor: str | None = None, limit: int = 200) -> SessionPage:

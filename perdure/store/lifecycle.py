@@ -36,6 +36,8 @@ class NewFork:
     step: int | None = None
     # The record that ends the last turn after that step. None: the step is the last one, so the whole turn is shared.
     cut: NewRecord | None = None
+    # It is this lane of its parent.
+    lane: str | None = None
 
 
 @dataclass(frozen=True)

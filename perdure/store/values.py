@@ -14,6 +14,9 @@ from perdure.store.runs import NewRun, RunChange
 
 SessionStatus: TypeAlias = Literal["starting", "running", "waiting", "completed", "failed"]
 
+#: The lane that every session begins with.
+MAIN = "main"
+
 #: The status that callers see. `needs_attention` takes precedence over every other status.
 ShownStatus: TypeAlias = Literal["starting", "running", "waiting", "completed", "failed", "needs_attention"]
 
@@ -53,6 +56,9 @@ class NewSession(_Member):
     run: NewRun | None = None
     # Its token was chosen by a caller: it continues what the session before it under this token has begun.
     named: bool = False
+    # It is this lane of another session.
+    lane: str | None = None
+    lane_of: str | None = None
 
 
 @dataclass(frozen=True)
@@ -102,6 +108,9 @@ class SessionRow(_Member):
     left_out: Sequence[tuple[int, int]] = ()
     records_expired: bool = False
     run: str | None = None
+    # `main` once the session has other lanes. Those have their name here, and the session that they belong to.
+    lane: str | None = None
+    lane_of: str | None = None
 
     @property
     def shown_status(self) -> ShownStatus:
@@ -126,6 +135,17 @@ class SessionRow(_Member):
     def is_new_fork(self) -> bool:
         """Whether it is a fork in which nothing has happened yet: there is only the event of the fork."""
         return self.forked_from is not None and self.events == 1
+
+
+@dataclass(frozen=True)
+class Lane:
+    """A lane of a session."""
+
+    session_id: str
+    name: str
+    ended: bool
+    # The number of its events.
+    events: int
 
 
 @dataclass(frozen=True)

@@ -98,6 +98,7 @@ class Dispatched:
     to: str
     input: Any
     dispatch_id: str
+    lane: str
 
 
 class Dispatches:
@@ -111,11 +112,11 @@ class Dispatches:
         return tuple(self._accepted.values())
 
     async def dispatch(
-        self, agent: str, to: str, input: Any, *, dispatch_id: str, principal: Principal
+        self, agent: str, to: str, input: Any, *, dispatch_id: str, principal: Principal, lane: str = "main"
     ) -> DispatchReceipt:
         check_names(to, dispatch_id)
         text_of(input)
-        asked = Dispatched(agent, to, input, dispatch_id)
+        asked = Dispatched(agent, to, input, dispatch_id, lane)
         first = self._accepted.setdefault(dispatch_id, asked)
         if first != asked:
             raise IdempotencyConflict

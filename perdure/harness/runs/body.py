@@ -71,7 +71,7 @@ class Waits(Protocol):
     ) -> Done | Wait: ...
 
     async def dispatch(
-        self, body: "Body", place: Place, agent: str, to: str, input: Any, dispatch_id: str | None
+        self, body: "Body", place: Place, agent: str, to: str, input: Any, dispatch_id: str | None, lane: str
     ) -> Done | Wait: ...
 
     async def ask(self, body: "Body", place: Place, question: Question) -> Done | Wait: ...
@@ -126,9 +126,9 @@ class Body:
             "prompt", agent, lambda place: self._ways.prompt(self, place, agent, message, session, output_schema)
         )
 
-    def dispatch(self, agent: str, to: str, input: Any, dispatch_id: str | None) -> Awaitable[Any]:
+    def dispatch(self, agent: str, to: str, input: Any, dispatch_id: str | None, lane: str) -> Awaitable[Any]:
         return self._call(
-            "dispatch", agent, lambda place: self._ways.dispatch(self, place, agent, to, input, dispatch_id)
+            "dispatch", agent, lambda place: self._ways.dispatch(self, place, agent, to, input, dispatch_id, lane)
         )
 
     def ask(self, question: Question) -> Awaitable[str]:

@@ -263,14 +263,14 @@ class RunWaits:
         )
 
     async def dispatch(
-        self, body: Body, place: Place, agent: str, to: str, input: Any, dispatch_id: str | None
+        self, body: Body, place: Place, agent: str, to: str, input: Any, dispatch_id: str | None, lane: str
     ) -> Done | Wait:
         """Hand work to a session; its acceptance is the end of the call."""
         if self.dispatcher is None:
             raise Misconfigured("Nothing can be dispatched here.")
         key = dispatch_id or f"{self.row.session_id}/dispatch/{place.position}"
         try:
-            receipt = await self.dispatcher(agent, to, input, dispatch_id=key, principal=self.row.principal)
+            receipt = await self.dispatcher(agent, to, input, dispatch_id=key, principal=self.row.principal, lane=lane)
         except InboxFull:
             return Wait(f"room in the inbox of {agent}", body.clock() + _LATE)
         except (NeedsAttention, Unavailable):

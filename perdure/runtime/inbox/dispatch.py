@@ -28,7 +28,9 @@ from perdure.runtime.signals import Signals
 from perdure.session.state import hash_token, owned_token
 from perdure.store.base import Store
 from perdure.store.deliveries import Accepted, NewDelivery
-from perdure.store.values import NewSession, SessionRow
+from perdure.store.values import MAIN, NewSession, SessionRow
+
+from .lanes import Lanes
 
 #: How often a token may find and lose its session while one request is served.
 _TRIES = 5
@@ -37,12 +39,20 @@ _TRIES = 5
 class Dispatches:
     def __init__(self, store: Store, signals: Signals, *, limit: int | None = None) -> None:
         """`limit`: how many deliveries may wait in a session."""
+        self._lanes = Lanes(store, signals)
         self._store = store
         self._signals = signals
         self._limit = limit
 
     async def dispatch(
-        self, agent: str, to: str, input: Any, *, dispatch_id: str | None = None, principal: Principal | None = None
+        self,
+        agent: str,
+        to: str,
+        input: Any,
+        *,
+        dispatch_id: str | None = None,
+        principal: Principal | None = None,
+        lane: str = MAIN,
     ) -> DispatchReceipt:
         """Accept the input for the session with this id, or for the owner of this token, which is started if need be.
 
@@ -51,6 +61,7 @@ class Dispatches:
         `IdempotencyConflict`. Each principal has its own ids.
         """
         check_names(to, dispatch_id)
+        self._lanes.check(lane)
         message = text_of(input)
         is_id = to.startswith(names.SESSION_ID)
         row = await self._store.session(to) if is_id else None
@@ -62,13 +73,16 @@ class Dispatches:
             to if is_id else "",
             message_body(message, speaker),
             principal or LOCAL,
-            ("dispatch", agent, to),
+            ("dispatch", agent, to, *(() if lane == MAIN else (lane,))),
             dispatch_id,
             "" if is_id else hash_token(to),
             limit=self._limit,
         )
         try:
-            accepted = await (self._deliver(request, agent, row) if is_id else self._deliver_or_start(request, agent))
+            if is_id:
+                accepted = await self._deliver(request, agent, row, lane)
+            else:
+                accepted = await self._deliver_or_start(request, agent, lane)
         except SessionDeleted as deleted:
             return _kept_receipt(request.delivery(), deleted)
         row = accepted.delivery
@@ -81,14 +95,14 @@ class Dispatches:
         )
 
     async def dispatch_owned(
-        self, agent: str, to: str, input: Any, *, dispatch_id: str, principal: Principal
+        self, agent: str, to: str, input: Any, *, dispatch_id: str, principal: Principal, lane: str = MAIN
     ) -> DispatchReceipt:
         """The same for tools and runs, whose names for sessions are those of one owner and one agent."""
         if not to.startswith(names.SESSION_ID):
             to = owned_token(principal.owner, agent, to)
-        return await self.dispatch(agent, to, input, dispatch_id=dispatch_id, principal=principal)
+        return await self.dispatch(agent, to, input, dispatch_id=dispatch_id, principal=principal, lane=lane)
 
-    async def _deliver(self, request: CallerRequest, agent: str, row: SessionRow | None) -> Accepted:
+    async def _deliver(self, request: CallerRequest, agent: str, row: SessionRow | None, lane: str) -> Accepted:
         """Deliver to a session that is named by its id."""
         if (first := await self._store.first(request.delivery())) is not None:
             return await self._signalled(first)
@@ -99,12 +113,25 @@ class Dispatches:
         token_hash = await self._store.token_of(row.session_id)
         if token_hash is None:
             raise NoActiveSession
+        if lane != MAIN:
+            return await self._to_lane(request, row, lane)
         try:
             return await self._signalled(await self._store.accept(replace(request, token_hash=token_hash).delivery()))
         except SessionGone:
             raise NoActiveSession from None
 
-    async def _deliver_or_start(self, request: CallerRequest, agent: str) -> Accepted:
+    async def _to_lane(self, request: CallerRequest, main: SessionRow, name: str) -> Accepted:
+        for _ in range(_TRIES):
+            found = await self._lanes.open(main, name)
+            delivery = replace(request, session_id=found.session_id, token_hash=found.token_hash).delivery()
+            try:
+                return await self._signalled(await self._store.accept(delivery))
+            except SessionGone:
+                # The lane has ended, and another one begins.
+                continue
+        raise Unavailable("This lane comes and goes too quickly; try again.")
+
+    async def _deliver_or_start(self, request: CallerRequest, agent: str, lane: str) -> Accepted:
         for _ in range(_TRIES):
             owner = await self._store.route(request.token_hash)
             new = self._new_session(request, agent)
@@ -112,12 +139,14 @@ class Dispatches:
             if owner is None and (first := await self._store.first(delivery)) is not None:
                 return await self._signalled(first)
             try:
+                if lane != MAIN and (main := await self._main(owner, new)) is not None:
+                    return await self._to_lane(request, main, lane)
                 if owner is not None:
                     return await self._signalled(await self._store.accept(delivery))
                 # Only a new session needs it: one that runs may be of an agent that this process does not know.
                 self._signals.known_limits(agent)
                 accepted = await self._store.create_session(new, delivery)
-            except (SessionGone, TokenConflict):
+            except (NoActiveSession, SessionGone, TokenConflict):
                 # The session has ended, or another caller has started one: the next try finds that.
                 continue
             assert accepted is not None
@@ -126,6 +155,13 @@ class Dispatches:
             await self._signals.start(new, reference(accepted.delivery))
             return accepted
         raise Unavailable("Sessions that own this token come and go too quickly; try again.")
+
+    async def _main(self, owner: str | None, new: NewSession) -> SessionRow | None:
+        """The session whose lane is meant; one that is new has said nothing yet."""
+        if owner is None:
+            self._signals.known_limits(new.agent)
+            await self._store.create_session(new, None)
+        return await self._store.session(owner or new.session_id)
 
     def _new_session(self, request: CallerRequest, agent: str) -> NewSession:
         return NewSession(

@@ -21,7 +21,7 @@ from perdure.store.values import (
 
 from . import rows, runs
 from .database import Transaction, Value, Written
-from .deliveries import expects_turn, has_unread, refuse_unread, report_end, report_inputs
+from .deliveries import end_lanes, expects_turn, has_unread, refuse_unread, report_end, report_inputs
 from .forks import write_slot
 from .rows import LockedSession, encode, encode_some, lock
 
@@ -68,6 +68,7 @@ async def apply(tx: Transaction, commit: Commit, now: str) -> Written[Committed]
     if commit.close:
         await append(await refuse_unread(tx, commit.session_id, now))
         await report_end(tx, session.row, now)
+        await end_lanes(tx, session.row, now)
         await tx.run("begin_callback", session_id=commit.session_id, now=now)
     await append(last)
     # After all sessions: who holds an account waits for no session.

@@ -22,7 +22,15 @@ from perdure.errors import (
     Unavailable,
 )
 from perdure.protocol import names
-from perdure.protocol.deliveries import CHILD_ANSWER, CHILD_INPUT, CHILD_RESULT, DeliveryBody, DeliveryRef, Lineage
+from perdure.protocol.deliveries import (
+    CHILD_ANSWER,
+    CHILD_INPUT,
+    CHILD_RESULT,
+    RESET,
+    DeliveryBody,
+    DeliveryRef,
+    Lineage,
+)
 from perdure.protocol.events import EventType, NewEvent, delivery_refused
 from perdure.protocol.inputs import InputAnswer
 from perdure.protocol.requests import Attention
@@ -30,7 +38,7 @@ from perdure.protocol.wire import JsonObject
 from perdure.session.inputs import is_newer, verdict
 from perdure.store.deliveries import Accepted, CancelRequest, DeliveryRow, NewDelivery
 from perdure.store.inputs import Answered, Answering, InputQuery, InputRow, Vote
-from perdure.store.values import NewSession, SessionRow
+from perdure.store.values import MAIN, Lane, NewSession, SessionRow
 
 from . import rows, runs
 from .database import Row, Transaction, Value, Written
@@ -46,6 +54,8 @@ async def create_session(
         return accepted
     if session.parent_id is not None:
         await _check_child(tx, session.session_id, session.parent_id)
+    if session.lane_of is not None:
+        await join_lanes(tx, session.lane_of)
     if await tx.row("insert_session", **rows.new_session(session, now)) is None:
         raise Conflict("A session with this id exists already.", session_id=session.session_id)
     if await tx.row("insert_route", token_hash=session.token_hash, session_id=session.session_id) is None:
@@ -308,6 +318,46 @@ async def set_attention(
     await tx.run("set_attention", session_id=session_id, attention=encode(stored))
     event = NewEvent(type=EventType.SESSION_ATTENTION, key=names.session_key(f"attention/{number}"), data=data)
     return Written(True, await rows.emit(tx, session.row, (event,), now))
+
+
+# --- lanes --------------------------------------------------------------------------------------------------
+# A lane is locked after the session that it belongs to, and never the other way round.
+
+#: More than any agent declares.
+_MOST_LANES = 100
+
+
+async def join_lanes(tx: Transaction, session_id: str) -> None:
+    """Before a lane of the session is written: `SessionGone` if the session has ended, or is being deleted."""
+    main = await rows.lock(tx, session_id)
+    if main.ended or await tx.row("deletion", session_id=session_id) is not None:
+        raise SessionGone("The session has ended.", session_id=session_id)
+    await tx.run("begin_lanes", session_id=session_id)
+
+
+async def lanes(tx: Transaction, session_id: str) -> list[Lane]:
+    """The lanes of the session but the main one, also those that have ended, oldest first."""
+    found = await tx.rows("lanes", session_id=session_id, limit=_MOST_LANES)
+    return [Lane(row["session_id"], row["lane"], row["closed_at"] is not None, row["next_index"]) for row in found]
+
+
+async def end_lanes(tx: Transaction, main: SessionRow, now: str) -> None:
+    """With the session, its lanes end, each after what it has accepted before."""
+    if main.lane != MAIN:
+        return
+    for lane in await lanes(tx, main.session_id):
+        session = None if lane.ended else await rows.find(tx, lane.session_id)
+        if session is None or session.ended:
+            continue
+        ref = DeliveryRef(id=names.delivery_of_lane(lane.session_id), kind=RESET, token_hash="")
+        reset = NewDelivery(
+            session_id=lane.session_id,
+            delivery_id=ref.id,
+            body=DeliveryBody(kind=RESET, principal=main.principal).model_dump(mode="json", exclude_none=True),
+            owner=main.principal.owner,
+            ref=ref.model_dump(mode="json"),
+        )
+        await enqueue(tx, session, reset, now, limited=False)
 
 
 # --- votes --------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ A fork between two steps of a turn copies what this turn has recorded up to ther
 from collections.abc import Sequence
 from dataclasses import replace
 
-from perdure.errors import ForkRefused, RestoreRefused, SessionGone, SessionNotFound, Unavailable
+from perdure.errors import ForkRefused, RestoreRefused, SessionGone, SessionNotFound, TokenConflict, Unavailable
 from perdure.protocol import names
 from perdure.protocol.events import EventType, NewEvent
 from perdure.protocol.wire import JsonObject
@@ -15,7 +15,7 @@ from perdure.store.values import NewRecord, SessionRow
 
 from . import rows
 from .database import Row, Transaction, Value, Written
-from .deliveries import insert
+from .deliveries import insert, join_lanes
 from .rows import LockedSession, encode
 
 #: The step of what is written before the first step of a turn.
@@ -38,6 +38,8 @@ async def fork(tx: Transaction, fork: NewFork, now: str) -> Forked:
     refuse_expired(parent.row)
     if leaves_out(parent.row.left_out, fork.turn):
         raise ForkRefused(f"Turn {fork.turn} is left out of prompts since a restore.", reason="left_out")
+    if fork.lane is not None:
+        await join_lanes(tx, fork.parent)
     await _insert(tx, fork, parent, now)
     if fork.cut is None or owner is None:
         slots = await slots_at(tx, parent.row, fork.turn)
@@ -77,9 +79,12 @@ async def _insert(tx: Transaction, fork: NewFork, parent: LockedSession, now: st
         fork_place=encode(place),
         left_out=encoded_ranges(left_out_up_to(row.left_out, fork.turn)),
         bounds=rows.bounds_text(fork.bounds),
+        lane=fork.lane,
+        lane_of=None if fork.lane is None else fork.parent,
         now=now,
     )
-    await tx.row("insert_route", token_hash=fork.token_hash, session_id=fork.session_id)
+    if await tx.row("insert_route", token_hash=fork.token_hash, session_id=fork.session_id) is None:
+        raise TokenConflict
     if shared > 0:
         await _write_marker(tx, fork.session_id, shared - 1, now)
     data = {"parent": {"sessionId": fork.parent, **place}}

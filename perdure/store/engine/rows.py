@@ -21,7 +21,7 @@ from perdure.store.base import RawRecord
 from perdure.store.deliveries import DeliveryRow, NewDelivery
 from perdure.store.inputs import InputRow
 from perdure.store.lifecycle import DeadLetter
-from perdure.store.values import NewRecord, NewSession, Record, SessionRow, SessionStatus, Slot
+from perdure.store.values import MAIN, NewRecord, NewSession, Record, SessionRow, SessionStatus, Slot
 
 from .database import Row, Transaction, Value
 
@@ -70,6 +70,8 @@ def session(row: Row) -> SessionRow:
         left_out=[(first, until) for first, until in decode_some(row["left_out"]) or ()],
         records_expired=bool(row["expired_records"]),
         run=row["run"],
+        lane=row["lane"],
+        lane_of=row["parent_id"] if row["lane"] not in (None, MAIN) else None,
     )
 
 
@@ -89,7 +91,8 @@ def new_session(session: NewSession, now: str) -> dict[str, Value]:
         "principal": encode(session.principal.model_dump()),
         "capabilities": encode(session.capabilities.model_dump()),
         "parent": encode_some(session.parent),
-        "parent_id": session.parent_id,
+        "parent_id": session.parent_id or session.lane_of,
+        "lane": session.lane,
         "root_id": session.root_id,
         "title": printable(session.title),
         "bounds": bounds_text(session.bounds),

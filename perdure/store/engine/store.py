@@ -42,6 +42,7 @@ from perdure.store.values import (
     Committed,
     EventQuery,
     Instance,
+    Lane,
     NewSession,
     Record,
     SessionPage,
@@ -167,6 +168,9 @@ class SqlStore:
         after, order = newest_first(query.cursor), ("created_at", "session_id")
         found, next_cursor = await self._page(name, values, order, after, query.limit)
         return SessionPage([rows.session(row) for row in found], next_cursor)
+
+    async def lanes(self, session_id: str) -> Sequence[Lane]:
+        return await self._database.read(lambda tx: deliveries.lanes(tx, session_id))
 
     async def family(self, root_id: str, cursor: str | None = None, limit: int = 200) -> SessionPage:
         after = oldest_first(cursor)

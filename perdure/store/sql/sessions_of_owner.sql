@@ -3,12 +3,13 @@ SELECT
     output_tokens, cache_read_tokens, cache_write_tokens, next_index, error, cancel_turn, attention, untold,
     forked_from, forked_turns, fork_place, left_out, bounds, expired_records, below_input_tokens, below_output_tokens,
     below_cache_read_tokens, below_cache_write_tokens, below_cost, below_tokens_before, below_cost_before, run,
-    created_at, updated_at, closed_at
+    lane, parent_id, created_at, updated_at, closed_at
 FROM sessions
 WHERE owner = :owner
     AND (created_at, session_id) < (:created_at, :session_id)
     AND (CAST(:agent AS text) IS NULL OR agent = :agent)
     AND (CAST(:mode AS text) IS NULL OR mode = :mode)
     AND run IS NULL
+    AND (lane IS NULL OR lane = 'main')
 ORDER BY created_at DESC, session_id DESC
 LIMIT :limit

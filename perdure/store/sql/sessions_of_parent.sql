@@ -4,7 +4,7 @@ SELECT
     output_tokens, cache_read_tokens, cache_write_tokens, next_index, error, cancel_turn, attention, untold,
     forked_from, forked_turns, fork_place, left_out, bounds, expired_records, below_input_tokens, below_output_tokens,
     below_cache_read_tokens, below_cache_write_tokens, below_cost, below_tokens_before, below_cost_before, run,
-    created_at, updated_at, closed_at
+    lane, parent_id, created_at, updated_at, closed_at
 FROM sessions
 WHERE parent_id = :parent
     AND (created_at, session_id) < (:created_at, :session_id)

@@ -1,0 +1,1 @@
+"""The lanes of a session: what one is told about the others."""

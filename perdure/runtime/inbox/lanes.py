@@ -1,0 +1,114 @@
+"""Lanes: work of one session that goes on side by side.
+
+A lane is a session of its own, with a workflow, a log and requests of its own, which belongs to the session. It begins
+with a fork of what the session has said so far, when the first message comes for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from perdure.agents.agent import bounds_of
+from perdure.bounds import quoted
+from perdure.errors import ForkRefused, Invalid, NoActiveSession, SessionGone, TokenConflict, Unavailable
+from perdure.protocol import names
+from perdure.runtime.deliveries import session_id as new_id
+from perdure.runtime.signals import Signals
+from perdure.store.base import Store
+from perdure.store.lifecycle import NewFork
+from perdure.store.values import MAIN, NewSession, SessionRow
+
+#: Lanes that every agent has.
+KNOWN = frozenset({MAIN, "cron", "heartbeat", "subagent"})
+#: How often a lane may come and go while one message is delivered to it.
+_TRIES = 5
+#: How many turns back a place is looked for at which a lane can begin.
+_LOOKED_AT = 20
+
+
+class UnknownLane(Invalid):
+    """The agent has no such lane."""
+
+    code = "unknown_lane"
+
+
+@dataclass(frozen=True)
+class LaneOf:
+    """A lane of a session, and the token hash under which deliveries reach it."""
+
+    session_id: str
+    token_hash: str
+
+
+class Lanes:
+    def __init__(self, store: Store, signals: Signals) -> None:
+        self._store = store
+        self._signals = signals
+
+    def check(self, name: str, declared: Mapping[str, object] | Sequence[str] = ()) -> None:
+        """Raise `UnknownLane` unless every agent has this lane, or this one declares it."""
+        if name not in KNOWN and name not in declared:
+            raise UnknownLane(f"There is no lane {quoted(name)!r} here.")
+
+    async def of(self, main: SessionRow) -> Mapping[str, SessionRow]:
+        """The lanes of the session by their names, the main one first; those that have ended are left out."""
+        found = {MAIN: main}
+        for lane in await self._store.lanes(main.session_id) if main.lane == MAIN else ():
+            row = None if lane.ended else await self._store.session(lane.session_id)
+            if row is not None:
+                found[lane.name] = row
+        return found
+
+    async def open(self, main: SessionRow, name: str) -> LaneOf:
+        """The lane, which begins with this if it has not begun; `NoActiveSession` when the session has ended."""
+        token_hash = names.token_of_lane(main.session_id, name)
+        for _ in range(_TRIES):
+            known = await self._store.route(token_hash)
+            if known is not None:
+                return LaneOf(known, token_hash)
+            try:
+                await self._begin(main, name, token_hash)
+            except SessionGone:
+                raise NoActiveSession from None
+            except TokenConflict:
+                # Another caller has begun it.
+                continue
+        raise Unavailable("This lane comes and goes too quickly; try again.")
+
+    async def _begin(self, main: SessionRow, name: str, token_hash: str) -> None:
+        session_id, bounds = new_id(), bounds_of(self._signals.limits(main.agent))
+        last = await self._last_boundary(main)
+        if last is not None:
+            fork = NewFork(session_id, token_hash, main.session_id, last, bounds=bounds, lane=name)
+            await self._store.fork(fork)
+            return
+        new = NewSession(
+            session_id=session_id,
+            agent=main.agent,
+            mode="conversation",
+            token_hash=token_hash,
+            principal=main.principal,
+            capabilities=main.capabilities,
+            title=main.title,
+            bounds=bounds,
+            lane=name,
+            lane_of=main.session_id,
+        )
+        await self._store.create_session(new, None)
+
+    async def _last_boundary(self, main: SessionRow) -> int | None:
+        """The last turn after which everything was over; None: the lane begins without a history."""
+        # Imported late: an API loads the libraries of models only when it needs them.
+        from perdure.errors import UnreadableState
+        from perdure.harness.rebuild import boundary_problem, read_end
+
+        if main.records_expired:
+            return None
+        for turn in range(main.turns - 1, max(-1, main.turns - 1 - _LOOKED_AT), -1):
+            try:
+                if boundary_problem(turn, None, await read_end(self._store, main.session_id, turn)) is None:
+                    return turn
+            except (ForkRefused, UnreadableState):
+                return None
+        return None

@@ -1,0 +1,253 @@
+"""Lanes of one session: each in its order, side by side, none held up by another, each told what others said."""
+
+import asyncio
+import uuid
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+from perdure import AgentRegistry
+from perdure.errors import IdempotencyConflict, NoActiveSession
+from perdure.protocol.events import BOUNDARIES
+from perdure.runtime.inbox import UnknownLane
+from perdure.runtime.open import open_sessions
+from perdure.runtime.sessions import Sessions
+from perdure.store.base import Store
+from perdure.store.inputs import InputQuery
+from perdure.store.values import SessionQuery
+from tests.runtime.served import chat
+from tests.support.plugin import StackFactory
+from tests.support.stack import Stack
+from tests.support.waiting import until
+
+
+@pytest.fixture(scope="module")
+def stack(module_stack: StackFactory) -> Stack:
+    return module_stack(provider=True, agents="tests.runtime.served:chat")
+
+
+@pytest.fixture
+async def store(stack: Stack) -> AsyncGenerator[Store]:
+    store = await stack.store()
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+async def sessions(stack: Stack, store: Store) -> Sessions:
+    return await open_sessions(stack.settings, store, agents=AgentRegistry([chat]))
+
+
+async def ended(sessions: Sessions, delivery_id: str | None) -> dict[str, Any]:
+    assert delivery_id is not None
+    return (await sessions.inbox.wait(delivery_id, None, 30)).shown()
+
+
+async def boundaries(store: Store, session_id: str, count: int) -> list[Any]:
+    async with asyncio.timeout(60), store.watch(session_id) as watch:
+        while True:
+            found = list(await store.events(session_id))
+            if sum(each.type in BOUNDARIES for each in found) >= count:
+                return found
+            await watch.changed()
+
+
+def said(found: list[Any], type: str = "message.completed") -> list[str]:
+    return [each.data["message"] for each in found if each.type == type]
+
+
+def times(found: list[Any], type: str) -> list[str]:
+    return [each.at for each in found if each.type == type]
+
+
+async def told(store: Store, session_id: str, turn: int) -> list[str]:
+    """What the message of the turn was told about other lanes."""
+    record = await store.record(session_id, turn, 0, "delivery/0")
+    assert record is not None
+    return list(record.body["clientContext"])
+
+
+async def test_two_lanes_run_side_by_side_each_in_its_order(sessions: Sessions, store: Store) -> None:
+    main = await sessions.start("chat", "say begun")
+    await boundaries(store, main.session_id, 1)
+    token = main.continuation_token or ""
+
+    slow = await sessions.deliver(token, "drip 60 words delay 50")
+    await until(lambda: _runs(store, main.session_id), "the main lane to run")
+    beside = [await sessions.deliver(token, f"say {number}", lane="cron") for number in range(3)]
+    others = [await ended(sessions, each.delivery_id) for each in beside]
+    meanwhile = await sessions.inbox.get(slow.delivery_id or "", None)
+
+    assert [each["outcome"] for each in others] == ["completed"] * 3
+    assert meanwhile.status == "running"
+    [lane] = {each.session_id for each in beside}
+    assert lane != main.session_id
+    assert said(await boundaries(store, lane, 3)) == ["0", "1", "2"]
+    assert (await ended(sessions, slow.delivery_id))["outcome"] == "completed"
+    # The log of the main lane knows nothing of the other one.
+    assert said(await boundaries(store, main.session_id, 2))[0] == "begun"
+    assert len(said(list(await store.events(main.session_id)))) == 2
+
+
+async def _runs(store: Store, session_id: str) -> bool:
+    row = await store.session(session_id)
+    return row is not None and row.status == "running"
+
+
+async def test_a_lane_that_waits_for_people_holds_up_no_other(sessions: Sessions, store: Store) -> None:
+    main = await sessions.start("chat", "say begun")
+    await boundaries(store, main.session_id, 1)
+    token = main.continuation_token or ""
+
+    asking = await sessions.deliver(token, 'call pay {"amount": 3} then say paid', lane="heartbeat")
+    await boundaries(store, asking.session_id, 1)
+    after = await sessions.deliver(token, "say still here")
+    assert (await ended(sessions, after.delivery_id))["outcome"] == "completed"
+    cron = await sessions.deliver(token, "say and here", lane="cron")
+    assert (await ended(sessions, cron.delivery_id))["outcome"] == "completed"
+    [request] = (await store.inputs(InputQuery(session_id=asking.session_id))).rows
+    await sessions.answer(request.request.request_id, "approve")
+
+    assert (await ended(sessions, asking.delivery_id))["outcome"] == "completed"
+    assert said(await boundaries(store, asking.session_id, 2))[-1] == "paid"
+
+
+async def test_each_lane_is_told_what_the_others_have_said(sessions: Sessions, store: Store) -> None:
+    main = await sessions.start("chat", "say begun")
+    await boundaries(store, main.session_id, 1)
+    token = main.continuation_token or ""
+
+    cron = await sessions.deliver(token, "say counted", lane="cron")
+    await ended(sessions, cron.delivery_id)
+    await ended(sessions, (await sessions.deliver(token, "say more")).delivery_id)
+    await ended(sessions, (await sessions.deliver(token, "say most")).delivery_id)
+    await ended(sessions, (await sessions.deliver(token, "say counted again", lane="cron")).delivery_id)
+
+    # What it shares with the main lane is in its history, so that it is told nothing of that.
+    assert await told(store, cron.session_id, 1) == []
+    assert await told(store, main.session_id, 1) == [
+        "Meanwhile, in the lane cron of this session:\nuser: say counted\nyou: counted"
+    ]
+    assert await told(store, main.session_id, 2) == []
+    assert await told(store, cron.session_id, 2) == [
+        "Meanwhile, in the lane main of this session:\nuser: say more\nyou: more\nuser: say most\nyou: most"
+    ]
+    records = await store.records(cron.session_id)
+    assert [each.body["message"] for each in records if each.key == "delivery/0"] == [
+        "say begun",
+        "say counted",
+        "say counted again",
+    ]
+
+
+async def test_a_lane_may_begin_before_its_session_has_said_anything(sessions: Sessions, store: Store) -> None:
+    main = await sessions.start("chat", "drip 60 words delay 50")
+    await until(lambda: _runs(store, main.session_id), "the first turn to run")
+
+    cron = await sessions.deliver(main.continuation_token or "", "say first", lane="cron")
+
+    assert (await ended(sessions, cron.delivery_id))["outcome"] == "completed"
+    assert said(await boundaries(store, cron.session_id, 1)) == ["first"]
+
+
+async def test_many_first_messages_for_a_lane_begin_one(sessions: Sessions, store: Store) -> None:
+    main = await sessions.start("chat", "say begun")
+    await boundaries(store, main.session_id, 1)
+
+    receipts = await asyncio.gather(
+        *(sessions.deliver(main.continuation_token or "", f"say {number}", lane="cron") for number in range(8))
+    )
+
+    [lane] = {each.session_id for each in receipts}
+    assert sorted(said(await boundaries(store, lane, 8))) == sorted(map(str, range(8)))
+    row = await store.session(lane)
+    assert row is not None
+    assert (row.lane, row.lane_of) == ("cron", main.session_id)
+    assert list(await sessions.lanes.of(await sessions.get(main.session_id))) == ["main", "cron"]
+
+
+async def test_lanes_are_not_sessions_of_the_list_and_go_with_theirs(sessions: Sessions, store: Store) -> None:
+    main = await sessions.start("chat", "say begun")
+    await boundaries(store, main.session_id, 1)
+    cron = await sessions.deliver(main.continuation_token or "", "say counted", lane="cron")
+    await ended(sessions, cron.delivery_id)
+
+    listed = {each.session_id for each in (await sessions.list(SessionQuery(limit=200))).sessions}
+    deleted = await sessions.delete(main.session_id, patience=60)
+
+    assert main.session_id in listed
+    assert cron.session_id not in listed
+    assert deleted.requested_at
+    assert await store.session(main.session_id) is None
+    assert await store.session(cron.session_id) is None
+
+
+async def test_lanes_end_with_their_session_after_what_they_have_accepted(sessions: Sessions, store: Store) -> None:
+    main = await sessions.start("chat", "say begun")
+    await boundaries(store, main.session_id, 1)
+    token = main.continuation_token or ""
+    cron = await sessions.deliver(token, "drip 40 words delay 50", lane="cron")
+    later = await sessions.deliver(token, "say last", lane="cron")
+    await sessions.reset(main.session_id)
+
+    assert (await ended(sessions, later.delivery_id))["outcome"] == "completed"
+
+    async def over() -> bool:
+        row = await store.session(cron.session_id)
+        return row is not None and row.status == "completed"
+
+    await until(over, "the end of the lane")
+    assert (await ended(sessions, cron.delivery_id))["outcome"] == "completed"
+    with pytest.raises(NoActiveSession):
+        await sessions.deliver(token, "say late", lane="cron")
+
+
+async def test_a_lane_that_was_ended_begins_again_with_the_next_message(sessions: Sessions, store: Store) -> None:
+    main = await sessions.start("chat", "say begun")
+    await boundaries(store, main.session_id, 1)
+    token = main.continuation_token or ""
+    first = await sessions.deliver(token, "say one", lane="cron")
+    await ended(sessions, first.delivery_id)
+    await sessions.reset(first.session_id)
+    await until(lambda: _has_ended(store, first.session_id), "the end of the lane")
+
+    second = await sessions.deliver(token, "say two", lane="cron")
+
+    assert second.session_id != first.session_id
+    assert (await ended(sessions, second.delivery_id))["outcome"] == "completed"
+    assert list(await sessions.lanes.of(await sessions.get(main.session_id))) == ["main", "cron"]
+
+
+async def _has_ended(store: Store, session_id: str) -> bool:
+    row = await store.session(session_id)
+    return row is not None and row.ended
+
+
+async def test_work_is_dispatched_to_a_lane(sessions: Sessions, store: Store) -> None:
+    main = await sessions.start("chat", "say begun")
+    await boundaries(store, main.session_id, 1)
+    room, once = f"room-{uuid.uuid4().hex}", f"job-{uuid.uuid4().hex}"
+
+    by_id = await sessions.dispatch("chat", main.session_id, "say by id", lane="cron", dispatch_id=once)
+    by_name = await asyncio.gather(*(sessions.dispatch("chat", room, "say by name", lane="cron") for _ in range(4)))
+    later = await sessions.dispatch("chat", room, "say main")
+
+    for each in (by_id, *by_name, later):
+        assert (await ended(sessions, each.delivery_id))["outcome"] == "completed"
+    [lane] = {each.session_id for each in by_name}
+    row = await store.session(lane)
+    assert row is not None
+    assert row.lane_of == later.session_id
+    assert by_id.session_id != main.session_id
+    again = await sessions.dispatch("chat", main.session_id, "say by id", lane="cron", dispatch_id=once)
+    assert (again.deduplicated, again.model_dump()) == (True, by_id.model_dump())
+    with pytest.raises(IdempotencyConflict):
+        await sessions.dispatch("chat", main.session_id, "say by id", dispatch_id=once)
+
+
+async def test_an_unknown_lane_is_refused(sessions: Sessions) -> None:
+    main = await sessions.start("chat", "say begun")
+
+    with pytest.raises(UnknownLane):
+        await sessions.deliver(main.continuation_token or "", "say lost", lane="audit")

@@ -1,0 +1,102 @@
+"""Lanes belong to a session: they are no sessions of their own in lists, and end and go with it."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from perdure.errors import SessionDeleted, SessionGone, TokenConflict
+from perdure.store.base import Store
+from perdure.store.lifecycle import NewFork
+from perdure.store.values import Lane, NewSession, SessionQuery
+from tests.support import given
+
+
+def a_lane(session_id: str = "l", name: str = "cron") -> NewSession:
+    return replace(given.session(session_id), token_hash=f"lane/s/{name}", lane=name, lane_of="s")
+
+
+async def names_of(store: Store, session_id: str = "s") -> list[str]:
+    return [each.name for each in await store.lanes(session_id)]
+
+
+async def test_a_lane_is_found_with_its_session_and_is_in_no_list(store: Store) -> None:
+    await store.create_session(a_lane(), None)
+
+    assert await store.lanes("s") == [Lane("l", "cron", ended=False, events=0)]
+    main, lane = await given.read_session(store), await given.read_session(store, "l")
+    assert (main.lane, main.lane_of) == ("main", None)
+    assert (lane.lane, lane.lane_of, lane.parent) == ("cron", "s", None)
+    for query in (SessionQuery(), SessionQuery(owner=main.principal.owner), SessionQuery(status="starting")):
+        assert "l" not in {each.session_id for each in (await store.sessions(query)).sessions}
+
+
+async def test_a_session_without_lanes_knows_none(store: Store) -> None:
+    assert await store.lanes("s") == []
+    assert (await given.read_session(store)).lane is None
+
+
+async def test_a_fork_is_a_lane_with_what_was_said(store: Store) -> None:
+    await store.commit(given.running())
+    await store.commit(given.ending())
+
+    await store.fork(NewFork("l", "lane/s/cron", "s", 0, lane="cron"))
+
+    assert await names_of(store) == ["cron"]
+    lane = await given.read_session(store, "l")
+    assert (lane.lane, lane.lane_of, lane.forked_from, lane.turns) == ("cron", "s", "s", 1)
+    with pytest.raises(TokenConflict):
+        await store.fork(NewFork("m", "lane/s/cron", "s", 0, lane="cron"))
+    assert await names_of(store) == ["cron"]
+
+
+async def test_of_many_that_begin_a_lane_one_does(store: Store, other: Store) -> None:
+    async def begin(number: int) -> bool:
+        try:
+            await (store if number % 2 else other).create_session(a_lane(f"l{number}"), None)
+        except TokenConflict:
+            return False
+        return True
+
+    assert sum(await asyncio.gather(*map(begin, range(10)))) == 1
+    assert await names_of(store) == ["cron"]
+
+
+async def test_the_end_of_a_session_is_delivered_to_its_lanes(store: Store) -> None:
+    await store.create_session(a_lane(), None)
+    await store.accept(given.delivery("d", session_id="l"))
+    await store.create_session(a_lane("m", "heartbeat"), None)
+    await store.commit(given.closing("m"))
+
+    await store.commit(given.closing())
+
+    waiting = await store.unread("l")
+    assert [(each.delivery_id, each.kind) for each in waiting] == [("d", "message"), ("dlv_l_end", "reset")]
+    assert await store.unread("m") == []
+    with pytest.raises(SessionGone):
+        await store.create_session(a_lane("n", "subagent"), None)
+
+
+async def test_a_lane_does_not_begin_while_its_session_is_deleted(store: Store) -> None:
+    await store.create_session(a_lane(), None)
+    await store.begin_deletion("s")
+
+    while not await store.delete_children("s", 10):
+        pass
+
+    assert await store.unfinished_parts("s", 10) == ["l"]
+    with pytest.raises((SessionGone, SessionDeleted)):
+        await store.create_session(a_lane("m", "heartbeat"), None)
+
+
+async def test_a_session_that_ends_while_a_lane_begins_leaves_none_that_lives(store: Store, other: Store) -> None:
+    async def begin() -> None:
+        try:
+            await other.create_session(a_lane(), None)
+        except SessionGone:
+            return
+
+    await asyncio.gather(store.commit(given.closing()), begin())
+
+    for lane in await store.lanes("s"):
+        assert [each.kind for each in await store.unread(lane.session_id)] == ["reset"]
