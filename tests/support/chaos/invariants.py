@@ -391,5 +391,6 @@ OF_SINGLE_SESSIONS: tuple[Check, ...] = (
     turns_do_not_overlap,
     each_action_has_one_result,
     each_delivery_is_answered_once,
+    each_delivery_settles_once,
     consent.each_request_is_asked_and_closed_once,
 )
