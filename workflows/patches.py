@@ -105,5 +105,11 @@ PATCHES = (
         date(2026, 11, 20),
         "waited on if they were cancelled in Temporal while their function parked or failed",
     ),
+    Patch(
+        "changed-references",
+        "driver",
+        date(2026, 11, 20),
+        "kept a waiting delivery at its place, with its mode, although its sender had changed that",
+    ),
     Patch("parallel-calls", "both", date(2026, 11, 18), "began all calls of a reply at once"),
 )

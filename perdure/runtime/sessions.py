@@ -39,11 +39,13 @@ from perdure.protocol.deliveries import (
     Message,
     Mode,
     Principal,
+    QueueMode,
     Receipt,
 )
 from perdure.protocol.dispatch import check_names
 from perdure.protocol.events import Event
 from perdure.protocol.wire import JsonObject
+from perdure.session.queue import same_request
 from perdure.session.state import derive_token, hash_token
 from perdure.store.base import Store, events_of
 from perdure.store.deliveries import Accepted, DeliveryRow
@@ -106,6 +108,7 @@ class _Arguments(TypedDict):
     principal: Principal
     idempotency_key: str | None
     same_as: tuple[str, ...]
+    queue_mode: QueueMode | None
 
 
 class Sessions:
@@ -133,7 +136,7 @@ class Sessions:
         driver = DriverClient(client, task_queue)
         self._signals = Signals(store, driver, agents, ui_detail=ui_detail)
         self._answers = Answers(store, self._signals, agents)
-        self.inbox = Inbox(store)
+        self.inbox = Inbox(store, self._signals)
         self.lanes = Lanes(store, self._signals)
         self.dispatch = Dispatches(store, self._signals, limit=inbox_limit).dispatch
         self.inputs = Inputs(store, self._answers, inbox_limit=inbox_limit)
@@ -165,11 +168,13 @@ class Sessions:
         idle_seconds: float | None = None,
         callback: JsonObject | None = None,
         depth: int | None = None,
+        queue_mode: QueueMode | None = None,
     ) -> Receipt:
         """Start a session with its first delivery. `TokenConflict` when a live session owns `token`.
 
         It ends at `deadline`, or after `idle_seconds` in which nothing happens in it, if its agent does not end it
         earlier.
+        `queue_mode`: of its first message, as `deliver` takes it.
         `callback`: where its end is reported; `depth`: how many sessions are above it on other servers.
         Two requests with one idempotency key are the same if their bodies and `same_as` are equal. The default of
         `same_as` is made of the other arguments.
@@ -193,11 +198,14 @@ class Sessions:
             bounds=bounds_of(self._signals.limits(agent), deadline=ends_at, idle_seconds=idle_seconds, depth=depth),
             callback=callback,
         )
-        about = same_as or ("start", agent, mode, token or "")
+        about = same_as or ("start", agent, mode, token or "", *same_request(queue_mode))
         if deadline is not None or idle_seconds is not None:
             about = (*about, str(ends_at), str(idle_seconds))
         about = about if callback is None else (*about, "callback", json.dumps(callback, sort_keys=True))
-        request = CallerRequest(session_id, body, principal, about, idempotency_key, session.token_hash)
+        mode_of_message = queue_mode or self._signals.lane(agent).mode
+        request = CallerRequest(
+            session_id, body, principal, about, idempotency_key, session.token_hash, mode_of_message
+        )
         if ends_at is not None and ends_at <= time.time():
             return await self._too_late(request, token)
         accepted = await self._store.create_session(session, request.delivery())
@@ -217,11 +225,15 @@ class Sessions:
         session_id: str | None = None,
         principal: Principal = LOCAL,
         idempotency_key: str | None = None,
+        queue_mode: QueueMode | None = None,
         coalesce: bool = False,
         same_as: tuple[str, ...] | None = None,
         lane: str = MAIN,
     ) -> Receipt:
         """Deliver to the session that owns `token`; `NoActiveSession` when there is none.
+
+        `queue_mode`: what a message does while the session is busy; the default is that of its agent.
+        `coalesce` is the mode `collect`.
 
         With `session_id` the token must belong to that session. A repeated request gets its first receipt, also when
         the token has another owner now. `lane`: the lane of the session that reads it, which begins with this if need
@@ -229,7 +241,10 @@ class Sessions:
         """
         body = body or message_body(message, principal)
         token_hash = hash_token(token)
-        about = (*(same_as or ("deliver", token_hash, str(coalesce))), *(() if lane == MAIN else ("lane", lane)))
+        collects = coalesce or queue_mode == "collect"
+        queue_mode = "collect" if collects else queue_mode
+        about = same_as or ("deliver", token_hash, str(collects), *(() if collects else same_request(queue_mode)))
+        about = (*about, *(() if lane == MAIN else ("lane", lane)))
         self.lanes.check(lane)
         owner = await self._owner(token_hash, session_id)
         if owner is not None and lane != MAIN:
@@ -242,7 +257,7 @@ class Sessions:
             about,
             idempotency_key,
             token_hash,
-            coalesce=coalesce,
+            mode=queue_mode or await self._mode(owner),
             limit=self._inbox_limit,
         )
         if owner is None:
@@ -258,6 +273,7 @@ class Sessions:
         body: DeliveryBody | None = None,
         principal: Principal = LOCAL,
         idempotency_key: str | None = None,
+        queue_mode: QueueMode | None = None,
     ) -> Receipt:
         """Deliver to the owner of `token`, or start a session that owns it. Many callers at once: one session."""
         body = body or message_body(message, principal)
@@ -266,7 +282,8 @@ class Sessions:
             "body": body,
             "principal": principal,
             "idempotency_key": idempotency_key,
-            "same_as": (token, agent),
+            "same_as": (token, agent, *same_request(queue_mode)),
+            "queue_mode": queue_mode,
         }
         for _ in range(_TRIES):
             if await self._owner(hash_token(token)) is not None:
@@ -429,6 +446,11 @@ class Sessions:
         return found.run_id, found.status.name.lower() if found.status else None
 
     # --- deliveries -----------------------------------------------------------------------------------------
+
+    async def _mode(self, session_id: str | None) -> QueueMode:
+        """What a message does that does not say so itself."""
+        row = await self._store.session(session_id) if session_id and self._signals.has_lanes else None
+        return "followup" if row is None else self._signals.lane(row.agent).mode
 
     async def _owner(self, token_hash: str, session_id: str | None = None) -> str | None:
         """The session that owns the token; None when it is not `session_id`."""

@@ -254,7 +254,8 @@ def _error_of(event: NewEvent) -> str | None:
 
 async def _settle(tx: Transaction, session_id: str, event: NewEvent, turn: int, outcome: str, now: str) -> NewEvent:
     """Settle what the turns up to this one have read; the event, with what it has settled."""
-    end = {"outcome": outcome, "now": now, "error": _error_of(event)}
+    answered_by = None if turn == _LAST else turn
+    end = {"outcome": outcome, "now": now, "error": _error_of(event), "answered_by": answered_by}
     found = await tx.rows("settle_deliveries", session_id=session_id, turn=turn, **end)
     found = sorted(found, key=lambda row: (row["turn"], row["accepted_at"], row["delivery_id"]))
     ids = tuple(row["delivery_id"] for row in found)

@@ -34,9 +34,9 @@ from perdure.protocol.deliveries import (
 from perdure.protocol.events import EventType, NewEvent, delivery_refused
 from perdure.protocol.inputs import InputAnswer
 from perdure.protocol.requests import Attention
-from perdure.protocol.wire import JsonObject
 from perdure.session.inputs import is_newer, verdict
-from perdure.store.deliveries import Accepted, CancelRequest, DeliveryRow, NewDelivery
+from perdure.session.queue import between
+from perdure.store.deliveries import Accepted, CancelRequest, Change, DeliveryRow, NewDelivery
 from perdure.store.inputs import Answered, Answering, InputQuery, InputRow, Vote
 from perdure.store.values import MAIN, Lane, NewSession, SessionRow
 
@@ -131,13 +131,26 @@ async def refuse_unread(tx: Transaction, session_id: str, now: str) -> Sequence[
     return [delivery_refused(row["delivery_id"], code, message) for row in refused]
 
 
-async def edit(tx: Transaction, read: DeliveryRow, body: JsonObject) -> DeliveryRow | None:
-    """Replace the body of a delivery that waits; None when it waits no more, or was edited since it was read."""
+async def edit(tx: Transaction, read: DeliveryRow, change: Change) -> DeliveryRow | None:
+    """Change a delivery that waits; None when it waits no more, or was changed since it was read."""
     # Under the lock, so that no turn reads it meanwhile.
     await rows.lock(tx, read.session_id)
     place = {"session_id": read.session_id, "delivery_id": read.delivery_id}
-    found = await tx.row("edit_delivery", **place, body=encode(body), edits=read.edits)
+    edited = {
+        "body": encode(change.body or read.body),
+        "mode": change.mode or read.mode,
+        "position": read.moved_to if change.position is None else await _key_of(tx, read, change.position),
+    }
+    found = await tx.row("edit_delivery", **place, **edited, edits=read.edits)
     return None if found is None else rows.delivery(found)
+
+
+async def _key_of(tx: Transaction, moved: DeliveryRow, position: int) -> str | None:
+    """The key with which the delivery has this position among those that wait in its lane."""
+    waiting = [rows.delivery(row) for row in await tx.rows("queue", session_id=moved.session_id, lane=moved.lane)]
+    keys = [each.place[0] for each in waiting if each.delivery_id != moved.delivery_id]
+    before = keys[: position - 1]
+    return between(before[-1] if before else "", keys[len(before)] if len(before) < len(keys) else None)
 
 
 async def report_end(tx: Transaction, session: SessionRow, now: str) -> None:

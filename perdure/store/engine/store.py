@@ -7,6 +7,7 @@ from time import monotonic
 
 from perdure.errors import OutcomeUnknown, Unavailable
 from perdure.protocol import names
+from perdure.protocol.deliveries import MAIN
 from perdure.protocol.events import Event, NewEvent
 from perdure.protocol.requests import Attention
 from perdure.protocol.wire import JsonObject
@@ -14,6 +15,7 @@ from perdure.store.base import RawRecord, Watch
 from perdure.store.deliveries import (
     Accepted,
     CancelRequest,
+    Change,
     DeliveryPage,
     DeliveryQuery,
     DeliveryRow,
@@ -268,14 +270,18 @@ class SqlStore:
         found, next_cursor = await self._page("deliveries_of_session", values, place, after, query.limit)
         return DeliveryPage([rows.delivery(row) for row in found], next_cursor)
 
+    async def queue(self, session_id: str, lane: str = MAIN) -> Sequence[DeliveryRow]:
+        return list(map(rows.delivery, await self._rows("queue", session_id=session_id, lane=lane)))
+
     async def place_in_queue(self, delivery: DeliveryRow) -> int:
-        place = {"accepted_at": delivery.accepted_at, "delivery_id": delivery.delivery_id}
-        found = await self._row("place_in_queue", session_id=delivery.session_id, **place)
+        place, delivery_id = delivery.place
+        values = {"session_id": delivery.session_id, "place": place, "delivery_id": delivery_id}
+        found = await self._row("place_in_queue", **values, lane=delivery.lane)
         return 0 if found is None else found["place"]
 
-    async def edit_delivery(self, delivery: DeliveryRow, body: JsonObject) -> DeliveryRow | None:
+    async def edit_delivery(self, delivery: DeliveryRow, change: Change) -> DeliveryRow | None:
         # If the outcome of the commit is unknown, the caller reads it again: the number of edits says it.
-        return await self._database.write(lambda tx: deliveries.edit(tx, delivery, body))
+        return await self._database.write(lambda tx: deliveries.edit(tx, delivery, change))
 
     async def unread(self, session_id: str) -> Sequence[DeliveryRow]:
         found: list[DeliveryRow] = []

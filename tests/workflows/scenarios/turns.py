@@ -64,6 +64,20 @@ async def coalesced(stage: Stage) -> None:
     said.gate.open()
 
 
+@TURNS.add({"": ("ask turn", *["signal deliver"] * 3, "patch changed-references", "turn ends", *_TURN * 2)})
+async def moved(stage: Stage) -> None:
+    """The sender of a delivery that waits moves it before another one."""
+    stage.outside.answer = said = Unstoppable(Finished())
+    session = await stage.start()
+    await session.deliver("dlv_0")
+    await said.gate.reached()
+    for number in (1, 2):
+        await session.deliver(f"dlv_{number}", at=stamp(datetime(2026, 11, 20, 12, number, tzinfo=UTC)))
+    await session.deliver("dlv_2", at=stamp(datetime(2026, 11, 20, 12, 2, tzinfo=UTC)), order="1", edits=1)
+    await stage.until(*["signal deliver"] * 4)
+    said.gate.open()
+
+
 @TURNS.add({"": ("signal deliver", "signal deliver", "patch inbox-in-order", *_TURN, *_TURN)})
 async def overtaken(stage: Stage) -> None:
     """A delivery that was accepted earlier arrives later."""

@@ -1,0 +1,132 @@
+"""What messages do while their session is busy, as their mode says it."""
+
+from typing import Any
+
+import pytest
+
+from tests.support.plugin import StackFactory
+from tests.support.stack import Stack
+from tests.support.talk import Talk, text
+
+LONG = "drip 40 words delay 50"
+
+
+@pytest.fixture(scope="module")
+def stack(module_stack: StackFactory) -> Stack:
+    return module_stack(provider=True, agents="tests.conformance.agents:concierge")
+
+
+async def show(talk: Talk, delivery_id: str, **headers: str) -> dict[str, Any]:
+    answer = await talk.http.get(f"/v1/deliveries/{delivery_id}", headers=headers)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def settled(talk: Talk, delivery_id: str) -> dict[str, Any]:
+    return await show(talk, delivery_id, prefer="wait=30")
+
+
+async def change(talk: Talk, delivery_id: str, **changes: Any) -> dict[str, Any]:
+    url = f"/v1/deliveries/{delivery_id}"
+    version = (await talk.http.get(url)).headers["etag"]
+    answer = await talk.http.patch(url, json=changes, headers={"if-match": version})
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+async def busy(talk: Talk) -> str:
+    """Begin a turn that takes two seconds; the id of its delivery."""
+    first = (await talk.create(LONG))["deliveryId"]
+    await talk.until("message.appended")
+    return first
+
+
+# --- the fields ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("asked", "mode"),
+    [
+        ({}, "followup"),
+        ({"mode": "steer_backlog"}, "followup"),
+        ({"mode": "collect"}, "collect"),
+        ({"coalesce": True}, "collect"),
+        ({"lane": "main", "coalesce": True, "mode": "collect"}, "collect"),
+    ],
+)
+async def test_a_delivery_shows_its_lane_and_its_mode(stack: Stack, asked: dict[str, Any], mode: str) -> None:
+    async with stack.talk() as talk:
+        await busy(talk)
+        waiting = (await talk.send("say two", **asked))["deliveryId"]
+
+        shown = await show(talk, waiting)
+
+    assert (shown["lane"], shown["mode"], shown["position"]) == ("main", mode, 1)
+
+
+@pytest.mark.parametrize(
+    ("asked", "code"),
+    [({"mode": "soon"}, None), ({"mode": 1}, None), ({"lane": "cron"}, "unknown_lane"), ({"lane": 1}, "unknown_lane")],
+)
+async def test_what_is_no_mode_and_no_lane_is_refused(stack: Stack, asked: dict[str, Any], code: str | None) -> None:
+    async with stack.talk() as talk:
+        await busy(talk)
+        waiting = (await talk.send("say two"))["deliveryId"]
+        body = {"continuationToken": talk.token, "message": "say three", **asked}
+
+        told = await talk.http.post(f"/eve/v1/session/{talk.session_id}", json=body)
+        edited = await talk.http.patch(f"/v1/deliveries/{waiting}", json={"message": "x", **asked})
+        created = await talk.http.post("/eve/v1/session", json={"message": "say one", **asked})
+        prompted = await talk.http.post("/agents/concierge/new", json={"message": "x", **asked})
+        left = (await talk.http.get(f"/v1/sessions/{talk.session_id}/deliveries?status=queued")).json()["deliveries"]
+
+    answers = [(each.status_code, each.json().get("code")) for each in (told, edited, created)]
+    assert answers == [(400, code)] * 3
+    assert prompted.status_code == 400
+    assert [each["deliveryId"] for each in left] == [waiting]
+
+
+async def test_the_first_message_has_a_mode_too(stack: Stack) -> None:
+    async with stack.talk() as talk:
+        first = (await talk.create("say one", mode="collect"))["deliveryId"]
+
+        shown = await settled(talk, first)
+
+    assert (shown["mode"], shown["outcome"], shown["answeredByTurn"]) == ("collect", "completed", "turn_0")
+
+
+async def test_a_message_that_waits_is_moved(stack: Stack) -> None:
+    async with stack.talk() as talk:
+        await busy(talk)
+        waiting = [(await talk.send(f"say {word}"))["deliveryId"] for word in ("two", "three", "four")]
+
+        moved = await change(talk, waiting[2], position=1)
+        last = await change(talk, waiting[0], position=9)
+        listed = (await talk.http.get(f"/v1/sessions/{talk.session_id}/deliveries?status=queued")).json()["deliveries"]
+        await talk.until_boundary()
+        said = [text(await talk.until_boundary()) for _ in range(3)]
+
+    assert (moved["position"], last["position"]) == (1, 3)
+    assert {each["deliveryId"]: each["position"] for each in listed} == dict(zip(waiting, (3, 2, 1), strict=True))
+    assert said == ["four", "three", "two"]
+
+
+@pytest.mark.parametrize("changes", [{}, {"position": 0}, {"position": True}, {"position": "first"}])
+async def test_a_change_that_says_nothing_is_refused(stack: Stack, changes: dict[str, Any]) -> None:
+    async with stack.talk() as talk:
+        await busy(talk)
+        waiting = (await talk.send("say two"))["deliveryId"]
+
+        answer = await talk.http.patch(f"/v1/deliveries/{waiting}", json=changes, headers={"if-match": '"0"'})
+
+    assert (answer.status_code, answer.json()["ok"]) == (400, False)
+
+
+async def test_coalesce_is_the_mode_collect_and_no_other_one(stack: Stack) -> None:
+    async with stack.talk() as talk:
+        await talk.create("say one")
+        body = {"continuationToken": talk.token, "message": "say two", "coalesce": True, "mode": "followup"}
+
+        answer = await talk.http.post(f"/eve/v1/session/{talk.session_id}", json=body)
+
+    assert (answer.status_code, answer.json()["ok"]) == (400, False)
