@@ -10,7 +10,7 @@ from perdure.protocol import names
 from perdure.protocol.deliveries import DeliveryRef
 from perdure.protocol.inputs import OpenInput
 from perdure.protocol.requests import AttendSession, Attention, Coordinates, Refusal, Reminder, Withdrawal
-from perdure.session import decisions
+from perdure.session import decisions, queue
 from perdure.session.state import SessionState, read_delivery, with_unknown_prefix
 
 from . import versions
@@ -40,14 +40,25 @@ def hear(state: SessionState, data: Sequence[Any]) -> Heard:
     delivery = with_unknown_prefix(delivery, unknown=unknown)
     if state.is_changed(delivery) and workflow.patched("changed-references"):
         # Older runs kept what waits as it was signalled first.
-        return Heard(state.with_change(delivery), looks_again=True)
+        changed = state.with_change(delivery)
+        return Heard(collecting(changed) if queue.is_collected(delivery) else changed, looks_again=True)
     queued = _queued(state, delivery)
     is_new = queued is not state
+    if is_new and queue.is_collected(delivery):
+        queued = collecting(queued)
     # Older runs tried a held turn again at each signal; a replay must do the same.
     if is_new or (queued.held is not None and not workflow.patched("only-news-makes-due")):
         queued = queued.due()
+    if is_new and queue.is_collected(delivery):
+        # A driver that waits already has no timer for the end of this.
+        return Heard(queued, is_new, looks_again=queued.collecting is not None)
     # Older runs that waited already did not look for a newer build before the next signal.
     return Heard(queued, is_new, is_new and unknown and workflow.patched("look-when-unknown-arrives"))
+
+
+def collecting(state: SessionState) -> SessionState:
+    """The state that waits for more messages to be collected. Older runs read what they had at once."""
+    return queue.collecting(state, workflow.time()) if workflow.patched("wait-to-collect") else state
 
 
 def _queued(state: SessionState, delivery: DeliveryRef) -> SessionState:

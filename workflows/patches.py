@@ -111,5 +111,11 @@ PATCHES = (
         date(2026, 11, 20),
         "kept a waiting delivery at its place, with its mode, although its sender had changed that",
     ),
+    Patch(
+        "wait-to-collect",
+        "driver",
+        date(2026, 11, 20),
+        "read at once what was to be collected, and joined only what followed one another",
+    ),
     Patch("parallel-calls", "both", date(2026, 11, 18), "began all calls of a reply at once"),
 )

@@ -14,7 +14,7 @@ from perdure.protocol.actions import DispatchCodeModeRuntimeActions, DispatchRun
 from perdure.protocol.inputs import OpenInput
 from perdure.protocol.requests import Attention, CloseSession, Failure, RebuildSession, TurnRequest, TurnResult
 from perdure.protocol.wire import JsonObject
-from perdure.session import children, decisions
+from perdure.session import children, decisions, queue
 from perdure.session.state import (
     OPERATOR_CANCELLED,
     OPERATOR_FAILED,
@@ -144,6 +144,8 @@ class SessionWorkflow:
     @workflow.run
     async def run(self, data: JsonObject) -> None:
         self._heed_bounds()
+        if self._state.collecting is None and any(map(queue.is_collected, self._state.inbox)):
+            self._state = inbox.collecting(self._state)
         drive = asyncio.create_task(self._drive())
         try:
             await self._until_end(drive)

@@ -1,6 +1,10 @@
 """What the mode of a message makes of it while its session is busy, and the order of what waits."""
 
-from perdure.protocol.deliveries import QUEUE_MODES, QueueMode
+from collections.abc import Sequence
+
+from perdure.protocol.deliveries import QUEUE_MODES, DeliveryRef, QueueMode
+
+from .state import SessionState
 
 #: Names that mean another mode.
 _ALIASES: dict[str, QueueMode] = {"steer_backlog": "followup"}
@@ -15,6 +19,44 @@ def read_mode(name: object) -> QueueMode | None:
 def same_request(mode: QueueMode | None) -> tuple[str, ...]:
     """What the mode adds to the identity of a request. Without one it is that of a `followup`."""
     return () if mode is None or mode == "followup" else (mode,)
+
+
+#: How long messages are collected, in seconds: after the newest one, and after the first one; and how many.
+_PAUSE = 1.0
+_LONGEST = 5.0
+_MOST = 50
+
+
+def is_collected(delivery: DeliveryRef) -> bool:
+    """Whether the message joins others of its kind."""
+    return delivery.kind == "message" and delivery.coalesce
+
+
+def collecting(session: SessionState, now: float) -> SessionState:
+    """The state after a message has arrived that is collected: it prolongs the wait for more."""
+    known = session.collecting
+    others = sum(map(is_collected, session.inbox)) > 1
+    return session.model_copy(update={"collecting": (known[0] if known and others else now, now)})
+
+
+def collected(session: SessionState, inbox: Sequence[DeliveryRef]) -> tuple[DeliveryRef, ...]:
+    """The messages that are read with the first one of these, wherever they wait."""
+    if session.collecting is None or not is_collected(inbox[0]):
+        # A run that began before messages were waited for joins those that follow one another.
+        size = next((place for place, each in enumerate(inbox) if not each.coalesce), len(inbox))
+        return tuple(inbox[:size])
+    return tuple(filter(is_collected, inbox))[:_MOST]
+
+
+def collected_at(session: SessionState, batch: Sequence[DeliveryRef]) -> float | None:
+    """When a turn may begin with these messages; None: at once. A cancel is for the turn that they are to begin."""
+    known = session.collecting
+    if known is None or session.open or session.cancel is not None or len(batch) >= _MOST:
+        return None
+    if not any(map(is_collected, batch)):
+        return None
+    first, newest = known
+    return min(first + _LONGEST, newest + _PAUSE)
 
 
 def between(low: str, high: str | None) -> str:

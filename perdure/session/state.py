@@ -187,6 +187,9 @@ class SessionState(Wire, extra="allow"):
     parent: ParentRef | None = None
     # What a turn has handed to other sessions.
     awaited: Awaited | None = None
+    # When the first and the newest message arrived that wait to be collected (seconds since the epoch). Runs that began
+    # before there was such a wait do not set it.
+    collecting: tuple[float, float] | None = None
     # Whether another server waits for the end of this session. If a rebuild has forgotten it, the APIs report it.
     calls_back: bool = False
 
@@ -324,7 +327,7 @@ class SessionState(Wire, extra="allow"):
         """The state that was read from the store, with the deliveries that have arrived since."""
         for delivery in self.inbox:
             found = found.with_delivery(delivery)
-        return found
+        return found.model_copy(update={"collecting": self.collecting})
 
     def _with_token(self, token_hash: str | None, retired: tuple[str, ...]) -> "SessionState":
         """Set the session's token. The previous one and those in between become replaced tokens."""

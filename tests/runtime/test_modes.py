@@ -1,5 +1,6 @@
 """What messages do while their session is busy, as their mode says it."""
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -130,3 +131,99 @@ async def test_coalesce_is_the_mode_collect_and_no_other_one(stack: Stack) -> No
         answer = await talk.http.post(f"/eve/v1/session/{talk.session_id}", json=body)
 
     assert (answer.status_code, answer.json()["ok"]) == (400, False)
+
+
+# --- collect ------------------------------------------------------------------------------------------------
+
+
+def prompts(events: list[dict[str, Any]]) -> list[list[str]]:
+    """The messages of each turn."""
+    turns: list[list[str]] = []
+    for event in events:
+        if event["type"] == "turn.started":
+            turns.append([])
+        elif event["type"] == "message.received":
+            turns[-1].append(event["data"]["message"])
+    return turns
+
+
+async def all_turns(talk: Talk, count: int) -> list[dict[str, Any]]:
+    return [event for _ in range(count) for event in await talk.until_boundary()]
+
+
+@pytest.mark.parametrize("killed", [False, True])
+async def test_collected_messages_become_one_turn_and_the_others_stay_alone(
+    make_stack: StackFactory, killed: bool
+) -> None:
+    stack = make_stack(provider=True, agents="tests.conformance.agents:concierge")
+    async with stack.talk() as talk:
+        await busy(talk)
+        ids = [(await talk.send(f"say c{number}", mode="collect"))["deliveryId"] for number in range(2)]
+        alone = [(await talk.send("say f0"))["deliveryId"]]
+        ids += [(await talk.send(f"say c{number}", mode="collect"))["deliveryId"] for number in range(2, 5)]
+        alone += [(await talk.send("say f1"))["deliveryId"]]
+        await talk.until_boundary()
+        if killed:
+            stack.workers[0].kill()
+            stack.start_worker()
+        events = await all_turns(talk, 3)
+        ends = [await settled(talk, each) for each in (*ids, *alone)]
+
+    assert prompts(events) == [[f"say c{number}" for number in range(5)], ["say f0"], ["say f1"]]
+    (started,) = [event for event in events if event["type"] == "turn.started"][:1]
+    assert started["meta"]["deliveryIds"] == ids
+    assert [(end["outcome"], end["turnId"]) for end in ends] == [("completed", "turn_1")] * 5 + [
+        ("completed", "turn_2"),
+        ("completed", "turn_3"),
+    ]
+
+
+async def test_a_message_to_an_idle_session_waits_for_those_that_follow_at_once(stack: Stack) -> None:
+    async with stack.talk() as talk:
+        await talk.create("say one")
+        await talk.until_boundary()
+        for word in ("two", "three"):
+            await talk.send(f"say {word}", mode="collect")
+        await asyncio.sleep(0.3)
+        await talk.send("say four", mode="collect")
+        events = await talk.until_boundary()
+
+    assert prompts(events) == [["say two", "say three", "say four"]]
+
+
+async def test_what_is_collected_can_be_cancelled_while_it_waits(stack: Stack) -> None:
+    async with stack.talk() as talk:
+        await talk.create("say one")
+        await talk.until_boundary()
+        waiting = (await talk.send("say two", mode="collect"))["deliveryId"]
+
+        cancelled = await talk.http.post(f"/eve/v1/session/{talk.session_id}/cancel", json={})
+        end = await settled(talk, waiting)
+
+    assert cancelled.json()["status"] == "accepted"
+    assert end["outcome"] == "cancelled"
+
+
+async def test_a_mode_can_be_changed_while_the_message_waits(stack: Stack) -> None:
+    async with stack.talk() as talk:
+        await busy(talk)
+        for word in ("two", "three", "four"):
+            last = (await talk.send(f"say {word}", mode="followup" if word == "three" else "collect"))["deliveryId"]
+
+        changed = await change(talk, last, mode="followup")
+        events = await all_turns(talk, 4)
+
+    assert changed["mode"] == "followup"
+    assert prompts(events)[-3:] == [["say two"], ["say three"], ["say four"]]
+
+
+async def test_the_agent_says_what_its_messages_do_by_default(make_stack: StackFactory) -> None:
+    stack = make_stack(provider=True, agents="tests.runtime.collecting:agent")
+    async with stack.talk() as talk:
+        await busy(talk)
+        one = (await talk.send("say two"))["deliveryId"]
+        alone = (await talk.send("say three", mode="followup"))["deliveryId"]
+
+        modes = [(await show(talk, each))["mode"] for each in (one, alone)]
+
+    assert modes == ["collect", "followup"]

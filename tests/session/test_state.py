@@ -131,9 +131,9 @@ def test_fields_of_newer_builds_survive_an_older_driver() -> None:
     written = json.loads(json.dumps(session.model_dump(mode="json")))
 
     assert written["goals"] == [{"deep": 1}]
-    assert [each["lane"] for each in written["inbox"]] == ["background", "main"]
+    assert [each["weight"] for each in written["inbox"]] == ["light", "heavy"]
     request = decisions.turn_request(session, RunTurn(load_session(written).inbox[:1]))
-    assert request.model_dump(mode="json")["deliveries"][0]["lane"] == "background"
+    assert request.model_dump(mode="json")["deliveries"][0]["weight"] == "light"
 
 
 def test_fields_of_newer_builds_that_are_too_large_are_dropped_and_the_delivery_is_kept() -> None:

@@ -55,6 +55,19 @@ async def test_deliveries_during_a_turn_wait_for_it(bench: Bench, outside: Outsi
     assert [len(call.deliveries) for call in outside.model_calls] == [1, 2]
 
 
+async def test_a_message_to_be_collected_begins_a_turn_in_a_driver_that_waits_already(
+    bench: Bench, outside: Outside
+) -> None:
+    session = await bench.start(outside)
+    await session.deliver("dlv_0")
+    await session.consumed("dlv_0")
+    await session.idle()
+
+    await session.deliver("dlv_1", coalesce=True)
+
+    await session.consumed("dlv_0", "dlv_1")
+
+
 async def test_a_delivery_that_waits_is_moved_by_a_later_signal_about_it(bench: Bench, outside: Outside) -> None:
     gate = asyncio.Event()
 

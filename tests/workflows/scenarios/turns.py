@@ -64,6 +64,16 @@ async def coalesced(stage: Stage) -> None:
     said.gate.open()
 
 
+@TURNS.add({"": (*["signal deliver"] * 3, "patch wait-to-collect", "timer", "timer fires", *_TURN, *_TURN)})
+async def collected(stage: Stage) -> None:
+    """Messages that are collected wait for one another, wherever they are in the queue."""
+    session = await stage.start(attended=False)
+    await session.deliver("dlv_0", coalesce=True)
+    await session.deliver("dlv_1")
+    await session.deliver("dlv_2", coalesce=True)
+    await stage.work()
+
+
 @TURNS.add({"": ("ask turn", *["signal deliver"] * 3, "patch changed-references", "turn ends", *_TURN * 2)})
 async def moved(stage: Stage) -> None:
     """The sender of a delivery that waits moves it before another one."""
