@@ -40,12 +40,10 @@ def hear(state: SessionState, data: Sequence[Any]) -> Heard:
     delivery = with_unknown_prefix(delivery, unknown=unknown)
     if state.is_changed(delivery) and workflow.patched("changed-references"):
         # Older runs kept what waits as it was signalled first.
-        changed = state.with_change(delivery)
-        return Heard(collecting(changed) if queue.is_collected(delivery) else changed, looks_again=True)
+        return Heard(_with_mode(state.with_change(delivery), delivery), looks_again=True)
     queued = _queued(state, delivery)
     is_new = queued is not state
-    if is_new and queue.is_collected(delivery):
-        queued = collecting(queued)
+    queued = _with_mode(queued, delivery) if is_new else queued
     # Older runs tried a held turn again at each signal; a replay must do the same.
     if is_new or (queued.held is not None and not workflow.patched("only-news-makes-due")):
         queued = queued.due()
@@ -54,6 +52,16 @@ def hear(state: SessionState, data: Sequence[Any]) -> Heard:
         return Heard(queued, is_new, looks_again=queued.collecting is not None)
     # Older runs that waited already did not look for a newer build before the next signal.
     return Heard(queued, is_new, is_new and unknown and workflow.patched("look-when-unknown-arrives"))
+
+
+def _with_mode(state: SessionState, delivery: DeliveryRef) -> SessionState:
+    """The state with what the mode of a delivery does to the others that wait."""
+    if queue.is_collected(delivery):
+        return collecting(state)
+    if delivery.supersedes is not None and workflow.patched("drop-superseded"):
+        # Older runs began a turn for each of them, which found nothing to read.
+        return queue.superseded(state, delivery)
+    return state
 
 
 def collecting(state: SessionState) -> SessionState:

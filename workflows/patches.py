@@ -117,5 +117,11 @@ PATCHES = (
         date(2026, 11, 20),
         "read at once what was to be collected, and joined only what followed one another",
     ),
+    Patch(
+        "drop-superseded",
+        "driver",
+        date(2026, 11, 20),
+        "began a turn without events for each message that a later one had superseded",
+    ),
     Patch("parallel-calls", "both", date(2026, 11, 18), "began all calls of a reply at once"),
 )

@@ -141,8 +141,8 @@ class DeliveryBody(Versioned):
 
 
 #: What a message does that arrives while its session is busy: it becomes a turn of its own after what waits before it,
-#: or joins the others that wait to be collected.
-QueueMode: TypeAlias = Literal["followup", "collect"]
+#: joins the others that wait to be collected, or stops the turn and takes the place of all that waits.
+QueueMode: TypeAlias = Literal["followup", "collect", "interrupt"]
 QUEUE_MODES: tuple[QueueMode, ...] = get_args(QueueMode)
 
 #: The lane of all deliveries that name no other one.
@@ -169,6 +169,8 @@ class DeliveryRef(Versioned, extra="allow"):
     # Its place among those that wait, if it was moved: it sorts with their `at`. And how often it was changed.
     order: str | None = None
     edits: int = 0
+    # If it interrupts: the other messages that were accepted until then are settled.
+    supersedes: str | None = None
     # The action whose result it brings, or the input request that it is about.
     action: str | None = None
     request_id: str | None = None

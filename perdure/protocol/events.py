@@ -155,6 +155,10 @@ class Usage(Wire):
 WITHDRAWN = "withdrawn"
 
 
+#: The code of one that waited while a later message interrupted its session.
+SUPERSEDED = "superseded"
+
+
 def delivery_refused(delivery_id: str, code: str, message: str) -> NewEvent:
     """The event for a delivery that no turn will read, with the reason."""
     return NewEvent(

@@ -96,7 +96,9 @@ def reference(row: DeliveryRow, token_hash: str = "") -> JsonObject:
     # It may have been moved since, or have another mode now.
     mode = {} if row.mode is None else {"mode": row.mode, "coalesce": row.mode == "collect"}
     changed = {} if not row.edits else {"order": row.moved_to, "edits": row.edits}
-    return {**known, **mode, **changed, "at": row.accepted_at}
+    # What was accepted before it is settled, unless it was changed to that later.
+    supersedes = {"supersedes": known.get("supersedes") or row.accepted_at} if row.mode == "interrupt" else {}
+    return {**known, **mode, **changed, **supersedes, "at": row.accepted_at}
 
 
 def _traceparent() -> str | None:

@@ -262,7 +262,9 @@ class Sessions:
         )
         if owner is None:
             return await self._repeated_delivery(request)
-        return await self._answers.take(request) or await self._deliver(request)
+        # A message may answer what the session asks, but not one that stops the turn that asks.
+        answers = request.mode != "interrupt" or bool(body.input_responses)
+        return (await self._answers.take(request) if answers else None) or await self._deliver(request)
 
     async def deliver_or_start(
         self,
@@ -473,7 +475,9 @@ class Sessions:
         # It is accepted from here on, even if this process or Temporal fails. An earlier one is signalled again: the
         # process that accepted it may have died before the signal, and the driver ignores an id that it knows.
         row = accepted.delivery
-        signalled = not row.unread or await self._signals.deliver(row, unsignalled=accepted.unsignalled)
+        # With one that interrupts, the cancel request goes that it has made.
+        unsignalled = accepted.unsignalled or row.mode == "interrupt"
+        signalled = not row.unread or await self._signals.deliver(row, unsignalled=unsignalled)
         return await self._receipt(request, accepted, delayed=not signalled)
 
     async def _receipt(self, request: CallerRequest, accepted: Accepted, *, delayed: bool = False) -> Receipt:

@@ -59,6 +59,21 @@ def collected_at(session: SessionState, batch: Sequence[DeliveryRef]) -> float |
     return min(first + _LONGEST, newest + _PAUSE)
 
 
+def superseded(session: SessionState, message: DeliveryRef) -> SessionState:
+    """The state after a message has arrived that interrupts: the store has settled what waited before it."""
+    until = message.supersedes
+    if until is None:
+        return session
+    kept = tuple(each for each in session.inbox if not _is_superseded(each, message, until))
+    return session.model_copy(update={"inbox": kept})
+
+
+def _is_superseded(waiting: DeliveryRef, message: DeliveryRef, until: str) -> bool:
+    if waiting.id == message.id or waiting.kind != "message" or waiting.lane != message.lane:
+        return False
+    return waiting.at is not None and waiting.at <= until
+
+
 def between(low: str, high: str | None) -> str:
     """A key that sorts after `low` and before `high`; None: nothing comes after it.
 

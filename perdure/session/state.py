@@ -358,7 +358,7 @@ def read_delivery(data: Any) -> DeliveryRef | None:
         delivery = DeliveryRef.model_validate(delivery.model_dump(include=set(DeliveryRef.model_fields)))
     # No API sends anything else. A refusal of an id that no store can look up would be retried for ever.
     kind = delivery.kind.removeprefix(UNKNOWN)
-    how = (delivery.mode or "", delivery.lane, delivery.order or "")
+    how = (delivery.mode or "", delivery.lane, delivery.order or "", delivery.supersedes or "")
     texts = (delivery.id, kind, delivery.token_hash, delivery.traceparent or "", delivery.at or "", *how)
     return delivery if delivery.id and all(len(text) <= _LONGEST and text.isprintable() for text in texts) else None
 

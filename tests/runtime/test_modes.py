@@ -227,3 +227,113 @@ async def test_the_agent_says_what_its_messages_do_by_default(make_stack: StackF
         modes = [(await show(talk, each))["mode"] for each in (one, alone)]
 
     assert modes == ["collect", "followup"]
+
+
+# --- interrupt ----------------------------------------------------------------------------------------------
+
+
+def of_type(events: list[dict[str, Any]], *types: str) -> list[dict[str, Any]]:
+    return [event for event in events if event["type"] in types]
+
+
+@pytest.mark.parametrize("killed", [None, "worker", "api"])
+async def test_an_interrupt_stops_the_turn_and_takes_the_place_of_all_that_waits(
+    make_stack: StackFactory, killed: str | None
+) -> None:
+    stack = make_stack(provider=True, agents="tests.conformance.agents:concierge", apis=2)
+    async with stack.talk() as talk:
+        running = await busy(talk)
+        waiting = [(await talk.send(f"say {word}", mode=mode))["deliveryId"] for word, mode in WAITING]
+        if killed == "worker":
+            stack.workers[0].kill()
+        urgent = (await talk.send("say now", mode="interrupt"))["deliveryId"]
+        after = (await talk.send("say later"))["deliveryId"]
+        if killed == "worker":
+            stack.start_worker()
+        if killed == "api":
+            stack.apis[0].kill()
+    async with stack.talk(1) as other:
+        other.session_id = talk.session_id
+        talk = other
+        ends = [await settled(talk, each) for each in (running, *waiting, urgent, after)]
+        events = await all_turns(talk, 3)
+
+    assert [end["outcome"] for end in ends] == ["cancelled", *["superseded"] * 3, "completed", "completed"]
+    assert [end.get("error") for end in ends[1:4]] == [{"code": "superseded"}] * 3
+    refused = of_type(events, "delivery.refused")
+    assert [(each["data"]["deliveryId"], each["data"]["code"]) for each in refused] == [
+        (each, "superseded") for each in waiting
+    ]
+    assert prompts(events) == [[LONG], ["say now"], ["say later"]]
+    assert len(of_type(events, "cancel.requested")) == 1
+
+
+WAITING = (("two", "followup"), ("three", "collect"), ("four", "followup"))
+
+
+async def test_an_interrupt_of_an_idle_session_is_an_ordinary_message(stack: Stack) -> None:
+    async with stack.talk() as talk:
+        await talk.create("say one")
+        await talk.until_boundary()
+        await talk.send("say two", mode="interrupt")
+        events = await talk.until_boundary()
+
+    assert prompts(events) == [["say two"]]
+    assert of_type(events, "cancel.requested", "turn.cancelled") == []
+
+
+async def test_the_later_of_two_interrupts_counts(stack: Stack) -> None:
+    async with stack.talk() as talk:
+        await busy(talk)
+        answers = await asyncio.gather(*(talk.send(f"say {number}", mode="interrupt") for number in range(5)))
+        ends = [await settled(talk, answer["deliveryId"]) for answer in answers]
+
+    # One may have begun before the next one came.
+    assert [end["outcome"] for end in ends].count("completed") == 1
+    assert {end["outcome"] for end in ends} <= {"completed", "superseded", "cancelled"}
+
+
+async def test_an_interrupt_does_not_wait_for_an_approval(stack: Stack) -> None:
+    async with stack.talk() as talk:
+        asked = (await talk.create('call pay {"amount": 3} then say settled'))["deliveryId"]
+        await talk.until_boundary()
+        waiting = (await talk.send("say two"))["deliveryId"]
+
+        urgent = (await talk.send("say now", mode="interrupt"))["deliveryId"]
+        ends = [await settled(talk, each) for each in (asked, waiting, urgent)]
+        events = await all_turns(talk, 2)
+
+    assert [end["outcome"] for end in ends] == ["cancelled", "superseded", "completed"]
+    (result,) = of_type(events, "action.result")
+    assert result["data"]["status"] == "rejected"
+
+
+async def test_a_waiting_message_can_be_made_to_interrupt(stack: Stack) -> None:
+    async with stack.talk() as talk:
+        running = await busy(talk)
+        urgent, other = [(await talk.send(f"say {word}"))["deliveryId"] for word in ("now", "later")]
+
+        await change(talk, urgent, mode="interrupt")
+        ends = [await settled(talk, each) for each in (running, urgent, other)]
+
+    assert [end["outcome"] for end in ends] == ["cancelled", "completed", "superseded"]
+
+
+async def test_a_cancel_beside_an_interrupt_stops_one_turn(stack: Stack) -> None:
+    async with stack.talk() as talk:
+        running = await busy(talk)
+        cancel = talk.http.post(f"/eve/v1/session/{talk.session_id}/cancel", json={"turnId": "turn_0"})
+        urgent, _ = await asyncio.gather(talk.send("say now", mode="interrupt"), cancel)
+        ends = [await settled(talk, each) for each in (running, urgent["deliveryId"])]
+
+    assert [end["outcome"] for end in ends] == ["cancelled", "completed"]
+
+
+async def test_an_interrupt_of_a_task_waits_for_its_end(stack: Stack) -> None:
+    async with stack.talk() as talk:
+        running = (await talk.create(LONG, mode="task"))["deliveryId"]
+        await talk.until("message.appended")
+        urgent = (await talk.send("say now", mode="interrupt"))["deliveryId"]
+        ends = [await settled(talk, each) for each in (running, urgent)]
+
+    assert [end["outcome"] for end in ends] == ["completed", "refused"]

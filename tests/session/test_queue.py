@@ -5,7 +5,7 @@ import pytest
 from perdure.protocol.deliveries import CLEAR, QUEUE_MODES, DeliveryRef
 from perdure.protocol.inputs import OpenInput
 from perdure.session.decisions import RunTurn, Wait, next_move
-from perdure.session.queue import between, collecting, read_mode
+from perdure.session.queue import between, collecting, read_mode, superseded
 from perdure.session.state import SessionState
 
 NOW = 1_000.0
@@ -148,3 +148,17 @@ def test_controls_are_not_collected() -> None:
     clear = a_message("clear", kind=CLEAR, coalesce=True)
 
     assert next_move(hearing((NOW, clear)), NOW) == RunTurn((clear,))
+
+
+def test_what_waited_before_an_interrupt_goes_and_the_rest_stays() -> None:
+    def at(minute: int) -> str:
+        return f"2026-11-20T12:{minute:02}:00.000Z"
+
+    before, clear = a_message("before", at=at(1)), a_message("clear", kind=CLEAR, at=at(2))
+    answer, later = a_message("answer", kind="answer", at=at(3)), a_message("later", at=at(5))
+    interrupting = a_message("interrupting", mode="interrupt", at=at(4), supersedes=at(4))
+    session = hearing(*((NOW, each) for each in (before, clear, answer, interrupting, later)))
+
+    kept = superseded(session, interrupting)
+
+    assert [each.id for each in kept.inbox] == ["clear", "answer", "interrupting", "later"]

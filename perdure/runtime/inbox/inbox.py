@@ -137,7 +137,7 @@ class Inbox:
             raise DeliveryIsTaken if not (await self._find(delivery_id, principal)).unread else DeliveryChanged
         if self._signals is not None and (mode is not None or position is not None):
             # The driver has it already, and hears of the change. The sweeper repeats a signal that fails.
-            await self._signals.deliver(edited, unsignalled=False)
+            await self._signals.deliver(edited, unsignalled=mode == "interrupt")
         return await self._shown(edited)
 
     async def _find(self, delivery_id: str, principal: Principal | None) -> DeliveryRow:

@@ -1,5 +1,6 @@
 UPDATE deliveries
 SET body = :body,
+    ref = :ref,
     mode = :mode,
     position = :position,
     edits = edits + 1

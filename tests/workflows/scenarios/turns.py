@@ -74,6 +74,21 @@ async def collected(stage: Stage) -> None:
     await stage.work()
 
 
+@TURNS.add({"": ("ask turn", *["signal deliver"] * 3, "patch drop-superseded", "turn ends", *_TURN)})
+async def superseded(stage: Stage) -> None:
+    """Messages wait, and a later one interrupts the session: it is the next that is read."""
+    stage.outside.answer = said = Unstoppable(Finished())
+    session = await stage.start()
+    await session.deliver("dlv_0")
+    await said.gate.reached()
+    for number in (1, 2):
+        await session.deliver(f"dlv_{number}", at=stamp(datetime(2026, 11, 20, 12, number, tzinfo=UTC)))
+    now = stamp(datetime(2026, 11, 20, 12, 3, tzinfo=UTC))
+    await session.deliver("dlv_3", at=now, mode="interrupt", supersedes=now)
+    await stage.until(*["signal deliver"] * 4)
+    said.gate.open()
+
+
 @TURNS.add({"": ("ask turn", *["signal deliver"] * 3, "patch changed-references", "turn ends", *_TURN * 2)})
 async def moved(stage: Stage) -> None:
     """The sender of a delivery that waits moves it before another one."""
