@@ -123,5 +123,11 @@ PATCHES = (
         date(2026, 11, 20),
         "began a turn without events for each message that a later one had superseded",
     ),
+    Patch(
+        "forget-what-joined",
+        "driver",
+        date(2026, 11, 20),
+        "began a turn without events for each message that had entered a running one",
+    ),
     Patch("parallel-calls", "both", date(2026, 11, 18), "began all calls of a reply at once"),
 )

@@ -278,6 +278,9 @@ class SessionWorkflow:
         if result is None:
             return True
         self._turn_ended = True
+        if result.joined and workflow.patched("forget-what-joined"):
+            # Older runs began a turn for each of them, which found nothing to read.
+            self._state = queue.joined(self._state, result.joined)
         if result.retired and not workflow.patched("tokens-in-between"):
             # Older runs knew the last token only, and refused what came with one before it.
             result = result.model_copy(update={"retired": ()})

@@ -141,8 +141,8 @@ class DeliveryBody(Versioned):
 
 
 #: What a message does that arrives while its session is busy: it becomes a turn of its own after what waits before it,
-#: joins the others that wait to be collected, or stops the turn and takes the place of all that waits.
-QueueMode: TypeAlias = Literal["followup", "collect", "interrupt"]
+#: joins the others that wait to be collected, enters the running turn, or stops that and takes the place of all others.
+QueueMode: TypeAlias = Literal["followup", "collect", "steer", "interrupt"]
 QUEUE_MODES: tuple[QueueMode, ...] = get_args(QueueMode)
 
 #: The lane of all deliveries that name no other one.

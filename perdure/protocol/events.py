@@ -46,6 +46,7 @@ class EventType:
     INPUT_RESOLVED = "input.resolved"
     INPUT_REMINDED = "input.reminded"
     DELIVERY_REFUSED = "delivery.refused"
+    STEER_APPLIED = "steer.applied"
     COMPACTION_FAILED = "compaction.failed"
     CONTEXT_CLEARED = "context.cleared"
     SESSION_ATTENTION = "session.attention"

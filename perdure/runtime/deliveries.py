@@ -19,6 +19,7 @@ from perdure.bounds import shortened, whole
 from perdure.errors import Invalid
 from perdure.protocol import names
 from perdure.protocol.deliveries import (
+    QUEUE_MODES,
     DeliveryBody,
     DeliveryRef,
     FilePart,
@@ -30,6 +31,7 @@ from perdure.protocol.deliveries import (
 )
 from perdure.protocol.inputs import InputRequest
 from perdure.protocol.wire import JsonObject
+from perdure.session.queue import read_mode
 from perdure.store.deliveries import DeliveryRow, NewDelivery
 
 if TYPE_CHECKING:
@@ -119,6 +121,14 @@ def checked_bounds(deadline: datetime | None, idle_seconds: float | None) -> flo
     if ends_at > time.time() + LONGEST_TIME:
         raise Invalid(f"A session's deadline is at most {LONGEST_TIME} seconds away.")
     return ends_at
+
+
+def checked_mode(mode: QueueMode | None) -> QueueMode | None:
+    """The mode of a message, by its name or its alias."""
+    known = read_mode(mode)
+    if mode is not None and known is None:
+        raise Invalid(f"The mode of a message is one of {', '.join(QUEUE_MODES)}.")
+    return known
 
 
 def message_body(message: Message | None, principal: Principal) -> DeliveryBody:

@@ -56,7 +56,7 @@ from . import deliveries
 from .connect import ABSENT, in_time
 from .dead_letters import DeadLetters
 from .deletions import Deletions
-from .deliveries import CallerRequest, checked_bounds, message_body, reference, title_of
+from .deliveries import CallerRequest, checked_bounds, checked_mode, message_body, reference, title_of
 from .drivers.client import DriverClient
 from .drivers.liveness import Liveness
 from .forks import ForkReceipt, Forks
@@ -202,7 +202,7 @@ class Sessions:
         if deadline is not None or idle_seconds is not None:
             about = (*about, str(ends_at), str(idle_seconds))
         about = about if callback is None else (*about, "callback", json.dumps(callback, sort_keys=True))
-        mode_of_message = queue_mode or self._signals.lane(agent).mode
+        mode_of_message = checked_mode(queue_mode) or self._signals.lane(agent).mode
         request = CallerRequest(
             session_id, body, principal, about, idempotency_key, session.token_hash, mode_of_message
         )
@@ -257,7 +257,7 @@ class Sessions:
             about,
             idempotency_key,
             token_hash,
-            mode=queue_mode or await self._mode(owner),
+            mode=checked_mode(queue_mode) or await self._mode(owner),
             limit=self._inbox_limit,
         )
         if owner is None:

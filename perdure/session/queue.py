@@ -59,6 +59,12 @@ def collected_at(session: SessionState, batch: Sequence[DeliveryRef]) -> float |
     return min(first + _LONGEST, newest + _PAUSE)
 
 
+def joined(session: SessionState, ids: Sequence[str]) -> SessionState:
+    """The state after a turn that these messages have entered while it ran."""
+    kept = tuple(each for each in session.inbox if each.id not in ids)
+    return session.model_copy(update={"inbox": kept})
+
+
 def superseded(session: SessionState, message: DeliveryRef) -> SessionState:
     """The state after a message has arrived that interrupts: the store has settled what waited before it."""
     until = message.supersedes

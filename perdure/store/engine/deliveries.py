@@ -88,13 +88,12 @@ async def accept(tx: Transaction, delivery: NewDelivery, now: str) -> Written[Ac
     # receipt even when the session has ended meanwhile or its inbox is full.
     if (first := await find_first(tx, delivery)) is not None:
         return Written(first)
-    interrupts = delivery.mode == "interrupt"
     # One that interrupts takes the place of the others that wait, so it always has room.
-    accepted = await enqueue(tx, session, delivery, now, limited=not interrupts)
-    if not interrupts or session is None or not accepted.fresh:
+    accepted = await enqueue(tx, session, delivery, now, limited=delivery.mode != "interrupt")
+    if session is None or not accepted.fresh:
         return Written(accepted)
-    events = await queue.interrupt(tx, session.row, accepted.delivery, now)
-    return Written(accepted, await rows.emit(tx, session.row, events, now))
+    events = await queue.admit(tx, session, accepted.delivery, now)
+    return Written(accepted, await rows.emit(tx, session.row, events, now) if events else None)
 
 
 async def enqueue(

@@ -12,7 +12,7 @@ from perdure.store.values import SessionRow
 
 from . import rows
 from .database import Transaction, Written
-from .rows import encode, encode_some
+from .rows import LockedSession, encode, encode_some
 
 
 async def edit(tx: Transaction, read: DeliveryRow, change: Change, now: str) -> Written[DeliveryRow | None]:
@@ -26,15 +26,14 @@ async def edit(tx: Transaction, read: DeliveryRow, change: Change, now: str) -> 
         "mode": change.mode or read.mode,
         "position": read.moved_to if change.position is None else await _key_of(tx, read, change.position),
     }
-    interrupts = change.mode == "interrupt" and read.kind == "message"
-    if interrupts and read.ref is not None:
+    if change.mode == "interrupt" and read.ref is not None:
         # Others may have been accepted after it.
         edited["ref"] = encode({**read.ref, "supersedes": await _newest(tx, read.session_id)})
     found = await tx.row("edit_delivery", **place, **edited, edits=read.edits)
     if found is None:
         return Written(None)
     row = rows.delivery(found)
-    events = await interrupt(tx, session.row, row, now) if interrupts and not session.ended else ()
+    events = await admit(tx, session, row, now) if change.mode is not None else ()
     return Written(row, await rows.emit(tx, session.row, events, now))
 
 
@@ -50,6 +49,31 @@ async def _key_of(tx: Transaction, moved: DeliveryRow, position: int) -> str | N
     keys = [each.place[0] for each in waiting if each.delivery_id != moved.delivery_id]
     before = keys[: position - 1]
     return between(before[-1] if before else "", keys[len(before)] if len(before) < len(keys) else None)
+
+
+async def admit(tx: Transaction, session: LockedSession, message: DeliveryRow, now: str) -> Sequence[NewEvent]:
+    """Do to the session what the mode of a message says that was accepted now, or changed; the events that tell it."""
+    if session.ended or message.kind != "message":
+        return ()
+    match message.mode:
+        case "steer":
+            await tx.run("set_steered", session_id=message.session_id, steered=1)
+            return ()
+        case "interrupt":
+            return await interrupt(tx, session.row, message, now)
+        case _:
+            return ()
+
+
+async def is_steered(tx: Transaction, session: SessionRow) -> bool:
+    """Whether a message waits that is to enter the running turn."""
+    if not session.steered:
+        return False
+    if await tx.row("has_steers", session_id=session.session_id) is not None:
+        return True
+    # It was read, or taken back: from now on there is nothing to look for.
+    await tx.run("set_steered", session_id=session.session_id, steered=0)
+    return False
 
 
 async def interrupt(tx: Transaction, session: SessionRow, message: DeliveryRow, now: str) -> Sequence[NewEvent]:

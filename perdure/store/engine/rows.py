@@ -72,6 +72,7 @@ def session(row: Row) -> SessionRow:
         run=row["run"],
         lane=row["lane"],
         lane_of=row["parent_id"] if row["lane"] not in (None, MAIN) else None,
+        steered=bool(row["steered"]),
     )
 
 

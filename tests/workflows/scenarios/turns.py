@@ -89,6 +89,20 @@ async def superseded(stage: Stage) -> None:
     said.gate.open()
 
 
+@TURNS.add({"": ("ask turn", "signal deliver", "turn ends", "patch forget-what-joined", "signal deliver", *_TURN)})
+async def joined(stage: Stage) -> None:
+    """A message enters the running turn, so that no other one begins for it."""
+    stage.outside.answer = said = Unstoppable(Finished(joined=("dlv_1",)))
+    session = await stage.start()
+    await session.deliver("dlv_0")
+    await said.gate.reached()
+    await session.deliver("dlv_1", mode="steer")
+    await stage.until(*["signal deliver"] * 2)
+    said.gate.open()
+    await stage.until("turn ends")
+    await session.deliver("dlv_2")
+
+
 @TURNS.add({"": ("ask turn", *["signal deliver"] * 3, "patch changed-references", "turn ends", *_TURN * 2)})
 async def moved(stage: Stage) -> None:
     """The sender of a delivery that waits moves it before another one."""
