@@ -14,9 +14,21 @@ from starlette.requests import Request
 
 from perdure.agents import output_schema
 from perdure.bounds import DEEPEST, deeper_than, more_than, quoted
-from perdure.errors import Invalid, InvalidJson, TooLarge, Unavailable
-from perdure.protocol.deliveries import DeliveryBody, FilePart, InputResponse, Message, Mode, Principal, TextPart
+from perdure.errors import Invalid, InvalidJson, TooLarge, Unavailable, UnknownLane
+from perdure.protocol.deliveries import (
+    MAIN,
+    QUEUE_MODES,
+    DeliveryBody,
+    FilePart,
+    InputResponse,
+    Message,
+    Mode,
+    Principal,
+    QueueMode,
+    TextPart,
+)
 from perdure.protocol.wire import JsonObject
+from perdure.session.queue import read_mode
 
 from .callbacks import check_callback
 
@@ -178,6 +190,7 @@ class CreateBody:
     mode: Mode
     deadline: datetime | None = None
     idle_seconds: float | None = None
+    queue_mode: QueueMode | None = None
     callback: JsonObject | None = field(default=None, repr=False)
 
 
@@ -185,7 +198,7 @@ class CreateBody:
 class ContinueBody:
     delivery: DeliveryBody
     token: str
-    coalesce: bool
+    queue_mode: QueueMode | None
 
 
 # The contract fixes the order of the checks: a body with several faults must be refused for the first one.
@@ -195,13 +208,16 @@ def parse_create(fields: Fields, principal: Principal) -> CreateBody:
     message = _message(fields.get("message", _ABSENT))
     context = _client_context(fields.get("clientContext", _ABSENT))
     callback = check_callback(fields["callback"]) if "callback" in fields else None
-    mode = _mode(fields.get("mode", _ABSENT))
+    # What a message does and what a session is have no name in common.
+    queue_mode = read_mode(fields.get("mode"))
+    mode = "conversation" if queue_mode else _mode(fields.get("mode", _ABSENT))
     schema = _output_schema(fields.get("outputSchema", _ABSENT))
     if message is None:
         raise Invalid("Missing or empty 'message' field.")
     delivery = DeliveryBody(message=message, client_context=context, output_schema=schema, principal=principal)
     deadline, idle_seconds = _deadline(fields.get("deadline")), _idle_seconds(fields.get("idleSeconds"))
-    return CreateBody(delivery, mode, deadline, idle_seconds, callback)
+    check_lane(fields)
+    return CreateBody(delivery, mode, deadline, idle_seconds, queue_mode, callback)
 
 
 def parse_continue(fields: Fields, principal: Principal) -> ContinueBody:
@@ -217,6 +233,10 @@ def parse_continue(fields: Fields, principal: Principal) -> ContinueBody:
     coalesce = fields.get("coalesce", False)
     if not isinstance(coalesce, bool):
         raise Invalid("Expected 'coalesce' to be a boolean.")
+    queue_mode = parse_queue_mode(fields)
+    if coalesce and queue_mode not in (None, "collect"):
+        raise Invalid("Expected either 'coalesce' or another 'mode' than 'collect'.")
+    check_lane(fields)
     delivery = DeliveryBody(
         message=message,
         client_context=context,
@@ -224,7 +244,21 @@ def parse_continue(fields: Fields, principal: Principal) -> ContinueBody:
         output_schema=schema,
         principal=principal,
     )
-    return ContinueBody(delivery, token, coalesce)
+    return ContinueBody(delivery, token, "collect" if coalesce else queue_mode)
+
+
+def parse_queue_mode(fields: Fields) -> QueueMode | None:
+    """What the message does while its session is busy."""
+    name = fields.get("mode")
+    mode = read_mode(name)
+    if name is not None and mode is None:
+        raise Invalid(f"Expected 'mode' to be one of {', '.join(QUEUE_MODES)}.")
+    return mode
+
+
+def check_lane(fields: Fields) -> None:
+    if fields.get("lane", MAIN) != MAIN:
+        raise UnknownLane(f"A session has the one lane '{MAIN}'.")
 
 
 def parse_message(fields: Fields) -> Message | None:

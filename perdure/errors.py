@@ -93,6 +93,13 @@ class Invalid(PerdureError):
     code = "invalid_request"
 
 
+class UnknownLane(PerdureError):
+    """The session has no such lane."""
+
+    status = 400
+    code = "unknown_lane"
+
+
 class InvalidJson(Invalid):
     """Invalid JSON body."""
 

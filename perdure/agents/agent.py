@@ -9,7 +9,7 @@ from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from perdure.errors import InvalidDeclaration
-from perdure.protocol.deliveries import Bounds
+from perdure.protocol.deliveries import MAIN, QUEUE_MODES, Bounds, QueueMode
 from perdure.protocol.inputs import Responders
 from perdure.protocol.wire import JsonObject
 
@@ -138,6 +138,18 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class Lane:
+    """The defaults of what callers deliver to a session: of its one queue, the lane `main`."""
+
+    #: What a message does that arrives while the session is busy, unless it says so itself.
+    mode: QueueMode = "followup"
+
+    def __post_init__(self) -> None:
+        if self.mode not in QUEUE_MODES:
+            raise InvalidDeclaration(f"A lane's mode is one of {', '.join(QUEUE_MODES)}; not {self.mode!r}.")
+
+
+@dataclass(frozen=True)
 class Price:
     """What a model costs, in US dollars for a million tokens. Without their own price cached tokens are input."""
 
@@ -248,6 +260,8 @@ class Agent:
     #: Whether the model calls tools and subagents from programs that it writes: instead of them it gets one tool,
     #: `code_mode`. Needs the extra `codemode`.
     code_mode: bool = False
+    #: The defaults of its lanes, by name. There is one: `main`.
+    lanes: Mapping[str, Lane] = field(default_factory=dict[str, Lane])
     #: The tools that hand work to an agent, by name.
     children: "Sequence[tuple[str, Agent | RemoteAgent]]" = field(init=False, repr=False, compare=False, default=())
 
@@ -323,9 +337,20 @@ def _wrong_type(agent: Agent) -> str | None:
         return "compaction is `Compaction(…)` or None: `compaction=Compaction(context_window=32_000)`"
     if fields["price"] is not None and not isinstance(fields["price"], Price):
         return "price is `Price(…)`: `price=Price(input=3, output=15)`"
+    if wrong := _wrong_lanes(fields["lanes"]):
+        return wrong
     if schema is not None and not isinstance(schema, Mapping):
         return "output_schema is a JSON schema; that of a pydantic model is `Model.model_json_schema()`"
     return _wrong_subagents(fields["subagents"])
+
+
+def _wrong_lanes(lanes: object) -> str | None:
+    if not isinstance(lanes, Mapping):
+        return "lanes is a dict: `lanes={'main': Lane(mode='collect')}`"
+    known = cast("Mapping[object, object]", lanes)
+    if any(name != MAIN for name in known) or not all(isinstance(lane, Lane) for lane in known.values()):
+        return "the one lane is `main`: `lanes={'main': Lane(mode='collect')}`"
+    return None
 
 
 def _wrong_subagents(subagents: object) -> str | None:

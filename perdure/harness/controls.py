@@ -22,10 +22,11 @@ from .journal import COMPACTION, StoredCompaction, view_of, written
 from .prompt import new_mark, prompts_for
 from .tools.budget import Budget, principal_failure
 from .tools.builtin import open_offer
-from .turn_begin import limit_reached, read_deliveries
+from .tools.limits import limit_reached
+from .turn_begin import read_deliveries
 
 if TYPE_CHECKING:
-    from .model_call import ModelContext
+    from .turn_begin import ModelContext
 
 _NOTHING = Failure(code="NOTHING_TO_SUMMARISE", message="There is no history that is not summarised already.")
 

@@ -27,6 +27,7 @@ from .events import Ending, EventFactory, results_in
 from .journal import (
     FAILURE,
     OUTCOME,
+    STEERED,
     StoredFailure,
     StoredReply,
     TurnJournal,
@@ -347,6 +348,12 @@ def settle_reply(factory: EventFactory, mode: Mode, answer: UsableReply) -> Sett
     return _settled(factory, answer, events, factory.completed(mode, completed))
 
 
+def settle_steered(factory: EventFactory, answer: UsableReply) -> Settlement:
+    """The turn goes on after a reply without calls, because a message waits that is to enter it."""
+    completed = factory.step_completed(answer.reason, answer.usage)
+    return _settled(factory, answer, (*_reply_events(factory, answer), completed), continues=True)
+
+
 def settle_unfulfilled(factory: EventFactory, mode: Mode, answer: UsableReply) -> Settlement:
     """The turn fails because the model has not produced the required result. Its reply is kept."""
     events = (*_reply_events(factory, answer), *answer.requested.events(factory))
@@ -407,7 +414,8 @@ def _settled(
         speaker=answer.speaker,
         **stored,
     )
-    record = written(factory.at.turn, factory.at.step, REPLY, REPLY_FORMAT, reply)
+    form = STEERED if reply.continues else REPLY_FORMAT
+    record = written(factory.at.turn, factory.at.step, REPLY, form, reply)
     counts: dict[str, Any] = {"steps": 1, "usage": answer.usage, "tool_calls": results_in(events)}
     return Settlement(
         outcome=outcome_of_reply(reply),

@@ -46,6 +46,7 @@ class EventType:
     INPUT_RESOLVED = "input.resolved"
     INPUT_REMINDED = "input.reminded"
     DELIVERY_REFUSED = "delivery.refused"
+    STEER_APPLIED = "steer.applied"
     COMPACTION_FAILED = "compaction.failed"
     CONTEXT_CLEARED = "context.cleared"
     SESSION_ATTENTION = "session.attention"
@@ -153,6 +154,10 @@ class Usage(Wire):
 
 #: The code of a delivery that its sender has taken back before a turn read it.
 WITHDRAWN = "withdrawn"
+
+
+#: The code of one that waited while a later message interrupted its session.
+SUPERSEDED = "superseded"
 
 
 def delivery_refused(delivery_id: str, code: str, message: str) -> NewEvent:

@@ -39,11 +39,13 @@ from perdure.protocol.deliveries import (
     Message,
     Mode,
     Principal,
+    QueueMode,
     Receipt,
 )
 from perdure.protocol.dispatch import check_names
 from perdure.protocol.events import Event
 from perdure.protocol.wire import JsonObject
+from perdure.session.queue import same_request
 from perdure.session.state import derive_token, hash_token
 from perdure.store.base import Store, events_of
 from perdure.store.deliveries import Accepted, DeliveryRow
@@ -54,7 +56,7 @@ from . import deliveries
 from .connect import ABSENT, in_time
 from .dead_letters import DeadLetters
 from .deletions import Deletions
-from .deliveries import CallerRequest, checked_bounds, message_body, reference, title_of
+from .deliveries import CallerRequest, checked_bounds, checked_mode, message_body, reference, title_of
 from .drivers.client import DriverClient
 from .drivers.liveness import Liveness
 from .forks import ForkReceipt, Forks
@@ -106,6 +108,7 @@ class _Arguments(TypedDict):
     principal: Principal
     idempotency_key: str | None
     same_as: tuple[str, ...]
+    queue_mode: QueueMode | None
 
 
 class Sessions:
@@ -133,7 +136,7 @@ class Sessions:
         driver = DriverClient(client, task_queue)
         self._signals = Signals(store, driver, agents, ui_detail=ui_detail)
         self._answers = Answers(store, self._signals, agents)
-        self.inbox = Inbox(store)
+        self.inbox = Inbox(store, self._signals)
         self.lanes = Lanes(store, self._signals)
         self.dispatch = Dispatches(store, self._signals, limit=inbox_limit).dispatch
         self.inputs = Inputs(store, self._answers, inbox_limit=inbox_limit)
@@ -165,11 +168,13 @@ class Sessions:
         idle_seconds: float | None = None,
         callback: JsonObject | None = None,
         depth: int | None = None,
+        queue_mode: QueueMode | None = None,
     ) -> Receipt:
         """Start a session with its first delivery. `TokenConflict` when a live session owns `token`.
 
         It ends at `deadline`, or after `idle_seconds` in which nothing happens in it, if its agent does not end it
         earlier.
+        `queue_mode`: of its first message, as `deliver` takes it.
         `callback`: where its end is reported; `depth`: how many sessions are above it on other servers.
         Two requests with one idempotency key are the same if their bodies and `same_as` are equal. The default of
         `same_as` is made of the other arguments.
@@ -193,11 +198,14 @@ class Sessions:
             bounds=bounds_of(self._signals.limits(agent), deadline=ends_at, idle_seconds=idle_seconds, depth=depth),
             callback=callback,
         )
-        about = same_as or ("start", agent, mode, token or "")
+        about = same_as or ("start", agent, mode, token or "", *same_request(queue_mode))
         if deadline is not None or idle_seconds is not None:
             about = (*about, str(ends_at), str(idle_seconds))
         about = about if callback is None else (*about, "callback", json.dumps(callback, sort_keys=True))
-        request = CallerRequest(session_id, body, principal, about, idempotency_key, session.token_hash)
+        mode_of_message = checked_mode(queue_mode) or self._signals.lane(agent).mode
+        request = CallerRequest(
+            session_id, body, principal, about, idempotency_key, session.token_hash, mode_of_message
+        )
         if ends_at is not None and ends_at <= time.time():
             return await self._too_late(request, token)
         accepted = await self._store.create_session(session, request.delivery())
@@ -217,11 +225,15 @@ class Sessions:
         session_id: str | None = None,
         principal: Principal = LOCAL,
         idempotency_key: str | None = None,
+        queue_mode: QueueMode | None = None,
         coalesce: bool = False,
         same_as: tuple[str, ...] | None = None,
         lane: str = MAIN,
     ) -> Receipt:
         """Deliver to the session that owns `token`; `NoActiveSession` when there is none.
+
+        `queue_mode`: what a message does while the session is busy; the default is that of its agent.
+        `coalesce` is the mode `collect`.
 
         With `session_id` the token must belong to that session. A repeated request gets its first receipt, also when
         the token has another owner now. `lane`: the lane of the session that reads it, which begins with this if need
@@ -229,7 +241,10 @@ class Sessions:
         """
         body = body or message_body(message, principal)
         token_hash = hash_token(token)
-        about = (*(same_as or ("deliver", token_hash, str(coalesce))), *(() if lane == MAIN else ("lane", lane)))
+        collects = coalesce or queue_mode == "collect"
+        queue_mode = "collect" if collects else queue_mode
+        about = same_as or ("deliver", token_hash, str(collects), *(() if collects else same_request(queue_mode)))
+        about = (*about, *(() if lane == MAIN else ("lane", lane)))
         self.lanes.check(lane)
         owner = await self._owner(token_hash, session_id)
         if owner is not None and lane != MAIN:
@@ -242,12 +257,14 @@ class Sessions:
             about,
             idempotency_key,
             token_hash,
-            coalesce=coalesce,
+            mode=checked_mode(queue_mode) or await self._mode(owner),
             limit=self._inbox_limit,
         )
         if owner is None:
             return await self._repeated_delivery(request)
-        return await self._answers.take(request) or await self._deliver(request)
+        # A message may answer what the session asks, but not one that stops the turn that asks.
+        answers = request.mode != "interrupt" or bool(body.input_responses)
+        return (await self._answers.take(request) if answers else None) or await self._deliver(request)
 
     async def deliver_or_start(
         self,
@@ -258,6 +275,7 @@ class Sessions:
         body: DeliveryBody | None = None,
         principal: Principal = LOCAL,
         idempotency_key: str | None = None,
+        queue_mode: QueueMode | None = None,
     ) -> Receipt:
         """Deliver to the owner of `token`, or start a session that owns it. Many callers at once: one session."""
         body = body or message_body(message, principal)
@@ -266,7 +284,8 @@ class Sessions:
             "body": body,
             "principal": principal,
             "idempotency_key": idempotency_key,
-            "same_as": (token, agent),
+            "same_as": (token, agent, *same_request(queue_mode)),
+            "queue_mode": queue_mode,
         }
         for _ in range(_TRIES):
             if await self._owner(hash_token(token)) is not None:
@@ -430,6 +449,11 @@ class Sessions:
 
     # --- deliveries -----------------------------------------------------------------------------------------
 
+    async def _mode(self, session_id: str | None) -> QueueMode:
+        """What a message does that does not say so itself."""
+        row = await self._store.session(session_id) if session_id and self._signals.has_lanes else None
+        return "followup" if row is None else self._signals.lane(row.agent).mode
+
     async def _owner(self, token_hash: str, session_id: str | None = None) -> str | None:
         """The session that owns the token; None when it is not `session_id`."""
         owner = await self._store.route(token_hash)
@@ -451,7 +475,9 @@ class Sessions:
         # It is accepted from here on, even if this process or Temporal fails. An earlier one is signalled again: the
         # process that accepted it may have died before the signal, and the driver ignores an id that it knows.
         row = accepted.delivery
-        signalled = not row.unread or await self._signals.deliver(row, unsignalled=accepted.unsignalled)
+        # With one that interrupts, the cancel request goes that it has made.
+        unsignalled = accepted.unsignalled or row.mode == "interrupt"
+        signalled = not row.unread or await self._signals.deliver(row, unsignalled=unsignalled)
         return await self._receipt(request, accepted, delayed=not signalled)
 
     async def _receipt(self, request: CallerRequest, accepted: Accepted, *, delayed: bool = False) -> Receipt:

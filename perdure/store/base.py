@@ -13,12 +13,22 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from perdure.bounds import quoted
 from perdure.errors import SessionNotFound, Unavailable
+from perdure.protocol.deliveries import MAIN
 from perdure.protocol.events import Event, NewEvent
 from perdure.protocol.requests import Attention
 from perdure.protocol.wire import JsonObject
 from perdure.store.lifecycle import DeadLetter, DeadLetterPage, DeadLetterQuery, Restoration
 
-from .deliveries import Accepted, CancelRequest, DeliveryPage, DeliveryQuery, DeliveryRow, NewDelivery, Unsignalled
+from .deliveries import (
+    Accepted,
+    CancelRequest,
+    Change,
+    DeliveryPage,
+    DeliveryQuery,
+    DeliveryRow,
+    NewDelivery,
+    Unsignalled,
+)
 from .inputs import Answered, Answering, InputPage, InputQuery, InputRow
 from .lifecycle import (
     CallbackStatus,
@@ -259,11 +269,15 @@ class Store(Protocol):
 
     async def list_deliveries(self, query: DeliveryQuery) -> DeliveryPage: ...
 
+    async def queue(self, session_id: str, lane: str = MAIN) -> Sequence[DeliveryRow]:
+        """What waits in a lane, in the order in which it will be read, without the bodies."""
+        ...
+
     async def place_in_queue(self, delivery: DeliveryRow) -> int:
         """How many deliveries wait up to this one, with it."""
         ...
 
-    async def edit_delivery(self, delivery: DeliveryRow, body: JsonObject) -> DeliveryRow | None:
+    async def edit_delivery(self, delivery: DeliveryRow, change: Change) -> DeliveryRow | None:
         """Replace the body of a delivery that waits; None when it waits no more, or was edited since it was read."""
         ...
 

@@ -111,6 +111,8 @@ class SessionRow(_Member):
     # `main` once the session has other lanes. Those have their name here, and the session that they belong to.
     lane: str | None = None
     lane_of: str | None = None
+    # Whether a message may wait that is to enter the running turn.
+    steered: bool = False
 
     @property
     def shown_status(self) -> ShownStatus:
@@ -345,6 +347,7 @@ class Commit:
     current: bool = False
     left_out: Sequence[tuple[int, int]] | None = None
     unless_cancelled: int | None = None
+    unless_steered: bool = False
     unless: tuple[int, int, str] | None = None
     without: Sequence[tuple[int, int, str]] = ()
     if_idle: bool = False
@@ -378,6 +381,10 @@ class Committed:
 
 class SlotConflict(Exception):
     """A state slot changed since it was read."""
+
+
+class Steered(Exception):
+    """A message waits that is to enter the running turn."""
 
 
 class DeliveryTaken(Exception):

@@ -17,6 +17,7 @@ APPROVAL_UNAVAILABLE = "TOOL_APPROVAL_UNAVAILABLE"
 DENIED = "TOOL_EXECUTION_DENIED"
 TURN_CANCELLED = "TURN_CANCELLED"
 TOO_MANY = "TOOL_CALL_LIMIT_REACHED"
+SKIPPED = "TOOL_CALL_SKIPPED"
 DEADLINE = DeadlineExceeded.code
 
 
@@ -74,6 +75,11 @@ def of_program(problem: str, made: Sequence[tuple[str, str]]) -> str:
     named = [f"{number}. {tool}: {status}" for number, (tool, status) in enumerate(made[:_MOST_NAMED], 1)]
     more = [f"… and {len(made) - _MOST_NAMED} more"] if len(made) > _MOST_NAMED else []
     return "\n".join([problem, "Its calls before that, and what has become of them:", *named, *more])
+
+
+def skipped() -> Outcome:
+    """The outcome of a call that had not begun when a message entered its turn."""
+    return failed("Skipped: the user said something else.", SKIPPED, "rejected")
 
 
 def denied(reason: str | None = None) -> Outcome:

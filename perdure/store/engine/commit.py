@@ -17,9 +17,10 @@ from perdure.store.values import (
     SessionChange,
     SessionRow,
     SlotConflict,
+    Steered,
 )
 
-from . import rows, runs
+from . import queue, rows, runs
 from .database import Transaction, Value, Written
 from .deliveries import end_lanes, expects_turn, has_unread, refuse_unread, report_end, report_inputs
 from .forks import write_slot
@@ -40,6 +41,8 @@ async def apply(tx: Transaction, commit: Commit, now: str) -> Written[Committed]
     turn, cancelled = commit.unless_cancelled, session.row.cancel_turn
     if turn is not None and cancelled is not None and cancelled <= turn:
         raise TurnCancelled(turn=turn)
+    if commit.unless_steered and await queue.is_steered(tx, session.row):
+        raise Steered
     await _check_unbegun(tx, commit)
     superseded = await _apply_fence(tx, commit)
     await _reserve(tx, commit)
@@ -254,7 +257,8 @@ def _error_of(event: NewEvent) -> str | None:
 
 async def _settle(tx: Transaction, session_id: str, event: NewEvent, turn: int, outcome: str, now: str) -> NewEvent:
     """Settle what the turns up to this one have read; the event, with what it has settled."""
-    end = {"outcome": outcome, "now": now, "error": _error_of(event)}
+    answered_by = None if turn == _LAST else turn
+    end = {"outcome": outcome, "now": now, "error": _error_of(event), "answered_by": answered_by}
     found = await tx.rows("settle_deliveries", session_id=session_id, turn=turn, **end)
     found = sorted(found, key=lambda row: (row["turn"], row["accepted_at"], row["delivery_id"]))
     ids = tuple(row["delivery_id"] for row in found)

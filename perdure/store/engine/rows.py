@@ -72,6 +72,7 @@ def session(row: Row) -> SessionRow:
         run=row["run"],
         lane=row["lane"],
         lane_of=row["parent_id"] if row["lane"] not in (None, MAIN) else None,
+        steered=bool(row["steered"]),
     )
 
 
@@ -146,6 +147,10 @@ def delivery(row: Row) -> DeliveryRow:
         outcome=row["outcome"],
         error=decode_some(row["error"]),
         edits=row["edits"],
+        lane=row["lane"],
+        mode=row["mode"],
+        moved_to=row["position"],
+        answered_by=row["answered_by_turn"],
     )
 
 
@@ -159,6 +164,8 @@ def new_delivery(delivery: NewDelivery, now: str) -> dict[str, Value]:
         "digest": delivery.digest,
         "body": encode(delivery.body),
         "ref": encode_some(delivery.ref),
+        "lane": delivery.lane,
+        "mode": delivery.mode,
         "now": now,
     }
 
