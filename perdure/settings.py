@@ -169,6 +169,8 @@ class Settings(BaseSettings):
     ui_detail: Literal["on", "off"] = "on"
     log_level: str = "info"
 
+    # After how many days reports of attempts are deleted.
+    keep_attempts_days: float = Field(default=30, gt=0, le=36_500)
     # After how many days the deltas and messages of earlier turns, and the records of ended sessions, are deleted.
     # Default: never.
     keep_deltas_days: float | None = Field(default=None, gt=0, le=36_500)

@@ -31,6 +31,7 @@ from perdure.protocol.requests import (
 )
 from perdure.protocol.wire import JsonObject, Wire
 from perdure.session.state import Chain, Migrator
+from perdure.store.attempts import AttemptReport
 from perdure.store.base import Store, commit_with_retries
 from perdure.store.values import Commit, NewRecord, Record, SessionChange, SessionRow
 
@@ -90,20 +91,8 @@ RUN_BEGUN = Format("perdure/run-begun")
 RUN_SETTLED = Format("perdure/run-settled")
 
 FORMATS = (
-    DELIVERY,
-    REPLY,
-    FAILURE,
-    INTENT,
-    OUTCOME,
-    PARK,
-    RESUMPTION,
-    MARK,
-    USAGE,
-    COMPACTION,
-    CUT,
-    STAGE,
-    RUN_BEGUN,
-    RUN_SETTLED,
+    *(DELIVERY, REPLY, FAILURE, INTENT, OUTCOME, PARK, RESUMPTION, MARK, USAGE, COMPACTION, CUT, STAGE),
+    *(RUN_BEGUN, RUN_SETTLED),
 )
 
 #: The key of the record of a turn that failed, was cancelled or parked outside its model call.
@@ -464,8 +453,13 @@ async def find_session(store: Store, session_id: str, head: int | None = None) -
     return row
 
 
-async def add_usage(store: Store, at: Coordinates, key: str, kind: str, usage: Usage) -> None:
-    """Count what was paid for and is in no other record: once for each key of a step, also after the session's end."""
+async def add_usage(
+    store: Store, at: Coordinates, key: str, kind: str, usage: Usage, report: AttemptReport | None = None
+) -> None:
+    """Count what was paid for and is in no other record: once for each key of a step, also after the session's end.
+
+    `report`: of the attempt that has used it.
+    """
     if usage == Usage():
         return
     key = names.usage_key(key)
@@ -474,6 +468,7 @@ async def add_usage(store: Store, at: Coordinates, key: str, kind: str, usage: U
         unless=(at.turn, at.step, key),
         records=(written(at.turn, at.step, key, USAGE, StoredUsage(kind=kind, usage=usage)),),
         change=SessionChange(usage=usage),
+        report=report,
         late=True,
     )
     await commit_with_retries(store, commit)

@@ -408,7 +408,8 @@ class ModelCaller:
         recorded = await self._store.record(at.session_id, at.turn, at.step, REPLY)
         # The attempt may have recorded its reply, with its usage, before it failed.
         if recorded is None or recorded.attempt != attempt.number:
-            await add_usage(self._store, at, f"{attempt.generation}", "attempt", usage)
+            report = self._fence(ctx, Hold.KEEP).report()
+            await add_usage(self._store, at, f"{attempt.generation}", "attempt", usage, report)
 
     async def _reply_reader(self, ctx: ModelContext, offer: Offer) -> ReplyReader:
         at = ctx.call.at
@@ -469,7 +470,7 @@ class ModelCaller:
         return ctx.turn.counted(ctx.call.at.step, outcome_after(done, settlement.outcome))
 
     async def _commit(self, ctx: ModelContext, settlement: Settlement, unwritten: tuple[NewEvent, ...]) -> Committed:
-        at = ctx.call.at
+        at, fence = ctx.call.at, self._fence(ctx, Hold.RELEASE)
         return await commit_with_retries(
             self._store,
             Commit(
@@ -477,7 +478,8 @@ class ModelCaller:
                 # A reply with calls is committed despite a cancel request: each call checks for one itself.
                 unless_cancelled=at.turn if settlement.ended not in (None, "cancelled") else None,
                 unless=(at.turn, at.step, REPLY),
-                fence=self._fence(ctx, Hold.RELEASE),
+                fence=fence,
+                report=fence.report(*settlement.end),
                 records=settlement.records,
                 events=(*unwritten, *settlement.events),
                 close=settlement.close,

@@ -23,7 +23,7 @@ from perdure.session import inputs
 from perdure.session.inputs import may_answer, resolved
 from perdure.store.base import Store, all_inputs
 from perdure.store.deliveries import DeliveryRow
-from perdure.store.engine.cursors import Place, write_cursor
+from perdure.store.engine.database import Place, write_cursor
 from perdure.store.engine.rows import stamp
 from perdure.store.inputs import Answered, Answering, InputPage, InputQuery, InputRow, Vote
 

@@ -7,7 +7,7 @@ read model. It is idempotent.
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
@@ -18,6 +18,7 @@ from perdure.protocol.requests import Attention
 from perdure.protocol.wire import JsonObject
 from perdure.store.lifecycle import DeadLetter, DeadLetterPage, DeadLetterQuery, Restoration
 
+from .attempts import AttemptKey, failed_with, stopped
 from .deliveries import Accepted, CancelRequest, DeliveryPage, DeliveryQuery, DeliveryRow, NewDelivery, Unsignalled
 from .inputs import Answered, Answering, InputPage, InputQuery, InputRow
 from .lifecycle import (
@@ -46,6 +47,7 @@ from .values import (
 )
 
 if TYPE_CHECKING:
+    from .attempts import AttemptStore
     from .streams import StreamStore
 
 
@@ -373,6 +375,10 @@ class Store(Protocol):
 
     async def slots(self, session_id: str, names: Sequence[str]) -> dict[str, Slot]: ...
 
+    # reports of attempts
+    @property
+    def attempts(self) -> "AttemptStore": ...
+
     # streams that callers write
     @property
     def streams(self) -> "StreamStore": ...
@@ -470,3 +476,24 @@ async def write_at_last(work: Awaitable[object], log: logging.Logger, otherwise:
             await work
     except Exception as error:
         log.warning("%s: %s", otherwise, type(error).__name__)
+
+
+_log = logging.getLogger("perdure.store")
+
+
+@asynccontextmanager
+async def reported(
+    store: Store, session_id: str, key: AttemptKey, *, stops: type[Exception] | None = None
+) -> AsyncGenerator[None]:
+    """Note how this attempt has ended if it fails. One that succeeds notes that with its last commit.
+
+    `stops`: raised by an attempt that has stopped because it was asked to.
+    """
+    try:
+        yield
+    except (Exception, asyncio.CancelledError, SystemExit) as error:
+        report = stopped(key) if stops is not None and isinstance(error, stops) else failed_with(key, error)
+        if report is not None:
+            noting = store.attempts.report(session_id, report)
+            await write_at_last(noting, _log, f"the end of an attempt at {session_id} was not noted")
+        raise

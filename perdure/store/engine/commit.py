@@ -19,7 +19,7 @@ from perdure.store.values import (
     SlotConflict,
 )
 
-from . import rows, runs
+from . import attempts, rows, runs
 from .database import Transaction, Value, Written
 from .deliveries import expects_turn, has_unread, refuse_unread, report_end, report_inputs
 from .forks import write_slot
@@ -32,6 +32,7 @@ async def apply(tx: Transaction, commit: Commit, now: str) -> Written[Committed]
     _check_read(commit, session.row)
     if commit.unless and (existing := await record_at(tx, commit.session_id, *commit.unless)) is not None:
         # Another attempt has won.
+        await attempts.note_lost(tx, commit, now)
         return Written(Committed(session.row, existing=existing))
     if session.closed_at is not None and _extends(commit) and not commit.late:
         if commit.close and commit.fence is None:
@@ -41,7 +42,8 @@ async def apply(tx: Transaction, commit: Commit, now: str) -> Written[Committed]
     if turn is not None and cancelled is not None and cancelled <= turn:
         raise TurnCancelled(turn=turn)
     await _check_unbegun(tx, commit)
-    superseded = await _apply_fence(tx, commit)
+    superseded = await _apply_fence(tx, commit, now)
+    await attempts.note(tx, commit, now)
     await _reserve(tx, commit)
     attempt = commit.fence.attempt.number if commit.fence else None
     for record in commit.records:
@@ -62,7 +64,7 @@ async def apply(tx: Transaction, commit: Commit, now: str) -> Written[Committed]
     await _keep_failed_turns(tx, session.row, events, now)
     await _write_slots(tx, commit, session.row)
     await _write_route(tx, commit, session)
-    await _close(tx, commit)
+    await _close(tx, commit, now)
     await _lock_above(tx, commit, session.row)
     await append(await _change_inputs(tx, commit, session, now))
     if commit.close:
@@ -111,7 +113,7 @@ def _extends(commit: Commit) -> bool:
     return bool(commit.records or commit.events or commit.consume or commit.inputs.opens or commit.change)
 
 
-async def _apply_fence(tx: Transaction, commit: Commit) -> bool:
+async def _apply_fence(tx: Transaction, commit: Commit, now: str) -> bool:
     """Raise, check or release the fence. True when it was taken from an older attempt."""
     fence = commit.fence
     if fence is None:
@@ -125,6 +127,8 @@ async def _apply_fence(tx: Transaction, commit: Commit) -> bool:
             if current is not None and current > mine:
                 raise Superseded
             await tx.run("raise_fence", **place, attempt=fence.attempt.number, generation=mine)
+            if current != mine:
+                await attempts.begin(tx, commit, fence, now, replaces=found is not None)
             # Number 0 only closes the scope: no attempt has run, so none is superseded.
             return found is not None and current != mine and found["attempt"] > 0
         case Hold.KEEP | Hold.RELEASE:
@@ -288,7 +292,8 @@ async def _write_route(tx: Transaction, commit: Commit, session: LockedSession) 
         raise TokenConflict
 
 
-async def _close(tx: Transaction, commit: Commit) -> None:
+async def _close(tx: Transaction, commit: Commit, now: str) -> None:
+    await attempts.end_all(tx, commit, now)
     if commit.close:
         await tx.run("delete_routes", session_id=commit.session_id)
         await tx.run("delete_fences", session_id=commit.session_id)

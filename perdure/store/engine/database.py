@@ -1,11 +1,16 @@
-"""The interface of a database for the engine, and its queries and migrations: one .sql file each."""
+"""The interface of a database for the engine, its queries and migrations (one .sql file each), and cursors of lists."""
 
+import base64
+import binascii
 import functools
+import json
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
+
+from perdure.errors import Invalid
 
 T = TypeVar("T")
 
@@ -100,3 +105,63 @@ async def heads(database: Database, session_ids: Sequence[str]) -> dict[str, int
         return {}
     found = await database.read(lambda tx: tx.rows("heads", session_ids=session_ids))
     return {row["session_id"]: row["next_index"] for row in found}
+
+
+# --- cursors: opaque to callers, and no offsets, so that nobody misses or repeats an entry -------------------
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a page of a list ends: a place in a list that is sorted by time, then by id.
+
+    It is no offset, so inserts and deletes do not shift it.
+    """
+
+    at: str
+    id: str
+
+
+#: The length of a cursor; a longer text is refused without parsing.
+_LONGEST_CURSOR = 1_000
+
+#: Before the newest entry: it sorts after every time stamp.
+NEWEST = Place("~", "")
+#: Before the oldest entry.
+OLDEST = Place("", "")
+
+
+def write_cursor(place: Place) -> str:
+    return packed(json.dumps([place.at, place.id]))
+
+
+def read_cursor(cursor: str) -> Place:
+    match unpacked(cursor):
+        case [str(at), str(entry)]:
+            return Place(at, entry)
+        case _:
+            raise Invalid("The cursor is not one that this server gave out.")
+
+
+def packed(text: str) -> str:
+    """The JSON as a cursor."""
+    return base64.urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+
+def unpacked(cursor: str) -> Any:
+    """The value that was packed; None for what is no cursor."""
+    if len(cursor) > _LONGEST_CURSOR:
+        return None
+    try:
+        return json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+    except (binascii.Error, ValueError, RecursionError):
+        return None
+
+
+def newest_first(cursor: str | None) -> Place:
+    """The place after which a page begins, in a list that begins with the newest entry."""
+    return NEWEST if cursor is None else read_cursor(cursor)
+
+
+def oldest_first(cursor: str | None) -> Place:
+    """The same, in a list that begins with the oldest entry."""
+    return OLDEST if cursor is None else read_cursor(cursor)

@@ -81,6 +81,7 @@ _TABLES = (
     ("purge_slot_steps", "slotSteps"),
     ("purge_records", "records"),
     ("purge_events", "events"),
+    ("purge_attempts", "attempts"),
 )
 
 

@@ -6,8 +6,7 @@ from typing import Any
 from perdure.store.runs import NewRun, RunChange, RunPage, RunQuery, RunRecord
 from perdure.store.values import NewSession, SessionRow
 
-from .cursors import NEWEST
-from .database import Row, Transaction, Value
+from .database import NEWEST, Row, Transaction, Value
 from .rows import decode_some, encode, encode_some, printable
 
 

@@ -51,10 +51,11 @@ from perdure.store.values import (
 )
 from perdure.store.watchers import Feed, Watchers
 
+from . import database as pages
 from . import deliveries, forks, lifecycle, remote, rows, runs, schema
+from .attempts import SqlAttempts
 from .commit import apply, record_at
-from .cursors import OLDEST, Place, newest_first, oldest_first, write_cursor
-from .database import Database, Row, T, Transaction, Value, Work, Written
+from .database import OLDEST, Database, Place, Row, T, Transaction, Value, Work, Written
 from .rows import before, encode, stamp_after, utc_now
 from .streams import SqlStreams
 
@@ -77,6 +78,7 @@ class SqlStore:
         self._watchers = Watchers(feed)
         self._feed = feed
         self._now = clock
+        self.attempts = SqlAttempts(database, clock)
         self.streams = SqlStreams(database, self._watchers, feed, clock)
 
     async def migrate(self) -> None:
@@ -136,7 +138,7 @@ class SqlStore:
     async def expire(self, keep: Keep, cursor: str | None, limit: int) -> str | None:
         if (shortest := keep.shortest) is None:
             return None
-        after = oldest_first(cursor)
+        after = pages.oldest_first(cursor)
         oldest = before(self._now(), shortest)
         page, following = await self._page("expirable", {"before": oldest}, ("created_at", "session_id"), after, limit)
         for row in page:
@@ -164,12 +166,12 @@ class SqlStore:
     async def sessions(self, query: SessionQuery) -> SessionPage:
         name, values = _sessions(query)
         values |= {"agent": query.agent, "mode": query.mode}
-        after, order = newest_first(query.cursor), ("created_at", "session_id")
+        after, order = pages.newest_first(query.cursor), ("created_at", "session_id")
         found, next_cursor = await self._page(name, values, order, after, query.limit)
         return SessionPage([rows.session(row) for row in found], next_cursor)
 
     async def family(self, root_id: str, cursor: str | None = None, limit: int = 200) -> SessionPage:
-        after = oldest_first(cursor)
+        after = pages.oldest_first(cursor)
         found, following = await self._page("family", {"root": root_id}, ("created_at", "session_id"), after, limit)
         return SessionPage([rows.session(row) for row in found], following)
 
@@ -258,7 +260,7 @@ class SqlStore:
         return list(map(rows.delivery, await self._rows("deliveries_by_id", delivery_id=delivery_id)))
 
     async def list_deliveries(self, query: DeliveryQuery) -> DeliveryPage:
-        after = newest_first(query.cursor)
+        after = pages.newest_first(query.cursor)
         values: dict[str, Value] = {"session_id": query.session_id, "status": query.status}
         place = ("accepted_at", "delivery_id")
         found, next_cursor = await self._page("deliveries_of_session", values, place, after, query.limit)
@@ -346,7 +348,7 @@ class SqlStore:
         return None if found is None else rows.input_row(found)
 
     async def inputs(self, query: InputQuery) -> InputPage:
-        after = oldest_first(query.cursor)
+        after = pages.oldest_first(query.cursor)
         name, values = deliveries.inputs_query(query)
         values |= {"agent": query.agent, "kind": query.kind}
         found, next_cursor = await self._page(name, values, ("opened_at", "request_id"), after, query.limit)
@@ -357,7 +359,7 @@ class SqlStore:
         return None if found is None else rows.dead_letter(found)
 
     async def dead_letters(self, query: DeadLetterQuery) -> DeadLetterPage:
-        after = newest_first(query.cursor)
+        after = pages.newest_first(query.cursor)
         values: dict[str, Value] = {"agent": query.agent, "status": query.status}
         name = "dead_letters"
         if query.owner is not None:
@@ -437,7 +439,7 @@ class SqlStore:
         if len(found) <= limit:
             return found, None
         last = found[limit - 1]
-        return found[:limit], write_cursor(Place(last[at], last[id]))
+        return found[:limit], pages.write_cursor(Place(last[at], last[id]))
 
     async def _write_once(self, work: Work[T]) -> T:
         """Write; when the outcome of the commit is unknown, retry until it is known. The work must be idempotent.
