@@ -112,6 +112,9 @@ class Settings(BaseSettings):
     # Callers on this machine need no key as long as no keys or tokens are configured. With this, they never need one.
     trust_loopback: bool = False
 
+    # Who may see the work of all callers, beside holders of the role `operator`: names of API keys, or `jwt:ada`.
+    operators: str = ""
+
     # Where other servers reach this API: agents there report the end of their work to it.
     public_url: Annotated[str | None, BeforeValidator(_unless_empty), AfterValidator(_checked_url)] = None
     # Whether sessions may deliver their callbacks to private addresses.

@@ -10,17 +10,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.auth import Gate
-from api.requests import Scopes, between, known_id, one_of
+from api.requests import Scopes, between, known_id, one_of, turn
 from api.responses import NO_STORE
 from api.stream.broadcast import Broadcasts
 from api.stream.faces import Filter, Ndjson, ServerSentEvents
 from api.stream.ndjson import NdjsonLines
 from api.stream.response import EventStream
-from perdure.bounds import quoted
 from perdure.errors import Invalid
 from perdure.protocol.events import TERMINAL, Event
 from perdure.runtime.sessions import Sessions
-from perdure.session.state import read_turn_number
 from perdure.store.base import Store
 from perdure.store.values import EventQuery, SessionRow
 
@@ -131,7 +129,7 @@ def event_query(params: QueryParams) -> EventQuery:
     query = EventQuery(
         types=types(params, "types"),
         exclude=types(params, "exclude"),
-        turn=_turn(params.get("turn")),
+        turn=turn(params.get("turn")),
         attempt=whole_number("attempt", params.get("attempt")),
         delivery_id=_delivery_id(params.get("deliveryId")),
         back=one_of("order", ("asc", "desc"), params.get("order")) == "desc",
@@ -186,16 +184,6 @@ def whole_number(name: str, given: str | None) -> int | None:
     if not (given.isascii() and given.isdecimal() and len(given) <= 16 and int(given) < _LARGEST):
         raise Invalid(f"Expected '{name}' to be a non-negative integer.")
     return int(given)
-
-
-def _turn(given: str | None) -> int | None:
-    """A turn by its number or its id: `3` or `turn_3`."""
-    if given is None:
-        return None
-    number = read_turn_number({"turnId": given if given.startswith("turn_") else f"turn_{given}"})
-    if number is None:
-        raise Invalid(f"Expected 'turn' to name a turn, like turn_3, not {quoted(given)}.")
-    return number
 
 
 def _delivery_id(given: str | None) -> str | None:
