@@ -17,9 +17,11 @@ from perdure.errors import DeadLetterNotFound
 from perdure.protocol import names
 from perdure.protocol.deliveries import Mode, Principal
 from perdure.protocol.events import Usage
+from perdure.protocol.stream_policy import StreamPolicy
 from perdure.protocol.wire import JsonObject
 from perdure.runtime.dead_letters import DeadLetters
 from perdure.runtime.reports.attempts import SOURCE, lease, shown
+from perdure.runtime.reports.timeline import Timeline
 from perdure.runtime.sessions import Description, Family, Sessions
 from perdure.session.state import read_turn_number
 from perdure.store.attempts import AttemptPage, AttemptQuery
@@ -223,7 +225,11 @@ def failed_turn(letter: DeadLetter) -> JsonObject:
 
 
 class AttemptRoutes:
-    def __init__(self, gate: Gate, operators: Operators, sessions: Sessions, store: Store) -> None:
+    def __init__(
+        self, gate: Gate, operators: Operators, sessions: Sessions, store: Store, policy: StreamPolicy
+    ) -> None:
+        """`policy`: what readers of events do not see."""
+        self._policy = policy
         self._gate = gate
         self._operators = operators
         self._sessions = sessions
@@ -236,7 +242,21 @@ class AttemptRoutes:
         row = await self._sessions.get(known_id(request.path_params["session_id"]), principal)
         query = AttemptQuery(row.session_id, turn(params.get("turn")), limit(params.get("limit")), params.get("cursor"))
         page = await self._store.attempts.list(query)
-        return _listed({"attempts": [shown(each) for each in page.attempts]}, page)
+        return _listed({"attempts": [shown(each, self._policy) for each in page.attempts]}, page)
+
+    async def timeline(self, request: Request) -> Response:
+        """One page of what has happened to a session, also beside its events."""
+        principal = await self._gate.admit(request)
+        params = request.query_params
+        row = await self._sessions.get(known_id(request.path_params["session_id"]), principal)
+        timeline = Timeline(self._store, self._policy)
+        page = await timeline.page(row.session_id, params.get("cursor"), limit(params.get("limit")))
+        listed: JsonObject = {"entries": [each.shown for each in page.entries]}
+        if page.next_cursor is not None:
+            listed["nextCursor"] = page.next_cursor
+        if page.truncated:
+            listed["truncated"] = True
+        return reply(listed)
 
     async def leases(self, request: Request) -> Response:
         """One page of the attempts that run, of all sessions, oldest first."""

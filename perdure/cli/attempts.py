@@ -1,4 +1,4 @@
-"""The commands about who works at what."""
+"""The commands about who works at what, and what happened when."""
 
 import asyncio
 import json
@@ -39,6 +39,36 @@ def leases(as_json: AsJson = False, data_dir: DataDir = None) -> None:
         typer.echo(line)
 
 
+def timeline(
+    session: Annotated[str, typer.Argument(help="The id of the session.")],
+    as_json: AsJson = False,
+    data_dir: DataDir = None,
+) -> None:
+    """Show what has happened to a session: its events, and beside them its deliveries and attempts."""
+    shown = asyncio.run(_timeline(settings_with(data_dir=data_dir), session))
+    for line in map(json.dumps, shown) if as_json else as_table(_TIMELINE, _timeline_cells(shown)):
+        typer.echo(line)
+
+
+async def _timeline(settings: "Settings", session_id: str) -> "Sequence[JsonObject]":
+    from perdure.errors import SessionNotFound
+    from perdure.protocol.stream_policy import SHOWS_ALL
+    from perdure.runtime.reports.timeline import Timeline
+    from perdure.store.open import checked_store
+
+    found: list[Any] = []
+    async with checked_store(settings.database) as store:
+        if await store.session(session_id) is None:
+            raise SessionNotFound(f"The store knows no session {quoted(session_id)}.")
+        cursor = None
+        while True:
+            page = await Timeline(store, SHOWS_ALL).page(session_id, cursor, _PAGE)
+            found += [each.shown for each in page.entries]
+            cursor = page.next_cursor
+            if cursor is None:
+                return found
+
+
 async def _attempts(settings: "Settings", session_id: str, turn: int | None) -> "Sequence[JsonObject]":
     from perdure.errors import SessionNotFound
     from perdure.runtime.reports.attempts import shown
@@ -75,6 +105,35 @@ async def _leases(settings: "Settings") -> "Sequence[JsonObject]":
 
 _HEAD = ("turn", "step", "scope", "attempt", "status", "started", "seconds", "tokens", "worker", "why")
 _LEASES = ("session", "turn", "step", "scope", "attempt", "age", "expires", "worker", "")
+
+
+_TIMELINE = ("time", "after", "event", "turn", "step", "what")
+#: What of an entry is shown in columns of its own, or says little to a person.
+_IN_COLUMNS = frozenset({"turnId", "stepIndex", "usage", "attemptId", "deliveryIds"})
+
+
+def _timeline_cells(entries: "Sequence[JsonObject]") -> Sequence[Sequence[str]]:
+    rows: list[Sequence[str]] = []
+    before: str | None = None
+    for each in entries:
+        data = each["data"]
+        after = "" if before is None else f"+{float(_seconds(before, each['at']) or 0):.3f}"
+        what = ", ".join(_words(name, value) for name, value in data.items() if name not in _IN_COLUMNS)
+        # What is in no log is indented: it stands beside the events.
+        event = each["type"] if "index" in each else f"  {each['type']}"
+        rows.append((each["at"], after, event, data.get("turnId", ""), str(data.get("stepIndex", "")), what))
+        before = each["at"]
+    return rows
+
+
+def _words(name: str, value: Any) -> str:
+    match value:
+        case {"type": kind, "message": message}:
+            return f"{kind}: {message}"
+        case str() | int():
+            return f"{name} {value}"
+        case _:
+            return f"{name} {json.dumps(value)}"
 
 
 def _cells(shown: "JsonObject") -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from perdure.bounds import public, whole
 from perdure.errors import PerdureError, Superseded, ToolFailed, TurnCancelled, Unavailable
 from perdure.protocol.events import Usage
 from perdure.protocol.wire import JsonObject
+from perdure.store.deliveries import DeliveryRow
 
 #: `timed_out`: its lease expired and no other attempt followed; `superseded`: another one has taken over.
 AttemptStatus: TypeAlias = Literal["running", "succeeded", "failed", "timed_out", "cancelled", "superseded"]
@@ -106,6 +107,27 @@ class AttemptPage:
     next_cursor: str | None = None
 
 
+@dataclass(frozen=True)
+class Earlier:
+    """The attempt before another one in its scope."""
+
+    attempt_id: str
+    status: AttemptStatus
+    error: JsonObject | None = None
+
+
+@dataclass(frozen=True)
+class Happened:
+    """What has happened to a session in some time, beside its events."""
+
+    # Attempts that began or ended, each with the one before it.
+    attempts: Sequence[tuple[AttemptRow, Earlier | None]]
+    # Deliveries that were accepted, or read by a turn; without their bodies.
+    deliveries: Sequence[DeliveryRow]
+    # False: there was more than was asked for.
+    complete: bool = True
+
+
 class AttemptStore(Protocol):
     """The reports. They are written with the commits of the attempts, and these are the rest."""
 
@@ -121,6 +143,10 @@ class AttemptStore(Protocol):
 
     async def leases(self, limit: int, cursor: str | None = None) -> AttemptPage:
         """The attempts that run, of all sessions, oldest first."""
+        ...
+
+    async def happened(self, session_id: str, since: str, until: str | None, limit: int) -> Happened:
+        """What has happened from `since` on and before `until`; None: up to now."""
         ...
 
     async def forget(self, older_than: float, limit: int) -> int:

@@ -50,3 +50,31 @@ def test_nothing_is_listed_while_nobody_works(stack: Stack) -> None:
     done = commands.perdure("leases", environment=stack.environment)
 
     assert (done.returncode, done.stdout) == (0, "")
+
+
+async def test_a_person_and_a_program_read_what_happened_when(stack: Stack) -> None:
+    async with stack.talk() as talk:
+        await talk.create("fail 503 once; say one")
+        await talk.until_boundary()
+        session_id = talk.session_id
+
+    table = commands.perdure("timeline", session_id, environment=stack.environment).stdout.splitlines()
+    objects = commands.perdure("timeline", session_id, "--json", environment=stack.environment).stdout.splitlines()
+    found = [json.loads(line) for line in objects]
+
+    beside = [each["type"] for each in found if "index" not in each]
+    assert beside == [
+        "delivery.queued",
+        "delivery.claimed",
+        "attempt.started",
+        "attempt.ended",
+        "step.retrying",
+        "attempt.started",
+        "attempt.ended",
+    ]
+    assert len(table) == len(found) + 1
+    # What is in no log is indented.
+    retried = next(line for line in table if "step.retrying" in line)
+    assert "    step.retrying" in retried
+    assert "reason MODEL_CALL_FAILED" in retried
+    assert [line.split()[2] for line in table if "step.superseded" in line] == ["step.superseded"]

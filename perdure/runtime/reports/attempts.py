@@ -3,6 +3,8 @@
 from datetime import UTC, datetime, timedelta
 
 from perdure.protocol import names
+from perdure.protocol.events import EventType
+from perdure.protocol.stream_policy import REDACTED, SHOWS_ALL, StreamPolicy
 from perdure.protocol.wire import JsonObject
 from perdure.store.attempts import AttemptRow
 
@@ -22,8 +24,8 @@ def place(session_id: str, turn: int, step: int) -> JsonObject:
     return {"sessionId": session_id, "turnId": names.turn_id(turn), "stepIndex": step}
 
 
-def shown(row: AttemptRow) -> JsonObject:
-    """One attempt."""
+def shown(row: AttemptRow, policy: StreamPolicy = SHOWS_ALL) -> JsonObject:
+    """One attempt. `policy`: what readers do not see of events, they do not see here, either."""
     key = row.key
     known: JsonObject = {
         "attemptId": row.attempt_id,
@@ -36,11 +38,17 @@ def shown(row: AttemptRow) -> JsonObject:
         "startedAt": row.started_at,
         "endedAt": row.ended_at,
         "leaseExpiresAt": row.lease_expires_at,
-        "error": row.error,
+        "error": error_of(row, policy),
         "usage": row.usage.model_dump(mode="json"),
         "costUsdMicros": round(row.cost / _MICRO) if row.cost else None,
     }
     return {name: value for name, value in known.items() if value is not None}
+
+
+def error_of(row: AttemptRow, policy: StreamPolicy) -> JsonObject | None:
+    """Why it has failed. What a tool has raised is content."""
+    hides = EventType.ACTION_RESULT in policy.redact and row.key.scope != names.MODEL_SCOPE
+    return {**row.error, "message": REDACTED} if row.error and hides else row.error
 
 
 def lease(row: AttemptRow, now: datetime | None = None) -> JsonObject:

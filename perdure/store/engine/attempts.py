@@ -8,11 +8,20 @@ from perdure.errors import Invalid
 from perdure.protocol import names
 from perdure.protocol.events import EventType, Usage
 from perdure.protocol.wire import JsonObject
-from perdure.store.attempts import AttemptKey, AttemptPage, AttemptQuery, AttemptReport, AttemptRow, AttemptStatus
+from perdure.store.attempts import (
+    AttemptKey,
+    AttemptPage,
+    AttemptQuery,
+    AttemptReport,
+    AttemptRow,
+    AttemptStatus,
+    Earlier,
+    Happened,
+)
 from perdure.store.values import Attempt, Commit, Fence, Hold
 
 from . import rows
-from .database import Database, Place, Row, Transaction, Value, oldest_first, packed, unpacked, write_cursor
+from .database import NEWEST, Database, Place, Row, Transaction, Value, oldest_first, packed, unpacked, write_cursor
 from .rows import before, decode_some, encode, encode_some, stamp, stamp_after
 
 #: After all turns.
@@ -196,12 +205,32 @@ class SqlAttempts:
         found = await self._rows("leases", started_at=after.at, attempt_id=after.id, limit=limit + 1)
         return _page(found, limit, lambda last: write_cursor(Place(last.started_at, last.attempt_id)))
 
+    async def happened(self, session_id: str, since: str, until: str | None, limit: int) -> Happened:
+        time: dict[str, Value] = {"since": since, "until": until or NEWEST.at, "limit": limit + 1}
+
+        async def work(tx: Transaction) -> Happened:
+            attempts = await tx.rows("attempts_between", session_id=session_id, **time)
+            deliveries = await tx.rows("deliveries_between", session_id=session_id, **time)
+            return Happened(
+                [(attempt(row), _earlier(row)) for row in attempts[:limit]],
+                [rows.delivery(row) for row in deliveries[:limit]],
+                len(attempts) <= limit and len(deliveries) <= limit,
+            )
+
+        return await self._database.read(work)
+
     async def forget(self, older_than: float, limit: int) -> int:
         then = before(self._now(), older_than)
         return len(await self._database.write(lambda tx: tx.rows("forget_attempts", before=then, limit=limit)))
 
     async def _rows(self, query: str, **values: Value) -> Sequence[AttemptRow]:
         return [attempt(row) for row in await self._database.read(lambda tx: tx.rows(query, **values))]
+
+
+def _earlier(row: Row) -> Earlier | None:
+    if row["before_id"] is None:
+        return None
+    return Earlier(row["before_id"], row["before_status"], decode_some(row["before_error"]))
 
 
 def _page(found: Sequence[AttemptRow], limit: int, cursor: Callable[[AttemptRow], str]) -> AttemptPage:
