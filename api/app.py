@@ -171,6 +171,7 @@ def _add_inspection(table: _Table, parts: _Parts) -> None:
     attempts = AttemptRoutes(parts.gate, operators, parts.sessions, parts.store, parts.events.policy)
     table.add("GET", "/v1/sessions/{session_id}/attempts", attempts.list)
     table.add("GET", "/v1/sessions/{session_id}/timeline", attempts.timeline)
+    table.add("GET", "/v1/sessions/{session_id}/journal", attempts.journal)
     table.add("GET", "/v1/diagnostics/leases", attempts.leases)
     table.add("GET", "/v1/deliveries/{delivery_id}", deliveries.show)
     table.add("PATCH", "/v1/deliveries/{delivery_id}", deliveries.edit)

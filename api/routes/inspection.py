@@ -21,6 +21,7 @@ from perdure.protocol.stream_policy import StreamPolicy
 from perdure.protocol.wire import JsonObject
 from perdure.runtime.dead_letters import DeadLetters
 from perdure.runtime.reports.attempts import SOURCE, lease, shown
+from perdure.runtime.reports.journal import journal
 from perdure.runtime.reports.timeline import Timeline
 from perdure.runtime.sessions import Description, Family, Sessions
 from perdure.session.state import read_turn_number
@@ -257,6 +258,12 @@ class AttemptRoutes:
         if page.truncated:
             listed["truncated"] = True
         return reply(listed)
+
+    async def journal(self, request: Request) -> Response:
+        """How far each step of a turn has come; without a turn, of the last one."""
+        principal = await self._gate.admit(request)
+        row = await self._sessions.get(known_id(request.path_params["session_id"]), principal)
+        return reply({"steps": list(await journal(self._store, row, turn(request.query_params.get("turn"))))})
 
     async def leases(self, request: Request) -> Response:
         """One page of the attempts that run, of all sessions, oldest first."""

@@ -298,3 +298,18 @@ def test_the_log_keeps_its_order_where_the_clocks_of_workers_differ() -> None:
     beside = [Entry("12:04", "x", {}), Entry("12:05", "y", {}, rank=2)]
 
     assert [each.type for each in merged(events, beside)] == ["x", "a", "b", "y", "c"]
+
+
+async def test_only_the_owner_sees_the_journal_of_a_turn(people: Api) -> None:
+    session = await people.create()
+    path = f"/v1/sessions/{session['sessionId']}/journal"
+    assert (await people.http.get(path)).status_code == 404
+    await begin(people, session)
+
+    [step_of_turn] = (await people.http.get(path)).json()["steps"]
+    other = await people.http.get(path, headers=known_as("bob"))
+    unknown = await people.http.get(f"{path}?turn=3")
+
+    assert (step_of_turn["phase"], step_of_turn["turnId"]) == ("before_provider", "turn_0")
+    assert other.status_code == 404
+    assert (unknown.status_code, unknown.json()["code"]) == (404, "turn_not_found")

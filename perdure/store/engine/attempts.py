@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from perdure.errors import Invalid
 from perdure.protocol import names
-from perdure.protocol.events import EventType, Usage
+from perdure.protocol.events import EventType, NewEvent, Usage
 from perdure.protocol.wire import JsonObject
 from perdure.store.attempts import (
     AttemptKey,
@@ -66,6 +66,14 @@ def _lease(attempt: Attempt, now: str) -> str:
     if attempt.lease_until is None:
         return stamp_after(now, _LEASE)
     return stamp(datetime.fromtimestamp(attempt.lease_until, UTC))
+
+
+async def recovery(tx: Transaction, session_id: str, event: NewEvent) -> NewEvent:
+    """The event of a takeover, with how far the step had come, and what is done about it."""
+    key = names.step_key(event.turn or 0, event.step or 0, "")
+    asked = await tx.row("has_pieces", session_id=session_id, first=f"{key}g", until=f"{key}h") is not None
+    phase, decision = ("provider_started", "retract") if asked else ("before_provider", "ask")
+    return event.model_copy(update={"data": {**(event.data or {}), "phase": phase, "decision": decision}})
 
 
 async def note(tx: Transaction, commit: Commit, now: str) -> None:

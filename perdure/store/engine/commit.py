@@ -49,6 +49,8 @@ async def apply(tx: Transaction, commit: Commit, now: str) -> Written[Committed]
     for record in commit.records:
         await tx.run("insert_record", **rows.new_record(commit.session_id, record, attempt, now))
     await _consume(tx, commit, now)
+    if superseded and commit.superseding:
+        commit = replace(commit, superseding=await attempts.recovery(tx, commit.session_id, commit.superseding))
     events, last = _split_terminal(commit, superseded)
     events = await _settled(tx, commit.session_id, events, now)
     if commit.close:
