@@ -349,6 +349,11 @@ class ToolFailed(PerdureError):
     code = "ACTION_RESULT_FAILED"
     retryable = True
 
+    def __init__(self, message: str | None = None, *, reason: str | None = None, **details: Any) -> None:
+        """`reason`: what the tool has raised, for the report of the attempt."""
+        super().__init__(message, **details)
+        self.reason = reason
+
 
 class RunStepFailed(PerdureError):
     """A step of the run has failed."""

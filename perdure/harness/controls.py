@@ -169,7 +169,8 @@ class Controls:
 
         def complete(commit: Commit) -> Commit:
             ending = control.commit(*commit.events)
-            return replace(ending, fence=commit.fence, records=commit.records, change=commit.change)
+            ending = replace(ending, fence=commit.fence, report=commit.report)
+            return replace(ending, records=commit.records, change=commit.change)
 
         summary = Summary(ctx.factory, ctx.agent.name, control.model, conversation, text, plan, prompt_of, complete)
         await Summariser(self._store, self._models, summary, self._fence(control, Hold.RELEASE)).run()

@@ -31,8 +31,8 @@ from perdure.protocol.requests import (
 )
 from perdure.protocol.wire import JsonObject, Wire
 from perdure.session.state import Chain, Migrator
-from perdure.store.base import Store, commit_with_retries
-from perdure.store.values import Commit, NewRecord, Record, SessionChange, SessionRow
+from perdure.store.base import Store
+from perdure.store.values import NewRecord, Record, SessionRow
 
 from .tools.records import Ask, Outcome, RequestedCall, Result, StoredStage
 
@@ -446,6 +446,16 @@ class TurnJournal:
         """Whether it belongs to a fork that shares only its first steps."""
         return any(CUT.includes(record) for record in self.records)
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether each of its calls has ended, or never will: a later turn changes nothing of it."""
+        if self.failure_record is not None:
+            return True
+        calls = (
+            (step, call) for step in range(self.last_step + 1) if (reply := self.reply(step)) for call in reply.calls
+        )
+        return all(self.at(step, names.outcome_key(call.call_id)) is not None for step, call in calls)
+
     def with_records(self, records: Sequence[NewRecord]) -> "TurnJournal":
         return TurnJournal([*self.records, *records])
 
@@ -462,21 +472,6 @@ async def find_session(store: Store, session_id: str, head: int | None = None) -
     if head is not None and row.events < head:
         raise StoreBehind(f"The store has {row.events} events of this session, which has had {head}.")
     return row
-
-
-async def add_usage(store: Store, at: Coordinates, key: str, kind: str, usage: Usage) -> None:
-    """Count what was paid for and is in no other record: once for each key of a step, also after the session's end."""
-    if usage == Usage():
-        return
-    key = names.usage_key(key)
-    commit = Commit(
-        at.session_id,
-        unless=(at.turn, at.step, key),
-        records=(written(at.turn, at.step, key, USAGE, StoredUsage(kind=kind, usage=usage)),),
-        change=SessionChange(usage=usage),
-        late=True,
-    )
-    await commit_with_retries(store, commit)
 
 
 def find_agent(agents: AgentRegistry, name: str) -> Agent:

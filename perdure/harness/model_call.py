@@ -25,7 +25,7 @@ from perdure.store.values import Attempt, Commit, Committed, DeliveryTaken, Fenc
 from perdure.telemetry import spans
 
 from .events import DeltaWriter
-from .journal import ConsumedDelivery, add_usage, find_agent, find_session, model_outcome, readable, view_of
+from .journal import ConsumedDelivery, find_agent, find_session, model_outcome, readable, view_of
 from .lanes.news import with_news
 from .prompt import PromptOf, call_ids_of, new_mark, prompts_for
 from .reply import (
@@ -46,7 +46,7 @@ from .reply import (
 )
 from .tools.approvals import Approvals, Clock, remembered
 from .tools.builtin import Offer, SchemaFailed, open_offer
-from .tools.limits import deadline_failure, limit_reached, provider_attempts, refuse_killer, until_deadline
+from .tools.limits import add_usage, deadline_failure, limit_reached, provider_attempts, refuse_killer, until_deadline
 from .tools.records import Result
 from .turn_begin import (
     FileFetcher,
@@ -361,7 +361,8 @@ class ModelCaller:
         recorded = await self._store.record(at.session_id, at.turn, at.step, REPLY)
         # The attempt may have recorded its reply, with its usage, before it failed.
         if recorded is None or recorded.attempt != attempt.number:
-            await add_usage(self._store, at, f"{attempt.generation}", "attempt", usage)
+            report = self._fence(ctx, Hold.KEEP).report()
+            await add_usage(self._store, at, f"{attempt.generation}", "attempt", usage, report)
 
     async def _reply_reader(self, ctx: ModelContext, offer: Offer) -> ReplyReader:
         at = ctx.call.at
@@ -431,7 +432,7 @@ class ModelCaller:
     async def _commit(
         self, ctx: ModelContext, settlement: Settlement, unwritten: tuple[NewEvent, ...], *, steerable: bool = False
     ) -> Committed:
-        at = ctx.call.at
+        at, fence = ctx.call.at, self._fence(ctx, Hold.RELEASE)
         return await commit_with_retries(
             self._store,
             Commit(
@@ -440,7 +441,8 @@ class ModelCaller:
                 unless_cancelled=at.turn if settlement.ended not in (None, "cancelled") else None,
                 unless_steered=steerable,
                 unless=(at.turn, at.step, REPLY),
-                fence=self._fence(ctx, Hold.RELEASE),
+                fence=fence,
+                report=fence.report(*settlement.end),
                 records=settlement.records,
                 events=(*unwritten, *settlement.events),
                 close=settlement.close,

@@ -21,6 +21,7 @@ from perdure.protocol.requests import CallRef, Coordinates, Failure, Finished, M
 from perdure.protocol.wire import JsonObject
 from perdure.session.decisions import CANCELLED
 from perdure.settings import Settings
+from perdure.store.attempts import AttemptEnd, error_of
 from perdure.store.values import Attempt, Committed, NewRecord, SessionChange
 
 from .events import Ending, EventFactory, results_in
@@ -302,6 +303,14 @@ class Settlement:
         if EventType.TURN_CANCELLED in types:
             return "cancelled"
         return "completed" if EventType.TURN_COMPLETED in types else None
+
+    @property
+    def end(self) -> tuple[AttemptEnd, JsonObject | None]:
+        """How the attempt that settles with this has ended, for its report."""
+        failure = self.outcome.failure if isinstance(self.outcome, Finished) else None
+        if failure is None:
+            return "succeeded", None
+        return "cancelled" if self.ended == "cancelled" else "failed", error_of(failure.code, failure.message)
 
 
 @dataclass(frozen=True)

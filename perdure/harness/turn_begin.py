@@ -173,7 +173,7 @@ def _extended(history: History, records: Sequence[RawRecord], until: int, settle
             # Turns before the first mark stay as they were sent to the model.
             mark = mark or turn.mark
             call_ids.update(call_ids_of(turn))
-        if whole and isinstance(turn, TurnJournal) and not _is_settled(turn):
+        if whole and isinstance(turn, TurnJournal) and not turn.is_settled:
             earlier = [record for record in records if record.turn < number]
             whole, settled = False, _extended(history, earlier, number, history)[0]
         turns.append((number, turn, mark))
@@ -184,18 +184,6 @@ def _extended(history: History, records: Sequence[RawRecord], until: int, settle
         weight = sum(map(_weight, conversation.messages))
     extended = History(until, conversation, frozenset(call_ids), weight, mark, history.left_out)
     return extended, extended if whole else settled
-
-
-def _is_settled(turn: TurnJournal) -> bool:
-    """Whether each of its calls has ended, or never will."""
-    if turn.failure_record is not None:
-        return True
-    return all(
-        turn.at(step, names.outcome_key(call.call_id)) is not None
-        for step in range(turn.last_step + 1)
-        if (reply := turn.reply(step))
-        for call in reply.calls
-    )
 
 
 def _weight(placed: Placed) -> int:

@@ -66,6 +66,18 @@ class EventType:
     RUN_CANCELLED = "run.cancelled"
 
 
+class BesideType:
+    """What happens beside the events: a timeline shows it. It is in no log and has no index."""
+
+    DELIVERY_QUEUED = "delivery.queued"
+    DELIVERY_CLAIMED = "delivery.claimed"
+    ATTEMPT_STARTED = "attempt.started"
+    ATTEMPT_ENDED = "attempt.ended"
+    STEP_RETRYING = "step.retrying"
+    TURN_PAUSED = "turn.paused"
+    TURN_RESUMED = "turn.resumed"
+
+
 #: The type of what stands for an event that retention has deleted. It is never stored.
 EVENT_EXPIRED = "event.expired"
 

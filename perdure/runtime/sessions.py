@@ -16,7 +16,7 @@ import json
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, TypedDict, get_args
 
 from temporalio.client import Client
@@ -47,18 +47,18 @@ from perdure.protocol.events import Event
 from perdure.protocol.wire import JsonObject
 from perdure.session.queue import same_request
 from perdure.session.state import derive_token, hash_token
-from perdure.store.base import Store, events_of
+from perdure.store.base import Store
 from perdure.store.deliveries import Accepted, DeliveryRow
+from perdure.store.follow import events_of
 from perdure.store.lifecycle import Deletion
 from perdure.store.values import MAIN, NewSession, SessionPage, SessionQuery, SessionRow, ShownStatus
 
 from . import deliveries
-from .connect import ABSENT, in_time
 from .dead_letters import DeadLetters
 from .deletions import Deletions
 from .deliveries import CallerRequest, checked_bounds, checked_mode, message_body, reference, title_of
 from .drivers.client import DriverClient
-from .drivers.liveness import Liveness
+from .drivers.liveness import Description, Liveness, workflow_of
 from .forks import ForkReceipt, Forks
 from .inbox import Dispatches, Inbox, Lanes
 from .inputs import Answers, Inputs
@@ -68,18 +68,6 @@ from .runs import Runs
 from .signals import Cancelled, Signals, cancel_turn
 from .streams.instances import Instances
 from .sweeper import Sweeper
-
-
-@dataclass(frozen=True)
-class Description:
-    """A session as an operator sees it."""
-
-    row: SessionRow
-    workflow_id: str
-    # None when Temporal does not answer.
-    run_id: str | None
-    workflow_status: str | None
-    ui_url: str
 
 
 @dataclass(frozen=True)
@@ -232,10 +220,8 @@ class Sessions:
     ) -> Receipt:
         """Deliver to the session that owns `token`; `NoActiveSession` when there is none.
 
-        `queue_mode`: what a message does while the session is busy; the default is that of its agent.
-        `coalesce` is the mode `collect`.
-
-        With `session_id` the token must belong to that session. A repeated request gets its first receipt, also when
+        `queue_mode`: what a message does while the session is busy; the default is that of its agent. `coalesce` is the
+        mode `collect`. With `session_id` the token must belong to that session. A repeated request gets its first receipt, also when
         the token has another owner now. `lane`: the lane of the session that reads it, which begins with this if need
         be; the receipt names that.
         """
@@ -435,17 +421,9 @@ class Sessions:
     async def describe(self, session_id: str, principal: Principal | None = None) -> Description:
         """The session, and what Temporal says of its workflow; `SessionNotFound` when there is none."""
         row = await self.get(session_id, principal)
-        run_id, status = await self._workflow(session_id)
+        run_id, status = await workflow_of(self._client, session_id)
         url = f"{self._ui_url}/namespaces/{self._client.namespace}/workflows/{session_id}"
         return Description(row=row, workflow_id=session_id, run_id=run_id, workflow_status=status, ui_url=url)
-
-    async def _workflow(self, session_id: str) -> tuple[str | None, str | None]:
-        try:
-            handle = self._client.get_workflow_handle(session_id)
-            found = await in_time(handle.describe(), timedelta(seconds=2))
-        except ABSENT:
-            return None, None
-        return found.run_id, found.status.name.lower() if found.status else None
 
     # --- deliveries -----------------------------------------------------------------------------------------
 

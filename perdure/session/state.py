@@ -490,8 +490,7 @@ def derive_token(secret: bytes, session_id: str) -> str:
 
 
 def owned_token(owner: str, agent: str, name: str) -> str:
-    """The token of the session that tools and runs of this owner know by a name."""
-    # As JSON, so that no two names are alike.
+    """The token of the session that tools and runs of this owner know by a name. As JSON no two names are alike."""
     return json.dumps(["run", owner, agent, name])
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from perdure.harness.journal import FAILURE, REPLY
 from perdure.protocol.events import TERMINAL, Event, EventType
 from perdure.session.state import hash_token
-from perdure.store.base import read_all
+from perdure.store.follow import read_all
 
 from .world import AT_MOST_ONCE, COST, CancelRequest, Notes, World
 

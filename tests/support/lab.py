@@ -36,8 +36,9 @@ from perdure.protocol.wire import JsonObject
 from perdure.session.decisions import CANCELLED
 from perdure.session.inputs import resolved
 from perdure.settings import Settings
-from perdure.store.base import Store, read_all
+from perdure.store.base import Store
 from perdure.store.deliveries import CancelRequest, NewDelivery
+from perdure.store.follow import read_all
 from perdure.store.inputs import Answering, Vote
 from perdure.store.open import open_store
 from perdure.store.values import Attempt, NewSession

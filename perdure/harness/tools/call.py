@@ -308,7 +308,8 @@ class ToolCaller:
         most = work.call.call.attempts or math.inf
         if again and self._left(work) > 0 and work.attempt.number < most:
             # Temporal stores and shows the texts of failures, so this one has only the type.
-            raise ToolFailed(f"The tool raised {type(error).__name__}.", attempt=work.attempt.number) from None
+            sentence = f"The tool raised {type(error).__name__}."
+            raise ToolFailed(sentence, reason=message, attempt=work.attempt.number) from None
         return outcomes.failed(message)
 
     # --- after the effect ---
@@ -362,6 +363,7 @@ class ToolCaller:
             at.session_id,
             unless=work.outcome_key,
             fence=work.fence(Hold.RELEASE),
+            report=work.fence(Hold.RELEASE).report(*outcomes.end_of(outcome)),
             records=(written(*work.outcome_key, OUTCOME, outcome),),
             events=(factory.action_result(work.call_id, work.call.call.tool, outcome, at),),
             slots=tuple(SlotWrite(write.name, write.value, write.expected) for write in writes),

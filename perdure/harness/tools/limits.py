@@ -1,4 +1,4 @@
-"""The limits of a turn: when it may not begin another step, and how long it may take."""
+"""The limits of a turn: when it may not begin another step, how long it may take, and what counts as used."""
 
 import asyncio
 import math
@@ -7,11 +7,14 @@ from contextlib import asynccontextmanager
 
 from perdure.agents.agent import Limits
 from perdure.errors import DeadlineExceeded, KillsWorkers
-from perdure.harness.journal import TurnJournal
+from perdure.harness.journal import USAGE, StoredUsage, TurnJournal, written
+from perdure.protocol import names
 from perdure.protocol.events import Usage
 from perdure.protocol.inputs import digest
-from perdure.protocol.requests import Failure
-from perdure.store.values import Attempt
+from perdure.protocol.requests import Coordinates, Failure
+from perdure.store.attempts import AttemptReport
+from perdure.store.base import Store, commit_with_retries
+from perdure.store.values import Attempt, Commit, SessionChange
 
 
 def limit_reached(limits: Limits, step: int, used: Usage, turn: TurnJournal | None = None) -> Failure | None:
@@ -86,3 +89,24 @@ async def until_deadline(left: float | None) -> AsyncGenerator[None]:
         if limit.expired():
             raise DeadlineExceeded from None
         raise
+
+
+async def add_usage(
+    store: Store, at: Coordinates, key: str, kind: str, usage: Usage, report: AttemptReport | None = None
+) -> None:
+    """Count what was paid for and is in no other record: once for each key of a step, also after the session's end.
+
+    `report`: of the attempt that has used it.
+    """
+    if usage == Usage():
+        return
+    key = names.usage_key(key)
+    commit = Commit(
+        at.session_id,
+        unless=(at.turn, at.step, key),
+        records=(written(at.turn, at.step, key, USAGE, StoredUsage(kind=kind, usage=usage)),),
+        change=SessionChange(usage=usage),
+        report=report,
+        late=True,
+    )
+    await commit_with_retries(store, commit)

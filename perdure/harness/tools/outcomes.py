@@ -8,6 +8,8 @@ from pydantic_core import PydanticSerializationError, from_json, to_json
 from perdure.bounds import DEEPEST, deeper_than, described, whole
 from perdure.errors import DeadlineExceeded, Invalid
 from perdure.harness.journal import TurnJournal
+from perdure.protocol.wire import JsonObject
+from perdure.store.attempts import AttemptEnd, error_of
 
 from .records import Outcome, RequestedCall
 
@@ -80,6 +82,14 @@ def of_program(problem: str, made: Sequence[tuple[str, str]]) -> str:
 def skipped() -> Outcome:
     """The outcome of a call that had not begun when a message entered its turn."""
     return failed("Skipped: the user said something else.", SKIPPED, "rejected")
+
+
+def end_of(outcome: Outcome) -> tuple[AttemptEnd, JsonObject | None]:
+    """How the attempt has ended that records this outcome, for its report."""
+    if not outcome.is_error:
+        return "succeeded", None
+    error = outcome.error or {}
+    return "failed", error_of(str(error.get("code", FAILED)), str(error.get("message", "")))
 
 
 def denied(reason: str | None = None) -> Outcome:

@@ -9,8 +9,9 @@ from perdure.protocol.deliveries import DeliveryBody, Message, Principal, QueueM
 from perdure.protocol.events import WITHDRAWN, delivery_refused
 from perdure.protocol.wire import JsonObject
 from perdure.runtime.signals import Signals
-from perdure.store.base import Store, looked_at_until
+from perdure.store.base import Store
 from perdure.store.deliveries import Change, DeliveryOutcome, DeliveryPage, DeliveryQuery, DeliveryRow, DeliveryStatus
+from perdure.store.follow import looked_at_until
 from perdure.store.values import SessionRow
 
 #: How the ids of deliveries begin that callers have made. Perdure derives ids for what it delivers itself.

@@ -39,12 +39,7 @@ def session(row: Row) -> SessionRow:
         turns=row["turns"],
         steps=row["steps"],
         tool_calls=row["tool_calls"],
-        usage=Usage(
-            input_tokens=row["input_tokens"],
-            output_tokens=row["output_tokens"],
-            cache_read_tokens=row["cache_read_tokens"],
-            cache_write_tokens=row["cache_write_tokens"],
-        ),
+        usage=usage(row),
         below=Below(
             usage=Usage(
                 input_tokens=row["below_input_tokens"],
@@ -121,6 +116,15 @@ def read_model(session: SessionRow) -> dict[str, Value]:
         "attention": encode_some(session.attention),
         "now": session.updated_at,
     }
+
+
+def usage(row: Row) -> Usage:
+    return Usage(
+        input_tokens=row["input_tokens"],
+        output_tokens=row["output_tokens"],
+        cache_read_tokens=row["cache_read_tokens"],
+        cache_write_tokens=row["cache_write_tokens"],
+    )
 
 
 def tokens(usage: Usage) -> dict[str, Value]:

@@ -54,7 +54,8 @@ from perdure.store.values import (
 )
 from perdure.store.watchers import Feed, Watchers
 
-from . import deliveries, forks, lifecycle, queue, remote, rows, runs
+from . import deliveries, forks, lifecycle, queue, rows, runs
+from .attempts import SqlAttempts
 from .commit import apply, record_at
 from .cursors import OLDEST, Place, newest_first, oldest_first, sessions_query, write_cursor
 from .database import Database, Row, T, Transaction, Value, Work, Written, check, migrate
@@ -80,6 +81,7 @@ class SqlStore:
         self._watchers = Watchers(feed)
         self._feed = feed
         self._now = clock
+        self.attempts = SqlAttempts(database, clock)
         self.streams = SqlStreams(database, self._watchers, feed, clock)
 
     async def migrate(self) -> None:
@@ -320,7 +322,7 @@ class SqlStore:
 
     async def claim_callback(self, session_id: str, lease: float) -> DueCallback | None:
         # If the outcome of the commit is unknown, it may be claimed: the lease ends by itself.
-        return await self._database.write(lambda tx: remote.claim_callback(tx, session_id, lease, self._now()))
+        return await self._database.write(lambda tx: lifecycle.claim_callback(tx, session_id, lease, self._now()))
 
     async def delay_callback(self, due: DueCallback, seconds: float) -> None:
         place = {"session_id": due.session_id, "tries": due.tries}
@@ -328,20 +330,20 @@ class SqlStore:
         await self._write_once(lambda tx: tx.run("delay_callback", **place, due_at=due_at))
 
     async def settle_callback(self, session_id: str, outcome: str) -> None:
-        await self._write_once(lambda tx: remote.settle_callback(tx, session_id, outcome))
+        await self._write_once(lambda tx: lifecycle.settle_callback(tx, session_id, outcome))
 
     async def callback(self, session_id: str) -> CallbackStatus | None:
         found = await self._row("callback", session_id=session_id)
         return None if found is None else CallbackStatus(found["tries"], found["ended_at"], found["settled"])
 
     async def begin_remote_call(self, call: NewRemoteCall) -> RemoteCall:
-        return await self._write_once(lambda tx: remote.begin_remote_call(tx, call, self._now()))
+        return await self._write_once(lambda tx: lifecycle.begin_remote_call(tx, call, self._now()))
 
     async def remote_call(self, session_id: str, action: str) -> RemoteCall | None:
-        return await self._database.read(lambda tx: remote.find_remote_call(tx, session_id, action))
+        return await self._database.read(lambda tx: lifecycle.find_remote_call(tx, session_id, action))
 
     async def remote_call_by_token(self, token_hash: str) -> RemoteCall | None:
-        return await self._database.read(lambda tx: remote.find_by_token(tx, token_hash))
+        return await self._database.read(lambda tx: lifecycle.find_by_token(tx, token_hash))
 
     async def advance_remote_call(self, call: RemoteCall, state: JsonObject) -> None:
         place = {"session_id": call.session_id, "action": call.action}
@@ -349,7 +351,7 @@ class SqlStore:
 
     async def end_remote_call(self, call: RemoteCall, result: JsonObject, state: JsonObject) -> Accepted | None:
         # A retry after an unknown outcome may find the result of this call: then the sweeper signals its delivery.
-        return await self._write_once(lambda tx: remote.end_remote_call(tx, call, result, state, self._now()))
+        return await self._write_once(lambda tx: lifecycle.end_remote_call(tx, call, result, state, self._now()))
 
     async def report_end(self, session_id: str) -> None:
         await self._write_once(lambda tx: deliveries.report_ended(tx, session_id, self._now()))
