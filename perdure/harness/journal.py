@@ -451,10 +451,9 @@ class TurnJournal:
         """Whether each of its calls has ended, or never will: a later turn changes nothing of it."""
         if self.failure_record is not None:
             return True
-        calls = (
-            (step, call) for step in range(self.last_step + 1) if (reply := self.reply(step)) for call in reply.calls
-        )
-        return all(self.at(step, names.outcome_key(call.call_id)) is not None for step, call in calls)
+        replies = ((step, self.reply(step)) for step in range(self.last_step + 1))
+        calls = ((step, call.call_id) for step, reply in replies if reply for call in reply.calls)
+        return all(self.at(step, names.outcome_key(call_id)) is not None for step, call_id in calls)
 
     def with_records(self, records: Sequence[NewRecord]) -> "TurnJournal":
         return TurnJournal([*self.records, *records])

@@ -221,9 +221,9 @@ class Sessions:
         """Deliver to the session that owns `token`; `NoActiveSession` when there is none.
 
         `queue_mode`: what a message does while the session is busy; the default is that of its agent. `coalesce` is the
-        mode `collect`. With `session_id` the token must belong to that session. A repeated request gets its first receipt, also when
-        the token has another owner now. `lane`: the lane of the session that reads it, which begins with this if need
-        be; the receipt names that.
+        mode `collect`. With `session_id` the token must belong to that session. A repeated request gets its first
+        receipt, also when the token has another owner now. `lane`: the lane of the session that reads it, which begins
+        with this if need be; the receipt names that.
         """
         body = body or message_body(message, principal)
         token_hash = hash_token(token)
