@@ -199,6 +199,7 @@ class ContinueBody:
     delivery: DeliveryBody
     token: str
     queue_mode: QueueMode | None
+    lane: str = MAIN
 
 
 # The contract fixes the order of the checks: a body with several faults must be refused for the first one.
@@ -236,7 +237,7 @@ def parse_continue(fields: Fields, principal: Principal) -> ContinueBody:
     queue_mode = parse_queue_mode(fields)
     if coalesce and queue_mode not in (None, "collect"):
         raise Invalid("Expected either 'coalesce' or another 'mode' than 'collect'.")
-    check_lane(fields)
+    lane = parse_lane(fields)
     delivery = DeliveryBody(
         message=message,
         client_context=context,
@@ -244,7 +245,7 @@ def parse_continue(fields: Fields, principal: Principal) -> ContinueBody:
         output_schema=schema,
         principal=principal,
     )
-    return ContinueBody(delivery, token, "collect" if coalesce else queue_mode)
+    return ContinueBody(delivery, token, "collect" if coalesce else queue_mode, lane)
 
 
 def parse_queue_mode(fields: Fields) -> QueueMode | None:
@@ -256,9 +257,18 @@ def parse_queue_mode(fields: Fields) -> QueueMode | None:
     return mode
 
 
+def parse_lane(fields: Fields) -> str:
+    """The lane of its session that reads the message."""
+    lane = fields.get("lane", MAIN)
+    if not isinstance(lane, str):
+        raise Invalid("Expected 'lane' to be a text.")
+    return lane
+
+
 def check_lane(fields: Fields) -> None:
-    if fields.get("lane", MAIN) != MAIN:
-        raise UnknownLane(f"A session has the one lane '{MAIN}'.")
+    """Refuse another lane where there is only the first one, or the delivery has one already."""
+    if parse_lane(fields) != MAIN:
+        raise UnknownLane(f"Here the lane is '{MAIN}': a session begins with it, and no message changes its lane.")
 
 
 def parse_message(fields: Fields) -> Message | None:

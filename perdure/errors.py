@@ -94,7 +94,7 @@ class Invalid(PerdureError):
 
 
 class UnknownLane(PerdureError):
-    """The session has no such lane."""
+    """The agent has no such lane."""
 
     status = 400
     code = "unknown_lane"

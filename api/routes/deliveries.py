@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.auth import Gate
-from api.bodies import BodyReader, Fields, check_lane, parse_message, parse_queue_mode
+from api.bodies import BodyReader, Fields, check_lane, parse_lane, parse_message, parse_queue_mode
 from api.requests import RequestLimits, idempotency_key, known_id, limit, one_of
 from api.responses import flags, reply
 from perdure.errors import Invalid
@@ -16,7 +16,6 @@ from perdure.protocol.wire import JsonObject
 from perdure.runtime.inbox import Delivery, DeliveryNotFound
 from perdure.runtime.sessions import Sessions
 from perdure.store.deliveries import DeliveryQuery, DeliveryStatus
-from perdure.store.values import MAIN
 
 #: The longest that a request waits for the end of a delivery, in seconds.
 _LONGEST = 30
@@ -110,18 +109,15 @@ class DeliveryRoutes:
 
         def parse(fields: Fields) -> tuple[str, str, Any, str | None, str]:
             agent, to, given = (fields.get(name) for name in ("agent", "id", "dispatchId"))
-            lane = fields.get("lane", MAIN)
             if not isinstance(agent, str) or not isinstance(to, str):
                 raise Invalid("Expected 'agent' and 'id' to be texts.")
-            if not isinstance(lane, str):
-                raise Invalid("Expected 'lane' to be a text.")
             if "input" not in fields:
                 raise Invalid("Expected 'input'; it may be null.")
             if given is not None and not isinstance(given, str):
                 raise Invalid("Expected 'dispatchId' to be a text.")
             if None not in (given, key) and given != key:
                 raise Invalid("'dispatchId' and Idempotency-Key differ: one of them is enough.")
-            return agent, to, fields["input"], given or key, lane
+            return agent, to, fields["input"], given or key, parse_lane(fields)
 
         agent, to, given, dispatch_id, lane = await self._bodies.read(request, parse)
         receipt = await self._sessions.dispatch_named(

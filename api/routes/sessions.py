@@ -94,6 +94,7 @@ class SessionRoutes:
             principal=principal,
             idempotency_key=key,
             queue_mode=body.queue_mode,
+            lane=body.lane,
         )
         return _accepted(receipt, 200)
 

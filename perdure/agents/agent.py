@@ -10,7 +10,7 @@ from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from perdure.errors import InvalidDeclaration
-from perdure.protocol.deliveries import MAIN, QUEUE_MODES, Bounds, QueueMode
+from perdure.protocol.deliveries import QUEUE_MODES, Bounds, QueueMode
 from perdure.protocol.inputs import Responders
 from perdure.protocol.wire import JsonObject
 
@@ -138,9 +138,12 @@ class Limits:
             )
 
 
+_LANE = re.compile(r"[a-z0-9_-]{1,32}")
+
+
 @dataclass(frozen=True)
 class Lane:
-    """The defaults of what callers deliver to a session: of its one queue, the lane `main`."""
+    """The defaults of what callers deliver to one lane of a session."""
 
     #: What a message does that arrives while the session is busy, unless it says so itself.
     mode: QueueMode = "followup"
@@ -295,7 +298,7 @@ class Agent:
     #: Whether the model calls tools and subagents from programs that it writes: instead of them it gets one tool,
     #: `code_mode`. Needs the extra `codemode`.
     code_mode: bool = False
-    #: The defaults of its lanes, by name. There is one: `main`.
+    #: The defaults of its lanes, by name, and lanes of its own beside `main`, `cron`, `heartbeat` and `subagent`.
     lanes: Mapping[str, Lane] = field(default_factory=dict[str, Lane])
     #: The tools that hand work to an agent, by name.
     children: "Sequence[tuple[str, Agent | RemoteAgent]]" = field(init=False, repr=False, compare=False, default=())
@@ -393,8 +396,10 @@ def _wrong_lanes(lanes: object) -> str | None:
     if not isinstance(lanes, Mapping):
         return "lanes is a dict: `lanes={'main': Lane(mode='collect')}`"
     known = cast("Mapping[object, object]", lanes)
-    if any(name != MAIN for name in known) or not all(isinstance(lane, Lane) for lane in known.values()):
-        return "the one lane is `main`: `lanes={'main': Lane(mode='collect')}`"
+    if not all(isinstance(name, str) and _LANE.fullmatch(name) for name in known):
+        return "a lane is named by 1 to 32 of the characters a-z, 0-9, '_' and '-': `lanes={'audit': Lane()}`"
+    if not all(isinstance(lane, Lane) for lane in known.values()):
+        return "lanes is a dict: `lanes={'main': Lane(mode='collect')}`"
     return None
 
 

@@ -19,6 +19,7 @@ from perdure.bounds import shortened, whole
 from perdure.errors import Invalid
 from perdure.protocol import names
 from perdure.protocol.deliveries import (
+    MAIN,
     QUEUE_MODES,
     DeliveryBody,
     DeliveryRef,
@@ -55,6 +56,8 @@ class CallerRequest:
     mode: QueueMode | None = None
     # How many deliveries may wait in the session.
     limit: int | None = None
+    # The lane that the session is.
+    lane: str = MAIN
 
     def delivery(self, body: DeliveryBody | None = None) -> NewDelivery:
         """The delivery to write. `body` replaces the content; the digest is that of the request in any case."""
@@ -79,6 +82,7 @@ class CallerRequest:
             ref=ref.model_dump(mode="json"),
             limit=self.limit,
             mode=mode,
+            lane=self.lane,
         )
 
     def _digest(self) -> str:

@@ -231,7 +231,6 @@ class Sessions:
         queue_mode = "collect" if collects else queue_mode
         about = same_as or ("deliver", token_hash, str(collects), *(() if collects else same_request(queue_mode)))
         about = (*about, *(() if lane == MAIN else ("lane", lane)))
-        self.lanes.check(lane)
         owner = await self._owner(token_hash, session_id)
         if owner is not None and lane != MAIN:
             found = await self.lanes.open(await self.get(owner), lane)
@@ -243,8 +242,9 @@ class Sessions:
             about,
             idempotency_key,
             token_hash,
-            mode=checked_mode(queue_mode) or await self._mode(owner),
+            mode=checked_mode(queue_mode) or await self._mode(owner, lane),
             limit=self._inbox_limit,
+            lane=lane,
         )
         if owner is None:
             return await self._repeated_delivery(request)
@@ -427,10 +427,10 @@ class Sessions:
 
     # --- deliveries -----------------------------------------------------------------------------------------
 
-    async def _mode(self, session_id: str | None) -> QueueMode:
+    async def _mode(self, session_id: str | None, lane: str) -> QueueMode:
         """What a message does that does not say so itself."""
         row = await self._store.session(session_id) if session_id and self._signals.has_lanes else None
-        return "followup" if row is None else self._signals.lane(row.agent).mode
+        return "followup" if row is None else self._signals.lane(row.agent, lane).mode
 
     async def _owner(self, token_hash: str, session_id: str | None = None) -> str | None:
         """The session that owns the token; None when it is not `session_id`."""

@@ -70,10 +70,14 @@ class Signals:
         """Whether an agent that this process knows declares how its messages wait."""
         return any(agent.lanes for agent in self._agents or ())
 
+    def lanes(self, agent: str) -> Mapping[str, Lane]:
+        """The lanes that the agent declares, if this process knows it."""
+        known = self._agents.get(agent) if self._agents else None
+        return known.lanes if known else {}
+
     def lane(self, agent: str, lane: str = MAIN) -> Lane:
         """What the agent declares for a lane, if this process knows it."""
-        known = self._agents.get(agent) if self._agents else None
-        return known.lanes.get(lane, Lane()) if known else Lane()
+        return self.lanes(agent).get(lane, Lane())
 
     def known_limits(self, agent: str) -> Limits:
         """The same; `AgentNotFound` if this process has agents, and this is none of them."""

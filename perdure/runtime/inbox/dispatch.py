@@ -61,7 +61,7 @@ class Dispatches:
         `IdempotencyConflict`. Each principal has its own ids.
         """
         check_names(to, dispatch_id)
-        self._lanes.check(lane)
+        self._lanes.check(agent, lane)
         message = text_of(input)
         is_id = to.startswith(names.SESSION_ID)
         row = await self._store.session(to) if is_id else None
@@ -76,7 +76,9 @@ class Dispatches:
             ("dispatch", agent, to, *(() if lane == MAIN else (lane,))),
             dispatch_id,
             "" if is_id else hash_token(to),
+            mode=self._signals.lane(agent, lane).mode,
             limit=self._limit,
+            lane=lane,
         )
         try:
             if is_id:

@@ -6,12 +6,12 @@ with a fork of what the session has said so far, when the first message comes fo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from perdure.agents.agent import bounds_of
 from perdure.bounds import quoted
-from perdure.errors import ForkRefused, Invalid, NoActiveSession, SessionGone, TokenConflict, Unavailable
+from perdure.errors import ForkRefused, NoActiveSession, SessionGone, TokenConflict, Unavailable, UnknownLane
 from perdure.protocol import names
 from perdure.runtime.deliveries import session_id as new_id
 from perdure.runtime.signals import Signals
@@ -27,12 +27,6 @@ _TRIES = 5
 _LOOKED_AT = 20
 
 
-class UnknownLane(Invalid):
-    """The agent has no such lane."""
-
-    code = "unknown_lane"
-
-
 @dataclass(frozen=True)
 class LaneOf:
     """A lane of a session, and the token hash under which deliveries reach it."""
@@ -46,10 +40,10 @@ class Lanes:
         self._store = store
         self._signals = signals
 
-    def check(self, name: str, declared: Mapping[str, object] | Sequence[str] = ()) -> None:
+    def check(self, agent: str, name: str) -> None:
         """Raise `UnknownLane` unless every agent has this lane, or this one declares it."""
-        if name not in KNOWN and name not in declared:
-            raise UnknownLane(f"There is no lane {quoted(name)!r} here.")
+        if name not in KNOWN and name not in self._signals.lanes(agent):
+            raise UnknownLane(f"The agent {quoted(agent)!r} has no lane {quoted(name)!r}.")
 
     async def of(self, main: SessionRow) -> Mapping[str, SessionRow]:
         """The lanes of the session by their names, the main one first; those that have ended are left out."""
@@ -62,6 +56,7 @@ class Lanes:
 
     async def open(self, main: SessionRow, name: str) -> LaneOf:
         """The lane, which begins with this if it has not begun; `NoActiveSession` when the session has ended."""
+        self.check(main.agent, name)
         token_hash = names.token_of_lane(main.session_id, name)
         for _ in range(_TRIES):
             known = await self._store.route(token_hash)
