@@ -10,7 +10,7 @@ from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from perdure.errors import InvalidDeclaration
-from perdure.protocol.deliveries import QUEUE_MODES, Bounds, QueueMode
+from perdure.protocol.deliveries import OVERFLOWS, QUEUE_MODES, Bounds, Overflow, QueueMode
 from perdure.protocol.inputs import Responders
 from perdure.protocol.wire import JsonObject
 
@@ -147,10 +147,23 @@ class Lane:
 
     #: What a message does that arrives while the session is busy, unless it says so itself.
     mode: QueueMode = "followup"
+    #: How many deliveries may wait; None: `PERDURE_MAX_INBOX`, and never more than that.
+    cap: int | None = None
+    #: What happens to a message for which there is no room.
+    overflow: Overflow = "reject"
 
     def __post_init__(self) -> None:
         if self.mode not in QUEUE_MODES:
             raise InvalidDeclaration(f"A lane's mode is one of {', '.join(QUEUE_MODES)}; not {self.mode!r}.")
+        if self.overflow not in OVERFLOWS:
+            raise InvalidDeclaration(f"A lane's overflow is one of {', '.join(OVERFLOWS)}; not {self.overflow!r}.")
+        cap = cast("object", self.cap)
+        if cap is not None and (not isinstance(cap, int) or isinstance(cap, bool) or cap < 1):
+            raise InvalidDeclaration(f"A lane's cap is a number from 1 on, or None; not {cap!r}.")
+
+    def room(self, most: int) -> int:
+        """How many deliveries may wait where `most` may in any case."""
+        return most if self.cap is None else min(most, self.cap)
 
 
 @dataclass(frozen=True)

@@ -145,6 +145,11 @@ class DeliveryBody(Versioned):
 QueueMode: TypeAlias = Literal["followup", "collect", "steer", "interrupt"]
 QUEUE_MODES: tuple[QueueMode, ...] = get_args(QueueMode)
 
+#: What happens to a message for a lane in which as many wait as may: it is refused before it is accepted, or the oldest
+#: one that waits, or the new one, is settled without a turn.
+Overflow: TypeAlias = Literal["reject", "drop_oldest", "drop_newest"]
+OVERFLOWS: tuple[Overflow, ...] = get_args(Overflow)
+
 #: The lane of all deliveries that name no other one.
 MAIN = "main"
 

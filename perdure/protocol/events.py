@@ -170,6 +170,8 @@ WITHDRAWN = "withdrawn"
 
 #: The code of one that waited while a later message interrupted its session.
 SUPERSEDED = "superseded"
+#: The code of one that was dropped because too many waited, as its lane declares.
+OVERFLOWED = "inbox_overflow"
 
 
 def delivery_refused(delivery_id: str, code: str, message: str) -> NewEvent:

@@ -25,6 +25,7 @@ from perdure.protocol.deliveries import (
     DeliveryRef,
     FilePart,
     Message,
+    Overflow,
     Principal,
     QueueMode,
     TextPart,
@@ -56,6 +57,7 @@ class CallerRequest:
     mode: QueueMode | None = None
     # How many deliveries may wait in the session.
     limit: int | None = None
+    overflow: Overflow = "reject"
     # The lane that the session is.
     lane: str = MAIN
 
@@ -82,6 +84,7 @@ class CallerRequest:
             ref=ref.model_dump(mode="json"),
             limit=self.limit,
             mode=mode,
+            overflow=self.overflow if mode is not None else "reject",
             lane=self.lane,
         )
 

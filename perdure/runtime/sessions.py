@@ -21,7 +21,7 @@ from typing import Any, TypedDict, get_args
 
 from temporalio.client import Client
 
-from perdure.agents.agent import bounds_of
+from perdure.agents.agent import Lane, bounds_of
 from perdure.agents.registry import AgentRegistry
 from perdure.agents.run import RunRegistry
 from perdure.bounds import whole
@@ -81,10 +81,8 @@ class Family:
 
 
 _NEWEST = SessionQuery()
-
 #: How many members of a family are looked at.
 _MEMBERS = 1000
-
 #: How often a token may find and lose its session while one request is served.
 _TRIES = 5
 
@@ -227,14 +225,15 @@ class Sessions:
         """
         body = body or message_body(message, principal)
         token_hash = hash_token(token)
-        collects = coalesce or queue_mode == "collect"
-        queue_mode = "collect" if collects else queue_mode
+        queue_mode = "collect" if coalesce else queue_mode
+        collects = queue_mode == "collect"
         about = same_as or ("deliver", token_hash, str(collects), *(() if collects else same_request(queue_mode)))
         about = (*about, *(() if lane == MAIN else ("lane", lane)))
         owner = await self._owner(token_hash, session_id)
         if owner is not None and lane != MAIN:
             found = await self.lanes.open(await self.get(owner), lane)
             owner, token_hash = found.session_id, found.token_hash
+        declared = await self._lane(owner, lane)
         request = CallerRequest(
             owner or session_id or "",
             body,
@@ -242,8 +241,9 @@ class Sessions:
             about,
             idempotency_key,
             token_hash,
-            mode=checked_mode(queue_mode) or await self._mode(owner, lane),
-            limit=self._inbox_limit,
+            mode=checked_mode(queue_mode) or declared.mode,
+            limit=declared.room(self._inbox_limit),
+            overflow=declared.overflow,
             lane=lane,
         )
         if owner is None:
@@ -427,10 +427,10 @@ class Sessions:
 
     # --- deliveries -----------------------------------------------------------------------------------------
 
-    async def _mode(self, session_id: str | None, lane: str) -> QueueMode:
-        """What a message does that does not say so itself."""
+    async def _lane(self, session_id: str | None, name: str) -> Lane:
+        """What the agent of the session declares for this lane of it."""
         row = await self._store.session(session_id) if session_id and self._signals.has_lanes else None
-        return "followup" if row is None else self._signals.lane(row.agent, lane).mode
+        return Lane() if row is None else self._signals.lane(row.agent, name)
 
     async def _owner(self, token_hash: str, session_id: str | None = None) -> str | None:
         """The session that owns the token; None when it is not `session_id`."""
@@ -450,8 +450,8 @@ class Sessions:
             accepted = await self._store.accept(request.delivery())
         except SessionGone:
             raise NoActiveSession from None
-        # It is accepted from here on, even if this process or Temporal fails. An earlier one is signalled again: the
-        # process that accepted it may have died before the signal, and the driver ignores an id that it knows.
+        # It is accepted from here on, whatever fails. An earlier one is signalled again: the process that accepted it may
+        # have died before the signal, and the driver ignores an id that it knows.
         row = accepted.delivery
         # With one that interrupts, the cancel request goes that it has made.
         unsignalled = accepted.unsignalled or row.mode == "interrupt"

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from perdure.protocol.deliveries import MAIN
+from perdure.protocol.deliveries import MAIN, Overflow
 from perdure.protocol.wire import JsonObject
 
 
@@ -24,6 +24,7 @@ class NewDelivery:
     ref: JsonObject | None = None
     # How many deliveries may wait in the session. When so many wait already, this one is not accepted.
     limit: int | None = None
+    overflow: Overflow = "reject"
     lane: str = MAIN
     # What its message does while the session is busy. None: it is no message.
     mode: str | None = None

@@ -89,10 +89,13 @@ async def accept(tx: Transaction, delivery: NewDelivery, now: str) -> Written[Ac
     if (first := await find_first(tx, delivery)) is not None:
         return Written(first)
     # One that interrupts takes the place of the others that wait, so it always has room.
-    accepted = await enqueue(tx, session, delivery, now, limited=delivery.mode != "interrupt")
+    limited = delivery.mode != "interrupt"
+    full = limited and delivery.overflow != "reject" and await _is_full(tx, delivery)
+    accepted = await enqueue(tx, session, delivery, now, limited=limited and not full)
     if session is None or not accepted.fresh:
         return Written(accepted)
-    events = await queue.admit(tx, session, accepted.delivery, now)
+    dropped = await queue.drop(tx, delivery, accepted.delivery, now) if full else ()
+    events = (*dropped, *await queue.admit(tx, session, accepted.delivery, now))
     return Written(accepted, await rows.emit(tx, session.row, events, now) if events else None)
 
 
@@ -204,6 +207,10 @@ class _Waiting:
 
     count: int
     newest: str | None
+
+
+async def _is_full(tx: Transaction, delivery: NewDelivery) -> bool:
+    return delivery.limit is not None and (await _waiting(tx, delivery.session_id)).count >= delivery.limit
 
 
 async def _waiting(tx: Transaction, session_id: str) -> _Waiting:

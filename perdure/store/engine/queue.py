@@ -5,9 +5,9 @@ All of this happens under the session's lock, together with the acceptance of th
 
 from collections.abc import Sequence
 
-from perdure.protocol.events import SUPERSEDED, NewEvent, cancel_requested, delivery_refused
+from perdure.protocol.events import OVERFLOWED, SUPERSEDED, NewEvent, cancel_requested, delivery_refused
 from perdure.session.queue import between
-from perdure.store.deliveries import Change, DeliveryRow
+from perdure.store.deliveries import Change, DeliveryRow, NewDelivery
 from perdure.store.values import SessionRow
 
 from . import rows
@@ -63,6 +63,20 @@ async def admit(tx: Transaction, session: LockedSession, message: DeliveryRow, n
             return await interrupt(tx, session.row, message, now)
         case _:
             return ()
+
+
+async def drop(tx: Transaction, new: NewDelivery, accepted: DeliveryRow, now: str) -> Sequence[NewEvent]:
+    """Settle messages without a turn until no more wait than may: the oldest ones, or the new one. What answers or
+    controls a session is not dropped."""
+    if new.overflow == "drop_newest" or new.limit is None:
+        dropped = [accepted.delivery_id]
+    else:
+        found = await tx.rows("queue", session_id=new.session_id, lane=new.lane)
+        oldest = [row["delivery_id"] for row in found if row["kind"] == "message"]
+        dropped = oldest[: max(1, len(found) - new.limit)]
+    for each in dropped:
+        await tx.run("refuse_delivery", session_id=new.session_id, delivery_id=each, code=OVERFLOWED, now=now)
+    return [delivery_refused(each, OVERFLOWED, "Too many deliveries waited; this one was dropped.") for each in dropped]
 
 
 async def is_steered(tx: Transaction, session: SessionRow) -> bool:
