@@ -450,8 +450,8 @@ class Sessions:
             accepted = await self._store.accept(request.delivery())
         except SessionGone:
             raise NoActiveSession from None
-        # It is accepted from here on, whatever fails. An earlier one is signalled again: the process that accepted it may
-        # have died before the signal, and the driver ignores an id that it knows.
+        # It is accepted from here on, whatever fails. An earlier one is signalled again: the process that accepted it
+        # may have died before the signal, and the driver ignores an id that it knows.
         row = accepted.delivery
         # With one that interrupts, the cancel request goes that it has made.
         unsignalled = accepted.unsignalled or row.mode == "interrupt"
