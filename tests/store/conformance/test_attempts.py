@@ -298,3 +298,22 @@ async def test_old_reports_are_forgotten_unless_their_attempt_runs(store: Store,
     assert await store.attempts.forget(A_DAY, 10) == 2
 
     assert [each.key.turn for each in await attempts(store)] == [2]
+
+
+async def test_what_has_happened_to_deliveries_and_attempts_is_found_by_its_time(store: Store) -> None:
+    await store.accept(given.delivery())
+    await store.commit(replace(raising(5), consume=given.consuming("d").consume))
+    await store.commit(raising(6, number=2))
+    [delivery] = await store.deliveries("s", ["d"])
+
+    happened = await store.attempts.happened("s", "", None, 10)
+    nothing = await store.attempts.happened("s", "", "2001", 10)
+    some = await store.attempts.happened("s", "", None, 1)
+
+    assert [replace(each, body=None) for each in happened.deliveries] == [replace(delivery, body=None)]
+    (first, none), (second, earlier) = happened.attempts
+    assert none is None
+    assert earlier is not None
+    assert (earlier.attempt_id, earlier.status, second.number) == (first.attempt_id, "superseded", 2)
+    assert (nothing.deliveries, nothing.attempts, nothing.complete) == ([], [], True)
+    assert (len(some.attempts), some.complete) == (1, False)
