@@ -17,6 +17,7 @@ from perdure.bounds import DEEPEST, deeper_than, more_than, quoted
 from perdure.errors import Invalid, InvalidJson, TooLarge, Unavailable
 from perdure.protocol.deliveries import DeliveryBody, FilePart, InputResponse, Message, Mode, Principal, TextPart
 from perdure.protocol.wire import JsonObject
+from perdure.store.values import MAIN
 
 from .callbacks import check_callback
 
@@ -186,6 +187,7 @@ class ContinueBody:
     delivery: DeliveryBody
     token: str
     coalesce: bool
+    lane: str = MAIN
 
 
 # The contract fixes the order of the checks: a body with several faults must be refused for the first one.
@@ -217,6 +219,9 @@ def parse_continue(fields: Fields, principal: Principal) -> ContinueBody:
     coalesce = fields.get("coalesce", False)
     if not isinstance(coalesce, bool):
         raise Invalid("Expected 'coalesce' to be a boolean.")
+    lane = fields.get("lane", MAIN)
+    if not isinstance(lane, str):
+        raise Invalid("Expected 'lane' to be a text.")
     delivery = DeliveryBody(
         message=message,
         client_context=context,
@@ -224,7 +229,7 @@ def parse_continue(fields: Fields, principal: Principal) -> ContinueBody:
         output_schema=schema,
         principal=principal,
     )
-    return ContinueBody(delivery, token, coalesce)
+    return ContinueBody(delivery, token, coalesce, lane)
 
 
 def parse_message(fields: Fields) -> Message | None:

@@ -93,6 +93,7 @@ class SessionRoutes:
             principal=principal,
             idempotency_key=key,
             coalesce=body.coalesce,
+            lane=body.lane,
         )
         return _accepted(receipt, 200)
 
