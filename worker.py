@@ -102,7 +102,16 @@ def workers(
     """
     signals = Signals(store, DriverClient(client, settings.task_queue), agents, ui_detail=settings.ui_detail == "on")
     dispatch = Dispatches(store, signals, limit=settings.max_inbox).dispatch_owned
-    harness = Harness(store, agents, models, settings, secret=callback_secret(settings), runs=runs, dispatch=dispatch)
+    harness = Harness(
+        store,
+        agents,
+        models,
+        settings,
+        secret=callback_secret(settings),
+        runs=runs,
+        dispatch=dispatch,
+        worker=client.identity,
+    )
     turns, model, tools = TurnActivities(harness), ModelActivities(harness), ToolActivities(harness)
     if settings.only_pools:
         return [pool_worker(client, settings, harness, pool) for pool in settings.only_pools]

@@ -6,9 +6,11 @@ import asyncio
 import contextlib
 import functools
 import logging
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Protocol, TypeAlias, TypeVar, cast
 from uuid import uuid4
 from weakref import WeakKeyDictionary
 
@@ -17,7 +19,9 @@ from temporalio.exceptions import ApplicationError, ApplicationErrorCategory
 
 from perdure.errors import NeedsAttention, PerdureError, TokenConflict, ToolFailed, TurnCancelled
 from perdure.protocol import names
-from perdure.protocol.requests import Coordinates
+from perdure.protocol.requests import Coordinates, ModelCall, ToolCall
+from perdure.protocol.runs import RunBody
+from perdure.store.attempts import AttemptKey
 from perdure.store.values import Attempt
 
 if TYPE_CHECKING:
@@ -37,6 +41,8 @@ _UNSPECIFIED = ApplicationErrorCategory.UNSPECIFIED
 _SUSPICIOUS = 2
 #: For how many seconds at most a step waits for another one: less than what a tool has on top of its own time-out.
 _SUSPECT_PATIENCE = 20.0
+#: Seconds between two notes in the store that an attempt lives.
+_RENEWAL = 5.0
 #: Seconds within which a heartbeat is sent.
 _BEAT = 1.0
 _suspects: WeakKeyDictionary[asyncio.AbstractEventLoop, _Suspects] = WeakKeyDictionary()
@@ -45,11 +51,15 @@ _FIRST_PAUSE = 0.2
 _LONGEST_PAUSE = 60.0
 
 
-def current_attempt() -> Attempt:
+def current_attempt(worker: str = "") -> Attempt:
     """The current attempt. Generations grow with the scheduled time, whichever worker runs the attempt."""
     info = activity.info()
-    scheduled = info.current_attempt_scheduled_time
-    return Attempt(info.attempt, generation=int(scheduled.timestamp() * 1_000_000), deaths=_deaths())
+    lease = None if info.heartbeat_timeout is None else time.time() + info.heartbeat_timeout.total_seconds()
+    return Attempt(info.attempt, _generation(), deaths=_deaths(), worker=worker, lease_until=lease)
+
+
+def _generation() -> int:
+    return int(activity.info().current_attempt_scheduled_time.timestamp() * 1_000_000)
 
 
 def _deaths() -> int:
@@ -82,6 +92,8 @@ S = TypeVar("S", bound=_Activities)
 A = TypeVar("A", bound=_TurnArgument | _SessionArgument)
 R = TypeVar("R")
 Work = Callable[[S, A], Awaitable[R]]
+#: Notes that the lease of the attempt expires in so many seconds.
+Renew: TypeAlias = Callable[[float], Awaitable[None]]
 
 
 def attempted(*, reports: bool = False) -> Callable[[Work[S, A, R]], Work[S, A, R]]:
@@ -93,12 +105,27 @@ def attempted(*, reports: bool = False) -> Callable[[Work[S, A, R]], Work[S, A, 
             async def report(error: NeedsAttention) -> None:
                 await self.harness.report(_session_of(argument), error)
 
-            async with attempt(report if reports else None):
+            async with attempt(report if reports else None, _renewal(self.harness, argument)):
                 return await work(self, argument)
 
         return run
 
     return decorate
+
+
+def _renewal(harness: Harness, argument: _TurnArgument | _SessionArgument) -> Renew | None:
+    """How the lease is renewed that the report of this attempt shows; None: this work has no such report."""
+    match argument:
+        case ModelCall(at=at):
+            key = AttemptKey(at.turn, at.step, names.MODEL_SCOPE, _generation())
+        case ToolCall(at=at, call=call):
+            key = AttemptKey(at.turn, at.step, names.call_scope(call.call_id), _generation())
+        case RunBody():
+            key = AttemptKey(0, 0, names.BODY_SCOPE, _generation())
+        case _:
+            return None
+    session_id = _session_of(argument)
+    return lambda seconds: harness.renew(session_id, key, seconds)
 
 
 def _session_of(argument: _TurnArgument | _SessionArgument) -> str:
@@ -107,14 +134,16 @@ def _session_of(argument: _TurnArgument | _SessionArgument) -> str:
 
 
 @contextlib.asynccontextmanager
-async def attempt(attend: Callable[[NeedsAttention], Awaitable[object]] | None = None) -> AsyncGenerator[None]:
+async def attempt(
+    attend: Callable[[NeedsAttention], Awaitable[object]] | None = None, renew: Renew | None = None
+) -> AsyncGenerator[None]:
     """Send heartbeats while the work runs, and raise its errors as Temporal's, with codes and ids only.
 
     `attend` is called when no worker can do the work, possibly often: the driver retries until one can.
     """
     # Always `from None`: Temporal would store the texts of the causes, which may hold content.
     try:
-        async with _heartbeating():
+        async with _heartbeating(renew):
             yield
     except NeedsAttention as error:
         if attend is not None and activity.info().attempt >= HANDED_BACK:
@@ -128,14 +157,18 @@ async def attempt(attend: Callable[[NeedsAttention], Awaitable[object]] | None =
 
 
 @contextlib.asynccontextmanager
-async def _heartbeating() -> AsyncGenerator[None]:
+async def _heartbeating(renew: Renew | None) -> AsyncGenerator[None]:
     """Send heartbeats until the work is done, so that the death of this worker is noticed."""
     timeout = activity.info().heartbeat_timeout
     if timeout is None:
         yield
         return
     said = {"deaths": _deaths(), "ended": False}
-    beat = asyncio.create_task(_send_heartbeats(timeout.total_seconds() / 4, said))
+    sent = _Sent(asyncio.get_running_loop().time())
+    tasks = [asyncio.create_task(_send_heartbeats(timeout.total_seconds() / 4, said, sent))]
+    if renew is not None:
+        # Apart from the heartbeats: a database that is away must not delay them.
+        tasks.append(asyncio.create_task(_renew_lease(renew, timeout.total_seconds(), sent)))
     try:
         async with _one_suspect_at_a_time(said):
             yield
@@ -144,7 +177,8 @@ async def _heartbeating() -> AsyncGenerator[None]:
         activity.heartbeat(dict(said))
         raise
     finally:
-        beat.cancel()
+        for task in tasks:
+            task.cancel()
 
 
 @contextlib.asynccontextmanager
@@ -197,11 +231,33 @@ class _Suspects:
         return alone
 
 
-async def _send_heartbeats(every: float, said: Mapping[str, int]) -> None:
+@dataclass
+class _Sent:
+    """When the last heartbeat was sent, by the clock of the event loop."""
+
+    at: float
+
+
+async def _send_heartbeats(every: float, said: Mapping[str, int], sent: _Sent) -> None:
     while True:
         # Sleep first: the server knows that the attempt has just begun, and most end before the first heartbeat is due.
         await asyncio.sleep(every)
         activity.heartbeat(dict(said))
+        sent.at = asyncio.get_running_loop().time()
+
+
+async def _renew_lease(renew: Renew, lease: float, sent: _Sent) -> None:
+    """Note in the store that this attempt lives, as far as Temporal knows. Attempts that end soon are never noted."""
+    await asyncio.sleep(lease)
+    while True:
+        left = lease - (asyncio.get_running_loop().time() - sent.at)
+        try:
+            async with asyncio.timeout(_RENEWAL):
+                await renew(left)
+        except Exception as error:
+            # Only a report: it says that the lease has expired until this succeeds.
+            log.debug("the lease of %s was not renewed: %s", activity.info().workflow_id, type(error).__name__)
+        await asyncio.sleep(max(_RENEWAL, lease / 4))
 
 
 def _application_error(error: PerdureError) -> ApplicationError:

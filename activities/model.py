@@ -22,7 +22,7 @@ class ModelActivities:
     @activity.defn(name=names.CALL_MODEL)
     @attempted()
     async def call_model(self, call: ModelCall) -> ModelOutcome:
-        outcome = await self.harness.call_model(call, current_attempt())
+        outcome = await self.harness.call_model(call, current_attempt(self.harness.worker))
         if isinstance(outcome, Finished) and outcome.failure:
             return outcome.model_copy(update={"failure": outcome.failure.bare()})
         return outcome

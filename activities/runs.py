@@ -30,7 +30,8 @@ class RunActivities:
     @attempted(reports=True)
     async def run_body(self, body: RunBody) -> RunLooked:
         behind = activity.info().started_time.timestamp() - time.time()
-        looked = await self.harness.runs.look(body, current_attempt(), self._signals, activity.wait_for_worker_shutdown)
+        attempt = current_attempt(self.harness.worker)
+        looked = await self.harness.runs.look(body, attempt, self._signals, activity.wait_for_worker_shutdown)
         if looked.due is None or behind < _TOLERATED:
             return looked
         # By the clock of the workflow: by ours, it would have the function entered again and again until then.

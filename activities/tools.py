@@ -30,9 +30,9 @@ class ToolActivities:
         if call.call.pool != self._pool:
             # A turn of a build that knows no pools asks for it here. A newer build will ask for it where it belongs.
             raise WrongPool(f"The tool {call.call.tool!r} runs in the pool {call.call.pool!r}.")
-        cancelled = threading.Event()
+        attempt, cancelled = current_attempt(self.harness.worker), threading.Event()
         try:
-            return await self.harness.call_tool(call, current_attempt(), cancelled, activity.is_worker_shutdown)
+            return await self.harness.call_tool(call, attempt, cancelled, activity.is_worker_shutdown)
         except asyncio.CancelledError:
             # For threads of the tool that still run and check it.
             cancelled.set()
@@ -41,4 +41,4 @@ class ToolActivities:
     @activity.defn(name=names.RUN_PROGRAM)
     @attempted()
     async def run_program(self, call: ToolCall) -> ProgramOutcome:
-        return await self.harness.run_program(call, current_attempt())
+        return await self.harness.run_program(call, current_attempt(self.harness.worker))

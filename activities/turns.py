@@ -37,7 +37,7 @@ class TurnActivities:
     @activity.defn(name=names.RESUME_TURN)
     @attempted()
     async def resume_turn(self, resumption: ResumeTurn) -> Resumed:
-        resumed = await self.harness.resume_turn(resumption, current_attempt())
+        resumed = await self.harness.resume_turn(resumption, current_attempt(self.harness.worker))
         failure = resumed.failure and resumed.failure.bare()
         return resumed.model_copy(update={"failure": failure})
 
@@ -86,6 +86,6 @@ class TurnActivities:
     @activity.defn(name=names.REBUILD_SESSION)
     @attempted(reports=True)
     async def rebuild_session(self, rebuild: RebuildSession) -> JsonObject | None:
-        state = await self.harness.rebuild_session(rebuild, current_attempt())
+        state = await self.harness.rebuild_session(rebuild, current_attempt(self.harness.worker))
         # As JSON: the driver may run an older build, and must not lose fields that it does not know.
         return None if state is None else state.model_dump(mode="json")

@@ -14,7 +14,7 @@ from perdure.settings import Settings
 from perdure.store.base import Store
 from perdure.store.streams import Room
 
-from .auth import Authenticator, Gate, is_development
+from .auth import Authenticator, Gate, Operators, is_development
 from .bodies import BodyReader
 from .durable.read import Reader, Timing
 from .envelope import enveloped, not_allowed, not_found
@@ -24,7 +24,7 @@ from .routes.deliveries import DeliveryRoutes
 from .routes.events import EventRoutes
 from .routes.flue import AgentRoutes, RunReader
 from .routes.inputs import InputRoutes
-from .routes.inspection import AboutRoutes, DeadLetterRoutes, InspectionRoutes
+from .routes.inspection import AboutRoutes, AttemptRoutes, DeadLetterRoutes, InspectionRoutes
 from .routes.runs import RunRoutes
 from .routes.sessions import CallbackRoutes, SessionRoutes
 from .routes.streams import HEADERS, MOST_APPENDED, PREFIX, StreamRoutes
@@ -168,6 +168,12 @@ def _add_inspection(table: _Table, parts: _Parts) -> None:
     table.add("GET", "/v1/sessions/{session_id}/deliveries", deliveries.list)
     table.add("GET", "/v1/sessions/{session_id}/lanes", deliveries.lanes)
     table.add("POST", "/v1/dispatches", deliveries.dispatch)
+    operators = Operators(parts.settings.operators)
+    attempts = AttemptRoutes(parts.gate, operators, parts.sessions, parts.store, parts.events.policy)
+    table.add("GET", "/v1/sessions/{session_id}/attempts", attempts.list)
+    table.add("GET", "/v1/sessions/{session_id}/timeline", attempts.timeline)
+    table.add("GET", "/v1/sessions/{session_id}/journal", attempts.journal)
+    table.add("GET", "/v1/diagnostics/leases", attempts.leases)
     table.add("GET", "/v1/deliveries/{delivery_id}", deliveries.show)
     table.add("PATCH", "/v1/deliveries/{delivery_id}", deliveries.edit)
     table.add("DELETE", "/v1/deliveries/{delivery_id}", deliveries.withdraw)

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection
 
-from perdure.errors import Misconfigured, Unauthenticated
+from perdure.errors import Forbidden, Misconfigured, Unauthenticated
 from perdure.protocol.deliveries import LOCAL, Principal
 from perdure.settings import Settings
 
@@ -85,6 +85,26 @@ class Gate:
             if principal is not None:
                 return principal
         raise Unauthenticated
+
+
+#: The role whose holders are operators.
+OPERATOR = "operator"
+
+
+class Operators:
+    """Who may look at the work of all callers: holders of the role `operator`, and those who are named."""
+
+    def __init__(self, named: str = "") -> None:
+        """`named`: names of API keys, or callers as authors name them (`jwt:ada`), separated by commas."""
+        names = [each.strip() for each in named.split(",") if each.strip()]
+        self._addresses = frozenset(each if ":" in each else f"api-key:{each}" for each in names)
+
+    def check(self, principal: Principal) -> None:
+        """`Forbidden` for all others, also on a development machine."""
+        roles = principal.attributes.get("role", ())
+        held = (roles,) if isinstance(roles, str) else roles
+        if OPERATOR not in held and principal.address not in self._addresses:
+            raise Forbidden("This is for operators.")
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,21 @@ from starlette.requests import Request
 
 from perdure.agents import output_schema
 from perdure.bounds import DEEPEST, deeper_than, more_than, quoted
-from perdure.errors import Invalid, InvalidJson, TooLarge, Unavailable
-from perdure.protocol.deliveries import DeliveryBody, FilePart, InputResponse, Message, Mode, Principal, TextPart
+from perdure.errors import Invalid, InvalidJson, TooLarge, Unavailable, UnknownLane
+from perdure.protocol.deliveries import (
+    MAIN,
+    QUEUE_MODES,
+    DeliveryBody,
+    FilePart,
+    InputResponse,
+    Message,
+    Mode,
+    Principal,
+    QueueMode,
+    TextPart,
+)
 from perdure.protocol.wire import JsonObject
-from perdure.store.values import MAIN
+from perdure.session.queue import read_mode
 
 from .callbacks import check_callback
 
@@ -179,6 +190,7 @@ class CreateBody:
     mode: Mode
     deadline: datetime | None = None
     idle_seconds: float | None = None
+    queue_mode: QueueMode | None = None
     callback: JsonObject | None = field(default=None, repr=False)
 
 
@@ -186,7 +198,7 @@ class CreateBody:
 class ContinueBody:
     delivery: DeliveryBody
     token: str
-    coalesce: bool
+    queue_mode: QueueMode | None
     lane: str = MAIN
 
 
@@ -197,13 +209,16 @@ def parse_create(fields: Fields, principal: Principal) -> CreateBody:
     message = _message(fields.get("message", _ABSENT))
     context = _client_context(fields.get("clientContext", _ABSENT))
     callback = check_callback(fields["callback"]) if "callback" in fields else None
-    mode = _mode(fields.get("mode", _ABSENT))
+    # What a message does and what a session is have no name in common.
+    queue_mode = read_mode(fields.get("mode"))
+    mode = "conversation" if queue_mode else _mode(fields.get("mode", _ABSENT))
     schema = _output_schema(fields.get("outputSchema", _ABSENT))
     if message is None:
         raise Invalid("Missing or empty 'message' field.")
     delivery = DeliveryBody(message=message, client_context=context, output_schema=schema, principal=principal)
     deadline, idle_seconds = _deadline(fields.get("deadline")), _idle_seconds(fields.get("idleSeconds"))
-    return CreateBody(delivery, mode, deadline, idle_seconds, callback)
+    check_lane(fields)
+    return CreateBody(delivery, mode, deadline, idle_seconds, queue_mode, callback)
 
 
 def parse_continue(fields: Fields, principal: Principal) -> ContinueBody:
@@ -219,9 +234,10 @@ def parse_continue(fields: Fields, principal: Principal) -> ContinueBody:
     coalesce = fields.get("coalesce", False)
     if not isinstance(coalesce, bool):
         raise Invalid("Expected 'coalesce' to be a boolean.")
-    lane = fields.get("lane", MAIN)
-    if not isinstance(lane, str):
-        raise Invalid("Expected 'lane' to be a text.")
+    queue_mode = parse_queue_mode(fields)
+    if coalesce and queue_mode not in (None, "collect"):
+        raise Invalid("Expected either 'coalesce' or another 'mode' than 'collect'.")
+    lane = parse_lane(fields)
     delivery = DeliveryBody(
         message=message,
         client_context=context,
@@ -229,7 +245,30 @@ def parse_continue(fields: Fields, principal: Principal) -> ContinueBody:
         output_schema=schema,
         principal=principal,
     )
-    return ContinueBody(delivery, token, coalesce, lane)
+    return ContinueBody(delivery, token, "collect" if coalesce else queue_mode, lane)
+
+
+def parse_queue_mode(fields: Fields) -> QueueMode | None:
+    """What the message does while its session is busy."""
+    name = fields.get("mode")
+    mode = read_mode(name)
+    if name is not None and mode is None:
+        raise Invalid(f"Expected 'mode' to be one of {', '.join(QUEUE_MODES)}.")
+    return mode
+
+
+def parse_lane(fields: Fields) -> str:
+    """The lane of its session that reads the message."""
+    lane = fields.get("lane", MAIN)
+    if not isinstance(lane, str):
+        raise Invalid("Expected 'lane' to be a text.")
+    return lane
+
+
+def check_lane(fields: Fields) -> None:
+    """Refuse another lane where there is only the first one, or the delivery has one already."""
+    if parse_lane(fields) != MAIN:
+        raise UnknownLane(f"Here the lane is '{MAIN}': a session begins with it, and no message changes its lane.")
 
 
 def parse_message(fields: Fields) -> Message | None:

@@ -17,6 +17,7 @@ from perdure.bounds import quoted
 from perdure.errors import Invalid, PerdureError, SessionNotFound, TooLarge, UnsupportedMedia
 from perdure.protocol.deliveries import DeliveryBody, FilePart, InputResponse, Principal
 from perdure.runtime.sessions import Sessions
+from perdure.session.state import read_turn_number
 from perdure.settings import Settings
 from perdure.store.streams import JSON, media_type
 from perdure.store.values import SessionRow
@@ -135,6 +136,16 @@ def between(name: str, given: str | None, least: int, most: int, otherwise: int)
 
 def limit(given: str | None) -> int:
     return between("limit", given, 1, _MOST, _FEW)
+
+
+def turn(given: str | None) -> int | None:
+    """A turn by its number or its id: `3` or `turn_3`."""
+    if given is None:
+        return None
+    number = read_turn_number({"turnId": given if given.startswith("turn_") else f"turn_{given}"})
+    if number is None:
+        raise Invalid(f"Expected 'turn' to name a turn, like turn_3, not {quoted(given)}.")
+    return number
 
 
 def waits_for_result(request: Request) -> bool:

@@ -123,7 +123,8 @@ async def serve(settings: Settings, stop: asyncio.Event, ready: asyncio.Event | 
         await stack.enter_async_context(sessions.reconciler.running())
         await stack.enter_async_context(sessions.deletions.running())
         await stack.enter_async_context(sessions.callbacks.running())
-        await stack.enter_async_context(Retention(store, keep).running())
+        attempts = settings.keep_attempts_days * 86_400
+        await stack.enter_async_context(Retention(store, keep, attempts).running())
         if settings.streams == "on":
             await stack.enter_async_context(StreamSweeper(store.streams).running())
         stalls = Stalls(store, sessions.liveness.last_sign, settings.heartbeat_timeout)

@@ -69,6 +69,20 @@ def quoted(text: str, longest: int = 100) -> str:
     return "".join(character if character.isprintable() else "\ufffd" for character in shortened(text, longest))
 
 
+_SECRET = re.compile(
+    r"(?i)\b(?:sk|pk|rk|key|xai|gsk|ghp|aiza)[-_][\w*.-]{6,}|bearer\s+\S+|[?&](?:key|token|api_key)=\S+"
+)
+#: Longer runs without a space are more likely a credential or a blob than words.
+_BLOB = re.compile(r"[A-Za-z0-9+/_=*.-]{40,}")
+#: Characters of such a text.
+_LONGEST_PUBLIC = 300
+
+
+def public(text: str) -> str:
+    """The text on one line, shortened, without anything that looks like a credential."""
+    return shortened(_BLOB.sub("[…]", _SECRET.sub("[redacted]", " ".join(text.split()))), _LONGEST_PUBLIC)
+
+
 #: Control characters, line ends, changes of direction, and halves of characters.
 _UNPRINTABLE = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028-\\u202e\\u2066-\\u2069\\ud800-\\udfff]")
 

@@ -93,6 +93,13 @@ class Invalid(PerdureError):
     code = "invalid_request"
 
 
+class UnknownLane(PerdureError):
+    """The agent has no such lane."""
+
+    status = 400
+    code = "unknown_lane"
+
+
 class InvalidJson(Invalid):
     """Invalid JSON body."""
 
@@ -341,6 +348,11 @@ class ToolFailed(PerdureError):
 
     code = "ACTION_RESULT_FAILED"
     retryable = True
+
+    def __init__(self, message: str | None = None, *, reason: str | None = None, **details: Any) -> None:
+        """`reason`: what the tool has raised, for the report of the attempt."""
+        super().__init__(message, **details)
+        self.reason = reason
 
 
 class RunStepFailed(PerdureError):

@@ -112,6 +112,9 @@ class Settings(BaseSettings):
     # Callers on this machine need no key as long as no keys or tokens are configured. With this, they never need one.
     trust_loopback: bool = False
 
+    # Who may see the work of all callers, beside holders of the role `operator`: names of API keys, or `jwt:ada`.
+    operators: str = ""
+
     # Where other servers reach this API: agents there report the end of their work to it.
     public_url: Annotated[str | None, BeforeValidator(_unless_empty), AfterValidator(_checked_url)] = None
     # Whether sessions may deliver their callbacks to private addresses.
@@ -169,6 +172,8 @@ class Settings(BaseSettings):
     ui_detail: Literal["on", "off"] = "on"
     log_level: str = "info"
 
+    # After how many days reports of attempts are deleted.
+    keep_attempts_days: float = Field(default=30, gt=0, le=36_500)
     # After how many days the deltas and messages of earlier turns, and the records of ended sessions, are deleted.
     # Default: never.
     keep_deltas_days: float | None = Field(default=None, gt=0, le=36_500)

@@ -12,7 +12,7 @@ import pytest
 
 import perdure
 import perdure.testing
-from perdure.protocol.events import EVENT_EXPIRED, SESSION_STALLED, EventType
+from perdure.protocol.events import EVENT_EXPIRED, SESSION_STALLED, BesideType, EventType
 from perdure.protocol.stream_policy import EVENT_EXCLUDED
 from perdure.settings import Settings
 from perdure.testing import ScriptedModel, call, play
@@ -40,6 +40,7 @@ def test_every_event_is_documented_and_no_other() -> None:
         EVENT_EXPIRED,
         SESSION_STALLED,
         *(value for name, value in vars(EventType).items() if name.isupper()),
+        *(value for name, value in vars(BesideType).items() if name.isupper()),
     }
 
     assert set(re.findall(r"^\| `([a-z.]+)` \|", page, re.MULTILINE)) == known

@@ -105,5 +105,29 @@ PATCHES = (
         date(2026, 11, 20),
         "waited on if they were cancelled in Temporal while their function parked or failed",
     ),
+    Patch(
+        "changed-references",
+        "driver",
+        date(2026, 11, 20),
+        "kept a waiting delivery at its place, with its mode, although its sender had changed that",
+    ),
+    Patch(
+        "wait-to-collect",
+        "driver",
+        date(2026, 11, 20),
+        "read at once what was to be collected, and joined only what followed one another",
+    ),
+    Patch(
+        "drop-superseded",
+        "driver",
+        date(2026, 11, 20),
+        "began a turn without events for each message that a later one had superseded",
+    ),
+    Patch(
+        "forget-what-joined",
+        "driver",
+        date(2026, 11, 20),
+        "began a turn without events for each message that had entered a running one",
+    ),
     Patch("parallel-calls", "both", date(2026, 11, 18), "began all calls of a reply at once"),
 )

@@ -12,21 +12,9 @@ from perdure.errors import PerdureError, UnreadableState
 from perdure.protocol import names
 from perdure.protocol.actions import DispatchCodeModeRuntimeActions, DispatchRuntimeActions, Done, Park
 from perdure.protocol.inputs import OpenInput
-from perdure.protocol.requests import (
-    AttendSession,
-    Attention,
-    CloseSession,
-    Coordinates,
-    Failure,
-    RebuildSession,
-    Refusal,
-    Reminder,
-    TurnRequest,
-    TurnResult,
-    Withdrawal,
-)
+from perdure.protocol.requests import Attention, CloseSession, Failure, RebuildSession, TurnRequest, TurnResult
 from perdure.protocol.wire import JsonObject
-from perdure.session import children, decisions
+from perdure.session import children, decisions, queue
 from perdure.session.state import (
     OPERATOR_CANCELLED,
     OPERATOR_FAILED,
@@ -38,14 +26,12 @@ from perdure.session.state import (
     SessionState,
     can_be_kept,
     load_session,
-    read_delivery,
     read_repair,
     read_turn_number,
-    with_unknown_prefix,
 )
 from perdure.session.turn import ContinueAsNew
 
-from . import family, versions
+from . import family, inbox, versions
 from .outcomes import conclude, execute_until_success, failure_of_error, failure_of_turn
 from .turn import InlineTurn
 
@@ -105,25 +91,9 @@ class SessionWorkflow:
             return
         if self._unreadable is not None:
             self._unread_signals.extend(each for each in data if can_be_kept(each) and each not in self._unread_signals)
-        delivery = read_delivery(data[0]) if len(data) == 1 else None
-        unknown = delivery is not None and not versions.reads(delivery)
-        # Older runs ignored deliveries of unknown kinds, which the sweeper signalled again.
-        if delivery is None or (unknown and not (workflow.patched("keep-unknown-kinds") and self._state.has_room)):
-            # If it is a delivery after all, it is also in the store, and is signalled again.
-            workflow.logger.warning("A signal of unknown shape was ignored")
-            return
-        delivery = with_unknown_prefix(delivery, unknown=unknown)
-        # Older builds queued signals in the order of arrival; a replay of their runs must do the same.
-        in_order = not self._state.is_out_of_order(delivery) or workflow.patched("inbox-in-order")
-        state = self._state.with_delivery(delivery, in_order=in_order)
-        is_new = state is not self._state
-        # Older runs tried a held turn again at each signal; a replay must do the same.
-        if is_new or (state.held is not None and not workflow.patched("only-news-makes-due")):
-            state = state.due()
-        self._state = state.active(workflow.time()) if is_new and self._bounded else state
-        if is_new and unknown:
-            # Older runs that waited already did not look for a newer build before the next signal.
-            self._must_look_again = workflow.patched("look-when-unknown-arrives")
+        heard = inbox.hear(self._state, data)
+        self._state = heard.state.active(workflow.time()) if heard.is_new and self._bounded else heard.state
+        self._must_look_again = self._must_look_again or heard.looks_again
 
     @workflow.signal(name=names.CANCEL)
     def cancel(self, *data: Any) -> None:
@@ -174,6 +144,8 @@ class SessionWorkflow:
     @workflow.run
     async def run(self, data: JsonObject) -> None:
         self._heed_bounds()
+        if self._state.collecting is None and any(map(queue.is_collected, self._state.inbox)):
+            self._state = inbox.collecting(self._state)
         drive = asyncio.create_task(self._drive())
         try:
             await self._until_end(drive)
@@ -223,7 +195,7 @@ class SessionWorkflow:
     async def _drive(self) -> None:
         """Make one move after another until the session has ended."""
         if self._data.get(WAS_UNREADABLE) and self._unreadable is None:
-            await self._set_attention(None)
+            await inbox.attend(self._state.session_id, None)
         while self._ending is None:
             if self._unreadable is not None:
                 await self._wait_for_reader(self._unreadable)
@@ -261,7 +233,8 @@ class SessionWorkflow:
             case decisions.Refuse():
                 await self._refuse(move)
             case decisions.Remind(request=request):
-                await self._remind(request)
+                await inbox.remind(self._state.session_id, request)
+                self._state = self._state.reminded(request)
             case decisions.RunTurn():
                 return await self._run_turn(move)
             case decisions.ForgetCancel():
@@ -305,6 +278,9 @@ class SessionWorkflow:
         if result is None:
             return True
         self._turn_ended = True
+        if result.joined and workflow.patched("forget-what-joined"):
+            # Older runs began a turn for each of them, which found nothing to read.
+            self._state = queue.joined(self._state, result.joined)
         if result.retired and not workflow.patched("tokens-in-between"):
             # Older runs knew the last token only, and refused what came with one before it.
             result = result.model_copy(update={"retired": ()})
@@ -396,7 +372,7 @@ class SessionWorkflow:
         self._state = self._state.holding(held, result.token_hash, workflow.time(), result.retired)
         if result.failure is not None:
             attention = Attention(code=result.failure.code, message=result.failure.message)
-            await self._set_attention(attention, request.turn)
+            await inbox.attend(self._state.session_id, attention, request.turn)
 
     async def _report_inputs(self, before: tuple[OpenInput, ...]) -> None:
         if self._state.parent is not None:
@@ -406,24 +382,13 @@ class SessionWorkflow:
 
     async def _withdraw(self) -> None:
         """Cancel the parked turn and withdraw its open requests."""
-        state = self._state
-        parked = Coordinates(session_id=state.session_id, turn=max(0, state.turn - 1))
-        withdrawal = Withdrawal(at=parked, mode=state.mode, open=state.open)
-        await execute_until_success(names.WITHDRAW_INPUTS, withdrawal, summary=f"withdraw: {len(state.open)} open")
+        before = self._state.open
+        await inbox.withdraw(self._state)
         self._state = self._state.withdrawn()
-        await self._report_inputs(state.open)
-
-    async def _remind(self, request: OpenInput) -> None:
-        left = len(request.remind_at) - 1
-        reminder = Reminder(session_id=self._state.session_id, request_id=request.request_id, left=left)
-        await execute_until_success(names.REMIND, reminder, summary="remind")
-        self._state = self._state.reminded(request)
+        await self._report_inputs(before)
 
     async def _refuse(self, move: decisions.Refuse) -> None:
-        """Refuse a delivery that no turn can read. An accepted delivery always leads to an event."""
-        session_id, delivery_id = self._state.session_id, move.delivery.id
-        refusal = Refusal(session_id=session_id, delivery_id=delivery_id, code=move.code, message=move.message)
-        await execute_until_success(names.REFUSE_DELIVERY, refusal, summary=move.summary)
+        await inbox.refuse(self._state.session_id, move)
         self._state = self._state.without(move.delivery)
         if move.ends_cancel:
             self._state = self._state.cancelled(None)
@@ -436,11 +401,6 @@ class SessionWorkflow:
         # Older workers return None, and have closed it in any case.
         self._state = self._state.active(workflow.time())
         return closed is not False
-
-    async def _set_attention(self, attention: Attention | None, turn: int | None = None) -> None:
-        attend = AttendSession(session_id=self._state.session_id, attention=attention, turn=turn)
-        what = f"needs attention: {attention.code}" if attention else "recovered"
-        await execute_until_success(names.ATTEND_SESSION, attend, summary=what)
 
     async def _rebuild_state(self, rebuild: Rebuild) -> bool:
         """Derive the state from the store; returns whether the session has ended."""
@@ -484,14 +444,15 @@ class SessionWorkflow:
 
     async def _wait_for_reader(self, unreadable: UnreadableState) -> None:
         """Keep a state that this build cannot read, and the signals that arrive, until another build can read it."""
-        await self._set_attention(Attention(code=unreadable.code, message=unreadable.message))
+        attention = Attention(code=unreadable.code, message=unreadable.message)
+        await inbox.attend(self._state.session_id, attention)
         with contextlib.suppress(TimeoutError):
             await workflow.wait_condition(
                 lambda: self._unreadable is None or self._retry_read, timeout=_UNREADABLE_PAUSE
             )
         if self._unreadable is not None and self._ending is None:
-            inbox = self._data.get("inbox")
-            known = cast("list[Any]", inbox) if isinstance(inbox, list) else []
+            queued = self._data.get("inbox")
+            known = cast("list[Any]", queued) if isinstance(queued, list) else []
             more = [each for each in self._unread_signals if each not in known]
             # All deliveries are in the store as well; those dropped here are signalled again.
             versions.continue_as_new(

@@ -1,27 +1,41 @@
 """Deliveries: looking one up, waiting for its end, taking it back, changing it while it waits."""
 
 import re
-from typing import Any, get_args
+from typing import Any, TypedDict, get_args
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from api.auth import Gate
-from api.bodies import BodyReader, Fields, parse_message
+from api.bodies import BodyReader, Fields, check_lane, parse_lane, parse_message, parse_queue_mode
 from api.requests import RequestLimits, idempotency_key, known_id, limit, one_of
 from api.responses import flags, reply
 from perdure.errors import Invalid
-from perdure.protocol.deliveries import DeliveryBody, Message, Principal
+from perdure.protocol.deliveries import DeliveryBody, Message, Principal, QueueMode
 from perdure.protocol.wire import JsonObject
 from perdure.runtime.inbox import Delivery, DeliveryNotFound
 from perdure.runtime.sessions import Sessions
 from perdure.store.deliveries import DeliveryQuery, DeliveryStatus
-from perdure.store.values import MAIN
 
 #: The longest that a request waits for the end of a delivery, in seconds.
 _LONGEST = 30
 _WAIT = re.compile(r"(?:.*,)?\s*wait\s*=\s*\"?([0-9]{1,6})\"?\s*(?:[;,].*)?", re.IGNORECASE)
 _VERSION = re.compile(r'"([0-9]{1,9})"')
+
+
+class _Edit(TypedDict):
+    """What a request changes; None: it stays as it is."""
+
+    message: Message | None
+    mode: QueueMode | None
+    position: int | None
+
+
+def _position(fields: Fields) -> int | None:
+    position = fields.get("position")
+    if position is not None and not (isinstance(position, int) and not isinstance(position, bool) and position >= 1):
+        raise Invalid("Expected 'position' to be a place in the queue, from 1.")
+    return position
 
 
 class DeliveryRoutes:
@@ -72,20 +86,21 @@ class DeliveryRoutes:
         return _answer(await self._sessions.inbox.withdraw(*await self._named(request)))
 
     async def edit(self, request: Request) -> Response:
-        """Replace the message of a delivery that no turn has read."""
+        """Change a message that no turn has read: its content, its mode, its place in the queue."""
         delivery_id, principal = await self._named(request)
         version = _VERSION.fullmatch(request.headers.get("if-match", "").strip())
 
-        def parse(fields: Fields) -> Message:
-            message = parse_message(fields)
-            if message is None:
-                raise Invalid("Expected 'message'.")
-            self._limits.check(DeliveryBody(message=message))
-            return message
+        def parse(fields: Fields) -> _Edit:
+            edit = _Edit(message=parse_message(fields), mode=parse_queue_mode(fields), position=_position(fields))
+            if not any(edit.values()):
+                raise Invalid("Expected 'message', 'mode' or 'position'.")
+            check_lane(fields)
+            self._limits.check(DeliveryBody(message=edit["message"]))
+            return edit
 
-        message = await self._bodies.read(request, parse)
+        edit = await self._bodies.read(request, parse)
         edits = None if version is None else int(version[1])
-        return _answer(await self._sessions.inbox.edit(delivery_id, principal, message, edits))
+        return _answer(await self._sessions.inbox.edit(delivery_id, principal, edits, **edit))
 
     async def dispatch(self, request: Request) -> Response:
         """Hand work to a session of the caller, which is started if there is none."""
@@ -94,18 +109,15 @@ class DeliveryRoutes:
 
         def parse(fields: Fields) -> tuple[str, str, Any, str | None, str]:
             agent, to, given = (fields.get(name) for name in ("agent", "id", "dispatchId"))
-            lane = fields.get("lane", MAIN)
             if not isinstance(agent, str) or not isinstance(to, str):
                 raise Invalid("Expected 'agent' and 'id' to be texts.")
-            if not isinstance(lane, str):
-                raise Invalid("Expected 'lane' to be a text.")
             if "input" not in fields:
                 raise Invalid("Expected 'input'; it may be null.")
             if given is not None and not isinstance(given, str):
                 raise Invalid("Expected 'dispatchId' to be a text.")
             if None not in (given, key) and given != key:
                 raise Invalid("'dispatchId' and Idempotency-Key differ: one of them is enough.")
-            return agent, to, fields["input"], given or key, lane
+            return agent, to, fields["input"], given or key, parse_lane(fields)
 
         agent, to, given, dispatch_id, lane = await self._bodies.read(request, parse)
         receipt = await self._sessions.dispatch_named(

@@ -10,17 +10,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.auth import Gate
-from api.requests import Scopes, between, known_id, one_of
+from api.requests import Scopes, between, known_id, one_of, turn
 from api.responses import NO_STORE
 from api.stream.broadcast import Broadcasts
-from api.stream.faces import Filter, Ndjson, ServerSentEvents
+from api.stream.faces import Face, Filter, Ndjson, ServerSentEvents
 from api.stream.ndjson import NdjsonLines
-from api.stream.response import EventStream
-from perdure.bounds import quoted
+from api.stream.response import EventStream, LiveResponse, WholeStream
 from perdure.errors import Invalid
 from perdure.protocol.events import TERMINAL, Event
+from perdure.protocol.stream_policy import StreamPolicy
 from perdure.runtime.sessions import Sessions
-from perdure.session.state import read_turn_number
 from perdure.store.base import Store
 from perdure.store.values import EventQuery, SessionRow
 
@@ -50,6 +49,11 @@ class EventRoutes:
         self._store = store
         self._broadcasts = broadcasts
 
+    @property
+    def policy(self) -> StreamPolicy:
+        """What readers of events do not see."""
+        return self._broadcasts.policy
+
     async def ndjson(self, request: Request) -> Response:
         """Every event from `startIndex` on as a line of JSON, then live ones, until the session ends."""
         self._scopes.agent(request)
@@ -57,11 +61,22 @@ class EventRoutes:
         given, follow = request.query_params.getlist("startIndex"), request.query_params.get("follow")
         if follow is None:
             start = start_index(given)
-            return EventStream(self._broadcasts, await self._scopes.member(request, principal), start, Ndjson())
+            return await self._stream(request, await self._scopes.member(request, principal), start, Ndjson())
         one_of("follow", ("true", "false"), follow)
         row = await self._scopes.member(request, principal)
         start = from_tail(given, row)
-        return EventStream(self._broadcasts, row, start, Ndjson(), None if follow == "true" else row.events)
+        return await self._stream(request, row, start, Ndjson(), None if follow == "true" else row.events)
+
+    async def _stream(
+        self, request: Request, row: SessionRow, start: int, face: Face, until: int | None = None
+    ) -> LiveResponse:
+        """The events; with `events=all`, also what happens beside them."""
+        if one_of("events", ("log", "all"), request.query_params.get("events")) == "all":
+            # It reads the log, which may have more events after the one that ends the session.
+            end = await self._end(row) if row.ended else until
+            until = end if until is None or end is None else min(until, end)
+            return WholeStream(self._broadcasts, self._store, row, start, face, until)
+        return EventStream(self._broadcasts, row, start, face, until)
 
     async def sse(self, request: Request) -> Response:
         """The events as server-sent events, for `EventSource`."""
@@ -78,7 +93,7 @@ class EventRoutes:
             return Response(status_code=204, headers=NO_STORE)
         pace = self._broadcasts.pace
         face = ServerSentEvents(wanted, every=pace.comment, lifetime=random.uniform(*pace.lifetime))
-        return EventStream(self._broadcasts, row, 0 if after is None else after + 1, face)
+        return await self._stream(request, row, 0 if after is None else after + 1, face)
 
     async def list(self, request: Request) -> Response:
         """One page of events."""
@@ -131,7 +146,7 @@ def event_query(params: QueryParams) -> EventQuery:
     query = EventQuery(
         types=types(params, "types"),
         exclude=types(params, "exclude"),
-        turn=_turn(params.get("turn")),
+        turn=turn(params.get("turn")),
         attempt=whole_number("attempt", params.get("attempt")),
         delivery_id=_delivery_id(params.get("deliveryId")),
         back=one_of("order", ("asc", "desc"), params.get("order")) == "desc",
@@ -186,16 +201,6 @@ def whole_number(name: str, given: str | None) -> int | None:
     if not (given.isascii() and given.isdecimal() and len(given) <= 16 and int(given) < _LARGEST):
         raise Invalid(f"Expected '{name}' to be a non-negative integer.")
     return int(given)
-
-
-def _turn(given: str | None) -> int | None:
-    """A turn by its number or its id: `3` or `turn_3`."""
-    if given is None:
-        return None
-    number = read_turn_number({"turnId": given if given.startswith("turn_") else f"turn_{given}"})
-    if number is None:
-        raise Invalid(f"Expected 'turn' to name a turn, like turn_3, not {quoted(given)}.")
-    return number
 
 
 def _delivery_id(given: str | None) -> str | None:

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.auth import Gate
-from api.bodies import BodyReader, Fields
+from api.bodies import BodyReader, Fields, check_lane, parse_queue_mode
 from api.durable.joint import Joint
 from api.durable.offsets import place, write_offset
 from api.durable.read import Reader, StreamNotFound, departing
@@ -29,7 +29,7 @@ from api.requests import WAIT, RequestLimits, check_json, idempotency_key, own_u
 from api.responses import flags, reply
 from perdure.agents.registry import AgentRegistry
 from perdure.errors import Invalid, PerdureError
-from perdure.protocol.deliveries import DeliveryBody, FilePart, Message, TextPart
+from perdure.protocol.deliveries import DeliveryBody, FilePart, Message, QueueMode, TextPart
 from perdure.protocol.events import Event, EventType, Usage
 from perdure.protocol.flue import model_of, usage_of
 from perdure.protocol.wire import JsonObject
@@ -99,13 +99,14 @@ class AgentRoutes:
         if request.headers.get("content-type") is not None or request.headers.get("content-length") not in (None, "0"):
             check_json(request)
 
-        def parse(fields: Fields) -> DeliveryBody:
+        def parse(fields: Fields) -> tuple[DeliveryBody, QueueMode | None]:
             body = DeliveryBody(message=parse_prompt(fields), principal=principal)
             self._limits.check(body)
-            return body
+            check_lane(fields)
+            return body, parse_queue_mode(fields)
 
-        body = await self._bodies.read(request, parse, optional=True)
-        admission = await self._instances.prompt(agent, instance, body, principal, key)
+        body, mode = await self._bodies.read(request, parse, optional=True)
+        admission = await self._instances.prompt(agent, instance, body, principal, key, mode)
         receipt = admission.receipt
         result = await self._result(request, admission, agent, instance) if waits else None
         url, offset = own_url(request), write_offset(place(admission.number, admission.start))

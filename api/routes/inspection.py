@@ -1,4 +1,4 @@
-"""What callers may look at: sessions, failed turns, agents, and whether the service answers."""
+"""What callers may look at: sessions, attempts, failed turns, agents, and whether the service answers."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,18 +9,24 @@ from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api.auth import Gate
-from api.requests import Scopes, known_id, limit, name, one_of
+from api.auth import Gate, Operators
+from api.requests import Scopes, known_id, limit, name, one_of, turn
 from api.responses import flags, reply
 from api.views import describe, waiting_for
 from perdure.errors import DeadLetterNotFound
 from perdure.protocol import names
 from perdure.protocol.deliveries import Mode, Principal
 from perdure.protocol.events import Usage
+from perdure.protocol.stream_policy import StreamPolicy
 from perdure.protocol.wire import JsonObject
 from perdure.runtime.dead_letters import DeadLetters
+from perdure.runtime.reports.attempts import SOURCE, lease, shown
+from perdure.runtime.reports.journal import journal
+from perdure.runtime.reports.timeline import Timeline
 from perdure.runtime.sessions import Description, Family, Sessions
 from perdure.session.state import read_turn_number
+from perdure.store.attempts import AttemptPage, AttemptQuery
+from perdure.store.base import Store
 from perdure.store.engine.rows import stamp
 from perdure.store.inputs import InputRow
 from perdure.store.lifecycle import DeadLetter, DeadLetterQuery, DeadLetterStatus
@@ -217,6 +223,60 @@ def failed_turn(letter: DeadLetter) -> JsonObject:
     if letter.requeued_at is not None:
         fields["requeuedAt"] = letter.requeued_at
     return fields
+
+
+class AttemptRoutes:
+    def __init__(
+        self, gate: Gate, operators: Operators, sessions: Sessions, store: Store, policy: StreamPolicy
+    ) -> None:
+        """`policy`: what readers of events do not see."""
+        self._policy = policy
+        self._gate = gate
+        self._operators = operators
+        self._sessions = sessions
+        self._store = store
+
+    async def list(self, request: Request) -> Response:
+        """One page of the attempts of a session, in the order of its steps."""
+        principal = await self._gate.admit(request)
+        params = request.query_params
+        row = await self._sessions.get(known_id(request.path_params["session_id"]), principal)
+        query = AttemptQuery(row.session_id, turn(params.get("turn")), limit(params.get("limit")), params.get("cursor"))
+        page = await self._store.attempts.list(query)
+        return _listed({"attempts": [shown(each, self._policy) for each in page.attempts]}, page)
+
+    async def timeline(self, request: Request) -> Response:
+        """One page of what has happened to a session, also beside its events."""
+        principal = await self._gate.admit(request)
+        params = request.query_params
+        row = await self._sessions.get(known_id(request.path_params["session_id"]), principal)
+        timeline = Timeline(self._store, self._policy)
+        page = await timeline.page(row.session_id, params.get("cursor"), limit(params.get("limit")))
+        listed: JsonObject = {"entries": [each.shown for each in page.entries]}
+        if page.next_cursor is not None:
+            listed["nextCursor"] = page.next_cursor
+        if page.truncated:
+            listed["truncated"] = True
+        return reply(listed)
+
+    async def journal(self, request: Request) -> Response:
+        """How far each step of a turn has come; without a turn, of the last one."""
+        principal = await self._gate.admit(request)
+        row = await self._sessions.get(known_id(request.path_params["session_id"]), principal)
+        return reply({"steps": list(await journal(self._store, row, turn(request.query_params.get("turn"))))})
+
+    async def leases(self, request: Request) -> Response:
+        """One page of the attempts that run, of all sessions, oldest first."""
+        self._operators.check(await self._gate.admit(request))
+        params = request.query_params
+        page = await self._store.attempts.leases(limit(params.get("limit")), params.get("cursor"))
+        return _listed({"source": SOURCE, "leases": [lease(each) for each in page.attempts]}, page)
+
+
+def _listed(listed: JsonObject, page: AttemptPage) -> Response:
+    if page.next_cursor is not None:
+        listed["nextCursor"] = page.next_cursor
+    return reply(listed)
 
 
 class AboutRoutes:

@@ -69,6 +69,7 @@ class SessionRoutes:
             deadline=body.deadline,
             idle_seconds=body.idle_seconds,
             callback=callback,
+            queue_mode=body.queue_mode,
             depth=read_depth(request.headers.get(DEPTH_HEADER)) or None,
         )
         return _accepted(receipt, 202)
@@ -92,7 +93,7 @@ class SessionRoutes:
             session_id=session.session_id,
             principal=principal,
             idempotency_key=key,
-            coalesce=body.coalesce,
+            queue_mode=body.queue_mode,
             lane=body.lane,
         )
         return _accepted(receipt, 200)

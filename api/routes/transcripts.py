@@ -16,7 +16,8 @@ from api.stream.response import LiveResponse
 from perdure.protocol.events import PIECES, TERMINAL
 from perdure.runtime.sessions import Sessions
 from perdure.runtime.streams.transcript import RecordsExpired, transcript
-from perdure.store.base import Store, read_all
+from perdure.store.base import Store
+from perdure.store.follow import read_all
 from perdure.store.values import SessionRow
 
 #: Bytes that are sent at a time.

@@ -332,6 +332,8 @@ class Broadcasts:
         self.unsent = Unsent(self.pace.unsent_bytes)
         self.replays = asyncio.Semaphore(self.pace.replays)
         self._rings = Rings(self.pace.rings_bytes)
+        # How many readers read all of a session, also what is no event.
+        self.whole = 0
         # Set when the process stops: those who wait for something end.
         self.closing = asyncio.Event()
         self._broadcasts: dict[str, Broadcast] = {}

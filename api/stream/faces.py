@@ -8,6 +8,7 @@ from api.responses import dumps
 from perdure.protocol.events import SESSION_STALLED
 from perdure.protocol.stream_policy import EVENT_EXCLUDED
 from perdure.protocol.wire import JsonObject
+from perdure.runtime.reports.timeline import Entry
 from perdure.store.values import SessionRow
 
 from .ndjson import CONTENT_TYPE, FORMAT, VERSION
@@ -50,6 +51,10 @@ class Face(Protocol):
 
     def encode(self, lines: Sequence[Line]) -> bytes: ...
 
+    def beside(self, entry: Entry) -> bytes:
+        """What is in no log: it has no index."""
+        ...
+
     #: Whether its readers are told of stalls. Those of NDJSON see nothing but events.
     @property
     def shows_stalls(self) -> bool: ...
@@ -82,6 +87,9 @@ class Ndjson:
 
     def encode(self, lines: Sequence[Line]) -> bytes:
         return lines[0].json if len(lines) == 1 else b"".join(line.json for line in lines)
+
+    def beside(self, entry: Entry) -> bytes:
+        return dumps({"data": entry.data, "type": entry.type, "meta": {"at": entry.at}}) + b"\n"
 
     def stalled(self, stall: Stall) -> bytes:
         return b""
@@ -135,6 +143,12 @@ class ServerSentEvents:
             # A frame without data is no event, and moves the place from which a client resumes.
             frames.append(b"id: %d\n\n" % lines[-1].index)
         return b"".join(frames)
+
+    def beside(self, entry: Entry) -> bytes:
+        if not self.filter.wants(entry.type):
+            return b""
+        # Without an id, too.
+        return _frame(entry.type, {"data": entry.data, "type": entry.type, "meta": {"at": entry.at}})
 
     def stalled(self, stall: Stall) -> bytes:
         # Without an id: clients keep the index from which they resume.

@@ -6,7 +6,8 @@ from api.responses import dumps
 from perdure.protocol import names
 from perdure.protocol.events import DELTAS, Event, EventType
 from perdure.protocol.stream_policy import StreamPolicy
-from perdure.store.base import Store, read_all
+from perdure.store.base import Store
+from perdure.store.follow import read_all
 
 CONTENT_TYPE = "application/x-ndjson; charset=utf-8"
 FORMAT = "ndjson"

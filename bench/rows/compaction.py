@@ -17,8 +17,9 @@ from perdure.models.base import Prompt, Reply, finish_reason, usage_of
 from perdure.protocol.deliveries import LOCAL, DeliveryBody, DeliveryRef
 from perdure.protocol.requests import Coordinates, ModelCall
 from perdure.settings import Settings
-from perdure.store.base import Store, read_all
+from perdure.store.base import Store
 from perdure.store.deliveries import NewDelivery
+from perdure.store.follow import read_all
 from perdure.store.open import open_store
 from perdure.store.values import Attempt, NewSession
 from perdure.testing import OneModel

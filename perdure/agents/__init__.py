@@ -6,7 +6,7 @@ Read `agent`, `tool`, `approval`, `context`, `state`, `run`.
 from perdure.protocol.inputs import Responders
 
 from . import responders
-from .agent import Agent, Compaction, Instructions, Limits, Price
+from .agent import Agent, Compaction, Durability, Instructions, Lane, Limits, Price
 from .approval import Approval, Call, Decision
 from .context import SessionView, ToolContext
 from .registry import AgentRegistry, load_agents, load_runs
@@ -22,8 +22,10 @@ __all__ = [
     "Call",
     "Compaction",
     "Decision",
+    "Durability",
     "Effects",
     "Instructions",
+    "Lane",
     "Limits",
     "Price",
     "RemoteAgent",

@@ -3,13 +3,14 @@
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from importlib.util import find_spec
 from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from perdure.errors import InvalidDeclaration
-from perdure.protocol.deliveries import Bounds
+from perdure.protocol.deliveries import OVERFLOWS, QUEUE_MODES, Bounds, Overflow, QueueMode
 from perdure.protocol.inputs import Responders
 from perdure.protocol.wire import JsonObject
 
@@ -137,6 +138,62 @@ class Limits:
             )
 
 
+_LANE = re.compile(r"[a-z0-9_-]{1,32}")
+
+
+@dataclass(frozen=True)
+class Lane:
+    """The defaults of what callers deliver to one lane of a session."""
+
+    #: What a message does that arrives while the session is busy, unless it says so itself.
+    mode: QueueMode = "followup"
+    #: How many deliveries may wait; None: `PERDURE_MAX_INBOX`, and never more than that.
+    cap: int | None = None
+    #: What happens to a message for which there is no room.
+    overflow: Overflow = "reject"
+
+    def __post_init__(self) -> None:
+        if self.mode not in QUEUE_MODES:
+            raise InvalidDeclaration(f"A lane's mode is one of {', '.join(QUEUE_MODES)}; not {self.mode!r}.")
+        if self.overflow not in OVERFLOWS:
+            raise InvalidDeclaration(f"A lane's overflow is one of {', '.join(OVERFLOWS)}; not {self.overflow!r}.")
+        cap = cast("object", self.cap)
+        if cap is not None and (not isinstance(cap, int) or isinstance(cap, bool) or cap < 1):
+            raise InvalidDeclaration(f"A lane's cap is a number from 1 on, or None; not {cap!r}.")
+
+    def room(self, most: int) -> int:
+        """How many deliveries may wait where `most` may in any case."""
+        return most if self.cap is None else min(most, self.cap)
+
+
+@dataclass(frozen=True)
+class Durability:
+    """How far a turn is carried through deaths of workers and failures: what comes first ends it.
+
+    These are `max_attempts` and `turn_seconds` of `Limits` in one place, and with bounds by default.
+    """
+
+    #: Attempts at a call whose worker dies or cannot work. None: only the time-out ends them.
+    max_attempts: int | None = 10
+    #: From the beginning of a turn, which is when it reads its deliveries; absolute. None: no time-out.
+    timeout: timedelta | None = timedelta(hours=1)
+
+    def __post_init__(self) -> None:
+        if not (self.timeout is None or _is_span(self.timeout)):
+            raise InvalidDeclaration(f"timeout must be a timedelta, or None; not {self.timeout!r}.")
+
+    def applied(self, limits: Limits) -> Limits:
+        """These limits with both bounds; `InvalidDeclaration` if they say something else themselves."""
+        seconds = None if self.timeout is None else self.timeout.total_seconds()
+        for name, own, mine, default in (
+            ("max_attempts", limits.max_attempts, self.max_attempts, Limits.max_attempts),
+            ("turn_seconds", limits.turn_seconds, seconds, Limits.turn_seconds),
+        ):
+            if own not in (default, mine):
+                raise InvalidDeclaration(f"{name} of `limits` is {own!r}, and `durability` says {mine!r}: say it once.")
+        return replace(limits, max_attempts=self.max_attempts, turn_seconds=seconds)
+
+
 @dataclass(frozen=True)
 class Price:
     """What a model costs, in US dollars for a million tokens. Without their own price cached tokens are input."""
@@ -158,6 +215,10 @@ def _is_count(number: object) -> bool:
 
 def _is_time(seconds: object) -> bool:
     return isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 < seconds <= LONGEST_TIME
+
+
+def _is_span(value: object) -> bool:
+    return isinstance(value, timedelta)
 
 
 def _is_share(number: object) -> bool:
@@ -224,6 +285,8 @@ class Agent:
     description: str | None = None
     settings: Mapping[str, Any] = field(default_factory=dict[str, Any])
     limits: Limits = field(default_factory=Limits)
+    #: How far turns are carried through deaths and failures; None: as `limits` say.
+    durability: Durability | None = None
     #: None: history is never summarised.
     compaction: Compaction | None = field(default_factory=Compaction)
     #: In task mode, the JSON schema of the result.
@@ -248,6 +311,8 @@ class Agent:
     #: Whether the model calls tools and subagents from programs that it writes: instead of them it gets one tool,
     #: `code_mode`. Needs the extra `codemode`.
     code_mode: bool = False
+    #: The defaults of its lanes, by name, and lanes of its own beside `main`, `cron`, `heartbeat` and `subagent`.
+    lanes: Mapping[str, Lane] = field(default_factory=dict[str, Lane])
     #: The tools that hand work to an agent, by name.
     children: "Sequence[tuple[str, Agent | RemoteAgent]]" = field(init=False, repr=False, compare=False, default=())
 
@@ -259,6 +324,8 @@ class Agent:
             )
         if wrong := _wrong_type(self):
             raise InvalidDeclaration(f"Agent {self.name!r}: {wrong}.")
+        if self.durability is not None:
+            object.__setattr__(self, "limits", self.durability.applied(self.limits))
         tools = tuple(_declared(self.name, declaration) for declaration in self.tools)
         object.__setattr__(self, "tools", tools)
         object.__setattr__(self, "subagents", tuple(self.subagents))
@@ -317,15 +384,36 @@ def _wrong_type(agent: Agent) -> str | None:
         return "tools is a list: `tools=[look_up, order]`"
     if not isinstance(fields["settings"], Mapping):
         return "settings is a dict of model settings: `settings={'temperature': 0.2}`"
+    if wrong := _wrong_bounds(fields):
+        return wrong
+    if wrong := _wrong_lanes(fields["lanes"]):
+        return wrong
+    if schema is not None and not isinstance(schema, Mapping):
+        return "output_schema is a JSON schema; that of a pydantic model is `Model.model_json_schema()`"
+    return _wrong_subagents(fields["subagents"])
+
+
+def _wrong_bounds(fields: Mapping[str, object]) -> str | None:
     if not isinstance(fields["limits"], Limits):
         return "limits is `Limits(…)`: `limits=Limits(steps_per_turn=12)`"
+    if fields["durability"] is not None and not isinstance(fields["durability"], Durability):
+        return "durability is `Durability(…)`: `durability=Durability(timeout=timedelta(minutes=10))`"
     if fields["compaction"] is not None and not isinstance(fields["compaction"], Compaction):
         return "compaction is `Compaction(…)` or None: `compaction=Compaction(context_window=32_000)`"
     if fields["price"] is not None and not isinstance(fields["price"], Price):
         return "price is `Price(…)`: `price=Price(input=3, output=15)`"
-    if schema is not None and not isinstance(schema, Mapping):
-        return "output_schema is a JSON schema; that of a pydantic model is `Model.model_json_schema()`"
-    return _wrong_subagents(fields["subagents"])
+    return None
+
+
+def _wrong_lanes(lanes: object) -> str | None:
+    if not isinstance(lanes, Mapping):
+        return "lanes is a dict: `lanes={'main': Lane(mode='collect')}`"
+    known = cast("Mapping[object, object]", lanes)
+    if not all(isinstance(name, str) and _LANE.fullmatch(name) for name in known):
+        return "a lane is named by 1 to 32 of the characters a-z, 0-9, '_' and '-': `lanes={'audit': Lane()}`"
+    if not all(isinstance(lane, Lane) for lane in known.values()):
+        return "lanes is a dict: `lanes={'main': Lane(mode='collect')}`"
+    return None
 
 
 def _wrong_subagents(subagents: object) -> str | None:

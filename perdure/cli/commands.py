@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from .attempts import attempts, leases, timeline
 from .deliveries import deliveries, withdraw
 from .deploy import deploy_commands
 from .options import DataDir, operating, settings_with
@@ -36,6 +37,9 @@ app.add_typer(run_commands, name="runs")
 app.command(name="logs")(run_logs)
 app.command()(deliveries)
 app.command()(withdraw)
+app.command()(attempts)
+app.command()(leases)
+app.command()(timeline)
 
 dead_letter_commands = typer.Typer()
 app.add_typer(dead_letter_commands, name="dead-letters")

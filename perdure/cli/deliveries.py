@@ -9,7 +9,7 @@ import typer
 
 from perdure.bounds import printable
 
-from .options import DataDir, settings_with
+from .options import DataDir, as_table, settings_with
 
 if TYPE_CHECKING:
     from perdure.protocol.wire import JsonObject
@@ -30,7 +30,7 @@ def deliveries(
         raise typer.BadParameter("the status is queued, running or settled")
     known: Any = status
     shown = [each.shown() for each in asyncio.run(found(settings_with(data_dir=data_dir), session, limit, known))]
-    for line in map(json.dumps, shown) if as_json else table(shown):
+    for line in map(json.dumps, shown) if as_json else as_table(_HEAD, [_cells(each) for each in shown]):
         typer.echo(line)
 
 
@@ -68,13 +68,6 @@ async def found(
 _HEAD = ("delivery", "accepted", "kind", "state", "where", "why")
 
 
-def table(deliveries: "Sequence[JsonObject]") -> Sequence[str]:
-    """The deliveries for a person to read, under a head; nothing when there are none."""
-    rows = [_HEAD, *map(_cells, deliveries)] if deliveries else []
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD) if rows else 0)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-
-
 def _cells(shown: "JsonObject") -> tuple[str, ...]:
     cells = (
         shown["deliveryId"],
@@ -85,4 +78,4 @@ def _cells(shown: "JsonObject") -> tuple[str, ...]:
         f"#{shown['position']}" if "position" in shown else shown.get("turnId", ""),
         shown.get("error", {}).get("code", ""),
     )
-    return tuple(printable(str(cell)) for cell in cells)
+    return tuple(map(str, cells))

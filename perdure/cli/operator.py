@@ -26,7 +26,8 @@ from perdure.protocol import names
 from perdure.protocol.wire import JsonObject
 from perdure.session.state import OPERATOR_FAILED, Rebuild, Repair, read_turn_number
 from perdure.settings import Settings
-from perdure.store.base import Store, events_of
+from perdure.store.base import Store
+from perdure.store.follow import events_of
 from perdure.store.lifecycle import DeadLetterPage, DeadLetterQuery, DeadLetterStatus, Restoration
 from perdure.store.open import checked_store, open_store
 from perdure.store.values import SessionQuery, SessionRow, ShownStatus

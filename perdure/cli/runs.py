@@ -192,7 +192,7 @@ def cancelled(settings: "Settings", run_id: str) -> str:
 
 def told(settings: "Settings", run_id: str, say: Callable[[str], None], *, follow: bool, pretty: bool) -> None:
     """Print each event of the run; with `follow`, until it has ended."""
-    from perdure.store.base import events_of
+    from perdure.store.follow import events_of
     from perdure.store.open import checked_store
 
     async def work() -> None:

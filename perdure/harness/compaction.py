@@ -29,14 +29,16 @@ from perdure.models.base import ModelSource, Prompt, Reply, UsageSoFar, with_mod
 from perdure.protocol import names
 from perdure.protocol.events import EventType, NewEvent, Usage
 from perdure.protocol.requests import Failure
+from perdure.store.attempts import AttemptReport, error_of
 from perdure.store.base import Store, commit_with_retries, write_at_last
 from perdure.store.engine.rows import encode
-from perdure.store.values import Commit, Fence, NewRecord, SessionChange
+from perdure.store.values import Commit, Fence, Hold, NewRecord, SessionChange
 from perdure.telemetry import spans
 
 from .events import EventFactory
-from .journal import COMPACTION, Place, StoredCompaction, add_usage, written
+from .journal import COMPACTION, Place, StoredCompaction, written
 from .prompt import OPENING, Conversation, Placed, PromptOf, marked, size_of
+from .tools.limits import add_usage
 
 log = logging.getLogger("perdure.compaction")
 
@@ -287,6 +289,7 @@ class Summariser:
             events=(_ended(summary.factory, summary.model, plan, compaction),) if plan.summarises else (),
             # Also the usage of a failure counts.
             change=SessionChange(usage=compaction.usage),
+            report=self._report(compaction),
         )
         started = replace(commit, events=(*commit.events, summary.factory.step_started()))
         done = await commit_with_retries(self._store, summary.complete(commit) if summary.complete else started)
@@ -303,7 +306,14 @@ class Summariser:
         recorded = await self._store.record(at.session_id, at.turn, at.step, self._summary.plan.key)
         # This attempt may have recorded its summary before it failed.
         if recorded is None or recorded.attempt != self._fence.attempt.number:
-            await add_usage(self._store, at, f"{self._summary.plan.key}/{generation}", "compaction", self._usage)
+            key = f"{self._summary.plan.key}/{generation}"
+            await add_usage(self._store, at, key, "compaction", self._usage, self._fence.report())
+
+    def _report(self, compaction: StoredCompaction) -> AttemptReport | None:
+        """How the attempt has ended, if it ends here and has failed."""
+        if compaction.failure is None or self._fence.hold is not Hold.RELEASE:
+            return None
+        return self._fence.report("failed", error_of(compaction.failure.code, compaction.failure.message))
 
     async def _compaction(self) -> StoredCompaction:
         plan = self._summary.plan

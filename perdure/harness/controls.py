@@ -22,10 +22,11 @@ from .journal import COMPACTION, StoredCompaction, view_of, written
 from .prompt import new_mark, prompts_for
 from .tools.budget import Budget, principal_failure
 from .tools.builtin import open_offer
-from .turn_begin import limit_reached, read_deliveries
+from .tools.limits import limit_reached
+from .turn_begin import read_deliveries
 
 if TYPE_CHECKING:
-    from .model_call import ModelContext
+    from .turn_begin import ModelContext
 
 _NOTHING = Failure(code="NOTHING_TO_SUMMARISE", message="There is no history that is not summarised already.")
 
@@ -168,7 +169,8 @@ class Controls:
 
         def complete(commit: Commit) -> Commit:
             ending = control.commit(*commit.events)
-            return replace(ending, fence=commit.fence, records=commit.records, change=commit.change)
+            ending = replace(ending, fence=commit.fence, report=commit.report)
+            return replace(ending, records=commit.records, change=commit.change)
 
         summary = Summary(ctx.factory, ctx.agent.name, control.model, conversation, text, plan, prompt_of, complete)
         await Summariser(self._store, self._models, summary, self._fence(control, Hold.RELEASE)).run()

@@ -69,6 +69,12 @@ class EventFactory:
         data = {"message": summary(delivery.message or "")}
         return self.of_turn(EventType.MESSAGE_RECEIVED, f"message/{index}", data, (delivery.delivery_id,))
 
+    def steer_applied(self, index: int, deliveries: tuple[str, ...]) -> NewEvent:
+        """`index`: of the first of them in the turn. Another attempt may find more of them."""
+        data = {"deliveryIds": list(deliveries), **step_coordinates(self.at.turn, self.at.step)}
+        key = names.step_key(self.at.turn, self.at.step, f"steered/{index}")
+        return self._event(EventType.STEER_APPLIED, key, data, deliveries)
+
     def step_started(self) -> NewEvent:
         return self.of_step(EventType.STEP_STARTED, "started")
 

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -12,11 +13,13 @@ from perdure.agents.registry import AgentRegistry
 from perdure.agents.run import RunRegistry
 from perdure.errors import NeedsAttention
 from perdure.models.base import ModelSource
+from perdure.protocol import names
 from perdure.protocol.requests import (
     AttendSession,
     CloseSession,
     Concluded,
     Conclusion,
+    Coordinates,
     ModelCall,
     ModelOutcome,
     NothingToRead,
@@ -33,7 +36,8 @@ from perdure.protocol.requests import (
 )
 from perdure.session.state import SessionState
 from perdure.settings import Settings
-from perdure.store.base import Store
+from perdure.store.attempts import AttemptKey
+from perdure.store.base import Store, reported
 from perdure.store.values import Attempt
 
 from .model_call import ModelCaller
@@ -67,8 +71,13 @@ class Harness:
         secret: bytes | None = None,
         runs: RunRegistry | None = None,
         dispatch: Dispatch | None = None,
+        worker: str = "",
     ) -> None:
-        """`secret`: the tokens are derived from it with which agents on other servers report their results."""
+        """`secret`: the tokens are derived from it with which agents on other servers report their results.
+
+        `worker`: who this process is, in the reports of attempts.
+        """
+        self.worker = worker
         self._secret = secret
         self._runs = runs or RunRegistry()
         self._dispatch = dispatch
@@ -93,7 +102,9 @@ class Harness:
 
     async def call_model(self, call: ModelCall, attempt: Attempt) -> ModelOutcome:
         """Call the model for a step, unless its reply is recorded already."""
-        outcome, agent = await self._models.run(call, attempt), self._agents.get(call.agent)
+        async with self._reported(call.at, names.MODEL_SCOPE, attempt):
+            outcome = await self._models.run(call, attempt)
+        agent = self._agents.get(call.agent)
         if agent is None or isinstance(outcome, NothingToRead):
             return outcome
         return outcome.model_copy(update={"turns": agent.turns})
@@ -106,7 +117,8 @@ class Harness:
         stopping: Callable[[], bool] = bool,
     ) -> ToolOutcome:
         """Run a tool. `cancelled` is set when the call is cancelled; `stopping` says whether the worker shuts down."""
-        return await self._tools.run(call, attempt, cancelled or threading.Event(), stopping)
+        async with self._reported(call.at, names.call_scope(call.call.call_id), attempt):
+            return await self._tools.run(call, attempt, cancelled or threading.Event(), stopping)
 
     async def run_program(self, call: ToolCall, attempt: Attempt) -> ProgramOutcome:
         """Run a program of the model until it ends or waits for its calls."""
@@ -123,6 +135,13 @@ class Harness:
     async def conclude_turn(self, conclusion: Conclusion) -> Concluded:
         """End a turn that failed or was cancelled, unless it has ended already."""
         return await self._ender.conclude(conclusion)
+
+    async def renew(self, session_id: str, key: AttemptKey, seconds: float) -> None:
+        """Note in the report of an attempt that its lease expires in so many seconds."""
+        await self._store.attempts.renew(session_id, key, seconds)
+
+    def _reported(self, at: Coordinates, scope: str, attempt: Attempt) -> AbstractAsyncContextManager[None]:
+        return reported(self._store, at.session_id, AttemptKey(at.turn, at.step, scope, attempt.generation))
 
     # --- a session beside its turns -------------------------------------------------------------------------
 

@@ -31,8 +31,8 @@ from perdure.protocol.requests import (
 )
 from perdure.protocol.wire import JsonObject, Wire
 from perdure.session.state import Chain, Migrator
-from perdure.store.base import Store, commit_with_retries
-from perdure.store.values import Commit, NewRecord, Record, SessionChange, SessionRow
+from perdure.store.base import Store
+from perdure.store.values import NewRecord, Record, SessionRow
 
 from .tools.records import Ask, Outcome, RequestedCall, Result, StoredStage
 
@@ -76,6 +76,8 @@ BODY = Chain("delivery")
 
 DELIVERY = Format("perdure/delivery")
 REPLY = Format("pydantic-ai", first=2)
+#: A reply without calls after which its turn went on. In the format of others, older builds would take it for the end.
+STEERED = Format("perdure/steered")
 FAILURE = Format("perdure/failure")
 INTENT = Format("perdure/intent")
 OUTCOME = Format("perdure/outcome")
@@ -90,20 +92,8 @@ RUN_BEGUN = Format("perdure/run-begun")
 RUN_SETTLED = Format("perdure/run-settled")
 
 FORMATS = (
-    DELIVERY,
-    REPLY,
-    FAILURE,
-    INTENT,
-    OUTCOME,
-    PARK,
-    RESUMPTION,
-    MARK,
-    USAGE,
-    COMPACTION,
-    CUT,
-    STAGE,
-    RUN_BEGUN,
-    RUN_SETTLED,
+    *(DELIVERY, REPLY, STEERED, FAILURE, INTENT, OUTCOME, PARK, RESUMPTION, MARK, USAGE, COMPACTION, CUT, STAGE),
+    *(RUN_BEGUN, RUN_SETTLED),
 )
 
 #: The key of the record of a turn that failed, was cancelled or parked outside its model call.
@@ -125,6 +115,8 @@ class ConsumedDelivery(DeliveryBody):
     # How often it was edited when it was read, which is not recorded; `heard`: how much of each lane it tells about.
     edits: int = Field(default=0, exclude=True)
     heard: dict[str, int] | None = None
+    # The step of a running turn that it has entered. None: the turn began with it.
+    step: int | None = None
 
 
 class StoredReply(Wire):
@@ -138,6 +130,8 @@ class StoredReply(Wire):
     parallel: int | None = None
     # Whether the turn parked with this reply.
     parked: bool = False
+    # Whether the turn goes on without calls, with a message that has come meanwhile.
+    continues: bool = False
     # The turn's result; the turn ends with it once the other calls have ended.
     result: Result | None = None
     # The failure of the turn, if it failed although the model had replied.
@@ -149,7 +143,7 @@ class StoredReply(Wire):
 
     @property
     def ends(self) -> bool:
-        return not self.calls or self.parked or self.failure is not None
+        return not (self.calls or self.continues) or self.parked or self.failure is not None
 
     @property
     def asks(self) -> tuple[Ask, ...]:
@@ -276,7 +270,7 @@ def model_outcome(record: NewRecord) -> ModelOutcome:
         return Parked(open=read(record, PARK, StoredPark).open)
     if RESUMPTION.includes(record):
         return Finished(failure=read(record, RESUMPTION, StoredResumption).resumed.failure)
-    return outcome_of_reply(read(record, REPLY, StoredReply))
+    return outcome_of_reply(read(record, STEERED if STEERED.includes(record) else REPLY, StoredReply))
 
 
 def outcome_of_reply(reply: StoredReply) -> ModelOutcome:
@@ -352,7 +346,8 @@ class TurnJournal:
     def reply(self, step: int) -> StoredReply | None:
         if step not in self._replies:
             record = self.at(step, names.REPLY)
-            self._replies[step] = read(record, REPLY, StoredReply) if record and REPLY.includes(record) else None
+            form = next((each for each in (REPLY, STEERED) if record and each.includes(record)), None)
+            self._replies[step] = read(record, form, StoredReply) if record and form else None
         return self._replies[step]
 
     def replies(self) -> tuple[StoredReply, ...]:
@@ -446,6 +441,20 @@ class TurnJournal:
         outcome = model_outcome(self.end_record) if self.end_record else None
         return outcome if isinstance(outcome, Parked) else None
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether it belongs to a fork that shares only its first steps."""
+        return any(CUT.includes(record) for record in self.records)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether each of its calls has ended, or never will: a later turn changes nothing of it."""
+        if self.failure_record is not None:
+            return True
+        replies = ((step, self.reply(step)) for step in range(self.last_step + 1))
+        calls = ((step, call.call_id) for step, reply in replies if reply for call in reply.calls)
+        return all(self.at(step, names.outcome_key(call_id)) is not None for step, call_id in calls)
+
     def with_records(self, records: Sequence[NewRecord]) -> "TurnJournal":
         return TurnJournal([*self.records, *records])
 
@@ -462,21 +471,6 @@ async def find_session(store: Store, session_id: str, head: int | None = None) -
     if head is not None and row.events < head:
         raise StoreBehind(f"The store has {row.events} events of this session, which has had {head}.")
     return row
-
-
-async def add_usage(store: Store, at: Coordinates, key: str, kind: str, usage: Usage) -> None:
-    """Count what was paid for and is in no other record: once for each key of a step, also after the session's end."""
-    if usage == Usage():
-        return
-    key = names.usage_key(key)
-    commit = Commit(
-        at.session_id,
-        unless=(at.turn, at.step, key),
-        records=(written(at.turn, at.step, key, USAGE, StoredUsage(kind=kind, usage=usage)),),
-        change=SessionChange(usage=usage),
-        late=True,
-    )
-    await commit_with_retries(store, commit)
 
 
 def find_agent(agents: AgentRegistry, name: str) -> Agent:

@@ -3,13 +3,12 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from perdure.agents.agent import DEMO, Agent
+from perdure.agents.agent import DEMO
 from perdure.agents.registry import AgentRegistry
 from perdure.bounds import seconds_until
 from perdure.errors import BudgetReached, DeadlineExceeded, Invalid, ModelFailed, PerdureError, TurnCancelled
@@ -22,22 +21,13 @@ from perdure.protocol.names import MODEL_SCOPE, REPLY
 from perdure.protocol.requests import Failure, ModelCall, ModelOutcome, NothingToRead
 from perdure.settings import Settings
 from perdure.store.base import Store, commit_with_retries, write_at_last
-from perdure.store.values import Attempt, Commit, Committed, DeliveryTaken, Fence, Hold, InputChanges, SessionRow
+from perdure.store.values import Attempt, Commit, Committed, DeliveryTaken, Fence, Hold, InputChanges, Steered
 from perdure.telemetry import spans
 
-from .events import DeltaWriter, EventFactory
-from .journal import (
-    ConsumedDelivery,
-    TurnJournal,
-    add_usage,
-    find_agent,
-    find_session,
-    model_outcome,
-    readable,
-    view_of,
-)
+from .events import DeltaWriter
+from .journal import ConsumedDelivery, find_agent, find_session, model_outcome, readable, view_of
 from .lanes.news import with_news
-from .prompt import Conversation, PromptOf, call_ids_of, new_mark, prompts_for
+from .prompt import PromptOf, call_ids_of, new_mark, prompts_for
 from .reply import (
     ReplyReader,
     Settlement,
@@ -50,26 +40,26 @@ from .reply import (
     settle_failure,
     settle_reply,
     settle_result,
+    settle_steered,
     settle_stopped,
     settle_unfulfilled,
 )
 from .tools.approvals import Approvals, Clock, remembered
-from .tools.builtin import FinalOutput, Offer, SchemaFailed, open_offer, required_output
+from .tools.builtin import Offer, SchemaFailed, open_offer
+from .tools.limits import add_usage, deadline_failure, limit_reached, provider_attempts, refuse_killer, until_deadline
 from .tools.records import Result
 from .turn_begin import (
     FileFetcher,
-    History,
     HistoryCache,
+    ModelContext,
     Opening,
     completed_step,
-    deadline_failure,
     is_stopped,
-    limit_reached,
     open_step,
-    provider_attempts,
     read_deliveries,
-    refuse_killer,
-    until_deadline,
+    read_steers,
+    with_joined,
+    with_steers,
 )
 
 if TYPE_CHECKING:
@@ -82,61 +72,6 @@ log = logging.getLogger("perdure.model")
 _FIRST_PAUSE = 0.5
 
 UNUSABLE = "MODEL_REPLY_UNUSABLE"
-
-
-@dataclass(frozen=True)
-class ModelContext:
-    """What an attempt has read before it calls the model."""
-
-    call: ModelCall
-    attempt: Attempt
-    row: SessionRow
-    agent: Agent
-    history: History
-    turn: TurnJournal
-    #: When this attempt began, in seconds since the epoch.
-    now: float
-    #: What must be left out of the prompt first. It is not looked for again in the same attempt.
-    plan: "Plan | None" = None
-
-    @property
-    def deadline(self) -> float | None:
-        """When the turn fails, in seconds since the epoch."""
-        before = self.turn.reply(self.call.at.step - 1)
-        if before and before.deadline is not None:
-            return before.deadline
-        seconds, began_at = self.agent.limits.turn_seconds, self.turn.began_at
-        return None if seconds is None else (self.now if began_at is None else began_at) + seconds
-
-    @cached_property
-    def conversation(self) -> Conversation:
-        turn = (self.call.at.turn, self.turn, self.mark)
-        return self.history.conversation.extended([turn], self.history.left_out)
-
-    @property
-    def factory(self) -> EventFactory:
-        return EventFactory(self.call.at, self.attempt.number)
-
-    @property
-    def recorded(self) -> ModelOutcome | None:
-        """The recorded outcome of this step or of its turn, if there is one."""
-        record = self.turn.at(self.call.at.step, REPLY) or self.turn.end_record
-        return model_outcome(record) if record else None
-
-    @property
-    def pending_result(self) -> Result | None:
-        """The structured result of the previous step. Its other calls have ended, so the turn can end with it."""
-        before = self.turn.reply(self.call.at.step - 1)
-        return before.result if before else None
-
-    @property
-    def mark(self) -> str | None:
-        """The mark of notes to the model. Old sessions have none before their next step."""
-        return self.history.mark or self.turn.mark
-
-    @property
-    def output(self) -> FinalOutput | None:
-        return required_output(self.agent, self.call.mode, self.turn)
 
 
 class ModelCaller:
@@ -183,7 +118,8 @@ class ModelCaller:
     async def _run(self, ctx: ModelContext) -> ModelOutcome:
         call = ctx.call
         if ctx.recorded:
-            return ctx.turn.counted(call.at.step, ctx.recorded.model_copy(update={"head": ctx.row.events}))
+            recorded = ctx.turn.counted(call.at.step, ctx.recorded.model_copy(update={"head": ctx.row.events}))
+            return with_joined(recorded, ctx)
         if ctx.pending_result:
             return await self._complete_turn(ctx, ctx.pending_result)
         refuse_killer(ctx.attempt, ctx.agent.limits)
@@ -198,7 +134,7 @@ class ModelCaller:
             return opened
         outcome = await self._call_and_settle(opened)
         reach("model_after_settle")
-        return outcome
+        return with_joined(outcome, opened)
 
     # --- before the model call ---
 
@@ -217,8 +153,11 @@ class ModelCaller:
                 if ctx.row.lane is not None and not turn.deliveries():
                     deliveries = await with_news(self._store, ctx.row, call.at.turn, deliveries)
             opening = open_step(ctx.factory, deliveries, ctx.turn, ctx.agent.name, self._model(ctx))
+            known = {each.delivery_id for each in deliveries}
+            found = await read_steers(self._store, call.at, self._files) if ctx.row.steered else ()
+            steers = [each for each in found if each.delivery_id not in known]
             try:
-                return await self._commit_opening(ctx, opening)
+                return await self._commit_opening(ctx, opening, steers=steers)
             except DeliveryTaken:
                 # A delivery was withdrawn or refused since it was read: read the others again.
                 continue
@@ -228,8 +167,17 @@ class ModelCaller:
                 return await self._commit_opening(ctx, opening, principal_failure(reached))
 
     async def _commit_opening(
-        self, ctx: ModelContext, opening: Opening, failure: Failure | None = None
+        self,
+        ctx: ModelContext,
+        opening: Opening,
+        failure: Failure | None = None,
+        steers: Sequence[ConsumedDelivery] = (),
     ) -> "ModelContext | ModelOutcome":
+        read = replace(ctx, turn=ctx.turn.with_records(opening.records))
+        settlement = await self._stopped(read, failure)
+        if settlement is None:
+            # Only a request to the model takes them in. Otherwise they wait for a turn of their own.
+            opening = with_steers(opening, ctx.factory, ctx.turn, steers)
         records = (*opening.records, *(() if ctx.mark else (new_mark(ctx.call.at.turn),)))
         ctx = replace(ctx, turn=ctx.turn.with_records(records))
         at = ctx.call.at
@@ -246,7 +194,6 @@ class ModelCaller:
             consume=opening.consume,
             change=opening.change,
         )
-        settlement = await self._stopped(ctx, failure)
         if settlement is None:
             window = context_window(self._models, self._model(ctx))
             if plan := ctx.conversation.plan(ctx.agent.compaction, window):
@@ -366,9 +313,12 @@ class ModelCaller:
             speaker, deadline = ctx.turn.principal, ctx.deadline
             answer = UsableReply(response, reply.finish_reason, deltas.usage, requested, speaker, deadline)
             settle = settle_unfulfilled if is_unfulfilled(offer, ctx.turn, requested) else settle_reply
-            return await self._settle(
-                ctx, deltas, settle(factory, mode, answer), lambda: settle_cancelled(factory, mode, answer)
-            )
+            settlement = settle(factory, mode, answer)
+            # A result is final, and so is the reply of the last step that a turn may have.
+            may_go_on = settlement.ended == "completed" and requested.result is None
+            last = ctx.call.at.step + 1 >= ctx.agent.limits.steps_per_turn
+            steered = None if last or not may_go_on else lambda: settle_steered(factory, answer)
+            return await self._settle(ctx, deltas, settlement, lambda: settle_cancelled(factory, mode, answer), steered)
         except SchemaFailed as failed:
             failure = failed.failure
         except ModelFailed as failed:
@@ -411,7 +361,8 @@ class ModelCaller:
         recorded = await self._store.record(at.session_id, at.turn, at.step, REPLY)
         # The attempt may have recorded its reply, with its usage, before it failed.
         if recorded is None or recorded.attempt != attempt.number:
-            await add_usage(self._store, at, f"{attempt.generation}", "attempt", usage)
+            report = self._fence(ctx, Hold.KEEP).report()
+            await add_usage(self._store, at, f"{attempt.generation}", "attempt", usage, report)
 
     async def _reply_reader(self, ctx: ModelContext, offer: Offer) -> ReplyReader:
         at = ctx.call.at
@@ -446,17 +397,24 @@ class ModelCaller:
         deltas: DeltaWriter,
         settlement: Settlement,
         cancelled: Callable[[], Settlement] | None = None,
+        steered: Callable[[], Settlement] | None = None,
     ) -> ModelOutcome:
         """Record the reply, emit its events and release the fence, in one commit.
 
-        `cancelled` is written instead if the turn is to be cancelled: the reply is kept with its usage.
+        `cancelled` is written instead if the turn is to be cancelled: the reply is kept with its usage. `steered` is
+        written if a message waits that is to enter the turn before it ends.
         """
         reach("model_before_settle")
         if settlement.opens:
             reach("park_before_commit")
         unwritten = deltas.unwritten()
         try:
-            done = await self._commit(ctx, settlement, unwritten)
+            try:
+                done = await self._commit(ctx, settlement, unwritten, steerable=steered is not None)
+            except Steered:
+                assert steered is not None
+                settlement = steered()
+                done = await self._commit(ctx, settlement, unwritten)
         except TurnCancelled:
             spent = settlement.change.usage or Usage()
             if cancelled is None and spent == Usage():
@@ -471,16 +429,20 @@ class ModelCaller:
             await self._count(ctx, deltas.usage)
         return ctx.turn.counted(ctx.call.at.step, outcome_after(done, settlement.outcome))
 
-    async def _commit(self, ctx: ModelContext, settlement: Settlement, unwritten: tuple[NewEvent, ...]) -> Committed:
-        at = ctx.call.at
+    async def _commit(
+        self, ctx: ModelContext, settlement: Settlement, unwritten: tuple[NewEvent, ...], *, steerable: bool = False
+    ) -> Committed:
+        at, fence = ctx.call.at, self._fence(ctx, Hold.RELEASE)
         return await commit_with_retries(
             self._store,
             Commit(
                 at.session_id,
                 # A reply with calls is committed despite a cancel request: each call checks for one itself.
                 unless_cancelled=at.turn if settlement.ended not in (None, "cancelled") else None,
+                unless_steered=steerable,
                 unless=(at.turn, at.step, REPLY),
-                fence=self._fence(ctx, Hold.RELEASE),
+                fence=fence,
+                report=fence.report(*settlement.end),
                 records=settlement.records,
                 events=(*unwritten, *settlement.events),
                 close=settlement.close,

@@ -145,10 +145,17 @@ def messages_of(turn: TurnJournal | PlainTurn, mark: str | None, number: int) ->
     notes = turn.resumption.notes if turn.resumption else ()
     parts: list[ModelRequestPart] = [UserPromptPart(marked("note", note, mark) if mark else note) for note in notes]
     refused = _was_refused(turn)
-    parts += [part for delivery in turn.deliveries() for part in _parts_of(delivery, mark, refused)]
+    steering: dict[int, list[ModelRequestPart]] = {}
+    for delivery in turn.deliveries():
+        into = parts if delivery.step is None else steering.setdefault(delivery.step, [])
+        into += _parts_of(delivery, mark, refused)
     if parts:
         messages.append(Placed(number, OPENING, ModelRequest(parts=parts)))
-    for step in range(turn.last_step + 1):
+    # What has just entered the turn comes last. A fork may have been cut before that.
+    last = turn.last_step if turn.is_cut else max([turn.last_step, *steering])
+    for step in range(last + 1):
+        if entered := steering.get(step):
+            messages.append(Placed(number, step, ModelRequest(parts=entered)))
         reply = turn.reply(step)
         # The harness asks about a budget with a reply that has no content.
         if reply is None or not reply.response.get("parts"):

@@ -21,12 +21,14 @@ from perdure.protocol.requests import CallRef, Coordinates, Failure, Finished, M
 from perdure.protocol.wire import JsonObject
 from perdure.session.decisions import CANCELLED
 from perdure.settings import Settings
+from perdure.store.attempts import AttemptEnd, error_of
 from perdure.store.values import Attempt, Committed, NewRecord, SessionChange
 
 from .events import Ending, EventFactory, results_in
 from .journal import (
     FAILURE,
     OUTCOME,
+    STEERED,
     StoredFailure,
     StoredReply,
     TurnJournal,
@@ -302,6 +304,14 @@ class Settlement:
             return "cancelled"
         return "completed" if EventType.TURN_COMPLETED in types else None
 
+    @property
+    def end(self) -> tuple[AttemptEnd, JsonObject | None]:
+        """How the attempt that settles with this has ended, for its report."""
+        failure = self.outcome.failure if isinstance(self.outcome, Finished) else None
+        if failure is None:
+            return "succeeded", None
+        return "cancelled" if self.ended == "cancelled" else "failed", error_of(failure.code, failure.message)
+
 
 @dataclass(frozen=True)
 class UsableReply:
@@ -345,6 +355,12 @@ def settle_reply(factory: EventFactory, mode: Mode, answer: UsableReply) -> Sett
         ending = factory.completed(mode, completed, factory.result_completed(result.value))
         return _settled(factory, kept, events, ending)
     return _settled(factory, answer, events, factory.completed(mode, completed))
+
+
+def settle_steered(factory: EventFactory, answer: UsableReply) -> Settlement:
+    """The turn goes on after a reply without calls, because a message waits that is to enter it."""
+    completed = factory.step_completed(answer.reason, answer.usage)
+    return _settled(factory, answer, (*_reply_events(factory, answer), completed), continues=True)
 
 
 def settle_unfulfilled(factory: EventFactory, mode: Mode, answer: UsableReply) -> Settlement:
@@ -407,7 +423,8 @@ def _settled(
         speaker=answer.speaker,
         **stored,
     )
-    record = written(factory.at.turn, factory.at.step, REPLY, REPLY_FORMAT, reply)
+    form = STEERED if reply.continues else REPLY_FORMAT
+    record = written(factory.at.turn, factory.at.step, REPLY, form, reply)
     counts: dict[str, Any] = {"steps": 1, "usage": answer.usage, "tool_calls": results_in(events)}
     return Settlement(
         outcome=outcome_of_reply(reply),

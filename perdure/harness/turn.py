@@ -351,8 +351,8 @@ class TurnEnder:
         nothing_accepted = not (deliveries or unfinished or turn.resumption)
         if nothing_accepted and not conclusion.failure.structural and conclusion.mode == "conversation":
             # The turn has consumed nothing, so it needs no boundary. A cancel request for it is settled.
-            if conclusion.kind == "cancelled":
-                await self._store.commit(Commit(row.session_id, settles_cancel=True))
+            cancels = conclusion.kind == "cancelled"
+            await self._store.commit(Commit(row.session_id, close_turn=at.turn, settles_cancel=cancels))
             return False
         if withdrawn := withdrawals(unfinished):
             # In a commit before the end of the turn: from then on no answer is accepted.

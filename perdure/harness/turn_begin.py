@@ -6,28 +6,27 @@ The history is read and kept, deliveries are consumed, files are fetched, first 
 import asyncio
 import base64
 import logging
-import math
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import groupby
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
 import httpx2
 from pydantic import ValidationError
 from pydantic_ai._ssrf import safe_download
 from pydantic_ai.messages import BinaryContent, UserPromptPart
 
-from perdure.agents.agent import DEMO, Agent, Limits
+from perdure.agents.agent import DEMO, Agent
 from perdure.agents.registry import AgentRegistry
-from perdure.errors import DeadlineExceeded, KillsWorkers, RestoreRefused, Unavailable, UnreadableState
+from perdure.errors import RestoreRefused, Unavailable, UnreadableState
 from perdure.models.base import ModelSource, Prompt, prepare
 from perdure.protocol import names
 from perdure.protocol.deliveries import DeliveryBody, FilePart, TextPart
-from perdure.protocol.events import NewEvent, Usage, delivery_refused
-from perdure.protocol.inputs import digest
-from perdure.protocol.requests import Coordinates, Failure
+from perdure.protocol.events import NewEvent, delivery_refused
+from perdure.protocol.requests import Coordinates, ModelCall, ModelOutcome, NothingToRead
 from perdure.session.state import KINDS
 from perdure.settings import Settings
 from perdure.store.base import RawRecord, Store
@@ -37,9 +36,13 @@ from perdure.store.lifecycle import Restoration, leaves_out
 from perdure.store.values import Attempt, Consumption, NewRecord, SessionChange, SessionRow
 
 from .events import EventFactory
-from .journal import BODY, DELIVERY, ConsumedDelivery, TurnJournal, read_journal, written
+from .journal import BODY, DELIVERY, ConsumedDelivery, TurnJournal, model_outcome, read_journal, written
 from .prompt import Conversation, Placed, PlainTurn, bare_type, call_ids_of, is_linked, largest_of, plain_turn, size_of
-from .tools.builtin import tools_expected
+from .tools.builtin import FinalOutput, required_output, tools_expected
+from .tools.records import Result
+
+if TYPE_CHECKING:
+    from .compaction import Plan
 
 log = logging.getLogger("perdure.model")
 
@@ -170,7 +173,7 @@ def _extended(history: History, records: Sequence[RawRecord], until: int, settle
             # Turns before the first mark stay as they were sent to the model.
             mark = mark or turn.mark
             call_ids.update(call_ids_of(turn))
-        if whole and isinstance(turn, TurnJournal) and not _is_settled(turn):
+        if whole and isinstance(turn, TurnJournal) and not turn.is_settled:
             earlier = [record for record in records if record.turn < number]
             whole, settled = False, _extended(history, earlier, number, history)[0]
         turns.append((number, turn, mark))
@@ -181,18 +184,6 @@ def _extended(history: History, records: Sequence[RawRecord], until: int, settle
         weight = sum(map(_weight, conversation.messages))
     extended = History(until, conversation, frozenset(call_ids), weight, mark, history.left_out)
     return extended, extended if whole else settled
-
-
-def _is_settled(turn: TurnJournal) -> bool:
-    """Whether each of its calls has ended, or never will."""
-    if turn.failure_record is not None:
-        return True
-    return all(
-        turn.at(step, names.outcome_key(call.call_id)) is not None
-        for step in range(turn.last_step + 1)
-        if (reply := turn.reply(step))
-        for call in reply.calls
-    )
 
 
 def _weight(placed: Placed) -> int:
@@ -285,6 +276,66 @@ def _missing(part: FilePart, why: str) -> tuple[FilePart, int]:
 
 
 @dataclass(frozen=True)
+class ModelContext:
+    """What an attempt has read before it calls the model."""
+
+    call: ModelCall
+    attempt: Attempt
+    row: SessionRow
+    agent: Agent
+    history: History
+    turn: TurnJournal
+    #: When this attempt began, in seconds since the epoch.
+    now: float
+    #: What must be left out of the prompt first. It is not looked for again in the same attempt.
+    plan: "Plan | None" = None
+
+    @property
+    def deadline(self) -> float | None:
+        """When the turn fails, in seconds since the epoch."""
+        before = self.turn.reply(self.call.at.step - 1)
+        if before and before.deadline is not None:
+            return before.deadline
+        seconds, began_at = self.agent.limits.turn_seconds, self.turn.began_at
+        return None if seconds is None else (self.now if began_at is None else began_at) + seconds
+
+    @cached_property
+    def conversation(self) -> Conversation:
+        turn = (self.call.at.turn, self.turn, self.mark)
+        return self.history.conversation.extended([turn], self.history.left_out)
+
+    @property
+    def factory(self) -> EventFactory:
+        return EventFactory(self.call.at, self.attempt.number)
+
+    @property
+    def recorded(self) -> ModelOutcome | None:
+        """The recorded outcome of this step or of its turn, if there is one."""
+        record = self.turn.at(self.call.at.step, names.REPLY) or self.turn.end_record
+        return model_outcome(record) if record else None
+
+    @property
+    def pending_result(self) -> Result | None:
+        """The structured result of the previous step. Its other calls have ended, so the turn can end with it."""
+        before = self.turn.reply(self.call.at.step - 1)
+        return before.result if before else None
+
+    @property
+    def mark(self) -> str | None:
+        """The mark of notes to the model. Old sessions have none before their next step."""
+        return self.history.mark or self.turn.mark
+
+    @property
+    def joined(self) -> tuple[str, ...]:
+        """The deliveries that have entered the turn at this step. Its driver has them in its inbox still."""
+        return tuple(each.delivery_id for each in self.turn.deliveries() if each.step == self.call.at.step)
+
+    @property
+    def output(self) -> FinalOutput | None:
+        return required_output(self.agent, self.call.mode, self.turn)
+
+
+@dataclass(frozen=True)
 class Opening:
     """The first commit of a step. It is idempotent."""
 
@@ -324,6 +375,51 @@ async def read_deliveries(
         # Concurrently: each delivery may use its whole time, and the time-out of the activity is hardly longer.
         deliveries = tuple(await asyncio.gather(*(files.fetched(each) for each in deliveries)))
     return deliveries, turn
+
+
+async def read_steers(store: Store, at: Coordinates, files: FileFetcher) -> tuple[ConsumedDelivery, ...]:
+    """The messages that wait to enter the turn at this step, in order.
+
+    One that only a newer build can read makes the turn wait for that, as one with which a turn begins.
+    """
+    waiting = [each.delivery_id for each in await store.queue(at.session_id) if each.mode == "steer"]
+    rows = [row for row in await store.deliveries(at.session_id, waiting) if row.kind == "message" and row.unread]
+    steers = [
+        ConsumedDelivery(
+            **_read_body(row, strict=True).model_dump(), delivery_id=row.delivery_id, edits=row.edits, step=at.step
+        )
+        for row in rows
+    ]
+    return tuple(await asyncio.gather(*(files.fetched(each) for each in steers)))
+
+
+def with_joined(outcome: ModelOutcome, ctx: "ModelContext") -> ModelOutcome:
+    """The outcome of a step, with the messages that have entered the turn at it."""
+    if not ctx.joined or isinstance(outcome, NothingToRead):
+        return outcome
+    return outcome.model_copy(update={"joined": ctx.joined})
+
+
+def with_steers(
+    opening: "Opening", factory: EventFactory, turn: TurnJournal, steers: Sequence[ConsumedDelivery]
+) -> "Opening":
+    """The opening of a step at which these messages enter the turn: its commit records and consumes them."""
+    if not steers:
+        return opening
+    number = factory.at.turn
+    before = opening.consume or Consumption(number, (), {})
+    numbered = list(enumerate(steers, len(turn.deliveries()) or len(before.delivery_ids)))
+    ids = tuple(each.delivery_id for each in steers)
+    *events, started = opening.events
+    received = [factory.message_received(index, each) for index, each in numbered if each.message is not None]
+    entered = [written(number, 0, names.delivery_key(index), DELIVERY, each) for index, each in numbered]
+    edits = {**before.edits, **{each.delivery_id: each.edits for each in steers}}
+    return replace(
+        opening,
+        records=(*opening.records, *entered),
+        events=(*events, *received, factory.steer_applied(numbered[0][0], ids), started),
+        consume=Consumption(number, (*before.delivery_ids, *ids), edits),
+    )
 
 
 def _read_body(row: DeliveryRow, *, strict: bool) -> DeliveryBody:
@@ -381,80 +477,6 @@ def completed_step(factory: EventFactory, turn: TurnJournal) -> tuple[NewEvent, 
     """The `step.completed` event of this step, if it has a reply with calls: they have ended by now."""
     reply = turn.reply(factory.at.step)
     return (factory.step_completed("tool-calls", reply.usage),) if reply else ()
-
-
-def limit_reached(limits: Limits, step: int, used: Usage, turn: TurnJournal | None = None) -> Failure | None:
-    """The failure of a turn that may not begin this step. `used`: by the session and its descendants."""
-    if step >= limits.steps_per_turn:
-        message = f"The turn was stopped after {limits.steps_per_turn} steps."
-        return Failure(code="STEP_LIMIT_REACHED", message=message)
-    if failure := token_limit_reached(limits, used):
-        return failure
-    times = limits.repeated_calls
-    if turn and times and step >= times and (tool := _repeated(turn, range(step - times, step))):
-        message = f"The model has called {tool} with the same arguments in {times} steps, always with the same result."
-        return Failure(code="NO_PROGRESS", message=message, details={"toolName": tool, "times": times})
-    return None
-
-
-def token_limit_reached(limits: Limits, used: Usage, who: str = "The session") -> Failure | None:
-    for name, limit, count in (
-        ("input", limits.input_tokens, used.input_tokens),
-        ("output", limits.output_tokens, used.output_tokens),
-    ):
-        if limit is not None and count >= limit:
-            message = f"{who} has used {count} {name} tokens; its limit is {limit}."
-            return Failure(code="SESSION_TOKEN_LIMIT_REACHED", message=message)
-    return None
-
-
-def _repeated(turn: TurnJournal, steps: range) -> str | None:
-    """The tool of a call that was made in each of these steps, with the same arguments and the same result."""
-    repeated: dict[str, str] | None = None
-    for step in reversed(steps):
-        reply = turn.reply(step)
-        calls = {
-            digest({"tool": call.tool, "input": call.input, "outcome": outcome.model_dump(mode="json")}): call.tool
-            for call in (reply.calls if reply else ())
-            if (outcome := turn.outcome(step, call.call_id))
-        }
-        repeated = calls if repeated is None else {key: tool for key, tool in repeated.items() if key in calls}
-        if not repeated:
-            return None
-    return next(iter(repeated.values()), None) if repeated else None
-
-
-#: Attempts at a provider that returns transient errors: about 15 seconds with their pauses. Then the turn fails and
-#: the session continues. An activity whose worker died has more attempts (workflows/policies.py).
-_PROVIDER_ATTEMPTS = 6
-
-
-def provider_attempts(limits: Limits) -> float:
-    return math.inf if limits.max_attempts is None else min(limits.max_attempts, _PROVIDER_ATTEMPTS)
-
-
-def refuse_killer(attempt: Attempt, limits: Limits) -> None:
-    """Raise `KillsWorkers` if the attempts before this one have cost too many workers."""
-    if limits.max_deaths is not None and attempt.deaths >= limits.max_deaths:
-        raise KillsWorkers(f"The worker died in {attempt.deaths} attempts at this step.")
-
-
-def deadline_failure(limits: Limits) -> Failure:
-    seconds = limits.turn_seconds
-    return Failure(code=DeadlineExceeded.code, message=f"The turn was stopped: its deadline is {seconds:g} seconds.")
-
-
-@asynccontextmanager
-async def until_deadline(left: float | None) -> AsyncGenerator[None]:
-    """Raise `DeadlineExceeded` when the work takes longer than what is left of the turn's time."""
-    limit = asyncio.timeout(left)
-    try:
-        async with limit:
-            yield
-    except TimeoutError:
-        if limit.expired():
-            raise DeadlineExceeded from None
-        raise
 
 
 async def is_stopped(store: Store, at: Coordinates) -> bool:

@@ -27,7 +27,7 @@ from pydantic_ai.tools import ToolDefinition
 from pydantic_ai.usage import RequestUsage
 
 from perdure.agents.agent import DEMO, Agent
-from perdure.bounds import shortened
+from perdure.bounds import public
 from perdure.errors import Misconfigured, ModelFailed, PerdureError
 from perdure.protocol.events import FinishReason, Usage
 
@@ -38,17 +38,11 @@ log = logging.getLogger("perdure.model")
 #: A key in the details of `ModelFailed`: the request could not be encoded, because of its content.
 UNSENT = "unsent"
 
-_SECRET = re.compile(
-    r"(?i)\b(?:sk|pk|rk|key|xai|gsk|ghp|aiza)[-_][\w*.-]{6,}|bearer\s+\S+|[?&](?:key|token|api_key)=\S+"
-)
-#: Longer runs without a space are more likely a credential or a blob than words.
-_BLOB = re.compile(r"[A-Za-z0-9+/_=*.-]{40,}")
 #: How providers that name no code say that a request is larger than the context window.
 _TOO_LONG = re.compile(
     r"(?i)context[ _](?:length|window|size)|(?:prompt|input|request|message)s? (?:is|are) too (?:long|large)"
     r"|reduce the length|too many (?:input )?tokens|maximum (?:number of|input) tokens|input token count"
 )
-_LONGEST = 300
 _REJECTIONS = frozenset(
     {
         "bio_policy",
@@ -334,8 +328,3 @@ def _provider_text(body: object) -> str | None:
             known = cast("Mapping[str, Any]", body)
             body = known.get("message") or known.get("error")
     return public(body) if isinstance(body, str) and body else None
-
-
-def public(text: str) -> str:
-    """The text on one line, shortened, without anything that looks like a credential."""
-    return shortened(_BLOB.sub("[…]", _SECRET.sub("[redacted]", " ".join(text.split()))), _LONGEST)

@@ -1,6 +1,6 @@
 """Principals, and the deliveries that they send: the input that a session accepts, and its receipt."""
 
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from pydantic import Field
 
@@ -140,6 +140,20 @@ class DeliveryBody(Versioned):
         return self.kind == "message" or self.message is not None
 
 
+#: What a message does that arrives while its session is busy: it becomes a turn of its own after what waits before it,
+#: joins the others that wait to be collected, enters the running turn, or stops that and takes the place of all others.
+QueueMode: TypeAlias = Literal["followup", "collect", "steer", "interrupt"]
+QUEUE_MODES: tuple[QueueMode, ...] = get_args(QueueMode)
+
+#: What happens to a message for a lane in which as many wait as may: it is refused before it is accepted, or the oldest
+#: one that waits, or the new one, is settled without a turn.
+Overflow: TypeAlias = Literal["reject", "drop_oldest", "drop_newest"]
+OVERFLOWS: tuple[Overflow, ...] = get_args(Overflow)
+
+#: The lane of all deliveries that name no other one.
+MAIN = "main"
+
+
 class DeliveryRef(Versioned, extra="allow"):
     """A delivery as Temporal sees it: a signal's payload and an entry of the driver's inbox.
 
@@ -149,10 +163,19 @@ class DeliveryRef(Versioned, extra="allow"):
     id: str
     kind: str = "message"
     token_hash: str
+    # Whether its mode is `collect`: older drivers read only this.
     coalesce: bool = False
+    # Text, because a newer build may know more modes. None: an older build has accepted it.
+    mode: str | None = None
+    lane: str = MAIN
     traceparent: str | None = None
     # When the store accepted it. It increases within a session; signals can arrive in another order.
     at: str | None = None
+    # Its place among those that wait, if it was moved: it sorts with their `at`. And how often it was changed.
+    order: str | None = None
+    edits: int = 0
+    # If it interrupts: the other messages that were accepted until then are settled.
+    supersedes: str | None = None
     # The action whose result it brings, or the input request that it is about.
     action: str | None = None
     request_id: str | None = None

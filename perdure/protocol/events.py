@@ -46,6 +46,7 @@ class EventType:
     INPUT_RESOLVED = "input.resolved"
     INPUT_REMINDED = "input.reminded"
     DELIVERY_REFUSED = "delivery.refused"
+    STEER_APPLIED = "steer.applied"
     COMPACTION_FAILED = "compaction.failed"
     CONTEXT_CLEARED = "context.cleared"
     SESSION_ATTENTION = "session.attention"
@@ -63,6 +64,18 @@ class EventType:
     RUN_COMPLETED = "run.completed"
     RUN_FAILED = "run.failed"
     RUN_CANCELLED = "run.cancelled"
+
+
+class BesideType:
+    """What happens beside the events: a timeline shows it. It is in no log and has no index."""
+
+    DELIVERY_QUEUED = "delivery.queued"
+    DELIVERY_CLAIMED = "delivery.claimed"
+    ATTEMPT_STARTED = "attempt.started"
+    ATTEMPT_ENDED = "attempt.ended"
+    STEP_RETRYING = "step.retrying"
+    TURN_PAUSED = "turn.paused"
+    TURN_RESUMED = "turn.resumed"
 
 
 #: The type of what stands for an event that retention has deleted. It is never stored.
@@ -153,6 +166,12 @@ class Usage(Wire):
 
 #: The code of a delivery that its sender has taken back before a turn read it.
 WITHDRAWN = "withdrawn"
+
+
+#: The code of one that waited while a later message interrupted its session.
+SUPERSEDED = "superseded"
+#: The code of one that was dropped because too many waited, as its lane declares.
+OVERFLOWED = "inbox_overflow"
 
 
 def delivery_refused(delivery_id: str, code: str, message: str) -> NewEvent:

@@ -102,9 +102,24 @@ def _duration(since: str | None, event: Event) -> JsonObject:
     return {"durationMs": max(0, round(passed.total_seconds() * 1000))}
 
 
+#: Codes of failed turns for which Flue has names of its own.
+_TYPES = {
+    "STEP_TIMEOUT": "submission_retry_exhausted",
+    "STEP_KILLS_WORKERS": "submission_retry_exhausted",
+    "TURN_DEADLINE_EXCEEDED": "submission_timeout",
+    "TURN_TERMINATED": "submission_interrupted",
+    "TURN_FAILED": "submission_interrupted",
+}
+
+
 def _error(event: Event) -> JsonObject:
     data = _data(event)
-    return {"name": data.get("code", "Error"), "type": data.get("code", "error"), "message": data.get("message", "")}
+    code = data.get("code", "Error")
+    error = {"name": code, "type": _TYPES.get(code, data.get("code", "error")), "message": data.get("message", "")}
+    if error["type"] == "submission_interrupted":
+        # It ended from outside, after the submission was read.
+        error["meta"] = {"phase": "after_input_application"}
+    return error
 
 
 # --- turns --------------------------------------------------------------------------------------------------

@@ -179,6 +179,14 @@ MODEL_SCOPE = "model"
 BODY_SCOPE = "body"
 
 
+def attempt_id(session_id: str, turn: int, step: int, scope: str, generation: int) -> str:
+    """The id of an attempt: the same, however often its first commit is repeated. Ids of later ones are greater."""
+    digest = hashlib.sha256(b"perdure/attempt/" + f"{session_id}/{turn}/{step}/{generation}/{scope}".encode()).digest()
+    # A generation is a time in microseconds.
+    began = (generation // 1_000 % 2**48).to_bytes(6, "big")
+    return "att_" + as_ulid(began + digest)
+
+
 def call_scope(call_id: str) -> str:
     return f"call/{call_id}"
 

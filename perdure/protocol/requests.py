@@ -92,6 +92,8 @@ class _Requested(Wire):
     head: int | None = None
     # How the agent's next turns run: "inline", or as child workflows.
     turns: str | None = None
+    # The deliveries that have entered the turn at this step.
+    joined: tuple[str, ...] = ()
 
 
 class Calls(_Requested):
@@ -127,6 +129,7 @@ class Parked(Wire):
     model: str | None = None
     head: int | None = None
     turns: str | None = None
+    joined: tuple[str, ...] = ()
 
 
 class Finished(Wire):
@@ -139,6 +142,7 @@ class Finished(Wire):
     failure: Failure | None = None
     head: int | None = None
     turns: str | None = None
+    joined: tuple[str, ...] = ()
 
 
 class NothingToRead(Wire):
@@ -433,6 +437,8 @@ class TurnRequest(Versioned):
     traceparent: str | None = None
     # How many events the session had when the driver last knew.
     head: int | None = None
+    # The deliveries that have entered the turn so far.
+    joined: tuple[str, ...] = ()
     # Whether the driver can start a held turn again (`TurnResult.held`). Older drivers cannot.
     holds: bool = False
     bounds: Bounds | None = None
@@ -462,3 +468,5 @@ class TurnResult(Versioned):
     turns: str | None = None
     # Set with the action `dispatch-runtime-actions`.
     awaited: Awaited | None = None
+    # The deliveries of the inbox that have entered this turn.
+    joined: tuple[str, ...] = ()

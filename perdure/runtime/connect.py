@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import secrets
+import socket
 from collections.abc import Awaitable, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -97,6 +98,11 @@ async def in_time(call: Awaitable[T], patience: timedelta = RPC_PATIENCE) -> T:
         raise TimeoutError(f"Temporal did not answer within {patience.total_seconds():g} s") from None
 
 
+def identity(settings: Settings) -> str:
+    """Who this process is, for Temporal and in the reports of attempts: host:pid:build."""
+    return f"{socket.gethostname()}:{os.getpid()}:{settings.build_id or 'unversioned'}"
+
+
 async def temporal_client(settings: Settings, *, plugins: Sequence[Plugin] = (), lazy: bool = False) -> Client:
     """A Temporal client. With `lazy` it connects with its first call, so that an API can start before Temporal."""
     connecting = Client.connect(
@@ -104,6 +110,7 @@ async def temporal_client(settings: Settings, *, plugins: Sequence[Plugin] = (),
         namespace=settings.temporal_namespace,
         api_key=settings.temporal_api_key.get_secret_value() if settings.temporal_api_key else None,
         tls=settings.temporal_tls or settings.temporal_api_key is not None,
+        identity=identity(settings),
         data_converter=DATA_CONVERTER,
         # Payloads are small; compression costs more than it saves.
         grpc_compression=GrpcCompression.NONE,

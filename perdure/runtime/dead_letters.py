@@ -65,7 +65,7 @@ class DeadLetters:
                 about=("requeue",),
                 idempotency_key=f"{names.turn_workflow(session_id, turn)}/{index}",
                 token_hash=token_hash,
-                coalesce=True,
+                mode="collect",
             )
             accepted.append(await self._accept(replace(request.delivery(), owner=_KEYS)))
         # A crash before this leaves the dead letter open; the next call finds its deliveries by their keys.

@@ -18,9 +18,22 @@ from perdure.agents.signature import problems
 from perdure.bounds import shortened, whole
 from perdure.errors import Invalid
 from perdure.protocol import names
-from perdure.protocol.deliveries import DeliveryBody, DeliveryRef, FilePart, Message, Principal, TextPart, summary
+from perdure.protocol.deliveries import (
+    MAIN,
+    QUEUE_MODES,
+    DeliveryBody,
+    DeliveryRef,
+    FilePart,
+    Message,
+    Overflow,
+    Principal,
+    QueueMode,
+    TextPart,
+    summary,
+)
 from perdure.protocol.inputs import InputRequest
 from perdure.protocol.wire import JsonObject
+from perdure.session.queue import read_mode
 from perdure.store.deliveries import DeliveryRow, NewDelivery
 
 if TYPE_CHECKING:
@@ -40,18 +53,24 @@ class CallerRequest:
     idempotency_key: str | None = None
     # Empty for an answer without a token: its responder was authorised instead.
     token_hash: str = ""
-    coalesce: bool = False
+    # What the message does while the session is busy. None: the default.
+    mode: QueueMode | None = None
     # How many deliveries may wait in the session.
     limit: int | None = None
+    overflow: Overflow = "reject"
+    # The lane that the session is.
+    lane: str = MAIN
 
     def delivery(self, body: DeliveryBody | None = None) -> NewDelivery:
         """The delivery to write. `body` replaces the content; the digest is that of the request in any case."""
         content = body or self.body
+        mode = (self.mode or "followup") if content.kind == "message" else None
         ref = DeliveryRef(
             id=delivery_id(),
             kind=content.kind,
             token_hash=self.token_hash,
-            coalesce=self.coalesce,
+            coalesce=self.mode == "collect",
+            mode=mode,
             traceparent=_traceparent(),
         )
         return NewDelivery(
@@ -64,6 +83,9 @@ class CallerRequest:
             digest=None if self.idempotency_key is None else self._digest(),
             ref=ref.model_dump(mode="json"),
             limit=self.limit,
+            mode=mode,
+            overflow=self.overflow if mode is not None else "reject",
+            lane=self.lane,
         )
 
     def _digest(self) -> str:
@@ -80,7 +102,12 @@ def reference(row: DeliveryRow, token_hash: str = "") -> JsonObject:
     """
     # Rows of older builds have a kind and no reference.
     known = row.ref or {"id": row.delivery_id, "kind": row.kind, "tokenHash": token_hash}
-    return {**known, "at": row.accepted_at}
+    # It may have been moved since, or have another mode now.
+    mode = {} if row.mode is None else {"mode": row.mode, "coalesce": row.mode == "collect"}
+    changed = {} if not row.edits else {"order": row.moved_to, "edits": row.edits}
+    # What was accepted before it is settled, unless it was changed to that later.
+    supersedes = {"supersedes": known.get("supersedes") or row.accepted_at} if row.mode == "interrupt" else {}
+    return {**known, **mode, **changed, **supersedes, "at": row.accepted_at}
 
 
 def _traceparent() -> str | None:
@@ -101,6 +128,14 @@ def checked_bounds(deadline: datetime | None, idle_seconds: float | None) -> flo
     if ends_at > time.time() + LONGEST_TIME:
         raise Invalid(f"A session's deadline is at most {LONGEST_TIME} seconds away.")
     return ends_at
+
+
+def checked_mode(mode: QueueMode | None) -> QueueMode | None:
+    """The mode of a message, by its name or its alias."""
+    known = read_mode(mode)
+    if mode is not None and known is None:
+        raise Invalid(f"The mode of a message is one of {', '.join(QUEUE_MODES)}.")
+    return known
 
 
 def message_body(message: Message | None, principal: Principal) -> DeliveryBody:

@@ -16,12 +16,12 @@ import json
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any, TypedDict, get_args
 
 from temporalio.client import Client
 
-from perdure.agents.agent import bounds_of
+from perdure.agents.agent import Lane, bounds_of
 from perdure.agents.registry import AgentRegistry
 from perdure.agents.run import RunRegistry
 from perdure.bounds import whole
@@ -39,24 +39,26 @@ from perdure.protocol.deliveries import (
     Message,
     Mode,
     Principal,
+    QueueMode,
     Receipt,
 )
 from perdure.protocol.dispatch import check_names
 from perdure.protocol.events import Event
 from perdure.protocol.wire import JsonObject
+from perdure.session.queue import same_request
 from perdure.session.state import derive_token, hash_token
-from perdure.store.base import Store, events_of
+from perdure.store.base import Store
 from perdure.store.deliveries import Accepted, DeliveryRow
+from perdure.store.follow import events_of
 from perdure.store.lifecycle import Deletion
 from perdure.store.values import MAIN, NewSession, SessionPage, SessionQuery, SessionRow, ShownStatus
 
 from . import deliveries
-from .connect import ABSENT, in_time
 from .dead_letters import DeadLetters
 from .deletions import Deletions
-from .deliveries import CallerRequest, checked_bounds, message_body, reference, title_of
+from .deliveries import CallerRequest, checked_bounds, checked_mode, message_body, reference, title_of
 from .drivers.client import DriverClient
-from .drivers.liveness import Liveness
+from .drivers.liveness import Description, Liveness, workflow_of
 from .forks import ForkReceipt, Forks
 from .inbox import Dispatches, Inbox, Lanes
 from .inputs import Answers, Inputs
@@ -66,18 +68,6 @@ from .runs import Runs
 from .signals import Cancelled, Signals, cancel_turn
 from .streams.instances import Instances
 from .sweeper import Sweeper
-
-
-@dataclass(frozen=True)
-class Description:
-    """A session as an operator sees it."""
-
-    row: SessionRow
-    workflow_id: str
-    # None when Temporal does not answer.
-    run_id: str | None
-    workflow_status: str | None
-    ui_url: str
 
 
 @dataclass(frozen=True)
@@ -91,10 +81,8 @@ class Family:
 
 
 _NEWEST = SessionQuery()
-
 #: How many members of a family are looked at.
 _MEMBERS = 1000
-
 #: How often a token may find and lose its session while one request is served.
 _TRIES = 5
 
@@ -106,6 +94,7 @@ class _Arguments(TypedDict):
     principal: Principal
     idempotency_key: str | None
     same_as: tuple[str, ...]
+    queue_mode: QueueMode | None
 
 
 class Sessions:
@@ -133,7 +122,7 @@ class Sessions:
         driver = DriverClient(client, task_queue)
         self._signals = Signals(store, driver, agents, ui_detail=ui_detail)
         self._answers = Answers(store, self._signals, agents)
-        self.inbox = Inbox(store)
+        self.inbox = Inbox(store, self._signals)
         self.lanes = Lanes(store, self._signals)
         self.dispatch = Dispatches(store, self._signals, limit=inbox_limit).dispatch
         self.inputs = Inputs(store, self._answers, inbox_limit=inbox_limit)
@@ -165,11 +154,13 @@ class Sessions:
         idle_seconds: float | None = None,
         callback: JsonObject | None = None,
         depth: int | None = None,
+        queue_mode: QueueMode | None = None,
     ) -> Receipt:
         """Start a session with its first delivery. `TokenConflict` when a live session owns `token`.
 
         It ends at `deadline`, or after `idle_seconds` in which nothing happens in it, if its agent does not end it
         earlier.
+        `queue_mode`: of its first message, as `deliver` takes it.
         `callback`: where its end is reported; `depth`: how many sessions are above it on other servers.
         Two requests with one idempotency key are the same if their bodies and `same_as` are equal. The default of
         `same_as` is made of the other arguments.
@@ -193,11 +184,14 @@ class Sessions:
             bounds=bounds_of(self._signals.limits(agent), deadline=ends_at, idle_seconds=idle_seconds, depth=depth),
             callback=callback,
         )
-        about = same_as or ("start", agent, mode, token or "")
+        about = same_as or ("start", agent, mode, token or "", *same_request(queue_mode))
         if deadline is not None or idle_seconds is not None:
             about = (*about, str(ends_at), str(idle_seconds))
         about = about if callback is None else (*about, "callback", json.dumps(callback, sort_keys=True))
-        request = CallerRequest(session_id, body, principal, about, idempotency_key, session.token_hash)
+        mode_of_message = checked_mode(queue_mode) or self._signals.lane(agent).mode
+        request = CallerRequest(
+            session_id, body, principal, about, idempotency_key, session.token_hash, mode_of_message
+        )
         if ends_at is not None and ends_at <= time.time():
             return await self._too_late(request, token)
         accepted = await self._store.create_session(session, request.delivery())
@@ -217,21 +211,26 @@ class Sessions:
         session_id: str | None = None,
         principal: Principal = LOCAL,
         idempotency_key: str | None = None,
+        queue_mode: QueueMode | None = None,
         coalesce: bool = False,
         same_as: tuple[str, ...] | None = None,
         lane: str = MAIN,
     ) -> Receipt:
         """Deliver to the session that owns `token`; `NoActiveSession` when there is none.
 
-        With `session_id` the token must belong to that session. A repeated request gets its first receipt, also when
-        the token has another owner now. `lane`: the lane of the session that reads it, which begins with this if need
-        be; the receipt names that.
+        `queue_mode`: what a message does while the session is busy; the default is that of its agent. `coalesce` is the
+        mode `collect`. With `session_id` the token must belong to that session. A repeated request gets its first
+        receipt, also when the token has another owner now. `lane`: the lane of the session that reads it, which begins
+        with this if need be; the receipt names that.
         """
         body = body or message_body(message, principal)
         token_hash = hash_token(token)
-        about = (*(same_as or ("deliver", token_hash, str(coalesce))), *(() if lane == MAIN else ("lane", lane)))
-        self.lanes.check(lane)
+        queue_mode = "collect" if coalesce else queue_mode
+        collects = queue_mode == "collect"
+        about = same_as or ("deliver", token_hash, str(collects), *(() if collects else same_request(queue_mode)))
+        about = (*about, *(() if lane == MAIN else ("lane", lane)))
         owner = await self._owner(token_hash, session_id)
+        declared = await self._lane(owner, lane)
         request = CallerRequest(
             owner or session_id or "",
             body,
@@ -239,14 +238,16 @@ class Sessions:
             about,
             idempotency_key,
             token_hash,
-            coalesce=coalesce,
-            limit=self._inbox_limit,
+            mode=checked_mode(queue_mode) or declared.mode,
+            limit=declared.room(self._inbox_limit),
+            overflow=declared.overflow,
+            lane=lane,
         )
         if owner is None:
             return await self._repeated_delivery(request)
         if lane != MAIN:
             return await self._deliver_to_lane(request, lane)
-        return await self._answers.take(request) or await self._deliver(request)
+        return await self._take(request) or await self._deliver(request)
 
     async def deliver_or_start(
         self,
@@ -257,6 +258,7 @@ class Sessions:
         body: DeliveryBody | None = None,
         principal: Principal = LOCAL,
         idempotency_key: str | None = None,
+        queue_mode: QueueMode | None = None,
     ) -> Receipt:
         """Deliver to the owner of `token`, or start a session that owns it. Many callers at once: one session."""
         body = body or message_body(message, principal)
@@ -265,7 +267,8 @@ class Sessions:
             "body": body,
             "principal": principal,
             "idempotency_key": idempotency_key,
-            "same_as": (token, agent),
+            "same_as": (token, agent, *same_request(queue_mode)),
+            "queue_mode": queue_mode,
         }
         for _ in range(_TRIES):
             if await self._owner(hash_token(token)) is not None:
@@ -415,19 +418,16 @@ class Sessions:
     async def describe(self, session_id: str, principal: Principal | None = None) -> Description:
         """The session, and what Temporal says of its workflow; `SessionNotFound` when there is none."""
         row = await self.get(session_id, principal)
-        run_id, status = await self._workflow(session_id)
+        run_id, status = await workflow_of(self._client, session_id)
         url = f"{self._ui_url}/namespaces/{self._client.namespace}/workflows/{session_id}"
         return Description(row=row, workflow_id=session_id, run_id=run_id, workflow_status=status, ui_url=url)
 
-    async def _workflow(self, session_id: str) -> tuple[str | None, str | None]:
-        try:
-            handle = self._client.get_workflow_handle(session_id)
-            found = await in_time(handle.describe(), timedelta(seconds=2))
-        except ABSENT:
-            return None, None
-        return found.run_id, found.status.name.lower() if found.status else None
-
     # --- deliveries -----------------------------------------------------------------------------------------
+
+    async def _lane(self, session_id: str | None, name: str) -> Lane:
+        """What the agent of the session declares for this lane of it."""
+        row = await self._store.session(session_id) if session_id and self._signals.has_lanes else None
+        return Lane() if row is None else self._signals.lane(row.agent, name)
 
     async def _owner(self, token_hash: str, session_id: str | None = None) -> str | None:
         """The session that owns the token; None when it is not `session_id`."""
@@ -442,6 +442,11 @@ class Sessions:
         request = CallerRequest(row.session_id, body, who, (kind,), key, limit=self._inbox_limit)
         return await self._deliver(request)
 
+    async def _take(self, request: CallerRequest) -> Receipt | None:
+        # A message may answer what the session asks, but not one that stops the turn that asks.
+        answers = request.mode != "interrupt" or bool(request.body.input_responses)
+        return await self._answers.take(request) if answers else None
+
     async def _deliver_to_lane(self, request: CallerRequest, lane: str) -> Receipt:
         # Before the lane begins: the first request may have been read by one that has ended since.
         if request.idempotency_key is not None and (first := await self._store.first(request.delivery())) is not None:
@@ -452,7 +457,7 @@ class Sessions:
             found = await self.lanes.open(main, lane)
             to_lane = replace(request, session_id=found.session_id, token_hash=found.token_hash)
             try:
-                return await self._answers.take(to_lane) or await self._deliver(to_lane)
+                return await self._take(to_lane) or await self._deliver(to_lane)
             except NoActiveSession:
                 # The lane has ended, and another one begins.
                 continue
@@ -463,10 +468,12 @@ class Sessions:
             accepted = await self._store.accept(request.delivery())
         except SessionGone:
             raise NoActiveSession from None
-        # It is accepted from here on, even if this process or Temporal fails. An earlier one is signalled again: the
-        # process that accepted it may have died before the signal, and the driver ignores an id that it knows.
+        # It is accepted from here on, whatever fails. An earlier one is signalled again: the process that accepted it
+        # may have died before the signal, and the driver ignores an id that it knows.
         row = accepted.delivery
-        signalled = not row.unread or await self._signals.deliver(row, unsignalled=accepted.unsignalled)
+        # With one that interrupts, the cancel request goes that it has made.
+        unsignalled = accepted.unsignalled or row.mode == "interrupt"
+        signalled = not row.unread or await self._signals.deliver(row, unsignalled=unsignalled)
         return await self._receipt(request, accepted, delayed=not signalled)
 
     async def _receipt(self, request: CallerRequest, accepted: Accepted, *, delayed: bool = False) -> Receipt:

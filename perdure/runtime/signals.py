@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Literal
 
-from perdure.agents.agent import DEMO, Limits
+from perdure.agents.agent import DEMO, Lane, Limits
 from perdure.agents.registry import AgentRegistry
 from perdure.bounds import quoted
 from perdure.errors import AgentNotFound, BuildGone, NoDriver, StoreBehind, Unavailable
 from perdure.protocol import names
+from perdure.protocol.deliveries import MAIN
 from perdure.protocol.events import cancel_requested
 from perdure.protocol.requests import Attention
 from perdure.protocol.wire import JsonObject
@@ -63,6 +64,20 @@ class Signals:
         """What the agent declares, if this process knows it."""
         known = self._agents.get(agent) if self._agents else None
         return known.limits if known else Limits()
+
+    @property
+    def has_lanes(self) -> bool:
+        """Whether an agent that this process knows declares how its messages wait."""
+        return any(agent.lanes for agent in self._agents or ())
+
+    def lanes(self, agent: str) -> Mapping[str, Lane]:
+        """The lanes that the agent declares, if this process knows it."""
+        known = self._agents.get(agent) if self._agents else None
+        return known.lanes if known else {}
+
+    def lane(self, agent: str, lane: str = MAIN) -> Lane:
+        """What the agent declares for a lane, if this process knows it."""
+        return self.lanes(agent).get(lane, Lane())
 
     def known_limits(self, agent: str) -> Limits:
         """The same; `AgentNotFound` if this process has agents, and this is none of them."""

@@ -29,6 +29,11 @@ _AT_ONCE = 8
 _FAILED_GROUPS = 3
 
 
+#: Reports of attempts that one transaction deletes, and how many such transactions a sweep has.
+_BATCH = 500
+_BATCHES = 20
+
+
 @dataclass(frozen=True)
 class _Pause:
     """When a session is signalled again, and the pause after that. A change of `about` ends the pause."""
@@ -177,7 +182,11 @@ class Sweeper:
 class Retention:
     """Deletes what is no longer to be kept, some sessions at a time. Several may run at once."""
 
-    def __init__(self, store: Store, keep: Keep, *, every: float = 10.0, sessions: int = 200) -> None:
+    def __init__(
+        self, store: Store, keep: Keep, attempts: float | None = None, *, every: float = 10.0, sessions: int = 200
+    ) -> None:
+        """`attempts`: for how many seconds reports of attempts are kept."""
+        self._attempts = attempts
         self._store = store
         self._keep = keep
         self._every = every
@@ -187,7 +196,7 @@ class Retention:
 
     def running(self) -> AbstractAsyncContextManager[None]:
         """Sweep repeatedly while this context is open; without anything to delete, do nothing."""
-        if self._keep.shortest is None:
+        if self._keep.shortest is None and self._attempts is None:
             return contextlib.nullcontext()
         return repeating(
             self.sweep,
@@ -198,8 +207,15 @@ class Retention:
 
     async def sweep(self) -> bool:
         """Delete what is old of the next sessions; False when those were the last ones."""
+        if self._attempts is not None:
+            await self._forget_attempts(self._attempts)
         self._cursor = await self._store.expire(self._keep, self._cursor, self._sessions)
         return self._cursor is not None
+
+    async def _forget_attempts(self, older_than: float) -> None:
+        for _ in range(_BATCHES):
+            if await self._store.attempts.forget(older_than, _BATCH) < _BATCH:
+                return
 
 
 @contextlib.asynccontextmanager

@@ -20,6 +20,7 @@ from perdure.protocol.inputs import OpenInput
 from perdure.protocol.requests import Awaited, Concluded, Conclusion, Coordinates, Failure, TurnRequest
 from perdure.protocol.wire import JsonObject
 
+from . import queue
 from .state import UNKNOWN, Rebuild, SessionState, is_unknown
 
 Boundary: TypeAlias = Literal["waiting", "completed", "failed"]
@@ -226,17 +227,20 @@ def _move_between_turns(
     session: SessionState, now: float, unknown: Sequence[DeliveryRef], renew_at: float | None, *, bounded: bool
 ) -> Move:
     overdue, batch = expired(session, now), next_batch(session)
-    if batch or overdue:
+    collected_at = queue.collected_at(session, batch)
+    if overdue or (batch and (collected_at is None or collected_at <= now)):
         return RunTurn(batch, overdue)
     if session.cancel is not None and unknown:
         message = "The turn was cancelled before a worker could read this delivery."
         return Refuse(unknown[0], "turn_cancelled", message, "cancelled delivery", ends_cancel=True)
     if session.cancel is not None:
         return ForgetCancel()
-    idle_end = session.idle_end if bounded and not unknown and session.awaited is None else None
+    is_idle = not (batch or unknown) and session.awaited is None
+    idle_end = session.idle_end if bounded and is_idle else None
     if idle_end is not None and idle_end <= now:
         return EndIdle()
-    return _wait(next_deadline(session), renew_at, idle_end, session.awaited.look_at if session.awaited else None)
+    look_at = session.awaited.look_at if session.awaited else None
+    return _wait(next_deadline(session), renew_at, idle_end, collected_at, look_at)
 
 
 def _wait(*until: float | None) -> Wait:
@@ -362,7 +366,7 @@ def resumes(request: TurnRequest) -> bool:
 
 
 def next_batch(session: SessionState) -> tuple[DeliveryRef, ...]:
-    """The deliveries of the next turn: the first one and, if it coalesces, those directly after it that do so too.
+    """The deliveries of the next turn: the first one and, if it is collected, the others that are.
 
     While requests are open, only answers are read. All other deliveries wait in order until the session resumes.
     """
@@ -371,10 +375,7 @@ def next_batch(session: SessionState) -> tuple[DeliveryRef, ...]:
         answer = next((delivery for delivery in session.inbox if delivery.kind in _ANSWERS), None)
         return () if answer is None else (answer,)
     inbox = tuple(each for each in session.inbox if not (is_unknown(each) or each.kind in CHILD_KINDS))
-    size = 1
-    while size < len(inbox) and inbox[0].coalesce and inbox[size].coalesce:
-        size += 1
-    return inbox[:size]
+    return queue.collected(session, inbox) if inbox and inbox[0].coalesce else inbox[:1]
 
 
 def has_ended(session: SessionState, turn: int | None) -> bool:

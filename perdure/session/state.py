@@ -187,6 +187,9 @@ class SessionState(Wire, extra="allow"):
     parent: ParentRef | None = None
     # What a turn has handed to other sessions.
     awaited: Awaited | None = None
+    # When the first and the newest message arrived that wait to be collected (seconds since the epoch). Runs that began
+    # before there was such a wait do not set it.
+    collecting: tuple[float, float] | None = None
     # Whether another server waits for the end of this session. If a rebuild has forgotten it, the APIs report it.
     calls_back: bool = False
 
@@ -203,6 +206,20 @@ class SessionState(Wire, extra="allow"):
         """Queue a delivery once, after those that were accepted before it."""
         if delivery.id in self.seen or any(each.id == delivery.id for each in self.inbox):
             return self
+        return self._queued(delivery, in_order=in_order)
+
+    def is_changed(self, delivery: DeliveryRef) -> bool:
+        """Whether its sender has moved this delivery since it was queued, or has given it another mode."""
+        known = next((each for each in self.inbox if each.id == delivery.id), None)
+        if known is None or delivery.edits <= known.edits:
+            return False
+        return (delivery.mode, delivery.coalesce, delivery.order) != (known.mode, known.coalesce, known.order)
+
+    def with_change(self, delivery: DeliveryRef) -> "SessionState":
+        """Queue a delivery again that was changed while it waits."""
+        return self.without(delivery)._queued(delivery)
+
+    def _queued(self, delivery: DeliveryRef, *, in_order: bool = True) -> "SessionState":
         place = len(self.inbox)
         while in_order and place > 0 and _accepted_after(self.inbox[place - 1], delivery):
             place -= 1
@@ -310,7 +327,7 @@ class SessionState(Wire, extra="allow"):
         """The state that was read from the store, with the deliveries that have arrived since."""
         for delivery in self.inbox:
             found = found.with_delivery(delivery)
-        return found
+        return found.model_copy(update={"collecting": self.collecting})
 
     def _with_token(self, token_hash: str | None, retired: tuple[str, ...]) -> "SessionState":
         """Set the session's token. The previous one and those in between become replaced tokens."""
@@ -326,7 +343,9 @@ def _remembered(*ids: str) -> tuple[str, ...]:
 
 
 def _accepted_after(one: DeliveryRef, other: DeliveryRef) -> bool:
-    return one.at is not None and other.at is not None and one.at > other.at
+    """Whether the one comes later in the queue: it was accepted later, or was moved there."""
+    place, others = one.order or one.at, other.order or other.at
+    return place is not None and others is not None and place > others
 
 
 def read_delivery(data: Any) -> DeliveryRef | None:
@@ -339,7 +358,8 @@ def read_delivery(data: Any) -> DeliveryRef | None:
         delivery = DeliveryRef.model_validate(delivery.model_dump(include=set(DeliveryRef.model_fields)))
     # No API sends anything else. A refusal of an id that no store can look up would be retried for ever.
     kind = delivery.kind.removeprefix(UNKNOWN)
-    texts = (delivery.id, kind, delivery.token_hash, delivery.traceparent or "", delivery.at or "")
+    how = (delivery.mode or "", delivery.lane, delivery.order or "", delivery.supersedes or "")
+    texts = (delivery.id, kind, delivery.token_hash, delivery.traceparent or "", delivery.at or "", *how)
     return delivery if delivery.id and all(len(text) <= _LONGEST and text.isprintable() for text in texts) else None
 
 
@@ -470,8 +490,7 @@ def derive_token(secret: bytes, session_id: str) -> str:
 
 
 def owned_token(owner: str, agent: str, name: str) -> str:
-    """The token of the session that tools and runs of this owner know by a name."""
-    # As JSON, so that no two names are alike.
+    """The token of the session that tools and runs of this owner know by a name. As JSON no two names are alike."""
     return json.dumps(["run", owner, agent, name])
 
 

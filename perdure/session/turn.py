@@ -77,9 +77,7 @@ class Steps(Protocol):
     async def run_program(self, call: ToolCall) -> ProgramOutcome: ...
 
     async def resume(self, resumption: ResumeTurn) -> Resumed: ...
-
     async def park(self, park: ParkTurn) -> None: ...
-
     async def conclude(self, conclusion: Conclusion) -> Concluded | None: ...
 
     def parallel(self, limit: int | None, calls: int) -> int:
@@ -167,6 +165,7 @@ class _Turn:
         self._model = request.model
         self._head = request.head
         self._turns: str | None = None
+        self._joined = request.joined
         self._concluded = Concluded()
 
     async def run(self) -> TurnResult | ContinueAsNew:
@@ -245,6 +244,7 @@ class _Turn:
             self._model = outcome.model or self._model
             self._head = outcome.head or self._head
             self._turns = outcome.turns or self._turns
+            self._joined = (*self._joined, *outcome.joined)
             match outcome:
                 case Finished(failure=failure):
                     return self._result(failure)
@@ -464,7 +464,7 @@ class _Turn:
 
     def _carried_fields(self) -> dict[str, object]:
         tokens = {"token_hash": self._token_hash, "retired": self._retired}
-        return {"snapshot": dump_turn(self._state), "model": self._model, **tokens}
+        return {"snapshot": dump_turn(self._state), "model": self._model, "joined": self._joined, **tokens}
 
     def _result(
         self,
@@ -490,6 +490,7 @@ class _Turn:
             model=self._model,
             head=self._head,
             turns=self._turns,
+            joined=self._joined,
         )
 
 

@@ -6,19 +6,29 @@ read model. It is idempotent.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
-from perdure.bounds import quoted
-from perdure.errors import SessionNotFound, Unavailable
+from perdure.errors import Unavailable
+from perdure.protocol.deliveries import MAIN
 from perdure.protocol.events import Event, NewEvent
 from perdure.protocol.requests import Attention
 from perdure.protocol.wire import JsonObject
 from perdure.store.lifecycle import DeadLetter, DeadLetterPage, DeadLetterQuery, Restoration
 
-from .deliveries import Accepted, CancelRequest, DeliveryPage, DeliveryQuery, DeliveryRow, NewDelivery, Unsignalled
+from .attempts import AttemptKey, failed_with, stopped
+from .deliveries import (
+    Accepted,
+    CancelRequest,
+    Change,
+    DeliveryPage,
+    DeliveryQuery,
+    DeliveryRow,
+    NewDelivery,
+    Unsignalled,
+)
 from .inputs import Answered, Answering, InputPage, InputQuery, InputRow
 from .lifecycle import (
     CallbackStatus,
@@ -47,6 +57,7 @@ from .values import (
 )
 
 if TYPE_CHECKING:
+    from .attempts import AttemptStore
     from .streams import StreamStore
 
 
@@ -259,11 +270,15 @@ class Store(Protocol):
 
     async def list_deliveries(self, query: DeliveryQuery) -> DeliveryPage: ...
 
+    async def queue(self, session_id: str, lane: str = MAIN) -> Sequence[DeliveryRow]:
+        """What waits in a lane, in the order in which it will be read, without the bodies."""
+        ...
+
     async def place_in_queue(self, delivery: DeliveryRow) -> int:
         """How many deliveries wait up to this one, with it."""
         ...
 
-    async def edit_delivery(self, delivery: DeliveryRow, body: JsonObject) -> DeliveryRow | None:
+    async def edit_delivery(self, delivery: DeliveryRow, change: Change) -> DeliveryRow | None:
         """Replace the body of a delivery that waits; None when it waits no more, or was edited since it was read."""
         ...
 
@@ -378,6 +393,10 @@ class Store(Protocol):
 
     async def slots(self, session_id: str, names: Sequence[str]) -> dict[str, Slot]: ...
 
+    # reports of attempts
+    @property
+    def attempts(self) -> "AttemptStore": ...
+
     # streams that callers write
     @property
     def streams(self) -> "StreamStore": ...
@@ -396,48 +415,6 @@ class Store(Protocol):
         ...
 
     def watch(self, session_id: str) -> AbstractAsyncContextManager[Watch]: ...
-
-
-async def read_all(store: Store, session_id: str, start: int = 0) -> AsyncIterator[Event]:
-    """All events that exist now."""
-    while page := await store.events(session_id, start):
-        for event in page:
-            yield event
-        start = page[-1].index + 1
-
-
-async def events_of(store: Store, session_id: str, start: int = 0, *, follow: bool = True) -> AsyncGenerator[Event]:
-    """The session's events from `start` on. With `follow` it waits for more until the session has ended."""
-    async with store.watch(session_id) as watch:
-        while True:
-            # Read before its events, so that those of a session that has ended are all there.
-            row = await store.session(session_id)
-            if row is None:
-                raise SessionNotFound(f"The store knows no session {quoted(session_id)}.")
-            while page := await store.events(session_id, start):
-                for event in page:
-                    yield event
-                start = page[-1].index + 1
-            if row.ended or not follow:
-                return
-            await watch.changed()
-
-
-#: Seconds. The store wakes those who wait; this limits the delay after a lost wake-up.
-_RECHECK = 5.0
-
-
-async def looked_at_until(
-    store: Store, session_id: str, look: Callable[[], Awaitable[T]], is_over: Callable[[T], bool], within: float | None
-) -> T:
-    """What `look` finds when that is over, or after so many seconds. It looks again whenever the session changes."""
-    try:
-        async with asyncio.timeout(within), store.watch(session_id) as watch:
-            while not is_over(found := await look()):
-                await watch.changed(_RECHECK)
-            return found
-    except TimeoutError:
-        return await look()
 
 
 async def all_inputs(store: Store, query: InputQuery) -> Sequence[InputRow]:
@@ -475,3 +452,24 @@ async def write_at_last(work: Awaitable[object], log: logging.Logger, otherwise:
             await work
     except Exception as error:
         log.warning("%s: %s", otherwise, type(error).__name__)
+
+
+_log = logging.getLogger("perdure.store")
+
+
+@asynccontextmanager
+async def reported(
+    store: Store, session_id: str, key: AttemptKey, *, stops: type[Exception] | None = None
+) -> AsyncGenerator[None]:
+    """Note how this attempt has ended if it fails. One that succeeds notes that with its last commit.
+
+    `stops`: raised by an attempt that has stopped because it was asked to.
+    """
+    try:
+        yield
+    except (Exception, asyncio.CancelledError, SystemExit) as error:
+        report = stopped(key) if stops is not None and isinstance(error, stops) else failed_with(key, error)
+        if report is not None:
+            noting = store.attempts.report(session_id, report)
+            await write_at_last(noting, _log, f"the end of an attempt at {session_id} was not noted")
+        raise

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+from perdure.protocol.deliveries import MAIN, Overflow
 from perdure.protocol.wire import JsonObject
 
 
@@ -23,10 +24,15 @@ class NewDelivery:
     ref: JsonObject | None = None
     # How many deliveries may wait in the session. When so many wait already, this one is not accepted.
     limit: int | None = None
+    overflow: Overflow = "reject"
+    lane: str = MAIN
+    # What its message does while the session is busy. None: it is no message.
+    mode: str | None = None
 
 
-#: `withdrawn`: by its sender, before a turn has read it; `refused`: no turn will read it.
-DeliveryOutcome: TypeAlias = Literal["completed", "failed", "cancelled", "refused", "withdrawn"]
+#: `withdrawn`: by its sender, before a turn has read it; `superseded`: by a later message; `refused`: no turn will read
+#: it, for another reason.
+DeliveryOutcome: TypeAlias = Literal["completed", "failed", "cancelled", "refused", "withdrawn", "superseded"]
 
 
 DeliveryStatus: TypeAlias = Literal["queued", "running", "settled"]
@@ -51,13 +57,34 @@ class DeliveryRow:
     # What became of it; None: nothing yet, or only the events know.
     outcome: DeliveryOutcome | None = None
     error: JsonObject | None = None
-    # How often its content was changed.
+    # How often it was changed.
     edits: int = 0
+    lane: str = MAIN
+    mode: str | None = None
+    # Its place in the queue, if it was moved: it sorts with the `accepted_at` of the others.
+    moved_to: str | None = None
+    # The turn that has settled it.
+    answered_by: int | None = None
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Where it waits: the queue is sorted by this."""
+        return self.moved_to or self.accepted_at, self.delivery_id
 
     @property
     def unread(self) -> bool:
         """Whether a turn may still read it."""
         return self.turn is None and self.refused is None
+
+
+@dataclass(frozen=True)
+class Change:
+    """What becomes of a delivery that waits. None: it stays as it is."""
+
+    body: JsonObject | None = None
+    mode: str | None = None
+    # Its place in the queue, from 1.
+    position: int | None = None
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from perdure.protocol.events import NewEvent, Usage
 from perdure.protocol.inputs import InputAnswer, InputRequest
 from perdure.protocol.wire import JsonObject
 from perdure.store.accounts import Below, Reservation, Spending
+from perdure.store.attempts import AttemptEnd, AttemptKey, AttemptReport
 from perdure.store.runs import NewRun, RunChange
 
 SessionStatus: TypeAlias = Literal["starting", "running", "waiting", "completed", "failed"]
@@ -111,6 +112,8 @@ class SessionRow(_Member):
     # `main` once the session has other lanes. Those have their name here, and the session that they belong to.
     lane: str | None = None
     lane_of: str | None = None
+    # Whether a message may wait that is to enter the running turn.
+    steered: bool = False
 
     @property
     def shown_status(self) -> ShownStatus:
@@ -217,6 +220,10 @@ class Attempt:
     generation: int
     #: How many attempts before this one fell silent: their worker died, froze or lost its connection.
     deaths: int = 0
+    #: Who makes it, as host:pid:build.
+    worker: str = ""
+    #: When it counts as dead, if no heartbeat follows that with which it began; in seconds since the epoch.
+    lease_until: float | None = None
 
 
 class Hold(Enum):
@@ -239,6 +246,13 @@ class Fence:
     scope: str
     attempt: Attempt
     hold: Hold
+
+    @property
+    def key(self) -> AttemptKey:
+        return AttemptKey(self.turn, self.step, self.scope, self.attempt.generation)
+
+    def report(self, status: AttemptEnd | None = None, error: JsonObject | None = None) -> AttemptReport:
+        return AttemptReport(self.key, status, error)
 
 
 # --- journal ------------------------------------------------------------------------------------------------
@@ -319,6 +333,8 @@ class Commit:
        `Superseded` when the generation in the store is newer. KEEP and RELEASE raise `Superseded` unless the store has
        exactly this generation. RELEASE deletes the fence, and what it has reserved with it. `reserve`: reserve this
        with the fence, in place of what it had reserved; `BudgetReached` if the account has not so much left.
+       `report`: what is noted of an attempt; without it, RAISE and RELEASE note that one begins and has succeeded.
+       What the commit adds to the usage of the session is noted of its attempt, too.
     4. `records`: insert them. A record whose key exists is not changed.
     5. `consume`: mark these deliveries as read by this turn and drop their bodies. Raise `DeliveryTaken` when one is
        unknown, refused, or read by another turn.
@@ -345,6 +361,7 @@ class Commit:
     current: bool = False
     left_out: Sequence[tuple[int, int]] | None = None
     unless_cancelled: int | None = None
+    unless_steered: bool = False
     unless: tuple[int, int, str] | None = None
     without: Sequence[tuple[int, int, str]] = ()
     if_idle: bool = False
@@ -365,6 +382,7 @@ class Commit:
     reserve: Reservation | None = None
     spends: Spending | None = None
     run: RunChange | None = None
+    report: AttemptReport | None = None
 
 
 @dataclass(frozen=True)
@@ -378,6 +396,10 @@ class Committed:
 
 class SlotConflict(Exception):
     """A state slot changed since it was read."""
+
+
+class Steered(Exception):
+    """A message waits that is to enter the running turn."""
 
 
 class DeliveryTaken(Exception):

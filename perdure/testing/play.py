@@ -16,7 +16,8 @@ from perdure.protocol.events import Event, EventType
 from perdure.protocol.inputs import APPROVE, DENY, InputAnswer, InputRequest, digest
 from perdure.protocol.wire import JsonObject
 from perdure.settings import Settings
-from perdure.store.base import Store, read_all
+from perdure.store.base import Store
+from perdure.store.follow import read_all
 from perdure.store.open import open_store
 
 from .stage import SESSION, Dispatched, LocalSteps, OneModel, RecordingStore, Stage, StartTerms

@@ -29,8 +29,9 @@ from perdure.protocol.runs import RunBody, RunLooked
 from perdure.protocol.wire import JsonObject
 from perdure.session.inputs import resolved
 from perdure.settings import Settings
-from perdure.store.base import Store, read_all
+from perdure.store.base import Store
 from perdure.store.deliveries import CancelRequest, DeliveryRow, NewDelivery
+from perdure.store.follow import read_all
 from perdure.store.inputs import Answering, InputQuery, Vote
 from perdure.store.open import open_store
 from perdure.store.runs import NewRun, RunRecord, RunStatus

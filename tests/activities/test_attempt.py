@@ -1,8 +1,12 @@
 """What an attempt says to Temporal: its errors, with or without another try, and the deaths before it."""
 
 import asyncio
+import time
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import timedelta
+from itertools import pairwise
+from typing import TypeAlias
 
 import pytest
 from temporalio.api.failure.v1 import Failure
@@ -30,6 +34,9 @@ from perdure.protocol import names
 from perdure.runtime.connect import DATA_CONVERTER
 from perdure.store.values import Attempt
 from tests.support.waiting import until
+
+#: Whether a test has seen what it waits for.
+Enough: TypeAlias = Callable[[], object]
 
 
 async def failing(
@@ -289,3 +296,76 @@ async def test_one_that_runs_long_holds_up_no_other_for_long(monkeypatch: pytest
     over.set()
     await long
     assert [each["ended"] for each in beats] == [True, False]
+
+
+async def renewals(monkeypatch: pytest.MonkeyPatch, renew: Callable[[float], Awaitable[None]], enough: Enough) -> None:
+    """Run an attempt with a heartbeat timeout of 40 ms, whose lease may be noted every 50 ms, until that is enough."""
+    monkeypatch.setattr("activities.attempt._RENEWAL", 0.05)
+    environment, _ = beating(1)
+    environment.info = replace(environment.info, heartbeat_timeout=timedelta(seconds=0.04))
+
+    async def work() -> None:
+        async with attempt(renew=renew):
+            await until(enough)
+
+    await environment.run(work)
+
+
+async def test_an_attempt_notes_its_lease_no_sooner_than_after_one_heartbeat_and_then_at_intervals(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    began = time.monotonic()
+    noted: list[tuple[float, float]] = []
+
+    async def renew(left: float) -> None:
+        noted.append((time.monotonic() - began, left))
+
+    await renewals(monkeypatch, renew, lambda: len(noted) == 3)
+
+    times, left = zip(*noted, strict=True)
+    assert times[0] >= 0.04
+    assert all(later - earlier >= 0.05 for earlier, later in pairwise(times))
+    # Never longer than Temporal waits for the next heartbeat.
+    assert max(left) <= 0.04
+
+
+async def test_a_lease_that_cannot_be_noted_does_not_end_the_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries: list[float] = []
+
+    async def renew(left: float) -> None:
+        tries.append(left)
+        raise Unavailable
+
+    await renewals(monkeypatch, renew, lambda: len(tries) == 2)
+
+
+async def test_a_database_that_does_not_answer_delays_no_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    environment, sent = beating(1)
+    environment.info = replace(environment.info, heartbeat_timeout=timedelta(seconds=0.04))
+    asked = asyncio.Event()
+
+    async def renew(left: float) -> None:
+        asked.set()
+        await asyncio.Event().wait()
+
+    async def work() -> None:
+        async with attempt(renew=renew):
+            await asked.wait()
+            before = len(sent)
+            await until(lambda: len(sent) >= before + 3)
+
+    await environment.run(work)
+
+
+async def test_an_attempt_knows_who_makes_it_and_when_it_counts_as_dead() -> None:
+    environment, _ = beating(1)
+
+    async def work() -> Attempt:
+        return current_attempt("host:1:b")
+
+    before = time.time()
+    made = await environment.run(work)
+
+    assert made.worker == "host:1:b"
+    assert made.lease_until is not None
+    assert before + 60 <= made.lease_until <= time.time() + 60

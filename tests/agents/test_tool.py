@@ -2,14 +2,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from typing import Annotated, Any, cast
 
 import pytest
 from pydantic import BaseModel, Field
 
-from perdure import Agent, InvalidDeclaration, Limits, ToolContext, tool
+from perdure import Agent, Durability, InvalidDeclaration, Limits, ToolContext, tool
+from perdure.agents.agent import bounds_of
+from perdure.protocol.deliveries import Bounds
 
 
 class Item(BaseModel):
@@ -226,6 +229,38 @@ def test_limits_of_time_are_seconds(name: str, seconds: Any) -> None:
 def test_something_must_end_the_attempts() -> None:
     with pytest.raises(InvalidDeclaration, match="max_attempts=None needs turn_seconds"):
         Limits(max_attempts=None)
+
+
+def test_durability_bounds_the_attempts_and_the_time_of_a_turn() -> None:
+    usual, bounded = Agent("a", durability=Durability()), Agent("a", durability=Durability(3, timedelta(minutes=5)))
+
+    assert (usual.limits.max_attempts, usual.limits.turn_seconds) == (10, 3600)
+    assert (bounded.limits.max_attempts, bounded.limits.turn_seconds) == (3, 300)
+    assert bounds_of(bounded.limits) == Bounds(attempts=3, turn_seconds=300)
+    # A declaration that is made of another one says the same.
+    assert replace(bounded, description="Again.").limits == bounded.limits
+    assert Agent("a").limits == Limits()
+
+
+@pytest.mark.parametrize("limits", [Limits(max_attempts=7), Limits(turn_seconds=60)])
+def test_bounds_are_said_once(limits: Limits) -> None:
+    with pytest.raises(InvalidDeclaration, match="say it once"):
+        Agent("a", limits=limits, durability=Durability())
+
+
+@pytest.mark.parametrize(
+    "declare",
+    [
+        lambda: Durability(timeout=cast("Any", 60)),
+        lambda: Agent("a", durability=Durability(max_attempts=0)),
+        lambda: Agent("a", durability=Durability(max_attempts=None, timeout=None)),
+        lambda: Agent("a", durability=cast("Any", 3)),
+    ],
+    ids=["seconds", "no attempt", "no bound", "a number"],
+)
+def test_a_durability_that_cannot_work_is_refused(declare: Callable[[], object]) -> None:
+    with pytest.raises(InvalidDeclaration):
+        declare()
 
 
 def test_an_agent_takes_plain_functions_and_refuses_doubles() -> None:

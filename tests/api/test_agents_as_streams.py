@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from perdure.protocol.events import EventType
 from perdure.settings import Settings
-from tests.api.served import Api, serving, turn_events
+from tests.api.served import Api, of_turn, serving, turn_events
 
 AGENT = "/agents/concierge"
 
@@ -321,3 +322,28 @@ async def test_fifty_readers_in_each_form_read_the_same(api: Api) -> None:
 
     assert all(each == whole for each in (*caught_up, *long_polled))
     assert len(set(events)) == 1
+
+
+@pytest.mark.parametrize(
+    ("code", "type", "meta"),
+    [
+        ("STEP_TIMEOUT", "submission_retry_exhausted", None),
+        ("STEP_KILLS_WORKERS", "submission_retry_exhausted", None),
+        ("TURN_DEADLINE_EXCEEDED", "submission_timeout", None),
+        ("TURN_TERMINATED", "submission_interrupted", {"phase": "after_input_application"}),
+        ("MODEL_CALL_FAILED", "MODEL_CALL_FAILED", None),
+    ],
+)
+async def test_a_prompt_that_fails_has_the_name_of_flue_for_its_failure(
+    api: Api, code: str, type: str, meta: dict[str, str] | None
+) -> None:
+    receipt = await prompt(api)
+    session_id = await session_of(api)
+    started = turn_events(0, deliveries=[receipt["submissionId"]])[0]
+    failed = of_turn(0, "failed", EventType.TURN_FAILED)
+    failed = failed.model_copy(update={"data": {**(failed.data or {}), "code": code, "message": "It failed."}})
+    await api.emit(session_id, started, failed.model_copy(update={"delivery_ids": (receipt["submissionId"],)}))
+
+    [settled] = [each for each in await read(api) if each["type"] == "submission_settled"]
+
+    assert (settled["error"]["name"], settled["error"]["type"], settled["error"].get("meta")) == (code, type, meta)

@@ -326,6 +326,7 @@ def deleted_sessions_leave_nothing(evidence: Evidence) -> Iterator[str]:
         kinds = {
             "its row": [session["session_id"] for session in evidence.sessions],
             "fences": [fence["session_id"] for fence in evidence.fences],
+            "attempts": evidence.attempts,
             "state, a token or a dead letter": evidence.with_other_rows,
             **{"events": evidence.events, "records": evidence.records},
             **{"deliveries": evidence.deliveries, "inputs": evidence.inputs},

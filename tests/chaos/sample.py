@@ -3,6 +3,7 @@
 from datetime import UTC, datetime
 from typing import Any
 
+from tests.support.chaos import invariants
 from tests.support.chaos.evidence import Asked, Cancel, Deletion, Evidence, Fork, Json, Post, Try
 
 TALK, TASK, FORK, GONE = "ses_talk", "ses_task", "ses_fork", "ses_gone"
@@ -100,12 +101,14 @@ def evidence() -> Evidence:
     the history of the fork was dropped. Another session was deleted.
     """
     talk, task, fork = _talk(), _task(), _fork()
+    sessions = [
+        _session(TALK, "waiting", talk, 4),
+        _session(TASK, "completed", task, 1),
+        _session(FORK, "waiting", fork, 0),
+    ]
     return Evidence(
-        sessions=[
-            _session(TALK, "waiting", talk, 4),
-            _session(TASK, "completed", task, 1),
-            _session(FORK, "waiting", fork, 0),
-        ],
+        sessions=sessions,
+        attempts={session["session_id"]: _attempts(session) for session in sessions},
         events={TALK: talk.rows, TASK: task.rows, FORK: fork.rows},
         records=_records(),
         deliveries=_deliveries(),
@@ -254,8 +257,16 @@ def _posts() -> list[Post]:
 
 
 def _session(session_id: str, status: str, log: _Log, replies: int) -> Json:
-    counts = {"steps": replies + (session_id == TALK), "input_tokens": 10 * (replies + (session_id == TALK))}
+    steps = replies + (session_id == TALK)
+    counts = {"steps": steps, **dict.fromkeys(invariants.TOKENS, 0), "input_tokens": 10 * steps}
     title = "call charge then say zero" if session_id == TALK else "say task"
     mode = "conversation" if session_id == TALK else "task"
     row = {"session_id": session_id, "mode": mode, "status": status, "next_index": len(log.rows), "title": title}
     return {**row, **counts, "attention": None, "updated_at": log.rows[-1]["at"]}
+
+
+def _attempts(session: Json) -> list[Json]:
+    """One attempt at each step."""
+    attempt = {"number": 1, "scope": "model", "status": "succeeded", "ended_at": stamp(1)}
+    used = {**dict.fromkeys(invariants.TOKENS, 0), "input_tokens": 10}
+    return [{**attempt, "turn": number, **used} for number in range(session["steps"])]

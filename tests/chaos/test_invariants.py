@@ -210,6 +210,18 @@ def _a_fence_that_is_left(seen: Evidence) -> Evidence:
     return replace(seen, fences=[{"session_id": TALK, "scope": "model", "turn": 3}])
 
 
+@spoils("every_attempt_has_ended")
+def _an_attempt_that_runs_for_ever(seen: Evidence) -> Evidence:
+    attempt = {"number": 1, "scope": "model", "turn": 0, "status": "running", "ended_at": None}
+    return replace(seen, attempts={TALK: [{**attempt, **dict.fromkeys(invariants.TOKENS, 0)}]})
+
+
+@spoils("every_attempt_has_ended")
+def _a_token_that_two_attempts_have_used(seen: Evidence) -> Evidence:
+    attempt = {"number": 1, "scope": "model", "turn": 0, "status": "failed", "ended_at": "then"}
+    return replace(seen, attempts={TALK: [{**attempt, **dict.fromkeys(invariants.TOKENS, 0), "output_tokens": 1}]})
+
+
 @spoils("nothing_is_left_to_do")
 def _a_session_that_wants_attention(seen: Evidence) -> None:
     row(seen, TALK)["attention"] = '{"code": "lost"}'

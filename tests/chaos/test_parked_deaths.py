@@ -175,7 +175,6 @@ async def test_a_cancel_request_whose_api_died_is_honoured_when_it_is_retried(wo
         doomed, url = world.dying_api("before_signal")
         await into_the_void(f"{url}/eve/v1/session/{caller.session_id}/cancel", {})
         await until(lambda: not doomed.alive, "the API to die")
-        assert row_of(world, request_id)["status"] == "open"
         again = await cancel(caller)
         # On a busy machine the sweeper of the other API may be faster.
         assert again == "accepted" or row_of(world, request_id)["status"] == "withdrawn"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from perdure.store.base import read_all
+from perdure.store.follow import read_all
 from tests.conformance.npm import node_with, run
 from tests.support.plugin import StackFactory
 from tests.support.stack import Stack

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from perdure.errors import Unavailable
-from perdure.store.deliveries import DeliveryRow
+from perdure.store.deliveries import Change, DeliveryRow
 from tests.support.lab import SESSION, lab
 
 
@@ -18,7 +18,7 @@ async def test_an_edit_between_the_read_and_the_begin_of_a_turn_is_read_by_the_n
 
         async def read_and_edit(session_id: str, delivery_ids: Sequence[str]) -> Sequence[DeliveryRow]:
             rows = await read(session_id, delivery_ids)
-            assert await it.store.edit_delivery(rows[0], {**(rows[0].body or {}), "message": "two"}) is not None
+            assert await it.store.edit_delivery(rows[0], Change({**(rows[0].body or {}), "message": "two"})) is not None
             return rows
 
         with monkeypatch.context() as edited:

@@ -18,8 +18,9 @@ from perdure.runtime.connect import temporal_client
 from perdure.session.inputs import resolved
 from perdure.session.state import SessionState
 from perdure.settings import Settings
-from perdure.store.base import Store, read_all
+from perdure.store.base import Store
 from perdure.store.deliveries import NewDelivery
+from perdure.store.follow import read_all
 from perdure.store.inputs import Answering, InputQuery, InputRow, Vote
 from perdure.store.open import open_store
 from perdure.store.values import NewSession

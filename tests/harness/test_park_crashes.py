@@ -24,7 +24,8 @@ from perdure.protocol.requests import (
     ToolOutcome,
 )
 from perdure.settings import Settings
-from perdure.store.base import Store, read_all
+from perdure.store.base import Store
+from perdure.store.follow import read_all
 from perdure.store.open import open_store
 from perdure.store.values import Commit, Committed
 from perdure.testing import OneModel, ScriptedModel, call

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 import pytest
 
 from perdure.errors import ModelFailed, Superseded
-from perdure.harness.journal import add_usage
+from perdure.harness.tools.limits import add_usage
 from perdure.models.base import Item, Prompt, TextDelta, UsageSoFar
 from perdure.protocol.events import Usage
 from perdure.protocol.requests import Coordinates

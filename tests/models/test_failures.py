@@ -1,7 +1,8 @@
 import pytest
 from pydantic_ai.exceptions import ModelHTTPError, ModelQuotaExceededError
 
-from perdure.models.base import failure, public
+from perdure.bounds import public
+from perdure.models.base import failure
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,9 @@ from perdure.protocol.wire import JsonObject
 from perdure.runtime.runs import Runs
 from perdure.runtime.signals import Signals
 from perdure.settings import Settings
-from perdure.store.base import Store, read_all
+from perdure.store.base import Store
 from perdure.store.deliveries import CancelRequest, DeliveryRow
+from perdure.store.follow import read_all
 from perdure.store.open import open_store
 from perdure.store.runs import RunRecord
 from perdure.store.values import Attempt, NewSession

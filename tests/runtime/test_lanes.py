@@ -3,13 +3,12 @@
 import asyncio
 import uuid
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 
-import httpx2
 import pytest
 
-from perdure import AgentRegistry
-from perdure.errors import IdempotencyConflict, NoActiveSession
-from perdure.runtime.inbox import UnknownLane
+from perdure import Agent, AgentRegistry, InvalidDeclaration, Lane
+from perdure.errors import IdempotencyConflict, NoActiveSession, UnknownLane
 from perdure.runtime.inbox.lanes import LaneOf
 from perdure.runtime.open import open_sessions
 from perdure.runtime.sessions import Sessions
@@ -182,6 +181,45 @@ async def test_work_is_dispatched_to_a_lane(sessions: Sessions, store: Store) ->
         await sessions.dispatch("chat", main.session_id, "say by id", dispatch_id=once)
 
 
+async def test_a_message_over_http_names_its_lane(stack: Stack) -> None:
+    async with stack.talk() as talk:
+        await talk.say("say begun")
+        receipt = await talk.send("say counted", lane="cron", mode="collect")
+        wrong = [
+            await talk.http.post(f"/eve/v1/session/{talk.session_id}", json=body)
+            for body in (
+                {"continuationToken": talk.token, "message": "hi", "lane": "audit"},
+                {"continuationToken": talk.token, "message": "hi", "lane": 7},
+            )
+        ]
+        delivery = await talk.http.get(f"/v1/deliveries/{receipt['deliveryId']}", headers={"prefer": "wait=30"})
+        lanes = (await talk.http.get(f"/v1/sessions/{talk.session_id}/lanes")).json()["lanes"]
+        events = (await talk.http.get(f"/v1/sessions/{receipt['sessionId']}/events")).json()["events"]
+        created = await talk.http.post("/eve/v1/session", json={"message": "hi", "lane": "cron"})
+
+    shown = delivery.json()
+    assert (shown["lane"], shown["mode"], shown["outcome"]) == ("cron", "collect", "completed")
+    assert [each["lane"] for each in lanes] == ["main", "cron"]
+    assert lanes[1]["sessionId"] == receipt["sessionId"] == shown["sessionId"] != talk.session_id
+    assert [each["data"]["message"] for each in events if each["type"] == "message.completed"] == ["counted"]
+    assert [each.status_code for each in wrong] == [400, 400]
+    assert wrong[0].json()["code"] == "unknown_lane"
+    assert (created.status_code, created.json()["code"]) == (400, "unknown_lane")
+
+
+async def test_an_agent_declares_lanes_of_its_own(stack: Stack, store: Store) -> None:
+    audited = replace(chat, lanes={"audit": Lane(mode="collect")})
+    sessions = await open_sessions(stack.settings, store, agents=AgentRegistry([audited]))
+    main = await sessions.start("chat", "say begun")
+    await boundaries(store, main.session_id, 1)
+
+    receipt = await sessions.deliver(main.continuation_token or "", "say noted", lane="audit")
+
+    assert (await ended(sessions, receipt.delivery_id))["mode"] == "collect"
+    with pytest.raises(InvalidDeclaration):
+        Agent("chat", lanes={"Audit!": Lane()})
+
+
 async def test_an_unknown_lane_is_refused(sessions: Sessions) -> None:
     main = await sessions.start("chat", "say begun")
 
@@ -279,25 +317,6 @@ async def test_a_lane_keeps_its_place_when_a_tool_asks_for_a_token(sessions: Ses
     assert again.session_id == cron.session_id
     with pytest.raises(NoActiveSession):
         await sessions.deliver(taken, "say stolen")
-
-
-async def test_a_message_over_http_names_its_lane(stack: Stack, sessions: Sessions, store: Store) -> None:
-    main = await sessions.start("chat", "say begun")
-    await boundaries(store, main.session_id, 1)
-    body = {"continuationToken": main.continuation_token, "message": "say counted", "lane": "cron"}
-
-    async with httpx2.AsyncClient(base_url=stack.url) as http:
-        url = f"/eve/v1/session/{main.session_id}"
-        accepted = await http.post(url, json=body, headers={"idempotency-key": "once"})
-        again = await http.post(url, json=body, headers={"idempotency-key": "once"})
-        refused = [await http.post(url, json={**body, "lane": lane}) for lane in ("audit", ["cron"], "x" * 10_000)]
-
-    assert accepted.json() == again.json()
-    row = await store.session(accepted.json()["sessionId"])
-    assert row is not None
-    assert (row.lane, row.lane_of) == ("cron", main.session_id)
-    assert [each.status_code for each in refused] == [400] * 3
-    assert "no lane 'audit'" in refused[0].json()["error"]
 
 
 async def test_a_repeated_message_begins_no_lane(sessions: Sessions, store: Store) -> None:

@@ -124,20 +124,20 @@ def newer(number: int, **fields: object) -> JsonObject:
 
 
 def test_fields_of_newer_builds_survive_an_older_driver() -> None:
-    data = {**a_session().model_dump(mode="json"), "inbox": [newer(1, lane="background")], "goals": [{"deep": 1}]}
+    data = {**a_session().model_dump(mode="json"), "inbox": [newer(1, weight="light")], "goals": [{"deep": 1}]}
 
-    session = load_session(data).with_delivery(DeliveryRef.model_validate(newer(2, lane="main")))
+    session = load_session(data).with_delivery(DeliveryRef.model_validate(newer(2, weight="heavy")))
     session = session.after_turn(TurnResult(snapshot=Snapshot(), action=Park()))
     written = json.loads(json.dumps(session.model_dump(mode="json")))
 
     assert written["goals"] == [{"deep": 1}]
-    assert [each["lane"] for each in written["inbox"]] == ["background", "main"]
+    assert [each["weight"] for each in written["inbox"]] == ["light", "heavy"]
     request = decisions.turn_request(session, RunTurn(load_session(written).inbox[:1]))
-    assert request.model_dump(mode="json")["deliveries"][0]["lane"] == "background"
+    assert request.model_dump(mode="json")["deliveries"][0]["weight"] == "light"
 
 
 def test_fields_of_newer_builds_that_are_too_large_are_dropped_and_the_delivery_is_kept() -> None:
-    assert state.read_delivery(newer(1, lane="x" * 10_000)) == a_delivery(1)
+    assert state.read_delivery(newer(1, weight="x" * 10_000)) == a_delivery(1)
 
 
 def test_a_state_that_was_read_does_not_say_that_it_could_not_be() -> None:

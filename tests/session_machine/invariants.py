@@ -4,10 +4,11 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from perdure.harness.journal import FAILURE, REPLY
-from perdure.protocol.events import TERMINAL, Event, EventType
+from perdure.harness.journal import FAILURE, REPLY, USAGE
+from perdure.protocol.events import TERMINAL, Event, EventType, Usage
 from perdure.session.state import hash_token
-from perdure.store.base import read_all
+from perdure.store.attempts import AttemptQuery
+from perdure.store.follow import read_all
 
 from .world import AT_MOST_ONCE, COST, CancelRequest, Notes, World
 
@@ -141,6 +142,7 @@ async def check_at_rest(world: World, log: Log) -> None:
     _check_calls(world, log)
     await _check_session(world, log)
     await _check_usage(world, log)
+    await _check_attempts(world)
 
 
 async def _check_deliveries(world: World, log: Log) -> None:
@@ -191,14 +193,26 @@ async def _check_session(world: World, log: Log) -> None:
     assert row.ended == (log.events[-1].type in TERMINAL), row
 
 
+async def _check_attempts(world: World) -> None:
+    """What is reported of attempts ends with them, and adds up to what the session has used."""
+    row = await world.row()
+    attempts = (await world.store.attempts.list(AttemptQuery(world.session_id, limit=10_000))).attempts
+    running = [each for each in attempts if each.status == "running" or each.ended_at is None]
+    assert not running, f"{running} have not ended"
+    assert sum((each.usage for each in attempts), Usage()) == row.usage, f"{attempts} have not used {row.usage}"
+
+
 async def _check_usage(world: World, log: Log) -> None:
-    """What was paid is what readers were shown, and what was spent on steps that failed."""
+    """What was paid is what readers were shown, and what was spent on steps and attempts that failed."""
     shown = sum(event.data["usage"]["inputTokens"] for event in log.events if _completed(event) and event.data)
     failed = {(event.turn, event.step) for event in log.events if event.type == EventType.STEP_FAILED}
     lost = 0
     completed = {(event.turn, event.step) for event in log.events if _completed(event)}
     for record in await world.store.records(world.session_id):
         place = (record.turn, record.step)
+        if USAGE.includes(record):
+            # Of an attempt that was overtaken, and had asked the model.
+            lost += record.body["usage"]["inputTokens"]
         if (REPLY.includes(record) or FAILURE.includes(record)) and place in failed and place not in completed:
             usage: dict[str, int] = record.body.get("usage") or {}
             lost += usage.get("inputTokens", 0)

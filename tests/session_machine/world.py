@@ -23,6 +23,7 @@ import perdure.runtime.drivers.client
 import perdure.runtime.inputs
 import perdure.runtime.sessions
 import perdure.runtime.signals
+import workflows.inbox
 import workflows.outcomes
 import workflows.session
 import workflows.turn
@@ -141,7 +142,7 @@ class World:
         self.sessions = Sessions(self.seen, cast(Any, None), secret=SECRET, agents=known)
 
     def _patch(self, patch: pytest.MonkeyPatch) -> None:
-        for shell in (workflows.session, workflows.outcomes, workflows.turn, workflows.versions):
+        for shell in (workflows.session, workflows.inbox, workflows.outcomes, workflows.turn, workflows.versions):
             patch.setattr(shell, "workflow", self.temporal)
         for module in (
             perdure.harness.model_call,

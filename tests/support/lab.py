@@ -36,8 +36,9 @@ from perdure.protocol.wire import JsonObject
 from perdure.session.decisions import CANCELLED
 from perdure.session.inputs import resolved
 from perdure.settings import Settings
-from perdure.store.base import Store, read_all
+from perdure.store.base import Store
 from perdure.store.deliveries import CancelRequest, NewDelivery
+from perdure.store.follow import read_all
 from perdure.store.inputs import Answering, Vote
 from perdure.store.open import open_store
 from perdure.store.values import Attempt, NewSession
@@ -104,10 +105,13 @@ class Lab:
         self.agent = replace(self.agent, tools=tools)
         self.harness = self.worker()
 
-    async def deliver(self, message: Message | None, **body: Any) -> DeliveryRef:
+    async def steer(self, message: Message) -> DeliveryRef:
+        return await self.deliver(message, queue_mode="steer")
+
+    async def deliver(self, message: Message | None, *, queue_mode: str = "followup", **body: Any) -> DeliveryRef:
         number, self._deliveries = self._deliveries, self._deliveries + 1
         made = DeliveryBody(message=message, **body).model_dump(mode="json")
-        delivery = NewDelivery(self.session, f"d{number}", made, LOCAL.owner)
+        delivery = NewDelivery(self.session, f"d{number}", made, LOCAL.owner, mode=queue_mode)
         if number == 0:
             await self.store.create_session(
                 NewSession(

@@ -161,6 +161,7 @@ EXPORTED: dict[str, type[Wire]] = {
 BODIES: dict[Format, type[Wire]] = {
     journal.DELIVERY: journal.ConsumedDelivery,
     journal.REPLY: journal.StoredReply,
+    journal.STEERED: journal.StoredReply,
     journal.FAILURE: journal.StoredFailure,
     journal.INTENT: records.Intent,
     journal.OUTCOME: records.Outcome,
@@ -186,7 +187,7 @@ _RESPONSE = ModelResponse(
 def _record(form: Format, model: type[Wire]) -> Shape:
     def sample() -> JsonObject:
         body = _dumped(sample_of(model, response={}))
-        if form is journal.REPLY:
+        if form in (journal.REPLY, journal.STEERED):
             body["response"] = {**journal.dump_response(_RESPONSE), "timestamp": "2026-01-01T00:00:00Z"}
         return body
 
@@ -197,7 +198,14 @@ def _record(form: Format, model: type[Wire]) -> Shape:
         return _dumped(read)
 
     name, chain = f"record-{form.name.rpartition('/')[2]}", form.chain
-    return Shape(name, _of(sample), load, chain.migrators, chain.first, "response" if form is journal.REPLY else None)
+    return Shape(
+        name,
+        _of(sample),
+        load,
+        chain.migrators,
+        chain.first,
+        "response" if form in (journal.REPLY, journal.STEERED) else None,
+    )
 
 
 # --- events -------------------------------------------------------------------------------------------------

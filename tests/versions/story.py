@@ -104,7 +104,7 @@ class _Signals:
 async def events_of_all_types() -> Events:
     """The data of all events that happen, by their type; in each type no two of the same form."""
     found: Events = {}
-    for happen in (_conversation, _compacted, _restored, _task, _failed_task, _delegated, _ran):
+    for happen in (_conversation, _steered, _compacted, _restored, _task, _failed_task, _delegated, _ran):
         for type, data in (await happen()).items():
             kept = found.setdefault(type, [])
             for each in data:
@@ -157,6 +157,15 @@ async def _conversation() -> Events:
         await it.store.import_session(NewImport("import", "token of the import", export, LOCAL))
         await it.harness.close_session(CloseSession(session_id=SESSION, failure=OPERATOR_FAILED))
         return await _data(it, "fork", "half", "import")
+
+
+async def _steered() -> Events:
+    async with lab([call("add", sku="tea"), "Done."], add) as it:
+        (ref,) = await it.calls(await it.deliver("Add"))
+        await it.steer("Stop")
+        await it.tool(ref)
+        await it.model(step=1)
+        return await _data(it)
 
 
 async def _task() -> Events:

@@ -159,7 +159,8 @@ async def test_a_long_inline_turn_that_cannot_be_handed_over_yet_keeps_its_token
 
     await outside.until(lambda: len(outside.model_calls) == 2)
     assert state["tokenHash"] == "later"
-    assert [attend.attention and attend.attention.code for attend in outside.attended] == ["TURN_RUNS_ALREADY"]
+    # More than one, if it was due again before it was repaired.
+    assert {attend.attention and attend.attention.code for attend in outside.attended} == {"TURN_RUNS_ALREADY"}
     assert (len(outside.tool_calls), [call.at.step for call in outside.model_calls]) == (128, [0, 1])
 
 

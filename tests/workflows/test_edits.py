@@ -59,12 +59,12 @@ async def replay(edited: ModuleType, recording: str) -> None:
             "3-reminded",
             "session.py",
             "self._state = self._state.reminded(request)",
-            "self._state = self._state.reminded(request)\n        await workflow.sleep(1)",
+            "self._state = self._state.reminded(request)\n                await workflow.sleep(1)",
             id="a timer more",
         ),
         pytest.param(
             "3-withdrawn",
-            "session.py",
+            "inbox.py",
             "names.WITHDRAW_INPUTS, withdrawal",
             "names.REMIND, withdrawal",
             id="another activity",
@@ -72,11 +72,11 @@ async def replay(edited: ModuleType, recording: str) -> None:
         pytest.param(
             "3-held-session",
             "session.py",
-            "            await self._set_attention(attention, request.turn)",
+            "            await inbox.attend(self._state.session_id, attention, request.turn)",
             "            pass",
             id="an activity less",
         ),
-        pytest.param("3-overtaken", "session.py", 'workflow.patched("inbox-in-order")', "True", id="a guard removed"),
+        pytest.param("3-overtaken", "inbox.py", 'workflow.patched("inbox-in-order")', "True", id="a guard removed"),
         pytest.param(
             "3-approved-turn-1",
             "turn.py",

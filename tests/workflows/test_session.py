@@ -55,6 +55,39 @@ async def test_deliveries_during_a_turn_wait_for_it(bench: Bench, outside: Outsi
     assert [len(call.deliveries) for call in outside.model_calls] == [1, 2]
 
 
+async def test_a_message_to_be_collected_begins_a_turn_in_a_driver_that_waits_already(
+    bench: Bench, outside: Outside
+) -> None:
+    session = await bench.start(outside)
+    await session.deliver("dlv_0")
+    await session.consumed("dlv_0")
+    await session.idle()
+
+    await session.deliver("dlv_1", coalesce=True)
+
+    await session.consumed("dlv_0", "dlv_1")
+
+
+async def test_a_delivery_that_waits_is_moved_by_a_later_signal_about_it(bench: Bench, outside: Outside) -> None:
+    gate = asyncio.Event()
+
+    async def waits(call: ModelCall) -> ModelOutcome:
+        await wait_beating(gate)
+        return Finished()
+
+    outside.answer = waits
+    session = await bench.start(outside)
+    for number in range(4):
+        await session.deliver(f"dlv_{number}", at=f"2026-11-20T12:00:00.00{number}Z")
+    await session.deliver("dlv_3", at="2026-11-20T12:00:00.003Z", order="1", edits=2)
+    # It was late: the delivery has been moved again since.
+    await session.deliver("dlv_3", at="2026-11-20T12:00:00.003Z", order="2026-11-20T12:00:00.003Z5", edits=1)
+
+    gate.set()
+
+    await session.consumed("dlv_0", "dlv_3", "dlv_1", "dlv_2")
+
+
 @pytest.mark.parametrize("signal", ["text", 7, None, [1, 2], {"id": 3}, {"tokenHash": "now"}, {"id": "x" * 100_000}])
 async def test_a_signal_of_unknown_shape_leaves_the_session_alive(
     bench: Bench, outside: Outside, signal: object

@@ -34,8 +34,8 @@ from perdure.harness.tools import outcomes
 from perdure.harness.tools.approvals import Approvals, Clock, remembered
 from perdure.harness.tools.builtin import functions_of, open_functions
 from perdure.harness.tools.call import deadline_of, speaker_of
+from perdure.harness.tools.limits import refuse_killer
 from perdure.harness.tools.records import Outcome, RequestedCall, StoredStage
-from perdure.harness.turn_begin import refuse_killer
 from perdure.protocol import names
 from perdure.protocol.requests import Coordinates, ProgramOutcome, ToolCall
 from perdure.settings import Settings

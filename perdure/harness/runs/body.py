@@ -302,7 +302,7 @@ class Body:
             more["recovers"] = True
         commit = Commit(
             self.run_id,
-            fence=Fence(0, 0, names.BODY_SCOPE, self.attempt, Hold.KEEP),
+            fence=self.fence,
             records=records,
             events=(*said, *events),
             consume=Consumption(0, list(hears)) if hears else None,
@@ -310,6 +310,10 @@ class Body:
             **more,
         )
         return await commit_with_retries(self._store, commit)
+
+    @property
+    def fence(self) -> Fence:
+        return Fence(0, 0, names.BODY_SCOPE, self.attempt, Hold.KEEP)
 
     @property
     def has_begun(self) -> bool:

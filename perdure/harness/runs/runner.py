@@ -33,7 +33,8 @@ from perdure.protocol.deliveries import CHILD_ANSWER, CHILD_INPUT, CHILD_RESULT,
 from perdure.protocol.events import EventType, NewEvent, cancel_requested
 from perdure.protocol.runs import RunBody, RunLooked
 from perdure.protocol.wire import JsonObject
-from perdure.store.base import Store, commit_with_retries
+from perdure.store.attempts import AttemptKey, AttemptReport, error_of
+from perdure.store.base import Store, commit_with_retries, reported
 from perdure.store.deliveries import DeliveryRow
 from perdure.store.runs import RunChange
 from perdure.store.values import Attempt, Commit, Consumption, Fence, Hold, SessionChange, SessionQuery, SessionRow
@@ -97,8 +98,10 @@ class RunRunner:
             await self._report(row.session_id, killed)
             return RunLooked()
         elif not row.ended:
+            key = AttemptKey(0, 0, names.BODY_SCOPE, attempt.generation)
             try:
-                parked = await self._enter(row, attempt, drivers, leaving)
+                async with reported(self._store, row.session_id, key, stops=Leave):
+                    parked = await self._enter(row, attempt, drivers, leaving)
             except Leave:
                 return RunLooked(due=self._clock())
             except (NeedsAttention, Superseded, Unavailable):
@@ -193,7 +196,8 @@ class RunRunner:
             data={"waitingFor": parked.what, **({} if parked.due is None else {"due": parked.due})},
         )
         recovers = row.attention is not None
-        await body.commit(events=(waiting,), recovers=recovers, run=RunChange(waiting_for=parked.what))
+        run, report = RunChange(waiting_for=parked.what), body.fence.report("succeeded")
+        await body.commit(events=(waiting,), recovers=recovers, run=run, report=report)
 
     async def _end(self, row: SessionRow, run: Run, body: Body, ended: Ended) -> None:
         reach("run_before_end")
@@ -231,7 +235,8 @@ class RunRunner:
         self, row: SessionRow, body: Body | None, event: NewEvent, change: SessionChange, run: RunChange
     ) -> None:
         if body is not None:
-            await body.commit(events=(event,), close=True, settles_cancel=True, change=change, run=run)
+            report = _report(body, event, change)
+            await body.commit(events=(event,), close=True, settles_cancel=True, change=change, run=run, report=report)
             return
         commit = Commit(row.session_id, events=(event,), close=True, settles_cancel=True, change=change, run=run)
         await commit_with_retries(self._store, commit)
@@ -250,6 +255,14 @@ class RunRunner:
             if page.next_cursor is None:
                 return
             query = replace(query, cursor=page.next_cursor)
+
+
+def _report(body: Body, end: NewEvent, change: SessionChange) -> AttemptReport:
+    """How the attempt has ended that ends the run."""
+    if change.error is None:
+        return body.fence.report("succeeded")
+    status = "cancelled" if end.type == EventType.RUN_CANCELLED else "failed"
+    return body.fence.report(status, error_of(str(change.error["code"]), str(change.error["message"])))
 
 
 def _children(calls: Calls) -> list[str]:

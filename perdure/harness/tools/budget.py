@@ -24,7 +24,7 @@ from perdure.errors import BudgetReached
 from perdure.harness.events import EventFactory
 from perdure.harness.journal import TurnJournal, read_journal
 from perdure.harness.reply import RequestedCalls, Settlement, UsableReply, settle_failure, settle_reply
-from perdure.harness.turn_begin import token_limit_reached
+from perdure.harness.tools.limits import token_limit_reached
 from perdure.protocol.deliveries import Mode
 from perdure.protocol.events import Usage
 from perdure.protocol.inputs import InputRequest, Option, digest

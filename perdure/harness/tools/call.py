@@ -33,7 +33,7 @@ from perdure.harness.journal import (
     written,
 )
 from perdure.harness.prompt import INTERRUPTED
-from perdure.harness.turn_begin import refuse_killer
+from perdure.harness.tools.limits import refuse_killer
 from perdure.protocol import names
 from perdure.protocol.deliveries import Principal
 from perdure.protocol.requests import Coordinates, ToolCall, ToolOutcome
@@ -43,7 +43,7 @@ from perdure.session.state import hash_token
 from perdure.settings import Settings
 from perdure.store.base import Store, commit_with_retries
 from perdure.store.inputs import InputRow
-from perdure.store.values import Attempt, Commit, Fence, Hold, Record, SessionChange, SlotConflict, SlotWrite
+from perdure.store.values import Attempt, Commit, Fence, Hold, Record, SessionChange, SlotConflict, SlotWrite, Steered
 from perdure.telemetry import spans
 
 from . import outcomes
@@ -68,6 +68,8 @@ class _Work:
     begun: bool
     #: When the turn fails, in seconds since the epoch.
     deadline: float | None = None
+    #: Whether it is skipped if a message waits that is to enter the turn: the model is called next.
+    skippable: bool = False
 
     @property
     def at(self) -> Coordinates:
@@ -160,6 +162,8 @@ class ToolCaller:
             view=view_of(row, at, await speaker_of(self._store, at, stored)),
             begun=_is_from_other_attempt(intent, attempt),
             deadline=await deadline_of(self._store, agent, call, stored),
+            # What people have approved runs, and so does what a program or the end of the turn waits for.
+            skippable=not (stored.asks or stored.result or call.told_at or call.call.stage),
         )
 
     async def _check_slots(self, call: ToolCall) -> None:
@@ -191,8 +195,15 @@ class ToolCaller:
             fence=work.fence(Hold.RAISE),
             records=() if refusal or late else (written(*intent_key, INTENT, intent),),
         )
+        steerable = work.skippable and not (refusal or late or work.begun)
+        skipped = False
         try:
-            done = await self._store.commit(commit)
+            try:
+                done = await self._store.commit(replace(commit, unless_steered=steerable))
+            except Steered:
+                # If an older attempt holds the fence, the call may have begun.
+                skipped = True
+                done = await self._store.commit(replace(commit, records=()))
         except Unavailable:
             # The commit may have succeeded. Then a repeated one finds our own fence and cannot report an older
             # attempt, so the intent is read to find out.
@@ -201,6 +212,10 @@ class ToolCaller:
             work = replace(work, begun=_is_from_other_attempt(stored, work.attempt))
         if done.existing:
             return await self._recorded(work, done.existing)
+        if skipped and not (work.begun or done.superseded):
+            return await self._settle(work, outcomes.skipped(), None)
+        if skipped:
+            await self._store.commit(commit)
         if refusal:
             return await self._settle(work, refusal, None)
         if late and not (work.begun or done.superseded):
@@ -293,7 +308,8 @@ class ToolCaller:
         most = work.call.call.attempts or math.inf
         if again and self._left(work) > 0 and work.attempt.number < most:
             # Temporal stores and shows the texts of failures, so this one has only the type.
-            raise ToolFailed(f"The tool raised {type(error).__name__}.", attempt=work.attempt.number) from None
+            sentence = f"The tool raised {type(error).__name__}."
+            raise ToolFailed(sentence, reason=message, attempt=work.attempt.number) from None
         return outcomes.failed(message)
 
     # --- after the effect ---
@@ -347,6 +363,7 @@ class ToolCaller:
             at.session_id,
             unless=work.outcome_key,
             fence=work.fence(Hold.RELEASE),
+            report=work.fence(Hold.RELEASE).report(*outcomes.end_of(outcome)),
             records=(written(*work.outcome_key, OUTCOME, outcome),),
             events=(factory.action_result(work.call_id, work.call.call.tool, outcome, at),),
             slots=tuple(SlotWrite(write.name, write.value, write.expected) for write in writes),

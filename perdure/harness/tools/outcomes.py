@@ -8,6 +8,8 @@ from pydantic_core import PydanticSerializationError, from_json, to_json
 from perdure.bounds import DEEPEST, deeper_than, described, whole
 from perdure.errors import DeadlineExceeded, Invalid
 from perdure.harness.journal import TurnJournal
+from perdure.protocol.wire import JsonObject
+from perdure.store.attempts import AttemptEnd, error_of
 
 from .records import Outcome, RequestedCall
 
@@ -17,6 +19,7 @@ APPROVAL_UNAVAILABLE = "TOOL_APPROVAL_UNAVAILABLE"
 DENIED = "TOOL_EXECUTION_DENIED"
 TURN_CANCELLED = "TURN_CANCELLED"
 TOO_MANY = "TOOL_CALL_LIMIT_REACHED"
+SKIPPED = "TOOL_CALL_SKIPPED"
 DEADLINE = DeadlineExceeded.code
 
 
@@ -74,6 +77,19 @@ def of_program(problem: str, made: Sequence[tuple[str, str]]) -> str:
     named = [f"{number}. {tool}: {status}" for number, (tool, status) in enumerate(made[:_MOST_NAMED], 1)]
     more = [f"… and {len(made) - _MOST_NAMED} more"] if len(made) > _MOST_NAMED else []
     return "\n".join([problem, "Its calls before that, and what has become of them:", *named, *more])
+
+
+def skipped() -> Outcome:
+    """The outcome of a call that had not begun when a message entered its turn."""
+    return failed("Skipped: the user said something else.", SKIPPED, "rejected")
+
+
+def end_of(outcome: Outcome) -> tuple[AttemptEnd, JsonObject | None]:
+    """How the attempt has ended that records this outcome, for its report."""
+    if not outcome.is_error:
+        return "succeeded", None
+    error = outcome.error or {}
+    return "failed", error_of(str(error.get("code", FAILED)), str(error.get("message", "")))
 
 
 def denied(reason: str | None = None) -> Outcome:

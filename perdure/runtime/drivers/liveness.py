@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 
 from google.protobuf.timestamp_pb2 import Timestamp
 from temporalio.api.enums.v1 import TimeoutType
 from temporalio.api.workflow.v1 import PendingActivityInfo
 from temporalio.api.workflowservice.v1 import DescribeWorkflowExecutionResponse
-from temporalio.client import WorkflowExecutionStatus
+from temporalio.client import Client, WorkflowExecutionStatus
 
 from perdure.protocol import names
+from perdure.runtime.connect import ABSENT, in_time
 from perdure.store.values import SessionRow
 
 from .client import DriverClient
@@ -90,3 +92,24 @@ def _seen(activity: PendingActivityInfo) -> float:
 
 def _seconds(at: Timestamp) -> float:
     return at.seconds + at.nanos / 1e9
+
+
+@dataclass(frozen=True)
+class Description:
+    """A session as an operator sees it."""
+
+    row: SessionRow
+    workflow_id: str
+    # None when Temporal does not answer.
+    run_id: str | None
+    workflow_status: str | None
+    ui_url: str
+
+
+async def workflow_of(client: Client, session_id: str) -> tuple[str | None, str | None]:
+    """The run and the status of a session's workflow; None when there is none, or Temporal does not answer."""
+    try:
+        found = await in_time(client.get_workflow_handle(session_id).describe(), timedelta(seconds=2))
+    except ABSENT:
+        return None, None
+    return found.run_id, found.status.name.lower() if found.status else None

@@ -2,6 +2,6 @@
 
 from .dispatch import Dispatches
 from .inbox import Delivery, DeliveryNotFound, Inbox
-from .lanes import Lanes, UnknownLane
+from .lanes import Lanes
 
-__all__ = ["Delivery", "DeliveryNotFound", "Dispatches", "Inbox", "Lanes", "UnknownLane"]
+__all__ = ["Delivery", "DeliveryNotFound", "Dispatches", "Inbox", "Lanes"]

@@ -61,7 +61,7 @@ class Dispatches:
         `IdempotencyConflict`. Each principal has its own ids.
         """
         check_names(to, dispatch_id)
-        self._lanes.check(lane)
+        self._lanes.check(agent, lane)
         message = text_of(input)
         is_id = to.startswith(names.SESSION_ID)
         row = await self._store.session(to) if is_id else None
@@ -69,6 +69,7 @@ class Dispatches:
         speaker = principal or (LOCAL if row is None else row.principal)
         if principal is not None and row is not None and row.principal.owner != principal.owner:
             row = None
+        declared = self._signals.lane(agent, lane)
         request = CallerRequest(
             to if is_id else "",
             message_body(message, speaker),
@@ -76,7 +77,10 @@ class Dispatches:
             ("dispatch", agent, to, *(() if lane == MAIN else (lane,))),
             dispatch_id,
             "" if is_id else hash_token(to),
-            limit=self._limit,
+            mode=declared.mode,
+            limit=self._limit if self._limit is None else declared.room(self._limit),
+            overflow=declared.overflow,
+            lane=lane,
         )
         try:
             if is_id:
@@ -116,7 +120,8 @@ class Dispatches:
         if lane != MAIN:
             return await self._to_lane(request, row, lane)
         try:
-            return await self._signalled(await self._store.accept(replace(request, token_hash=token_hash).delivery()))
+            request = replace(request, token_hash=token_hash, lane=row.lane or MAIN)
+            return await self._signalled(await self._store.accept(request.delivery()))
         except SessionGone:
             raise NoActiveSession from None
 

@@ -5,11 +5,13 @@ from dataclasses import dataclass
 
 from perdure.errors import Conflict, NotFound, PerdureError
 from perdure.protocol import names
-from perdure.protocol.deliveries import DeliveryBody, Message, Principal
+from perdure.protocol.deliveries import DeliveryBody, Message, Principal, QueueMode
 from perdure.protocol.events import WITHDRAWN, delivery_refused
 from perdure.protocol.wire import JsonObject
-from perdure.store.base import Store, looked_at_until
-from perdure.store.deliveries import DeliveryOutcome, DeliveryPage, DeliveryQuery, DeliveryRow, DeliveryStatus
+from perdure.runtime.signals import Signals
+from perdure.store.base import Store
+from perdure.store.deliveries import Change, DeliveryOutcome, DeliveryPage, DeliveryQuery, DeliveryRow, DeliveryStatus
+from perdure.store.follow import looked_at_until
 from perdure.store.values import SessionRow
 
 #: How the ids of deliveries begin that callers have made. Perdure derives ids for what it delivers itself.
@@ -53,10 +55,14 @@ class Delivery:
             "deliveryId": row.delivery_id,
             "sessionId": row.session_id,
             "kind": row.kind,
+            "lane": row.lane,
+            # Rows of older builds have none, and were followed up.
+            "mode": row.mode or ("followup" if row.kind == "message" else None),
             "status": self.status,
             "outcome": self.outcome,
             "position": self.position,
             "turnId": None if row.turn is None else names.turn_id(row.turn),
+            "answeredByTurn": None if row.answered_by is None else names.turn_id(row.answered_by),
             "acceptedAt": row.accepted_at,
             "startedAt": row.started_at,
             "settledAt": row.settled_at,
@@ -68,8 +74,10 @@ class Delivery:
 class Inbox:
     """Looks deliveries up for those who own their sessions; without a principal, for operators."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, signals: Signals | None = None) -> None:
+        """`signals`: needed to move a delivery, or to change its mode."""
         self._store = store
+        self._signals = signals
 
     async def get(self, delivery_id: str, principal: Principal | None) -> Delivery:
         return await self._shown(await self._find(delivery_id, principal))
@@ -77,15 +85,9 @@ class Inbox:
     async def list(self, query: DeliveryQuery) -> tuple[Sequence[Delivery], DeliveryPage]:
         """A page of deliveries. Who may see the session is decided before."""
         page = await self._store.list_deliveries(query)
-        listed: list[Delivery] = []
-        place: int | None = None
-        for row in page.deliveries:
-            delivery = await self._shown(row, place)
-            listed.append(delivery)
-            if delivery.position is not None:
-                # A page leaves nothing out that waits: the places of those after it count down.
-                place = max(0, delivery.position - 1)
-        return listed, page
+        waiting = await self._store.queue(query.session_id) if any(row.unread for row in page.deliveries) else ()
+        places = {row.delivery_id: place for place, row in enumerate(waiting, 1)}
+        return [await self._shown(row, places.get(row.delivery_id)) for row in page.deliveries], page
 
     async def wait(self, delivery_id: str, principal: Principal | None, within: float) -> Delivery:
         """The delivery when it has come to its end, or after so many seconds."""
@@ -111,19 +113,32 @@ class Inbox:
         return await self._shown(row)
 
     async def edit(
-        self, delivery_id: str, principal: Principal | None, message: Message, edits: int | None
+        self,
+        delivery_id: str,
+        principal: Principal | None,
+        edits: int | None,
+        *,
+        message: Message | None = None,
+        mode: QueueMode | None = None,
+        position: int | None = None,
     ) -> Delivery:
-        """Replace the message of a delivery that waits. `edits`: how often it was edited when the caller read it."""
+        """Change a message that waits: its content, its mode, its place in the queue from 1.
+
+        `edits`: how often it was changed when the caller read it.
+        """
         row = await self._find(delivery_id, principal)
         if row.kind != "message" or not row.unread or row.body is None:
             raise DeliveryIsTaken
         if edits != row.edits:
             raise DeliveryChanged
-        written = DeliveryBody(message=message).model_dump(mode="json")["message"]
-        body = {**row.body, "message": written}
-        edited = await self._store.edit_delivery(row, body)
+        written = None if message is None else DeliveryBody(message=message).model_dump(mode="json")["message"]
+        body = row.body if written is None else {**row.body, "message": written}
+        edited = await self._store.edit_delivery(row, Change(body, mode, position))
         if edited is None:
             raise DeliveryIsTaken if not (await self._find(delivery_id, principal)).unread else DeliveryChanged
+        if self._signals is not None and (mode is not None or position is not None):
+            # The driver has it already, and hears of the change. The sweeper repeats a signal that fails.
+            await self._signals.deliver(edited, unsignalled=mode == "interrupt")
         return await self._shown(edited)
 
     async def _find(self, delivery_id: str, principal: Principal | None) -> DeliveryRow:

@@ -6,19 +6,19 @@ with a fork of what the session has said so far, when the first message comes fo
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 
 from perdure.agents.agent import bounds_of
 from perdure.bounds import quoted
 from perdure.errors import (
     ForkRefused,
-    Invalid,
     NoActiveSession,
     SessionGone,
     SessionNotFound,
     TokenConflict,
     Unavailable,
+    UnknownLane,
 )
 from perdure.protocol import names
 from perdure.runtime.deliveries import session_id as new_id
@@ -35,12 +35,6 @@ _TRIES = 5
 _LOOKED_AT = 20
 
 
-class UnknownLane(Invalid):
-    """The agent has no such lane."""
-
-    code = "unknown_lane"
-
-
 @dataclass(frozen=True)
 class LaneOf:
     """A lane of a session, and the token hash under which deliveries reach it."""
@@ -54,10 +48,10 @@ class Lanes:
         self._store = store
         self._signals = signals
 
-    def check(self, name: str, declared: Mapping[str, object] | Sequence[str] = ()) -> None:
+    def check(self, agent: str, name: str) -> None:
         """Raise `UnknownLane` unless every agent has this lane, or this one declares it."""
-        if name not in KNOWN and name not in declared:
-            raise UnknownLane(f"There is no lane {quoted(name)!r} here.")
+        if name not in KNOWN and name not in self._signals.lanes(agent):
+            raise UnknownLane(f"The agent {quoted(agent)!r} has no lane {quoted(name)!r}.")
 
     async def of(self, row: SessionRow) -> Mapping[str, SessionRow]:
         """The lanes of the session by their names, the main one first; those that have ended are left out.
@@ -82,6 +76,7 @@ class Lanes:
         main = await self._main_of(row)
         if main is None:
             raise NoActiveSession
+        self.check(main.agent, name)
         token_hash = names.token_of_lane(main.session_id, name)
         for _ in range(_TRIES):
             known = await self._store.route(token_hash)

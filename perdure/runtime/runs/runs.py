@@ -25,9 +25,10 @@ from perdure.protocol.deliveries import LOCAL, RUN, Capabilities, DeliveryBody, 
 from perdure.protocol.events import Event
 from perdure.runtime.deliveries import delivery_id, ulid
 from perdure.runtime.signals import Signals, cancel_turn
-from perdure.store.base import Store, events_of, looked_at_until
+from perdure.store.base import Store
 from perdure.store.deliveries import Accepted, NewDelivery
 from perdure.store.engine.cursors import packed, unpacked
+from perdure.store.follow import events_of, looked_at_until
 from perdure.store.runs import NewRun, RunPage, RunQuery, RunRecord
 from perdure.store.values import NewSession, SessionRow
 

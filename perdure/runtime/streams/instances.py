@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from perdure.protocol import names
-from perdure.protocol.deliveries import DeliveryBody, Principal, Receipt
+from perdure.protocol.deliveries import DeliveryBody, Principal, QueueMode, Receipt
 from perdure.session.state import derive_token, hash_token
 from perdure.store.base import Store
 from perdure.store.values import Instance, SessionRow
@@ -15,7 +15,14 @@ class DeliverOrStart(Protocol):
     """`Sessions.deliver_or_start`."""
 
     async def __call__(
-        self, token: str, agent: str, *, body: DeliveryBody, principal: Principal, idempotency_key: str | None
+        self,
+        token: str,
+        agent: str,
+        *,
+        body: DeliveryBody,
+        principal: Principal,
+        idempotency_key: str | None,
+        queue_mode: QueueMode | None,
     ) -> Receipt: ...
 
 
@@ -76,7 +83,13 @@ class Instances:
         return None
 
     async def prompt(
-        self, agent: str, instance: str, body: DeliveryBody, principal: Principal, idempotency_key: str | None
+        self,
+        agent: str,
+        instance: str,
+        body: DeliveryBody,
+        principal: Principal,
+        idempotency_key: str | None,
+        queue_mode: QueueMode | None = None,
     ) -> Admission:
         """Deliver to the session of the name, or start it. A repeated request gets its first receipt."""
         # Before anything is accepted: all events of this prompt come later.
@@ -87,6 +100,7 @@ class Instances:
             body=body,
             principal=principal,
             idempotency_key=idempotency_key,
+            queue_mode=queue_mode,
         )
         delivery_id = receipt.delivery_id
         assert delivery_id is not None

@@ -3,7 +3,7 @@
 It is the same for every reader at any time, also in forks and imports, which have the records and not the events.
 """
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from perdure.errors import PerdureError, SessionNotFound, UnreadableState
@@ -49,10 +49,10 @@ _OFTEN = 50
 
 
 def _messages(journal: "TurnJournal") -> Iterator[JsonObject]:
-    for delivery in journal.deliveries():
-        if parts := list(_said(delivery)):
-            yield {"role": "user", "parts": parts}
+    deliveries = journal.deliveries()
+    yield from _received(deliveries, None)
     for step in range(journal.last_step + 1):
+        yield from _received(deliveries, step)
         if (reply := journal.reply(step)) is None:
             continue
         if parts := [*_answered(reply), *_called(reply)]:
@@ -62,6 +62,13 @@ def _messages(journal: "TurnJournal") -> Iterator[JsonObject]:
             if (outcome := journal.outcome(step, call.call_id)) is not None:
                 result = {"callId": call.call_id, "toolName": call.tool, "status": outcome.status}
                 yield {"step": step, "role": "tool", **result, "output": outcome.output}
+
+
+def _received(deliveries: "Sequence[ConsumedDelivery]", step: int | None) -> Iterator[JsonObject]:
+    """The messages with which the turn began, or that have entered it at this step."""
+    for delivery in deliveries:
+        if delivery.step == step and (parts := list(_said(delivery))):
+            yield {**({} if step is None else {"step": step}), "role": "user", "parts": parts}
 
 
 def _said(delivery: "ConsumedDelivery") -> Iterator[JsonObject]:

@@ -17,9 +17,10 @@ from perdure.store.values import (
     SessionChange,
     SessionRow,
     SlotConflict,
+    Steered,
 )
 
-from . import rows, runs
+from . import attempts, queue, rows, runs
 from .database import Transaction, Value, Written
 from .deliveries import end_lanes, expects_turn, has_unread, refuse_unread, report_end, report_inputs
 from .forks import write_slot
@@ -32,21 +33,23 @@ async def apply(tx: Transaction, commit: Commit, now: str) -> Written[Committed]
     _check_read(commit, session.row)
     if commit.unless and (existing := await record_at(tx, commit.session_id, *commit.unless)) is not None:
         # Another attempt has won.
+        await attempts.note_lost(tx, commit, now)
         return Written(Committed(session.row, existing=existing))
     if session.closed_at is not None and _extends(commit) and not commit.late:
         if commit.close and commit.fence is None:
             return Written(Committed(session.row))
         raise Superseded("The session has ended.")
-    turn, cancelled = commit.unless_cancelled, session.row.cancel_turn
-    if turn is not None and cancelled is not None and cancelled <= turn:
-        raise TurnCancelled(turn=turn)
+    await _check_wanted(tx, commit, session.row)
     await _check_unbegun(tx, commit)
-    superseded = await _apply_fence(tx, commit)
+    superseded = await _apply_fence(tx, commit, now)
+    await attempts.note(tx, commit, now)
     await _reserve(tx, commit)
     attempt = commit.fence.attempt.number if commit.fence else None
     for record in commit.records:
         await tx.run("insert_record", **rows.new_record(commit.session_id, record, attempt, now))
     await _consume(tx, commit, now)
+    if superseded and commit.superseding:
+        commit = replace(commit, superseding=await attempts.recovery(tx, commit.session_id, commit.superseding))
     events, last = _split_terminal(commit, superseded)
     events = await _settled(tx, commit.session_id, events, now)
     if commit.close:
@@ -62,7 +65,7 @@ async def apply(tx: Transaction, commit: Commit, now: str) -> Written[Committed]
     await _keep_failed_turns(tx, session.row, events, now)
     await _write_slots(tx, commit, session.row)
     await _write_route(tx, commit, session)
-    await _close(tx, commit)
+    await _close(tx, commit, now)
     await _lock_above(tx, commit, session.row)
     await append(await _change_inputs(tx, commit, session, now))
     if commit.close:
@@ -83,6 +86,15 @@ async def apply(tx: Transaction, commit: Commit, now: str) -> Written[Committed]
         await runs.change_run(tx, commit.session_id, commit.run)
     await tx.run("update_session", **rows.read_model(row), closed_at=closed_at)
     return Written(Committed(row, superseded=superseded), log_head if log_head > session.row.events else None)
+
+
+async def _check_wanted(tx: Transaction, commit: Commit, row: SessionRow) -> None:
+    """Raise if the work is no longer wanted: its turn was cancelled, or a message is to enter it first."""
+    turn, cancelled = commit.unless_cancelled, row.cancel_turn
+    if turn is not None and cancelled is not None and cancelled <= turn:
+        raise TurnCancelled(turn=turn)
+    if commit.unless_steered and await queue.is_steered(tx, row):
+        raise Steered
 
 
 def _check_read(commit: Commit, row: SessionRow) -> None:
@@ -112,7 +124,7 @@ def _extends(commit: Commit) -> bool:
     return bool(commit.records or commit.events or commit.consume or commit.inputs.opens or commit.change)
 
 
-async def _apply_fence(tx: Transaction, commit: Commit) -> bool:
+async def _apply_fence(tx: Transaction, commit: Commit, now: str) -> bool:
     """Raise, check or release the fence. True when it was taken from an older attempt."""
     fence = commit.fence
     if fence is None:
@@ -126,6 +138,8 @@ async def _apply_fence(tx: Transaction, commit: Commit) -> bool:
             if current is not None and current > mine:
                 raise Superseded
             await tx.run("raise_fence", **place, attempt=fence.attempt.number, generation=mine)
+            if current != mine:
+                await attempts.begin(tx, commit, fence, now, replaces=found is not None)
             # Number 0 only closes the scope: no attempt has run, so none is superseded.
             return found is not None and current != mine and found["attempt"] > 0
         case Hold.KEEP | Hold.RELEASE:
@@ -254,7 +268,8 @@ def _error_of(event: NewEvent) -> str | None:
 
 async def _settle(tx: Transaction, session_id: str, event: NewEvent, turn: int, outcome: str, now: str) -> NewEvent:
     """Settle what the turns up to this one have read; the event, with what it has settled."""
-    end = {"outcome": outcome, "now": now, "error": _error_of(event)}
+    answered_by = None if turn == _LAST else turn
+    end = {"outcome": outcome, "now": now, "error": _error_of(event), "answered_by": answered_by}
     found = await tx.rows("settle_deliveries", session_id=session_id, turn=turn, **end)
     found = sorted(found, key=lambda row: (row["turn"], row["accepted_at"], row["delivery_id"]))
     ids = tuple(row["delivery_id"] for row in found)
@@ -289,7 +304,8 @@ async def _write_route(tx: Transaction, commit: Commit, session: LockedSession) 
         raise TokenConflict
 
 
-async def _close(tx: Transaction, commit: Commit) -> None:
+async def _close(tx: Transaction, commit: Commit, now: str) -> None:
+    await attempts.end_all(tx, commit, now)
     if commit.close:
         await tx.run("delete_routes", session_id=commit.session_id)
         await tx.run("delete_fences", session_id=commit.session_id)

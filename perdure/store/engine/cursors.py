@@ -1,4 +1,4 @@
-"""Cursors of lists: opaque to callers, and no offsets, so that nobody misses or repeats an entry."""
+"""Lists: their queries, and their cursors, opaque and no offsets, so that nobody misses or repeats an entry."""
 
 import base64
 import binascii
@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from perdure.errors import Invalid
+from perdure.store.values import SessionQuery
+
+from .database import Value
 
 
 @dataclass(frozen=True)
@@ -64,3 +67,22 @@ def newest_first(cursor: str | None) -> Place:
 def oldest_first(cursor: str | None) -> Place:
     """The same, in a list that begins with the oldest entry."""
     return OLDEST if cursor is None else read_cursor(cursor)
+
+
+def sessions_query(query: SessionQuery) -> tuple[str, dict[str, Value]]:
+    """The query that has an index for this filter and order, and the values that only this query takes."""
+    if query.parent is not None:
+        return "sessions_of_parent", {"parent": query.parent, "owner": query.owner, "status": query.status}
+    match query.owner, query.status:
+        case None, None:
+            return "sessions", {}
+        case None, "needs_attention":
+            return "sessions_in_need", {}
+        case None, status:
+            return "sessions_by_status", {"status": status}
+        case owner, None:
+            return "sessions_of_owner", {"owner": owner}
+        case owner, "needs_attention":
+            return "sessions_of_owner_in_need", {"owner": owner}
+        case owner, status:
+            return "sessions_of_owner_by_status", {"owner": owner, "status": status}

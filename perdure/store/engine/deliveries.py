@@ -34,13 +34,12 @@ from perdure.protocol.deliveries import (
 from perdure.protocol.events import EventType, NewEvent, delivery_refused
 from perdure.protocol.inputs import InputAnswer
 from perdure.protocol.requests import Attention
-from perdure.protocol.wire import JsonObject
 from perdure.session.inputs import is_newer, verdict
-from perdure.store.deliveries import Accepted, CancelRequest, DeliveryRow, NewDelivery
+from perdure.store.deliveries import Accepted, CancelRequest, NewDelivery
 from perdure.store.inputs import Answered, Answering, InputQuery, InputRow, Vote
 from perdure.store.values import MAIN, Lane, NewSession, SessionRow
 
-from . import rows, runs
+from . import queue, rows, runs
 from .database import Row, Transaction, Value, Written
 from .rows import LockedSession, after, encode
 
@@ -83,13 +82,21 @@ async def _check_child(tx: Transaction, session_id: str, parent_id: str) -> None
         raise SessionGone("The session has ended.", session_id=parent_id)
 
 
-async def accept(tx: Transaction, delivery: NewDelivery, now: str) -> Accepted:
+async def accept(tx: Transaction, delivery: NewDelivery, now: str) -> Written[Accepted]:
     session = await rows.find(tx, delivery.session_id)
     # Under the lock, so the later of two requests with one key finds the first one. A repeated request gets its
     # receipt even when the session has ended meanwhile or its inbox is full.
     if (first := await find_first(tx, delivery)) is not None:
-        return first
-    return await enqueue(tx, session, delivery, now)
+        return Written(first)
+    # One that interrupts takes the place of the others that wait, so it always has room.
+    limited = delivery.mode != "interrupt"
+    full = limited and delivery.overflow != "reject" and await _is_full(tx, delivery)
+    accepted = await enqueue(tx, session, delivery, now, limited=limited and not full)
+    if session is None or not accepted.fresh:
+        return Written(accepted)
+    dropped = await queue.drop(tx, delivery, accepted.delivery, now) if full else ()
+    events = (*dropped, *await queue.admit(tx, session, accepted.delivery, now))
+    return Written(accepted, await rows.emit(tx, session.row, events, now) if events else None)
 
 
 async def enqueue(
@@ -129,15 +136,6 @@ async def refuse_unread(tx: Transaction, session_id: str, now: str) -> Sequence[
     code, message = NoActiveSession.wire_code, "The session ended before this delivery was read."
     refused = await tx.rows("refuse_unread", session_id=session_id, code=code, now=now)
     return [delivery_refused(row["delivery_id"], code, message) for row in refused]
-
-
-async def edit(tx: Transaction, read: DeliveryRow, body: JsonObject) -> DeliveryRow | None:
-    """Replace the body of a delivery that waits; None when it waits no more, or was edited since it was read."""
-    # Under the lock, so that no turn reads it meanwhile.
-    await rows.lock(tx, read.session_id)
-    place = {"session_id": read.session_id, "delivery_id": read.delivery_id}
-    found = await tx.row("edit_delivery", **place, body=encode(body), edits=read.edits)
-    return None if found is None else rows.delivery(found)
 
 
 async def report_end(tx: Transaction, session: SessionRow, now: str) -> None:
@@ -209,6 +207,10 @@ class _Waiting:
 
     count: int
     newest: str | None
+
+
+async def _is_full(tx: Transaction, delivery: NewDelivery) -> bool:
+    return delivery.limit is not None and (await _waiting(tx, delivery.session_id)).count >= delivery.limit
 
 
 async def _waiting(tx: Transaction, session_id: str) -> _Waiting:

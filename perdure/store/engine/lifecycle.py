@@ -1,4 +1,4 @@
-"""What happens to whole sessions: they are exported and imported, a deletion removes all, and content expires.
+"""What happens to whole sessions: export and import, deletion, the end of retention, and calls of other servers.
 
 A deletion begins with a tombstone. Then the rows go in bounded transactions that a later process may continue.
 """
@@ -9,16 +9,18 @@ from typing import Any, Literal, TypeAlias
 
 from perdure.errors import Conflict, SessionNotFound, Unavailable
 from perdure.protocol import names
+from perdure.protocol.deliveries import CHILD_RESULT, DeliveryBody, DeliveryRef
 from perdure.protocol.events import EventType, NewEvent
 from perdure.protocol.wire import JsonObject
-from perdure.store.lifecycle import Deletion, Keep, NewImport, hash_owner
+from perdure.store.deliveries import Accepted, NewDelivery
+from perdure.store.lifecycle import Deletion, DueCallback, Keep, NewImport, NewRemoteCall, RemoteCall, hash_owner
 from perdure.store.values import SessionRow, Slot
 
 from . import rows
 from .database import Row, Transaction, Value
-from .deliveries import insert, key_hash
+from .deliveries import enqueue, insert, key_hash
 from .forks import encoded_ranges, give_up_parent, hand_over, refuse_expired, slots_at
-from .rows import before, decode, encode
+from .rows import before, decode, encode, stamp_after
 
 
 async def exported_slots(tx: Transaction, session_id: str, turn: int) -> list[Slot]:
@@ -81,6 +83,7 @@ _TABLES = (
     ("purge_slot_steps", "slotSteps"),
     ("purge_records", "records"),
     ("purge_events", "events"),
+    ("purge_attempts", "attempts"),
 )
 
 
@@ -334,3 +337,76 @@ async def _is_awaited(tx: Transaction, session: SessionRow) -> bool:
     report = names.delivery_of_child(session.session_id)
     found = await tx.row("delivery", session_id=session.parent_id, delivery_id=report)
     return found is not None and found["turn"] is None and found["refused"] is None
+
+
+# --- other servers ------------------------------------------------------------------------------------------
+
+
+async def claim_callback(tx: Transaction, session_id: str, lease: float, now: str) -> DueCallback | None:
+    """Take the callback for `lease` seconds, if it is due; then it is due again."""
+    until = stamp_after(now, lease)
+    found = await tx.row("claim_callback", session_id=session_id, until=until, now=now)
+    if found is None:
+        return None
+    return DueCallback(session_id, decode(found["callback"]), found["tries"], found["ended_at"])
+
+
+async def settle_callback(tx: Transaction, session_id: str, outcome: str) -> None:
+    await tx.run("settle_callback", session_id=session_id, outcome=outcome)
+    # A session that was deleted leaves nothing.
+    await tx.run("drop_callback", session_id=session_id)
+
+
+async def begin_remote_call(tx: Transaction, call: NewRemoteCall, now: str) -> RemoteCall:
+    """Write the call, or find it as it was begun before."""
+    await tx.run(
+        "insert_remote_call",
+        session_id=call.session_id,
+        action=call.action,
+        token_hash=call.token_hash,
+        state=encode(call.state),
+        now=now,
+    )
+    found = await find_remote_call(tx, call.session_id, call.action)
+    assert found is not None
+    return found
+
+
+async def find_remote_call(tx: Transaction, session_id: str, action: str) -> RemoteCall | None:
+    found = await tx.row("remote_call", session_id=session_id, action=action)
+    return None if found is None else _remote_call(found)
+
+
+async def find_by_token(tx: Transaction, token_hash: str) -> RemoteCall | None:
+    found = await tx.row("remote_call_by_token", token_hash=token_hash)
+    return None if found is None else _remote_call(found)
+
+
+async def end_remote_call(
+    tx: Transaction, call: RemoteCall, result: JsonObject, state: JsonObject, now: str
+) -> Accepted | None:
+    """Deliver the result to the session that waits for it. None: another one came before, or the session has ended."""
+    session = await rows.find(tx, call.session_id)
+    place = {"session_id": call.session_id, "action": call.action}
+    if await tx.row("end_remote_call", **place, state=encode(state), now=now) is None:
+        return None
+    if session is None or session.ended:
+        return None
+    ref = DeliveryRef(
+        id=names.delivery_of_call(call.session_id, call.action), kind=CHILD_RESULT, token_hash="", action=call.action
+    )
+    body = DeliveryBody(kind=CHILD_RESULT, result=result)
+    delivery = NewDelivery(
+        session_id=call.session_id,
+        delivery_id=ref.id,
+        body=body.model_dump(mode="json", exclude_none=True),
+        owner=session.row.principal.owner,
+        ref=ref.model_dump(mode="json"),
+    )
+    return await enqueue(tx, session, delivery, now, limited=False)
+
+
+def _remote_call(row: Row) -> RemoteCall:
+    return RemoteCall(
+        row["session_id"], row["action"], decode(row["state"]), row["begun_at"], row["ended_at"] is not None
+    )

@@ -39,12 +39,7 @@ def session(row: Row) -> SessionRow:
         turns=row["turns"],
         steps=row["steps"],
         tool_calls=row["tool_calls"],
-        usage=Usage(
-            input_tokens=row["input_tokens"],
-            output_tokens=row["output_tokens"],
-            cache_read_tokens=row["cache_read_tokens"],
-            cache_write_tokens=row["cache_write_tokens"],
-        ),
+        usage=usage(row),
         below=Below(
             usage=Usage(
                 input_tokens=row["below_input_tokens"],
@@ -72,6 +67,7 @@ def session(row: Row) -> SessionRow:
         run=row["run"],
         lane=row["lane"],
         lane_of=row["parent_id"] if row["lane"] not in (None, MAIN) else None,
+        steered=bool(row["steered"]),
     )
 
 
@@ -122,6 +118,15 @@ def read_model(session: SessionRow) -> dict[str, Value]:
     }
 
 
+def usage(row: Row) -> Usage:
+    return Usage(
+        input_tokens=row["input_tokens"],
+        output_tokens=row["output_tokens"],
+        cache_read_tokens=row["cache_read_tokens"],
+        cache_write_tokens=row["cache_write_tokens"],
+    )
+
+
 def tokens(usage: Usage) -> dict[str, Value]:
     return {
         "input_tokens": usage.input_tokens,
@@ -146,6 +151,10 @@ def delivery(row: Row) -> DeliveryRow:
         outcome=row["outcome"],
         error=decode_some(row["error"]),
         edits=row["edits"],
+        lane=row["lane"],
+        mode=row["mode"],
+        moved_to=row["position"],
+        answered_by=row["answered_by_turn"],
     )
 
 
@@ -159,6 +168,8 @@ def new_delivery(delivery: NewDelivery, now: str) -> dict[str, Value]:
         "digest": delivery.digest,
         "body": encode(delivery.body),
         "ref": encode_some(delivery.ref),
+        "lane": delivery.lane,
+        "mode": delivery.mode,
         "now": now,
     }
 

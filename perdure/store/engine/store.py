@@ -7,6 +7,7 @@ from time import monotonic
 
 from perdure.errors import OutcomeUnknown, Unavailable
 from perdure.protocol import names
+from perdure.protocol.deliveries import MAIN
 from perdure.protocol.events import Event, NewEvent
 from perdure.protocol.requests import Attention
 from perdure.protocol.wire import JsonObject
@@ -14,6 +15,7 @@ from perdure.store.base import RawRecord, Watch
 from perdure.store.deliveries import (
     Accepted,
     CancelRequest,
+    Change,
     DeliveryPage,
     DeliveryQuery,
     DeliveryRow,
@@ -52,10 +54,11 @@ from perdure.store.values import (
 )
 from perdure.store.watchers import Feed, Watchers
 
-from . import deliveries, forks, lifecycle, remote, rows, runs, schema
+from . import deliveries, forks, lifecycle, queue, rows, runs
+from .attempts import SqlAttempts
 from .commit import apply, record_at
-from .cursors import OLDEST, Place, newest_first, oldest_first, write_cursor
-from .database import Database, Row, T, Transaction, Value, Work, Written
+from .cursors import OLDEST, Place, newest_first, oldest_first, sessions_query, write_cursor
+from .database import Database, Row, T, Transaction, Value, Work, Written, check, migrate
 from .rows import before, encode, stamp_after, utc_now
 from .streams import SqlStreams
 
@@ -78,13 +81,14 @@ class SqlStore:
         self._watchers = Watchers(feed)
         self._feed = feed
         self._now = clock
+        self.attempts = SqlAttempts(database, clock)
         self.streams = SqlStreams(database, self._watchers, feed, clock)
 
     async def migrate(self) -> None:
-        await schema.migrate(self._database)
+        await migrate(self._database)
 
     async def check(self) -> None:
-        await schema.check(self._database)
+        await check(self._database)
 
     async def close(self) -> None:
         await self._watchers.close()
@@ -168,7 +172,7 @@ class SqlStore:
         return None if found is None else rows.session(found)
 
     async def sessions(self, query: SessionQuery) -> SessionPage:
-        name, values = _sessions(query)
+        name, values = sessions_query(query)
         values |= {"agent": query.agent, "mode": query.mode}
         after, order = newest_first(query.cursor), ("created_at", "session_id")
         found, next_cursor = await self._page(name, values, order, after, query.limit)
@@ -242,7 +246,13 @@ class SqlStore:
         return None if found is None else found["token_hash"]
 
     async def accept(self, delivery: NewDelivery) -> Accepted:
-        return await self._write_once(lambda tx: deliveries.accept(tx, delivery, self._now()))
+        async def accept(tx: Transaction) -> Written[Accepted]:
+            return await deliveries.accept(tx, delivery, self._now())
+
+        if delivery.mode == "interrupt":
+            return await self._write_and_notify(delivery.session_id, accept)
+        # No reader is told of it.
+        return (await self._write_once(accept)).value
 
     async def first(self, delivery: NewDelivery) -> Accepted | None:
         async def work(tx: Transaction) -> Accepted | None:
@@ -273,14 +283,20 @@ class SqlStore:
         found, next_cursor = await self._page("deliveries_of_session", values, place, after, query.limit)
         return DeliveryPage([rows.delivery(row) for row in found], next_cursor)
 
+    async def queue(self, session_id: str, lane: str = MAIN) -> Sequence[DeliveryRow]:
+        return list(map(rows.delivery, await self._rows("queue", session_id=session_id, lane=lane)))
+
     async def place_in_queue(self, delivery: DeliveryRow) -> int:
-        place = {"accepted_at": delivery.accepted_at, "delivery_id": delivery.delivery_id}
-        found = await self._row("place_in_queue", session_id=delivery.session_id, **place)
+        place, delivery_id = delivery.place
+        values = {"session_id": delivery.session_id, "place": place, "delivery_id": delivery_id}
+        found = await self._row("place_in_queue", **values, lane=delivery.lane)
         return 0 if found is None else found["place"]
 
-    async def edit_delivery(self, delivery: DeliveryRow, body: JsonObject) -> DeliveryRow | None:
+    async def edit_delivery(self, delivery: DeliveryRow, change: Change) -> DeliveryRow | None:
         # If the outcome of the commit is unknown, the caller reads it again: the number of edits says it.
-        return await self._database.write(lambda tx: deliveries.edit(tx, delivery, body))
+        return await self._write_and_notify(
+            delivery.session_id, lambda tx: queue.edit(tx, delivery, change, self._now()), once=False
+        )
 
     async def unread(self, session_id: str) -> Sequence[DeliveryRow]:
         found: list[DeliveryRow] = []
@@ -311,7 +327,7 @@ class SqlStore:
 
     async def claim_callback(self, session_id: str, lease: float) -> DueCallback | None:
         # If the outcome of the commit is unknown, it may be claimed: the lease ends by itself.
-        return await self._database.write(lambda tx: remote.claim_callback(tx, session_id, lease, self._now()))
+        return await self._database.write(lambda tx: lifecycle.claim_callback(tx, session_id, lease, self._now()))
 
     async def delay_callback(self, due: DueCallback, seconds: float) -> None:
         place = {"session_id": due.session_id, "tries": due.tries}
@@ -319,20 +335,20 @@ class SqlStore:
         await self._write_once(lambda tx: tx.run("delay_callback", **place, due_at=due_at))
 
     async def settle_callback(self, session_id: str, outcome: str) -> None:
-        await self._write_once(lambda tx: remote.settle_callback(tx, session_id, outcome))
+        await self._write_once(lambda tx: lifecycle.settle_callback(tx, session_id, outcome))
 
     async def callback(self, session_id: str) -> CallbackStatus | None:
         found = await self._row("callback", session_id=session_id)
         return None if found is None else CallbackStatus(found["tries"], found["ended_at"], found["settled"])
 
     async def begin_remote_call(self, call: NewRemoteCall) -> RemoteCall:
-        return await self._write_once(lambda tx: remote.begin_remote_call(tx, call, self._now()))
+        return await self._write_once(lambda tx: lifecycle.begin_remote_call(tx, call, self._now()))
 
     async def remote_call(self, session_id: str, action: str) -> RemoteCall | None:
-        return await self._database.read(lambda tx: remote.find_remote_call(tx, session_id, action))
+        return await self._database.read(lambda tx: lifecycle.find_remote_call(tx, session_id, action))
 
     async def remote_call_by_token(self, token_hash: str) -> RemoteCall | None:
-        return await self._database.read(lambda tx: remote.find_by_token(tx, token_hash))
+        return await self._database.read(lambda tx: lifecycle.find_by_token(tx, token_hash))
 
     async def advance_remote_call(self, call: RemoteCall, state: JsonObject) -> None:
         place = {"session_id": call.session_id, "action": call.action}
@@ -340,7 +356,7 @@ class SqlStore:
 
     async def end_remote_call(self, call: RemoteCall, result: JsonObject, state: JsonObject) -> Accepted | None:
         # A retry after an unknown outcome may find the result of this call: then the sweeper signals its delivery.
-        return await self._write_once(lambda tx: remote.end_remote_call(tx, call, result, state, self._now()))
+        return await self._write_once(lambda tx: lifecycle.end_remote_call(tx, call, result, state, self._now()))
 
     async def report_end(self, session_id: str) -> None:
         await self._write_once(lambda tx: deliveries.report_ended(tx, session_id, self._now()))
@@ -482,22 +498,3 @@ class SqlStore:
             # A retry appends nothing; the try before it may have.
             self._watchers.wake(session_id)
         return written.value
-
-
-def _sessions(query: SessionQuery) -> tuple[str, dict[str, Value]]:
-    """The query that has an index for this filter and order, and the values that only this query takes."""
-    if query.parent is not None:
-        return "sessions_of_parent", {"parent": query.parent, "owner": query.owner, "status": query.status}
-    match query.owner, query.status:
-        case None, None:
-            return "sessions", {}
-        case None, "needs_attention":
-            return "sessions_in_need", {}
-        case None, status:
-            return "sessions_by_status", {"status": status}
-        case owner, None:
-            return "sessions_of_owner", {"owner": owner}
-        case owner, "needs_attention":
-            return "sessions_of_owner_in_need", {"owner": owner}
-        case owner, status:
-            return "sessions_of_owner_by_status", {"owner": owner, "status": status}

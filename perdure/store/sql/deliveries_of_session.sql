@@ -1,6 +1,6 @@
 SELECT
     session_id, delivery_id, kind, digest, NULL AS body, turn, refused, accepted_at, ref, started_at, settled_at, outcome,
-    error, edits
+    error, edits, lane, mode, position, answered_by_turn
 FROM deliveries
 WHERE session_id = :session_id
     AND (accepted_at, delivery_id) < (:accepted_at, :delivery_id)

@@ -1,5 +1,5 @@
 SELECT
     session_id, delivery_id, kind, digest, body, turn, refused, accepted_at, ref, started_at, settled_at, outcome,
-    error, edits
+    error, edits, lane, mode, position, answered_by_turn
 FROM deliveries
 WHERE owner = :owner AND idempotency_key = :idempotency_key

@@ -1,5 +1,8 @@
 UPDATE deliveries
 SET body = :body,
+    ref = :ref,
+    mode = :mode,
+    position = :position,
     edits = edits + 1
 WHERE session_id = :session_id
     AND delivery_id = :delivery_id
@@ -8,4 +11,4 @@ WHERE session_id = :session_id
     AND edits = :edits
 RETURNING
     session_id, delivery_id, kind, digest, body, turn, refused, accepted_at, ref, started_at, settled_at, outcome,
-    error, edits
+    error, edits, lane, mode, position, answered_by_turn

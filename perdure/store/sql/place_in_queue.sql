@@ -1,6 +1,7 @@
 SELECT COUNT(*) AS place
 FROM deliveries
 WHERE session_id = :session_id
+    AND lane = :lane
     AND turn IS NULL
     AND refused IS NULL
-    AND (accepted_at, delivery_id) <= (:accepted_at, :delivery_id)
+    AND (COALESCE(position, accepted_at), delivery_id) <= (:place, :delivery_id)

@@ -2,7 +2,8 @@
 UPDATE deliveries
 SET outcome = :outcome,
     settled_at = :now,
-    error = :error
+    error = :error,
+    answered_by_turn = :answered_by
 WHERE session_id = :session_id
     AND outcome IS NULL
     AND started_at IS NOT NULL

@@ -20,7 +20,8 @@ from perdure.runtime.reconciler import Reconciler
 from perdure.runtime.signals import Signals
 from perdure.runtime.sweeper import Sweeper
 from perdure.settings import Settings
-from perdure.store.base import Store, read_all
+from perdure.store.base import Store
+from perdure.store.follow import read_all
 from perdure.store.open import open_store
 from tests.runtime.deploys.test_drain import parked_sessions
 from tests.support import given

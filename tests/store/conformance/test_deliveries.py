@@ -7,7 +7,7 @@ from perdure.protocol.events import NewEvent
 from perdure.protocol.names import turn_key
 from perdure.protocol.wire import JsonObject
 from perdure.store.base import Store
-from perdure.store.deliveries import DeliveryQuery
+from perdure.store.deliveries import Change, DeliveryQuery
 from perdure.store.values import Commit, Consumption, DeliveryTaken, SessionChange
 from tests.support import given
 from tests.support.given import consuming
@@ -303,11 +303,11 @@ async def test_the_end_of_a_session_settles_all_that_is_left(store: Store) -> No
 async def test_an_edit_needs_the_newest_version_of_a_delivery_that_waits(store: Store) -> None:
     read = (await store.accept(given.delivery(body={"message": "one"}))).delivery
 
-    edited = await store.edit_delivery(read, {"message": "two"})
-    stale = await store.edit_delivery(read, {"message": "three"})
+    edited = await store.edit_delivery(read, Change({"message": "two"}))
+    stale = await store.edit_delivery(read, Change({"message": "three"}))
     assert edited is not None
     await store.commit(consuming("d"))
-    late = await store.edit_delivery(edited, {"message": "four"})
+    late = await store.edit_delivery(edited, Change({"message": "four"}))
 
     assert (edited.body, edited.edits) == ({"message": "two"}, 1)
     assert (stale, late) == (None, None)
@@ -315,7 +315,7 @@ async def test_an_edit_needs_the_newest_version_of_a_delivery_that_waits(store: 
 
 async def test_a_turn_that_has_read_an_older_version_does_not_consume_it(store: Store) -> None:
     read = (await store.accept(given.delivery(body={"message": "one"}))).delivery
-    await store.edit_delivery(read, {"message": "two"})
+    await store.edit_delivery(read, Change({"message": "two"}))
 
     with pytest.raises(Unavailable):
         await store.commit(Commit("s", consume=Consumption(0, ["d"], {"d": 0})))

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from perdure.errors import ForkRefused, IdempotencyConflict, SessionNotFound
-from perdure.store.base import Store, read_all
+from perdure.store.base import Store
+from perdure.store.follow import read_all
 from perdure.store.lifecycle import Forked, NewFork, Restoration
 from perdure.store.values import Commit, NewRecord, SlotWrite
 from tests.store.conformance.conftest import OF_NO_SESSION, Database

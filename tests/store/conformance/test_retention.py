@@ -9,9 +9,10 @@ from perdure.errors import ForkRefused
 from perdure.protocol import names
 from perdure.protocol.events import EVENT_EXPIRED, Event, EventType, NewEvent
 from perdure.session.inputs import resolved
-from perdure.store.base import Store, read_all
+from perdure.store.base import Store
 from perdure.store.engine import lifecycle
 from perdure.store.engine.database import Transaction
+from perdure.store.follow import read_all
 from perdure.store.lifecycle import Keep, NewFork
 from perdure.store.values import Commit, SessionChange
 from tests.store.conformance.conftest import Database

@@ -18,6 +18,7 @@ _TABLES = {
     "records": "SELECT * FROM records ORDER BY session_id, turn, step, slot",
     "deliveries": "SELECT * FROM deliveries ORDER BY session_id, accepted_at, delivery_id",
     "fences": "SELECT * FROM fences ORDER BY session_id",
+    "attempts": "SELECT * FROM attempts ORDER BY session_id, turn, step, scope, number",
     "inputs": "SELECT * FROM inputs ORDER BY session_id, opened_at, request_id",
     "deletions": "SELECT * FROM deletions ORDER BY session_id",
     "others": """
@@ -146,6 +147,8 @@ class Evidence:
     records: Mapping[str, Sequence[Json]]
     deliveries: Mapping[str, Sequence[Json]]
     fences: Sequence[Json] = ()
+    #: What is reported of the attempts, by session.
+    attempts: Mapping[str, Sequence[Json]] = field(default_factory=dict[str, Sequence[Json]])
     #: What people were asked, and how it was closed.
     inputs: Mapping[str, Sequence[Json]] = field(default_factory=dict[str, Sequence[Json]])
     effects: Sequence[Json] = ()
@@ -253,6 +256,7 @@ def read_store(database_url: str) -> Evidence:
         records=_own_records(_by_session(_decoded(each, "body") for each in tables["records"]), events),
         deliveries=_by_session(tables["deliveries"]),
         fences=tables["fences"],
+        attempts=_by_session(tables["attempts"]),
         inputs=_by_session(_decoded(each, "request", "answer") for each in tables["inputs"]),
         tombstones={row["session_id"]: row for row in tables["deletions"]},
         with_other_rows=[row["session_id"] for row in tables["others"]],

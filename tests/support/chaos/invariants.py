@@ -24,6 +24,8 @@ _AT_ANY_TIME = (
 _CONTROLS = ("compact", "clear", "reset")
 # How a control that was carried out ends for readers.
 _CONTROL_ENDS = ("compaction.completed", "compaction.failed", "context.cleared", "session.completed")
+#: What a provider counts, as the columns are called.
+TOKENS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens")
 # A reply that is recorded and a request that is made are stamped by two processes.
 _CLOCKS = 0.05
 
@@ -271,6 +273,20 @@ def every_session_has_settled(evidence: Evidence) -> Iterator[str]:
         yield f"{fence['session_id']}: the fence {fence['scope']} of turn {fence['turn']} is left"
 
 
+def every_attempt_has_ended(evidence: Evidence) -> Iterator[str]:
+    """What is reported of attempts ends with them, and says of each token which attempt has used it."""
+    for session in evidence.sessions:
+        session_id = session["session_id"]
+        attempts = evidence.attempts.get(session_id, ())
+        for each in attempts:
+            if each["status"] == "running" or each["ended_at"] is None:
+                yield f"{session_id}: attempt {each['number']} at {each['scope']} of turn {each['turn']} has not ended"
+        for unit in TOKENS:
+            used = sum(each[unit] for each in attempts)
+            if used != session[unit]:
+                yield f"{session_id} has used {session[unit]} {unit}, and its attempts {used}"
+
+
 # --- effects ------------------------------------------------------------------------------------------------
 
 
@@ -378,6 +394,7 @@ INVARIANTS: tuple[Check, ...] = (
     each_delivery_is_answered_once,
     each_delivery_settles_once,
     every_session_has_settled,
+    every_attempt_has_ended,
     requests_are_paired,
     recorded_replies_are_not_asked_again,
     streamed_text_is_the_message,

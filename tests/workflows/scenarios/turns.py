@@ -64,6 +64,59 @@ async def coalesced(stage: Stage) -> None:
     said.gate.open()
 
 
+@TURNS.add({"": (*["signal deliver"] * 3, "patch wait-to-collect", "timer", "timer fires", *_TURN, *_TURN)})
+async def collected(stage: Stage) -> None:
+    """Messages that are collected wait for one another, wherever they are in the queue."""
+    session = await stage.start(attended=False)
+    await session.deliver("dlv_0", coalesce=True)
+    await session.deliver("dlv_1")
+    await session.deliver("dlv_2", coalesce=True)
+    await stage.work()
+
+
+@TURNS.add({"": ("ask turn", *["signal deliver"] * 3, "patch drop-superseded", "turn ends", *_TURN)})
+async def superseded(stage: Stage) -> None:
+    """Messages wait, and a later one interrupts the session: it is the next that is read."""
+    stage.outside.answer = said = Unstoppable(Finished())
+    session = await stage.start()
+    await session.deliver("dlv_0")
+    await said.gate.reached()
+    for number in (1, 2):
+        await session.deliver(f"dlv_{number}", at=stamp(datetime(2026, 11, 20, 12, number, tzinfo=UTC)))
+    now = stamp(datetime(2026, 11, 20, 12, 3, tzinfo=UTC))
+    await session.deliver("dlv_3", at=now, mode="interrupt", supersedes=now)
+    await stage.until(*["signal deliver"] * 4)
+    said.gate.open()
+
+
+@TURNS.add({"": ("ask turn", "signal deliver", "turn ends", "patch forget-what-joined", "signal deliver", *_TURN)})
+async def joined(stage: Stage) -> None:
+    """A message enters the running turn, so that no other one begins for it."""
+    stage.outside.answer = said = Unstoppable(Finished(joined=("dlv_1",)))
+    session = await stage.start()
+    await session.deliver("dlv_0")
+    await said.gate.reached()
+    await session.deliver("dlv_1", mode="steer")
+    await stage.until(*["signal deliver"] * 2)
+    said.gate.open()
+    await stage.until("turn ends")
+    await session.deliver("dlv_2")
+
+
+@TURNS.add({"": ("ask turn", *["signal deliver"] * 3, "patch changed-references", "turn ends", *_TURN * 2)})
+async def moved(stage: Stage) -> None:
+    """The sender of a delivery that waits moves it before another one."""
+    stage.outside.answer = said = Unstoppable(Finished())
+    session = await stage.start()
+    await session.deliver("dlv_0")
+    await said.gate.reached()
+    for number in (1, 2):
+        await session.deliver(f"dlv_{number}", at=stamp(datetime(2026, 11, 20, 12, number, tzinfo=UTC)))
+    await session.deliver("dlv_2", at=stamp(datetime(2026, 11, 20, 12, 2, tzinfo=UTC)), order="1", edits=1)
+    await stage.until(*["signal deliver"] * 4)
+    said.gate.open()
+
+
 @TURNS.add({"": ("signal deliver", "signal deliver", "patch inbox-in-order", *_TURN, *_TURN)})
 async def overtaken(stage: Stage) -> None:
     """A delivery that was accepted earlier arrives later."""

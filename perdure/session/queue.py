@@ -1,0 +1,93 @@
+"""What the mode of a message makes of it while its session is busy, and the order of what waits."""
+
+from collections.abc import Sequence
+
+from perdure.protocol.deliveries import QUEUE_MODES, DeliveryRef, QueueMode
+
+from .state import SessionState
+
+#: Names that mean another mode.
+_ALIASES: dict[str, QueueMode] = {"steer_backlog": "followup"}
+
+
+def read_mode(name: object) -> QueueMode | None:
+    """The mode with this name or alias; None if there is none."""
+    alias = _ALIASES.get(name) if isinstance(name, str) else None
+    return alias or next((mode for mode in QUEUE_MODES if mode == name), None)
+
+
+def same_request(mode: QueueMode | None) -> tuple[str, ...]:
+    """What the mode adds to the identity of a request. Without one it is that of a `followup`."""
+    return () if mode is None or mode == "followup" else (mode,)
+
+
+#: How long messages are collected, in seconds: after the newest one, and after the first one; and how many.
+_PAUSE = 1.0
+_LONGEST = 5.0
+_MOST = 50
+
+
+def is_collected(delivery: DeliveryRef) -> bool:
+    """Whether the message joins others of its kind."""
+    return delivery.kind == "message" and delivery.coalesce
+
+
+def collecting(session: SessionState, now: float) -> SessionState:
+    """The state after a message has arrived that is collected: it prolongs the wait for more."""
+    known = session.collecting
+    others = sum(map(is_collected, session.inbox)) > 1
+    return session.model_copy(update={"collecting": (known[0] if known and others else now, now)})
+
+
+def collected(session: SessionState, inbox: Sequence[DeliveryRef]) -> tuple[DeliveryRef, ...]:
+    """The messages that are read with the first one of these, wherever they wait."""
+    if session.collecting is None or not is_collected(inbox[0]):
+        # A run that began before messages were waited for joins those that follow one another.
+        size = next((place for place, each in enumerate(inbox) if not each.coalesce), len(inbox))
+        return tuple(inbox[:size])
+    return tuple(filter(is_collected, inbox))[:_MOST]
+
+
+def collected_at(session: SessionState, batch: Sequence[DeliveryRef]) -> float | None:
+    """When a turn may begin with these messages; None: at once. A cancel is for the turn that they are to begin."""
+    known = session.collecting
+    if known is None or session.open or session.cancel is not None or len(batch) >= _MOST:
+        return None
+    if not any(map(is_collected, batch)):
+        return None
+    first, newest = known
+    return min(first + _LONGEST, newest + _PAUSE)
+
+
+def joined(session: SessionState, ids: Sequence[str]) -> SessionState:
+    """The state after a turn that these messages have entered while it ran."""
+    kept = tuple(each for each in session.inbox if each.id not in ids)
+    return session.model_copy(update={"inbox": kept})
+
+
+def superseded(session: SessionState, message: DeliveryRef) -> SessionState:
+    """The state after a message has arrived that interrupts: the store has settled what waited before it."""
+    until = message.supersedes
+    if until is None:
+        return session
+    kept = tuple(each for each in session.inbox if not _is_superseded(each, message, until))
+    return session.model_copy(update={"inbox": kept})
+
+
+def _is_superseded(waiting: DeliveryRef, message: DeliveryRef, until: str) -> bool:
+    if waiting.id == message.id or waiting.kind != "message" or waiting.lane != message.lane:
+        return False
+    return waiting.at is not None and waiting.at <= until
+
+
+def between(low: str, high: str | None) -> str:
+    """A key that sorts after `low` and before `high`; None: nothing comes after it.
+
+    Keys are time stamps, and what this has made of them: they differ in digits only, and none ends in 0.
+    """
+    if high is None or not high.startswith(low):
+        return f"{low}5"
+    rest = high.removeprefix(low)
+    zeros = rest[: len(rest) - len(rest.lstrip("0"))]
+    first = int(rest[len(zeros)])
+    return f"{low}{zeros}{first // 2}" if first > 1 else f"{low}{zeros}05"

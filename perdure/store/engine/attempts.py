@@ -1,0 +1,261 @@
+"""Reports of attempts: the steps of a commit that write them, and the queries of those who look at them."""
+
+import json
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+
+from perdure.errors import Invalid
+from perdure.protocol import names
+from perdure.protocol.events import EventType, NewEvent, Usage
+from perdure.protocol.wire import JsonObject
+from perdure.store.attempts import (
+    AttemptKey,
+    AttemptPage,
+    AttemptQuery,
+    AttemptReport,
+    AttemptRow,
+    AttemptStatus,
+    Earlier,
+    Happened,
+)
+from perdure.store.values import Attempt, Commit, Fence, Hold
+
+from . import rows
+from .cursors import NEWEST, Place, oldest_first, packed, unpacked, write_cursor
+from .database import Database, Row, Transaction, Value
+from .rows import before, decode_some, encode, encode_some, stamp, stamp_after
+
+#: After all turns.
+_LAST = 2**31 - 1
+
+#: Seconds of the lease of an attempt that does not say how long it has one.
+_LEASE = 5.0
+
+_NOBODY: JsonObject = {"type": "LEASE_EXPIRED", "message": "lease expired; its turn ended before another one took over"}
+_OVER: JsonObject = {"type": "TURN_ENDED", "message": "its turn ended before it did"}
+_STOPPED: JsonObject = {"type": "TURN_CANCELLED", "message": "its turn was cancelled"}
+#: Of an attempt that was ended by code that does not know this table.
+_UNTOLD: JsonObject = {"type": "SUPERSEDED", "message": "it holds its fence no more; an older version has ended it"}
+
+
+# --- with commits -------------------------------------------------------------------------------------------
+
+
+async def begin(tx: Transaction, commit: Commit, fence: Fence, now: str, *, replaces: bool) -> None:
+    """Note that this attempt has taken the scope, from an older one if it `replaces` one."""
+    attempt, place = fence.attempt, _place(commit.session_id, fence.key)
+    if replaces:
+        by = f"taken over by {attempt.worker}" if attempt.number else "taken over by a rebuild of its session"
+        expired = {"type": "LEASE_EXPIRED", "message": f"lease expired; {by}"}
+        taken = {"type": "SUPERSEDED", "message": by}
+        await tx.run("supersede_attempts", **place, now=now, expired=encode(expired), taken=encode(taken))
+    # Number 0 only closes the scope, and nobody works in a turn that this commit ends.
+    if attempt.number == 0 or commit.close or commit.close_turn == fence.turn:
+        return
+    await tx.run(
+        "insert_attempt",
+        **place,
+        number=attempt.number,
+        attempt_id=names.attempt_id(commit.session_id, fence.turn, fence.step, fence.scope, attempt.generation),
+        worker=rows.printable(attempt.worker),
+        lease_expires_at=_lease(attempt, now),
+        now=now,
+    )
+
+
+def _lease(attempt: Attempt, now: str) -> str:
+    if attempt.lease_until is None:
+        return stamp_after(now, _LEASE)
+    return stamp(datetime.fromtimestamp(attempt.lease_until, UTC))
+
+
+async def recovery(tx: Transaction, session_id: str, event: NewEvent) -> NewEvent:
+    """The event of a takeover, with how far the step had come, and what is done about it."""
+    key = names.step_key(event.turn or 0, event.step or 0, "")
+    asked = await tx.row("has_pieces", session_id=session_id, first=f"{key}g", until=f"{key}h") is not None
+    phase, decision = ("provider_started", "retract") if asked else ("before_provider", "ask")
+    return event.model_copy(update={"data": {**(event.data or {}), "phase": phase, "decision": decision}})
+
+
+async def note(tx: Transaction, commit: Commit, now: str) -> None:
+    """Note what this commit says of its attempt: its end, and what it has used."""
+    report = _report(commit)
+    if report is None:
+        return
+    usage = (commit.change and commit.change.usage) or Usage()
+    if report.status is not None or usage != Usage():
+        cost = commit.change.cost if commit.change else 0
+        await _write(tx, commit.session_id, report.key, report.status, report.error, now, usage, cost)
+
+
+async def note_lost(tx: Transaction, commit: Commit, now: str) -> None:
+    """Note that the attempt finds its work done by another one. Nothing else of its commit is written.
+
+    If it was itself, and did not see its first commit succeed, its end is noted already.
+    """
+    if commit.fence is not None and commit.fence.hold is Hold.RELEASE:
+        lost = {"type": "SUPERSEDED", "message": "another attempt was faster"}
+        await _write(tx, commit.session_id, commit.fence.key, "superseded", lost, now)
+
+
+def _report(commit: Commit) -> AttemptReport | None:
+    fence = commit.fence
+    if commit.report is not None or fence is None or fence.hold is Hold.RAISE:
+        return commit.report
+    return fence.report("succeeded" if fence.hold is Hold.RELEASE else None)
+
+
+async def _write(
+    tx: Transaction,
+    session_id: str,
+    key: AttemptKey,
+    status: AttemptStatus | None,
+    error: JsonObject | None,
+    now: str,
+    usage: Usage | None = None,
+    cost: int = 0,
+) -> None:
+    await tx.run(
+        "report_attempt",
+        **_place(session_id, key),
+        status=status,
+        error=encode_some(error),
+        **rows.tokens(usage or Usage()),
+        cost=cost,
+        now=now,
+    )
+
+
+async def end_all(tx: Transaction, commit: Commit, now: str) -> None:
+    """End the attempts of a turn, or of a session, that ends here."""
+    if commit.close:
+        last = _LAST
+    elif commit.close_turn is not None:
+        last = commit.close_turn
+    else:
+        return
+    cancelled = any(event.type == EventType.TURN_CANCELLED for event in commit.events)
+    await tx.run(
+        "end_attempts",
+        session_id=commit.session_id,
+        turn=last,
+        cancelled=int(cancelled),
+        expired=encode(_NOBODY),
+        ended=encode(_STOPPED if cancelled else _OVER),
+        now=now,
+    )
+
+
+def _place(session_id: str, key: AttemptKey) -> dict[str, Value]:
+    return {
+        "session_id": session_id,
+        "turn": key.turn,
+        "step": key.step,
+        "scope": key.scope,
+        "generation": key.generation,
+    }
+
+
+# --- for those who look -------------------------------------------------------------------------------------
+
+
+def attempt(row: Row) -> AttemptRow:
+    runs, holds = row["status"] == "running", row["held"] == row["generation"]
+    return AttemptRow(
+        session_id=row["session_id"],
+        key=AttemptKey(row["turn"], row["step"], row["scope"], row["generation"]),
+        number=row["number"],
+        attempt_id=row["attempt_id"],
+        worker=row["worker"],
+        started_at=row["started_at"],
+        lease_expires_at=row["lease_expires_at"],
+        status="superseded" if runs and not holds else row["status"],
+        ended_at=row["ended_at"],
+        error=_UNTOLD if runs and not holds else decode_some(row["error"]),
+        usage=rows.usage(row),
+        cost=row["cost"],
+    )
+
+
+class SqlAttempts:
+    """`AttemptStore` over one `Database`."""
+
+    def __init__(self, database: Database, clock: Callable[[], str]) -> None:
+        self._database = database
+        self._now = clock
+
+    async def renew(self, session_id: str, key: AttemptKey, seconds: float) -> None:
+        until = stamp_after(self._now(), seconds)
+        values = {**_place(session_id, key), "lease_expires_at": until}
+        await self._database.write(lambda tx: tx.run("renew_attempt", **values))
+
+    async def report(self, session_id: str, report: AttemptReport) -> None:
+        await self._database.write(
+            lambda tx: _write(tx, session_id, report.key, report.status, report.error, self._now())
+        )
+
+    async def list(self, query: AttemptQuery) -> AttemptPage:
+        turn, step, scope, number = _read_cursor(query.cursor)
+        found = await self._rows(
+            "attempts_of_session",
+            session_id=query.session_id,
+            first=0 if query.turn is None else query.turn,
+            last=_LAST if query.turn is None else query.turn,
+            turn=turn,
+            step=step,
+            scope=scope,
+            number=number,
+            limit=query.limit + 1,
+        )
+        return _page(found, query.limit, lambda last: _write_cursor(last))
+
+    async def leases(self, limit: int, cursor: str | None = None) -> AttemptPage:
+        after = oldest_first(cursor)
+        found = await self._rows("leases", started_at=after.at, attempt_id=after.id, limit=limit + 1)
+        return _page(found, limit, lambda last: write_cursor(Place(last.started_at, last.attempt_id)))
+
+    async def happened(self, session_id: str, since: str, until: str | None, limit: int) -> Happened:
+        time: dict[str, Value] = {"since": since, "until": until or NEWEST.at, "limit": limit + 1}
+
+        async def work(tx: Transaction) -> Happened:
+            attempts = await tx.rows("attempts_between", session_id=session_id, **time)
+            deliveries = await tx.rows("deliveries_between", session_id=session_id, **time)
+            return Happened(
+                [(attempt(row), _earlier(row)) for row in attempts[:limit]],
+                [rows.delivery(row) for row in deliveries[:limit]],
+                len(attempts) <= limit and len(deliveries) <= limit,
+            )
+
+        return await self._database.read(work)
+
+    async def forget(self, older_than: float, limit: int) -> int:
+        then = before(self._now(), older_than)
+        return len(await self._database.write(lambda tx: tx.rows("forget_attempts", before=then, limit=limit)))
+
+    async def _rows(self, query: str, **values: Value) -> Sequence[AttemptRow]:
+        return [attempt(row) for row in await self._database.read(lambda tx: tx.rows(query, **values))]
+
+
+def _earlier(row: Row) -> Earlier | None:
+    if row["before_id"] is None:
+        return None
+    return Earlier(row["before_id"], row["before_status"], decode_some(row["before_error"]))
+
+
+def _page(found: Sequence[AttemptRow], limit: int, cursor: Callable[[AttemptRow], str]) -> AttemptPage:
+    if len(found) <= limit:
+        return AttemptPage(found)
+    return AttemptPage(found[:limit], cursor(found[limit - 1]))
+
+
+def _write_cursor(last: AttemptRow) -> str:
+    return packed(json.dumps([last.key.turn, last.key.step, last.key.scope, last.number]))
+
+
+def _read_cursor(cursor: str | None) -> tuple[int, int, str, int]:
+    """The place after which a page begins."""
+    match (-1, 0, "", 0) if cursor is None else unpacked(cursor):
+        case [int(turn), int(step), str(scope), int(number)] if all(abs(each) < 2**53 for each in (turn, step, number)):
+            return turn, step, scope, number
+        case _:
+            raise Invalid("The cursor is not one that this server gave out.")

@@ -1,0 +1,125 @@
+"""What waits in a session: its order, and what the mode of a new message does to it.
+
+All of this happens under the session's lock, together with the acceptance of the message or its change.
+"""
+
+from collections.abc import Sequence
+
+from perdure.protocol.events import OVERFLOWED, SUPERSEDED, NewEvent, cancel_requested, delivery_refused
+from perdure.session.queue import between
+from perdure.store.deliveries import Change, DeliveryRow, NewDelivery
+from perdure.store.values import SessionRow
+
+from . import rows
+from .database import Transaction, Written
+from .rows import LockedSession, encode, encode_some
+
+
+async def edit(tx: Transaction, read: DeliveryRow, change: Change, now: str) -> Written[DeliveryRow | None]:
+    """Change a delivery that waits; None when it waits no more, or was changed since it was read."""
+    # Under the lock, so that no turn reads it meanwhile.
+    session = await rows.lock(tx, read.session_id)
+    place = {"session_id": read.session_id, "delivery_id": read.delivery_id}
+    edited = {
+        "body": encode(change.body or read.body),
+        "ref": encode_some(read.ref),
+        "mode": change.mode or read.mode,
+        "position": read.moved_to if change.position is None else await _key_of(tx, read, change.position),
+    }
+    if change.mode == "interrupt" and read.ref is not None:
+        # Others may have been accepted after it.
+        edited["ref"] = encode({**read.ref, "supersedes": await _newest(tx, read.session_id)})
+    found = await tx.row("edit_delivery", **place, **edited, edits=read.edits)
+    if found is None:
+        return Written(None)
+    row = rows.delivery(found)
+    events = await admit(tx, session, row, now) if change.mode is not None else ()
+    return Written(row, await rows.emit(tx, session.row, events, now))
+
+
+async def _newest(tx: Transaction, session_id: str) -> str | None:
+    """When the newest of those was accepted that wait."""
+    found = await tx.row("waiting", session_id=session_id)
+    return None if found is None else found["newest"]
+
+
+async def _key_of(tx: Transaction, moved: DeliveryRow, position: int) -> str | None:
+    """The key with which the delivery has this position among those that wait in its lane."""
+    waiting = [rows.delivery(row) for row in await tx.rows("queue", session_id=moved.session_id, lane=moved.lane)]
+    keys = [each.place[0] for each in waiting if each.delivery_id != moved.delivery_id]
+    before = keys[: position - 1]
+    return between(before[-1] if before else "", keys[len(before)] if len(before) < len(keys) else None)
+
+
+async def admit(tx: Transaction, session: LockedSession, message: DeliveryRow, now: str) -> Sequence[NewEvent]:
+    """Do to the session what the mode of a message says that was accepted now, or changed; the events that tell it."""
+    if session.ended or message.kind != "message":
+        return ()
+    match message.mode:
+        case "steer":
+            await tx.run("set_steered", session_id=message.session_id, steered=1)
+            return ()
+        case "interrupt":
+            return await interrupt(tx, session.row, message, now)
+        case _:
+            return ()
+
+
+async def drop(tx: Transaction, new: NewDelivery, accepted: DeliveryRow, now: str) -> Sequence[NewEvent]:
+    """Settle messages without a turn until no more wait than may: the oldest ones, or the new one. What answers or
+    controls a session is not dropped."""
+    if new.overflow == "drop_newest" or new.limit is None:
+        dropped = [accepted.delivery_id]
+    else:
+        found = await tx.rows("queue", session_id=new.session_id, lane=new.lane)
+        oldest = [row["delivery_id"] for row in found if row["kind"] == "message"]
+        dropped = oldest[: max(1, len(found) - new.limit)]
+    for each in dropped:
+        await tx.run("refuse_delivery", session_id=new.session_id, delivery_id=each, code=OVERFLOWED, now=now)
+    return [delivery_refused(each, OVERFLOWED, "Too many deliveries waited; this one was dropped.") for each in dropped]
+
+
+async def is_steered(tx: Transaction, session: SessionRow) -> bool:
+    """Whether a message waits that is to enter the running turn."""
+    if not session.steered:
+        return False
+    if await tx.row("has_steers", session_id=session.session_id) is not None:
+        return True
+    # It was read, or taken back: from now on there is nothing to look for.
+    await tx.run("set_steered", session_id=session.session_id, steered=0)
+    return False
+
+
+async def interrupt(tx: Transaction, session: SessionRow, message: DeliveryRow, now: str) -> Sequence[NewEvent]:
+    """Settle the other messages that wait, and request that the running turn stops; the events that tell it.
+
+    A task has one turn and no other: there the message waits, as one without this mode does.
+    """
+    if session.mode == "task":
+        return ()
+    found = await tx.rows(
+        "supersede",
+        session_id=session.session_id,
+        lane=message.lane,
+        code=SUPERSEDED,
+        but=message.delivery_id,
+        now=now,
+    )
+    ids = [row["delivery_id"] for row in sorted(found, key=lambda row: (row["accepted_at"], row["delivery_id"]))]
+    events = [delivery_refused(each, SUPERSEDED, "A later message has taken the place of this one.") for each in ids]
+    turn = await _running(tx, session)
+    if turn is None or session.cancel_turn == turn:
+        return events
+    await tx.run("set_cancel", session_id=session.session_id, turn=turn)
+    return [*events, cancel_requested(turn)]
+
+
+async def _running(tx: Transaction, session: SessionRow) -> int | None:
+    """The turn that runs, or waits for people. One that has not begun is not meant: the message may begin it."""
+    match session.status:
+        case "running":
+            return max(0, session.turns - 1)
+        case "waiting" if await tx.row("has_open_input", session_id=session.session_id) is not None:
+            return max(0, session.turns - 1)
+        case _:
+            return None

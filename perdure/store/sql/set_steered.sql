@@ -1,0 +1,1 @@
+UPDATE sessions SET steered = :steered WHERE session_id = :session_id
