@@ -121,6 +121,8 @@ class SessionView:
     auth: Principal
     mode: Mode = "conversation"
     parent: JsonObject | None = None
+    # The session that it is a lane of.
+    lane_of: str | None = None
 
 
 class ToolSession:
@@ -133,6 +135,7 @@ class ToolSession:
         self.step: Final = view.step
         self.auth: Final = view.auth
         self.parent: Final = view.parent
+        self._lane_of = view.lane_of
         self._token: str | None = None
 
     @property
@@ -144,6 +147,8 @@ class ToolSession:
         """Request another continuation token; the transaction that records the outcome of this call claims it."""
         if self.turn != 0:
             raise Invalid("A continuation token can only be chosen in the first turn of a session.")
+        if self._lane_of is not None:
+            raise Invalid("A lane has no continuation token: it is reached with that of its session.")
         if not token:
             raise Invalid("A continuation token cannot be empty.")
         self._token = token

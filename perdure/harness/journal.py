@@ -490,4 +490,5 @@ def view_of(row: SessionRow, at: Coordinates, speaker: Principal | None) -> Sess
         auth=speaker or row.principal,
         mode=row.mode,
         parent=row.parent,
+        lane_of=row.lane_of,
     )

@@ -182,7 +182,7 @@ class DeliveryRef(Versioned, extra="allow"):
 
 
 class DispatchReceipt(Wire):
-    """The response to a dispatch. The same id, agent, target and input get the same one, for ever."""
+    """The response to a dispatch. The same id, agent, target and input get it again, also after the session is gone."""
 
     # As the caller chose it, or that of the delivery.
     dispatch_id: str

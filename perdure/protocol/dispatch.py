@@ -38,4 +38,8 @@ def text_of(input: Any) -> str:
         raise TooLarge(f"The input has {size} bytes as JSON; {LARGEST_INPUT} are allowed.")
     if isinstance(plain, str) and plain:
         return plain
-    return json.dumps(plain, ensure_ascii=False)
+    try:
+        return json.dumps(plain, ensure_ascii=False)
+    except ValueError:
+        # Python writes no number of more than some thousands of digits.
+        raise Invalid("The input holds a number with too many digits.") from None

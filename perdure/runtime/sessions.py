@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, TypedDict, get_args
 
@@ -230,9 +230,6 @@ class Sessions:
         about = same_as or ("deliver", token_hash, str(collects), *(() if collects else same_request(queue_mode)))
         about = (*about, *(() if lane == MAIN else ("lane", lane)))
         owner = await self._owner(token_hash, session_id)
-        if owner is not None and lane != MAIN:
-            found = await self.lanes.open(await self.get(owner), lane)
-            owner, token_hash = found.session_id, found.token_hash
         declared = await self._lane(owner, lane)
         request = CallerRequest(
             owner or session_id or "",
@@ -248,9 +245,9 @@ class Sessions:
         )
         if owner is None:
             return await self._repeated_delivery(request)
-        # A message may answer what the session asks, but not one that stops the turn that asks.
-        answers = request.mode != "interrupt" or bool(body.input_responses)
-        return (await self._answers.take(request) if answers else None) or await self._deliver(request)
+        if lane != MAIN:
+            return await self._deliver_to_lane(request, lane)
+        return await self._take(request) or await self._deliver(request)
 
     async def deliver_or_start(
         self,
@@ -444,6 +441,27 @@ class Sessions:
         body = DeliveryBody(kind=kind, principal=who)
         request = CallerRequest(row.session_id, body, who, (kind,), key, limit=self._inbox_limit)
         return await self._deliver(request)
+
+    async def _take(self, request: CallerRequest) -> Receipt | None:
+        # A message may answer what the session asks, but not one that stops the turn that asks.
+        answers = request.mode != "interrupt" or bool(request.body.input_responses)
+        return await self._answers.take(request) if answers else None
+
+    async def _deliver_to_lane(self, request: CallerRequest, lane: str) -> Receipt:
+        # Before the lane begins: the first request may have been read by one that has ended since.
+        if request.idempotency_key is not None and (first := await self._store.first(request.delivery())) is not None:
+            request = replace(request, session_id=first.delivery.session_id)
+            return await self._deliver(request)
+        main = await self.get(request.session_id)
+        for _ in range(_TRIES):
+            found = await self.lanes.open(main, lane)
+            to_lane = replace(request, session_id=found.session_id, token_hash=found.token_hash)
+            try:
+                return await self._take(to_lane) or await self._deliver(to_lane)
+            except NoActiveSession:
+                # The lane has ended, and another one begins.
+                continue
+        raise Unavailable("This lane comes and goes too quickly; try again.")
 
     async def _deliver(self, request: CallerRequest) -> Receipt:
         try:

@@ -189,7 +189,7 @@ class Store(Protocol):
         ...
 
     async def lanes(self, session_id: str) -> Sequence[Lane]:
-        """The lanes of the session but the main one, also those that have ended, oldest first."""
+        """The lanes of the session but the main one, also the newest of those that have ended, oldest first."""
         ...
 
     async def family(self, root_id: str, cursor: str | None = None, limit: int = 200) -> SessionPage:

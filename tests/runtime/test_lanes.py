@@ -1,21 +1,23 @@
-"""Lanes of one session: each in its order, side by side, none held up by another, each told what others said."""
+"""Lanes of one session: each in its order, side by side, none held up by another."""
 
 import asyncio
 import uuid
 from collections.abc import AsyncGenerator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from perdure import Agent, AgentRegistry, InvalidDeclaration, Lane
 from perdure.errors import IdempotencyConflict, NoActiveSession, UnknownLane
-from perdure.protocol.events import BOUNDARIES
+from perdure.runtime.inbox.lanes import LaneOf
 from perdure.runtime.open import open_sessions
 from perdure.runtime.sessions import Sessions
 from perdure.store.base import Store
 from perdure.store.inputs import InputQuery
-from perdure.store.values import SessionQuery
+from perdure.store.lifecycle import Restoration
+from perdure.store.values import SessionQuery, SessionRow
+from tests.runtime.agents import agent as host
+from tests.runtime.lanes import boundaries, ended, has_ended, runs, said
 from tests.runtime.served import chat
 from tests.support.plugin import StackFactory
 from tests.support.stack import Stack
@@ -24,7 +26,7 @@ from tests.support.waiting import until
 
 @pytest.fixture(scope="module")
 def stack(module_stack: StackFactory) -> Stack:
-    return module_stack(provider=True, agents="tests.runtime.served:chat")
+    return module_stack(provider=True, agents="tests.runtime.served:chat,tests.runtime.agents:agent")
 
 
 @pytest.fixture
@@ -36,36 +38,7 @@ async def store(stack: Stack) -> AsyncGenerator[Store]:
 
 @pytest.fixture
 async def sessions(stack: Stack, store: Store) -> Sessions:
-    return await open_sessions(stack.settings, store, agents=AgentRegistry([chat]))
-
-
-async def ended(sessions: Sessions, delivery_id: str | None) -> dict[str, Any]:
-    assert delivery_id is not None
-    return (await sessions.inbox.wait(delivery_id, None, 30)).shown()
-
-
-async def boundaries(store: Store, session_id: str, count: int) -> list[Any]:
-    async with asyncio.timeout(60), store.watch(session_id) as watch:
-        while True:
-            found = list(await store.events(session_id))
-            if sum(each.type in BOUNDARIES for each in found) >= count:
-                return found
-            await watch.changed()
-
-
-def said(found: list[Any], type: str = "message.completed") -> list[str]:
-    return [each.data["message"] for each in found if each.type == type]
-
-
-def times(found: list[Any], type: str) -> list[str]:
-    return [each.at for each in found if each.type == type]
-
-
-async def told(store: Store, session_id: str, turn: int) -> list[str]:
-    """What the message of the turn was told about other lanes."""
-    record = await store.record(session_id, turn, 0, "delivery/0")
-    assert record is not None
-    return list(record.body["clientContext"])
+    return await open_sessions(stack.settings, store, agents=AgentRegistry([chat, host]))
 
 
 async def test_two_lanes_run_side_by_side_each_in_its_order(sessions: Sessions, store: Store) -> None:
@@ -74,7 +47,7 @@ async def test_two_lanes_run_side_by_side_each_in_its_order(sessions: Sessions, 
     token = main.continuation_token or ""
 
     slow = await sessions.deliver(token, "drip 60 words delay 50")
-    await until(lambda: _runs(store, main.session_id), "the main lane to run")
+    await until(lambda: runs(store, main.session_id), "the main lane to run")
     beside = [await sessions.deliver(token, f"say {number}", lane="cron") for number in range(3)]
     others = [await ended(sessions, each.delivery_id) for each in beside]
     meanwhile = await sessions.inbox.get(slow.delivery_id or "", None)
@@ -88,11 +61,6 @@ async def test_two_lanes_run_side_by_side_each_in_its_order(sessions: Sessions, 
     # The log of the main lane knows nothing of the other one.
     assert said(await boundaries(store, main.session_id, 2))[0] == "begun"
     assert len(said(list(await store.events(main.session_id)))) == 2
-
-
-async def _runs(store: Store, session_id: str) -> bool:
-    row = await store.session(session_id)
-    return row is not None and row.status == "running"
 
 
 async def test_a_lane_that_waits_for_people_holds_up_no_other(sessions: Sessions, store: Store) -> None:
@@ -113,37 +81,9 @@ async def test_a_lane_that_waits_for_people_holds_up_no_other(sessions: Sessions
     assert said(await boundaries(store, asking.session_id, 2))[-1] == "paid"
 
 
-async def test_each_lane_is_told_what_the_others_have_said(sessions: Sessions, store: Store) -> None:
-    main = await sessions.start("chat", "say begun")
-    await boundaries(store, main.session_id, 1)
-    token = main.continuation_token or ""
-
-    cron = await sessions.deliver(token, "say counted", lane="cron")
-    await ended(sessions, cron.delivery_id)
-    await ended(sessions, (await sessions.deliver(token, "say more")).delivery_id)
-    await ended(sessions, (await sessions.deliver(token, "say most")).delivery_id)
-    await ended(sessions, (await sessions.deliver(token, "say counted again", lane="cron")).delivery_id)
-
-    # What it shares with the main lane is in its history, so that it is told nothing of that.
-    assert await told(store, cron.session_id, 1) == []
-    assert await told(store, main.session_id, 1) == [
-        "Meanwhile, in the lane cron of this session:\nuser: say counted\nyou: counted"
-    ]
-    assert await told(store, main.session_id, 2) == []
-    assert await told(store, cron.session_id, 2) == [
-        "Meanwhile, in the lane main of this session:\nuser: say more\nyou: more\nuser: say most\nyou: most"
-    ]
-    records = await store.records(cron.session_id)
-    assert [each.body["message"] for each in records if each.key == "delivery/0"] == [
-        "say begun",
-        "say counted",
-        "say counted again",
-    ]
-
-
 async def test_a_lane_may_begin_before_its_session_has_said_anything(sessions: Sessions, store: Store) -> None:
     main = await sessions.start("chat", "drip 60 words delay 50")
-    await until(lambda: _runs(store, main.session_id), "the first turn to run")
+    await until(lambda: runs(store, main.session_id), "the first turn to run")
 
     cron = await sessions.deliver(main.continuation_token or "", "say first", lane="cron")
 
@@ -210,18 +150,13 @@ async def test_a_lane_that_was_ended_begins_again_with_the_next_message(sessions
     first = await sessions.deliver(token, "say one", lane="cron")
     await ended(sessions, first.delivery_id)
     await sessions.reset(first.session_id)
-    await until(lambda: _has_ended(store, first.session_id), "the end of the lane")
+    await until(lambda: has_ended(store, first.session_id), "the end of the lane")
 
     second = await sessions.deliver(token, "say two", lane="cron")
 
     assert second.session_id != first.session_id
     assert (await ended(sessions, second.delivery_id))["outcome"] == "completed"
     assert list(await sessions.lanes.of(await sessions.get(main.session_id))) == ["main", "cron"]
-
-
-async def _has_ended(store: Store, session_id: str) -> bool:
-    row = await store.session(session_id)
-    return row is not None and row.ended
 
 
 async def test_work_is_dispatched_to_a_lane(sessions: Sessions, store: Store) -> None:
@@ -290,3 +225,110 @@ async def test_an_unknown_lane_is_refused(sessions: Sessions) -> None:
 
     with pytest.raises(UnknownLane):
         await sessions.deliver(main.continuation_token or "", "say lost", lane="audit")
+
+
+async def test_a_lane_begins_while_turns_of_its_session_are_left_out(sessions: Sessions, store: Store) -> None:
+    main = await sessions.start("chat", "say begun")
+    await boundaries(store, main.session_id, 1)
+    token = main.continuation_token or ""
+    await ended(sessions, (await sessions.deliver(token, "say wrong")).delivery_id)
+    await store.restore(Restoration(main.session_id, "OPERATOR", 0))
+
+    cron = await sessions.deliver(token, "say counted", lane="cron")
+
+    assert (await ended(sessions, cron.delivery_id))["outcome"] == "completed"
+    row = await store.session(cron.session_id)
+    assert row is not None
+    assert (row.forked_from, row.forked_turns) == (main.session_id, 1)
+
+
+async def test_a_lane_named_by_the_id_of_another_is_a_lane_of_their_session(sessions: Sessions, store: Store) -> None:
+    main = await sessions.start("chat", "say begun")
+    await boundaries(store, main.session_id, 1)
+    cron = await sessions.deliver(main.continuation_token or "", "say counted", lane="cron")
+    await ended(sessions, cron.delivery_id)
+
+    beat = await sessions.dispatch("chat", cron.session_id, "say beat", lane="heartbeat")
+    again = await sessions.dispatch("chat", cron.session_id, "say again", lane="cron")
+
+    assert again.session_id == cron.session_id
+    row = await store.session(beat.session_id)
+    assert row is not None
+    assert row.lane_of == main.session_id
+    assert await store.lanes(cron.session_id) == []
+    lanes = await sessions.lanes.of(await sessions.get(cron.session_id))
+    assert {name: row.session_id for name, row in lanes.items()} == {
+        "main": main.session_id,
+        "cron": cron.session_id,
+        "heartbeat": beat.session_id,
+    }
+
+
+async def test_a_repeated_dispatch_begins_no_lane_of_the_next_session(sessions: Sessions, store: Store) -> None:
+    room, once = f"room-{uuid.uuid4().hex}", f"job-{uuid.uuid4().hex}"
+    first = await sessions.dispatch("chat", room, "say by name", lane="cron", dispatch_id=once)
+    await ended(sessions, first.delivery_id)
+    before = await store.session(first.session_id)
+    assert before is not None
+    await sessions.reset(before.lane_of or "")
+    await until(lambda: has_ended(store, before.lane_of or ""), "the end of the session")
+    after = await sessions.dispatch("chat", room, "say main")
+
+    again = await sessions.dispatch("chat", room, "say by name", lane="cron", dispatch_id=once)
+
+    assert (again.deduplicated, again.model_dump()) == (True, first.model_dump())
+    assert await store.lanes(after.session_id) == []
+
+
+async def test_a_message_for_a_lane_that_ends_when_it_was_found_begins_it_again(
+    sessions: Sessions, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main = await sessions.start("chat", "say begun")
+    await boundaries(store, main.session_id, 1)
+    token = main.continuation_token or ""
+    first = await sessions.deliver(token, "say one", lane="cron")
+    await ended(sessions, first.delivery_id)
+    find = sessions.lanes.open
+
+    async def find_and_end(row: SessionRow, name: str) -> LaneOf:
+        found = await find(row, name)
+        if found.session_id == first.session_id:
+            await sessions.reset(first.session_id)
+            await until(lambda: has_ended(store, first.session_id), "the end of the lane")
+        return found
+
+    monkeypatch.setattr(sessions.lanes, "open", find_and_end)
+
+    second = await sessions.deliver(token, "say two", lane="cron")
+
+    assert second.session_id != first.session_id
+    assert (await ended(sessions, second.delivery_id))["outcome"] == "completed"
+
+
+async def test_a_lane_keeps_its_place_when_a_tool_asks_for_a_token(sessions: Sessions, store: Store) -> None:
+    main = await sessions.start("host", "drip 40 words delay 50")
+    taken = f"room-{uuid.uuid4().hex}"
+    token = main.continuation_token or ""
+
+    cron = await sessions.deliver(token, f'call adopt {{"token": "{taken}"}} then say done', lane="cron")
+    assert (await ended(sessions, cron.delivery_id))["outcome"] == "completed"
+    again = await sessions.deliver(token, "say again", lane="cron")
+
+    assert again.session_id == cron.session_id
+    with pytest.raises(NoActiveSession):
+        await sessions.deliver(taken, "say stolen")
+
+
+async def test_a_repeated_message_begins_no_lane(sessions: Sessions, store: Store) -> None:
+    main = await sessions.start("chat", "say begun")
+    await boundaries(store, main.session_id, 1)
+    token, once = main.continuation_token or "", uuid.uuid4().hex
+    first = await sessions.deliver(token, "say one", lane="cron", idempotency_key=once)
+    await ended(sessions, first.delivery_id)
+    await sessions.reset(first.session_id)
+    await until(lambda: has_ended(store, first.session_id), "the end of the lane")
+
+    again = await sessions.deliver(token, "say one", lane="cron", idempotency_key=once)
+
+    assert (again.deduplicated, again.session_id, again.delivery_id) == (True, first.session_id, first.delivery_id)
+    assert [each.session_id for each in await store.lanes(main.session_id)] == [first.session_id]

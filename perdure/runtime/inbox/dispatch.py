@@ -141,7 +141,8 @@ class Dispatches:
             owner = await self._store.route(request.token_hash)
             new = self._new_session(request, agent)
             delivery = replace(request, session_id=owner or new.session_id).delivery()
-            if owner is None and (first := await self._store.first(delivery)) is not None:
+            # Before anything begins. With an owner and no lane, accepting it finds that as well.
+            if (owner is None or lane != MAIN) and (first := await self._store.first(delivery)) is not None:
                 return await self._signalled(first)
             try:
                 if lane != MAIN and (main := await self._main(owner, new)) is not None:

@@ -6,17 +6,25 @@ with a fork of what the session has said so far, when the first message comes fo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 
 from perdure.agents.agent import bounds_of
 from perdure.bounds import quoted
-from perdure.errors import ForkRefused, NoActiveSession, SessionGone, TokenConflict, Unavailable, UnknownLane
+from perdure.errors import (
+    ForkRefused,
+    NoActiveSession,
+    SessionGone,
+    SessionNotFound,
+    TokenConflict,
+    Unavailable,
+    UnknownLane,
+)
 from perdure.protocol import names
 from perdure.runtime.deliveries import session_id as new_id
 from perdure.runtime.signals import Signals
 from perdure.store.base import Store
-from perdure.store.lifecycle import NewFork
+from perdure.store.lifecycle import NewFork, leaves_out
 from perdure.store.values import MAIN, NewSession, SessionRow
 
 #: Lanes that every agent has.
@@ -45,17 +53,29 @@ class Lanes:
         if name not in KNOWN and name not in self._signals.lanes(agent):
             raise UnknownLane(f"The agent {quoted(agent)!r} has no lane {quoted(name)!r}.")
 
-    async def of(self, main: SessionRow) -> Mapping[str, SessionRow]:
-        """The lanes of the session by their names, the main one first; those that have ended are left out."""
+    async def of(self, row: SessionRow) -> Mapping[str, SessionRow]:
+        """The lanes of the session by their names, the main one first; those that have ended are left out.
+
+        `row` is the session, or any lane of it.
+        """
+        main = await self._main_of(row)
+        if main is None:
+            raise SessionNotFound
         found = {MAIN: main}
         for lane in await self._store.lanes(main.session_id) if main.lane == MAIN else ():
-            row = None if lane.ended else await self._store.session(lane.session_id)
-            if row is not None:
-                found[lane.name] = row
+            living = None if lane.ended else await self._store.session(lane.session_id)
+            if living is not None:
+                found[lane.name] = living
         return found
 
-    async def open(self, main: SessionRow, name: str) -> LaneOf:
-        """The lane, which begins with this if it has not begun; `NoActiveSession` when the session has ended."""
+    async def open(self, row: SessionRow, name: str) -> LaneOf:
+        """The lane, which begins with this if it has not begun; `NoActiveSession` when the session has ended.
+
+        `row` is the session, or any lane of it: tools name the one that they run in, and no lane has lanes of its own.
+        """
+        main = await self._main_of(row)
+        if main is None:
+            raise NoActiveSession
         self.check(main.agent, name)
         token_hash = names.token_of_lane(main.session_id, name)
         for _ in range(_TRIES):
@@ -64,20 +84,25 @@ class Lanes:
                 return LaneOf(known, token_hash)
             try:
                 await self._begin(main, name, token_hash)
-            except SessionGone:
+            except (SessionGone, SessionNotFound):
                 raise NoActiveSession from None
             except TokenConflict:
                 # Another caller has begun it.
                 continue
         raise Unavailable("This lane comes and goes too quickly; try again.")
 
+    async def _main_of(self, row: SessionRow) -> SessionRow | None:
+        return row if row.lane_of is None else await self._store.session(row.lane_of)
+
     async def _begin(self, main: SessionRow, name: str, token_hash: str) -> None:
         session_id, bounds = new_id(), bounds_of(self._signals.limits(main.agent))
-        last = await self._last_boundary(main)
-        if last is not None:
-            fork = NewFork(session_id, token_hash, main.session_id, last, bounds=bounds, lane=name)
-            await self._store.fork(fork)
-            return
+        async for turn in self._boundaries(main):
+            try:
+                await self._store.fork(NewFork(session_id, token_hash, main.session_id, turn, bounds=bounds, lane=name))
+                return
+            except ForkRefused:
+                # What the session knew then is not known: it can begin earlier.
+                continue
         new = NewSession(
             session_id=session_id,
             agent=main.agent,
@@ -92,18 +117,20 @@ class Lanes:
         )
         await self._store.create_session(new, None)
 
-    async def _last_boundary(self, main: SessionRow) -> int | None:
-        """The last turn after which everything was over; None: the lane begins without a history."""
+    async def _boundaries(self, main: SessionRow) -> AsyncGenerator[int]:
+        """The turns after which everything was over, newest first; after them, the lane begins without a history."""
         # Imported late: an API loads the libraries of models only when it needs them.
         from perdure.errors import UnreadableState
         from perdure.harness.rebuild import boundary_problem, read_end
 
         if main.records_expired:
-            return None
+            return
         for turn in range(main.turns - 1, max(-1, main.turns - 1 - _LOOKED_AT), -1):
+            if leaves_out(main.left_out, turn):
+                continue
             try:
-                if boundary_problem(turn, None, await read_end(self._store, main.session_id, turn)) is None:
-                    return turn
+                problem = boundary_problem(turn, None, await read_end(self._store, main.session_id, turn))
             except (ForkRefused, UnreadableState):
-                return None
-        return None
+                return
+            if problem is None:
+                yield turn

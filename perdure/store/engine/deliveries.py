@@ -325,7 +325,7 @@ async def set_attention(
 # --- lanes --------------------------------------------------------------------------------------------------
 # A lane is locked after the session that it belongs to, and never the other way round.
 
-#: More than any agent declares.
+#: More than any agent declares. Of those that have ended, the newest are known.
 _MOST_LANES = 100
 
 
@@ -338,8 +338,9 @@ async def join_lanes(tx: Transaction, session_id: str) -> None:
 
 
 async def lanes(tx: Transaction, session_id: str) -> list[Lane]:
-    """The lanes of the session but the main one, also those that have ended, oldest first."""
+    """The lanes of the session but the main one, also the newest of those that have ended, oldest first."""
     found = await tx.rows("lanes", session_id=session_id, limit=_MOST_LANES)
+    found = sorted(found, key=lambda row: (row["created_at"], row["session_id"]))
     return [Lane(row["session_id"], row["lane"], row["closed_at"] is not None, row["next_index"]) for row in found]
 
 

@@ -33,13 +33,13 @@ async def fork(tx: Transaction, fork: NewFork, now: str) -> Forked:
     parent = await rows.find(tx, fork.parent)
     if owner is not None and await _owner(tx, fork) != owner:
         raise Unavailable("A session that shares this turn is being deleted; try again.")
+    if fork.lane is not None:
+        await join_lanes(tx, fork.parent)
     if parent is None or await tx.row("deletion", session_id=fork.parent) is not None:
         raise SessionNotFound
     refuse_expired(parent.row)
     if leaves_out(parent.row.left_out, fork.turn):
         raise ForkRefused(f"Turn {fork.turn} is left out of prompts since a restore.", reason="left_out")
-    if fork.lane is not None:
-        await join_lanes(tx, fork.parent)
     await _insert(tx, fork, parent, now)
     if fork.cut is None or owner is None:
         slots = await slots_at(tx, parent.row, fork.turn)

@@ -97,19 +97,22 @@ async def begin_deletion(tx: Transaction, session_id: str, now: str, *, part_of:
     return await find_deletion(tx, session_id)
 
 
-async def begin_parts(tx: Transaction, session_id: str, limit: int, now: str) -> list[str]:
-    """Write the tombstones of children of a session that has one: a session with a tombstone gets no more children."""
+async def parts_to_begin(tx: Transaction, session_id: str, limit: int) -> list[str]:
+    """Children, without a tombstone, of a session that has one: such a session gets no more children."""
     if await tx.row("deletion", session_id=session_id) is None:
         raise ValueError(_NO_TOMBSTONE)
-    # The session itself is not locked: a child is locked before its parent, everywhere.
-    children: list[str] = [
-        row["session_id"] for row in await tx.rows("children_to_delete", session_id=session_id, limit=limit)
-    ]
-    for child in children:
-        await begin_deletion(tx, child, now, part_of=session_id)
-        # Its own deletion may have begun before.
-        await tx.run("set_whole", session_id=child, part_of=session_id)
-    return children
+    return [row["session_id"] for row in await tx.rows("children_to_delete", session_id=session_id, limit=limit)]
+
+
+async def begin_part(tx: Transaction, session_id: str, child: str, now: str) -> None:
+    """Write the tombstone of a child of a session that has one.
+
+    One at a time, and the session itself is not locked: a child is locked before its parent, a lane after its session,
+    and the lanes of one in the order that a fork has for them.
+    """
+    await begin_deletion(tx, child, now, part_of=session_id)
+    # Its own deletion may have begun before.
+    await tx.run("set_whole", session_id=child, part_of=session_id)
 
 
 async def find_deletion(tx: Transaction, session_id: str) -> Deletion | None:

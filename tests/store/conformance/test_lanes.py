@@ -27,7 +27,12 @@ async def test_a_lane_is_found_with_its_session_and_is_in_no_list(store: Store) 
     main, lane = await given.read_session(store), await given.read_session(store, "l")
     assert (main.lane, main.lane_of) == ("main", None)
     assert (lane.lane, lane.lane_of, lane.parent) == ("cron", "s", None)
-    for query in (SessionQuery(), SessionQuery(owner=main.principal.owner), SessionQuery(status="starting")):
+    for query in (
+        SessionQuery(),
+        SessionQuery(owner=main.principal.owner),
+        SessionQuery(status="starting"),
+        SessionQuery(parent="s"),
+    ):
         assert "l" not in {each.session_id for each in (await store.sessions(query)).sessions}
 
 
@@ -100,3 +105,24 @@ async def test_a_session_that_ends_while_a_lane_begins_leaves_none_that_lives(st
 
     for lane in await store.lanes("s"):
         assert [each.kind for each in await store.unread(lane.session_id)] == ["reset"]
+
+
+async def test_a_lane_that_has_ended_often_ends_with_its_session_all_the_same(store: Store) -> None:
+    for number in range(101):
+        await store.create_session(a_lane(f"l{number:03}"), None)
+        await store.commit(given.closing(f"l{number:03}"))
+    await store.create_session(a_lane("last"), None)
+
+    assert "last" in {each.session_id for each in await store.lanes("s")}
+    await store.commit(given.closing())
+
+    assert [each.kind for each in await store.unread("last")] == ["reset"]
+
+
+async def test_a_lane_does_not_begin_as_a_fork_of_a_session_that_is_deleted(store: Store) -> None:
+    await store.commit(given.running())
+    await store.commit(given.ending())
+    await store.begin_deletion("s")
+
+    with pytest.raises(SessionGone):
+        await store.fork(NewFork("l", "lane/s/cron", "s", 0, lane="cron"))

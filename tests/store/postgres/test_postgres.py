@@ -341,3 +341,27 @@ def waits_for_a_lock(url: str) -> bool:
     with psycopg.connect(url) as connection:
         waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
         return connection.execute(waiting).fetchone() is not None
+
+
+async def test_a_deletion_holds_one_lane_at_a_time(store: SqlStore, postgres_url: str) -> None:
+    for each in ("l0", "l1"):
+        await store.create_session(replace(given.session(each), lane=each, lane_of="s"), None)
+    await store.begin_deletion("s")
+    lock = "SELECT session_id FROM sessions WHERE session_id = %s FOR UPDATE NOWAIT"
+    waiting = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+
+    with psycopg.connect(postgres_url) as connection:
+        connection.execute(lock, ("l1",))
+        deletion = asyncio.create_task(store.delete_children("s", 10))
+        with psycopg.connect(postgres_url, autocommit=True) as onlooker:
+
+            async def waits() -> bool:
+                return onlooker.execute(waiting).fetchone() is not None
+
+            await until(waits)
+
+        # Whoever has one lane of a session may wait for another, in the order of their forks.
+        assert connection.execute(lock, ("l0",)).fetchone() == ("l0",)
+
+    assert await deletion
+    assert set(await store.unfinished_parts("s", 10)) == {"l0", "l1"}
