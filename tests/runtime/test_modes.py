@@ -69,7 +69,7 @@ async def test_a_delivery_shows_its_lane_and_its_mode(stack: Stack, asked: dict[
 
 @pytest.mark.parametrize(
     ("asked", "code"),
-    [({"mode": "soon"}, None), ({"mode": 1}, None), ({"lane": "cron"}, "unknown_lane"), ({"lane": 1}, "unknown_lane")],
+    [({"mode": "soon"}, None), ({"mode": 1}, None), ({"lane": "audit"}, "unknown_lane"), ({"lane": 1}, None)],
 )
 async def test_what_is_no_mode_and_no_lane_is_refused(stack: Stack, asked: dict[str, Any], code: str | None) -> None:
     async with stack.talk() as talk:
