@@ -58,7 +58,7 @@ from .dead_letters import DeadLetters
 from .deletions import Deletions
 from .deliveries import CallerRequest, checked_bounds, checked_mode, message_body, reference, title_of
 from .drivers.client import DriverClient
-from .drivers.liveness import Description, Liveness, workflow_of
+from .drivers.liveness import Description, Liveness, description_of
 from .forks import ForkReceipt, Forks
 from .inbox import Dispatches, Inbox, Lanes
 from .inputs import Answers, Inputs
@@ -245,9 +245,7 @@ class Sessions:
         )
         if owner is None:
             return await self._repeated_delivery(request)
-        if lane != MAIN:
-            return await self._deliver_to_lane(request, lane)
-        return await self._take(request) or await self._deliver(request)
+        return await (self._accept(request) if lane == MAIN else self._deliver_to_lane(request))
 
     async def deliver_or_start(
         self,
@@ -357,8 +355,7 @@ class Sessions:
         """
         owner = principal or (await self.get(session_id)).principal
         # Before its parent, which may have been deleted since.
-        first = await self._forks.first(session_id, turn, step, owner, idempotency_key)
-        if first is not None:
+        if (first := await self._forks.first(session_id, turn, step, owner, idempotency_key)) is not None:
             return first
         return await self._forks.fork(await self.get(session_id, principal), turn, step, owner, idempotency_key)
 
@@ -417,10 +414,7 @@ class Sessions:
 
     async def describe(self, session_id: str, principal: Principal | None = None) -> Description:
         """The session, and what Temporal says of its workflow; `SessionNotFound` when there is none."""
-        row = await self.get(session_id, principal)
-        run_id, status = await workflow_of(self._client, session_id)
-        url = f"{self._ui_url}/namespaces/{self._client.namespace}/workflows/{session_id}"
-        return Description(row=row, workflow_id=session_id, run_id=run_id, workflow_status=status, ui_url=url)
+        return await description_of(self._client, await self.get(session_id, principal), self._ui_url)
 
     # --- deliveries -----------------------------------------------------------------------------------------
 
@@ -442,26 +436,16 @@ class Sessions:
         request = CallerRequest(row.session_id, body, who, (kind,), key, limit=self._inbox_limit)
         return await self._deliver(request)
 
-    async def _take(self, request: CallerRequest) -> Receipt | None:
+    async def _accept(self, request: CallerRequest) -> Receipt:
         # A message may answer what the session asks, but not one that stops the turn that asks.
         answers = request.mode != "interrupt" or bool(request.body.input_responses)
-        return await self._answers.take(request) if answers else None
+        return (await self._answers.take(request) if answers else None) or await self._deliver(request)
 
-    async def _deliver_to_lane(self, request: CallerRequest, lane: str) -> Receipt:
+    async def _deliver_to_lane(self, request: CallerRequest) -> Receipt:
         # Before the lane begins: the first request may have been read by one that has ended since.
         if request.idempotency_key is not None and (first := await self._store.first(request.delivery())) is not None:
-            request = replace(request, session_id=first.delivery.session_id)
-            return await self._deliver(request)
-        main = await self.get(request.session_id)
-        for _ in range(_TRIES):
-            found = await self.lanes.open(main, lane)
-            to_lane = replace(request, session_id=found.session_id, token_hash=found.token_hash)
-            try:
-                return await self._take(to_lane) or await self._deliver(to_lane)
-            except NoActiveSession:
-                # The lane has ended, and another one begins.
-                continue
-        raise Unavailable("This lane comes and goes too quickly; try again.")
+            return await self._deliver(replace(request, session_id=first.delivery.session_id))
+        return await self.lanes.deliver(await self.get(request.session_id), request, self._accept)
 
     async def _deliver(self, request: CallerRequest) -> Receipt:
         try:
@@ -505,13 +489,11 @@ class Sessions:
     async def _repeated_start(self, first: DeliveryRow, token: str | None) -> Receipt:
         """Signal again: the first process may have died before it started the workflow. Starting is idempotent."""
         signalled = not first.unread or await self._signals.deliver(first, unsignalled=True)
-        receipt = self._start_receipt(first, token, delayed=not signalled)
-        return receipt.model_copy(update={"deduplicated": True})
+        return self._start_receipt(first, token, delayed=not signalled, deduplicated=True)
 
-    def _start_receipt(self, first: DeliveryRow, token: str | None, *, delayed: bool) -> Receipt:
-        return Receipt(
-            session_id=first.session_id,
-            delivery_id=first.delivery_id,
-            continuation_token=token or derive_token(self._secret, first.session_id),
-            delayed=delayed,
-        )
+    def _start_receipt(
+        self, first: DeliveryRow, token: str | None, *, delayed: bool, deduplicated: bool = False
+    ) -> Receipt:
+        own = token or derive_token(self._secret, first.session_id)
+        known = Receipt(session_id=first.session_id, delivery_id=first.delivery_id, continuation_token=own)
+        return known.model_copy(update={"delayed": delayed, "deduplicated": deduplicated})

@@ -106,10 +106,13 @@ class Description:
     ui_url: str
 
 
-async def workflow_of(client: Client, session_id: str) -> tuple[str | None, str | None]:
-    """The run and the status of a session's workflow; None when there is none, or Temporal does not answer."""
+async def description_of(client: Client, row: SessionRow, ui_url: str) -> Description:
+    """The session, and what Temporal says of its workflow, if there is one and Temporal answers."""
+    session_id = row.session_id
+    url = f"{ui_url}/namespaces/{client.namespace}/workflows/{session_id}"
     try:
         found = await in_time(client.get_workflow_handle(session_id).describe(), timedelta(seconds=2))
     except ABSENT:
-        return None, None
-    return found.run_id, found.status.name.lower() if found.status else None
+        return Description(row=row, workflow_id=session_id, run_id=None, workflow_status=None, ui_url=url)
+    status = found.status.name.lower() if found.status else None
+    return Description(row=row, workflow_id=session_id, run_id=found.run_id, workflow_status=status, ui_url=url)

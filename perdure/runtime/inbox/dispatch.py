@@ -118,23 +118,14 @@ class Dispatches:
         if token_hash is None:
             raise NoActiveSession
         if lane != MAIN:
-            return await self._to_lane(request, row, lane)
+            return await self._lanes.deliver(row, request, self._accept)
         try:
-            request = replace(request, token_hash=token_hash, lane=row.lane or MAIN)
-            return await self._signalled(await self._store.accept(request.delivery()))
+            return await self._accept(replace(request, token_hash=token_hash, lane=row.lane or MAIN))
         except SessionGone:
             raise NoActiveSession from None
 
-    async def _to_lane(self, request: CallerRequest, main: SessionRow, name: str) -> Accepted:
-        for _ in range(_TRIES):
-            found = await self._lanes.open(main, name)
-            delivery = replace(request, session_id=found.session_id, token_hash=found.token_hash).delivery()
-            try:
-                return await self._signalled(await self._store.accept(delivery))
-            except SessionGone:
-                # The lane has ended, and another one begins.
-                continue
-        raise Unavailable("This lane comes and goes too quickly; try again.")
+    async def _accept(self, request: CallerRequest) -> Accepted:
+        return await self._signalled(await self._store.accept(request.delivery()))
 
     async def _deliver_or_start(self, request: CallerRequest, agent: str, lane: str) -> Accepted:
         for _ in range(_TRIES):
@@ -146,7 +137,7 @@ class Dispatches:
                 return await self._signalled(first)
             try:
                 if lane != MAIN and (main := await self._main(owner, new)) is not None:
-                    return await self._to_lane(request, main, lane)
+                    return await self._lanes.deliver(main, request, self._accept)
                 if owner is not None:
                     return await self._signalled(await self._store.accept(delivery))
                 # Only a new session needs it: one that runs may be of an agent that this process does not know.

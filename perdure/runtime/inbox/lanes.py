@@ -6,8 +6,9 @@ with a fork of what the session has said so far, when the first message comes fo
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from perdure.agents.agent import bounds_of
 from perdure.bounds import quoted
@@ -21,11 +22,14 @@ from perdure.errors import (
     UnknownLane,
 )
 from perdure.protocol import names
+from perdure.runtime.deliveries import CallerRequest
 from perdure.runtime.deliveries import session_id as new_id
 from perdure.runtime.signals import Signals
 from perdure.store.base import Store
 from perdure.store.lifecycle import NewFork, leaves_out
 from perdure.store.values import MAIN, NewSession, SessionRow
+
+T = TypeVar("T")
 
 #: Lanes that every agent has.
 KNOWN = frozenset({MAIN, "cron", "heartbeat", "subagent"})
@@ -67,6 +71,19 @@ class Lanes:
             if living is not None:
                 found[lane.name] = living
         return found
+
+    async def deliver(
+        self, row: SessionRow, request: CallerRequest, accept: Callable[[CallerRequest], Awaitable[T]]
+    ) -> T:
+        """What `accept` makes of the request for the lane that it names."""
+        for _ in range(_TRIES):
+            found = await self.open(row, request.lane)
+            try:
+                return await accept(replace(request, session_id=found.session_id, token_hash=found.token_hash))
+            except (NoActiveSession, SessionGone):
+                # The lane has ended, and another one begins.
+                continue
+        raise Unavailable("This lane comes and goes too quickly; try again.")
 
     async def open(self, row: SessionRow, name: str) -> LaneOf:
         """The lane, which begins with this if it has not begun; `NoActiveSession` when the session has ended.

@@ -467,9 +467,7 @@ class SqlStore:
     async def _write_once(self, work: Work[T]) -> T:
         """Write; when the outcome of the commit is unknown, retry until it is known. The work must be idempotent.
 
-        A database that fails during a commit leaves its outcome open. If callers took that for a failure, they would
-        send the request in another way, and its work would be done twice. Not for `commit`: a retry cannot report whose
-        fence was replaced, so who commits has to know that it is one.
+        Not for `commit`: a retry cannot report whose fence was replaced, so who commits has to know that it is one.
         """
         try:
             return await self._database.write(work)

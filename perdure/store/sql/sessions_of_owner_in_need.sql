@@ -11,6 +11,5 @@ WHERE owner = :owner
     AND (CAST(:agent AS text) IS NULL OR agent = :agent)
     AND (CAST(:mode AS text) IS NULL OR mode = :mode)
     AND run IS NULL
-    AND (lane IS NULL OR lane = 'main')
 ORDER BY created_at DESC, session_id DESC
 LIMIT :limit
