@@ -314,9 +314,9 @@ class ModelCaller:
             answer = UsableReply(response, reply.finish_reason, deltas.usage, requested, speaker, deadline)
             settle = settle_unfulfilled if is_unfulfilled(offer, ctx.turn, requested) else settle_reply
             settlement = settle(factory, mode, answer)
-            # A result is final, and so is the reply of the last step that a turn may have.
+            # A result is final, and so is a reply after which the session's limits allow no other one.
             may_go_on = settlement.ended == "completed" and requested.result is None
-            last = ctx.call.at.step + 1 >= ctx.agent.limits.steps_per_turn
+            last = limit_reached(ctx.agent.limits, ctx.call.at.step + 1, ctx.row.spent + deltas.usage)
             steered = None if last or not may_go_on else lambda: settle_steered(factory, answer)
             return await self._settle(ctx, deltas, settlement, lambda: settle_cancelled(factory, mode, answer), steered)
         except SchemaFailed as failed:

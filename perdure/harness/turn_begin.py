@@ -382,8 +382,7 @@ async def read_steers(store: Store, at: Coordinates, files: FileFetcher) -> tupl
 
     One that only a newer build can read makes the turn wait for that, as one with which a turn begins.
     """
-    waiting = [each.delivery_id for each in await store.queue(at.session_id) if each.mode == "steer"]
-    rows = [row for row in await store.deliveries(at.session_id, waiting) if row.kind == "message" and row.unread]
+    rows = [row for row in await store.deliveries(at.session_id, await store.steers(at.session_id)) if row.unread]
     steers = [
         ConsumedDelivery(
             **_read_body(row, strict=True).model_dump(), delivery_id=row.delivery_id, edits=row.edits, step=at.step

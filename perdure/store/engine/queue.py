@@ -83,7 +83,7 @@ async def is_steered(tx: Transaction, session: SessionRow) -> bool:
     """Whether a message waits that is to enter the running turn."""
     if not session.steered:
         return False
-    if await tx.row("has_steers", session_id=session.session_id) is not None:
+    if await tx.row("steers", session_id=session.session_id) is not None:
         return True
     # It was read, or taken back: from now on there is nothing to look for.
     await tx.run("set_steered", session_id=session.session_id, steered=0)
