@@ -108,10 +108,18 @@ async def interrupt(tx: Transaction, session: SessionRow, message: DeliveryRow, 
     ids = [row["delivery_id"] for row in sorted(found, key=lambda row: (row["accepted_at"], row["delivery_id"]))]
     events = [delivery_refused(each, SUPERSEDED, "A later message has taken the place of this one.") for each in ids]
     turn = await _running(tx, session)
+    if turn is None and found and await _waits_alone(tx, session.session_id):
+        # A cancel request for the next turn meant what is settled now, and not the message that came after it.
+        await tx.run("set_cancel", session_id=session.session_id, turn=None)
     if turn is None or session.cancel_turn == turn:
         return events
     await tx.run("set_cancel", session_id=session.session_id, turn=turn)
     return [*events, cancel_requested(turn)]
+
+
+async def _waits_alone(tx: Transaction, session_id: str) -> bool:
+    found = await tx.row("waiting", session_id=session_id)
+    return found is not None and found["waiting"] == 1
 
 
 async def _running(tx: Transaction, session: SessionRow) -> int | None:
