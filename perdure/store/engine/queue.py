@@ -5,6 +5,7 @@ All of this happens under the session's lock, together with the acceptance of th
 
 from collections.abc import Sequence
 
+from perdure.errors import Conflict
 from perdure.protocol.events import OVERFLOWED, SUPERSEDED, NewEvent, cancel_requested, delivery_refused
 from perdure.session.queue import between
 from perdure.store.deliveries import Change, DeliveryRow, NewDelivery
@@ -13,6 +14,9 @@ from perdure.store.values import SessionRow
 from . import rows
 from .database import Transaction, Written
 from .rows import LockedSession, encode, encode_some
+
+#: Keys grow as deliveries are moved again and again. Drivers take no longer text in a reference (session/state.py).
+_LONGEST_KEY = 255
 
 
 async def edit(tx: Transaction, read: DeliveryRow, change: Change, now: str) -> Written[DeliveryRow | None]:
@@ -48,7 +52,10 @@ async def _key_of(tx: Transaction, moved: DeliveryRow, position: int) -> str | N
     waiting = [rows.delivery(row) for row in await tx.rows("queue", session_id=moved.session_id, lane=moved.lane)]
     keys = [each.place[0] for each in waiting if each.delivery_id != moved.delivery_id]
     before = keys[: position - 1]
-    return between(before[-1] if before else "", keys[len(before)] if len(before) < len(keys) else None)
+    key = between(before[-1] if before else "", keys[len(before)] if len(before) < len(keys) else None)
+    if len(key) > _LONGEST_KEY:
+        raise Conflict("What waits here was moved too often; withdraw the message, and send it again.")
+    return key
 
 
 async def admit(tx: Transaction, session: LockedSession, message: DeliveryRow, now: str) -> Sequence[NewEvent]:
