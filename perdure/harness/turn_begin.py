@@ -331,6 +331,12 @@ class ModelContext:
         return tuple(each.delivery_id for each in self.turn.deliveries() if each.step == self.call.at.step)
 
     @property
+    def has_answered(self) -> bool:
+        """Whether the turn is complete, unless a message enters it at this step."""
+        before = self.turn.reply(self.call.at.step - 1)
+        return before is not None and before.continues and not self.joined
+
+    @property
     def output(self) -> FinalOutput | None:
         return required_output(self.agent, self.call.mode, self.turn)
 

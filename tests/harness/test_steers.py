@@ -248,3 +248,36 @@ async def test_messages_that_were_moved_steer_in_the_order_in_which_they_wait() 
         await it.model(delivery)
 
         assert said(it, 0) == ["Go", "one", "two"]
+
+
+async def test_a_turn_ends_with_its_reply_if_the_message_that_it_goes_on_with_is_withdrawn() -> None:
+    async with lab(model := Interrupted(["One.", "Two."])) as it:
+        delivery = await it.deliver("Go")
+        model.meanwhile = lambda: it.steer("More")
+        await it.model(delivery)
+        await it.store.refuse(SESSION, "d1", "withdrawn", delivery_refused("d1", "withdrawn", "Back."))
+
+        outcome = await it.model(step=1)
+        again = await it.model(step=1)
+
+        assert isinstance(outcome, Finished)
+        assert outcome.failure is None
+        assert isinstance(again, Finished)
+        assert again.failure is None
+        assert len(prompts(it)) == 1
+        assert (await types(it.store))[-2:] == ["turn.completed", "session.waiting"]
+        assert (await it.store.deliveries(SESSION, ["d0"]))[0].outcome == "completed"
+
+
+async def test_a_turn_ends_with_its_reply_if_its_budget_has_no_room_for_the_message() -> None:
+    async with lab(model := Interrupted(["One."]), limits=Limits(turn_tokens=1_014)) as it:
+        delivery = await it.deliver("Go")
+        model.meanwhile = lambda: it.steer("More")
+        await it.model(delivery)
+
+        outcome = await it.model(step=1)
+
+        assert isinstance(outcome, Finished)
+        assert outcome.failure is None
+        assert [row.delivery_id for row in await it.store.unread(SESSION)] == ["d1"]
+        assert "turn.failed" not in await types(it.store)
