@@ -28,8 +28,8 @@ class Heard:
     looks_again: bool = False
 
 
-def hear(state: SessionState, data: Sequence[Any]) -> Heard:
-    """Queue the delivery of a signal once, after those that were accepted before it."""
+def hear(state: SessionState, data: Sequence[Any], *, in_turn: bool) -> Heard:
+    """Queue the delivery of a signal once, after those that were accepted before it. `in_turn`: whether a turn runs."""
     delivery = read_delivery(data[0]) if len(data) == 1 else None
     unknown = delivery is not None and not versions.reads(delivery)
     # Older runs ignored deliveries of unknown kinds, which the sweeper signalled again.
@@ -40,10 +40,10 @@ def hear(state: SessionState, data: Sequence[Any]) -> Heard:
     delivery = with_unknown_prefix(delivery, unknown=unknown)
     if state.is_changed(delivery) and workflow.patched("changed-references"):
         # Older runs kept what waits as it was signalled first.
-        return Heard(_with_mode(state.with_change(delivery), delivery), looks_again=True)
+        return Heard(_with_mode(state.with_change(delivery), delivery, in_turn=in_turn), looks_again=True)
     queued = _queued(state, delivery)
     is_new = queued is not state
-    queued = _with_mode(queued, delivery) if is_new else queued
+    queued = _with_mode(queued, delivery, in_turn=in_turn) if is_new else queued
     # Older runs tried a held turn again at each signal; a replay must do the same.
     if is_new or (queued.held is not None and not workflow.patched("only-news-makes-due")):
         queued = queued.due()
@@ -54,13 +54,16 @@ def hear(state: SessionState, data: Sequence[Any]) -> Heard:
     return Heard(queued, is_new, is_new and unknown and workflow.patched("look-when-unknown-arrives"))
 
 
-def _with_mode(state: SessionState, delivery: DeliveryRef) -> SessionState:
+def _with_mode(state: SessionState, delivery: DeliveryRef, *, in_turn: bool) -> SessionState:
     """The state with what the mode of a delivery does to the others that wait."""
     if queue.is_collected(delivery):
         return collecting(state)
     if delivery.supersedes is not None and workflow.patched("drop-superseded"):
         # Older runs began a turn for each of them, which found nothing to read.
-        return queue.superseded(state, delivery)
+        dropped = queue.without_superseded(state, delivery)
+        as_stored = queue.superseded(state, delivery, in_turn=in_turn)
+        # Older runs dropped the message of a task, too, and cancelled the turn of the one that interrupts.
+        return as_stored if as_stored != dropped and workflow.patched("supersede-as-stored") else dropped
     return state
 
 

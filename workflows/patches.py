@@ -124,6 +124,12 @@ PATCHES = (
         "began a turn without events for each message that a later one had superseded",
     ),
     Patch(
+        "supersede-as-stored",
+        "driver",
+        date(2026, 11, 20),
+        "dropped what waited in a task when a message interrupted it, and let an earlier cancel stop that message",
+    ),
+    Patch(
         "forget-what-joined",
         "driver",
         date(2026, 11, 20),

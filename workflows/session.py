@@ -91,7 +91,7 @@ class SessionWorkflow:
             return
         if self._unreadable is not None:
             self._unread_signals.extend(each for each in data if can_be_kept(each) and each not in self._unread_signals)
-        heard = inbox.hear(self._state, data)
+        heard = inbox.hear(self._state, data, in_turn=self._in_turn)
         self._state = heard.state.active(workflow.time()) if heard.is_new and self._bounded else heard.state
         self._must_look_again = self._must_look_again or heard.looks_again
 

@@ -24,7 +24,7 @@ from perdure.store.base import Store, commit_with_retries, write_at_last
 from perdure.store.values import Attempt, Commit, Committed, DeliveryTaken, Fence, Hold, InputChanges, Steered
 from perdure.telemetry import spans
 
-from .events import DeltaWriter
+from .events import DeltaWriter, EventFactory
 from .journal import ConsumedDelivery, find_agent, find_session, model_outcome, readable, view_of
 from .lanes.news import with_news
 from .prompt import PromptOf, call_ids_of, new_mark, prompts_for
@@ -36,6 +36,7 @@ from .reply import (
     is_unfulfilled,
     log_failure,
     outcome_after,
+    settle_answered,
     settle_cancelled,
     settle_failure,
     settle_reply,
@@ -47,7 +48,6 @@ from .reply import (
 from .tools.approvals import Approvals, Clock, remembered
 from .tools.builtin import Offer, SchemaFailed, open_offer
 from .tools.limits import add_usage, deadline_failure, limit_reached, provider_attempts, refuse_killer, until_deadline
-from .tools.records import Result
 from .turn_begin import (
     FileFetcher,
     HistoryCache,
@@ -121,7 +121,7 @@ class ModelCaller:
             recorded = ctx.turn.counted(call.at.step, ctx.recorded.model_copy(update={"head": ctx.row.events}))
             return with_joined(recorded, ctx)
         if ctx.pending_result:
-            return await self._complete_turn(ctx, ctx.pending_result)
+            return await self._complete_turn(ctx, settle_result(_before(ctx), call.mode, ctx.pending_result))
         refuse_killer(ctx.attempt, ctx.agent.limits)
         if call.deliveries and call.deliveries[0].kind in CONTROLS:
             from .controls import Control, Controls
@@ -156,6 +156,8 @@ class ModelCaller:
             known = {each.delivery_id for each in deliveries}
             found = await read_steers(self._store, call.at, self._files) if ctx.row.steered else ()
             steers = [each for each in found if each.delivery_id not in known]
+            if ctx.has_answered and not steers:
+                return await self._complete_answered(ctx)
             try:
                 return await self._commit_opening(ctx, opening, steers=steers)
             except DeliveryTaken:
@@ -175,6 +177,8 @@ class ModelCaller:
     ) -> "ModelContext | ModelOutcome":
         read = replace(ctx, turn=ctx.turn.with_records(opening.records))
         settlement = await self._stopped(read, failure)
+        if settlement is not None and ctx.has_answered:
+            return await self._complete_answered(ctx)
         if settlement is None:
             # Only a request to the model takes them in. Otherwise they wait for a turn of their own.
             opening = with_steers(opening, ctx.factory, ctx.turn, steers)
@@ -229,19 +233,26 @@ class ModelCaller:
             return await self._budget.stopped(ctx.factory, ctx.call.mode, ctx.turn, can_ask=can_ask)
         return settle_failure(ctx.factory, ctx.call.mode, failure, Usage()) if failure else None
 
-    async def _complete_turn(self, ctx: ModelContext, result: Result) -> ModelOutcome:
-        """End the turn with a result that was recorded in the previous step. The model is not called again."""
+    async def _complete_answered(self, ctx: ModelContext) -> ModelOutcome:
+        # With a fence: a newer attempt may have taken in a message that has come since.
+        return await self._complete_turn(
+            ctx, settle_answered(_before(ctx), ctx.call.mode), self._fence(ctx, Hold.RAISE)
+        )
+
+    async def _complete_turn(
+        self, ctx: ModelContext, settlement: Settlement, fence: Fence | None = None
+    ) -> ModelOutcome:
+        """End the turn with what was recorded in the previous step. The model is not called again."""
         at = ctx.call.at
-        before = ctx.factory.of_another_step(at.step - 1)
-        settlement = settle_result(before, ctx.call.mode, result)
         done = await commit_with_retries(
             self._store,
             Commit(
                 at.session_id,
                 unless_cancelled=at.turn,
                 unless=(at.turn, at.step, REPLY),
+                fence=fence,
                 records=settlement.records,
-                events=(*completed_step(before, ctx.turn), *settlement.events),
+                events=(*completed_step(_before(ctx), ctx.turn), *settlement.events),
                 close=settlement.close,
                 close_turn=at.turn,
                 change=settlement.change,
@@ -314,9 +325,9 @@ class ModelCaller:
             answer = UsableReply(response, reply.finish_reason, deltas.usage, requested, speaker, deadline)
             settle = settle_unfulfilled if is_unfulfilled(offer, ctx.turn, requested) else settle_reply
             settlement = settle(factory, mode, answer)
-            # A result is final, and so is the reply of the last step that a turn may have.
+            # A result is final, and so is a reply after which the session's limits allow no other one.
             may_go_on = settlement.ended == "completed" and requested.result is None
-            last = ctx.call.at.step + 1 >= ctx.agent.limits.steps_per_turn
+            last = limit_reached(ctx.agent.limits, ctx.call.at.step + 1, ctx.row.spent + deltas.usage)
             steered = None if last or not may_go_on else lambda: settle_steered(factory, answer)
             return await self._settle(ctx, deltas, settlement, lambda: settle_cancelled(factory, mode, answer), steered)
         except SchemaFailed as failed:
@@ -459,3 +470,7 @@ class ModelCaller:
 
     def _summary_model(self, ctx: ModelContext) -> str:
         return (ctx.agent.compaction and ctx.agent.compaction.model) or self._model(ctx)
+
+
+def _before(ctx: ModelContext) -> EventFactory:
+    return ctx.factory.of_another_step(ctx.call.at.step - 1)

@@ -393,6 +393,14 @@ def settle_result(factory: EventFactory, mode: Mode, result: Result) -> Settleme
     return Settlement(outcome_of_reply(stored), (record,), ending.events, ending.change(), ending.closes)
 
 
+def settle_answered(factory: EventFactory, mode: Mode) -> Settlement:
+    """The turn ends with its last reply: the message that it was to go on with waits no more, or has to wait."""
+    stored = StoredReply(response=dump_response(ModelResponse(parts=[])), finish_reason="stop", usage=Usage())
+    record = written(factory.at.turn, factory.at.step + 1, REPLY, REPLY_FORMAT, stored)
+    ending = factory.completed(mode)
+    return Settlement(outcome_of_reply(stored), (record,), ending.events, ending.change(), ending.closes)
+
+
 def settle_failure(factory: EventFactory, mode: Mode, failure: Failure, usage: Usage) -> Settlement:
     return _failed(factory, factory.failed(mode, failure), failure, usage)
 

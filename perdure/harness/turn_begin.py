@@ -331,6 +331,12 @@ class ModelContext:
         return tuple(each.delivery_id for each in self.turn.deliveries() if each.step == self.call.at.step)
 
     @property
+    def has_answered(self) -> bool:
+        """Whether the turn is complete, unless a message enters it at this step."""
+        before = self.turn.reply(self.call.at.step - 1)
+        return before is not None and before.continues and not self.joined
+
+    @property
     def output(self) -> FinalOutput | None:
         return required_output(self.agent, self.call.mode, self.turn)
 
@@ -382,8 +388,7 @@ async def read_steers(store: Store, at: Coordinates, files: FileFetcher) -> tupl
 
     One that only a newer build can read makes the turn wait for that, as one with which a turn begins.
     """
-    waiting = [each.delivery_id for each in await store.queue(at.session_id) if each.mode == "steer"]
-    rows = [row for row in await store.deliveries(at.session_id, waiting) if row.kind == "message" and row.unread]
+    rows = [row for row in await store.deliveries(at.session_id, await store.steers(at.session_id)) if row.unread]
     steers = [
         ConsumedDelivery(
             **_read_body(row, strict=True).model_dump(), delivery_id=row.delivery_id, edits=row.edits, step=at.step

@@ -65,8 +65,21 @@ def joined(session: SessionState, ids: Sequence[str]) -> SessionState:
     return session.model_copy(update={"inbox": kept})
 
 
-def superseded(session: SessionState, message: DeliveryRef) -> SessionState:
-    """The state after a message has arrived that interrupts: the store has settled what waited before it."""
+def superseded(session: SessionState, message: DeliveryRef, *, in_turn: bool) -> SessionState:
+    """The state after a message has arrived that interrupts, as the store has it: `in_turn`, if a turn runs.
+
+    A task keeps what waits. And a cancel request that meant the turn of what is settled now has nothing to stop.
+    """
+    if session.mode == "task":
+        return session
+    kept = without_superseded(session, message)
+    began = in_turn or session.open or session.held is not None or session.awaited is not None
+    is_met = session.cancel == "next" or (session.cancel == "this" and not began)
+    return kept.cancelled(None) if is_met and len(kept.inbox) == 1 < len(session.inbox) else kept
+
+
+def without_superseded(session: SessionState, message: DeliveryRef) -> SessionState:
+    """The state without what was accepted before a message that interrupts."""
     until = message.supersedes
     if until is None:
         return session

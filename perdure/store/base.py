@@ -274,6 +274,10 @@ class Store(Protocol):
         """What waits in a lane, in the order in which it will be read, without the bodies."""
         ...
 
+    async def steers(self, session_id: str) -> Sequence[str]:
+        """The messages that wait to enter the running turn, in order."""
+        ...
+
     async def place_in_queue(self, delivery: DeliveryRow) -> int:
         """How many deliveries wait up to this one, with it."""
         ...

@@ -12,10 +12,11 @@ from perdure.harness.journal import INTENT, STEERED, read_journal, written
 from perdure.harness.tools.records import Intent
 from perdure.models.base import Delta, Prompt, Reply
 from perdure.protocol import names
+from perdure.protocol.deliveries import LOCAL, DeliveryBody
 from perdure.protocol.events import delivery_refused
 from perdure.protocol.requests import Calls, Finished, NothingToRead
 from perdure.store.base import Store
-from perdure.store.deliveries import Change
+from perdure.store.deliveries import Change, NewDelivery
 from perdure.store.values import Attempt, Commit, Fence, Hold
 from perdure.testing import ScriptedModel, call
 from tests.support.lab import SESSION, Lab, lab
@@ -207,3 +208,76 @@ async def test_a_message_that_only_a_newer_build_can_read_is_not_asked_for_again
 
         assert len(prompts(it)) == 1
         assert (await it.store.queue(SESSION))[0].unread
+
+
+async def test_a_message_steers_the_session_that_is_a_lane() -> None:
+    async with lab(model := Interrupted(["One.", "Two.", "Three."])) as it:
+        delivery = await it.deliver("Go")
+        body = DeliveryBody(message="More").model_dump(mode="json")
+        more = NewDelivery(SESSION, "more", body, LOCAL.owner, mode="steer", lane="background")
+        model.meanwhile = lambda: it.store.accept(more)
+
+        await it.model(delivery)
+        await it.model(step=1)
+
+        assert said(it, 1) == ["Go", "More"]
+
+
+@pytest.mark.parametrize("limits", [Limits(output_tokens=1), Limits(input_tokens=1)])
+async def test_a_reply_that_uses_up_the_tokens_ends_the_turn_and_the_message_waits(limits: Limits) -> None:
+    async with lab(model := Interrupted(["One."]), limits=limits) as it:
+        delivery = await it.deliver("Go")
+        model.meanwhile = lambda: it.steer("More")
+
+        outcome = await it.model(delivery)
+
+        assert isinstance(outcome, Finished)
+        assert outcome.failure is None
+        assert [row.delivery_id for row in await it.store.unread(SESSION)] == ["d1"]
+
+
+async def test_messages_that_were_moved_steer_in_the_order_in_which_they_wait() -> None:
+    async with lab(["One."]) as it:
+        delivery = await it.deliver("Go")
+        await it.steer("two")
+        await it.steer("one")
+        last = (await it.store.queue(SESSION))[-1]
+        read = (await it.store.deliveries(SESSION, [last.delivery_id]))[0]
+        await it.store.edit_delivery(read, Change(read.body or {}, None, 2))
+
+        await it.model(delivery)
+
+        assert said(it, 0) == ["Go", "one", "two"]
+
+
+async def test_a_turn_ends_with_its_reply_if_the_message_that_it_goes_on_with_is_withdrawn() -> None:
+    async with lab(model := Interrupted(["One.", "Two."])) as it:
+        delivery = await it.deliver("Go")
+        model.meanwhile = lambda: it.steer("More")
+        await it.model(delivery)
+        await it.store.refuse(SESSION, "d1", "withdrawn", delivery_refused("d1", "withdrawn", "Back."))
+
+        outcome = await it.model(step=1)
+        again = await it.model(step=1)
+
+        assert isinstance(outcome, Finished)
+        assert outcome.failure is None
+        assert isinstance(again, Finished)
+        assert again.failure is None
+        assert len(prompts(it)) == 1
+        assert (await types(it.store))[-2:] == ["turn.completed", "session.waiting"]
+        assert (await it.store.deliveries(SESSION, ["d0"]))[0].outcome == "completed"
+
+
+async def test_a_turn_ends_with_its_reply_if_its_budget_has_no_room_for_the_message() -> None:
+    async with lab(model := Interrupted(["One."]), limits=Limits(turn_tokens=1_014)) as it:
+        delivery = await it.deliver("Go")
+        model.meanwhile = lambda: it.steer("More")
+        await it.model(delivery)
+
+        outcome = await it.model(step=1)
+
+        assert isinstance(outcome, Finished)
+        assert outcome.failure is None
+        assert [row.delivery_id for row in await it.store.unread(SESSION)] == ["d1"]
+        assert "turn.failed" not in await types(it.store)

@@ -508,3 +508,44 @@ async def test_a_message_steers_once_wherever_the_worker_dies(
     assert all(request.count("say steered") <= 1 for request in requests)
     assert len(of_type(events, "steer.applied")) == 1
     assert end["outcome"] == "completed"
+
+
+async def test_a_message_steers_the_lane_that_it_names(steered: Stack) -> None:
+    async with steered.talk() as talk:
+        await talk.say("say one")
+        running = (await talk.send(LONG, lane="cron"))["deliveryId"]
+        async with asyncio.timeout(30):
+            while [LONG] not in [request[-1:] for request in await asked(steered)]:
+                await asyncio.sleep(0.02)
+        steering = (await talk.send("say steered", lane="cron", mode="steer"))["deliveryId"]
+        ends = [await settled(talk, each) for each in (running, steering)]
+        requests = await asked(steered)
+
+    assert [end["outcome"] for end in ends] == ["completed", "completed"]
+    assert ends[0]["turnId"] == ends[1]["turnId"]
+    assert [request[-1] for request in requests] == ["say one", LONG, "say steered"]
+
+
+async def test_a_cancel_that_meant_what_is_superseded_spares_the_message_that_interrupts(
+    make_stack: StackFactory,
+) -> None:
+    stack = make_stack(provider=True, agents="tests.conformance.agents:concierge", workers=0)
+    async with stack.talk() as talk:
+        meant = (await talk.create("say one"))["deliveryId"]
+        await talk.http.post(f"/eve/v1/session/{talk.session_id}/cancel", json={})
+        urgent = (await talk.send("say now", mode="interrupt"))["deliveryId"]
+        stack.start_worker()
+        ends = [await settled(talk, each) for each in (meant, urgent)]
+
+    assert [end["outcome"] for end in ends] == ["superseded", "completed"]
+
+
+async def test_a_task_that_has_not_begun_keeps_its_message(make_stack: StackFactory) -> None:
+    stack = make_stack(provider=True, agents="tests.conformance.agents:concierge", workers=0)
+    async with stack.talk() as talk:
+        task = (await talk.create("say one", mode="task"))["deliveryId"]
+        urgent = (await talk.send("say now", mode="interrupt"))["deliveryId"]
+        stack.start_worker()
+        ends = [await settled(talk, each) for each in (task, urgent)]
+
+    assert [end["outcome"] for end in ends] == ["completed", "refused"]

@@ -150,6 +150,40 @@ def test_controls_are_not_collected() -> None:
     assert next_move(hearing((NOW, clear)), NOW) == RunTurn((clear,))
 
 
+INTERRUPTING = a_message("now", mode="interrupt", at="2026-11-20T12:02:00.000Z", supersedes="2026-11-20T12:02:00.000Z")
+BEFORE = a_message("before", at="2026-11-20T12:01:00.000Z")
+
+
+def test_a_task_keeps_what_waits_when_a_message_interrupts_it() -> None:
+    task = hearing((NOW, BEFORE), (NOW, INTERRUPTING), mode="task")
+
+    assert superseded(task, INTERRUPTING, in_turn=False) == task
+
+
+@pytest.mark.parametrize(("cancel", "in_turn"), [("this", False), ("next", True)])
+def test_a_cancel_of_what_is_superseded_is_forgotten(cancel: str, in_turn: bool) -> None:
+    session = hearing((NOW, BEFORE), (NOW, INTERRUPTING), cancel=cancel)
+
+    assert superseded(session, INTERRUPTING, in_turn=in_turn).cancel is None
+
+
+@pytest.mark.parametrize(
+    ("waiting", "in_turn", "fields"),
+    [
+        ((BEFORE, INTERRUPTING), True, {}),
+        ((BEFORE, INTERRUPTING), False, {"open": (ASKED,)}),
+        ((a_message("answer", kind="answer"), BEFORE, INTERRUPTING), False, {}),
+        ((INTERRUPTING,), False, {}),
+    ],
+)
+def test_a_cancel_of_anything_else_is_kept(
+    waiting: tuple[DeliveryRef, ...], in_turn: bool, fields: dict[str, object]
+) -> None:
+    session = hearing(*((NOW, each) for each in waiting), cancel="this", **fields)
+
+    assert superseded(session, INTERRUPTING, in_turn=in_turn).cancel == "this"
+
+
 def test_what_waited_before_an_interrupt_goes_and_the_rest_stays() -> None:
     def at(minute: int) -> str:
         return f"2026-11-20T12:{minute:02}:00.000Z"
@@ -159,6 +193,6 @@ def test_what_waited_before_an_interrupt_goes_and_the_rest_stays() -> None:
     interrupting = a_message("interrupting", mode="interrupt", at=at(4), supersedes=at(4))
     session = hearing(*((NOW, each) for each in (before, clear, answer, interrupting, later)))
 
-    kept = superseded(session, interrupting)
+    kept = superseded(session, interrupting, in_turn=True)
 
     assert [each.id for each in kept.inbox] == ["clear", "answer", "interrupting", "later"]

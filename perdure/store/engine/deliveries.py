@@ -88,8 +88,8 @@ async def accept(tx: Transaction, delivery: NewDelivery, now: str) -> Written[Ac
     # receipt even when the session has ended meanwhile or its inbox is full.
     if (first := await find_first(tx, delivery)) is not None:
         return Written(first)
-    # One that interrupts takes the place of the others that wait, so it always has room.
-    limited = delivery.mode != "interrupt"
+    # One that interrupts takes the place of the others that wait, so it has room. In a task it waits with them.
+    limited = delivery.mode != "interrupt" or (session is not None and session.row.mode == "task")
     full = limited and delivery.overflow != "reject" and await _is_full(tx, delivery)
     accepted = await enqueue(tx, session, delivery, now, limited=limited and not full)
     if session is None or not accepted.fresh:

@@ -5,6 +5,7 @@ All of this happens under the session's lock, together with the acceptance of th
 
 from collections.abc import Sequence
 
+from perdure.errors import Conflict
 from perdure.protocol.events import OVERFLOWED, SUPERSEDED, NewEvent, cancel_requested, delivery_refused
 from perdure.session.queue import between
 from perdure.store.deliveries import Change, DeliveryRow, NewDelivery
@@ -13,6 +14,9 @@ from perdure.store.values import SessionRow
 from . import rows
 from .database import Transaction, Written
 from .rows import LockedSession, encode, encode_some
+
+#: Keys grow as deliveries are moved again and again. Drivers take no longer text in a reference (session/state.py).
+_LONGEST_KEY = 255
 
 
 async def edit(tx: Transaction, read: DeliveryRow, change: Change, now: str) -> Written[DeliveryRow | None]:
@@ -48,7 +52,10 @@ async def _key_of(tx: Transaction, moved: DeliveryRow, position: int) -> str | N
     waiting = [rows.delivery(row) for row in await tx.rows("queue", session_id=moved.session_id, lane=moved.lane)]
     keys = [each.place[0] for each in waiting if each.delivery_id != moved.delivery_id]
     before = keys[: position - 1]
-    return between(before[-1] if before else "", keys[len(before)] if len(before) < len(keys) else None)
+    key = between(before[-1] if before else "", keys[len(before)] if len(before) < len(keys) else None)
+    if len(key) > _LONGEST_KEY:
+        raise Conflict("What waits here was moved too often; withdraw the message, and send it again.")
+    return key
 
 
 async def admit(tx: Transaction, session: LockedSession, message: DeliveryRow, now: str) -> Sequence[NewEvent]:
@@ -83,7 +90,7 @@ async def is_steered(tx: Transaction, session: SessionRow) -> bool:
     """Whether a message waits that is to enter the running turn."""
     if not session.steered:
         return False
-    if await tx.row("has_steers", session_id=session.session_id) is not None:
+    if await tx.row("steers", session_id=session.session_id) is not None:
         return True
     # It was read, or taken back: from now on there is nothing to look for.
     await tx.run("set_steered", session_id=session.session_id, steered=0)
@@ -108,10 +115,18 @@ async def interrupt(tx: Transaction, session: SessionRow, message: DeliveryRow, 
     ids = [row["delivery_id"] for row in sorted(found, key=lambda row: (row["accepted_at"], row["delivery_id"]))]
     events = [delivery_refused(each, SUPERSEDED, "A later message has taken the place of this one.") for each in ids]
     turn = await _running(tx, session)
+    if turn is None and found and await _waits_alone(tx, session.session_id):
+        # A cancel request for the next turn meant what is settled now, and not the message that came after it.
+        await tx.run("set_cancel", session_id=session.session_id, turn=None)
     if turn is None or session.cancel_turn == turn:
         return events
     await tx.run("set_cancel", session_id=session.session_id, turn=turn)
     return [*events, cancel_requested(turn)]
+
+
+async def _waits_alone(tx: Transaction, session_id: str) -> bool:
+    found = await tx.row("waiting", session_id=session_id)
+    return found is not None and found["waiting"] == 1
 
 
 async def _running(tx: Transaction, session: SessionRow) -> int | None:

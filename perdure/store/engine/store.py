@@ -286,6 +286,9 @@ class SqlStore:
     async def queue(self, session_id: str, lane: str = MAIN) -> Sequence[DeliveryRow]:
         return list(map(rows.delivery, await self._rows("queue", session_id=session_id, lane=lane)))
 
+    async def steers(self, session_id: str) -> Sequence[str]:
+        return [row["delivery_id"] for row in await self._rows("steers", session_id=session_id)]
+
     async def place_in_queue(self, delivery: DeliveryRow) -> int:
         place, delivery_id = delivery.place
         values = {"session_id": delivery.session_id, "place": place, "delivery_id": delivery_id}

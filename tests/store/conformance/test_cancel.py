@@ -410,3 +410,22 @@ async def test_readers_wake(store: Store) -> None:
         await cancel(store)
 
         assert await watch.changed(5)
+
+
+async def test_a_message_that_interrupts_is_not_what_an_earlier_cancel_meant(store: Store) -> None:
+    await queued(store)
+    await cancel(store)
+
+    await store.accept(replace(given.delivery("now"), mode="interrupt"))
+
+    assert await stopped_turn(store) is None
+
+
+async def test_a_cancel_of_the_turn_of_an_answer_outlasts_an_interrupt(store: Store) -> None:
+    await answered(store)
+    await store.accept(given.delivery())
+    await cancel(store)
+
+    await store.accept(replace(given.delivery("now"), mode="interrupt"))
+
+    assert await stopped_turn(store) == 3

@@ -1,11 +1,15 @@
 import asyncio
+from dataclasses import replace
 
 import pytest
 
-from perdure.errors import IdempotencyConflict, SessionGone, Unavailable
+from perdure.errors import Conflict, IdempotencyConflict, SessionGone, Unavailable
+from perdure.protocol.deliveries import DeliveryRef
 from perdure.protocol.events import NewEvent
 from perdure.protocol.names import turn_key
 from perdure.protocol.wire import JsonObject
+from perdure.runtime.deliveries import reference
+from perdure.session.state import read_delivery
 from perdure.store.base import Store
 from perdure.store.deliveries import Change, DeliveryQuery
 from perdure.store.values import Commit, Consumption, DeliveryTaken, SessionChange
@@ -337,3 +341,19 @@ async def test_the_deliveries_of_a_session_come_in_pages_newest_first(store: Sto
     assert [row.delivery_id for row in queued.deliveries] == ["d4", "d3", "d2", "d1"]
     assert places == [4, 3, 2, 1]
     assert [row.delivery_id for row in await store.find_delivery("d2")] == ["d2"]
+
+
+async def test_a_delivery_is_moved_as_often_as_drivers_can_read_its_place(store: Store) -> None:
+    for name in ("a", "b", "c"):
+        await store.accept(given.delivery(name, ref=DeliveryRef(id=name, token_hash="t").model_dump(mode="json")))
+
+    async def rotate() -> None:
+        for _ in range(300):
+            first = (await store.queue("s"))[0]
+            await store.edit_delivery(replace(first, body={}), Change(position=2))
+
+    with pytest.raises(Conflict):
+        await rotate()
+
+    refs = [reference(row) for row in await store.deliveries("s", ["a", "b", "c"])]
+    assert None not in map(read_delivery, refs)

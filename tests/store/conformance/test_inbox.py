@@ -1,6 +1,7 @@
 """How many deliveries may wait in a session."""
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -110,3 +111,15 @@ async def test_a_vote_that_delivers_nothing_needs_no_room(store: Store) -> None:
 
     assert (answered.delivery, answered.rows[0].status) == (None, "open")
     assert list((await given.input_row(store)).votes) == [chooses("approve")]
+
+
+async def test_a_message_that_interrupts_has_room_only_where_it_takes_the_place_of_others(store: Store) -> None:
+    await store.create_session(replace(given.session("task"), mode="task"), given.delivery(session_id="task"))
+    interrupting = replace(given.delivery("now"), mode="interrupt", limit=1)
+    await store.accept(given.delivery())
+
+    with pytest.raises(InboxFull):
+        await store.accept(replace(interrupting, session_id="task"))
+    await store.accept(interrupting)
+
+    assert await store.count_unread("s") == 1

@@ -89,6 +89,17 @@ async def superseded(stage: Stage) -> None:
     said.gate.open()
 
 
+@TURNS.add({"": (*["signal deliver", "signal cancel", "signal deliver"], "patch supersede-as-stored", *_TURN)})
+async def spared(stage: Stage) -> None:
+    """A cancel meant the turn of a message that a later one supersedes: the turn of that one is not cancelled."""
+    session = await stage.start(attended=False)
+    before, now = (stamp(datetime(2026, 11, 20, 12, minute, tzinfo=UTC)) for minute in (1, 2))
+    await session.deliver("dlv_0", at=before)
+    await session.handle.signal(names.CANCEL, {"turnId": "turn_0"})
+    await session.deliver("dlv_1", at=now, mode="interrupt", supersedes=now)
+    await stage.work()
+
+
 @TURNS.add({"": ("ask turn", "signal deliver", "turn ends", "patch forget-what-joined", "signal deliver", *_TURN)})
 async def joined(stage: Stage) -> None:
     """A message enters the running turn, so that no other one begins for it."""

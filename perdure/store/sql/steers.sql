@@ -1,3 +1,4 @@
+-- The messages that wait to enter the running turn, in order, in whatever lane they were accepted.
 SELECT delivery_id
 FROM deliveries
 WHERE session_id = :session_id
@@ -5,4 +6,4 @@ WHERE session_id = :session_id
     AND mode = 'steer'
     AND turn IS NULL
     AND refused IS NULL
-LIMIT 1
+ORDER BY COALESCE(position, accepted_at), delivery_id
