@@ -22,7 +22,9 @@ def check_names(to: str, dispatch_id: str | None) -> None:
     if dispatch_id is not None and not (0 < len(dispatch_id) <= _LONGEST_ID and dispatch_id.isprintable()):
         raise Invalid(f"A dispatch id has 1 to {_LONGEST_ID} printable characters.")
     if not (0 < len(to) <= _LONGEST_TARGET and to.isprintable()):
-        raise Invalid(f"A dispatch names a session by its id or a token, of 1 to {_LONGEST_TARGET} characters.")
+        raise Invalid(
+            f"A dispatch names a session by its id, a token or a name: 1 to {_LONGEST_TARGET} printable characters."
+        )
 
 
 def text_of(input: Any) -> str:

@@ -133,6 +133,7 @@ async def test_a_message_that_waits_is_changed_by_who_has_read_its_newest_versio
     assert [(answer.status_code, answer.json()["code"]) for answer in (unnamed, stale)] == [
         (412, "delivery_changed")
     ] * 2
+    assert "If-Match" in unnamed.json()["error"]
     assert changed.status_code == 200
     assert said == "changed"
     assert (late.status_code, late.json()["code"]) == (409, "delivery_taken")

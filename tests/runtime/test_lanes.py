@@ -223,7 +223,7 @@ async def test_an_agent_declares_lanes_of_its_own(stack: Stack, store: Store) ->
 async def test_an_unknown_lane_is_refused(sessions: Sessions) -> None:
     main = await sessions.start("chat", "say begun")
 
-    with pytest.raises(UnknownLane):
+    with pytest.raises(UnknownLane, match="cron, heartbeat, main, subagent"):
         await sessions.deliver(main.continuation_token or "", "say lost", lane="audit")
 
 

@@ -25,13 +25,13 @@ class DeliveryNotFound(NotFound):
 
 
 class DeliveryIsTaken(Conflict):
-    """A turn has read this delivery, or none ever will."""
+    """This delivery waits no more: a turn has read it, or none ever will. Its status says which."""
 
     code = "delivery_taken"
 
 
 class DeliveryChanged(PerdureError):
-    """The delivery was changed since it was read."""
+    """The delivery was changed since it was read: read it again, and send its new ETag."""
 
     status = 412
     code = "delivery_changed"
@@ -124,11 +124,13 @@ class Inbox:
     ) -> Delivery:
         """Change a message that waits: its content, its mode, its place in the queue from 1.
 
-        `edits`: how often it was changed when the caller read it.
+        `edits`: how often it was changed when the caller read it; None: the caller does not say, which is refused.
         """
         row = await self._find(delivery_id, principal)
         if row.kind != "message" or not row.unread or row.body is None:
             raise DeliveryIsTaken
+        if edits is None:
+            raise DeliveryChanged("Send If-Match with the ETag of this delivery, as a GET of it shows it.")
         if edits != row.edits:
             raise DeliveryChanged
         written = None if message is None else DeliveryBody(message=message).model_dump(mode="json")["message"]

@@ -54,8 +54,10 @@ class Lanes:
 
     def check(self, agent: str, name: str) -> None:
         """Raise `UnknownLane` unless every agent has this lane, or this one declares it."""
-        if name not in KNOWN and name not in self._signals.lanes(agent):
-            raise UnknownLane(f"The agent {quoted(agent)!r} has no lane {quoted(name)!r}.")
+        declared = self._signals.lanes(agent)
+        if name not in KNOWN and name not in declared:
+            known = quoted(", ".join(sorted({*KNOWN, *declared})))
+            raise UnknownLane(f"The agent {quoted(agent)!r} has no lane {quoted(name)!r}; it has {known}.")
 
     async def of(self, row: SessionRow) -> Mapping[str, SessionRow]:
         """The lanes of the session by their names, the main one first; those that have ended are left out.
