@@ -116,12 +116,9 @@ class SqlStore:
 
     async def delete_children(self, session_id: str, limit: int) -> bool:
         found = await self._database.read(lambda tx: lifecycle.parts_to_begin(tx, session_id, limit))
-        for child in found:
-            await self._begin_part(session_id, child)
+        for each in found:
+            await self._write_once(lambda tx, child=each: lifecycle.begin_part(tx, session_id, child, self._now()))
         return len(found) < limit
-
-    async def _begin_part(self, session_id: str, child: str) -> None:
-        await self._write_once(lambda tx: lifecycle.begin_part(tx, session_id, child, self._now()))
 
     async def unfinished_parts(self, session_id: str, limit: int) -> Sequence[str]:
         found = await self._rows("unfinished_parts", session_id=session_id, limit=limit)
