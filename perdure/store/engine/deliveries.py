@@ -89,12 +89,14 @@ async def accept(tx: Transaction, delivery: NewDelivery, now: str) -> Written[Ac
     if (first := await find_first(tx, delivery)) is not None:
         return Written(first)
     # One that interrupts takes the place of the others that wait, so it has room. In a task it waits with them.
-    limited = delivery.mode != "interrupt" or (session is not None and session.row.mode == "task")
-    full = limited and delivery.overflow != "reject" and await _is_full(tx, delivery)
+    is_task = session is not None and session.row.mode == "task"
+    limited = delivery.mode != "interrupt" or is_task
+    # The message of a task is never dropped for another one.
+    full = limited and not is_task and delivery.overflow != "reject" and await _is_full(tx, delivery)
     accepted = await enqueue(tx, session, delivery, now, limited=limited and not full)
     if session is None or not accepted.fresh:
         return Written(accepted)
-    dropped = await queue.drop(tx, delivery, accepted.delivery, now) if full else ()
+    dropped = await queue.drop(tx, session.row, delivery, accepted.delivery, now) if full else ()
     events = (*dropped, *await queue.admit(tx, session, accepted.delivery, now))
     return Written(accepted, await rows.emit(tx, session.row, events, now) if events else None)
 

@@ -72,15 +72,22 @@ async def admit(tx: Transaction, session: LockedSession, message: DeliveryRow, n
             return ()
 
 
-async def drop(tx: Transaction, new: NewDelivery, accepted: DeliveryRow, now: str) -> Sequence[NewEvent]:
-    """Settle messages without a turn until no more wait than may: the oldest ones, or the new one. What answers or
-    controls a session is not dropped."""
+async def drop(
+    tx: Transaction, session: SessionRow, new: NewDelivery, accepted: DeliveryRow, now: str
+) -> Sequence[NewEvent]:
+    """Settle messages without a turn until no more wait than may: the oldest ones, or the new one.
+
+    What answers or controls a session is not dropped.
+    """
     if new.overflow == "drop_newest" or new.limit is None:
         dropped = [accepted.delivery_id]
     else:
         found = await tx.rows("queue", session_id=new.session_id, lane=new.lane)
         oldest = [row["delivery_id"] for row in found if row["kind"] == "message"]
         dropped = oldest[: max(1, len(found) - new.limit)]
+        if found[0]["delivery_id"] in dropped and await _running(tx, session) is None:
+            # A cancel request for the next turn meant this one, and not what comes after it.
+            await tx.run("set_cancel", session_id=new.session_id, turn=None)
     for each in dropped:
         await tx.run("refuse_delivery", session_id=new.session_id, delivery_id=each, code=OVERFLOWED, now=now)
     return [delivery_refused(each, OVERFLOWED, "Too many deliveries waited; this one was dropped.") for each in dropped]

@@ -97,3 +97,24 @@ async def test_a_repeated_request_drops_nothing(store: Store) -> None:
 
     assert not again.fresh
     assert await waiting(store) == ["a"]
+
+
+async def test_a_cancel_of_what_is_dropped_is_about_nothing_else(store: Store) -> None:
+    await store.commit(given.ending(0))
+    await accept(store, "a", "drop_oldest", limit=1)
+    assert await given.cancel(store) is not None
+
+    await accept(store, "b", "drop_oldest", limit=1)
+
+    assert (await given.read_session(store)).cancel_turn is None
+    assert await waiting(store) == ["b"]
+
+
+async def test_the_message_of_a_task_is_not_dropped(store: Store) -> None:
+    task = replace(given.session("t"), mode="task")
+    await store.create_session(task, given.delivery("a", session_id="t"))
+
+    with pytest.raises(InboxFull):
+        await store.accept(replace(given.delivery("b", session_id="t", limit=1), overflow="drop_oldest"))
+
+    assert [each.delivery_id for each in await store.unread("t")] == ["a"]
