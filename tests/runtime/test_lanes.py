@@ -9,7 +9,7 @@ import pytest
 
 from perdure import Agent, AgentRegistry, InvalidDeclaration, Lane
 from perdure.errors import IdempotencyConflict, NoActiveSession, UnknownLane
-from perdure.runtime.inbox.lanes import LaneOf
+from perdure.runtime.inbox.lanes import OpenLane
 from perdure.runtime.open import open_sessions
 from perdure.runtime.sessions import Sessions
 from perdure.store.base import Store
@@ -290,7 +290,7 @@ async def test_a_message_for_a_lane_that_ends_when_it_was_found_begins_it_again(
     await ended(sessions, first.delivery_id)
     find = sessions.lanes.open
 
-    async def find_and_end(row: SessionRow, name: str) -> LaneOf:
+    async def find_and_end(row: SessionRow, name: str) -> OpenLane:
         found = await find(row, name)
         if found.session_id == first.session_id:
             await sessions.reset(first.session_id)
