@@ -24,7 +24,7 @@ class Heard:
     state: SessionState
     #: Whether the delivery was not queued before.
     is_new: bool = False
-    #: Whether a driver that waits has to look whether it still has to.
+    #: Whether a driver that waits already has to decide again until when it waits.
     looks_again: bool = False
 
 
@@ -55,7 +55,7 @@ def hear(state: SessionState, data: Sequence[Any], *, in_turn: bool) -> Heard:
 
 
 def _with_mode(state: SessionState, delivery: DeliveryRef, *, in_turn: bool) -> SessionState:
-    """The state with what the mode of a delivery does to the others that wait."""
+    """The state after what the mode of this delivery, which is queued, does to those that wait with it."""
     if queue.is_collected(delivery):
         return collecting(state)
     if delivery.supersedes is not None and workflow.patched("drop-superseded"):

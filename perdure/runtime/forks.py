@@ -8,6 +8,7 @@ import json
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
 
 from perdure.agents.agent import bounds_of
@@ -110,7 +111,8 @@ class Forks:
 
         `ForkRefused` when the session cannot be forked there, with the nearest earlier place where it can.
         """
-        # Imported late: an API loads the libraries of models only when it needs them.
+        # Imported late: an API loads the libraries of models only when it needs them, and serves others meanwhile.
+        await asyncio.to_thread(import_module, "perdure.harness.rebuild")
         from perdure.harness.rebuild import boundary_problem, cut_after, is_cut_by, read_end
 
         if parent.records_expired:

@@ -9,6 +9,13 @@ from .state import SessionState
 #: Names that mean another mode.
 _ALIASES: dict[str, QueueMode] = {"steer_backlog": "followup"}
 
+#: A turn begins with collected messages this many seconds after the newest one,
+_PAUSE = 1.0
+#: this many after the first one,
+_LONGEST = 5.0
+#: or when there are this many, whichever comes first.
+_MOST = 50
+
 
 def read_mode(name: object) -> QueueMode | None:
     """The mode with this name or alias; None if there is none."""
@@ -21,26 +28,22 @@ def same_request(mode: QueueMode | None) -> tuple[str, ...]:
     return () if mode is None or mode == "followup" else (mode,)
 
 
-#: How long messages are collected, in seconds: after the newest one, and after the first one; and how many.
-_PAUSE = 1.0
-_LONGEST = 5.0
-_MOST = 50
-
-
 def is_collected(delivery: DeliveryRef) -> bool:
     """Whether the message joins others of its kind."""
     return delivery.kind == "message" and delivery.coalesce
 
 
 def collecting(session: SessionState, now: float) -> SessionState:
-    """The state after a message has arrived that is collected: it prolongs the wait for more."""
+    """The state after a message has arrived that is collected: it prolongs the wait for more. It is in the inbox."""
     known = session.collecting
-    others = sum(map(is_collected, session.inbox)) > 1
-    return session.model_copy(update={"collecting": (known[0] if known and others else now, now)})
+    others_wait = sum(map(is_collected, session.inbox)) > 1
+    # If no other waits, what is known is of messages that a turn has read since.
+    first = known[0] if known and others_wait else now
+    return session.model_copy(update={"collecting": (first, now)})
 
 
 def collected(session: SessionState, inbox: Sequence[DeliveryRef]) -> tuple[DeliveryRef, ...]:
-    """The messages that are read with the first one of these, wherever they wait."""
+    """The first message that waits, and those that are read together with it, wherever they wait."""
     if session.collecting is None or not is_collected(inbox[0]):
         # A run that began before messages were waited for joins those that follow one another.
         size = next((place for place, each in enumerate(inbox) if not each.coalesce), len(inbox))
@@ -60,7 +63,7 @@ def collected_at(session: SessionState, batch: Sequence[DeliveryRef]) -> float |
 
 
 def joined(session: SessionState, ids: Sequence[str]) -> SessionState:
-    """The state after a turn that these messages have entered while it ran."""
+    """The state without the messages that have entered a turn while it ran: they wait no more."""
     kept = tuple(each for each in session.inbox if each.id not in ids)
     return session.model_copy(update={"inbox": kept})
 
@@ -88,15 +91,18 @@ def without_superseded(session: SessionState, message: DeliveryRef) -> SessionSt
 
 
 def _is_superseded(waiting: DeliveryRef, message: DeliveryRef, until: str) -> bool:
+    """`until`: when the newest message was accepted that the store has settled for this one."""
     if waiting.id == message.id or waiting.kind != "message" or waiting.lane != message.lane:
         return False
     return waiting.at is not None and waiting.at <= until
 
 
 def between(low: str, high: str | None) -> str:
-    """A key that sorts after `low` and before `high`; None: nothing comes after it.
+    """A key that sorts after `low` and before `high`, so that one message moves and no other is written.
 
-    Keys are time stamps, and what this has made of them: they differ in digits only, and none ends in 0.
+    `low` may be empty: nothing comes before it. `high` None: nothing comes after it.
+    Keys are time stamps, and what this has made of them: after `…16Z` and before `…17Z` is `…16Z5`, after that and
+    before `…16Z6` is `…16Z55`. They differ in digits only, and none ends in 0, before which nothing would sort.
     """
     if high is None or not high.startswith(low):
         return f"{low}5"

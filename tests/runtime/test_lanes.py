@@ -9,7 +9,7 @@ import pytest
 
 from perdure import Agent, AgentRegistry, InvalidDeclaration, Lane
 from perdure.errors import IdempotencyConflict, NoActiveSession, UnknownLane
-from perdure.runtime.inbox.lanes import LaneOf
+from perdure.runtime.inbox.lanes import OpenLane
 from perdure.runtime.open import open_sessions
 from perdure.runtime.sessions import Sessions
 from perdure.store.base import Store
@@ -216,6 +216,8 @@ async def test_an_agent_declares_lanes_of_its_own(stack: Stack, store: Store) ->
     receipt = await sessions.deliver(main.continuation_token or "", "say noted", lane="audit")
 
     assert (await ended(sessions, receipt.delivery_id))["mode"] == "collect"
+    dispatched = await sessions.dispatch("chat", receipt.session_id, "say by its own id")
+    assert (await ended(sessions, dispatched.delivery_id))["mode"] == "collect"
     with pytest.raises(InvalidDeclaration):
         Agent("chat", lanes={"Audit!": Lane()})
 
@@ -290,7 +292,7 @@ async def test_a_message_for_a_lane_that_ends_when_it_was_found_begins_it_again(
     await ended(sessions, first.delivery_id)
     find = sessions.lanes.open
 
-    async def find_and_end(row: SessionRow, name: str) -> LaneOf:
+    async def find_and_end(row: SessionRow, name: str) -> OpenLane:
         found = await find(row, name)
         if found.session_id == first.session_id:
             await sessions.reset(first.session_id)

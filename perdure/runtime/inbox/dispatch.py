@@ -68,8 +68,11 @@ class Dispatches:
         # Trusted code without a principal speaks for the owner of the session; its ids are its own in any case.
         speaker = principal or (LOCAL if row is None else row.principal)
         if principal is not None and row is not None and row.principal.owner != principal.owner:
+            # Another's session is answered like one that was never there.
             row = None
-        declared = self._signals.lane(agent, lane)
+        # The id of a lane may be named, too.
+        own = row.lane or MAIN if lane == MAIN and row is not None else lane
+        declared = self._signals.lane(agent, own)
         request = CallerRequest(
             to if is_id else "",
             message_body(message, speaker),
@@ -80,7 +83,7 @@ class Dispatches:
             mode=declared.mode,
             limit=self._limit if self._limit is None else declared.room(self._limit),
             overflow=declared.overflow,
-            lane=lane,
+            lane=own,
         )
         try:
             if is_id:
@@ -107,7 +110,7 @@ class Dispatches:
         return await self.dispatch(agent, to, input, dispatch_id=dispatch_id, principal=principal, lane=lane)
 
     async def _deliver(self, request: CallerRequest, agent: str, row: SessionRow | None, lane: str) -> Accepted:
-        """Deliver to a session that is named by its id."""
+        """Deliver to a session that is named by its id, which may be that of a lane."""
         if (first := await self._store.first(request.delivery())) is not None:
             return await self._signalled(first)
         if row is None or row.run is not None:
@@ -120,7 +123,7 @@ class Dispatches:
         if lane != MAIN:
             return await self._lanes.deliver(row, request, self._accept)
         try:
-            return await self._accept(replace(request, token_hash=token_hash, lane=row.lane or MAIN))
+            return await self._accept(replace(request, token_hash=token_hash))
         except SessionGone:
             raise NoActiveSession from None
 
@@ -154,7 +157,7 @@ class Dispatches:
         raise Unavailable("Sessions that own this token come and go too quickly; try again.")
 
     async def _main(self, owner: str | None, new: NewSession) -> SessionRow | None:
-        """The session whose lane is meant; one that is new has said nothing yet."""
+        """The session whose lane is meant. If there is none it begins here, without a delivery of its own."""
         if owner is None:
             self._signals.known_limits(new.agent)
             await self._store.create_session(new, None)

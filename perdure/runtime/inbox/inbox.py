@@ -109,6 +109,7 @@ class Inbox:
                 raise DeliveryIsTaken
             row = await self._find(delivery_id, principal)
         if row.refused != WITHDRAWN:
+            # Refused meanwhile for another reason, which is told already.
             raise DeliveryIsTaken
         return await self._shown(row)
 
@@ -139,7 +140,7 @@ class Inbox:
         if edited is None:
             raise DeliveryIsTaken if not (await self._find(delivery_id, principal)).unread else DeliveryChanged
         if self._signals is not None and (mode is not None or position is not None):
-            # The driver has it already, and hears of the change. The sweeper repeats a signal that fails.
+            # The driver knows the delivery, and has to hear of the change. The sweeper repeats a signal that fails.
             await self._signals.deliver(edited, unsignalled=mode == "interrupt")
         return await self._shown(edited)
 

@@ -6,8 +6,10 @@ with a fork of what the session has said so far, when the first message comes fo
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
+from importlib import import_module
 from typing import TypeVar
 
 from perdure.agents.agent import bounds_of
@@ -32,7 +34,7 @@ from perdure.store.values import MAIN, NewSession, SessionRow
 T = TypeVar("T")
 
 #: Lanes that every agent has.
-KNOWN = frozenset({MAIN, "cron", "heartbeat", "subagent"})
+OF_EVERY_AGENT = frozenset({MAIN, "cron", "heartbeat", "subagent"})
 #: How often a lane may come and go while one message is delivered to it.
 _TRIES = 5
 #: How many turns back a place is looked for at which a lane can begin.
@@ -40,8 +42,11 @@ _LOOKED_AT = 20
 
 
 @dataclass(frozen=True)
-class LaneOf:
-    """A lane of a session, and the token hash under which deliveries reach it."""
+class OpenLane:
+    """The session that is a lane of another one, and the token hash under which deliveries reach it.
+
+    It is the hash of no token: who may deliver to the main session may deliver to its lanes.
+    """
 
     session_id: str
     token_hash: str
@@ -55,8 +60,8 @@ class Lanes:
     def check(self, agent: str, name: str) -> None:
         """Raise `UnknownLane` unless every agent has this lane, or this one declares it."""
         declared = self._signals.lanes(agent)
-        if name not in KNOWN and name not in declared:
-            known = quoted(", ".join(sorted({*KNOWN, *declared})))
+        if name not in OF_EVERY_AGENT and name not in declared:
+            known = quoted(", ".join(sorted({*OF_EVERY_AGENT, *declared})))
             raise UnknownLane(f"The agent {quoted(agent)!r} has no lane {quoted(name)!r}; it has {known}.")
 
     async def of(self, row: SessionRow) -> Mapping[str, SessionRow]:
@@ -87,7 +92,7 @@ class Lanes:
                 continue
         raise Unavailable("This lane comes and goes too quickly; try again.")
 
-    async def open(self, row: SessionRow, name: str) -> LaneOf:
+    async def open(self, row: SessionRow, name: str) -> OpenLane:
         """The lane, which begins with this if it has not begun; `NoActiveSession` when the session has ended.
 
         `row` is the session, or any lane of it: tools name the one that they run in, and no lane has lanes of its own.
@@ -100,7 +105,7 @@ class Lanes:
         for _ in range(_TRIES):
             known = await self._store.route(token_hash)
             if known is not None:
-                return LaneOf(known, token_hash)
+                return OpenLane(known, token_hash)
             try:
                 await self._begin(main, name, token_hash)
             except (SessionGone, SessionNotFound):
@@ -138,7 +143,8 @@ class Lanes:
 
     async def _boundaries(self, main: SessionRow) -> AsyncGenerator[int]:
         """The turns after which everything was over, newest first; after them, the lane begins without a history."""
-        # Imported late: an API loads the libraries of models only when it needs them.
+        # Imported late: an API loads the libraries of models only when it needs them, and serves others meanwhile.
+        await asyncio.to_thread(import_module, "perdure.harness.rebuild")
         from perdure.errors import UnreadableState
         from perdure.harness.rebuild import boundary_problem, read_end
 

@@ -25,17 +25,23 @@ from .cursors import NEWEST, Place, oldest_first, packed, unpacked, write_cursor
 from .database import Database, Row, Transaction, Value
 from .rows import before, decode_some, encode, encode_some, stamp, stamp_after
 
-#: After all turns.
-_LAST = 2**31 - 1
+#: A number that no turn reaches: up to it, all turns are meant.
+_AFTER_ALL_TURNS = 2**31 - 1
 
 #: Seconds of the lease of an attempt that does not say how long it has one.
 _LEASE = 5.0
 
-_NOBODY: JsonObject = {"type": "LEASE_EXPIRED", "message": "lease expired; its turn ended before another one took over"}
-_OVER: JsonObject = {"type": "TURN_ENDED", "message": "its turn ended before it did"}
-_STOPPED: JsonObject = {"type": "TURN_CANCELLED", "message": "its turn was cancelled"}
-#: Of an attempt that was ended by code that does not know this table.
-_UNTOLD: JsonObject = {"type": "SUPERSEDED", "message": "it holds its fence no more; an older version has ended it"}
+_LEASE_EXPIRED: JsonObject = {
+    "type": "LEASE_EXPIRED",
+    "message": "lease expired; its turn ended before another one took over",
+}
+_TURN_ENDED: JsonObject = {"type": "TURN_ENDED", "message": "its turn ended before it did"}
+_TURN_CANCELLED: JsonObject = {"type": "TURN_CANCELLED", "message": "its turn was cancelled"}
+#: Of an attempt that lost its fence to an older version, which does not know this table: read, and never written.
+_TAKEN_OVER_SILENTLY: JsonObject = {
+    "type": "SUPERSEDED",
+    "message": "it holds its fence no more; an older version has ended it",
+}
 
 
 # --- with commits -------------------------------------------------------------------------------------------
@@ -43,7 +49,7 @@ _UNTOLD: JsonObject = {"type": "SUPERSEDED", "message": "it holds its fence no m
 
 async def begin(tx: Transaction, commit: Commit, fence: Fence, now: str, *, replaces: bool) -> None:
     """Note that this attempt has taken the scope, from an older one if it `replaces` one."""
-    attempt, place = fence.attempt, _place(commit.session_id, fence.key)
+    attempt, place = fence.attempt, _key_columns(commit.session_id, fence.key)
     if replaces:
         by = f"taken over by {attempt.worker}" if attempt.number else "taken over by a rebuild of its session"
         expired = {"type": "LEASE_EXPIRED", "message": f"lease expired; {by}"}
@@ -117,7 +123,7 @@ async def _write(
 ) -> None:
     await tx.run(
         "report_attempt",
-        **_place(session_id, key),
+        **_key_columns(session_id, key),
         status=status,
         error=encode_some(error),
         **rows.tokens(usage or Usage()),
@@ -129,7 +135,7 @@ async def _write(
 async def end_all(tx: Transaction, commit: Commit, now: str) -> None:
     """End the attempts of a turn, or of a session, that ends here."""
     if commit.close:
-        last = _LAST
+        last = _AFTER_ALL_TURNS
     elif commit.close_turn is not None:
         last = commit.close_turn
     else:
@@ -140,13 +146,13 @@ async def end_all(tx: Transaction, commit: Commit, now: str) -> None:
         session_id=commit.session_id,
         turn=last,
         cancelled=int(cancelled),
-        expired=encode(_NOBODY),
-        ended=encode(_STOPPED if cancelled else _OVER),
+        expired=encode(_LEASE_EXPIRED),
+        ended=encode(_TURN_CANCELLED if cancelled else _TURN_ENDED),
         now=now,
     )
 
 
-def _place(session_id: str, key: AttemptKey) -> dict[str, Value]:
+def _key_columns(session_id: str, key: AttemptKey) -> dict[str, Value]:
     return {
         "session_id": session_id,
         "turn": key.turn,
@@ -160,6 +166,7 @@ def _place(session_id: str, key: AttemptKey) -> dict[str, Value]:
 
 
 def attempt(row: Row) -> AttemptRow:
+    # The fence decides who works: an older version raises it without a note in the row of the attempt before.
     runs, holds = row["status"] == "running", row["held"] == row["generation"]
     return AttemptRow(
         session_id=row["session_id"],
@@ -171,7 +178,7 @@ def attempt(row: Row) -> AttemptRow:
         lease_expires_at=row["lease_expires_at"],
         status="superseded" if runs and not holds else row["status"],
         ended_at=row["ended_at"],
-        error=_UNTOLD if runs and not holds else decode_some(row["error"]),
+        error=_TAKEN_OVER_SILENTLY if runs and not holds else decode_some(row["error"]),
         usage=rows.usage(row),
         cost=row["cost"],
     )
@@ -186,7 +193,7 @@ class SqlAttempts:
 
     async def renew(self, session_id: str, key: AttemptKey, seconds: float) -> None:
         until = stamp_after(self._now(), seconds)
-        values = {**_place(session_id, key), "lease_expires_at": until}
+        values = {**_key_columns(session_id, key), "lease_expires_at": until}
         await self._database.write(lambda tx: tx.run("renew_attempt", **values))
 
     async def report(self, session_id: str, report: AttemptReport) -> None:
@@ -200,7 +207,7 @@ class SqlAttempts:
             "attempts_of_session",
             session_id=query.session_id,
             first=0 if query.turn is None else query.turn,
-            last=_LAST if query.turn is None else query.turn,
+            last=_AFTER_ALL_TURNS if query.turn is None else query.turn,
             turn=turn,
             step=step,
             scope=scope,

@@ -31,7 +31,7 @@ async def edit(tx: Transaction, read: DeliveryRow, change: Change, now: str) -> 
         "position": read.moved_to if change.position is None else await _key_of(tx, read, change.position),
     }
     if change.mode == "interrupt" and read.ref is not None:
-        # Others may have been accepted after it.
+        # It takes the place of all that wait now, also of those that were accepted after it.
         edited["ref"] = encode({**read.ref, "supersedes": await _newest(tx, read.session_id)})
     found = await tx.row("edit_delivery", **place, **edited, edits=read.edits)
     if found is None:
@@ -42,7 +42,7 @@ async def edit(tx: Transaction, read: DeliveryRow, change: Change, now: str) -> 
 
 
 async def _newest(tx: Transaction, session_id: str) -> str | None:
-    """When the newest of those was accepted that wait."""
+    """When the newest waiting delivery was accepted."""
     found = await tx.row("waiting", session_id=session_id)
     return None if found is None else found["newest"]
 
@@ -51,6 +51,9 @@ async def _key_of(tx: Transaction, moved: DeliveryRow, position: int) -> str | N
     """The key with which the delivery has this position among those that wait in its lane."""
     waiting = [rows.delivery(row) for row in await tx.rows("queue", session_id=moved.session_id, lane=moved.lane)]
     keys = [each.place[0] for each in waiting if each.delivery_id != moved.delivery_id]
+    if not keys:
+        # It has that place, and those that come later come after it.
+        return moved.moved_to
     before = keys[: position - 1]
     key = between(before[-1] if before else "", keys[len(before)] if len(before) < len(keys) else None)
     if len(key) > _LONGEST_KEY:
@@ -59,7 +62,7 @@ async def _key_of(tx: Transaction, moved: DeliveryRow, position: int) -> str | N
 
 
 async def admit(tx: Transaction, session: LockedSession, message: DeliveryRow, now: str) -> Sequence[NewEvent]:
-    """Do to the session what the mode of a message says that was accepted now, or changed; the events that tell it."""
+    """Do what the mode of a message asks of the session, when it is accepted or its mode changes; its events."""
     if session.ended or message.kind != "message":
         return ()
     match message.mode:
@@ -75,7 +78,7 @@ async def admit(tx: Transaction, session: LockedSession, message: DeliveryRow, n
 async def drop(
     tx: Transaction, session: SessionRow, new: NewDelivery, accepted: DeliveryRow, now: str
 ) -> Sequence[NewEvent]:
-    """Settle messages without a turn until no more wait than may: the oldest ones, or the new one.
+    """Refuse messages until no more wait than may: the oldest ones, or the one that was accepted now; its events.
 
     What answers or controls a session is not dropped.
     """
@@ -137,7 +140,10 @@ async def _waits_alone(tx: Transaction, session_id: str) -> bool:
 
 
 async def _running(tx: Transaction, session: SessionRow) -> int | None:
-    """The turn that runs, or waits for people. One that has not begun is not meant: the message may begin it."""
+    """The turn that runs, or waits for people; None for one that has not begun, as the message may begin it.
+
+    The session counts the turns that have begun: the last of them is the one that is meant.
+    """
     match session.status:
         case "running":
             return max(0, session.turns - 1)

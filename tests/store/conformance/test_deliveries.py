@@ -357,3 +357,15 @@ async def test_a_delivery_is_moved_as_often_as_drivers_can_read_its_place(store:
 
     refs = [reference(row) for row in await store.deliveries("s", ["a", "b", "c"])]
     assert None not in map(read_delivery, refs)
+
+
+async def test_a_message_that_waits_alone_and_is_moved_stays_before_those_that_come_later(store: Store) -> None:
+    first = (await store.accept(given.delivery("a"))).delivery
+    assert await store.edit_delivery(first, Change(position=1)) is not None
+
+    for name in ("b", "c"):
+        await store.accept(given.delivery(name))
+
+    assert [await store.place_in_queue(each) for each in await store.unread("s")] == [1, 2, 3]
+    [a] = await store.deliveries("s", ["a"])
+    assert await store.place_in_queue(a) == 1
