@@ -42,7 +42,7 @@ async def test_readers_are_told_once_that_the_worker_is_gone_and_then_the_turn_g
             await until(lambda: len(reader.ids) == len(events), "the reader to have all events")
 
     [stall] = reader.stalls
-    assert stall["heldBy"].startswith(f"{worker.pid}@")
+    assert f":{worker.pid}:" in stall["heldBy"]
     begun = next(event["meta"]["at"] for event in events if event["type"] == "actions.requested")
     ended = next(event["meta"]["at"] for event in events if event["type"] == "action.result")
     assert begun < stall["since"] < ended
@@ -68,7 +68,7 @@ async def test_readers_are_told_when_the_worker_dies_while_the_model_speaks(worl
             world.stack.start_worker()
             events = await caller.until_boundary()
 
-    assert [stall["heldBy"].split("@")[0] for stall in reader.stalls] == [str(worker.pid)]
+    assert [stall["heldBy"].split(":")[1] for stall in reader.stalls] == [str(worker.pid)]
     assert text(events).split() == script.answer.split()
 
 
