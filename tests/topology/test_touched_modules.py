@@ -26,8 +26,9 @@ from tests.support.stack import TemporalServer
 ROOT = Path(worker.__file__).parent
 PRODUCT = tuple(f"{ROOT / name}{os.sep}" for name in ("perdure", "api", "workflows", "activities"))
 #: Fewer is better; more needs a reason.
-# The 46th is the client of drivers, apart from what signals them; the last two are the values of deliveries, and the
-# cursors of lists, apart from the other values and rows of the store.
+# The 46th is the client of drivers, apart from what signals them; the next two are the values of deliveries, and the
+# cursors of lists, apart from the other values and rows of the store. Six came with queue modes (what waits, and what
+# its mode does to it: in the session, the store and the driver), and with the reports of attempts.
 MOST = 54
 
 
