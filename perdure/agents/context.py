@@ -8,7 +8,7 @@ from threading import Event
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from perdure.errors import Invalid, Misconfigured, UnreadableState
-from perdure.protocol.deliveries import DispatchReceipt, Mode, Principal
+from perdure.protocol.deliveries import MAIN, DispatchReceipt, Mode, Principal
 from perdure.protocol.wire import JsonObject
 
 #: Reads a slot: its stored value, or None, and its version (0: never written).
@@ -164,7 +164,7 @@ class Dispatch(Protocol):
     """Accepts work for a session, as `Sessions.dispatch`. Its names are those of one owner and one agent."""
 
     async def __call__(
-        self, agent: str, to: str, input: Any, *, dispatch_id: str, principal: Principal, lane: str = "main"
+        self, agent: str, to: str, input: Any, *, dispatch_id: str, principal: Principal, lane: str = MAIN
     ) -> DispatchReceipt: ...
 
 
@@ -203,7 +203,7 @@ class ToolContext:
         return tool_log(self.tool, session_id=at.id, turn=at.turn, step=at.step, call_id=self.call_id)
 
     async def dispatch(
-        self, agent: str, to: str, input: Any, *, dispatch_id: str | None = None, lane: str = "main"
+        self, agent: str, to: str, input: Any, *, dispatch_id: str | None = None, lane: str = MAIN
     ) -> DispatchReceipt:
         """Hand the input, which is plain JSON, to another session, and go on; it is accepted when this returns.
 

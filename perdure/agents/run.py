@@ -13,7 +13,7 @@ from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 from pydantic_core import to_json
 
 from perdure.errors import InvalidDeclaration
-from perdure.protocol.deliveries import DispatchReceipt, Principal
+from perdure.protocol.deliveries import MAIN, DispatchReceipt, Principal
 from perdure.protocol.inputs import Responders
 from perdure.protocol.wire import JsonObject
 
@@ -132,7 +132,7 @@ class RunContext:
         return self._work.prompt(agent, message, session, output_schema)
 
     def dispatch(
-        self, agent: str, to: str, input: Any, *, dispatch_id: str | None = None, lane: str = "main"
+        self, agent: str, to: str, input: Any, *, dispatch_id: str | None = None, lane: str = MAIN
     ) -> Awaitable[DispatchReceipt]:
         """Hand the input, which is plain JSON, to a session, and go on; the result is the receipt.
 

@@ -2,8 +2,8 @@
 
 import asyncio
 import json
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -14,6 +14,10 @@ from .options import DataDir, as_table, settings_with
 if TYPE_CHECKING:
     from perdure.protocol.wire import JsonObject
     from perdure.settings import Settings
+    from perdure.store.base import Store
+
+    # The entries of a page, and the cursor of the next one.
+    Page: TypeAlias = tuple[Sequence[JsonObject], str | None]
 
 AsJson = Annotated[bool, typer.Option("--json", help="One JSON object a line.")]
 #: Rows that are read at once.
@@ -51,41 +55,43 @@ def timeline(
 
 
 async def _timeline(settings: "Settings", session_id: str) -> "Sequence[JsonObject]":
-    from perdure.errors import SessionNotFound
     from perdure.protocol.stream_policy import SHOWS_ALL
     from perdure.runtime.reports.timeline import Timeline
-    from perdure.store.open import checked_store
 
-    found: list[Any] = []
-    async with checked_store(settings.database) as store:
-        if await store.session(session_id) is None:
-            raise SessionNotFound(f"The store knows no session {quoted(session_id)}.")
-        cursor = None
-        while True:
-            page = await Timeline(store, SHOWS_ALL).page(session_id, cursor, _PAGE)
-            found += [each.shown for each in page.entries]
-            cursor = page.next_cursor
-            if cursor is None:
-                return found
+    async def page(store: "Store", cursor: str | None) -> "Page":
+        found = await Timeline(store, SHOWS_ALL).page(session_id, cursor, _PAGE)
+        return [each.shown for each in found.entries], found.next_cursor
+
+    return await _all_pages(settings, session_id, page)
 
 
 async def _attempts(settings: "Settings", session_id: str, turn: int | None) -> "Sequence[JsonObject]":
-    from perdure.errors import SessionNotFound
     from perdure.runtime.reports.attempts import shown
     from perdure.store.attempts import AttemptQuery
+
+    async def page(store: "Store", cursor: str | None) -> "Page":
+        found = await store.attempts.list(AttemptQuery(session_id, turn, _PAGE, cursor))
+        return [shown(each) for each in found.attempts], found.next_cursor
+
+    return await _all_pages(settings, session_id, page)
+
+
+async def _all_pages(
+    settings: "Settings", session_id: str, page: "Callable[[Store, str | None], Awaitable[Page]]"
+) -> "Sequence[JsonObject]":
+    """What all pages about a session hold; `SessionNotFound` when the store does not know it."""
+    from perdure.errors import SessionNotFound
     from perdure.store.open import checked_store
 
-    found: list[Any] = []
     async with checked_store(settings.database) as store:
         if await store.session(session_id) is None:
             raise SessionNotFound(f"The store knows no session {quoted(session_id)}.")
-        cursor = None
-        while True:
-            page = await store.attempts.list(AttemptQuery(session_id, turn, _PAGE, cursor))
-            found += [shown(each) for each in page.attempts]
-            cursor = page.next_cursor
-            if cursor is None:
-                return found
+        found, cursor = await page(store, None)
+        entries = list(found)
+        while cursor is not None:
+            found, cursor = await page(store, cursor)
+            entries += found
+        return entries
 
 
 async def _leases(settings: "Settings") -> "Sequence[JsonObject]":

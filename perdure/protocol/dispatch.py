@@ -1,4 +1,4 @@
-"""What may be dispatched: plain JSON, as a message of its own."""
+"""What sessions and runs are given by trusted code: plain JSON of a bounded size; dispatched, it is a message."""
 
 import json
 from typing import Any
@@ -9,7 +9,7 @@ from pydantic_core import to_json
 from perdure.bounds import DEEPEST, deeper_than, repaired
 from perdure.errors import Invalid, TooLarge
 
-#: The largest input, in bytes of JSON.
+#: The largest input, in bytes of JSON: as much as the result of a run may have. Each attempt reads it.
 LARGEST_INPUT = 1_048_576
 _LONGEST_ID = 255
 _LONGEST_TARGET = 4_000
@@ -27,17 +27,24 @@ def check_names(to: str, dispatch_id: str | None) -> None:
         )
 
 
+def bounded_input(value: Any) -> Any:
+    """The JSON value as it can be stored; `TooLarge` when it has too many bytes."""
+    value = repaired(value)
+    if (size := len(to_json(value))) > LARGEST_INPUT:
+        raise TooLarge(f"The input has {size} bytes as JSON; {LARGEST_INPUT} are allowed.")
+    return value
+
+
 def text_of(input: Any) -> str:
     """The input as a message: text as it is, anything else as JSON; `Invalid` when it is no plain JSON."""
     if deeper_than(input, DEEPEST):
         raise Invalid(f"The input is nested deeper than {DEEPEST} levels, or holds itself.")
     try:
-        plain = repaired(_JSON.validate_python(input, strict=True))
+        plain = _JSON.validate_python(input, strict=True)
     except ValidationError as invalid:
         problem = invalid.errors(include_url=False, include_input=False)[0]["msg"]
         raise Invalid(f"The input is not plain JSON: {problem}.") from None
-    if (size := len(to_json(plain))) > LARGEST_INPUT:
-        raise TooLarge(f"The input has {size} bytes as JSON; {LARGEST_INPUT} are allowed.")
+    plain = bounded_input(plain)
     if isinstance(plain, str) and plain:
         return plain
     try:

@@ -31,6 +31,7 @@ from perdure.protocol.deliveries import (
     CLEAR,
     COMPACT,
     LOCAL,
+    MAIN,
     RESET,
     Capabilities,
     DeliveryBody,
@@ -51,7 +52,7 @@ from perdure.store.base import Store
 from perdure.store.deliveries import Accepted, DeliveryRow
 from perdure.store.follow import events_of
 from perdure.store.lifecycle import Deletion
-from perdure.store.values import MAIN, NewSession, SessionPage, SessionQuery, SessionRow, ShownStatus
+from perdure.store.values import NewSession, SessionPage, SessionQuery, SessionRow, ShownStatus
 
 from . import deliveries
 from .dead_letters import DeadLetters
@@ -188,10 +189,8 @@ class Sessions:
         if deadline is not None or idle_seconds is not None:
             about = (*about, str(ends_at), str(idle_seconds))
         about = about if callback is None else (*about, "callback", json.dumps(callback, sort_keys=True))
-        mode_of_message = checked_mode(queue_mode) or self._signals.lane(agent).mode
-        request = CallerRequest(
-            session_id, body, principal, about, idempotency_key, session.token_hash, mode_of_message
-        )
+        waits_as = checked_mode(queue_mode) or self._signals.lane(agent).mode
+        request = CallerRequest(session_id, body, principal, about, idempotency_key, session.token_hash, waits_as)
         if ends_at is not None and ends_at <= time.time():
             return await self._too_late(request, token)
         accepted = await self._store.create_session(session, request.delivery())

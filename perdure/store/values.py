@@ -15,9 +15,6 @@ from perdure.store.runs import NewRun, RunChange
 
 SessionStatus: TypeAlias = Literal["starting", "running", "waiting", "completed", "failed"]
 
-#: The lane that every session begins with.
-MAIN = "main"
-
 #: The status that callers see. `needs_attention` takes precedence over every other status.
 ShownStatus: TypeAlias = Literal["starting", "running", "waiting", "completed", "failed", "needs_attention"]
 

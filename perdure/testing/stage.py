@@ -24,6 +24,7 @@ from perdure.models.base import Delta, Model, ModelSource, Prompt, Reply, TextDe
 from perdure.protocol import names
 from perdure.protocol.deliveries import (
     CHILD_RESULT,
+    MAIN,
     Capabilities,
     DeliveryBody,
     DeliveryRef,
@@ -112,7 +113,7 @@ class Dispatches:
         return tuple(self._accepted.values())
 
     async def dispatch(
-        self, agent: str, to: str, input: Any, *, dispatch_id: str, principal: Principal, lane: str = "main"
+        self, agent: str, to: str, input: Any, *, dispatch_id: str, principal: Principal, lane: str = MAIN
     ) -> DispatchReceipt:
         check_names(to, dispatch_id)
         text_of(input)

@@ -15,7 +15,7 @@ from perdure.protocol.requests import Failure
 from perdure.store.attempts import AttemptQuery, AttemptRow
 from perdure.store.engine.database import Work
 from perdure.testing import ScriptedModel, call
-from tests.harness.test_usage import REPLIED, TOLD, Breaking, used
+from tests.harness.test_usage import REPLIED, TOLD, Breaking, half_told, used
 from tests.support.lab import SESSION, Lab, lab
 
 BUSY = ModelFailed("The model busy answered 503.", transient=True)
@@ -130,11 +130,7 @@ async def test_a_cancelled_attempt_keeps_what_it_has_used() -> None:
 async def test_an_attempt_that_was_overtaken_keeps_what_it_has_used() -> None:
     model = Breaking()
     async with lab(model) as it:
-        delivery = await it.deliver("Hi")
-        zombie = asyncio.create_task(it.model(delivery, generation=1))
-        await model.told.wait()
-        while "message.appended" not in await it.types():
-            await asyncio.sleep(0.005)
+        delivery, zombie = await half_told(it, model)
         it.models.now = ScriptedModel(["Hello"])
         await it.model(delivery, generation=2)
 

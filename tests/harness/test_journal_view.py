@@ -11,7 +11,7 @@ from perdure.protocol.requests import Failure
 from perdure.runtime.reports.journal import TurnNotFound, journal
 from perdure.testing import ScriptedModel, call
 from tests.harness.test_attempts import BUSY
-from tests.harness.test_usage import Breaking
+from tests.harness.test_usage import Breaking, half_told
 from tests.support.given import read_session
 from tests.support.lab import SESSION, Lab, lab
 
@@ -86,11 +86,7 @@ async def test_a_takeover_before_anything_was_said_asks_and_its_revision_grows()
 async def test_a_takeover_after_a_part_of_a_reply_retracts_it() -> None:
     model = Breaking()
     async with lab(model) as it:
-        delivery = await it.deliver("Hi")
-        zombie = asyncio.create_task(it.model(delivery, generation=1))
-        await model.told.wait()
-        while "message.appended" not in await it.types():
-            await asyncio.sleep(0.005)
+        delivery, zombie = await half_told(it, model)
         assert await phases(it) == ["provider_started"]
         it.models.now = ScriptedModel(["Hello"])
 

@@ -8,8 +8,9 @@ import pytest
 from perdure.errors import ModelFailed, Superseded
 from perdure.harness.tools.limits import add_usage
 from perdure.models.base import Item, Prompt, TextDelta, UsageSoFar
+from perdure.protocol.deliveries import DeliveryRef
 from perdure.protocol.events import Usage
-from perdure.protocol.requests import Coordinates
+from perdure.protocol.requests import Coordinates, ModelOutcome
 from perdure.testing import ScriptedModel
 from tests.support.given import read_session
 from tests.support.lab import SESSION, Lab, lab
@@ -34,6 +35,16 @@ class Breaking:
         if self._error:
             raise self._error
         await asyncio.Event().wait()
+
+
+async def half_told(it: Lab, model: Breaking) -> tuple[DeliveryRef, asyncio.Task[ModelOutcome]]:
+    """A delivery, and the attempt at its reply that readers have seen the half of."""
+    delivery = await it.deliver("Hi")
+    zombie = asyncio.create_task(it.model(delivery, generation=1))
+    await model.told.wait()
+    while "message.appended" not in await it.types():
+        await asyncio.sleep(0.005)
+    return delivery, zombie
 
 
 async def used(it: Lab) -> Usage:
@@ -100,11 +111,7 @@ async def test_a_cancelled_call_is_counted() -> None:
 async def test_an_attempt_that_was_overtaken_is_counted() -> None:
     model = Breaking()
     async with lab(model) as it:
-        delivery = await it.deliver("Hi")
-        zombie = asyncio.create_task(it.model(delivery, generation=1))
-        await model.told.wait()
-        while "message.appended" not in await it.types():
-            await asyncio.sleep(0.005)
+        delivery, zombie = await half_told(it, model)
         it.models.now = ScriptedModel(["Hello"])
         await it.model(delivery, generation=2)
         assert await used(it) == REPLIED

@@ -5,26 +5,15 @@ from typing import Any
 
 import pytest
 
+from tests.runtime.told import LONG, settled, show
 from tests.support.plugin import StackFactory
 from tests.support.stack import Stack
-from tests.support.talk import Talk, text
-
-LONG = "drip 40 words delay 50"
+from tests.support.talk import text
 
 
 @pytest.fixture(scope="module")
 def stack(module_stack: StackFactory) -> Stack:
     return module_stack(provider=True, agents="tests.conformance.agents:concierge")
-
-
-async def show(talk: Talk, delivery_id: str, **headers: str) -> dict[str, Any]:
-    answer = await talk.http.get(f"/v1/deliveries/{delivery_id}", headers=headers)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
-
-
-async def settled(talk: Talk, delivery_id: str) -> dict[str, Any]:
-    return await show(talk, delivery_id, prefer="wait=30")
 
 
 async def test_a_delivery_is_looked_up_from_its_acceptance_to_its_end(stack: Stack) -> None:

@@ -141,10 +141,8 @@ async def test_a_message_to_an_idle_session_waits_for_those_that_follow_at_once(
     async with stack.talk() as talk:
         await talk.create("say one")
         await talk.until_boundary()
-        for word in ("two", "three"):
+        for word in ("two", "three", "four"):
             await talk.send(f"say {word}", mode="collect")
-        await asyncio.sleep(0.3)
-        await talk.send("say four", mode="collect")
         events = await talk.until_boundary()
 
     assert prompts(events) == [["say two", "say three", "say four"]]

@@ -8,10 +8,11 @@ from collections.abc import Mapping, Sequence
 from perdure.bounds import shortened
 from perdure.harness.journal import DELIVERY, ConsumedDelivery, read
 from perdure.protocol import names
+from perdure.protocol.deliveries import MAIN
 from perdure.protocol.events import Event, EventType
 from perdure.store.base import Store
 from perdure.store.lifecycle import leaves_out
-from perdure.store.values import MAIN, EventQuery, Lane, SessionRow
+from perdure.store.values import EventQuery, Lane, SessionRow
 
 #: Of what was said in one lane: how many messages are told, and how many characters of each.
 _MOST = 20

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -108,11 +109,9 @@ class Description:
 
 async def description_of(client: Client, row: SessionRow, ui_url: str) -> Description:
     """The session, and what Temporal says of its workflow, if there is one and Temporal answers."""
-    session_id = row.session_id
-    url = f"{ui_url}/namespaces/{client.namespace}/workflows/{session_id}"
-    try:
-        found = await in_time(client.get_workflow_handle(session_id).describe(), timedelta(seconds=2))
-    except ABSENT:
-        return Description(row=row, workflow_id=session_id, run_id=None, workflow_status=None, ui_url=url)
-    status = found.status.name.lower() if found.status else None
-    return Description(row=row, workflow_id=session_id, run_id=found.run_id, workflow_status=status, ui_url=url)
+    url = f"{ui_url}/namespaces/{client.namespace}/workflows/{row.session_id}"
+    run_id = status = None
+    with contextlib.suppress(*ABSENT):
+        found = await in_time(client.get_workflow_handle(row.session_id).describe(), timedelta(seconds=2))
+        run_id, status = found.run_id, found.status.name.lower() if found.status else None
+    return Description(row=row, workflow_id=row.session_id, run_id=run_id, workflow_status=status, ui_url=url)

@@ -21,14 +21,14 @@ from perdure.errors import (
     Unavailable,
 )
 from perdure.protocol import names
-from perdure.protocol.deliveries import LOCAL, Capabilities, DispatchReceipt, Principal
+from perdure.protocol.deliveries import LOCAL, MAIN, Capabilities, DispatchReceipt, Principal
 from perdure.protocol.dispatch import check_names, text_of
 from perdure.runtime.deliveries import CallerRequest, message_body, reference, session_id, title_of
 from perdure.runtime.signals import Signals
 from perdure.session.state import hash_token, owned_token
 from perdure.store.base import Store
 from perdure.store.deliveries import Accepted, NewDelivery
-from perdure.store.values import MAIN, NewSession, SessionRow
+from perdure.store.values import NewSession, SessionRow
 
 from .lanes import Lanes
 

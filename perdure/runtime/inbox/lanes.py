@@ -24,12 +24,13 @@ from perdure.errors import (
     UnknownLane,
 )
 from perdure.protocol import names
+from perdure.protocol.deliveries import MAIN
 from perdure.runtime.deliveries import CallerRequest
 from perdure.runtime.deliveries import session_id as new_id
 from perdure.runtime.signals import Signals
 from perdure.store.base import Store
 from perdure.store.lifecycle import NewFork, leaves_out
-from perdure.store.values import MAIN, NewSession, SessionRow
+from perdure.store.values import NewSession, SessionRow
 
 T = TypeVar("T")
 

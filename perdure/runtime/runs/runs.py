@@ -14,14 +14,14 @@ from typing import Any, cast
 
 from opentelemetry import propagate
 from pydantic import ValidationError
-from pydantic_core import to_json
 
 from perdure.agents.run import RunRegistry
 from perdure.agents.signature import problems
-from perdure.bounds import DEEPEST, deeper_than, quoted, repaired
-from perdure.errors import Invalid, RunNotFound, RunUnknown, TooLarge
+from perdure.bounds import DEEPEST, deeper_than, quoted
+from perdure.errors import Invalid, RunNotFound, RunUnknown
 from perdure.protocol import names
 from perdure.protocol.deliveries import LOCAL, RUN, Capabilities, DeliveryBody, DeliveryRef, Principal
+from perdure.protocol.dispatch import bounded_input
 from perdure.protocol.events import Event
 from perdure.runtime.deliveries import delivery_id, ulid
 from perdure.runtime.signals import Signals, cancel_turn
@@ -31,9 +31,6 @@ from perdure.store.engine.cursors import packed, unpacked
 from perdure.store.follow import events_of, looked_at_until
 from perdure.store.runs import NewRun, RunPage, RunQuery, RunRecord
 from perdure.store.values import NewSession, SessionRow
-
-#: The largest input, in bytes of JSON: as much as a result may have. Each attempt reads it.
-LARGEST_INPUT = 1_048_576
 
 
 @dataclass(frozen=True)
@@ -100,9 +97,7 @@ class Runs:
     def _checked(self, name: str, given: Any) -> Any:
         if deeper_than(given, DEEPEST):
             raise Invalid(f"The input is nested deeper than {DEEPEST} levels.")
-        given = repaired(given)
-        if (size := len(to_json(given))) > LARGEST_INPUT:
-            raise TooLarge(f"The input has {size} bytes as JSON; {LARGEST_INPUT} are allowed.")
+        given = bounded_input(given)
         run = self._runs.get(name) if self._runs is not None else None
         if run is not None:
             try:

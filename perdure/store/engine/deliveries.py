@@ -26,6 +26,7 @@ from perdure.protocol.deliveries import (
     CHILD_ANSWER,
     CHILD_INPUT,
     CHILD_RESULT,
+    MAIN,
     RESET,
     DeliveryBody,
     DeliveryRef,
@@ -37,7 +38,7 @@ from perdure.protocol.requests import Attention
 from perdure.session.inputs import is_newer, verdict
 from perdure.store.deliveries import Accepted, CancelRequest, NewDelivery
 from perdure.store.inputs import Answered, Answering, InputQuery, InputRow, Vote
-from perdure.store.values import MAIN, Lane, NewSession, SessionRow
+from perdure.store.values import Lane, NewSession, SessionRow
 
 from . import queue, rows, runs
 from .database import Row, Transaction, Value, Written
@@ -77,9 +78,14 @@ async def _check_child(tx: Transaction, session_id: str, parent_id: str) -> None
     """Raise if the child was deleted, or if what ends or deletes its parent would not find it any more."""
     if await tx.row("deletion", session_id=session_id) is not None:
         raise SessionDeleted("This session was deleted.", session_id=session_id)
-    parent = await rows.lock(tx, parent_id)
-    if parent.ended or await tx.row("deletion", session_id=parent_id) is not None:
-        raise SessionGone("The session has ended.", session_id=parent_id)
+    await _lock_open(tx, parent_id)
+
+
+async def _lock_open(tx: Transaction, session_id: str) -> None:
+    """Lock a session that gets a child or a lane; `SessionGone` if it has ended, or is being deleted."""
+    session = await rows.lock(tx, session_id)
+    if session.ended or await tx.row("deletion", session_id=session_id) is not None:
+        raise SessionGone("The session has ended.", session_id=session_id)
 
 
 async def accept(tx: Transaction, delivery: NewDelivery, now: str) -> Written[Accepted]:
@@ -333,9 +339,7 @@ _MOST_LANES = 100
 
 async def join_lanes(tx: Transaction, session_id: str) -> None:
     """Before a lane of the session is written: `SessionGone` if the session has ended, or is being deleted."""
-    main = await rows.lock(tx, session_id)
-    if main.ended or await tx.row("deletion", session_id=session_id) is not None:
-        raise SessionGone("The session has ended.", session_id=session_id)
+    await _lock_open(tx, session_id)
     await tx.run("begin_lanes", session_id=session_id)
 
 

@@ -10,7 +10,7 @@ from pydantic_core import from_json
 
 from perdure.errors import SessionGone
 from perdure.protocol import names
-from perdure.protocol.deliveries import Bounds, Capabilities, Principal
+from perdure.protocol.deliveries import MAIN, Bounds, Capabilities, Principal
 from perdure.protocol.events import EVENT_EXPIRED, Event, NewEvent, Usage, read_data, stored_data
 from perdure.protocol.inputs import InputAnswer, InputRequest
 from perdure.protocol.wire import JsonObject
@@ -21,7 +21,7 @@ from perdure.store.base import RawRecord
 from perdure.store.deliveries import DeliveryRow, NewDelivery
 from perdure.store.inputs import InputRow
 from perdure.store.lifecycle import DeadLetter
-from perdure.store.values import MAIN, NewRecord, NewSession, Record, SessionRow, SessionStatus, Slot
+from perdure.store.values import NewRecord, NewSession, Record, SessionRow, SessionStatus, Slot
 
 from .database import Row, Transaction, Value
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 import pytest
@@ -16,29 +15,10 @@ from perdure.store.base import Store
 from perdure.store.inputs import InputQuery
 from perdure.store.lifecycle import Restoration
 from perdure.store.values import SessionQuery, SessionRow
-from tests.runtime.agents import agent as host
 from tests.runtime.lanes import boundaries, ended, has_ended, runs, said
 from tests.runtime.served import chat
-from tests.support.plugin import StackFactory
 from tests.support.stack import Stack
 from tests.support.waiting import until
-
-
-@pytest.fixture(scope="module")
-def stack(module_stack: StackFactory) -> Stack:
-    return module_stack(provider=True, agents="tests.runtime.served:chat,tests.runtime.agents:agent")
-
-
-@pytest.fixture
-async def store(stack: Stack) -> AsyncGenerator[Store]:
-    store = await stack.store()
-    yield store
-    await store.close()
-
-
-@pytest.fixture
-async def sessions(stack: Stack, store: Store) -> Sessions:
-    return await open_sessions(stack.settings, store, agents=AgentRegistry([chat, host]))
 
 
 async def test_two_lanes_run_side_by_side_each_in_its_order(sessions: Sessions, store: Store) -> None:

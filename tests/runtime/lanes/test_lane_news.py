@@ -1,37 +1,10 @@
 """What a lane is told about the others: each thing once, and nobody's words as another's."""
 
-from collections.abc import AsyncGenerator
-
-import pytest
-
-from perdure import AgentRegistry
-from perdure.runtime.open import open_sessions
 from perdure.runtime.sessions import Sessions
 from perdure.store.base import Store
 from perdure.store.lifecycle import Restoration
-from tests.runtime.agents import agent as host
 from tests.runtime.lanes import boundaries, ended, has_ended, runs, told
-from tests.runtime.served import chat
-from tests.support.plugin import StackFactory
-from tests.support.stack import Stack
 from tests.support.waiting import until
-
-
-@pytest.fixture(scope="module")
-def stack(module_stack: StackFactory) -> Stack:
-    return module_stack(provider=True, agents="tests.runtime.served:chat,tests.runtime.agents:agent")
-
-
-@pytest.fixture
-async def store(stack: Stack) -> AsyncGenerator[Store]:
-    store = await stack.store()
-    yield store
-    await store.close()
-
-
-@pytest.fixture
-async def sessions(stack: Stack, store: Store) -> Sessions:
-    return await open_sessions(stack.settings, store, agents=AgentRegistry([chat, host]))
 
 
 async def test_each_lane_is_told_what_the_others_have_said(sessions: Sessions, store: Store) -> None:
