@@ -10,7 +10,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from perdure.errors import Unavailable
-from perdure.protocol.events import TERMINAL
+from perdure.protocol.events import TERMINAL, Event
 from perdure.runtime.reports.timeline import Beside, News, merged, of_event
 from perdure.store.base import Store
 from perdure.store.values import SessionRow
@@ -203,16 +203,17 @@ class WholeStream(LiveResponse):
     async def _read(self, reading: "_Reading") -> list[bytes]:
         """What comes next, in order."""
         face, policy = self._face, self._broadcasts.policy
-        # Before the events, so that those of the same commits are there.
-        entries = await reading.news.next()
         limit = self.page if self._until is None else min(self.page, self._until - reading.index)
-        async with self._broadcasts.replays:
-            found = list(await self._store.events(self._session.session_id, reading.index, limit)) if limit > 0 else []
+        found = await self._events(reading.index, limit) if limit > 0 else []
         ends = next((number for number, each in enumerate(found, 1) if each.type in TERMINAL), None)
         events = found[:ends]
-        if events and len(events) == self.page and ends is None:
-            # More events may follow, and come before what happened later.
-            entries = [each for each in entries if each.at < events[-1].at]
+        # After the events, so that what came with them is there.
+        entries = await reading.news.next()
+        if entries and ends is None:
+            # Before the next event, which may have come meanwhile: what came with it waits for it.
+            following = await self._events(reading.index + len(events), 1)
+            latest = max((each.at for each in (*events[-1:], *following)), default="")
+            entries = [each for each in entries if not following or each.at < latest]
         reading.news.tell(entries)
         lines = {
             each.index: Line(each.index, policy.type(each.type), await reading.encoder.line(each)) for each in events
@@ -225,6 +226,10 @@ class WholeStream(LiveResponse):
             for each in ordered
             if (chunk := face.beside(each) if each.index is None else face.encode([lines[each.index]]))
         ]
+
+    async def _events(self, start: int, limit: int) -> list[Event]:
+        async with self._broadcasts.replays:
+            return list(await self._store.events(self._session.session_id, start, limit))
 
     async def _has_ended(self, index: int) -> bool:
         row = await self._store.session(self._session.session_id)

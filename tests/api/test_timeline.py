@@ -10,7 +10,7 @@ from api.stream.response import WholeStream
 from perdure.protocol.deliveries import LOCAL
 from perdure.protocol.events import EventType, NewEvent
 from perdure.protocol.stream_policy import REDACTED, StreamPolicy
-from perdure.runtime.reports.timeline import Entry, Timeline, merged
+from perdure.runtime.reports.timeline import Beside, Entry, Timeline, merged
 from perdure.store.values import Attempt, Commit, Consumption, Fence, Hold, SessionChange
 from tests.api.asking import known_as
 from tests.api.served import URL, Api, of_turn, session_ended, step, turn_events
@@ -158,6 +158,36 @@ async def test_a_stream_of_all_events_shows_what_stands_beside_them_without_an_i
     ]
     assert first[-1].data["meta"].keys() == {"at"}
     assert first[-1].data["data"]["worker"] == "host:1:b"
+
+
+@pytest.mark.parametrize("committed", ["before the look", "after the look"])
+async def test_what_is_committed_while_the_store_is_read_keeps_its_order(
+    api: Api, monkeypatch: pytest.MonkeyPatch, committed: str
+) -> None:
+    session = await api.create()
+    session_id = session["sessionId"]
+    await later()
+    await begin(api, session)
+    entries = Beside.entries
+    ending = Commit(session_id, fence=fence(Hold.RELEASE, 1), events=turn_events(0)[4:])
+
+    async def slow(beside: Beside, since: str, until: str | None = None) -> tuple[list[Entry], bool]:
+        if committed == "before the look":
+            await api.store.commit(ending)
+        found = await entries(beside, since, until)
+        if committed == "after the look":
+            await api.store.commit(ending)
+        monkeypatch.setattr(Beside, "entries", entries)
+        return found
+
+    async with sse(api, session_id, events="all") as frames:
+        await frames.next()
+        for _ in range(5):
+            await frames.next()
+        monkeypatch.setattr(Beside, "entries", slow)
+        rest = [(await frames.next()).event for _ in range(5)]
+
+    assert rest == ["attempt.ended", "message.completed", "step.completed", "turn.completed", "session.waiting"]
 
 
 async def test_what_happens_without_an_event_reaches_those_who_read_everything(api: Api) -> None:
