@@ -175,6 +175,12 @@ class InputNotFound(NotFound):
     code = "input_not_found"
 
 
+class CheckpointNotFound(NotFound):
+    """There is no such checkpoint, or it is not kept any more."""
+
+    code = "checkpoint_not_found"
+
+
 class SessionDeleted(PerdureError):
     """This Idempotency-Key belongs to a session that was deleted."""
 
@@ -218,6 +224,12 @@ class InputExpired(Conflict):
     """The time to answer this request is over."""
 
     code = "input_expired"
+
+
+class SessionBusy(Conflict):
+    """What was asked for is only possible while the session is idle."""
+
+    code = "session_busy"
 
 
 class ForkRefused(Conflict):

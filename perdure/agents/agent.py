@@ -20,9 +20,12 @@ from .output_schema import problem
 from .tool import Tool, tool
 
 if TYPE_CHECKING:
+    from .progress.checkpoints import CheckpointTrigger
+    from .progress.plan import Planning
+    from .progress.prompt import Prompt
     from .remote import RemoteAgent
 
-Instructions: TypeAlias = str | Callable[[SessionView], str | Awaitable[str]]
+Instructions: TypeAlias = "str | Prompt | Callable[[SessionView], str | Awaitable[str]]"
 
 #: What a plain message does while a request is open: it waits for the answer, or it denies the request.
 WhileWaiting: TypeAlias = Literal["queue", "deny"]
@@ -271,6 +274,12 @@ class Compaction:
             raise InvalidDeclaration(f"model must be the name of a model, or None; not {self.model!r}.")
 
 
+def _default_trigger() -> "CheckpointTrigger":
+    from .progress.checkpoints import CheckpointTrigger
+
+    return CheckpointTrigger()
+
+
 @dataclass(frozen=True)
 class Agent:
     """A model, its instructions and its tools.
@@ -313,6 +322,10 @@ class Agent:
     code_mode: bool = False
     #: The defaults of its lanes, by name, and lanes of its own beside `main`, `cron`, `heartbeat` and `subagent`.
     lanes: Mapping[str, Lane] = field(default_factory=dict[str, Lane])
+    #: Whether the model plans: it gets tools for a plan, and instructions how to use them.
+    planning: "Planning | None" = None
+    #: What makes a checkpoint, beside tools that ask for one. The default: each step of a plan that becomes done.
+    checkpoints: "CheckpointTrigger | None" = field(default_factory=_default_trigger)
     #: The tools that hand work to an agent, by name.
     children: "Sequence[tuple[str, Agent | RemoteAgent]]" = field(init=False, repr=False, compare=False, default=())
 
@@ -371,6 +384,8 @@ _CHOICES: Mapping[str, tuple[Sequence[object], str]] = {
 
 def _wrong_type(agent: Agent) -> str | None:
     """A field of the wrong type. Authors without a type checker get the error here, not at the first call."""
+    from .progress import is_prompt, wrong_declaration
+
     fields: Mapping[str, object] = vars(agent)
     instructions, tools, schema = fields["instructions"], fields["tools"], fields["output_schema"]
     for name, (choices, advice) in _CHOICES.items():
@@ -378,15 +393,14 @@ def _wrong_type(agent: Agent) -> str | None:
             return f"{name} is {advice}"
     if fields["model"] is not None and not _is_text(fields["model"]):
         return f"model is a name, `anthropic:claude-sonnet-4-5` for one, not {fields['model']!r}"
-    if not (_is_text(instructions) or (callable(instructions) and takes(instructions, None))):
-        return "instructions are text, or a function that takes the session: `def instructions(session) -> str`"
+    known = _is_text(instructions) or is_prompt(instructions)
+    if not (known or (callable(instructions) and takes(instructions, None))):
+        return "instructions are text, a `Prompt`, or a function: `def instructions(session) -> str`"
     if _is_text(tools) or not isinstance(tools, Iterable):
         return "tools is a list: `tools=[look_up, order]`"
     if not isinstance(fields["settings"], Mapping):
         return "settings is a dict of model settings: `settings={'temperature': 0.2}`"
-    if wrong := _wrong_bounds(fields):
-        return wrong
-    if wrong := _wrong_lanes(fields["lanes"]):
+    if wrong := _wrong_bounds(fields) or _wrong_lanes(fields["lanes"]) or wrong_declaration(fields):
         return wrong
     if schema is not None and not isinstance(schema, Mapping):
         return "output_schema is a JSON schema; that of a pydantic model is `Model.model_json_schema()`"

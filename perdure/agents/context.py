@@ -2,14 +2,20 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from threading import Event
-from typing import Any, Final, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar, cast
 
 from perdure.errors import Invalid, Misconfigured, UnreadableState
 from perdure.protocol.deliveries import MAIN, DispatchReceipt, Mode, Principal
 from perdure.protocol.wire import JsonObject
+
+if TYPE_CHECKING:
+    from .progress.checkpoints import Milestone
+    from .progress.plan import Plan
+    from .progress.slices import Slice
+    from .state import Slot
 
 #: Reads a slot: its stored value, or None, and its version (0: never written).
 ReadSlot: TypeAlias = Callable[[str], Awaitable[tuple[JsonObject | None, int]]]
@@ -25,10 +31,18 @@ class StagedWrite:
     expected: int | None
 
 
+def is_log(value: JsonObject | None) -> bool:
+    """Whether the stored value is that of a slice that failures and rollbacks leave as it is."""
+    described = (value or {}).get("slice")
+    return isinstance(described, dict) and cast("JsonObject", described).get("policy") == "log"
+
+
 @dataclass
 class _Staged:
     version: int
     current: JsonObject | None = None
+    #: As it was read.
+    before: JsonObject | None = None
     #: By `replace`; the stored value does not matter then.
     replaced: bool = False
     changes: list[Change] = field(default_factory=list[Change])
@@ -42,6 +56,8 @@ class Staging:
         self._slots: dict[str, _Staged] = {}
         # Set once a slot could not be read.
         self.unreadable: UnreadableState | None = None
+        # The checkpoints that the tool has asked for.
+        self.milestones: list[str] = []
 
     async def get(self, name: str) -> JsonObject | None:
         return (await self._slot(name)).current
@@ -66,11 +82,23 @@ class Staging:
             if staged.current is not None and (staged.replaced or staged.changes)
         )
 
+    def changed(self, name: str) -> tuple[JsonObject | None, JsonObject | None]:
+        """The slot before the writes and after them."""
+        staged = self._slots.get(name)
+        return (staged.before, staged.current) if staged else (None, None)
+
+    def kept_on_failure(self) -> "Staging":
+        """Only the writes that stay although the tool has failed."""
+        kept = Staging(self._read)
+        kept._slots = {name: staged for name, staged in self._slots.items() if is_log(staged.current)}
+        return kept
+
     async def rebase(self) -> None:
         """Another writer was first: read again, and apply the changes to the stored values."""
         for name, staged in self._slots.items():
             if not staged.replaced:
                 value, staged.version = await self._read(name)
+                staged.before = value
                 for change in staged.changes:
                     value = change(value)
                 staged.current = value
@@ -79,11 +107,12 @@ class Staging:
         if name not in self._slots:
             value, version = await self._read(name)
             # Another coroutine of the same tool may have staged the slot while this one read.
-            self._slots.setdefault(name, _Staged(version, value))
+            self._slots.setdefault(name, _Staged(version, value, value))
         return self._slots[name]
 
 
 T = TypeVar("T")
+V = TypeVar("V")
 
 Log: TypeAlias = "logging.LoggerAdapter[logging.Logger]"
 
@@ -123,6 +152,31 @@ class SessionView:
     parent: JsonObject | None = None
     # The session that it is a lane of.
     lane_of: str | None = None
+    # The request of `Sessions.execute`.
+    request: JsonObject = field(default_factory=dict[str, Any], compare=False)
+    # The state of the session as its instructions see it, by slot; others get None.
+    slots: Mapping[str, JsonObject | None] | None = field(default=None, repr=False, compare=False)
+
+    def state(self, state: "Slot[V]") -> V:
+        """The value of a state slot: `session.state(CART)`."""
+        return state.read(self._slots.get(state.name))
+
+    def items(self, slice: "Slice[V]") -> tuple[V, ...]:
+        """The items of a slice: `session.items(FINDINGS)`."""
+        return slice.read(self._slots.get(slice.slot))
+
+    @property
+    def plan(self) -> "Plan | None":
+        """The plan; None: the model has made none."""
+        from .progress.plan import PLAN
+
+        return PLAN.read(self._slots.get(PLAN.name))
+
+    @property
+    def _slots(self) -> Mapping[str, JsonObject | None]:
+        if self.slots is None:
+            raise RuntimeError("The state of the session can be read in instructions, and by tools.")
+        return self.slots
 
 
 class ToolSession:
@@ -216,6 +270,14 @@ class ToolContext:
         position, self._dispatched = self._dispatched, self._dispatched + 1
         key = dispatch_id or f"{self.idempotency_key}/{position}"
         return await self._dispatch(agent, to, input, dispatch_id=key, principal=self.session.auth, lane=lane)
+
+    def checkpoint(self, milestone: "Milestone | str") -> None:
+        """Keep the state of the session under this name, in the transaction that records the outcome of this call."""
+        from .progress.checkpoints import Milestone
+
+        named = milestone if isinstance(milestone, Milestone) else Milestone(milestone)
+        if named.name not in self.staging.milestones:
+            self.staging.milestones.append(named.name)
 
     def wait(self, awaitable: Awaitable[T]) -> T:
         """For tools that are not async: `cart = ctx.wait(CART.get(ctx))`."""

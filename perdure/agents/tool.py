@@ -3,11 +3,11 @@
 import inspect
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import WRAPPER_ASSIGNMENTS
 from types import FunctionType
-from typing import Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, ParamSpec, TypeAlias, TypeVar, cast, overload
 
 from perdure.errors import InvalidDeclaration
 from perdure.protocol.inputs import Consequence, Responders
@@ -16,6 +16,10 @@ from perdure.protocol.wire import JsonObject
 
 from .approval import OPEN, Approval, ApprovalPolicy, Describe, Seconds, approval_policy, seconds
 from .signature import Signature, read_signature
+
+if TYPE_CHECKING:
+    from .context import ToolContext
+    from .progress.slices import Slice
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -44,6 +48,10 @@ class Tool(Generic[P, R]):
     timeout: float = 300.0
     retries: int = 0
     pool: str | None = None
+    #: The slice that its results are added to.
+    into: "Slice[Any] | None" = None
+    #: Reads the result again when the call's changes of state had to be made again.
+    late_result: "Callable[[ToolContext], Awaitable[Any]] | None" = field(default=None, repr=False)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
@@ -84,6 +92,7 @@ def tool(
     timeout: Seconds = 300.0,
     retries: int = 0,
     pool: str | None = None,
+    into: "Slice[Any] | None" = None,
 ) -> Callable[[Callable[P, R]], Tool[P, R]]: ...
 
 
@@ -104,13 +113,15 @@ def tool(
     timeout: Seconds = 300.0,
     retries: int = 0,
     pool: str | None = None,
+    into: "Slice[Any] | None" = None,
 ) -> Any:
     """Declare a function as a tool.
 
     `effects` decides what happens to a call that was interrupted: `pure` and `idempotent` tools run again,
     `at_most_once` (the default) never does; the model gets an unknown outcome. `retries` are extra
     tries after an exception, for tools that may run again. `timeout` is in seconds. Only the workers of its `pool`
-    (`perdure worker --pool gpu`) run it; until one is there, its calls wait.
+    (`perdure worker --pool gpu`) run it; until one is there, its calls wait. What it returns is added to the slice
+    `into`, in the transaction that records its outcome.
 
     `approval` says when a call needs approval: `never`, `always`, `once` in a session (for each
     `approval_key(arguments)`, when that is given), or a function of the call and the session that returns True (ask),
@@ -130,6 +141,8 @@ def tool(
         policy = approval_policy(called, approval, approval_key, summary, responders, expires, on_expiry, remind)
         limit = seconds(f"Tool {called!r}: the timeout", timeout)
         _check(called, effects, limit, retries)
+        if into is not None and not hasattr(into, "add_result"):
+            raise InvalidDeclaration(f"Tool {called!r}: into is a slice: `into=FINDINGS`, not {into!r}.")
         if pool is not None and not is_pool(pool):
             raise InvalidDeclaration(f"Tool {called!r}: {pool!r} cannot be a pool: {POOL_NAMES}.")
         text, parameters = _documented(function)
@@ -143,6 +156,7 @@ def tool(
             timeout=limit,
             retries=retries,
             pool=pool,
+            into=into,
         )
         # The dataclass is frozen; help(), inspect and doctest need these attributes of the function.
         for attribute in WRAPPER_ASSIGNMENTS:

@@ -19,7 +19,7 @@ from perdure.store.values import Commit, Consumption, DeliveryTaken, Fence, Hold
 
 from .compaction import Plan, Summariser, Summary, failed_at, requested
 from .journal import COMPACTION, StoredCompaction, view_of, written
-from .prompt import new_mark, prompts_for
+from .prompt import instructions_of, new_mark, prompts_for
 from .tools.budget import Budget, principal_failure
 from .tools.builtin import open_offer
 from .tools.limits import limit_reached
@@ -165,7 +165,8 @@ class Controls:
             return
         text = mark if isinstance(mark, str) else str(mark.body["mark"])
         offer = await open_offer(ctx.agent, can_ask=ctx.call.capabilities.request_input, output=None)
-        prompt_of = await prompts_for(ctx.agent, view_of(ctx.row, at, None), text, offer.definitions)
+        instructions = await instructions_of(self._store, ctx.agent, view_of(ctx.row, at, None))
+        prompt_of = prompts_for(ctx.agent, instructions, text, offer.definitions)
 
         def complete(commit: Commit) -> Commit:
             ending = control.commit(*commit.events)

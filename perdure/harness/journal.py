@@ -115,6 +115,8 @@ class ConsumedDelivery(DeliveryBody):
     # How often it was edited when it was read, which is not recorded; `heard`: how much of each lane it tells about.
     edits: int = Field(default=0, exclude=True)
     heard: dict[str, int] | None = None
+    # What the model is told before it of what has happened to the session.
+    notes: tuple[str, ...] = ()
     # The step of a running turn that it has entered. None: the turn began with it.
     step: int | None = None
 
@@ -138,6 +140,8 @@ class StoredReply(Wire):
     failure: Failure | None = None
     # When the turn fails, in seconds since the epoch: its calls end by then.
     deadline: float | None = None
+    # A digest of the instructions that the model had. The text is not kept: it is rendered anew for each step.
+    instructions: str | None = None
     # The principal for whom the model and its calls act. Replies of older builds do not have it.
     speaker: Principal | None = None
 

@@ -26,8 +26,8 @@ from perdure.telemetry import spans
 
 from .events import DeltaWriter, EventFactory
 from .journal import ConsumedDelivery, find_agent, find_session, model_outcome, readable, view_of
-from .lanes.news import with_news
-from .prompt import PromptOf, call_ids_of, new_mark, prompts_for
+from .lanes.news import with_news, with_notes
+from .prompt import PromptOf, call_ids_of, digest_of, instructions_of, new_mark, prompts_for
 from .reply import (
     ReplyReader,
     Settlement,
@@ -48,6 +48,7 @@ from .reply import (
 from .tools.approvals import Approvals, Clock, remembered
 from .tools.builtin import Offer, SchemaFailed, open_offer
 from .tools.limits import add_usage, deadline_failure, limit_reached, provider_attempts, refuse_killer, until_deadline
+from .tools.progress import with_checkpoint
 from .turn_begin import (
     FileFetcher,
     HistoryCache,
@@ -150,7 +151,8 @@ class ModelCaller:
                 if not deliveries and not turn.resumption:
                     return NothingToRead()
                 ctx = replace(ctx, turn=turn)
-                if ctx.row.lane is not None and not turn.deliveries():
+                if not turn.deliveries():
+                    deliveries = with_notes(ctx.row, deliveries)
                     deliveries = await with_news(self._store, ctx.row, call.at.turn, deliveries)
             opening = open_step(ctx.factory, deliveries, ctx.turn, ctx.agent.name, self._model(ctx))
             known = {each.delivery_id for each in deliveries}
@@ -244,20 +246,18 @@ class ModelCaller:
     ) -> ModelOutcome:
         """End the turn with what was recorded in the previous step. The model is not called again."""
         at = ctx.call.at
-        done = await commit_with_retries(
-            self._store,
-            Commit(
-                at.session_id,
-                unless_cancelled=at.turn,
-                unless=(at.turn, at.step, REPLY),
-                fence=fence,
-                records=settlement.records,
-                events=(*completed_step(_before(ctx), ctx.turn), *settlement.events),
-                close=settlement.close,
-                close_turn=at.turn,
-                change=settlement.change,
-            ),
+        commit = Commit(
+            at.session_id,
+            unless_cancelled=at.turn,
+            unless=(at.turn, at.step, REPLY),
+            fence=fence,
+            records=settlement.records,
+            events=(*completed_step(_before(ctx), ctx.turn), *settlement.events),
+            close=settlement.close,
+            close_turn=at.turn,
+            change=settlement.change,
         )
+        done = await commit_with_retries(self._store, with_checkpoint(commit, ctx.agent, at, REPLY))
         return outcome_after(done, settlement.outcome)
 
     # --- the model call ---
@@ -272,7 +272,9 @@ class ModelCaller:
             try:
                 async with until_deadline(self._left(ctx)):
                     view = view_of(ctx.row, ctx.call.at, ctx.turn.principal)
-                    prompt_of = await prompts_for(ctx.agent, view, ctx.mark or "", offer.definitions)
+                    instructions = await instructions_of(self._store, ctx.agent, view, self._left(ctx))
+                    ctx = replace(ctx, instructions=instructions)
+                    prompt_of = prompts_for(ctx.agent, instructions, ctx.mark or "", offer.definitions)
                     if ctx.plan and ctx.plan.summarises:
                         ctx = await self._summarised(ctx, ctx.plan, prompt_of)
                 return await self._reply_and_settle(ctx, offer, reader, calls, deltas, prompt_of)
@@ -322,7 +324,8 @@ class ModelCaller:
                 response = calls.applied(readable(reply.response))
                 requested = await reader.read(response)
             speaker, deadline = ctx.turn.principal, ctx.deadline
-            answer = UsableReply(response, reply.finish_reason, deltas.usage, requested, speaker, deadline)
+            asked_with = digest_of(ctx.instructions)
+            answer = UsableReply(response, reply.finish_reason, deltas.usage, requested, speaker, deadline, asked_with)
             settle = settle_unfulfilled if is_unfulfilled(offer, ctx.turn, requested) else settle_reply
             settlement = settle(factory, mode, answer)
             # A result is final, and so is a reply after which the session's limits allow no other one.
@@ -444,23 +447,21 @@ class ModelCaller:
         self, ctx: ModelContext, settlement: Settlement, unwritten: tuple[NewEvent, ...], *, steerable: bool = False
     ) -> Committed:
         at, fence = ctx.call.at, self._fence(ctx, Hold.RELEASE)
-        return await commit_with_retries(
-            self._store,
-            Commit(
-                at.session_id,
-                # A reply with calls is committed despite a cancel request: each call checks for one itself.
-                unless_cancelled=at.turn if settlement.ended not in (None, "cancelled") else None,
-                unless_steered=steerable,
-                unless=(at.turn, at.step, REPLY),
-                fence=fence,
-                report=fence.report(*settlement.end),
-                records=settlement.records,
-                events=(*unwritten, *settlement.events),
-                close=settlement.close,
-                inputs=InputChanges(opens=settlement.opens),
-                change=settlement.change,
-            ),
+        commit = Commit(
+            at.session_id,
+            # A reply with calls is committed despite a cancel request: each call checks for one itself.
+            unless_cancelled=at.turn if settlement.ended not in (None, "cancelled") else None,
+            unless_steered=steerable,
+            unless=(at.turn, at.step, REPLY),
+            fence=fence,
+            report=fence.report(*settlement.end),
+            records=settlement.records,
+            events=(*unwritten, *settlement.events),
+            close=settlement.close,
+            inputs=InputChanges(opens=settlement.opens),
+            change=settlement.change,
         )
+        return await commit_with_retries(self._store, with_checkpoint(commit, ctx.agent, at, REPLY))
 
     def _fence(self, ctx: ModelContext, hold: Hold) -> Fence:
         return Fence(ctx.call.at.turn, ctx.call.at.step, MODEL_SCOPE, ctx.attempt, hold)

@@ -1,6 +1,7 @@
 """Builds the messages for a model from the records of all turns, and caches them for recently served sessions."""
 
 import base64
+import hashlib
 import logging
 import re
 import secrets
@@ -32,7 +33,7 @@ from perdure.models.base import UNSENT, Prompt
 from perdure.models.sent import SentMessages
 from perdure.protocol import names
 from perdure.protocol.deliveries import FilePart, TextPart
-from perdure.store.base import RawRecord
+from perdure.store.base import RawRecord, Store
 from perdure.store.engine.rows import encode
 from perdure.store.values import NewRecord
 
@@ -288,13 +289,42 @@ def _merged(before: Sequence[ModelMessage], newer: Sequence[Placed]) -> list[Mod
     return merged
 
 
-async def prompts_for(agent: Agent, view: SessionView, mark: str, tools: Sequence[ToolDefinition]) -> PromptOf:
-    """Make prompts for the conversations of a step. The author's code is called once."""
+#: Seconds before the deadline from which on the model is told of it.
+_NEAR = 120.0
+
+
+async def instructions_of(store: Store, agent: Agent, view: SessionView, left: float | None = None) -> str:
+    """The agent's instructions for a step. `left`: seconds until the deadline of the turn."""
     instructions = agent.instructions
-    text = instructions if isinstance(instructions, str) else await result_of(instructions, view)
+    if not isinstance(instructions, str):
+        view = replace(view, **await _state_of(store, view.id))
+        rendered = instructions if callable(instructions) else instructions.rendered
+        instructions = await result_of(rendered, view)
+    planning = agent.planning.guidance if agent.planning else ""
+    near = f"About {left:.0f} seconds are left for this turn: finish with what you have." if _is_near(left) else ""
+    return "\n\n".join(filter(None, (instructions, planning, near)))
+
+
+def digest_of(instructions: str) -> str:
+    """What is recorded of instructions: whether two steps had the same ones."""
+    return hashlib.sha256(instructions.encode(errors="surrogatepass")).hexdigest()[:32]
+
+
+def _is_near(left: float | None) -> bool:
+    return left is not None and left < _NEAR
+
+
+async def _state_of(store: Store, session_id: str) -> dict[str, Any]:
+    slots = {name: slot.value for name, slot in (await store.slots(session_id)).items()}
+    request = slots.get(names.REQUEST_SLOT) or {}
+    return {"slots": slots, "request": request.get("value") or {}}
+
+
+def prompts_for(agent: Agent, instructions: str, mark: str, tools: Sequence[ToolDefinition]) -> PromptOf:
+    """Make prompts for the conversations of a step."""
 
     def prompt(conversation: Conversation) -> Prompt:
-        messages = joined(conversation, text, mark)
+        messages = joined(conversation, instructions, mark)
         return Prompt(messages=messages, tools=tools, settings=agent.settings, sent=conversation.sent)
 
     return prompt
@@ -329,6 +359,9 @@ def _was_refused(turn: TurnJournal) -> bool:
 
 def _parts_of(delivery: ConsumedDelivery, mark: str | None, refused: bool) -> list[ModelRequestPart]:
     parts: list[ModelRequestPart] = [
+        UserPromptPart(marked("note", note, mark) if mark else note) for note in delivery.notes
+    ]
+    parts += [
         UserPromptPart(marked("context", value, mark) if mark else whole(f"Client context:\n{value}"))
         for value in delivery.client_context
     ]

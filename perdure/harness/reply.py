@@ -325,6 +325,8 @@ class UsableReply:
     speaker: Principal | None
     #: When the turn fails, in seconds since the epoch.
     deadline: float | None = None
+    #: A digest of the instructions that it was asked with.
+    instructions: str | None = None
 
 
 def is_unfulfilled(offer: Offer, turn: TurnJournal, requested: RequestedCalls) -> bool:
@@ -429,6 +431,7 @@ def _settled(
         parallel=requested.parallel,
         deadline=answer.deadline,
         speaker=answer.speaker,
+        instructions=answer.instructions,
         **stored,
     )
     form = STEERED if reply.continues else REPLY_FORMAT

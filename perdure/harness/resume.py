@@ -312,7 +312,7 @@ class TurnResumer:
             resumed = resumed.model_copy(update={"parallel": ctx.agent.limits.parallel_calls})
         stored = StoredResumption(
             resumed=resumed,
-            notes=await self._notes(ctx),
+            notes=(*ctx.session.notes, *await self._notes(ctx)),
             speaker=plan.speaker,
             output_schema=plan.output_schema,
         )

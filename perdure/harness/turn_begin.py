@@ -289,6 +289,8 @@ class ModelContext:
     now: float
     #: What must be left out of the prompt first. It is not looked for again in the same attempt.
     plan: "Plan | None" = None
+    #: The agent's instructions, as they are rendered for this step.
+    instructions: str = ""
 
     @property
     def deadline(self) -> float | None:

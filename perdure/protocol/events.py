@@ -55,6 +55,10 @@ class EventType:
     SESSION_FORKED = "session.forked"
     SESSION_IMPORTED = "session.imported"
     SESSION_RESET = "session.reset"
+    SESSION_ROLLED_BACK = "session.rolled_back"
+    PLAN_UPDATED = "plan.updated"
+    CHECKPOINT_CREATED = "checkpoint.created"
+    CHECKPOINT_FAILED = "checkpoint.failed"
     # Of runs.
     RUN_STARTED = "run.started"
     RUN_STEP_COMPLETED = "run.step.completed"

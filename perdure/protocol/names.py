@@ -40,6 +40,14 @@ CANCEL = "cancel"
 REPAIR = "repair"
 DESCRIBE = "describe"
 
+#: The slots of slices. No author's state can have such a name.
+SLICE_PREFIX = "perdure.slice/"
+_SLICE = re.compile(r"perdure\.slice/[A-Za-z0-9_.-]{1,64}")
+#: The slot of the plan of a session.
+PLAN_SLOT = "perdure.plan"
+#: The slot of the request of `Sessions.execute`.
+REQUEST_SLOT = "perdure.request"
+
 _POOL = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 #: Instead of the names of pools: all that the agents declare.
 ALL_POOLS = "all"
@@ -52,6 +60,11 @@ TOOLS_QUEUE = "tools"
 #: Of the workflows of runs, and of their functions.
 RUNS_QUEUE = "runs"
 BODIES_QUEUE = "bodies"
+
+
+def is_slice(slot: str) -> bool:
+    """Whether a slot is that of a slice."""
+    return _SLICE.fullmatch(slot) is not None
 
 
 def queue(prefix: str, kind: str) -> str:
@@ -185,6 +198,12 @@ def attempt_id(session_id: str, turn: int, step: int, scope: str, generation: in
     # A generation is a time in microseconds.
     began = (generation // 1_000 % 2**48).to_bytes(6, "big")
     return "att_" + as_ulid(began + digest)
+
+
+def checkpoint_id(session_id: str, turn: int, step: int, key: str, millis: int) -> str:
+    """The id of a checkpoint that the commit under this key takes: the same, however often it is repeated."""
+    digest = hashlib.sha256(b"perdure/checkpoint/" + f"{session_id}/{turn}/{step}/{key}".encode()).digest()
+    return "chk_" + as_ulid((millis % 2**48).to_bytes(6, "big") + digest)
 
 
 def call_scope(call_id: str) -> str:

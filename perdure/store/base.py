@@ -58,6 +58,7 @@ from .values import (
 
 if TYPE_CHECKING:
     from .attempts import AttemptStore
+    from .checkpoints import CheckpointStore
     from .streams import StreamStore
 
 
@@ -395,11 +396,17 @@ class Store(Protocol):
 
     async def record(self, session_id: str, turn: int, step: int, key: str) -> Record | None: ...
 
-    async def slots(self, session_id: str, names: Sequence[str]) -> dict[str, Slot]: ...
+    async def slots(self, session_id: str, names: Sequence[str] | None = None) -> dict[str, Slot]:
+        """The slots with these names; None: all of them."""
+        ...
 
     # reports of attempts
     @property
     def attempts(self) -> "AttemptStore": ...
+
+    # checkpoints
+    @property
+    def checkpoints(self) -> "CheckpointStore": ...
 
     # streams that callers write
     @property

@@ -9,7 +9,6 @@ from perdure.protocol.deliveries import Bounds, Capabilities, Mode, Principal
 from perdure.protocol.events import NewEvent, Usage
 from perdure.protocol.inputs import InputAnswer, InputRequest
 from perdure.protocol.wire import JsonObject
-from perdure.store.accounts import Below, Reservation, Spending
 from perdure.store.attempts import AttemptEnd, AttemptKey, AttemptReport
 from perdure.store.runs import NewRun, RunChange
 
@@ -17,6 +16,45 @@ SessionStatus: TypeAlias = Literal["starting", "running", "waiting", "completed"
 
 #: The status that callers see. `needs_attention` takes precedence over every other status.
 ShownStatus: TypeAlias = Literal["starting", "running", "waiting", "completed", "failed", "needs_attention"]
+
+
+# --- what sessions and principals have spent ----------------------------------------------------------------
+
+#: Units of cost in a US dollar: whole numbers, so that sums are exact.
+DOLLAR = 1_000_000_000
+
+
+@dataclass(frozen=True)
+class Below:
+    """What the descendants of a session have used."""
+
+    usage: Usage = field(default_factory=Usage)
+    # In billionths of a US dollar: each at the price of the agent that has used it, as far as that is known.
+    cost: int = 0
+    # The tokens and the cost of these when the session's latest turn began.
+    tokens_before: int = 0
+    cost_before: int = 0
+
+    @property
+    def dollars(self) -> float:
+        return self.cost / DOLLAR
+
+
+@dataclass(frozen=True)
+class Spending:
+    """What an account, a principal in a period, has spent: tokens, and billionths of a dollar."""
+
+    account: str
+    tokens: int
+    cost: int
+
+
+@dataclass(frozen=True)
+class Reservation(Spending):
+    """What an attempt may spend at most, and the limits of its account."""
+
+    most_tokens: int | None = None
+    most_cost: int | None = None
 
 
 # --- sessions -----------------------------------------------------------------------------------------------
@@ -48,10 +86,13 @@ class NewSession(_Member):
     capabilities: Capabilities = field(default_factory=Capabilities)
     parent: JsonObject | None = None
     title: str | None = None
+    tags: Mapping[str, str] = field(default_factory=dict[str, str])
     bounds: Bounds | None = None
     # Where it reports its end: `{callId, subagentName, token, url}`. A secret.
     callback: JsonObject | None = field(default=None, repr=False)
     run: NewRun | None = None
+    # Of `Sessions.execute`; kept in a slot.
+    request: JsonObject | None = None
     # Its token was chosen by a caller: it continues what the session before it under this token has begun.
     named: bool = False
     # It is this lane of another session.
@@ -111,6 +152,10 @@ class SessionRow(_Member):
     lane_of: str | None = None
     # Whether a message may wait that is to enter the running turn.
     steered: bool = False
+    # What its owner has said of it: few short texts by name.
+    tags: Mapping[str, str] = field(default_factory=dict[str, str])
+    # For the model, with the next turn.
+    notes: Sequence[str] = ()
 
     @property
     def shown_status(self) -> ShownStatus:
@@ -173,6 +218,8 @@ class SessionQuery:
     mode: Mode | None = None
     # The session that has started them.
     parent: str | None = None
+    # One tag that they have: its name and its text.
+    tag: tuple[str, str] | None = None
     limit: int = 50
     # Opaque; returned with the previous page.
     cursor: str | None = None
@@ -292,6 +339,18 @@ class Slot:
 
 
 @dataclass(frozen=True)
+class NewCheckpoint:
+    """That the state of the session is kept as it is after this commit."""
+
+    checkpoint_id: str
+    turn: int
+    step: int
+    # One with a name is kept longer.
+    name: str | None = None
+    plan_step: int | None = None
+
+
+@dataclass(frozen=True)
 class Consumption:
     """The deliveries that a turn reads."""
 
@@ -337,7 +396,8 @@ class Commit:
        unknown, refused, or read by another turn.
     6. `events`: append them at the next indexes. An event whose key exists is skipped. One that ends a turn settles
        the deliveries that the turn has read, and names them, unless the turn waits for people.
-    7. `slots`: write them. Raise `SlotConflict` when a slot has another version than expected.
+    7. `slots`: write them. Raise `SlotConflict` when a slot has another version than expected. `checkpoint`: keep the
+       state of the session as it is now; when that is impossible, an event says so, and the commit goes on.
     8. `route`: replace the session's routes by this token hash; `TokenConflict` when another live session owns it.
        `close`: end the session, and delete its routes and fences.
     9. `close_turn`: delete all fences of that turn, so that attempts that hold one cannot write.
@@ -368,6 +428,7 @@ class Commit:
     events: Sequence[NewEvent] = ()
     consume: Consumption | None = None
     slots: Sequence[SlotWrite] = ()
+    checkpoint: NewCheckpoint | None = None
     route: str | None = None
     close: bool = False
     close_turn: int | None = None

@@ -1,91 +1,296 @@
-"""A turn in which nothing happens any more is stopped."""
+"""Plans, slices and checkpoints in the calls of tools, and the instructions that show them."""
 
-from itertools import count
+import asyncio
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
-from perdure import Limits, tool
-from perdure.protocol.requests import CallRef, Calls, Finished, ModelOutcome
-from perdure.testing import ScriptedModel, call
-from tests.support.lab import Lab, lab
-
-NUMBERS = count()
-
-
-@tool(effects="pure")
-def look(where: str = "here") -> str:
-    return "nothing"
-
-
-@tool(effects="pure")
-def ask_clock() -> int:
-    return next(NUMBERS)
-
-
-@tool(effects="pure")
-def fail() -> str:
-    raise ValueError("no")
-
-
-async def steps(it: Lab, most: int = 20) -> tuple[ModelOutcome, int]:
-    """Play steps until the turn ends; its outcome, and how many steps there were."""
-    delivery = [await it.deliver("Go")]
-    for step in range(most):
-        outcome = await it.model(*delivery, step=step)
-        if not isinstance(outcome, Calls):
-            return outcome, step
-        refs: tuple[CallRef, ...] = outcome.calls
-        for ref in refs:
-            await it.tool(ref, step=step)
-        delivery = []
-    raise AssertionError("the turn goes on")
+from perdure import (
+    Agent,
+    CheckpointTrigger,
+    Milestone,
+    Plan,
+    Planning,
+    Progress,
+    Prompt,
+    Section,
+    SessionView,
+    Slice,
+    State,
+    ToolContext,
+    tool,
+    upsert_by,
+)
+from perdure.agents.progress.plan import PLAN
+from perdure.harness.prompt import instructions_of
+from perdure.protocol.events import EventType
+from perdure.testing import call
+from tests.support.lab import SESSION, Lab, lab
 
 
-def code_of(outcome: ModelOutcome) -> str | None:
-    assert isinstance(outcome, Finished)
-    return outcome.failure.code if outcome.failure else None
+@dataclass(frozen=True)
+class Finding:
+    source: str
+    text: str
 
 
-@pytest.mark.parametrize("line", [call("look"), call("fail"), [call("ask_clock"), call("look")]])
-async def test_a_model_that_repeats_a_call_with_the_same_result_is_stopped(line: Any) -> None:
-    model = ScriptedModel([line] * 20)
-    async with lab(model, look, ask_clock, fail) as it:
-        outcome, step = await steps(it)
+FINDINGS = Slice("findings", Finding, reducer=upsert_by(lambda finding: finding.source))
+TRACE = Slice("trace", str, policy="log")
+COUNT = State("progress_count", int)
 
-        assert (code_of(outcome), step, len(model.prompts)) == ("NO_PROGRESS", 5, 5)
-        (failed,) = await it.emitted("turn.failed")
-        assert failed["details"] == {"toolName": "fail" if line == call("fail") else "look", "times": 5}
+
+async def plan(it: Lab) -> Plan | None:
+    slot = (await it.store.slots(SESSION, [PLAN.name])).get(PLAN.name)
+    return PLAN.read(slot.value if slot else None)
+
+
+async def items(it: Lab, slice: Slice[Any]) -> tuple[Any, ...]:
+    slot = (await it.store.slots(SESSION, [slice.slot])).get(slice.slot)
+    return slice.read(slot.value if slot else None)
+
+
+async def played(it: Lab) -> list[Any]:
+    """Run the calls of the first step; returns what each of them gave the model."""
+    refs = await it.calls(await it.deliver("Go"))
+    for ref in refs:
+        await it.tool(ref)
+    return [event["result"]["output"] for event in await it.emitted(EventType.ACTION_RESULT)]
+
+
+def setting_up(*titles: str) -> Any:
+    return call("planning_setup_plan", objective="Ship it", initial_steps=list(titles))
+
+
+# --- plans --------------------------------------------------------------------------------------------------
+
+
+async def test_a_plan_completes_when_each_step_is_done() -> None:
+    done = [call("planning_update_step", step_id=number, status="done") for number in (1, 2)]
+    async with lab([[setting_up("a", "b"), *done]], planning=Planning()) as it:
+        first, second, third = await played(it)
+
+        assert first == {
+            "objective": "Ship it",
+            "status": "active",
+            "steps": [
+                {"stepId": 1, "title": "a", "status": "pending"},
+                {"stepId": 2, "title": "b", "status": "pending"},
+            ],
+        }
+        assert [each["status"] for each in second["steps"]] == ["done", "pending"]
+        assert third["status"] == "completed"
+        told = await it.emitted(EventType.PLAN_UPDATED)
+        assert [each["changed"] for each in told] == [[1, 2], [1], [2]]
+        assert told[-1]["plan"] == third
+
+
+async def test_steps_that_are_done_at_the_same_time_are_all_kept_and_shown() -> None:
+    calls = [call("planning_update_step", step_id=number, status="done") for number in (1, 2, 3)]
+    async with lab([[setting_up("a", "b", "c")], calls], planning=Planning()) as it:
+        await played(it)
+        refs = await it.calls(step=1)
+
+        await asyncio.gather(*(it.tool(ref, step=1) for ref in refs))
+
+        made = await plan(it)
+        assert made is not None
+        assert made.status == "completed"
+        results = [event["result"]["output"] for event in await it.emitted(EventType.ACTION_RESULT)][1:]
+        # Whoever is last shows what all have done.
+        assert "completed" in [each["status"] for each in results]
 
 
 @pytest.mark.parametrize(
-    "lines",
+    ("calls", "problem"),
     [
-        [call("ask_clock")] * 9,
-        [call("look", where=str(number)) for number in range(9)],
-        [call("look"), call("fail")] * 4,
-        [call("look")] * 4 + [call("ask_clock")] + [call("look")] * 4,
+        ([call("planning_add_step", steps=["c"])], "There is no plan yet"),
+        ([call("planning_update_step", step_id=1, status="done")], "There is no plan yet"),
+        ([setting_up("a"), call("planning_update_step", step_id=7, status="done")], "its steps are: 1."),
+        ([setting_up("a"), call("planning_update_step", step_id=1)], "Nothing to update"),
+        ([setting_up("a"), setting_up("b")], "There is a plan that is not completed"),
+        ([setting_up("a"), call("planning_add_step", steps=["x"] * 200)], "at most 200 steps"),
+        ([setting_up("a" * 501)], "Invalid arguments for planning_setup_plan"),
+        (
+            [
+                setting_up("a"),
+                call("planning_update_step", step_id=1, status="done"),
+                call("planning_add_step", steps=["b"]),
+            ],
+            "The plan is completed",
+        ),
     ],
 )
-async def test_calls_that_differ_or_have_other_results_go_on(lines: list[Any]) -> None:
-    async with lab([*lines, "Done."], look, ask_clock, fail) as it:
-        outcome, step = await steps(it)
+async def test_what_makes_no_sense_is_refused_in_words(calls: list[Any], problem: str) -> None:
+    async with lab([calls], planning=Planning()) as it:
+        results = await played(it)
 
-        assert (code_of(outcome), step) == (None, len(lines))
-
-
-async def test_the_number_can_be_set_or_be_without_a_limit() -> None:
-    for most, ends in ((2, (None, 2)), (None, (None, 9))):
-        async with lab([call("look")] * 9 + ["Done."], look, limits=Limits(repeated_calls=most)) as it:
-            outcome, step = await steps(it)
-
-            assert (code_of(outcome), step) == (("NO_PROGRESS", 2) if most else ends)
+        assert problem in results[-1]
+        assert [each["status"] for each in await it.emitted(EventType.ACTION_RESULT)][-1] == "failed"
 
 
-async def test_the_next_turn_may_make_the_same_call() -> None:
-    async with lab([call("look")] * 3 + ["Done."], look, limits=Limits(repeated_calls=2)) as it:
-        await steps(it)
+async def test_a_completed_plan_gives_way_to_a_new_one() -> None:
+    calls = [setting_up("a"), call("planning_update_step", step_id=1, status="done"), setting_up("b", "c")]
+    async with lab([calls], planning=Planning()) as it:
+        results = await played(it)
 
-        (ref,) = await it.calls(await it.deliver("Again"), turn=1)
+        assert [each["title"] for each in results[-1]["steps"]] == ["b", "c"]
 
-        assert ref.tool == "look"
+
+# --- slices -------------------------------------------------------------------------------------------------
+
+
+@tool(into=FINDINGS)
+def look_up(source: str, text: str) -> Finding:
+    return Finding(source, text)
+
+
+@tool(into=FINDINGS)
+def look_up_all(sources: list[str]) -> list[Finding]:
+    return [Finding(source, "found") for source in sources]
+
+
+@tool
+async def act(ctx: ToolContext, fail: bool) -> str:
+    await TRACE.append(ctx, "began")
+    await COUNT.set(ctx, 1)
+    await FINDINGS.add(ctx, Finding("act", "x"))
+    if fail:
+        raise ValueError
+    return "ok"
+
+
+async def test_results_are_added_to_their_slice_as_the_reducer_says() -> None:
+    calls = [
+        call("look_up", source="a", text="1"),
+        call("look_up_all", sources=["b", "c"]),
+        call("look_up", source="a", text="2"),
+    ]
+    async with lab([calls], look_up, look_up_all) as it:
+        await played(it)
+
+        assert await items(it, FINDINGS) == (Finding("a", "2"), Finding("b", "found"), Finding("c", "found"))
+
+
+async def test_tools_that_add_to_one_slice_at_the_same_time_are_all_kept() -> None:
+    calls = [call("look_up", source=str(number), text="x") for number in range(4)]
+    async with lab([calls], look_up) as it:
+        refs = await it.calls(await it.deliver("Go"))
+
+        await asyncio.gather(*(it.tool(ref) for ref in refs))
+
+        assert {each.source for each in await items(it, FINDINGS)} == {"0", "1", "2", "3"}
+
+
+async def test_a_failed_tool_leaves_nothing_but_its_log() -> None:
+    async with lab([[call("act", fail=True)]], act) as it:
+        await played(it)
+
+        assert await items(it, TRACE) == ("began",)
+        assert await items(it, FINDINGS) == ()
+        assert "progress_count" not in await it.store.slots(SESSION)
+
+
+# --- checkpoints --------------------------------------------------------------------------------------------
+
+REVIEWED = Milestone("reviewed")
+
+
+@tool
+def review(ctx: ToolContext) -> str:
+    ctx.checkpoint(REVIEWED)
+    return "fine"
+
+
+@pytest.mark.parametrize(
+    ("trigger", "calls", "taken"),
+    [
+        (CheckpointTrigger(), [setting_up("a", "b")], 0),
+        (CheckpointTrigger(), [setting_up("a"), call("planning_update_step", step_id=1, status="done")], 1),
+        (CheckpointTrigger(events={"plan.updated"}), [setting_up("a")], 1),
+        (CheckpointTrigger(events={"plan.completed"}), [setting_up("a", "b")], 0),
+        (CheckpointTrigger(events=(), slices={FINDINGS}), [call("look_up", source="a", text="1")], 1),
+        (CheckpointTrigger(events=(), slices={"trace"}), [call("look_up", source="a", text="1")], 0),
+        (CheckpointTrigger(events=(), tools={"look_up"}), [call("look_up", source="a", text="1")], 1),
+        (CheckpointTrigger(events=(), tools={"act"}), [call("act", fail=True)], 0),
+        (CheckpointTrigger(events=(), when=lambda event: event.type == "action.result"), [call("review")], 1),
+        (CheckpointTrigger(events=(), when=lambda event: 1 // 0 > 0), [call("look_up", source="a", text="1")], 0),
+        (None, [call("review")], 1),
+        (None, [call("look_up", source="a", text="1")], 0),
+    ],
+)
+async def test_each_trigger_takes_a_checkpoint(trigger: CheckpointTrigger | None, calls: list[Any], taken: int) -> None:
+    async with lab([calls], look_up, act, review, planning=Planning(), checkpoints=trigger) as it:
+        await played(it)
+
+        created = await it.emitted(EventType.CHECKPOINT_CREATED)
+        assert len(created) == taken
+        assert [each.checkpoint_id for each in await it.store.checkpoints.list(SESSION, 9)] == [
+            each["checkpointId"] for each in reversed(created)
+        ]
+
+
+async def test_a_milestone_names_its_checkpoint_and_a_step_of_the_plan_its_own() -> None:
+    calls = [call("review"), setting_up("a", "b"), call("planning_update_step", step_id=2, status="done")]
+    async with lab([calls], review, planning=Planning()) as it:
+        await played(it)
+
+        named, of_step = await it.emitted(EventType.CHECKPOINT_CREATED)
+        assert named["name"] == "reviewed"
+        assert of_step["planStep"] == 2
+        assert of_step["name"] is None
+
+
+async def test_every_second_turn_ends_with_a_checkpoint() -> None:
+    async with lab(["one", "two", "three", "four"], checkpoints=CheckpointTrigger(events=(), turns=2)) as it:
+        for turn in range(4):
+            await it.model(await it.deliver("Go"), turn=turn)
+
+        assert [each["turnId"] for each in await it.emitted(EventType.CHECKPOINT_CREATED)] == ["turn_1", "turn_3"]
+
+
+# --- instructions -------------------------------------------------------------------------------------------
+
+
+async def rendered(it: Lab, prompt: Any, left: float | None = None, **options: Any) -> str:
+    agent = Agent("a", instructions=prompt, **options)
+    row = await it.store.session(SESSION)
+    assert row is not None
+    return await instructions_of(it.store, agent, SessionView(SESSION, "a", 0, 0, row.principal), left)
+
+
+async def test_sections_show_the_state_of_the_session() -> None:
+    def findings(session: SessionView) -> str:
+        return "\n".join(each.text for each in session.items(FINDINGS))
+
+    prompt = Prompt("Be brief.", Section("Findings", findings), Progress(), Section("Empty", ""))
+    steps = [setting_up("a", "b"), call("planning_update_step", step_id=1, status="done")]
+    async with lab([[call("look_up", source="a", text="tea"), *steps]], look_up, planning=Planning()) as it:
+        await it.deliver("Wait")
+        assert await rendered(it, prompt) == ("Be brief.\n\n# Progress\nNo progress yet. Create a plan to get started.")
+        await played(it)
+
+        text = await rendered(it, prompt)
+
+        assert text == (
+            "Be brief.\n\n# Findings\ntea\n\n# Progress\nObjective: Ship it\nCompleted:\n✓ a\nRemaining:\n- b (pending)"
+        )
+        assert (await rendered(it, prompt, planning=Planning("react"))).startswith(text + "\n\nFor anything that takes")
+        # Rendered again, by whomever: the same.
+        assert await rendered(it, prompt) == text
+
+
+async def test_a_prompt_of_summaries_shows_those() -> None:
+    prompt = Prompt(Section("Rules", "a long text", summary="short"), Section("Other", "whole"), visibility="summary")
+    async with lab([]) as it:
+        await it.deliver("Wait")
+        assert await rendered(it, prompt) == "# Rules\nshort\n\n# Other\nwhole"
+
+
+async def test_the_model_is_told_when_the_deadline_is_near() -> None:
+    async with lab([]) as it:
+        await it.deliver("Wait")
+        assert await rendered(it, "Act.", left=90.2) == (
+            "Act.\n\nAbout 90 seconds are left for this turn: finish with what you have."
+        )
+        assert await rendered(it, "Act.", left=121.0) == "Act."

@@ -93,7 +93,7 @@ async def test_an_export_is_imported_as_it_was(target: Store, tmp_path: Path) ->
 
 async def test_state_as_deep_as_a_tool_can_write_is_imported(target: Store, tmp_path: Path) -> None:
     state: State[Any] = State("deep", Any, default=dict)
-    value = state._stored(nested(245))  # pyright: ignore[reportPrivateUsage]
+    value = state.stored(nested(245))  # pyright: ignore[reportPrivateUsage]
     async with lab(["Hello"]) as it:
         await it.model(await it.deliver("Hi"))
         await it.store.commit(Commit(SESSION, slots=[SlotWrite("deep", value)]))

@@ -101,8 +101,8 @@ def _slots() -> list[Shape]:
         assert second.read(stored) == _Cart(items={"tea": 1})
         return stored
 
-    old = _of(lambda: first._stored(["tea"]))  # pyright: ignore[reportPrivateUsage]
-    new = _of(lambda: second._stored(_Cart(items={"tea": 1})))  # pyright: ignore[reportPrivateUsage]
+    old = _of(lambda: first.stored(["tea"]))  # pyright: ignore[reportPrivateUsage]
+    new = _of(lambda: second.stored(_Cart(items={"tea": 1})))  # pyright: ignore[reportPrivateUsage]
     return [
         Shape("slot-without-version", old, lambda _, stored: {**stored, **load(_, stored)}),
         Shape("slot", new, load),

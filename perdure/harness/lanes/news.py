@@ -23,6 +23,13 @@ _LOOKED_AT = 50
 _SAID = {EventType.MESSAGE_RECEIVED: "user", EventType.MESSAGE_COMPLETED: "you"}
 
 
+def with_notes(row: SessionRow, deliveries: tuple[ConsumedDelivery, ...]) -> tuple[ConsumedDelivery, ...]:
+    """The deliveries with which a turn begins; the first one carries the notes that wait in the session."""
+    if not (row.notes and deliveries):
+        return deliveries
+    return (deliveries[0].model_copy(update={"notes": tuple(row.notes)}), *deliveries[1:])
+
+
 async def with_news(
     store: Store, row: SessionRow, turn: int, deliveries: Sequence[ConsumedDelivery]
 ) -> tuple[ConsumedDelivery, ...]:

@@ -31,10 +31,9 @@ from perdure.protocol.inputs import InputRequest, Option, digest
 from perdure.protocol.names import MODEL_SCOPE
 from perdure.protocol.requests import Coordinates, Failure
 from perdure.settings import Settings
-from perdure.store.accounts import DOLLAR, Reservation, Spending
 from perdure.store.base import Store, all_inputs, write_at_last
 from perdure.store.inputs import InputQuery
-from perdure.store.values import Attempt, Commit, Committed, Fence, Hold, SessionRow
+from perdure.store.values import DOLLAR, Attempt, Commit, Committed, Fence, Hold, Reservation, SessionRow, Spending
 
 from .approvals import EXTEND, EXTEND_BUDGET, request_id
 from .prices import Cost, cost_of, has_costs

@@ -48,6 +48,7 @@ from perdure.telemetry import spans
 
 from . import outcomes
 from .approvals import approval_problem, arguments_of, log_of
+from .progress import plan_events, with_checkpoint
 from .records import Intent, Outcome, RequestedCall, StoredStage
 from .toolbox import InvalidArguments, Usable, open_toolbox
 
@@ -59,6 +60,7 @@ class _Work:
     call: ToolCall
     attempt: Attempt
     requested: RequestedCall
+    agent: Agent
     #: The input request of the call, if it needed one.
     request: InputRow | None
     #: None: the agent no longer has the tool.
@@ -157,6 +159,7 @@ class ToolCaller:
             call=call,
             attempt=attempt,
             requested=requested,
+            agent=agent,
             request=request,
             tool=(await open_toolbox(agent)).get(call.call.tool),
             view=view_of(row, at, await speaker_of(self._store, at, stored)),
@@ -275,9 +278,10 @@ class ToolCaller:
             self._log(work).error("%s", unsendable.message)
             return outcomes.failed(unsendable.message)
 
-    def _raise_unreadable(self, work: _Work, context: ToolContext) -> None:
+    def _raise_unreadable(self, work: _Work, context: ToolContext | None) -> None:
         """Hand the call back if it could not read the author's state. One that runs at most once has failed."""
         assert work.tool is not None
+        assert context is not None
         if context.staging.unreadable and work.tool.effects != "at_most_once":
             self._log(work).error("%s", context.staging.unreadable, exc_info=context.staging.unreadable)
             raise context.staging.unreadable
@@ -316,9 +320,10 @@ class ToolCaller:
 
     async def _settle(self, work: _Work, outcome: Outcome, context: ToolContext | None) -> ToolOutcome:
         """Record the outcome and the tool's writes in one commit."""
-        # The staged writes of a failed tool are dropped.
-        kept = context if outcome.status == "completed" else None
-        token = kept.session.requested_token if kept else None
+        completed = outcome.status == "completed"
+        # The staged writes of a failed tool are dropped, except for those of slices that keep a log.
+        kept = None if context is None else context.staging if completed else context.staging.kept_on_failure()
+        token = context.session.requested_token if context and completed else None
         outcome = outcome.model_copy(update={"token_hash": hash_token(token) if token else None})
         while True:
             reach("tool_before_settle")
@@ -327,9 +332,10 @@ class ToolCaller:
             except SlotConflict:
                 assert kept is not None
                 try:
-                    await kept.staging.rebase()
+                    await kept.rebase()
+                    outcome = await self._late_outcome(work, outcome, context)
                 except (Exception, SystemExit, KeyboardInterrupt) as error:
-                    self._raise_unreadable(work, kept)
+                    self._raise_unreadable(work, context)
                     self._log(work).error("the tool's update of its state raised", exc_info=error)
                     outcome, kept = outcomes.failed(described(error)), None
                 continue
@@ -355,21 +361,35 @@ class ToolCaller:
         index = await self._store.index_of(work.at.session_id, action_key(work.at, work.call_id))
         return outcome.model_copy(update={"head": None if index is None else index + 1})
 
-    def _settlement(self, work: _Work, outcome: Outcome, context: ToolContext | None) -> Commit:
+    async def _late_outcome(self, work: _Work, outcome: Outcome, context: ToolContext | None) -> Outcome:
+        """The outcome after others have changed the state that the result shows."""
+        if context is None or outcome.status != "completed" or work.tool is None or work.tool.late_result is None:
+            return outcome
+        late = outcomes.completed(await work.tool.late_result(context), self._settings.max_tool_output_bytes)
+        return late.model_copy(update={"token_hash": outcome.token_hash})
+
+    def _settlement(self, work: _Work, outcome: Outcome, staging: Staging | None) -> Commit:
         at = work.at
         factory = EventFactory(work.event_at, work.attempt.number)
-        writes = context.staging.writes() if context else ()
-        return Commit(
+        writes = staging.writes() if staging else ()
+        commit = Commit(
             at.session_id,
             unless=work.outcome_key,
             fence=work.fence(Hold.RELEASE),
             report=work.fence(Hold.RELEASE).report(*outcomes.end_of(outcome)),
             records=(written(*work.outcome_key, OUTCOME, outcome),),
-            events=(factory.action_result(work.call_id, work.call.call.tool, outcome, at),),
+            events=(
+                factory.action_result(work.call_id, work.call.call.tool, outcome, at),
+                *plan_events(factory, work.call_id, staging),
+            ),
             slots=tuple(SlotWrite(write.name, write.value, write.expected) for write in writes),
             route=outcome.token_hash,
             change=SessionChange(tool_calls=1),
         )
+        if outcome.status != "completed":
+            return commit
+        key = names.outcome_key(work.call_id)
+        return with_checkpoint(commit, work.agent, at, key, tool=work.call.call.tool, staging=staging)
 
 
 async def deadline_of(store: Store, agent: Agent, call: ToolCall, reply: StoredReply) -> float | None:

@@ -9,7 +9,7 @@ from perdure.agents.agent import DEMO, Agent, Price
 from perdure.errors import Misconfigured
 from perdure.protocol.events import Usage
 from perdure.settings import Settings
-from perdure.store.accounts import DOLLAR
+from perdure.store.values import DOLLAR
 
 #: What usage costs, in billionths of a US dollar.
 Cost: TypeAlias = Callable[[Usage], int]

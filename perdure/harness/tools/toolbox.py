@@ -5,9 +5,9 @@ import contextvars
 import inspect
 import logging
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, cast, get_type_hints
+from typing import Any, Protocol, TypeAlias, cast, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
@@ -22,6 +22,7 @@ from pydantic_core import to_json
 from perdure.agents.agent import FINAL_OUTPUT, Agent
 from perdure.agents.approval import CLOSED, OPEN, ApprovalPolicy, seconds
 from perdure.agents.context import ToolContext
+from perdure.agents.progress.plan import PLANNING_TOOLS, PlanRefused
 from perdure.agents.signature import Arguments, problems
 from perdure.agents.tool import Effects, Tool
 from perdure.bounds import DEEPEST
@@ -35,6 +36,9 @@ log = logging.getLogger("perdure.tools")
 _TIMEOUT = 20.0
 #: The most values that are collected from the iterators of a result.
 _MOST_COLLECTED = 100_000
+
+
+LateResult: TypeAlias = Callable[[ToolContext], Awaitable[Any]]
 
 
 class InvalidArguments(Exception):
@@ -56,6 +60,10 @@ class Usable(Protocol):
     def retries(self) -> int: ...
     @property
     def pool(self) -> str | None: ...
+    @property
+    def late_result(self) -> LateResult | None:
+        """Reads the result again when the call's changes of state had to be made again."""
+        ...
 
     def read(self, arguments: JsonObject) -> Arguments:
         """The validated arguments of a call; raises `InvalidArguments`."""
@@ -67,7 +75,7 @@ class Usable(Protocol):
 async def open_toolbox(agent: Agent) -> Mapping[str, Usable]:
     """The agent's tools by name, in the order of their declaration."""
     box: dict[str, Usable] = {}
-    for declared in agent.tools:
+    for declared in (*agent.tools, *(PLANNING_TOOLS if agent.planning else ())):
         if isinstance(declared, Tool):
             found: list[Usable] = [OwnTool(cast("Tool[..., Any]", declared))]
         else:
@@ -114,6 +122,7 @@ class OwnTool:
         self.timeout = tool.timeout
         self.retries = tool.retries
         self.pool = tool.pool
+        self.late_result = tool.late_result
 
     @property
     def returns(self) -> JsonObject | None:
@@ -131,6 +140,15 @@ class OwnTool:
             raise invalid_arguments(self._tool.name, invalid) from None
 
     async def call(self, arguments: JsonObject, context: ToolContext) -> Any:
+        try:
+            result = await self._result(arguments, context)
+        except PlanRefused as refused:
+            raise InvalidArguments(str(refused)) from None
+        if self._tool.into is not None:
+            await self._tool.into.add_result(context, result)
+        return result
+
+    async def _result(self, arguments: JsonObject, context: ToolContext) -> Any:
         args, kwargs = self._tool.signature.bind(self._validated(arguments), context)
         if self._tool.is_async:
             result = await self._tool.function(*args, **kwargs)
@@ -216,6 +234,7 @@ class _PydanticTool:
     effects: Effects = "at_most_once"
     retries: int = 0
     pool: str | None = None
+    late_result: LateResult | None = None
 
     @property
     def definition(self) -> ToolDefinition:

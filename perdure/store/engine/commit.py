@@ -23,7 +23,8 @@ from perdure.store.values import (
 from . import attempts, queue, rows, runs
 from .database import Transaction, Value, Written
 from .deliveries import end_lanes, expects_turn, has_unread, refuse_unread, report_end, report_inputs
-from .forks import write_slot
+from .history import checkpoints
+from .history.forks import write_slot
 from .rows import LockedSession, encode, encode_some, lock
 
 
@@ -47,7 +48,7 @@ async def apply(tx: Transaction, commit: Commit, now: str) -> Written[Committed]
     attempt = commit.fence.attempt.number if commit.fence else None
     for record in commit.records:
         await tx.run("insert_record", **rows.new_record(commit.session_id, record, attempt, now))
-    await _consume(tx, commit, now)
+    await _consume(tx, commit, session.row, now)
     if superseded and commit.superseding:
         commit = replace(commit, superseding=await attempts.recovery(tx, commit.session_id, commit.superseding))
     events, last = _split_terminal(commit, superseded)
@@ -64,6 +65,7 @@ async def apply(tx: Transaction, commit: Commit, now: str) -> Written[Committed]
     await append([*_recovery_event(commit, session.row), *events])
     await _keep_failed_turns(tx, session.row, events, now)
     await _write_slots(tx, commit, session.row)
+    await append(await checkpoints.take(tx, session.row, commit.checkpoint, now))
     await _write_route(tx, commit, session)
     await _close(tx, commit, now)
     await _lock_above(tx, commit, session.row)
@@ -218,9 +220,10 @@ async def _keep_failed_turns(tx: Transaction, row: SessionRow, events: Sequence[
             await tx.run("insert_dead_letter", **rows.new_dead_letter(row, event, now))
 
 
-async def _consume(tx: Transaction, commit: Commit, now: str) -> None:
+async def _consume(tx: Transaction, commit: Commit, row: SessionRow, now: str) -> None:
     if commit.consume is None:
         return
+    await checkpoints.clear_notes(tx, row)
     wanted, turn = sorted(set(commit.consume.delivery_ids)), commit.consume.turn
     read = await tx.rows("hear_deliveries", session_id=commit.session_id, delivery_ids=wanted, turn=turn, now=now)
     if len(read) < len(wanted):

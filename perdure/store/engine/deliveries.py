@@ -64,6 +64,9 @@ async def create_session(
         await name_session(tx, session.token_hash, session.session_id)
     if session.run is not None:
         await runs.create_run(tx, session, session.run, now)
+    if session.request is not None:
+        slot: dict[str, Value] = {"name": names.REQUEST_SLOT, "value": encode({"value": session.request}), "version": 1}
+        await tx.run("write_slot", session_id=session.session_id, **slot)
     if session.callback is not None:
         await tx.run("insert_callback", session_id=session.session_id, callback=encode(session.callback))
     return accepted

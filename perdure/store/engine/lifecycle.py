@@ -19,7 +19,7 @@ from perdure.store.values import SessionRow, Slot
 from . import rows
 from .database import Row, Transaction, Value
 from .deliveries import enqueue, insert, key_hash
-from .forks import encoded_ranges, give_up_parent, hand_over, refuse_expired, slots_at
+from .history.forks import encoded_ranges, give_up_parent, hand_over, refuse_expired, slots_at
 from .rows import before, decode, encode, stamp_after
 
 
@@ -84,6 +84,14 @@ _TABLES = (
     ("purge_records", "records"),
     ("purge_events", "events"),
     ("purge_attempts", "attempts"),
+    ("purge_checkpoints", "checkpoints"),
+)
+
+
+#: Those with what was said and kept.
+_CONTENT = (
+    *("purge_records", "purge_slots", "purge_slot_versions", "purge_slot_steps", "purge_inputs"),
+    "purge_checkpoints",
 )
 
 
@@ -321,7 +329,7 @@ async def _expire_records(tx: Transaction, session_id: str, oldest: str) -> bool
         # What it shares would be kept for it, or handed over to it.
         await give_up_parent(tx, session_id)
     left = _ROWS
-    for query in ("purge_records", "purge_slots", "purge_slot_versions", "purge_slot_steps", "purge_inputs"):
+    for query in _CONTENT:
         left -= len(await tx.rows(query, session_id=session_id, limit=left))
         if left <= 0:
             return True

@@ -1,7 +1,7 @@
 """Rows and the values that they hold, the lock of a session's row, its event log, and cursors."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -16,12 +16,11 @@ from perdure.protocol.inputs import InputAnswer, InputRequest
 from perdure.protocol.wire import JsonObject
 from perdure.session.inputs import ANSWER, REQUEST
 from perdure.session.state import Chain
-from perdure.store.accounts import Below
 from perdure.store.base import RawRecord
 from perdure.store.deliveries import DeliveryRow, NewDelivery
 from perdure.store.inputs import InputRow
 from perdure.store.lifecycle import DeadLetter
-from perdure.store.values import NewRecord, NewSession, Record, SessionRow, SessionStatus, Slot
+from perdure.store.values import Below, NewRecord, NewSession, Record, SessionRow, SessionStatus, Slot
 
 from .database import Row, Transaction, Value
 
@@ -68,6 +67,8 @@ def session(row: Row) -> SessionRow:
         lane=row["lane"],
         lane_of=row["parent_id"] if row["lane"] not in (None, MAIN) else None,
         steered=bool(row["steered"]),
+        tags=decode_some(row["tags"]) or {},
+        notes=decode_some(row["notes"]) or (),
     )
 
 
@@ -91,10 +92,21 @@ def new_session(session: NewSession, now: str) -> dict[str, Value]:
         "lane": session.lane,
         "root_id": session.root_id,
         "title": printable(session.title),
+        "tags": tags_text(session.tags),
         "bounds": bounds_text(session.bounds),
         "run": None if session.run is None else session.run.name,
         "now": now,
     }
+
+
+def tags_text(tags: Mapping[str, str]) -> str | None:
+    """The tags in one form, so that a query finds one of them in the text."""
+    return encode(dict(sorted(tags.items()))) if tags else None
+
+
+def tag_text(tag: tuple[str, str] | None) -> str | None:
+    """How one tag is written in `tags_text`. Quotes in texts are escaped, so it is found nowhere else."""
+    return None if tag is None else encode(dict([tag]))[1:-1]
 
 
 def bounds_text(bounds: Bounds | None) -> str | None:

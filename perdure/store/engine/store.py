@@ -54,11 +54,12 @@ from perdure.store.values import (
 )
 from perdure.store.watchers import Feed, Watchers
 
-from . import deliveries, forks, lifecycle, queue, rows, runs
+from . import deliveries, lifecycle, queue, rows, runs
 from .attempts import SqlAttempts
 from .commit import apply, record_at
 from .cursors import OLDEST, Place, newest_first, oldest_first, sessions_query, write_cursor
 from .database import Database, Row, T, Transaction, Value, Work, Written, check, migrate
+from .history import checkpoints, forks
 from .rows import before, encode, stamp_after, utc_now
 from .streams import SqlStreams
 
@@ -82,6 +83,7 @@ class SqlStore:
         self._feed = feed
         self._now = clock
         self.attempts = SqlAttempts(database, clock)
+        self.checkpoints = checkpoints.SqlCheckpoints(database, clock, self._write_and_notify)
         self.streams = SqlStreams(database, self._watchers, feed, clock)
 
     async def migrate(self) -> None:
@@ -160,9 +162,8 @@ class SqlStore:
         await self._database.write(lambda tx: lifecycle.import_session(tx, new, self._now()))
 
     async def restore(self, restoration: Restoration) -> SessionRow:
-        return await self._write_and_notify(
-            restoration.session_id, lambda tx: forks.restore(tx, restoration, self._now())
-        )
+        to = restoration
+        return await self._write_and_notify(to.session_id, lambda tx: forks.restore(tx, to, self._now()))
 
     async def session(self, session_id: str) -> SessionRow | None:
         found = await self._row("session", session_id=session_id)
@@ -170,7 +171,7 @@ class SqlStore:
 
     async def sessions(self, query: SessionQuery) -> SessionPage:
         name, values = sessions_query(query)
-        values |= {"agent": query.agent, "mode": query.mode}
+        values |= {"agent": query.agent, "mode": query.mode, "tag": rows.tag_text(query.tag)}
         after, order = newest_first(query.cursor), ("created_at", "session_id")
         found, next_cursor = await self._page(name, values, order, after, query.limit)
         return SessionPage([rows.session(row) for row in found], next_cursor)
@@ -414,8 +415,9 @@ class SqlStore:
     async def record(self, session_id: str, turn: int, step: int, key: str) -> Record | None:
         return await self._database.read(lambda tx: record_at(tx, session_id, turn, step, key))
 
-    async def slots(self, session_id: str, names: Sequence[str]) -> dict[str, Slot]:
-        found = await self._rows("slots", session_id=session_id, names=list(names))
+    async def slots(self, session_id: str, names: Sequence[str] | None = None) -> dict[str, Slot]:
+        which: dict[str, Value] = {} if names is None else {"names": list(names)}
+        found = await self._rows("all_slots" if names is None else "slots", session_id=session_id, **which)
         return {row["name"]: rows.slot(row) for row in found}
 
     async def events(self, session_id: str, start: int = 0, limit: int = 500) -> Sequence[Event]:

@@ -8,7 +8,7 @@ from perdure.errors import SessionDeleted, SessionGone, SessionNotFound, Superse
 from perdure.protocol.events import EventType, NewEvent
 from perdure.store.base import Store
 from perdure.store.lifecycle import NewFork, NewRemoteCall
-from perdure.store.values import Commit, SlotWrite
+from perdure.store.values import Commit, NewCheckpoint, SlotWrite
 from tests.store.conformance.conftest import OF_NO_SESSION, Database
 from tests.store.conformance.test_forks import fork, owners, play
 from tests.support import given
@@ -48,7 +48,7 @@ async def busy(store: Store) -> None:
     await store.begin_remote_call(NewRemoteCall("s", "subagent-call:away:c", {}, token_hash="hash"))
     await store.commit(given.raising(1, turn=5))
     failed = NewEvent(type=EventType.TURN_FAILED, key="t5/failed", turn=5, data={"code": "X", "message": "It failed."})
-    await store.commit(Commit("s", events=[failed]))
+    await store.commit(Commit("s", events=[failed], checkpoint=NewCheckpoint("chk_1", 5, 0)))
 
 
 @pytest.mark.parametrize("limit", [500, 1, 3])

@@ -6,9 +6,8 @@ from dataclasses import replace
 import pytest
 
 from perdure.errors import BudgetReached, Superseded
-from perdure.store.accounts import Reservation, Spending
 from perdure.store.base import Store
-from perdure.store.values import Commit, Hold
+from perdure.store.values import Commit, Hold, Reservation, Spending
 from tests.store.conformance.conftest import Database
 from tests.support import given
 

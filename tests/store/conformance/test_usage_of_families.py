@@ -7,10 +7,9 @@ import pytest
 
 from perdure.errors import Superseded, TurnCancelled
 from perdure.protocol.events import Usage
-from perdure.store.accounts import Below
 from perdure.store.base import Store
 from perdure.store.lifecycle import NewFork
-from perdure.store.values import Commit, Hold, InputChanges, SessionChange
+from perdure.store.values import Below, Commit, Hold, InputChanges, SessionChange
 from tests.store.conformance.conftest import Database
 from tests.store.conformance.test_families import child
 from tests.support import given

@@ -10,16 +10,15 @@ from perdure.errors import ForkRefused, RestoreRefused, SessionGone, SessionNotF
 from perdure.protocol import names
 from perdure.protocol.events import EventType, NewEvent
 from perdure.protocol.wire import JsonObject
+from perdure.store.engine import rows
+from perdure.store.engine.database import Row, Transaction, Value, Written
+from perdure.store.engine.deliveries import insert, join_lanes
+from perdure.store.engine.rows import LockedSession, encode
 from perdure.store.lifecycle import FORK, Forked, NewFork, Restoration, leaves_out, left_out_up_to
 from perdure.store.values import NewRecord, SessionRow
 
-from . import rows
-from .database import Row, Transaction, Value, Written
-from .deliveries import insert, join_lanes
-from .rows import LockedSession, encode
-
 #: The step of what is written before the first step of a turn.
-_BEFORE_STEPS = -1
+BEFORE_STEPS = -1
 
 
 async def fork(tx: Transaction, fork: NewFork, now: str) -> Forked:
@@ -73,6 +72,7 @@ async def _insert(tx: Transaction, fork: NewFork, parent: LockedSession, now: st
         principal=encode(row.principal.model_dump()),
         capabilities=encode(row.capabilities.model_dump()),
         title=row.title,
+        tags=rows.tags_text(row.tags),
         turns=fork.turn + 1,
         forked_from=fork.parent,
         forked_turns=shared,
@@ -240,7 +240,7 @@ async def _restore_slots(tx: Transaction, session: LockedSession, turn: int, cur
     except ForkRefused as unknown:
         raise RestoreRefused(unknown.message) from None
     newest = await tx.row("last_step", session_id=row.session_id, turn=current)
-    step = _BEFORE_STEPS if newest is None or newest["step"] is None else newest["step"]
+    step = BEFORE_STEPS if newest is None or newest["step"] is None else newest["step"]
     for slot in await tx.rows("all_slots", session_id=row.session_id):
         before = then.get(slot["name"], {"value": encode(None), "version": 0})
         if before["version"] != slot["version"]:

@@ -1,0 +1,1 @@
+"""The state of earlier moments: forks, restores, checkpoints and rollbacks."""

@@ -1,0 +1,1 @@
+UPDATE sessions SET notes = :notes WHERE session_id = :session_id

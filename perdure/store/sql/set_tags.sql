@@ -1,0 +1,1 @@
+UPDATE sessions SET tags = :tags WHERE session_id = :session_id
