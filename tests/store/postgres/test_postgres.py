@@ -331,6 +331,36 @@ async def test_two_deletions_at_once_lose_no_turns_of_a_fork(
     assert [(each.turn, each.key) for each in await store.records("f")] == [(each.turn, each.key) for each in before]
 
 
+async def test_a_deletion_that_is_asked_for_again_does_not_wait_for_the_one_that_waits_for_it(
+    store: SqlStore, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store.commit(given.closing("s"))
+    await store.begin_deletion("s")
+    reached, released = asyncio.Event(), asyncio.Event()
+    run = PostgresTransaction.run
+
+    async def waits_with_the_session(tx: PostgresTransaction, query: str, **values: Any) -> None:
+        if query == "insert_deletion":
+            reached.set()
+            await released.wait()
+        await run(tx, query, **values)
+
+    monkeypatch.setattr(PostgresTransaction, "run", waits_with_the_session)
+    other = await opened(postgres_url)
+    try:
+        again = asyncio.create_task(store.begin_deletion("s"))
+        await reached.wait()
+        purge = asyncio.create_task(other.purge("s", 100))
+        await until(lambda: waits_for_a_lock(postgres_url), "the deletion to wait for the session")
+        released.set()
+        deletion, _ = await asyncio.gather(again, purge)
+    finally:
+        await other.close()
+
+    assert deletion is not None
+    assert await store.session("s") is None
+
+
 async def one_turn(store: SqlStore, turn: int, session_id: str) -> None:
     await store.commit(given.running(turn, session_id))
     await store.commit(Commit(session_id, records=[given.record(turn=turn, of=session_id)]))
