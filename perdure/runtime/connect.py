@@ -7,7 +7,7 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from time import monotonic
@@ -143,8 +143,6 @@ def namespace_missing(error: RPCError) -> bool:
     return _NAMESPACE_NOT_FOUND.match(error.message) is not None
 
 
-_AGENT, _ROOT, _PARENT = (SearchAttributeKey.for_keyword(name) for name in SEARCH_ATTRIBUTES)
-
 #: For how many seconds drivers are started without them when Temporal does not know them.
 _UNKNOWN = 300.0
 
@@ -168,13 +166,12 @@ class SearchAttributes:
     def __init__(self) -> None:
         self._unknown_until: dict[str, float] = {}
 
-    def known(self, wanted: TypedSearchAttributes | None) -> TypedSearchAttributes | None:
-        """Those of them that Temporal may know; None if there are none."""
+    def known(self, wanted: Mapping[str, str]) -> Mapping[str, str]:
+        """Those of them that Temporal may know."""
         now = monotonic()
-        known = [each for each in wanted or () if self._unknown_until.get(each.key.name, now) <= now]
-        return TypedSearchAttributes(known) if known else None
+        return {name: value for name, value in wanted.items() if self._unknown_until.get(name, now) <= now}
 
-    def unknown(self, refused: TypedSearchAttributes, error: RPCError) -> bool:
+    def unknown(self, refused: Mapping[str, str], error: RPCError) -> bool:
         """Whether the start was refused because of them; those that follow do without the unknown for some minutes."""
         if error.status != RPCStatusCode.INVALID_ARGUMENT or "search attribute" not in error.message.lower():
             return False
@@ -182,17 +179,22 @@ class SearchAttributes:
             log.warning(
                 "Temporal does not know our search attributes (`perdure migrate` registers them): %s", error.message
             )
-        names = [each.key.name for each in refused]
         # It names the first one that it does not know. A cluster may know those of an older version.
-        unknown = [each for each in names if each in error.message] or names
+        unknown = [each for each in refused if each in error.message] or list(refused)
         self._unknown_until |= dict.fromkeys(unknown, monotonic() + _UNKNOWN)
         return True
 
 
-def search_attributes(agent: str, root: str, parent: str | None = None) -> TypedSearchAttributes:
-    """Those of a driver."""
-    of_all = [SearchAttributePair(_AGENT, agent), SearchAttributePair(_ROOT, root)]
-    return TypedSearchAttributes(of_all if parent is None else [*of_all, SearchAttributePair(_PARENT, parent)])
+def search_attributes(agent: str, root: str, parent: str | None) -> Mapping[str, str]:
+    """Those of a driver, by their names."""
+    values = zip(SEARCH_ATTRIBUTES, (agent, root, parent), strict=True)
+    return {name: value for name, value in values if value is not None}
+
+
+def typed(attributes: Mapping[str, str]) -> TypedSearchAttributes | None:
+    """The same as Temporal's client takes them."""
+    pairs = [SearchAttributePair(SearchAttributeKey.for_keyword(name), value) for name, value in attributes.items()]
+    return TypedSearchAttributes(pairs) if pairs else None
 
 
 def secret(settings: Settings) -> bytes:

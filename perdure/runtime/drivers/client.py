@@ -21,12 +21,7 @@ from temporalio.client import (
     WorkflowQueryFailedError,
     WorkflowQueryRejectedError,
 )
-from temporalio.common import (
-    QueryRejectCondition,
-    TypedSearchAttributes,
-    WorkflowIDConflictPolicy,
-    WorkflowIDReusePolicy,
-)
+from temporalio.common import QueryRejectCondition, WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
@@ -43,6 +38,7 @@ from perdure.runtime.connect import (
     in_time,
     namespace_missing,
     search_attributes,
+    typed,
 )
 from perdure.runtime.deploys import unserved
 from perdure.session.state import Rebuild, Repair, RepairOrder, SessionState
@@ -127,7 +123,7 @@ class DriverClient:
     ) -> bool:
         state = RunState(run_id=row.session_id, ends=ends).model_dump(mode="json")
         place = _Place(names.RUN_WORKFLOW, self._runs_queue, row.session_id, {"run": row.agent})
-        attributes = search_attributes(row.agent, row.session_id)
+        attributes = search_attributes(row.agent, row.session_id, None)
         return await self._start_at(place, state, row.agent, reuse, attributes, conflict)
 
     async def rebuild(
@@ -247,7 +243,7 @@ class DriverClient:
         state: SessionState,
         summary: str | None,
         reuse: WorkflowIDReusePolicy,
-        attributes: TypedSearchAttributes | None,
+        attributes: Mapping[str, str],
         *,
         replaces: bool = False,
     ) -> None:
@@ -262,12 +258,12 @@ class DriverClient:
         state: JsonObject,
         summary: str | None,
         reuse: WorkflowIDReusePolicy,
-        attributes: TypedSearchAttributes | None,
+        attributes: Mapping[str, str],
         conflict: WorkflowIDConflictPolicy,
     ) -> bool:
         """False if there is one of this id, and it stays."""
 
-        async def start(attributes: TypedSearchAttributes | None) -> None:
+        async def start(attributes: Mapping[str, str]) -> None:
             await self._client.start_workflow(
                 place.workflow,
                 state,
@@ -278,7 +274,7 @@ class DriverClient:
                 static_summary=summary,
                 task_timeout=timedelta(seconds=names.DRIVER_DECISION_SECONDS),
                 memo=place.memo,
-                search_attributes=attributes,
+                search_attributes=typed(attributes),
                 rpc_timeout=RPC_PATIENCE,
             )
 
@@ -289,7 +285,7 @@ class DriverClient:
                     return await start(known)
                 except RPCError as error:
                     # Each time it does without at least one more.
-                    if known is None or not self._attributes.unknown(known, error):
+                    if not known or not self._attributes.unknown(known, error):
                         raise
 
         try:
@@ -323,9 +319,9 @@ class DriverClient:
         return bool(found.pollers)
 
 
-def _attributes_of(row: SessionRow | None) -> TypedSearchAttributes | None:
+def _attributes_of(row: SessionRow | None) -> Mapping[str, str]:
     if row is None:
-        return None
+        return {}
     return search_attributes(row.agent, row.root_id or row.session_id, row.parent_id or row.lane_of)
 
 
