@@ -23,6 +23,15 @@ def stack(make_stack: StackFactory, request: pytest.FixtureRequest) -> Stack:
     return make_stack(provider=True, agents=f"tests.runtime.many:{request.param}")
 
 
+def is_inline_and_killed(stack: str, killed: bool) -> bool:
+    """A killed worker is replayed alike, however its turns run."""
+    return stack == "inline" and killed
+
+
+def is_child(stack: str) -> bool:
+    return stack == "child"
+
+
 async def begin(client: Client, talk: Talk) -> str | None:
     """A session that waits, and is about to continue as new; the id of its run."""
     await talk.create("say begun")
@@ -57,6 +66,7 @@ def of_messages(deliveries: list[Json]) -> list[str]:
     return [each["deliveryId"] for each in deliveries]
 
 
+@pytest.mark.slow_where.with_args(is_inline_and_killed)
 @pytest.mark.parametrize("killed", [False, True])
 async def test_what_is_collected_while_the_driver_continues_as_new_is_one_turn(stack: Stack, killed: bool) -> None:
     client = await stack.client()
@@ -80,6 +90,7 @@ async def test_what_is_collected_while_the_driver_continues_as_new_is_one_turn(s
     assert began[-1]["collecting"]
 
 
+@pytest.mark.slow_where.with_args(is_child)
 async def test_a_turn_begins_five_seconds_after_the_first_message_however_many_follow(stack: Stack) -> None:
     client = await stack.client()
     async with stack.talk() as talk, stack.talk() as reader:

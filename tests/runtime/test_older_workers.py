@@ -15,7 +15,7 @@ MODES = ("followup", "collect", "steer", "interrupt")
 PHASES = ("older", "both", "killed", "left", "again")
 
 
-@pytest.mark.parametrize("turns", ["child", "inline"])
+@pytest.mark.parametrize("turns", [pytest.param("child", marks=pytest.mark.slow), "inline"])
 async def test_each_message_is_heard_once_whichever_workers_serve(
     make_stack: StackFactory, tmp_path: Path, turns: str
 ) -> None:

@@ -36,6 +36,12 @@ async def ends(talk: Talk, *ids: str) -> list[tuple[str, str]]:
     return [(each["outcome"], each["turnId"]) for each in found]
 
 
+def is_inline_and_killed(stack: str, killed: bool) -> bool:
+    """A killed worker is replayed alike, however its turns run."""
+    return stack == "inline" and killed
+
+
+@pytest.mark.slow_where.with_args(is_inline_and_killed)
 @pytest.mark.parametrize("option", ["approve", "deny"])
 @pytest.mark.parametrize("killed", [False, True])
 async def test_a_turn_that_waits_for_people_hears_it_with_their_answer(stack: Stack, option: str, killed: bool) -> None:
@@ -106,6 +112,7 @@ async def test_an_agent_that_takes_other_messages_for_a_denial_hears_it(make_sta
     assert [outcome for outcome, _ in found] == ["completed", "completed"]
 
 
+@pytest.mark.slow_where.with_args(is_inline_and_killed)
 @pytest.mark.parametrize("killed", [False, True])
 async def test_a_turn_that_waits_for_a_child_hears_it_when_the_child_has_ended(stack: Stack, killed: bool) -> None:
     async with stack.talk() as talk:
