@@ -171,6 +171,7 @@ def _add_inspection(table: _Table, parts: _Parts) -> None:
     operators = Operators(parts.settings.operators)
     attempts = AttemptRoutes(parts.gate, operators, parts.sessions, parts.store, parts.events.policy)
     table.add("GET", "/v1/sessions/{session_id}/attempts", attempts.list)
+    table.add("GET", "/v1/runs/{run_id}/attempts", attempts.of_run)
     table.add("GET", "/v1/sessions/{session_id}/timeline", attempts.timeline)
     table.add("GET", "/v1/sessions/{session_id}/journal", attempts.journal)
     table.add("GET", "/v1/diagnostics/leases", attempts.leases)

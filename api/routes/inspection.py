@@ -13,7 +13,7 @@ from api.auth import Gate, Operators
 from api.requests import Scopes, known_id, limit, name, one_of, turn
 from api.responses import flags, reply
 from api.views import describe, waiting_for
-from perdure.errors import DeadLetterNotFound
+from perdure.errors import DeadLetterNotFound, RunNotFound
 from perdure.protocol import names
 from perdure.protocol.deliveries import Mode, Principal
 from perdure.protocol.events import Usage
@@ -242,6 +242,19 @@ class AttemptRoutes:
         params = request.query_params
         row = await self._sessions.get(known_id(request.path_params["session_id"]), principal)
         query = AttemptQuery(row.session_id, turn(params.get("turn")), limit(params.get("limit")), params.get("cursor"))
+        return await self._listed(query)
+
+    async def of_run(self, request: Request) -> Response:
+        """One page of the attempts at the function of a run, and at what it calls."""
+        principal = await self._gate.admit(request)
+        params = request.query_params
+        record = await self._sessions.runs.get(known_id(request.path_params["run_id"], RunNotFound), principal)
+        # A run has no turns.
+        return await self._listed(
+            AttemptQuery(record.run_id, limit=limit(params.get("limit")), cursor=params.get("cursor"))
+        )
+
+    async def _listed(self, query: AttemptQuery) -> Response:
         page = await self._store.attempts.list(query)
         return _listed({"attempts": [shown(each, self._policy) for each in page.attempts]}, page)
 

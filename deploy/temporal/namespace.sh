@@ -9,4 +9,5 @@ else
 fi
 
 # What Temporal's UI can search sessions by. Repeating it changes nothing.
-temporal operator search-attribute create -n default --name PerdureAgent --type Keyword --name PerdureRoot --type Keyword
+temporal operator search-attribute create -n default --name PerdureAgent --type Keyword --name PerdureRoot --type Keyword \
+  --name PerdureParent --type Keyword

@@ -66,7 +66,8 @@ def register_search_attributes(settings: Settings) -> str:
 
         from perdure.runtime.connect import ABSENT, register_search_attributes, temporal_client
 
-        named = " and ".join(names.SEARCH_ATTRIBUTES)
+        *others, last = names.SEARCH_ATTRIBUTES
+        named = f"{', '.join(others)} and {last}"
         try:
             await register_search_attributes(await temporal_client(settings))
         except ABSENT as error:

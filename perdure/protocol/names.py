@@ -141,8 +141,9 @@ def action_of_child(name: str, call_id: str) -> str:
     return f"subagent-call:{name}:{call_id}"
 
 
-#: What Temporal's UI can search drivers by: the agent, and the session at the top of the family. All are keywords.
-SEARCH_ATTRIBUTES = ("PerdureAgent", "PerdureRoot")
+#: What Temporal's UI can search drivers by: the agent, the session at the top of the family, and the one that has
+#: started this one or that this lane belongs to. All are keywords.
+SEARCH_ATTRIBUTES = ("PerdureAgent", "PerdureRoot", "PerdureParent")
 
 _ALPHABET = "0123456789ABCDEFGHJKMNPQRSTVWXYZ"
 

@@ -7,7 +7,7 @@ import os
 import re
 import secrets
 import socket
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from time import monotonic
@@ -143,9 +143,6 @@ def namespace_missing(error: RPCError) -> bool:
     return _NAMESPACE_NOT_FOUND.match(error.message) is not None
 
 
-#: What drivers can be searched by in Temporal's UI: the agent, and the session at the top of the family.
-_AGENT, _ROOT = (SearchAttributeKey.for_keyword(name) for name in SEARCH_ATTRIBUTES)
-
 #: For how many seconds drivers are started without them when Temporal does not know them.
 _UNKNOWN = 300.0
 
@@ -164,26 +161,40 @@ async def register_search_attributes(client: Client) -> None:
 
 
 class SearchAttributes:
-    """The search attributes of new drivers. A cluster that does not know them refuses a start that has them."""
+    """The search attributes of new drivers. A cluster that does not know one of them refuses a start that has it."""
 
     def __init__(self) -> None:
-        self._unknown_until = 0.0
+        self._unknown_until: dict[str, float] = {}
 
-    def of(self, agent: str, root: str) -> TypedSearchAttributes | None:
-        """Those of a driver; None while Temporal is known not to know them."""
-        if monotonic() < self._unknown_until:
-            return None
-        return TypedSearchAttributes([SearchAttributePair(_AGENT, agent), SearchAttributePair(_ROOT, root)])
+    def known(self, wanted: Mapping[str, str]) -> Mapping[str, str]:
+        """Those of them that Temporal may know."""
+        now = monotonic()
+        return {name: value for name, value in wanted.items() if self._unknown_until.get(name, now) <= now}
 
-    def unknown(self, error: RPCError) -> bool:
-        """Whether the start was refused because of them; those that follow do without for some minutes."""
+    def unknown(self, refused: Mapping[str, str], error: RPCError) -> bool:
+        """Whether the start was refused because of them; those that follow do without the unknown for some minutes."""
         if error.status != RPCStatusCode.INVALID_ARGUMENT or "search attribute" not in error.message.lower():
             return False
-        self._unknown_until = monotonic() + _UNKNOWN
-        log.warning(
-            "Temporal does not know our search attributes (`perdure migrate` registers them): %s", error.message
-        )
+        if all(until <= monotonic() for until in self._unknown_until.values()):
+            log.warning(
+                "Temporal does not know our search attributes (`perdure migrate` registers them): %s", error.message
+            )
+        # It names the first one that it does not know. A cluster may know those of an older version.
+        unknown = [each for each in refused if each in error.message] or list(refused)
+        self._unknown_until |= dict.fromkeys(unknown, monotonic() + _UNKNOWN)
         return True
+
+
+def search_attributes(agent: str, root: str, parent: str | None) -> Mapping[str, str]:
+    """Those of a driver, by their names."""
+    values = zip(SEARCH_ATTRIBUTES, (agent, root, parent), strict=True)
+    return {name: value for name, value in values if value is not None}
+
+
+def typed(attributes: Mapping[str, str]) -> TypedSearchAttributes | None:
+    """The same as Temporal's client takes them."""
+    pairs = [SearchAttributePair(SearchAttributeKey.for_keyword(name), value) for name, value in attributes.items()]
+    return TypedSearchAttributes(pairs) if pairs else None
 
 
 def secret(settings: Settings) -> bytes:

@@ -88,7 +88,7 @@ class Signals:
     async def start(self, session: NewSession, ref: JsonObject) -> bool:
         """Start the driver of a new session; False when it is started, or taken up, later."""
         state = self._first_state(session, session.token_hash, [ref])
-        return await self._send(session.session_id, self._start(state, session.title)) and not self._driver.starts_wait
+        return await self._send(session.session_id, self._start(state, session)) and not self._driver.starts_wait
 
     async def start_run(self, session: NewSession) -> bool:
         """Start the workflow of a new run; False when it is started later."""
@@ -100,7 +100,7 @@ class Signals:
 
     async def start_with_turns(self, row: SessionRow) -> bool:
         """Start the driver of a new fork or import, which has turns already; False when it has to be started later."""
-        return await self._send(row.session_id, self._start(await self._state_with_turns(row), row.title))
+        return await self._send(row.session_id, self._start(await self._state_with_turns(row), row))
 
     async def cancel(self, request: CancelRequest) -> bool:
         """Signal a cancel request, which the store has already; False when it has to be signalled later."""
@@ -212,10 +212,10 @@ class Signals:
             await self._start_run(row)
         elif row.status == "starting":
             refs = [reference(each, token_hash) for each in waiting]
-            await self._start(self._first_state(row, token_hash, refs), row.title)
+            await self._start(self._first_state(row, token_hash, refs), row)
         elif row.is_new_fork:
             # Nothing happens if its driver runs.
-            await self._start(await self._state_with_turns(row), row.title)
+            await self._start(await self._state_with_turns(row), row)
         for each in waiting:
             if each.delivery_id not in signalled:
                 await self._driver.deliver(row.session_id, reference(each, token_hash))
@@ -251,9 +251,9 @@ class Signals:
         state = self._first_state(row, await self._store.token_of(row.session_id) or "", [])
         return state.model_copy(update={"turn": row.turns, "told": row.turns, "head": row.events})
 
-    async def _start(self, state: SessionState, title: str | None) -> None:
-        summary = f"{state.agent}: {title}" if self._ui_detail and title else state.agent
-        await self._driver.start(state, summary=summary)
+    async def _start(self, state: SessionState, of: NewSession | SessionRow) -> None:
+        summary = f"{state.agent}: {of.title}" if self._ui_detail and of.title else state.agent
+        await self._driver.start(state, summary=summary, lane_of=of.lane_of)
         await end_if_deleted(self._store, self._driver, state.session_id)
 
 

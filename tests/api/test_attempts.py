@@ -8,7 +8,8 @@ from api.auth import Operators
 from perdure.errors import Forbidden
 from perdure.protocol.deliveries import LOCAL, Principal
 from perdure.protocol.events import Usage
-from perdure.store.values import Attempt, Commit, Fence, Hold, SessionChange
+from perdure.store.runs import NewRun
+from perdure.store.values import Attempt, Commit, Fence, Hold, NewSession, SessionChange, SessionQuery
 from tests.api.asking import known_as
 from tests.api.served import Api
 
@@ -17,9 +18,11 @@ KEY = Principal(principal_id="ops", principal_type="service", authenticator="api
 PERSON = Principal(principal_id="https://idp/ops", principal_type="user", authenticator="jwt", subject="ops")
 
 
-async def begin(api: Api, session_id: str, generation: int, *, lease_until: float | None = None) -> Fence:
+async def begin(
+    api: Api, session_id: str, generation: int, *, lease_until: float | None = None, scope: str = "model"
+) -> Fence:
     attempt = Attempt(generation, generation * 1_000_000, worker="host:7:b1", lease_until=lease_until)
-    fence = Fence(0, 0, "model", attempt, Hold.RAISE)
+    fence = Fence(0, 0, scope, attempt, Hold.RAISE)
     await api.store.commit(Commit(session_id, fence=fence))
     return fence
 
@@ -90,6 +93,42 @@ async def test_nobody_else_sees_the_attempts_of_a_session(people: Api) -> None:
     for headers in (known_as("bob"), known_as("bob", role="operator")):
         answer = await people.http.get(f"/v1/sessions/{session_id}/attempts", headers=headers)
         assert answer.status_code == 404
+
+
+async def started(api: Api, run_id: str) -> str:
+    """A run of Ada whose function a worker has entered twice."""
+    owner = (await api.store.sessions(SessionQuery())).sessions[0].principal
+    run = NewSession(run_id, "nightly", "task", f"run/{run_id}", owner, run=NewRun("nightly", {}))
+    await api.store.create_session(run)
+    for generation in (1, 2):
+        await begin(api, run_id, generation, scope="body")
+    return run_id
+
+
+async def test_the_owner_of_a_run_sees_each_attempt_at_its_function(people: Api) -> None:
+    await people.create()
+    run_id = await started(people, "run_1")
+
+    first = (await people.http.get(f"/v1/runs/{run_id}/attempts?limit=1")).json()
+    second = (await people.http.get(f"/v1/runs/{run_id}/attempts?cursor={first['nextCursor']}")).json()
+
+    found = [*first["attempts"], *second["attempts"]]
+    assert [(each["runId"], each["scope"], each["number"], each["status"]) for each in found] == [
+        (run_id, "body", 1, "superseded"),
+        (run_id, "body", 2, "running"),
+    ]
+    assert not {"sessionId", "turnId", "stepIndex"} & {name for each in found for name in each}
+    assert "nextCursor" not in second
+
+
+async def test_nobody_else_sees_the_attempts_of_a_run(people: Api) -> None:
+    session_id = (await people.create())["sessionId"]
+    run_id = await started(people, "run_1")
+
+    for wanted, headers in ((run_id, known_as("bob")), (session_id, {}), ("run_none", {}), ("%00", {})):
+        answer = await people.http.get(f"/v1/runs/{wanted}/attempts", headers=headers)
+        assert (answer.status_code, answer.json()["code"]) == (404, "run_not_found")
+    assert (await people.http.get(f"/v1/sessions/{run_id}/attempts")).status_code == 404
 
 
 async def test_operators_see_what_all_workers_work_at(people: Api) -> None:

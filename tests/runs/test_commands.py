@@ -34,6 +34,11 @@ def test_a_run_is_started_listed_and_followed(stack: Stack) -> None:
     known = dict(line.split(maxsplit=1) for line in says(stack, "runs", "show", run_id).splitlines())
     assert (known["status"], json.loads(known["result"])) == ("completed", result)
     assert json.loads(known["input"]) == {"day": "2027-01-31"}
+    _, *attempts = says(stack, "attempts", run_id).splitlines()
+    assert [line.split()[:3] for line in attempts] == [
+        ["body", f"#{number}", "succeeded"] for number in range(1, len(attempts) + 1)
+    ]
+    assert attempts
     told = [json.loads(each) for each in says(stack, "logs", run_id, "--format", "json", "--follow").splitlines()]
     assert [told[0]["type"], told[-1]["type"]] == ["run.started", "run.completed"]
     assert [each["index"] for each in told] == list(range(len(told)))

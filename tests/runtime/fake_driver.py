@@ -52,7 +52,7 @@ class FakeDriver(DriverClient):
         """The signals and starts that one session's workflow got, in order."""
         return [f"{call.what} {call.detail}".strip() for call in self.calls if call.session_id == session_id]
 
-    async def start(self, state: SessionState, *, summary: str | None = None) -> None:
+    async def start(self, state: SessionState, *, summary: str | None = None, lane_of: str | None = None) -> None:
         self._reach(state.session_id)
         # A workflow that has ended is not started again.
         if state.session_id not in self.workflows:

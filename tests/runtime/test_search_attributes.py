@@ -9,7 +9,7 @@ import pytest
 from temporalio.client import Client
 
 from perdure.cli import operator
-from perdure.dev import temporal_server
+from perdure.dev import temporal_server as temporal_server_module
 from perdure.protocol.deliveries import Lineage
 from perdure.runtime import connect
 from perdure.runtime.connect import register_search_attributes, temporal_client
@@ -29,7 +29,7 @@ LOST = Rebuild(reason="WORKFLOW_LOST")
 def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[TemporalServer]:
     """A server that knows no search attribute of ours."""
     with monkeypatch.context() as patched:
-        patched.setattr(temporal_server, "SEARCH_ATTRIBUTES", ())
+        patched.setattr(temporal_server_module, "SEARCH_ATTRIBUTES", ())
         server = TemporalServer(tmp_path)
     try:
         yield server
@@ -71,6 +71,40 @@ async def test_a_family_is_found_by_its_root_and_by_its_agents(temporal_server: 
     await found(client, f"PerdureRoot = '{root}'", root, child)
     await found(client, f"PerdureRoot = '{root}' AND PerdureAgent = 'clerk'", root, child)
     await found(client, f"PerdureRoot = '{child}'")
+    await found(client, f"PerdureParent = '{root}'", child)
+
+
+async def test_a_lane_is_found_by_the_session_that_it_belongs_to(temporal_server: TemporalServer) -> None:
+    client = await temporal_client(settings(temporal_server.address))
+    driver = DriverClient(client, f"queue-{uuid4()}")
+    main, lane = f"ses_{uuid4()}", f"ses_{uuid4()}"
+
+    await driver.start(state(main))
+    await driver.start(state(lane), lane_of=main)
+
+    await found(client, f"PerdureParent = '{main}'", lane)
+
+
+async def test_a_cluster_of_an_older_version_knows_those_of_that_version(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(temporal_server_module, "SEARCH_ATTRIBUTES", ("PerdureAgent", "PerdureRoot"))
+        server = TemporalServer(tmp_path)
+    try:
+        client = await temporal_client(settings(server.address))
+        driver = DriverClient(client, "queue")
+        with caplog.at_level(logging.WARNING):
+            await driver.start(state("ses_root"))
+            for number in range(2):
+                await driver.start(state(f"ses_{number}", "ses_root"))
+
+        await found(client, "PerdureRoot = 'ses_root' AND PerdureAgent = 'clerk'", "ses_root", "ses_0", "ses_1")
+    finally:
+        server.close()
+
+    assert len(caplog.records) == 1
+    assert "PerdureParent" in caplog.text
 
 
 async def test_a_driver_that_is_rebuilt_is_found_as_before(temporal_server: TemporalServer, store: Store) -> None:
@@ -87,6 +121,7 @@ async def test_a_driver_that_is_rebuilt_is_found_as_before(temporal_server: Temp
         await driver.rebuild(session_id, LOST, unattended=True, of=await store.session(session_id))
 
     await found(client, f"PerdureRoot = '{root}'", root, child)
+    await found(client, f"PerdureParent = '{root}'", child)
 
 
 async def test_a_cluster_without_them_runs_sessions_and_is_asked_again_later(
@@ -125,7 +160,7 @@ async def test_to_register_them_again_changes_nothing(client: Client) -> None:
 def test_an_operator_registers_them(bare: TemporalServer) -> None:
     said = operator.register_search_attributes(settings(bare.address))
 
-    assert said == "Temporal knows the search attributes PerdureAgent and PerdureRoot."
+    assert said == "Temporal knows the search attributes PerdureAgent, PerdureRoot and PerdureParent."
 
 
 def test_an_operator_hears_that_temporal_does_not_answer() -> None:

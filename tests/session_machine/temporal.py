@@ -425,7 +425,7 @@ class PlayedDriver(DriverClient):
         super().__init__(cast("Client", None), "perdure")
         self._temporal = temporal
 
-    async def start(self, state: SessionState, *, summary: str | None = None) -> None:
+    async def start(self, state: SessionState, *, summary: str | None = None, lane_of: str | None = None) -> None:
         self._reach()
         if state.session_id not in self._temporal.statuses:
             self._temporal.start(state.model_dump(mode="json"))

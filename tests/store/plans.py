@@ -93,6 +93,28 @@ WHERE n < 20
 )
 
 
+#: A long life of twenty sessions: a turn a moment, each with a delivery and an attempt.
+LONG_LIFE = (
+    """
+INSERT INTO attempts
+    (session_id, turn, step, scope, number, attempt_id, generation, worker, started_at, lease_expires_at, ended_at,
+    status)
+SELECT CASE m WHEN 1 THEN 's' ELSE 'long-' || m END, n, 0, 'model', 1, 'att_' || n, n, 'w', '2026-' || (10000 + n),
+    '2027', '2026-' || (10000 + n) || '5', 'succeeded'
+FROM numbers, (SELECT n AS m FROM numbers WHERE n <= 20) AS lives
+""",
+    """
+INSERT INTO deliveries (session_id, delivery_id, owner, accepted_at, turn, started_at)
+SELECT CASE m WHEN 1 THEN 's' ELSE 'long-' || m END, 'dlv_' || n, 'o', '2026-' || (10000 + n), n,
+    '2026-' || (10000 + n)
+FROM numbers, (SELECT n AS m FROM numbers WHERE n <= 20) AS lives
+""",
+)
+
+#: Some moments of them.
+SOME_OF_IT = ("2026-11000", "2026-11010")
+
+
 @dataclass(frozen=True)
 class Ran:
     """A query by its name, and the values that it ran with."""

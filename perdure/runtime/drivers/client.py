@@ -21,12 +21,7 @@ from temporalio.client import (
     WorkflowQueryFailedError,
     WorkflowQueryRejectedError,
 )
-from temporalio.common import (
-    QueryRejectCondition,
-    TypedSearchAttributes,
-    WorkflowIDConflictPolicy,
-    WorkflowIDReusePolicy,
-)
+from temporalio.common import QueryRejectCondition, WorkflowIDConflictPolicy, WorkflowIDReusePolicy
 from temporalio.exceptions import WorkflowAlreadyStartedError
 from temporalio.service import RPCError, RPCStatusCode
 
@@ -35,7 +30,16 @@ from perdure.protocol import names
 from perdure.protocol.requests import Failure
 from perdure.protocol.runs import RunState
 from perdure.protocol.wire import JsonObject
-from perdure.runtime.connect import ABSENT, NOT_FOR_US, RPC_PATIENCE, SearchAttributes, in_time, namespace_missing
+from perdure.runtime.connect import (
+    ABSENT,
+    NOT_FOR_US,
+    RPC_PATIENCE,
+    SearchAttributes,
+    in_time,
+    namespace_missing,
+    search_attributes,
+    typed,
+)
 from perdure.runtime.deploys import unserved
 from perdure.session.state import Rebuild, Repair, RepairOrder, SessionState
 from perdure.session.view import DriverView, read_view
@@ -91,12 +95,11 @@ class DriverClient:
         self.unserved: dict[str, str] = {}
         self.starts_wait = False  # Whether those that start now wait, too.
 
-    async def start(self, state: SessionState, *, summary: str | None = None) -> None:
-        """Start the session's driver. Idempotent."""
+    async def start(self, state: SessionState, *, summary: str | None = None, lane_of: str | None = None) -> None:
+        """Start the session's driver. Idempotent. `lane_of`: the session to which this lane belongs."""
         root = state.parent.root_session_id if state.parent else state.session_id
-        await self._start(
-            state, summary, WorkflowIDReusePolicy.REJECT_DUPLICATE, self._attributes.of(state.agent, root)
-        )
+        attributes = search_attributes(state.agent, root, state.parent.session_id if state.parent else lane_of)
+        await self._start(state, summary, WorkflowIDReusePolicy.REJECT_DUPLICATE, attributes)
 
     async def start_run(
         self, row: SessionRow | NewSession, *, ends: Failure | None = None, again: bool = False
@@ -120,7 +123,7 @@ class DriverClient:
     ) -> bool:
         state = RunState(run_id=row.session_id, ends=ends).model_dump(mode="json")
         place = _Place(names.RUN_WORKFLOW, self._runs_queue, row.session_id, {"run": row.agent})
-        attributes = self._attributes.of(row.agent, row.session_id)
+        attributes = search_attributes(row.agent, row.session_id, None)
         return await self._start_at(place, state, row.agent, reuse, attributes, conflict)
 
     async def rebuild(
@@ -139,7 +142,7 @@ class DriverClient:
             await self.start_run(of, ends=rebuild.ends, again=True)
             return
         state = SessionState.to_rebuild(session_id, rebuild)
-        await self._start(state, None, WorkflowIDReusePolicy.ALLOW_DUPLICATE, self._attributes_of(of))
+        await self._start(state, None, WorkflowIDReusePolicy.ALLOW_DUPLICATE, _attributes_of(of))
 
     async def deliver(self, session_id: str, ref: JsonObject) -> None:
         await self._signal(session_id, names.DELIVER, ref)
@@ -219,7 +222,7 @@ class DriverClient:
             if of is not None and of.run is not None:
                 await self._replace_run(of, ends=state.rebuild.ends if state.rebuild else None)
                 return
-            attributes = self._attributes_of(of)
+            attributes = _attributes_of(of)
             await self._start(state, None, WorkflowIDReusePolicy.ALLOW_DUPLICATE, attributes, replaces=True)
 
         return await _call(unserved.replace(self._client, session_id, run, rebuild, start))
@@ -235,15 +238,12 @@ class DriverClient:
         with contextlib.suppress(NoDriver):
             await _call(self._client.workflow_service.delete_workflow_execution(request, timeout=RPC_PATIENCE))
 
-    def _attributes_of(self, row: SessionRow | None) -> TypedSearchAttributes | None:
-        return None if row is None else self._attributes.of(row.agent, row.root_id or row.session_id)
-
     async def _start(
         self,
         state: SessionState,
         summary: str | None,
         reuse: WorkflowIDReusePolicy,
-        attributes: TypedSearchAttributes | None,
+        attributes: Mapping[str, str],
         *,
         replaces: bool = False,
     ) -> None:
@@ -258,12 +258,12 @@ class DriverClient:
         state: JsonObject,
         summary: str | None,
         reuse: WorkflowIDReusePolicy,
-        attributes: TypedSearchAttributes | None,
+        attributes: Mapping[str, str],
         conflict: WorkflowIDConflictPolicy,
     ) -> bool:
         """False if there is one of this id, and it stays."""
 
-        async def start(attributes: TypedSearchAttributes | None) -> None:
+        async def start(attributes: Mapping[str, str]) -> None:
             await self._client.start_workflow(
                 place.workflow,
                 state,
@@ -274,17 +274,19 @@ class DriverClient:
                 static_summary=summary,
                 task_timeout=timedelta(seconds=names.DRIVER_DECISION_SECONDS),
                 memo=place.memo,
-                search_attributes=attributes,
+                search_attributes=typed(attributes),
                 rpc_timeout=RPC_PATIENCE,
             )
 
         async def start_anyway() -> None:
-            try:
-                await start(attributes)
-            except RPCError as error:
-                if attributes is None or not self._attributes.unknown(error):
-                    raise
-                await start(None)
+            while True:
+                known = self._attributes.known(attributes)
+                try:
+                    return await start(known)
+                except RPCError as error:
+                    # Each time it does without at least one more.
+                    if not known or not self._attributes.unknown(known, error):
+                        raise
 
         try:
             await _call(start_anyway())
@@ -315,6 +317,12 @@ class DriverClient:
         if found.pollers:
             self._worker_until = monotonic() + _WORKER_SEEN
         return bool(found.pollers)
+
+
+def _attributes_of(row: SessionRow | None) -> Mapping[str, str]:
+    if row is None:
+        return {}
+    return search_attributes(row.agent, row.root_id or row.session_id, row.parent_id or row.lane_of)
 
 
 def _may_be(workflow_id: str, workflow_type: str | None) -> bool:

@@ -149,19 +149,22 @@ async def _with_parts(tx: Transaction, session_id: str, counts: JsonObject) -> J
 
 
 async def purge(tx: Transaction, session_id: str, limit: int, now: str) -> bool:
-    """Delete or hand over about `limit` rows; True when none is left."""
-    tombstone = await tx.row("lock_deletion", session_id=session_id)
-    if tombstone is None:
-        raise ValueError(_NO_TOMBSTONE)
-    if tombstone["finished_at"] is not None:
-        return True
-    counts: JsonObject = decode(tombstone["counts"])
+    """Delete or hand over about `limit` rows; True when none is left.
+
+    A session is locked before its tombstone, everywhere.
+    """
     known = await tx.row("session", session_id=session_id)
     if known is not None and known["forked_from"] is not None:
         # Its forks may get this parent. Were that deleted at the same time, it would not see them. It is locked first,
         # as by whoever forks: locks that are taken in one order cannot wait for each other.
         await rows.find(tx, known["forked_from"])
     session = await rows.find(tx, session_id)
+    tombstone = await tx.row("lock_deletion", session_id=session_id)
+    if tombstone is None:
+        raise ValueError(_NO_TOMBSTONE)
+    if tombstone["finished_at"] is not None:
+        return True
+    counts: JsonObject = decode(tombstone["counts"])
     if session is not None and known is not None and session.row.forked_from != known["forked_from"]:
         # It has got another one meanwhile; the next transaction sees that.
         return False

@@ -71,6 +71,18 @@ async def test_a_lane_may_begin_before_its_session_has_said_anything(sessions: S
     assert said(await boundaries(store, cron.session_id, 1)) == ["first"]
 
 
+async def test_temporal_finds_the_lanes_of_a_session(stack: Stack, sessions: Sessions) -> None:
+    main = await sessions.start("chat", "say begun")
+    cron = await sessions.deliver(main.continuation_token or "", "say first", lane="cron")
+    client = await stack.client()
+
+    async def listed() -> bool:
+        query = f"PerdureParent = '{main.session_id}'"
+        return [each.id async for each in client.list_workflows(query)] == [cron.session_id]
+
+    await until(listed, "Temporal to list the lane")
+
+
 async def test_many_first_messages_for_a_lane_begin_one(sessions: Sessions, store: Store) -> None:
     main = await sessions.start("chat", "say begun")
     await boundaries(store, main.session_id, 1)

@@ -15,7 +15,18 @@ from perdure.store.lifecycle import NewFork
 from perdure.store.postgres.database import PostgresDatabase, PostgresTransaction
 from perdure.store.postgres.feed import Notifications
 from perdure.store.values import Commit, NewRecord, SessionQuery
-from tests.store.plans import CROWD, FAMILIES, LISTINGS, THEIR_DELIVERIES, THEIR_INPUTS, THEIR_RECORDS, Ran, recorded
+from tests.store.plans import (
+    CROWD,
+    FAMILIES,
+    LISTINGS,
+    LONG_LIFE,
+    SOME_OF_IT,
+    THEIR_DELIVERIES,
+    THEIR_INPUTS,
+    THEIR_RECORDS,
+    Ran,
+    recorded,
+)
 from tests.support import given
 from tests.support.waiting import until
 
@@ -247,30 +258,58 @@ async def test_the_records_of_a_session_and_of_its_parents_are_found_by_their_ke
     assert "Seq Scan on sessions" not in plan
 
 
+@pytest.mark.usefixtures("store")
+@pytest.mark.parametrize("plans", ["force_generic_plan", "force_custom_plan"])
+async def test_what_has_happened_in_some_time_is_found_by_indexes(postgres_url: str, plans: str) -> None:
+    asked = await all_ran(postgres_url, lambda store: store.attempts.happened("s", *SOME_OF_IT, 1_000))
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        for statement in LONG_LIFE:
+            connection.execute(f"WITH numbers (n) AS (SELECT generate_series(1, 2000)) {statement}".encode())
+        connection.execute("ANALYZE attempts, deliveries")
+
+    of_attempts, of_deliveries = [planned(postgres_url, each, plans) for each in asked]
+
+    for index in ("attempts_by_start", "attempts_by_end"):
+        assert f" {index} " in of_attempts, of_attempts
+    for index in ("deliveries_of_session", "deliveries_by_start"):
+        assert f" {index} " in of_deliveries, of_deliveries
+    assert "Seq Scan on attempts" not in of_attempts
+    assert "Seq Scan on deliveries" not in of_deliveries
+
+
 async def ran(url: str, read: Callable[[SqlStore], Awaitable[object]]) -> Ran:
     """The one query that this reads with."""
+    (only,) = await all_ran(url, read)
+    return only
+
+
+async def all_ran(url: str, read: Callable[[SqlStore], Awaitable[object]]) -> Sequence[Ran]:
+    """The queries that this reads with."""
     database = RecordingDatabase(url)
     await database.open()
     try:
         await read(SqlStore(database, Notifications(url, database)))
     finally:
         await database.close()
-    (only,) = database.ran
-    return only
+    return database.ran
 
 
 def explained(url: str, ran: Ran, plans: str) -> str:
+    """The plan of a query when there are many sessions."""
+    with psycopg.connect(url, autocommit=True) as connection:
+        for statement in (CROWD, THEIR_DELIVERIES, THEIR_INPUTS, *THEIR_RECORDS):
+            connection.execute(f"WITH numbers (n) AS (SELECT generate_series(1, 2000)) {statement}".encode())
+        connection.execute("ANALYZE sessions, deliveries, inputs, records")
+    return planned(url, ran, plans)
+
+
+def planned(url: str, ran: Ran, plans: str) -> str:
     """The plan of a prepared query: a connection prepares what it has run a few times, and plans it without values."""
     text, names = database.queries("postgres")[ran.query], list(ran.values)
     for number, name in enumerate(names, 1):
         text = re.sub(rf"(?<!:):{name}\b", f"${number}", text)
     values = ", ".join(f"%({name})s" for name in names)
     with psycopg.connect(url, autocommit=True, cursor_factory=psycopg.ClientCursor[Any]) as connection:
-        connection.execute(f"WITH numbers (n) AS (SELECT generate_series(1, 2000)) {CROWD}".encode())
-        connection.execute(f"WITH numbers (n) AS (SELECT generate_series(1, 2000)) {THEIR_DELIVERIES}".encode())
-        for statement in (THEIR_INPUTS, *THEIR_RECORDS):
-            connection.execute(f"WITH numbers (n) AS (SELECT generate_series(1, 2000)) {statement}".encode())
-        connection.execute("ANALYZE sessions, deliveries, inputs, records")
         connection.execute(f"SET plan_cache_mode = {plans}".encode())
         connection.execute(f"PREPARE listing AS {text}".encode())
         plan = connection.execute(f"EXPLAIN EXECUTE listing ({values})".encode(), ran.values).fetchall()
@@ -329,6 +368,36 @@ async def test_two_deletions_at_once_lose_no_turns_of_a_fork(
         await other.close()
 
     assert [(each.turn, each.key) for each in await store.records("f")] == [(each.turn, each.key) for each in before]
+
+
+async def test_a_deletion_that_is_asked_for_again_does_not_wait_for_the_one_that_waits_for_it(
+    store: SqlStore, postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await store.commit(given.closing("s"))
+    await store.begin_deletion("s")
+    reached, released = asyncio.Event(), asyncio.Event()
+    run = PostgresTransaction.run
+
+    async def waits_with_the_session(tx: PostgresTransaction, query: str, **values: Any) -> None:
+        if query == "insert_deletion":
+            reached.set()
+            await released.wait()
+        await run(tx, query, **values)
+
+    monkeypatch.setattr(PostgresTransaction, "run", waits_with_the_session)
+    other = await opened(postgres_url)
+    try:
+        again = asyncio.create_task(store.begin_deletion("s"))
+        await reached.wait()
+        purge = asyncio.create_task(other.purge("s", 100))
+        await until(lambda: waits_for_a_lock(postgres_url), "the deletion to wait for the session")
+        released.set()
+        deletion, _ = await asyncio.gather(again, purge)
+    finally:
+        await other.close()
+
+    assert deletion is not None
+    assert await store.session("s") is None
 
 
 async def one_turn(store: SqlStore, turn: int, session_id: str) -> None:

@@ -13,9 +13,22 @@ from perdure.store.open import open_store
 from perdure.store.sqlite.database import ChangePoll, SqliteDatabase
 from perdure.store.values import Commit, SessionQuery
 from perdure.store.watchers import Watchers
-from tests.store.plans import CROWD, FAMILIES, LISTINGS, THEIR_DELIVERIES, THEIR_INPUTS, Ran, recorded
+from tests.store.plans import (
+    CROWD,
+    FAMILIES,
+    LISTINGS,
+    LONG_LIFE,
+    SOME_OF_IT,
+    THEIR_DELIVERIES,
+    THEIR_INPUTS,
+    Ran,
+    recorded,
+)
 from tests.support import given
 from tests.support.waiting import until
+
+#: A table, for statements that fill others.
+NUMBERS = "WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < 2000)"
 
 
 class CountingDatabase(SqliteDatabase):
@@ -127,6 +140,22 @@ async def test_a_page_costs_the_same_however_many_sessions_are_unsignalled(file:
     assert many < few * 1.1
 
 
+@pytest.mark.usefixtures("store")
+async def test_what_has_happened_in_some_time_costs_the_same_however_long_the_session_lives(file: Path) -> None:
+    asked = await all_ran(file, lambda store: store.attempts.happened("s", *SOME_OF_IT, 1_000))
+    with contextlib.closing(crowded(file)) as connection:
+        for statement in LONG_LIFE:
+            connection.execute(f"{NUMBERS} {statement}")
+        long = [steps(connection, each) for each in asked]
+        for table in ("attempts", "deliveries"):
+            connection.execute(f"DELETE FROM {table} WHERE session_id = 's' AND started_at >= '2026-11100'")
+            connection.execute(f"DELETE FROM {table} WHERE session_id = 's' AND started_at < '2026-10900'")
+        short = [steps(connection, each) for each in asked]
+
+    assert len(asked) == 2
+    assert all(0 < after <= before * 1.1 for before, after in zip(short, long, strict=True))
+
+
 def steps(connection: sqlite3.Connection, ran: Ran) -> int:
     """How much work a query is, as the database counts it."""
     taken = 0
@@ -143,13 +172,18 @@ def steps(connection: sqlite3.Connection, ran: Ran) -> int:
 
 async def ran(file: Path, read: Callable[[SqlStore], Awaitable[object]]) -> Ran:
     """The one query that this reads with."""
+    (only,) = await all_ran(file, read)
+    return only
+
+
+async def all_ran(file: Path, read: Callable[[SqlStore], Awaitable[object]]) -> Sequence[Ran]:
+    """The queries that this reads with."""
     database = RecordingDatabase(file)
     try:
         await read(SqlStore(database, ChangePoll(database)))
     finally:
         await database.close()
-    (only,) = database.ran
-    return only
+    return database.ran
 
 
 def explained(file: Path, ran: Ran) -> str:
@@ -160,11 +194,10 @@ def explained(file: Path, ran: Ran) -> str:
 
 def crowded(file: Path) -> sqlite3.Connection:
     """With many more sessions, which are forgotten when the connection is closed."""
-    numbers = "WITH RECURSIVE numbers (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM numbers WHERE n < 2000)"
     connection = sqlite3.connect(file)
-    connection.execute(f"{numbers} {CROWD}")
-    connection.execute(f"{numbers} {THEIR_DELIVERIES}")
-    connection.execute(f"{numbers} {THEIR_INPUTS}")
+    connection.execute(f"{NUMBERS} {CROWD}")
+    connection.execute(f"{NUMBERS} {THEIR_DELIVERIES}")
+    connection.execute(f"{NUMBERS} {THEIR_INPUTS}")
     return connection
 
 
