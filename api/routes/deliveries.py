@@ -107,7 +107,7 @@ class DeliveryRoutes:
         principal = await self._gate.admit(request)
         key = idempotency_key(request)
 
-        def parse(fields: Fields) -> tuple[str, str, Any, str | None, str]:
+        def parse(fields: Fields) -> tuple[str, str, Any, str | None, str, QueueMode | None]:
             agent, to, given = (fields.get(name) for name in ("agent", "id", "dispatchId"))
             if not isinstance(agent, str) or not isinstance(to, str):
                 raise Invalid("Expected 'agent' and 'id' to be texts.")
@@ -117,11 +117,12 @@ class DeliveryRoutes:
                 raise Invalid("Expected 'dispatchId' to be a text.")
             if None not in (given, key) and given != key:
                 raise Invalid("'dispatchId' and Idempotency-Key differ: one of them is enough.")
-            return agent, to, fields["input"], given or key, parse_lane(fields)
+            return agent, to, fields["input"], given or key, parse_lane(fields), parse_queue_mode(fields)
 
-        agent, to, given, dispatch_id, lane = await self._bodies.read(request, parse)
-        receipt = await self._sessions.dispatch_named(
-            agent, to, given, dispatch_id=dispatch_id, principal=principal, lane=lane
+        agent, to, given, dispatch_id, lane, mode = await self._bodies.read(request, parse)
+        target = self._sessions.instances.target(agent, to, principal)
+        receipt = await self._sessions.dispatch(
+            agent, target, given, dispatch_id=dispatch_id, principal=principal, lane=lane, queue_mode=mode
         )
         return reply(receipt.model_dump(mode="json"), 202, flags(deduplicated=receipt.deduplicated))
 

@@ -17,7 +17,7 @@ import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, TypedDict, get_args
+from typing import TypedDict, get_args
 
 from temporalio.client import Client
 
@@ -26,7 +26,6 @@ from perdure.agents.registry import AgentRegistry
 from perdure.agents.run import RunRegistry
 from perdure.bounds import whole
 from perdure.errors import Invalid, NoActiveSession, SessionGone, SessionNotFound, TokenConflict, Unavailable
-from perdure.protocol import names
 from perdure.protocol.deliveries import (
     CLEAR,
     COMPACT,
@@ -35,7 +34,6 @@ from perdure.protocol.deliveries import (
     RESET,
     Capabilities,
     DeliveryBody,
-    DispatchReceipt,
     InputResponse,
     Message,
     Mode,
@@ -43,10 +41,9 @@ from perdure.protocol.deliveries import (
     QueueMode,
     Receipt,
 )
-from perdure.protocol.dispatch import check_names
 from perdure.protocol.events import Event
 from perdure.protocol.wire import JsonObject
-from perdure.session.queue import same_request
+from perdure.session.queue import checked_mode, same_request
 from perdure.session.state import derive_token, hash_token
 from perdure.store.base import Store
 from perdure.store.deliveries import Accepted, DeliveryRow
@@ -57,7 +54,7 @@ from perdure.store.values import NewSession, SessionPage, SessionQuery, SessionR
 from . import deliveries
 from .dead_letters import DeadLetters
 from .deletions import Deletions
-from .deliveries import CallerRequest, checked_bounds, checked_mode, message_body, reference, title_of
+from .deliveries import CallerRequest, checked_bounds, message_body, reference, title_of
 from .drivers.client import DriverClient
 from .drivers.liveness import Description, Liveness, description_of
 from .forks import ForkReceipt, Forks
@@ -279,14 +276,6 @@ class Sessions:
                 # Another caller was faster: the token has an owner now, and the next try delivers to it.
                 continue
         raise Unavailable("Sessions that own this token come and go too quickly; try again.")
-
-    async def dispatch_named(
-        self, agent: str, name: str, input: Any, *, dispatch_id: str | None, principal: Principal, lane: str = MAIN
-    ) -> DispatchReceipt:
-        """Dispatch to the caller's session with this id, or to the instance of the agent with this name."""
-        check_names(name, dispatch_id)
-        to = name if name.startswith(names.SESSION_ID) else self.instances.token(agent, name, principal)
-        return await self.dispatch(agent, to, input, dispatch_id=dispatch_id, principal=principal, lane=lane)
 
     async def cancel(
         self, session_id: str, *, turn_id: str | None = None, principal: Principal | None = None

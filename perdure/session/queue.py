@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from perdure.errors import Invalid
 from perdure.protocol.deliveries import QUEUE_MODES, DeliveryRef, QueueMode
 
 from .state import SessionState
@@ -21,6 +22,14 @@ def read_mode(name: object) -> QueueMode | None:
     """The mode with this name or alias; None if there is none."""
     alias = _ALIASES.get(name) if isinstance(name, str) else None
     return alias or next((mode for mode in QUEUE_MODES if mode == name), None)
+
+
+def checked_mode(mode: QueueMode | None) -> QueueMode | None:
+    """The mode of a message, by its name or its alias."""
+    known = read_mode(mode)
+    if mode is not None and known is None:
+        raise Invalid(f"The mode of a message is one of {', '.join(QUEUE_MODES)}.")
+    return known
 
 
 def same_request(mode: QueueMode | None) -> tuple[str, ...]:
