@@ -213,6 +213,9 @@ class Signals:
         elif row.status == "starting":
             refs = [reference(each, token_hash) for each in waiting]
             await self._start(self._first_state(row, token_hash, refs), row.title)
+            if not waiting:
+                # Else the sweeper would look at it for ever.
+                await self._store.begin_waiting(row.session_id)
         elif row.is_new_fork:
             # Nothing happens if its driver runs.
             await self._start(await self._state_with_turns(row), row.title)

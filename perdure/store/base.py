@@ -300,6 +300,9 @@ class Store(Protocol):
         """
         ...
 
+    async def begin_waiting(self, session_id: str) -> None:
+        """Note that a new session, whose workflow runs, waits for its first delivery; nothing if one is there."""
+
     async def mark_unsignalled(self, session_id: str) -> None:
         """Count one more signal that failed."""
 

@@ -175,6 +175,8 @@ class Dispatches:
         if owner is None:
             self._signals.known_limits(new.agent)
             await self._store.create_session(new, None)
+            # What bounds the session in time is its driver, which no delivery starts.
+            await self._signals.deliver_all(new.session_id)
         return await self._store.session(owner or new.session_id)
 
     def _new_session(self, request: CallerRequest, agent: str) -> NewSession:

@@ -209,6 +209,14 @@ async def has_unread(tx: Transaction, session_id: str) -> bool:
     return (await _waiting(tx, session_id)).count > 0
 
 
+async def begin_waiting(tx: Transaction, session_id: str) -> None:
+    """A session that was begun without a delivery, or whose first one was withdrawn, is not about to begin a turn."""
+    session = await rows.find(tx, session_id)
+    if session is not None and not session.ended and not await has_unread(tx, session_id):
+        # A cancel request meant the turn that does not begin.
+        await tx.run("begin_waiting", session_id=session_id)
+
+
 @dataclass(frozen=True)
 class _Waiting:
     """The unread deliveries: how many there are, and when the newest one was accepted."""

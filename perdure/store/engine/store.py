@@ -316,6 +316,9 @@ class SqlStore:
         found = await self._rows("untold", before=then, after=after, limit=limit)
         return [Unsignalled(row["session_id"], row["newest"], row["cancel_turn"], bool(row["untold"])) for row in found]
 
+    async def begin_waiting(self, session_id: str) -> None:
+        await self._database.write(lambda tx: deliveries.begin_waiting(tx, session_id))
+
     async def mark_unsignalled(self, session_id: str) -> None:
         await self._database.write(lambda tx: tx.run("mark_untold", session_id=session_id))
 
