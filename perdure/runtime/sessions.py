@@ -17,11 +17,11 @@ import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import TypedDict, get_args
+from typing import TypedDict, Unpack, get_args
 
 from temporalio.client import Client
 
-from perdure.agents.agent import Lane, bounds_of
+from perdure.agents.agent import bounds_of
 from perdure.agents.registry import AgentRegistry
 from perdure.agents.run import RunRegistry
 from perdure.bounds import whole
@@ -58,7 +58,7 @@ from .deliveries import CallerRequest, checked_bounds, message_body, reference, 
 from .drivers.client import DriverClient
 from .drivers.liveness import Description, Liveness, description_of
 from .forks import ForkReceipt, Forks
-from .inbox import Dispatches, Inbox, Lanes
+from .inbox import Dispatches, Inbox, LaneChange, Lanes, ShownLane
 from .inputs import Answers, Inputs
 from .reconciler import Reconciler
 from .remote.callbacks import Callbacks
@@ -226,7 +226,7 @@ class Sessions:
         about = same_as or ("deliver", token_hash, str(collects), *(() if collects else same_request(queue_mode)))
         about = (*about, *(() if lane == MAIN else ("lane", lane)))
         owner = await self._owner(token_hash, session_id)
-        declared = await self._lane(owner, lane)
+        settings = await self._signals.lane_of(owner, lane)
         request = CallerRequest(
             owner or session_id or "",
             body,
@@ -234,9 +234,9 @@ class Sessions:
             about,
             idempotency_key,
             token_hash,
-            mode=checked_mode(queue_mode) or declared.mode,
-            limit=declared.room(self._inbox_limit),
-            overflow=declared.overflow,
+            mode=checked_mode(queue_mode) or settings.mode,
+            limit=settings.room(self._inbox_limit),
+            overflow=settings.overflow,
             lane=lane,
         )
         if owner is None:
@@ -347,6 +347,15 @@ class Sessions:
             return first
         return await self._forks.fork(await self.get(session_id, principal), turn, step, owner, idempotency_key)
 
+    async def configure_lane(
+        self, session_id: str, lane: str, *, principal: Principal | None = None, **changes: Unpack[LaneChange]
+    ) -> ShownLane:
+        """Set `mode`, `cap` or `overflow` of a lane of this session, for what is accepted from now on.
+
+        None takes one back to what the agent declares. The lane need not have begun.
+        """
+        return await self.lanes.configure(await self.get(session_id, principal), lane, changes)
+
     async def delete(self, session_id: str, *, principal: Principal | None = None, patience: float = 10.0) -> Deletion:
         """Delete the session for good; the result says how much there was.
 
@@ -405,11 +414,6 @@ class Sessions:
         return await description_of(self._client, await self.get(session_id, principal), self._ui_url)
 
     # --- deliveries -----------------------------------------------------------------------------------------
-
-    async def _lane(self, session_id: str | None, name: str) -> Lane:
-        """What the agent of the session declares for this lane of it."""
-        row = await self._store.session(session_id) if session_id and self._signals.has_lanes else None
-        return Lane() if row is None else self._signals.lane(row.agent, name)
 
     async def _owner(self, token_hash: str, session_id: str | None = None) -> str | None:
         """The session that owns the token; None when it is not `session_id`."""

@@ -76,7 +76,9 @@ class Dispatches:
             row = None
         # The id of a lane may be named, too.
         own = row.lane or MAIN if lane == MAIN and row is not None else lane
-        declared = self._signals.lane(agent, own)
+        # A session that begins with this has what its agent declares.
+        main = await self._store.route(hash_token(to)) if row is None else row.lane_of or row.session_id
+        settings = self._signals.lane(agent, own) if main is None else await self._signals.lane_of(main, own)
         request = CallerRequest(
             to if is_id else "",
             message_body(message, speaker),
@@ -84,9 +86,9 @@ class Dispatches:
             ("dispatch", agent, to, *(() if lane == MAIN else (lane,)), *_same_mode(mode)),
             dispatch_id,
             "" if is_id else hash_token(to),
-            mode=mode or declared.mode,
-            limit=self._limit if self._limit is None else declared.room(self._limit),
-            overflow=declared.overflow,
+            mode=mode or settings.mode,
+            limit=self._limit if self._limit is None else settings.room(self._limit),
+            overflow=settings.overflow,
             lane=own,
         )
         try:

@@ -1,22 +1,41 @@
-"""What waits in a session: its order, and what the mode of a new message does to it.
+"""What waits in a session: its order, what the mode of a new message does to it, and what is set for its lanes.
 
 All of this happens under the session's lock, together with the acceptance of the message or its change.
 """
 
 from collections.abc import Sequence
 
-from perdure.errors import Conflict
+from perdure.errors import Conflict, SessionGone
 from perdure.protocol.events import OVERFLOWED, SUPERSEDED, NewEvent, cancel_requested, delivery_refused
+from perdure.protocol.wire import JsonObject
 from perdure.session.queue import between
 from perdure.store.deliveries import Change, DeliveryRow, NewDelivery
-from perdure.store.values import SessionRow
+from perdure.store.values import LaneSettings, SessionRow
 
 from . import rows
 from .database import Transaction, Written
-from .rows import LockedSession, encode, encode_some
+from .rows import LockedSession, decode_some, encode, encode_some
 
 #: Keys grow as deliveries are moved again and again. Drivers take no longer text in a reference (session/state.py).
 _LONGEST_KEY = 255
+
+
+async def lane_settings(tx: Transaction, session_id: str) -> LaneSettings | None:
+    found = await tx.row("lane_settings", session_id=session_id)
+    return None if found is None else LaneSettings(found["agent"], decode_some(found["lane_settings"]) or {})
+
+
+async def set_lane(tx: Transaction, session_id: str, lane: str, changes: JsonObject) -> LaneSettings:
+    # The lock comes first: of two requests for different fields both count.
+    session = await rows.lock(tx, session_id)
+    known = await lane_settings(tx, session_id)
+    if session.ended or known is None:
+        raise SessionGone("The session has ended.", session_id=session_id)
+    set_now = {**known.lanes.get(lane, {}), **changes}
+    lanes = {**known.lanes, lane: {name: value for name, value in set_now.items() if value is not None}}
+    lanes = {name: fields for name, fields in lanes.items() if fields}
+    await tx.run("set_lane_settings", session_id=session_id, settings=encode(lanes) if lanes else None)
+    return LaneSettings(known.agent, lanes)
 
 
 async def edit(tx: Transaction, read: DeliveryRow, change: Change, now: str) -> Written[DeliveryRow | None]:

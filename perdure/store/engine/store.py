@@ -45,6 +45,7 @@ from perdure.store.values import (
     EventQuery,
     Instance,
     Lane,
+    LaneSettings,
     NewSession,
     Record,
     SessionPage,
@@ -56,7 +57,7 @@ from perdure.store.watchers import Feed, Watchers
 
 from . import deliveries, forks, lifecycle, queue, rows, runs
 from .attempts import SqlAttempts
-from .commit import apply, record_at
+from .commit import apply, cancelling, record_at
 from .cursors import OLDEST, Place, newest_first, oldest_first, sessions_query, write_cursor
 from .database import Database, Row, T, Transaction, Value, Work, Written, check, migrate
 from .rows import before, encode, stamp_after, utc_now
@@ -178,6 +179,12 @@ class SqlStore:
     async def lanes(self, session_id: str) -> Sequence[Lane]:
         return await self._database.read(lambda tx: deliveries.lanes(tx, session_id))
 
+    async def lane_settings(self, session_id: str) -> LaneSettings | None:
+        return await self._database.read(lambda tx: queue.lane_settings(tx, session_id))
+
+    async def set_lane(self, session_id: str, lane: str, changes: JsonObject) -> LaneSettings:
+        return await self._write_once(lambda tx: queue.set_lane(tx, session_id, lane, changes))
+
     async def family(self, root_id: str, cursor: str | None = None, limit: int = 200) -> SessionPage:
         after = oldest_first(cursor)
         found, following = await self._page("family", {"root": root_id}, ("created_at", "session_id"), after, limit)
@@ -201,23 +208,7 @@ class SqlStore:
     async def cancel(
         self, session_id: str, turn_id: str | None, to_event: Callable[[int], NewEvent]
     ) -> CancelRequest | None:
-        chosen: list[tuple[int, NewEvent]] = []
-
-        def event_of(turn: int) -> NewEvent:
-            event = to_event(turn)
-            chosen.append((turn, event))
-            return event
-
-        async def work(tx: Transaction) -> Written[CancelRequest | None]:
-            if not chosen:
-                return await deliveries.cancel(tx, session_id, turn_id, event_of, self._now())
-            # A retry is about the turn of the first try: that turn may have ended since, and the next one is not meant.
-            turn, event = chosen[0]
-            if await tx.row("index_of", session_id=session_id, key=event.key) is not None:
-                return Written(CancelRequest(session_id, turn))
-            return await deliveries.cancel(tx, session_id, names.turn_id(turn), to_event, self._now())
-
-        return await self._write_and_notify(session_id, work)
+        return await self._write_and_notify(session_id, cancelling(session_id, turn_id, to_event, self._now))
 
     async def set_attention(self, session_id: str, attention: Attention, turn: int | None = None) -> bool:
         return await self._write_and_notify(
