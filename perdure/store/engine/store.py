@@ -237,7 +237,7 @@ class SqlStore:
         async def accept(tx: Transaction) -> Written[Accepted]:
             return await deliveries.accept(tx, delivery, self._now())
 
-        if delivery.mode == "interrupt":
+        if delivery.mode == "interrupt" or delivery.overflow != "reject":
             return await self._write_and_notify(delivery.session_id, accept)
         # No reader is told of it.
         return (await self._write_once(accept)).value

@@ -12,7 +12,7 @@ from perdure.protocol.deliveries import LOCAL, Principal
 from perdure.runtime.open import open_sessions
 from perdure.runtime.sessions import Sessions
 from perdure.store.base import Store
-from tests.runtime.lanes import boundaries, ended, has_ended, runs
+from tests.runtime.lanes import boundaries, ended, has_ended, runs, told
 from tests.runtime.served import chat
 from tests.support.stack import Stack
 from tests.support.waiting import until
@@ -126,6 +126,23 @@ async def test_only_the_owner_of_a_living_session_sets_what_can_be(sessions: Ses
     await until(lambda: has_ended(store, main.session_id), "the end of the session")
     with pytest.raises(NoActiveSession):
         await sessions.configure_lane(main.session_id, "main", mode="collect")
+
+
+async def test_a_turn_hears_how_those_began_for_which_there_was_no_room(sessions: Sessions, store: Store) -> None:
+    main = await sessions.start("chat", "drip 40 words delay 50")
+    token = main.continuation_token or ""
+    await until(lambda: runs(store, main.session_id), "the first turn to run")
+    await sessions.configure_lane(main.session_id, "main", cap=1, overflow="summarize")
+
+    first, second, last = [await sessions.deliver(token, f"say {word}") for word in ("one", "two", "three")]
+
+    assert (await ended(sessions, last.delivery_id))["outcome"] == "completed"
+    for each in (first, second):
+        assert (await ended(sessions, each.delivery_id))["outcome"] == "superseded"
+    [news] = await told(store, main.session_id, 1)
+    assert news.splitlines()[1:] == ["- say one", "- say two"]
+    events = await store.events(main.session_id)
+    assert [each.data["message"] for each in events if each.type == "message.received"][1:] == ["say three"]
 
 
 async def test_lanes_are_set_over_http(stack: Stack) -> None:
