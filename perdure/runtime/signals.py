@@ -118,7 +118,7 @@ class Signals:
     async def cancel(self, request: CancelRequest) -> bool:
         """Signal a cancel request, which the store has already; False when it has to be signalled later."""
         turn_id = names.turn_id(request.turn)
-        sent = await self._send(request.session_id, self._driver.cancel(request.session_id, turn_id))
+        sent = await self._send(request.session_id, self._driver.cancel(request.session_id, turn_id, request.until))
         return sent and request.session_id not in self._driver.unserved
 
     async def describe(self, session_id: str) -> DriverView | None:
@@ -236,8 +236,11 @@ class Signals:
             if each.delivery_id not in signalled:
                 await self._driver.deliver(row.session_id, reference(each, token_hash))
                 signalled.add(each.delivery_id)
-        if row.cancel_turn is not None:
-            await self._driver.cancel(row.session_id, names.turn_id(row.cancel_turn))
+        # Read again, after what waits: what it meant may have been replaced meanwhile, and is gone then.
+        now = None if row.cancel_turn is None else await self._store.session(row.session_id)
+        if now is not None and now.cancel_turn is not None:
+            newest = waiting[-1].accepted_at if waiting and now.cancel_turn == now.turns else None
+            await self._driver.cancel(row.session_id, names.turn_id(now.cancel_turn), newest)
 
     def _first_state(
         self, session: NewSession | SessionRow, token_hash: str, waiting: Sequence[JsonObject]

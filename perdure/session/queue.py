@@ -3,10 +3,12 @@
 from collections.abc import Sequence
 from typing import Any
 
+from pydantic import ValidationError
+
 from perdure.bounds import shortened
 from perdure.errors import Invalid
 from perdure.protocol.deliveries import QUEUE_MODES, DeliveryRef, QueueMode
-from perdure.protocol.wire import JsonObject
+from perdure.protocol.wire import JsonObject, Wire
 
 from .state import SessionState
 
@@ -81,6 +83,23 @@ def collected_at(session: SessionState, batch: Sequence[DeliveryRef]) -> float |
         return None
     first, newest = known
     return min(first + _LONGEST, newest + _PAUSE)
+
+
+class _Meant(Wire):
+    """What a cancel says of a turn that had not begun: when the newest delivery was accepted that might begin it."""
+
+    until: str | None = None
+
+
+def is_of_earlier(cancel: object, deliveries: Sequence[DeliveryRef]) -> bool:
+    """Whether the cancel meant a turn with this number that others were to begin, which are gone."""
+    try:
+        until = _Meant.model_validate(cancel).until
+    except ValidationError:
+        return False
+    if until is None or not deliveries:
+        return False
+    return all(each.at is not None and each.at > until for each in deliveries)
 
 
 def joined(session: SessionState, ids: Sequence[str]) -> SessionState:

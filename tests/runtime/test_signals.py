@@ -471,3 +471,41 @@ async def test_a_session_that_is_started_later_has_its_bounds(
     await signals.signal_all("bounded")
 
     assert driver.started["bounded"].bounds == bounds
+
+
+async def test_a_cancel_that_is_signalled_again_says_what_it_means(
+    store: Store, driver: FakeDriver, signals: Signals
+) -> None:
+    await store.commit(given.ending(0))
+    (row,) = await accepted(store, "d")
+    request = await given.cancel(store)
+    assert request is not None
+
+    await signals.cancel(request)
+    await signals.signal_all("s")
+
+    assert driver.cancels_until == [row.accepted_at, row.accepted_at]
+    assert await given.refuse(store)
+    await store.commit(given.running(1))
+    await given.cancel(store)
+    await accepted(store, "later")
+    await signals.signal_all("s")
+    # A turn that runs is meant, whatever waits.
+    assert driver.signalled()[-1] == "cancel turn_1"
+    assert driver.cancels_until[-1] is None
+
+
+async def test_a_cancel_whose_message_was_replaced_meanwhile_is_not_signalled_again(
+    store: Store, driver: FakeDriver, signals: Signals
+) -> None:
+    await store.commit(given.ending(0))
+    await accepted(store, "d")
+    await given.cancel(store)
+
+    async def replaces(session_id: str, ref: JsonObject) -> None:
+        await store.accept(replace(given.delivery("now"), mode="interrupt"))
+
+    driver.deliver = replaces  # type: ignore[method-assign]
+    await signals.signal_all("s")
+
+    assert driver.cancels_until == []

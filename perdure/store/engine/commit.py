@@ -421,10 +421,12 @@ async def cancel(
     turn = None if session is None else await _turn(tx, session)
     if session is None or turn is None or turn_id not in (None, names.turn_id(turn)):
         return Written(None)
+    waiting = await tx.row("waiting", session_id=session_id) if turn == session.row.turns else None
+    request = CancelRequest(session_id, turn, until=None if waiting is None else waiting["newest"])
     if session.row.cancel_turn == turn:
-        return Written(CancelRequest(session_id, turn))
+        return Written(request)
     await tx.run("set_cancel", session_id=session_id, turn=turn)
-    return Written(CancelRequest(session_id, turn), await rows.emit(tx, session.row, (to_event(turn),), now))
+    return Written(request, await rows.emit(tx, session.row, (to_event(turn),), now))
 
 
 async def _turn(tx: Transaction, session: LockedSession) -> int | None:

@@ -4,7 +4,6 @@ All of this happens under the session's lock, together with the acceptance of th
 """
 
 from collections.abc import Sequence
-from typing import assert_never
 
 from perdure.errors import Conflict, InboxFull, SessionGone
 from perdure.protocol.events import OVERFLOWED, SUPERSEDED, NewEvent, cancel_requested, delivery_refused, inbox_overflow
@@ -116,8 +115,6 @@ async def drop(
         case "summarize":
             dropped = await _summarize(tx, new.session_id, list(map(rows.delivery, found)), excess)
             code, reason = SUPERSEDED, "Too many deliveries waited; a later message tells how this one began."
-        case unexpected:
-            assert_never(unexpected)
     if found[0]["delivery_id"] in dropped and await _running(tx, session) is None:
         # A cancel request for the next turn meant this one, and not what comes after it.
         await tx.run("set_cancel", session_id=new.session_id, turn=None)

@@ -12,7 +12,7 @@ from perdure.protocol.deliveries import LOCAL, Principal
 from perdure.runtime.open import open_sessions
 from perdure.runtime.sessions import Sessions
 from perdure.store.base import Store
-from tests.runtime.lanes import boundaries, ended, has_ended, runs, told
+from tests.runtime.lanes import boundaries, ended, has_ended, runs, said, told
 from tests.runtime.served import chat
 from tests.support.stack import Stack
 from tests.support.waiting import until
@@ -142,7 +142,7 @@ async def test_a_turn_hears_how_those_began_for_which_there_was_no_room(sessions
     [news] = await told(store, main.session_id, 1)
     assert news.splitlines()[1:] == ["- say one", "- say two"]
     events = await store.events(main.session_id)
-    assert [each.data["message"] for each in events if each.type == "message.received"][1:] == ["say three"]
+    assert said(list(events), "message.received")[1:] == ["say three"]
 
 
 async def test_lanes_are_set_over_http(stack: Stack) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from perdure.errors import InboxFull
 from perdure.protocol.deliveries import DeliveryBody, Overflow
+from perdure.protocol.wire import JsonObject
 from perdure.store.base import Store
 from perdure.store.deliveries import Accepted, Change, DeliveryQuery
 from tests.support import given
@@ -23,7 +24,9 @@ async def accept(
     mode: str | None = None,
     message: Any = None,
 ) -> Accepted:
-    body = {"kind": kind, "message": message or name, "clientContext": []} if kind == "message" else {"kind": kind}
+    body: JsonObject = (
+        {"kind": kind, "message": message or name, "clientContext": []} if kind == "message" else {"kind": kind}
+    )
     ref = {"id": name, "kind": kind, "tokenHash": ""}
     delivery = given.delivery(name, body=body, ref=ref, limit=limit)
     return await store.accept(replace(delivery, overflow=overflow, mode=mode))
