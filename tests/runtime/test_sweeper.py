@@ -128,16 +128,11 @@ async def test_a_session_whose_first_message_was_withdrawn_is_left_alone_too(sto
     await store.create_session(given.session(), given.delivery())
     await store.cancel("s", None, given.cancelling)
     await given.refuse(store, "d", "s")
-    driver = FakeDriver()
 
-    await sweeper(store, driver).sweep()
+    await sweeper(store, FakeDriver()).sweep()
 
     row = await given.read_session(store)
     assert (row.status, row.cancel_turn) == ("waiting", None)
-    # Its next message is signalled, and begins its first turn.
-    late = (await store.accept(given.delivery("late"))).delivery
-    assert await Signals(store, driver).deliver(late, unsignalled=False)
-    assert driver.signalled()[-1] == "deliver late"
 
 
 async def test_a_session_that_never_started_is_started_with_its_first_delivery(store: Store) -> None:
