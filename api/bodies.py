@@ -28,6 +28,7 @@ from perdure.protocol.deliveries import (
     TextPart,
 )
 from perdure.protocol.wire import JsonObject
+from perdure.runtime.inbox import LaneChange
 from perdure.session.queue import read_mode
 
 from .callbacks import check_callback
@@ -263,6 +264,12 @@ def parse_lane(fields: Fields) -> str:
     if not isinstance(lane, str):
         raise Invalid("Expected 'lane' to be a text.")
     return lane
+
+
+def parse_lane_change(fields: Fields) -> LaneChange:
+    """What is set for a lane; null: as its agent declares it. What is not there stays as it is."""
+    # Each value is checked where it is set, for callers in Python, too.
+    return cast("LaneChange", {name: fields[name] for name in ("mode", "cap", "overflow") if name in fields})
 
 
 def check_lane(fields: Fields) -> None:

@@ -135,5 +135,11 @@ PATCHES = (
         date(2026, 11, 20),
         "began a turn without events for each message that had entered a running one",
     ),
+    Patch(
+        "cancel-names-what-waits",
+        "driver",
+        date(2026, 11, 20),
+        "let a cancel that came late stop the turn of a message that had replaced what it meant",
+    ),
     Patch("parallel-calls", "both", date(2026, 11, 18), "began all calls of a reply at once"),
 )

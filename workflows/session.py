@@ -11,6 +11,7 @@ from temporalio.exceptions import ChildWorkflowError, WorkflowAlreadyStartedErro
 from perdure.errors import PerdureError, UnreadableState
 from perdure.protocol import names
 from perdure.protocol.actions import DispatchCodeModeRuntimeActions, DispatchRuntimeActions, Done, Park
+from perdure.protocol.deliveries import DeliveryRef
 from perdure.protocol.inputs import OpenInput
 from perdure.protocol.requests import Attention, CloseSession, Failure, RebuildSession, TurnRequest, TurnResult
 from perdure.protocol.wire import JsonObject
@@ -72,6 +73,7 @@ class SessionWorkflow:
         self._must_look_again = False
         # The ids of the deliveries of the running turn.
         self._turn_deliveries: list[str] = []
+        self._turn_begin: tuple[DeliveryRef, ...] = ()
         self._turn_handle: TurnHandle | None = None
         # The failure with which the session ends, once an operator or its deadline has ended it.
         self._ending: Failure | None = None
@@ -105,6 +107,11 @@ class SessionWorkflow:
         if decisions.has_ended(state, turn):
             # The signal is late: the turn that it names has ended, and the next one must not be cancelled.
             return
+        replaced = queue.is_of_earlier(data[0] if data else None, self._begin_of(turn))
+        if replaced and workflow.patched("cancel-names-what-waits"):
+            # What was to begin the turn that it names is gone, and a later message has taken its place. Older runs
+            # cancelled the turn of that one.
+            return
         if self._in_turn and decisions.is_next_turn(state, turn):
             # The signal is early: readers have seen the end of the running turn, and the driver has not yet.
             self._state = state.cancelled("next")
@@ -118,6 +125,14 @@ class SessionWorkflow:
         repeated = self._in_turn and state.cancel == "this"
         if self._turn_handle is not None and not (repeated and workflow.patched("cancel-turn-once")):
             self._turn_handle.cancel()
+
+    def _begin_of(self, turn: int | None) -> tuple[DeliveryRef, ...]:
+        """What has begun the turn that a cancel names, or is to begin it; nothing if the driver does not know that."""
+        if self._in_turn and not decisions.is_next_turn(self._state, turn):
+            return self._turn_begin
+        if self._state.held is not None or self._state.awaited is not None:
+            return ()
+        return decisions.next_batch(self._state)
 
     @workflow.signal(name=names.REPAIR)
     def repair(self, *data: Any) -> None:
@@ -273,6 +288,7 @@ class SessionWorkflow:
         request = decisions.turn_request(self._state, move)
         self._state = self._state.without(*move.deliveries)
         self._turn_deliveries = [each.id for each in request.deliveries]
+        self._turn_begin = decisions.heard(request)
         result = await self._result_of(request, move.held or request)
         self._turn_deliveries = []
         if result is None:

@@ -7,13 +7,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.auth import Gate
-from api.bodies import BodyReader, Fields, check_lane, parse_lane, parse_message, parse_queue_mode
+from api.bodies import BodyReader, Fields, check_lane, parse_lane, parse_lane_change, parse_message, parse_queue_mode
 from api.requests import RequestLimits, idempotency_key, known_id, limit, one_of
 from api.responses import flags, reply
 from perdure.errors import Invalid
 from perdure.protocol.deliveries import DeliveryBody, Message, Principal, QueueMode
 from perdure.protocol.wire import JsonObject
-from perdure.runtime.inbox import Delivery, DeliveryNotFound
+from perdure.runtime.inbox import Delivery, DeliveryNotFound, ShownLane
 from perdure.runtime.sessions import Sessions
 from perdure.store.deliveries import DeliveryQuery, DeliveryStatus
 
@@ -39,7 +39,11 @@ def _position(fields: Fields) -> int | None:
 
 
 class DeliveryRoutes:
-    def __init__(self, gate: Gate, sessions: Sessions, bodies: BodyReader, limits: RequestLimits) -> None:
+    def __init__(
+        self, gate: Gate, sessions: Sessions, bodies: BodyReader, limits: RequestLimits, max_inbox: int
+    ) -> None:
+        """`max_inbox`: how many deliveries may wait in a lane in any case."""
+        self._max_inbox = max_inbox
         self._gate = gate
         self._sessions = sessions
         self._bodies = bodies
@@ -66,11 +70,26 @@ class DeliveryRoutes:
         """The lanes of a session, the main one first."""
         principal = await self._gate.admit(request)
         row = await self._sessions.get(known_id(request.path_params["session_id"]), principal)
-        shown: list[JsonObject] = []
-        for name, lane in (await self._sessions.lanes.of(row)).items():
-            queued = await self._sessions.queued(lane.session_id)
-            shown.append({"lane": name, "sessionId": lane.session_id, "status": lane.shown_status, "queued": queued})
-        return reply({"lanes": shown})
+        return reply({"lanes": [self._shown_lane(lane) for lane in await self._sessions.lanes.shown(row)]})
+
+    async def configure_lane(self, request: Request) -> Response:
+        """Set what holds for a lane of this session, in place of what its agent declares."""
+        principal = await self._gate.admit(request)
+        session_id, lane = known_id(request.path_params["session_id"]), request.path_params["lane"]
+        # Whose session it is comes before what is asked of it.
+        await self._sessions.get(session_id, principal)
+        changes = await self._bodies.read(request, parse_lane_change)
+        configured = await self._sessions.configure_lane(session_id, lane, principal=principal, **changes)
+        return reply(self._shown_lane(configured))
+
+    def _shown_lane(self, lane: ShownLane) -> JsonObject:
+        place = {} if lane.row is None else {"sessionId": lane.row.session_id, "status": lane.row.shown_status}
+        settings = {
+            "mode": lane.settings.mode,
+            "cap": lane.settings.room(self._max_inbox),
+            "overflow": lane.settings.overflow,
+        }
+        return {"lane": lane.name, **place, "queued": lane.queued, **settings, "overrides": lane.overrides}
 
     async def show(self, request: Request) -> Response:
         """One delivery, at once or when it has come to its end."""
@@ -107,7 +126,7 @@ class DeliveryRoutes:
         principal = await self._gate.admit(request)
         key = idempotency_key(request)
 
-        def parse(fields: Fields) -> tuple[str, str, Any, str | None, str]:
+        def parse(fields: Fields) -> tuple[str, str, Any, str | None, str, QueueMode | None]:
             agent, to, given = (fields.get(name) for name in ("agent", "id", "dispatchId"))
             if not isinstance(agent, str) or not isinstance(to, str):
                 raise Invalid("Expected 'agent' and 'id' to be texts.")
@@ -117,11 +136,12 @@ class DeliveryRoutes:
                 raise Invalid("Expected 'dispatchId' to be a text.")
             if None not in (given, key) and given != key:
                 raise Invalid("'dispatchId' and Idempotency-Key differ: one of them is enough.")
-            return agent, to, fields["input"], given or key, parse_lane(fields)
+            return agent, to, fields["input"], given or key, parse_lane(fields), parse_queue_mode(fields)
 
-        agent, to, given, dispatch_id, lane = await self._bodies.read(request, parse)
-        receipt = await self._sessions.dispatch_named(
-            agent, to, given, dispatch_id=dispatch_id, principal=principal, lane=lane
+        agent, to, given, dispatch_id, lane, mode = await self._bodies.read(request, parse)
+        target = self._sessions.instances.target(agent, to, principal)
+        receipt = await self._sessions.dispatch(
+            agent, target, given, dispatch_id=dispatch_id, principal=principal, lane=lane, queue_mode=mode
         )
         return reply(receipt.model_dump(mode="json"), 202, flags(deduplicated=receipt.deduplicated))
 

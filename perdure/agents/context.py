@@ -8,7 +8,7 @@ from threading import Event
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar, cast
 
 from perdure.errors import Invalid, Misconfigured, UnreadableState
-from perdure.protocol.deliveries import MAIN, DispatchReceipt, Mode, Principal
+from perdure.protocol.deliveries import MAIN, DispatchReceipt, Mode, Principal, QueueMode
 from perdure.protocol.wire import JsonObject
 
 if TYPE_CHECKING:
@@ -218,7 +218,15 @@ class Dispatch(Protocol):
     """Accepts work for a session, as `Sessions.dispatch`. Its names are those of one owner and one agent."""
 
     async def __call__(
-        self, agent: str, to: str, input: Any, *, dispatch_id: str, principal: Principal, lane: str = MAIN
+        self,
+        agent: str,
+        to: str,
+        input: Any,
+        *,
+        dispatch_id: str,
+        principal: Principal,
+        lane: str = MAIN,
+        queue_mode: QueueMode | None = None,
     ) -> DispatchReceipt: ...
 
 
@@ -257,19 +265,29 @@ class ToolContext:
         return tool_log(self.tool, session_id=at.id, turn=at.turn, step=at.step, call_id=self.call_id)
 
     async def dispatch(
-        self, agent: str, to: str, input: Any, *, dispatch_id: str | None = None, lane: str = MAIN
+        self,
+        agent: str,
+        to: str,
+        input: Any,
+        *,
+        dispatch_id: str | None = None,
+        lane: str = MAIN,
+        queue_mode: QueueMode | None = None,
     ) -> DispatchReceipt:
         """Hand the input, which is plain JSON, to another session, and go on; it is accepted when this returns.
 
         `to`: the id of a session, or a name of yours for one, which is started if there is none. The session belongs
         to the caller of this one. Without a `dispatch_id`, the call has one for each dispatch that it makes, in order:
-        a call that is tried again makes none twice. `lane`: the lane of the session.
+        a call that is tried again makes none twice. `lane`: the lane of the session; `queue_mode`: what the message
+        does while that is busy, if not what the lane declares.
         """
         if self._dispatch is None:
             raise Misconfigured("Nothing can be dispatched here.")
         position, self._dispatched = self._dispatched, self._dispatched + 1
         key = dispatch_id or f"{self.idempotency_key}/{position}"
-        return await self._dispatch(agent, to, input, dispatch_id=key, principal=self.session.auth, lane=lane)
+        return await self._dispatch(
+            agent, to, input, dispatch_id=key, principal=self.session.auth, lane=lane, queue_mode=queue_mode
+        )
 
     def checkpoint(self, milestone: "Milestone | str") -> None:
         """Keep the state of the session under this name, in the transaction that records the outcome of this call."""

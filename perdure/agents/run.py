@@ -13,7 +13,7 @@ from pydantic.errors import PydanticSchemaGenerationError, PydanticUserError
 from pydantic_core import to_json
 
 from perdure.errors import InvalidDeclaration
-from perdure.protocol.deliveries import MAIN, DispatchReceipt, Principal
+from perdure.protocol.deliveries import MAIN, DispatchReceipt, Principal, QueueMode
 from perdure.protocol.inputs import Responders
 from perdure.protocol.wire import JsonObject
 
@@ -55,7 +55,9 @@ class RunWork(Protocol):
         self, agent: str, message: str, session: str | None, output_schema: JsonObject | None
     ) -> Awaitable[Any]: ...
 
-    def dispatch(self, agent: str, to: str, input: Any, dispatch_id: str | None, lane: str) -> Awaitable[Any]: ...
+    def dispatch(
+        self, agent: str, to: str, input: Any, dispatch_id: str | None, lane: str, queue_mode: QueueMode | None
+    ) -> Awaitable[Any]: ...
 
     def ask(self, question: Question) -> Awaitable[str]: ...
 
@@ -132,18 +134,27 @@ class RunContext:
         return self._work.prompt(agent, message, session, output_schema)
 
     def dispatch(
-        self, agent: str, to: str, input: Any, *, dispatch_id: str | None = None, lane: str = MAIN
+        self,
+        agent: str,
+        to: str,
+        input: Any,
+        *,
+        dispatch_id: str | None = None,
+        lane: str = MAIN,
+        queue_mode: QueueMode | None = None,
     ) -> Awaitable[DispatchReceipt]:
         """Hand the input, which is plain JSON, to a session, and go on; the result is the receipt.
 
-        `to`: the id of a session, or a name of yours for one, as for `prompt`; `lane`: the lane of that session.
+        `to`: the id of a session, or a name of yours for one, as for `prompt`; `lane`: the lane of that session;
+        `queue_mode`: what the message does while that is busy, if not what the lane declares.
         `RunStepFailed` when it is refused.
         """
         _check("dispatch", "agent", agent, "the name of an agent", str)
         _check("dispatch", "to", to, "the id or the name of a session", str)
         _check("dispatch", "dispatch_id", dispatch_id, "text", str, NoneType)
         _check("dispatch", "lane", lane, "the name of a lane", str)
-        accepted = self._work.dispatch(agent, to, input, dispatch_id, lane)
+        _check("dispatch", "queue_mode", queue_mode, "a mode of messages", str, NoneType)
+        accepted = self._work.dispatch(agent, to, input, dispatch_id, lane, queue_mode)
 
         async def receipt() -> DispatchReceipt:
             return DispatchReceipt.model_validate(await accepted)

@@ -146,8 +146,8 @@ QueueMode: TypeAlias = Literal["followup", "collect", "steer", "interrupt"]
 QUEUE_MODES: tuple[QueueMode, ...] = get_args(QueueMode)
 
 #: What happens to a message for a lane in which as many wait as may: it is refused before it is accepted, or the oldest
-#: one that waits, or the new one, is settled without a turn.
-Overflow: TypeAlias = Literal["reject", "drop_oldest", "drop_newest"]
+#: one that waits, or the new one, is settled without a turn; or a later one that waits tells how the oldest began.
+Overflow: TypeAlias = Literal["reject", "drop_oldest", "drop_newest", "summarize"]
 OVERFLOWS: tuple[Overflow, ...] = get_args(Overflow)
 
 #: The lane of all deliveries that name no other one.

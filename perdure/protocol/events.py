@@ -1,6 +1,6 @@
 """Events: the facts on a session's stream."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeAlias
 
 from pydantic import Field
@@ -46,6 +46,7 @@ class EventType:
     INPUT_RESOLVED = "input.resolved"
     INPUT_REMINDED = "input.reminded"
     DELIVERY_REFUSED = "delivery.refused"
+    INBOX_OVERFLOW = "inbox.overflow"
     STEER_APPLIED = "steer.applied"
     COMPACTION_FAILED = "compaction.failed"
     CONTEXT_CLEARED = "context.cleared"
@@ -172,7 +173,7 @@ class Usage(Wire):
 WITHDRAWN = "withdrawn"
 
 
-#: The code of one that waited while a later message interrupted its session.
+#: The code of one that waited while a later message interrupted its session, or that a later one tells of.
 SUPERSEDED = "superseded"
 #: The code of one that was dropped because too many waited, as its lane declares.
 OVERFLOWED = "inbox_overflow"
@@ -185,6 +186,15 @@ def delivery_refused(delivery_id: str, code: str, message: str) -> NewEvent:
         key=session_key(f"refused/{delivery_id}"),
         data={"deliveryId": delivery_id, "code": code, "message": message},
         delivery_ids=(delivery_id,),
+    )
+
+
+def inbox_overflow(accepted: str, delivery_ids: Sequence[str], policy: str) -> NewEvent:
+    """The event for the deliveries that have made room for the accepted one, or that one itself."""
+    return NewEvent(
+        type=EventType.INBOX_OVERFLOW,
+        key=session_key(f"overflow/{accepted}"),
+        data={"deliveryIds": list(delivery_ids), "policy": policy},
     )
 
 

@@ -20,7 +20,6 @@ from perdure.errors import Invalid
 from perdure.protocol import names
 from perdure.protocol.deliveries import (
     MAIN,
-    QUEUE_MODES,
     DeliveryBody,
     DeliveryRef,
     FilePart,
@@ -33,7 +32,6 @@ from perdure.protocol.deliveries import (
 )
 from perdure.protocol.inputs import InputRequest
 from perdure.protocol.wire import JsonObject
-from perdure.session.queue import read_mode
 from perdure.store.deliveries import DeliveryRow, NewDelivery
 
 if TYPE_CHECKING:
@@ -128,14 +126,6 @@ def checked_bounds(deadline: datetime | None, idle_seconds: float | None) -> flo
     if ends_at > time.time() + LONGEST_TIME:
         raise Invalid(f"A session's deadline is at most {LONGEST_TIME} seconds away.")
     return ends_at
-
-
-def checked_mode(mode: QueueMode | None) -> QueueMode | None:
-    """The mode of a message, by its name or its alias."""
-    known = read_mode(mode)
-    if mode is not None and known is None:
-        raise Invalid(f"The mode of a message is one of {', '.join(QUEUE_MODES)}.")
-    return known
 
 
 def message_body(message: Message | None, principal: Principal) -> DeliveryBody:

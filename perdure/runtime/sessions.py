@@ -17,16 +17,15 @@ import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, TypedDict, get_args
+from typing import TypedDict, Unpack, get_args
 
 from temporalio.client import Client
 
-from perdure.agents.agent import Lane, bounds_of
+from perdure.agents.agent import bounds_of
 from perdure.agents.registry import AgentRegistry
 from perdure.agents.run import RunRegistry
 from perdure.bounds import whole
 from perdure.errors import Invalid, NoActiveSession, SessionGone, SessionNotFound, TokenConflict, Unavailable
-from perdure.protocol import names
 from perdure.protocol.deliveries import (
     CLEAR,
     COMPACT,
@@ -35,7 +34,6 @@ from perdure.protocol.deliveries import (
     RESET,
     Capabilities,
     DeliveryBody,
-    DispatchReceipt,
     InputResponse,
     Message,
     Mode,
@@ -43,10 +41,9 @@ from perdure.protocol.deliveries import (
     QueueMode,
     Receipt,
 )
-from perdure.protocol.dispatch import check_names
 from perdure.protocol.events import Event
 from perdure.protocol.wire import JsonObject
-from perdure.session.queue import same_request
+from perdure.session.queue import checked_mode, same_request
 from perdure.session.state import derive_token, hash_token
 from perdure.store.base import Store
 from perdure.store.deliveries import Accepted, DeliveryRow
@@ -57,11 +54,11 @@ from perdure.store.values import NewSession, SessionPage, SessionQuery, SessionR
 from . import deliveries
 from .dead_letters import DeadLetters
 from .deletions import Deletions
-from .deliveries import CallerRequest, checked_bounds, checked_mode, message_body, reference, title_of
+from .deliveries import CallerRequest, checked_bounds, message_body, reference, title_of
 from .drivers.client import DriverClient
 from .drivers.liveness import Description, Liveness, description_of
 from .forks import ForkReceipt, Forks
-from .inbox import Dispatches, Inbox, Lanes
+from .inbox import Dispatches, Inbox, LaneChange, Lanes, ShownLane
 from .inputs import Answers, Inputs
 from .reconciler import Reconciler
 from .remote.callbacks import Callbacks
@@ -229,7 +226,7 @@ class Sessions:
         about = same_as or ("deliver", token_hash, str(collects), *(() if collects else same_request(queue_mode)))
         about = (*about, *(() if lane == MAIN else ("lane", lane)))
         owner = await self._owner(token_hash, session_id)
-        declared = await self._lane(owner, lane)
+        settings = await self._signals.lane_of(owner, lane)
         request = CallerRequest(
             owner or session_id or "",
             body,
@@ -237,9 +234,9 @@ class Sessions:
             about,
             idempotency_key,
             token_hash,
-            mode=checked_mode(queue_mode) or declared.mode,
-            limit=declared.room(self._inbox_limit),
-            overflow=declared.overflow,
+            mode=checked_mode(queue_mode) or settings.mode,
+            limit=settings.room(self._inbox_limit),
+            overflow=settings.overflow,
             lane=lane,
         )
         if owner is None:
@@ -279,14 +276,6 @@ class Sessions:
                 # Another caller was faster: the token has an owner now, and the next try delivers to it.
                 continue
         raise Unavailable("Sessions that own this token come and go too quickly; try again.")
-
-    async def dispatch_named(
-        self, agent: str, name: str, input: Any, *, dispatch_id: str | None, principal: Principal, lane: str = MAIN
-    ) -> DispatchReceipt:
-        """Dispatch to the caller's session with this id, or to the instance of the agent with this name."""
-        check_names(name, dispatch_id)
-        to = name if name.startswith(names.SESSION_ID) else self.instances.token(agent, name, principal)
-        return await self.dispatch(agent, to, input, dispatch_id=dispatch_id, principal=principal, lane=lane)
 
     async def cancel(
         self, session_id: str, *, turn_id: str | None = None, principal: Principal | None = None
@@ -358,6 +347,15 @@ class Sessions:
             return first
         return await self._forks.fork(await self.get(session_id, principal), turn, step, owner, idempotency_key)
 
+    async def configure_lane(
+        self, session_id: str, lane: str, *, principal: Principal | None = None, **changes: Unpack[LaneChange]
+    ) -> ShownLane:
+        """Set `mode`, `cap` or `overflow` of a lane of this session, for what is accepted from now on.
+
+        None takes one back to what the agent declares. The lane need not have begun.
+        """
+        return await self.lanes.configure(await self.get(session_id, principal), lane, changes)
+
     async def delete(self, session_id: str, *, principal: Principal | None = None, patience: float = 10.0) -> Deletion:
         """Delete the session for good; the result says how much there was.
 
@@ -416,11 +414,6 @@ class Sessions:
         return await description_of(self._client, await self.get(session_id, principal), self._ui_url)
 
     # --- deliveries -----------------------------------------------------------------------------------------
-
-    async def _lane(self, session_id: str | None, name: str) -> Lane:
-        """What the agent of the session declares for this lane of it."""
-        row = await self._store.session(session_id) if session_id and self._signals.has_lanes else None
-        return Lane() if row is None else self._signals.lane(row.agent, name)
 
     async def _owner(self, token_hash: str, session_id: str | None = None) -> str | None:
         """The session that owns the token; None when it is not `session_id`."""

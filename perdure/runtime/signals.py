@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from time import monotonic
 from typing import Literal
 
 from perdure.agents.agent import DEMO, Lane, Limits
 from perdure.agents.registry import AgentRegistry
 from perdure.bounds import quoted
-from perdure.errors import AgentNotFound, BuildGone, NoDriver, StoreBehind, Unavailable
+from perdure.errors import AgentNotFound, BuildGone, InvalidDeclaration, NoDriver, StoreBehind, Unavailable
 from perdure.protocol import names
 from perdure.protocol.deliveries import MAIN
 from perdure.protocol.events import cancel_requested
@@ -22,7 +23,7 @@ from perdure.session.state import SessionState, read_delivery
 from perdure.session.view import DriverView
 from perdure.store.base import Store
 from perdure.store.deliveries import CancelRequest, DeliveryRow
-from perdure.store.values import NewSession, SessionRow
+from perdure.store.values import LaneSettings, NewSession, SessionRow
 
 from .connect import in_time
 from .deliveries import reference
@@ -30,6 +31,9 @@ from .drivers.client import DriverClient
 from .drivers.lost import end_if_deleted, set_attention, start_lost_driver
 
 log = logging.getLogger("perdure.sessions")
+
+#: What can be set for a lane of one session.
+LANE_FIELDS = ("mode", "cap", "overflow")
 
 #: A signal without an answer after so many seconds may be overtaken by the next one.
 _SLOW_SECONDS = 0.5
@@ -65,11 +69,6 @@ class Signals:
         known = self._agents.get(agent) if self._agents else None
         return known.limits if known else Limits()
 
-    @property
-    def has_lanes(self) -> bool:
-        """Whether an agent that this process knows declares how its messages wait."""
-        return any(agent.lanes for agent in self._agents or ())
-
     def lanes(self, agent: str) -> Mapping[str, Lane]:
         """The lanes that the agent declares, if this process knows it."""
         known = self._agents.get(agent) if self._agents else None
@@ -78,6 +77,20 @@ class Signals:
     def lane(self, agent: str, lane: str = MAIN) -> Lane:
         """What the agent declares for a lane, if this process knows it."""
         return self.lanes(agent).get(lane, Lane())
+
+    async def lane_of(self, session_id: str | None, lane: str) -> Lane:
+        """What holds for the next message for a lane of this session; None: there is no session yet."""
+        known = None if session_id is None else await self._store.lane_settings(session_id)
+        return Lane() if known is None else self.lane_as_set(known, lane)
+
+    def lane_as_set(self, known: LaneSettings, lane: str) -> Lane:
+        settings = self.lane(known.agent, lane)
+        for field, value in known.lanes.get(lane, {}).items():
+            if field in LANE_FIELDS:
+                # A newer build may have set what this one does not know.
+                with suppress(InvalidDeclaration):
+                    settings = replace(settings, **{field: value})
+        return settings
 
     def known_limits(self, agent: str) -> Limits:
         """The same; `AgentNotFound` if this process has agents, and this is none of them."""
@@ -105,7 +118,7 @@ class Signals:
     async def cancel(self, request: CancelRequest) -> bool:
         """Signal a cancel request, which the store has already; False when it has to be signalled later."""
         turn_id = names.turn_id(request.turn)
-        sent = await self._send(request.session_id, self._driver.cancel(request.session_id, turn_id))
+        sent = await self._send(request.session_id, self._driver.cancel(request.session_id, turn_id, request.until))
         return sent and request.session_id not in self._driver.unserved
 
     async def describe(self, session_id: str) -> DriverView | None:
@@ -213,6 +226,9 @@ class Signals:
         elif row.status == "starting":
             refs = [reference(each, token_hash) for each in waiting]
             await self._start(self._first_state(row, token_hash, refs), row)
+            if not waiting:
+                # Else the sweeper would look at it for ever.
+                await self._store.begin_waiting(row.session_id)
         elif row.is_new_fork:
             # Nothing happens if its driver runs.
             await self._start(await self._state_with_turns(row), row)
@@ -220,8 +236,11 @@ class Signals:
             if each.delivery_id not in signalled:
                 await self._driver.deliver(row.session_id, reference(each, token_hash))
                 signalled.add(each.delivery_id)
-        if row.cancel_turn is not None:
-            await self._driver.cancel(row.session_id, names.turn_id(row.cancel_turn))
+        # Read again, after what waits: what it meant may have been replaced meanwhile, and is gone then.
+        now = None if row.cancel_turn is None else await self._store.session(row.session_id)
+        if now is not None and now.cancel_turn is not None:
+            newest = waiting[-1].accepted_at if waiting and now.cancel_turn == now.turns else None
+            await self._driver.cancel(row.session_id, names.turn_id(now.cancel_turn), newest)
 
     def _first_state(
         self, session: NewSession | SessionRow, token_hash: str, waiting: Sequence[JsonObject]

@@ -1,8 +1,14 @@
 """What the mode of a message makes of it while its session is busy, and the order of what waits."""
 
 from collections.abc import Sequence
+from typing import Any
 
+from pydantic import ValidationError
+
+from perdure.bounds import shortened
+from perdure.errors import Invalid
 from perdure.protocol.deliveries import QUEUE_MODES, DeliveryRef, QueueMode
+from perdure.protocol.wire import JsonObject, Wire
 
 from .state import SessionState
 
@@ -17,10 +23,27 @@ _LONGEST = 5.0
 _MOST = 50
 
 
+#: The heading of a summary of messages, the field of a stored body that has its lines, and its bounds: the
+#: newest so many, so many characters of each, and where those are looked for.
+_SUMMARY_HEADING = "Before this message others came, for which there was no room. This is how each of them began:"
+_SUMMARY = "summaryOf"
+_SUMMARY_LINES = 50
+_SUMMARY_LINE = 200
+_SUMMARY_SEARCH = 2_000
+
+
 def read_mode(name: object) -> QueueMode | None:
     """The mode with this name or alias; None if there is none."""
     alias = _ALIASES.get(name) if isinstance(name, str) else None
     return alias or next((mode for mode in QUEUE_MODES if mode == name), None)
+
+
+def checked_mode(mode: QueueMode | None) -> QueueMode | None:
+    """The mode of a message, by its name or its alias."""
+    known = read_mode(mode)
+    if mode is not None and known is None:
+        raise Invalid(f"The mode of a message is one of {', '.join(QUEUE_MODES)}.")
+    return known
 
 
 def same_request(mode: QueueMode | None) -> tuple[str, ...]:
@@ -62,6 +85,23 @@ def collected_at(session: SessionState, batch: Sequence[DeliveryRef]) -> float |
     return min(first + _LONGEST, newest + _PAUSE)
 
 
+class _Meant(Wire):
+    """What a cancel says of a turn that had not begun: when the newest delivery was accepted that might begin it."""
+
+    until: str | None = None
+
+
+def is_of_earlier(cancel: object, deliveries: Sequence[DeliveryRef]) -> bool:
+    """Whether the cancel meant a turn with this number that others were to begin, which are gone."""
+    try:
+        until = _Meant.model_validate(cancel).until
+    except ValidationError:
+        return False
+    if until is None or not deliveries:
+        return False
+    return all(each.at is not None and each.at > until for each in deliveries)
+
+
 def joined(session: SessionState, ids: Sequence[str]) -> SessionState:
     """The state without the messages that have entered a turn while it ran: they wait no more."""
     kept = tuple(each for each in session.inbox if each.id not in ids)
@@ -95,6 +135,37 @@ def _is_superseded(waiting: DeliveryRef, message: DeliveryRef, until: str) -> bo
     if waiting.id == message.id or waiting.kind != "message" or waiting.lane != message.lane:
         return False
     return waiting.at is not None and waiting.at <= until
+
+
+def with_summary_of(body: JsonObject, earlier: Sequence[JsonObject]) -> JsonObject:
+    """The body of a message that tells how earlier ones began, which make room for others; all as they are stored.
+
+    A message that tells of others already goes on with that. Its own words stay as they are.
+    """
+    count, lines = 0, list[str]()
+    for each in (*earlier, body):
+        known = each.get(_SUMMARY, {"count": 0, "lines": []})
+        count += known["count"]
+        lines += known["lines"]
+        if each is not body:
+            count += 1
+            lines.append(_beginning(each.get("message")))
+    lines = lines[-_SUMMARY_LINES:]
+    left_out = [f"({count - len(lines)} earlier ones are left out.)"] if count > len(lines) else []
+    text = "\n".join((_SUMMARY_HEADING, *left_out, *(f"- {line}" for line in lines)))
+    # The text is in the context, which older workers show, too.
+    own = body.get("clientContext", [])[1 if _SUMMARY in body else 0 :]
+    return {**body, "clientContext": [text, *own], _SUMMARY: {"count": count, "lines": lines}}
+
+
+def _beginning(message: Any) -> str:
+    """The first line of a message, in one line of bounded length; a file by its name."""
+    parts: list[JsonObject] = [{"text": message}] if isinstance(message, str) else message or []
+    for part in parts:
+        text: str = part.get("text") or f"[file: {part.get('filename') or part.get('mediaType')}]"
+        if first := text[:_SUMMARY_SEARCH].strip():
+            return shortened(first.splitlines()[0], _SUMMARY_LINE)
+    return "[nothing]"
 
 
 def between(low: str, high: str | None) -> str:

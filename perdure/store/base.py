@@ -48,6 +48,7 @@ from .values import (
     EventQuery,
     Instance,
     Lane,
+    LaneSettings,
     NewSession,
     Record,
     SessionPage,
@@ -193,6 +194,17 @@ class Store(Protocol):
         """The lanes of the session but the main one, also the newest of those that have ended, oldest first."""
         ...
 
+    async def lane_settings(self, session_id: str) -> LaneSettings | None:
+        """What was set for the lanes of the session; None: it is unknown."""
+        ...
+
+    async def set_lane(self, session_id: str, lane: str, changes: JsonObject) -> LaneSettings:
+        """Set fields of a lane, also of one that has not begun; None as a value: as the agent declares it.
+
+        `SessionGone` when the session has ended.
+        """
+        ...
+
     async def family(self, root_id: str, cursor: str | None = None, limit: int = 200) -> SessionPage:
         """One page of the descendants of a root, without itself, oldest first."""
         ...
@@ -300,6 +312,9 @@ class Store(Protocol):
         long, or a signal has failed.
         """
         ...
+
+    async def begin_waiting(self, session_id: str) -> None:
+        """Note that a new session, whose workflow runs, waits for its first delivery; nothing if one is there."""
 
     async def mark_unsignalled(self, session_id: str) -> None:
         """Count one more signal that failed."""

@@ -1,7 +1,7 @@
 """Deliveries as the store keeps them, from their acceptance to their end."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from perdure.protocol.deliveries import MAIN, Overflow
@@ -132,3 +132,6 @@ class CancelRequest:
 
     session_id: str
     turn: int
+    # If the turn has not begun: when the newest delivery was accepted that waited then. A turn of the same number that
+    # only later ones begin is not meant.
+    until: str | None = field(default=None, compare=False)

@@ -194,6 +194,17 @@ class Lane:
 
 
 @dataclass(frozen=True)
+class LaneSettings:
+    """What was set for the lanes of a session, by their names, in place of what its agent declares.
+
+    Lanes, fields and values of newer builds are kept.
+    """
+
+    agent: str
+    lanes: Mapping[str, JsonObject] = field(default_factory=dict[str, JsonObject])
+
+
+@dataclass(frozen=True)
 class SessionChange:
     """What a commit changes in the read model. Counts and usage are added to the current ones."""
 

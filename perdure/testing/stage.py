@@ -32,6 +32,7 @@ from perdure.protocol.deliveries import (
     Message,
     Mode,
     Principal,
+    QueueMode,
 )
 from perdure.protocol.dispatch import check_names, text_of
 from perdure.protocol.inputs import InputAnswer, InputRequest, OpenInput
@@ -55,6 +56,7 @@ from perdure.protocol.requests import (
 from perdure.protocol.wire import JsonObject
 from perdure.runtime.deliveries import read_edit
 from perdure.session.inputs import continued, may_answer, resolved
+from perdure.session.queue import checked_mode
 from perdure.session.state import hash_token
 from perdure.session.turn import ContinueAsNew, StepFailed, run_turn
 from perdure.settings import Settings
@@ -100,6 +102,7 @@ class Dispatched:
     input: Any
     dispatch_id: str
     lane: str
+    queue_mode: QueueMode | None = None
 
 
 class Dispatches:
@@ -113,11 +116,19 @@ class Dispatches:
         return tuple(self._accepted.values())
 
     async def dispatch(
-        self, agent: str, to: str, input: Any, *, dispatch_id: str, principal: Principal, lane: str = MAIN
+        self,
+        agent: str,
+        to: str,
+        input: Any,
+        *,
+        dispatch_id: str,
+        principal: Principal,
+        lane: str = MAIN,
+        queue_mode: QueueMode | None = None,
     ) -> DispatchReceipt:
         check_names(to, dispatch_id)
         text_of(input)
-        asked = Dispatched(agent, to, input, dispatch_id, lane)
+        asked = Dispatched(agent, to, input, dispatch_id, lane, checked_mode(queue_mode))
         first = self._accepted.setdefault(dispatch_id, asked)
         if first != asked:
             raise IdempotencyConflict

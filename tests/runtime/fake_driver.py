@@ -39,6 +39,8 @@ class FakeDriver(DriverClient):
         self.away = False
         # Without workers no started workflow runs, and no driver can be described.
         self.no_workers = False
+        # Until when what each cancel means was accepted.
+        self.cancels_until: list[str | None] = []
         # What drivers hold.
         self.inboxes: dict[str, list[str]] = {}
         self.asked: list[str] = []
@@ -98,8 +100,9 @@ class FakeDriver(DriverClient):
     async def repair(self, session_id: str, how: Repair, reason: str = "OPERATOR") -> None:
         self._call(session_id, how, reason)
 
-    async def cancel(self, session_id: str, turn_id: str) -> None:
+    async def cancel(self, session_id: str, turn_id: str, until: str | None = None) -> None:
         self._call(session_id, "cancel", turn_id)
+        self.cancels_until.append(until)
 
     async def status(self, session_id: str) -> WorkflowExecutionStatus | None:
         self._reach(session_id)

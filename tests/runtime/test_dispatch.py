@@ -101,6 +101,40 @@ async def test_another_content_under_an_id_is_a_conflict(
     assert await accepted(store, first.session_id) == 1
 
 
+async def test_a_dispatch_says_what_its_message_does_to_a_busy_session(sessions: Sessions, store: Store) -> None:
+    begun = await sessions.start("clerk", "drip 200 words delay 50")
+    await until(lambda: _runs(store, begun.session_id), "the first turn to run")
+    waiting = await sessions.dispatch("clerk", begun.session_id, "say waiting")
+
+    stops = await sessions.dispatch("clerk", begun.session_id, "say now", queue_mode="interrupt")
+
+    assert await settled(sessions, begun.delivery_id or "") == "cancelled"
+    assert await settled(sessions, waiting.delivery_id) == "superseded"
+    shown = (await sessions.inbox.wait(stops.delivery_id, None, 30)).shown()
+    assert (shown["mode"], shown["outcome"]) == ("interrupt", "completed")
+
+
+async def _runs(store: Store, session_id: str) -> bool:
+    row = await store.session(session_id)
+    return row is not None and row.status == "running"
+
+
+async def test_the_mode_is_a_part_of_what_was_dispatched(sessions: Sessions, store: Store) -> None:
+    to, once = new("room"), new("job")
+    first = await sessions.dispatch("clerk", to, "say one", dispatch_id=once, queue_mode="collect")
+
+    again = await sessions.dispatch("clerk", to, "say one", dispatch_id=once, queue_mode="collect")
+    with pytest.raises(IdempotencyConflict):
+        await sessions.dispatch("clerk", to, "say one", dispatch_id=once)
+    with pytest.raises(IdempotencyConflict):
+        await sessions.dispatch("clerk", to, "say one", dispatch_id=once, queue_mode="steer")
+
+    assert (again.deduplicated, again.model_dump()) == (True, first.model_dump())
+    assert await accepted(store, first.session_id) == 1
+    with pytest.raises(Invalid, match="mode"):
+        await sessions.dispatch("clerk", to, "say one", queue_mode="soon")  # pyright: ignore[reportArgumentType]
+
+
 async def test_a_receipt_outlives_its_session(sessions: Sessions) -> None:
     to, once = new("room"), new("job")
     first = await sessions.dispatch("clerk", to, "say one", dispatch_id=once)
@@ -200,6 +234,10 @@ async def test_a_dispatch_over_http(stack: Stack) -> None:
         first = await talk.http.post("/v1/dispatches", json=body)
         again = await talk.http.post("/v1/dispatches", json=body)
         other = await talk.http.post("/v1/dispatches", json={**body, "input": None})
+        named = {**body, "dispatchId": new("job"), "mode": "collect"}
+        collected = await talk.http.post("/v1/dispatches", json=named)
+        changed = await talk.http.post("/v1/dispatches", json={**named, "mode": "steer"})
+        moded = await talk.http.get(f"/v1/deliveries/{collected.json()['deliveryId']}")
         over = await talk.http.get(f"/v1/deliveries/{first.json()['deliveryId']}", headers={"prefer": "wait=30"})
         events = await talk.http.get(f"/agents/clerk/{body['id']}", params={"offset": "-1"})
 
@@ -207,6 +245,8 @@ async def test_a_dispatch_over_http(stack: Stack) -> None:
     assert first.content == again.content
     assert again.headers["idempotency-replayed"] == "true"
     assert set(first.json()) == {"dispatchId", "acceptedAt", "sessionId", "deliveryId"}
+    assert (collected.status_code, moded.json()["mode"]) == (202, "collect")
+    assert (changed.status_code, changed.json()["code"]) == (409, "idempotency_key_reused")
     assert (other.status_code, other.json()["code"]) == (409, "idempotency_key_reused")
     assert over.json()["outcome"] == "completed"
     # The instance of the agent has this name for its other clients, too.
@@ -222,6 +262,8 @@ async def test_a_dispatch_over_http(stack: Stack) -> None:
         ({"dispatchId": 7}, {}),
         ({"dispatchId": "a"}, {"idempotency-key": "b"}),
         ({"id": ""}, {}),
+        ({"mode": "soon"}, {}),
+        ({"mode": 1}, {}),
         ({"input": ...}, {}),
     ],
 )

@@ -109,6 +109,32 @@ async def test_each_session_is_signalled_in_its_order_whatever_happens_to_the_ot
         assert driver.signalled(session_id) == [f"deliver {session_id}/{name}" for name in names]
 
 
+async def test_a_session_without_a_delivery_is_started_once_and_then_left_alone(store: Store) -> None:
+    await store.create_session(given.session())
+    driver, clock = FakeDriver(), Clock()
+    swept = sweeper(store, driver, clock)
+
+    for _ in range(3):
+        await swept.sweep()
+        clock.now += 10_000
+
+    assert driver.signalled() == ["start"]
+    assert driver.tried == ["s", "s"]
+    row = await given.read_session(store)
+    assert (row.status, await store.unsignalled(older_than=-60, after="", limit=10)) == ("waiting", [])
+
+
+async def test_a_session_whose_first_message_was_withdrawn_is_left_alone_too(store: Store) -> None:
+    await store.create_session(given.session(), given.delivery())
+    await store.cancel("s", None, given.cancelling)
+    await given.refuse(store, "d", "s")
+
+    await sweeper(store, FakeDriver()).sweep()
+
+    row = await given.read_session(store)
+    assert (row.status, row.cancel_turn) == ("waiting", None)
+
+
 async def test_a_session_that_never_started_is_started_with_its_first_delivery(store: Store) -> None:
     await store.create_session(given.session(), given.delivery())
     driver = FakeDriver()

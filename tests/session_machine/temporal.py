@@ -455,8 +455,10 @@ class PlayedDriver(DriverClient):
         self._signalled(session_id).repair({"how": how, "reason": reason})
         self._answer()
 
-    async def cancel(self, session_id: str, turn_id: str) -> None:
-        self._signalled(session_id).cancel({"turnId": turn_id})
+    async def cancel(self, session_id: str, turn_id: str, until: str | None = None) -> None:
+        self._signalled(session_id).cancel(
+            {"turnId": turn_id} if until is None else {"turnId": turn_id, "until": until}
+        )
         self._answer()
 
     async def status(self, session_id: str) -> WorkflowExecutionStatus | None:

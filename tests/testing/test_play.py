@@ -58,13 +58,14 @@ async def test_what_a_tool_dispatches_is_shown_and_not_played() -> None:
     @tool(effects="idempotent")
     async def escalate(ctx: ToolContext, ticket: str) -> str:
         """Tell the clerk about a ticket."""
-        return (await ctx.dispatch("clerk", "desk", {"ticket": ticket})).delivery_id
+        return (await ctx.dispatch("clerk", "desk", {"ticket": ticket}, queue_mode="collect")).delivery_id
 
     played = await play(
         Agent("host", tools=[escalate]), "Hi", model=ScriptedModel([[call("escalate", ticket="7")], "Told."])
     )
 
-    assert [(each.agent, each.to, each.input) for each in played.dispatched] == [("clerk", "desk", {"ticket": "7"})]
+    [handed] = played.dispatched
+    assert (handed.agent, handed.to, handed.input, handed.queue_mode) == ("clerk", "desk", {"ticket": "7"}, "collect")
     assert played.text == "Told."
 
 

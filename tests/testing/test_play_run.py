@@ -45,14 +45,14 @@ async def test_input_may_be_json_and_must_fit() -> None:
 async def test_what_a_run_dispatches_is_shown_once() -> None:
     @run(name="handing")
     async def handing(ctx: RunContext, _: Any) -> str:
-        receipt = await ctx.dispatch("clerk", "desk", {"day": 1})
+        receipt = await ctx.dispatch("clerk", "desk", {"day": 1}, queue_mode="steer")
         await ctx.step("after", do, "after", effects="idempotent")
         return receipt.dispatch_id
 
     played = await play_run(handing, dies_in=["after"])
 
     [handed] = played.dispatched
-    assert (handed.agent, handed.to, handed.input) == ("clerk", "desk", {"day": 1})
+    assert (handed.agent, handed.to, handed.input, handed.queue_mode) == ("clerk", "desk", {"day": 1}, "steer")
     assert played.result == handed.dispatch_id
 
 

@@ -17,7 +17,7 @@ from perdure.errors import ModelFailed
 from perdure.harness.rebuild import cut_after
 from perdure.harness.runs.runner import RunRunner
 from perdure.models.base import Delta, Prompt, ReasoningDelta, Reply, TextDelta, ToolInputDelta, finish_reason, usage_of
-from perdure.protocol.deliveries import CLEAR, LOCAL, Capabilities, DeliveryRef
+from perdure.protocol.deliveries import CLEAR, LOCAL, Capabilities, DeliveryBody, DeliveryRef
 from perdure.protocol.events import cancel_requested
 from perdure.protocol.inputs import APPROVE, InputAnswer
 from perdure.protocol.requests import (
@@ -38,7 +38,7 @@ from perdure.protocol.runs import RunBody
 from perdure.protocol.wire import JsonObject
 from perdure.runtime.signals import cancel_turn
 from perdure.session.state import OPERATOR_FAILED
-from perdure.store.deliveries import CancelRequest, DeliveryRow
+from perdure.store.deliveries import CancelRequest, DeliveryRow, NewDelivery
 from perdure.store.lifecycle import Export, ExportHeader, NewFork, NewImport, Restoration
 from perdure.store.runs import NewRun
 from perdure.store.values import Attempt, NewSession
@@ -104,7 +104,7 @@ class _Signals:
 async def events_of_all_types() -> Events:
     """The data of all events that happen, by their type; in each type no two of the same form."""
     found: Events = {}
-    for happen in (_conversation, _steered, _compacted, _restored, _task, _failed_task, _delegated, _ran):
+    for happen in (_conversation, _steered, _overflowed, _compacted, _restored, _task, _failed_task, _delegated, _ran):
         for type, data in (await happen()).items():
             kept = found.setdefault(type, [])
             for each in data:
@@ -165,6 +165,16 @@ async def _steered() -> Events:
         await it.steer("Stop")
         await it.tool(ref)
         await it.model(step=1)
+        return await _data(it)
+
+
+async def _overflowed() -> Events:
+    async with lab(["Done."]) as it:
+        await it.model(await it.deliver("Hi"))
+        await it.deliver("One")
+        body = DeliveryBody(message="Two").model_dump(mode="json")
+        two = NewDelivery(SESSION, "two", body, LOCAL.owner, limit=1, overflow="summarize", mode="followup")
+        await it.store.accept(two)
         return await _data(it)
 
 

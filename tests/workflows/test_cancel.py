@@ -122,6 +122,63 @@ async def test_a_cancel_that_comes_too_late_leaves_the_next_turn_alone(bench: Be
     assert outside.concluded == []
 
 
+async def test_a_cancel_of_what_a_later_message_has_replaced_leaves_the_turn_of_that_alone(
+    bench: Bench, outside: Outside
+) -> None:
+    """It was accepted when `dlv_1` was to begin this turn, and comes when that is superseded."""
+    begun, gate = asyncio.Event(), asyncio.Event()
+
+    async def holds(_: ModelCall) -> ModelOutcome:
+        begun.set()
+        await wait_beating(gate)
+        return Finished()
+
+    outside.answer = holds
+    session = await bench.start(outside)
+    before, now = "2026-11-20T12:01:00.000000Z", "2026-11-20T12:02:00.000000Z"
+    await session.deliver("dlv_2", at=now, mode="interrupt", supersedes=now)
+    await begun.wait()
+
+    await session.handle.signal(names.CANCEL, {"turnId": "turn_0", "until": before})
+    heard = await session.handle.query(names.DESCRIBE)
+    gate.set()
+
+    await session.consumed("dlv_2")
+    assert (heard["cancel"], outside.concluded) == (None, [])
+
+
+async def test_a_late_cancel_spares_a_message_whose_turn_has_not_begun(bench: Bench, outside: Outside) -> None:
+    away = Bench(bench.client)
+    session = await away.start(outside)
+    before, now = "2026-11-20T12:01:00.000000Z", "2026-11-20T12:02:00.000000Z"
+    await session.deliver("dlv_2", at=now, mode="interrupt", supersedes=now)
+    await session.handle.signal(names.CANCEL, {"turnId": "turn_0", "until": before})
+
+    async with away.working(outside):
+        await session.consumed("dlv_2")
+
+    assert outside.concluded == []
+
+
+async def test_a_cancel_of_what_waits_stops_the_turn_that_this_begins(bench: Bench, outside: Outside) -> None:
+    begun = asyncio.Event()
+
+    async def holds(call: ModelCall) -> ModelOutcome:
+        begun.set()
+        return await held(call)
+
+    outside.answer = holds
+    session = await bench.start(outside)
+    now = "2026-11-20T12:02:00.000000Z"
+    await session.deliver("dlv_2", at=now)
+    await begun.wait()
+
+    await session.handle.signal(names.CANCEL, {"turnId": "turn_0", "until": now})
+
+    await outside.until(lambda: bool(outside.concluded))
+    assert [(made.kind, made.at.turn) for made in outside.concluded] == [("cancelled", 0)]
+
+
 async def test_a_cancel_that_comes_before_the_turn_it_means_stops_that_one(bench: Bench, outside: Outside) -> None:
     """Readers may know that a turn has ended before its driver does."""
     begun, gate = asyncio.Event(), asyncio.Event()

@@ -23,6 +23,7 @@ from perdure.faults import reach
 from perdure.harness.journal import RUN_BEGUN, RUN_SETTLED, written
 from perdure.harness.tools.approvals import Clock
 from perdure.protocol import names
+from perdure.protocol.deliveries import QueueMode
 from perdure.protocol.events import EventType, NewEvent
 from perdure.protocol.wire import JsonObject
 from perdure.store.base import Store, commit_with_retries
@@ -71,7 +72,15 @@ class Waits(Protocol):
     ) -> Done | Wait: ...
 
     async def dispatch(
-        self, body: "Body", place: Place, agent: str, to: str, input: Any, dispatch_id: str | None, lane: str
+        self,
+        body: "Body",
+        place: Place,
+        agent: str,
+        to: str,
+        input: Any,
+        dispatch_id: str | None,
+        lane: str,
+        queue_mode: QueueMode | None,
     ) -> Done | Wait: ...
 
     async def ask(self, body: "Body", place: Place, question: Question) -> Done | Wait: ...
@@ -126,9 +135,13 @@ class Body:
             "prompt", agent, lambda place: self._ways.prompt(self, place, agent, message, session, output_schema)
         )
 
-    def dispatch(self, agent: str, to: str, input: Any, dispatch_id: str | None, lane: str) -> Awaitable[Any]:
+    def dispatch(
+        self, agent: str, to: str, input: Any, dispatch_id: str | None, lane: str, queue_mode: QueueMode | None
+    ) -> Awaitable[Any]:
         return self._call(
-            "dispatch", agent, lambda place: self._ways.dispatch(self, place, agent, to, input, dispatch_id, lane)
+            "dispatch",
+            agent,
+            lambda place: self._ways.dispatch(self, place, agent, to, input, dispatch_id, lane, queue_mode),
         )
 
     def ask(self, question: Question) -> Awaitable[str]:

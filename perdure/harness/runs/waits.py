@@ -27,7 +27,7 @@ from perdure.errors import (
 )
 from perdure.harness.tools.children import Children, output_of
 from perdure.protocol import names
-from perdure.protocol.deliveries import Capabilities, DeliveryBody, DeliveryRef, Lineage
+from perdure.protocol.deliveries import Capabilities, DeliveryBody, DeliveryRef, Lineage, QueueMode
 from perdure.protocol.events import EventType, NewEvent
 from perdure.protocol.inputs import InputRequest, Option, digest, requested
 from perdure.protocol.wire import JsonObject
@@ -263,14 +263,24 @@ class RunWaits:
         )
 
     async def dispatch(
-        self, body: Body, place: Place, agent: str, to: str, input: Any, dispatch_id: str | None, lane: str
+        self,
+        body: Body,
+        place: Place,
+        agent: str,
+        to: str,
+        input: Any,
+        dispatch_id: str | None,
+        lane: str,
+        queue_mode: QueueMode | None,
     ) -> Done | Wait:
         """Hand work to a session; its acceptance is the end of the call."""
         if self.dispatcher is None:
             raise Misconfigured("Nothing can be dispatched here.")
         key = dispatch_id or f"{self.row.session_id}/dispatch/{place.position}"
         try:
-            receipt = await self.dispatcher(agent, to, input, dispatch_id=key, principal=self.row.principal, lane=lane)
+            receipt = await self.dispatcher(
+                agent, to, input, dispatch_id=key, principal=self.row.principal, lane=lane, queue_mode=queue_mode
+            )
         except InboxFull:
             return Wait(f"room in the inbox of {agent}", body.clock() + _LATE)
         except (NeedsAttention, Unavailable):

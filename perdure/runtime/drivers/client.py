@@ -163,8 +163,10 @@ class DriverClient:
                 return None
             raise _translated(error) from error
 
-    async def cancel(self, session_id: str, turn_id: str) -> None:
-        await self._signal(session_id, names.CANCEL, {"turnId": turn_id})
+    async def cancel(self, session_id: str, turn_id: str, until: str | None = None) -> None:
+        """`until`: of a turn that has not begun, when the newest delivery was accepted that may begin it."""
+        meant = {} if until is None else {"until": until}
+        await self._signal(session_id, names.CANCEL, {"turnId": turn_id, **meant})
 
     async def repair(self, session_id: str, how: Repair, reason: str = "OPERATOR") -> None:
         """Signal the running driver to retry, to derive its state from the store, or to end its session."""

@@ -2,6 +2,6 @@
 
 from .dispatch import Dispatches
 from .inbox import Delivery, DeliveryNotFound, Inbox
-from .lanes import Lanes
+from .lanes import LaneChange, Lanes, ShownLane
 
-__all__ = ["Delivery", "DeliveryNotFound", "Dispatches", "Inbox", "Lanes"]
+__all__ = ["Delivery", "DeliveryNotFound", "Dispatches", "Inbox", "LaneChange", "Lanes", "ShownLane"]

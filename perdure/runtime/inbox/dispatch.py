@@ -21,10 +21,11 @@ from perdure.errors import (
     Unavailable,
 )
 from perdure.protocol import names
-from perdure.protocol.deliveries import LOCAL, MAIN, Capabilities, DispatchReceipt, Principal
+from perdure.protocol.deliveries import LOCAL, MAIN, Capabilities, DispatchReceipt, Principal, QueueMode
 from perdure.protocol.dispatch import check_names, text_of
 from perdure.runtime.deliveries import CallerRequest, message_body, reference, session_id, title_of
 from perdure.runtime.signals import Signals
+from perdure.session.queue import checked_mode, same_request
 from perdure.session.state import hash_token, owned_token
 from perdure.store.base import Store
 from perdure.store.deliveries import Accepted, NewDelivery
@@ -53,14 +54,17 @@ class Dispatches:
         dispatch_id: str | None = None,
         principal: Principal | None = None,
         lane: str = MAIN,
+        queue_mode: QueueMode | None = None,
     ) -> DispatchReceipt:
         """Accept the input for the session with this id, or for the owner of this token, which is started if need be.
 
-        Text is the message itself, anything else is written as JSON. The same agent, target and input under one
-        `dispatch_id` get the first receipt, also when the session has been deleted since; others are an
-        `IdempotencyConflict`. Each principal has its own ids.
+        Text is the message itself, anything else is written as JSON. The same agent, target, input, lane and mode under
+        one `dispatch_id` get the first receipt, also when the session has been deleted since; others are an
+        `IdempotencyConflict`. Each principal has its own ids. `queue_mode`: what the message does while the session is
+        busy, if not what its lane declares.
         """
         check_names(to, dispatch_id)
+        mode = checked_mode(queue_mode)
         self._lanes.check(agent, lane)
         message = text_of(input)
         is_id = to.startswith(names.SESSION_ID)
@@ -72,17 +76,19 @@ class Dispatches:
             row = None
         # The id of a lane may be named, too.
         own = row.lane or MAIN if lane == MAIN and row is not None else lane
-        declared = self._signals.lane(agent, own)
+        # A session that begins with this has what its agent declares.
+        main = await self._store.route(hash_token(to)) if row is None else row.lane_of or row.session_id
+        settings = self._signals.lane(agent, own) if main is None else await self._signals.lane_of(main, own)
         request = CallerRequest(
             to if is_id else "",
             message_body(message, speaker),
             principal or LOCAL,
-            ("dispatch", agent, to, *(() if lane == MAIN else (lane,))),
+            ("dispatch", agent, to, *(() if lane == MAIN else (lane,)), *_same_mode(mode)),
             dispatch_id,
             "" if is_id else hash_token(to),
-            mode=declared.mode,
-            limit=self._limit if self._limit is None else declared.room(self._limit),
-            overflow=declared.overflow,
+            mode=mode or settings.mode,
+            limit=self._limit if self._limit is None else settings.room(self._limit),
+            overflow=settings.overflow,
             lane=own,
         )
         try:
@@ -102,12 +108,22 @@ class Dispatches:
         )
 
     async def dispatch_owned(
-        self, agent: str, to: str, input: Any, *, dispatch_id: str, principal: Principal, lane: str = MAIN
+        self,
+        agent: str,
+        to: str,
+        input: Any,
+        *,
+        dispatch_id: str,
+        principal: Principal,
+        lane: str = MAIN,
+        queue_mode: QueueMode | None = None,
     ) -> DispatchReceipt:
         """The same for tools and runs, whose names for sessions are those of one owner and one agent."""
         if not to.startswith(names.SESSION_ID):
             to = owned_token(principal.owner, agent, to)
-        return await self.dispatch(agent, to, input, dispatch_id=dispatch_id, principal=principal, lane=lane)
+        return await self.dispatch(
+            agent, to, input, dispatch_id=dispatch_id, principal=principal, lane=lane, queue_mode=queue_mode
+        )
 
     async def _deliver(self, request: CallerRequest, agent: str, row: SessionRow | None, lane: str) -> Accepted:
         """Deliver to a session that is named by its id, which may be that of a lane."""
@@ -161,6 +177,8 @@ class Dispatches:
         if owner is None:
             self._signals.known_limits(new.agent)
             await self._store.create_session(new, None)
+            # What bounds the session in time is its driver, which no delivery starts.
+            await self._signals.deliver_all(new.session_id)
         return await self._store.session(owner or new.session_id)
 
     def _new_session(self, request: CallerRequest, agent: str) -> NewSession:
@@ -179,10 +197,17 @@ class Dispatches:
     async def _signalled(self, accepted: Accepted) -> Accepted:
         """Signal it, if no turn has read it; the process that accepted it first may have died before its signal."""
         if accepted.delivery.unread:
-            unsignalled = accepted.unsignalled or not accepted.fresh
+            # With one that interrupts, the cancel request goes that it has made.
+            interrupts = accepted.delivery.mode == "interrupt"
+            unsignalled = accepted.unsignalled or not accepted.fresh or interrupts
             # What fails now is signalled by the sweeper.
             await self._signals.deliver(accepted.delivery, unsignalled=unsignalled)
         return accepted
+
+
+def _same_mode(mode: QueueMode | None) -> tuple[str, ...]:
+    """What the mode adds to the identity of a dispatch. Two words, so that no lane is taken for it."""
+    return ("mode", *same_request(mode)) if same_request(mode) else ()
 
 
 def _kept_receipt(again: NewDelivery, deleted: SessionDeleted) -> DispatchReceipt:

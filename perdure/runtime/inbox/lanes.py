@@ -7,15 +7,17 @@ with a fork of what the session has said so far, when the first message comes fo
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import TypeVar
+from typing import TypedDict, TypeVar
 
-from perdure.agents.agent import bounds_of
+from perdure.agents.agent import Lane, bounds_of
 from perdure.bounds import quoted
 from perdure.errors import (
     ForkRefused,
+    Invalid,
+    InvalidDeclaration,
     NoActiveSession,
     SessionGone,
     SessionNotFound,
@@ -24,13 +26,15 @@ from perdure.errors import (
     UnknownLane,
 )
 from perdure.protocol import names
-from perdure.protocol.deliveries import MAIN
+from perdure.protocol.deliveries import MAIN, Overflow, QueueMode
+from perdure.protocol.wire import JsonObject
 from perdure.runtime.deliveries import CallerRequest
 from perdure.runtime.deliveries import session_id as new_id
-from perdure.runtime.signals import Signals
+from perdure.runtime.signals import LANE_FIELDS, Signals
+from perdure.session.queue import checked_mode
 from perdure.store.base import Store
 from perdure.store.lifecycle import NewFork, leaves_out
-from perdure.store.values import NewSession, SessionRow
+from perdure.store.values import LaneSettings, NewSession, SessionRow
 
 T = TypeVar("T")
 
@@ -40,6 +44,10 @@ OF_EVERY_AGENT = frozenset({MAIN, "cron", "heartbeat", "subagent"})
 _TRIES = 5
 #: How many turns back a place is looked for at which a lane can begin.
 _LOOKED_AT = 20
+
+
+#: No process accepts as many; a number of any size could not be stored.
+_LARGEST_CAP = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -53,10 +61,58 @@ class OpenLane:
     token_hash: str
 
 
+class LaneChange(TypedDict, total=False):
+    """What is set for a lane of one session; None: as its agent declares it. What is not named stays as it is."""
+
+    mode: QueueMode | None
+    cap: int | None
+    overflow: Overflow | None
+
+
+@dataclass(frozen=True)
+class ShownLane:
+    """A lane of a session, or what was set for one that has not begun."""
+
+    name: str
+    # None: it has not begun, or has ended.
+    row: SessionRow | None
+    queued: int
+    # What holds for the next message, and what of it was set for this session.
+    settings: Lane
+    overrides: JsonObject
+
+
 class Lanes:
     def __init__(self, store: Store, signals: Signals) -> None:
         self._store = store
         self._signals = signals
+
+    async def configure(self, row: SessionRow, name: str, changes: LaneChange) -> ShownLane:
+        """Set what holds for a lane of this session from now on, also before it begins; `row` may be any lane of it.
+
+        A message that was accepted before keeps its mode. `NoActiveSession` when the session has ended.
+        """
+        main = await self._main_of(row)
+        if main is None:
+            raise SessionNotFound
+        self.check(main.agent, name)
+        try:
+            known = await self._store.set_lane(main.session_id, name, _checked(changes))
+        except SessionGone:
+            raise NoActiveSession from None
+        return await self._shown(known, name, (await self.of(main)).get(name))
+
+    async def shown(self, row: SessionRow) -> Sequence[ShownLane]:
+        """The lanes of the session, the main one first, and those for which something was set."""
+        begun = await self.of(row)
+        main = begun[MAIN]
+        known = await self._store.lane_settings(main.session_id) or LaneSettings(main.agent)
+        names = (*begun, *sorted(known.lanes.keys() - begun.keys()))
+        return [await self._shown(known, name, begun.get(name)) for name in names]
+
+    async def _shown(self, known: LaneSettings, name: str, row: SessionRow | None) -> ShownLane:
+        queued = 0 if row is None else await self._store.count_unread(row.session_id)
+        return ShownLane(name, row, queued, self._signals.lane_as_set(known, name), known.lanes.get(name, {}))
 
     def check(self, agent: str, name: str) -> None:
         """Raise `UnknownLane` unless every agent has this lane, or this one declares it."""
@@ -160,3 +216,19 @@ class Lanes:
                 return
             if problem is None:
                 yield turn
+
+
+def _checked(changes: LaneChange) -> JsonObject:
+    """The changes as they are stored; `Invalid` when there are none, or one cannot be."""
+    checked: JsonObject = {name: value for name, value in changes.items() if name in LANE_FIELDS}
+    if not checked:
+        raise Invalid("Expected 'mode', 'cap' or 'overflow'.")
+    if "mode" in checked:
+        checked["mode"] = checked_mode(checked["mode"])
+    try:
+        Lane(**{name: value for name, value in checked.items() if value is not None})
+    except InvalidDeclaration as wrong:
+        raise Invalid(wrong.message) from None
+    if (checked.get("cap") or 0) > _LARGEST_CAP:
+        raise Invalid(f"A lane's cap is at most {_LARGEST_CAP}.")
+    return checked

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from perdure.protocol import names
 from perdure.protocol.deliveries import DeliveryBody, Principal, QueueMode, Receipt
+from perdure.protocol.dispatch import check_names
 from perdure.session.state import derive_token, hash_token
 from perdure.store.base import Store
 from perdure.store.values import Instance, SessionRow
@@ -51,6 +52,11 @@ class Instances:
         self._store = store
         self._secret = secret
         self._deliver_or_start = deliver_or_start
+
+    def target(self, agent: str, to: str, principal: Principal) -> str:
+        """What the caller dispatches to: a session by its id, or the instance of the agent with this name."""
+        check_names(to, None)
+        return to if to.startswith(names.SESSION_ID) else self.token(agent, to, principal)
 
     def name(self, agent: str, instance: str, principal: Principal) -> str:
         """What the store knows the caller's name by."""

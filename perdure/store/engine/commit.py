@@ -1,12 +1,13 @@
 """The commit: the steps of `Commit` inside one transaction. The same code runs on every database."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from perdure.errors import BudgetReached, StoreBehind, Superseded, TokenConflict, TurnCancelled, Unavailable
 from perdure.protocol import names
 from perdure.protocol.events import TERMINAL, EventType, NewEvent, Usage
 from perdure.protocol.inputs import InputAnswer, InputStatus
+from perdure.store.deliveries import CancelRequest
 from perdure.store.values import (
     AlreadyBegun,
     Commit,
@@ -21,7 +22,7 @@ from perdure.store.values import (
 )
 
 from . import attempts, queue, rows, runs
-from .database import Transaction, Value, Written
+from .database import Transaction, Value, Work, Written
 from .deliveries import end_lanes, expects_turn, has_unread, refuse_unread, report_end, report_inputs
 from .history import checkpoints
 from .history.forks import write_slot
@@ -387,3 +388,64 @@ async def _close_input(
         now=now,
     )
     return closed is not None
+
+
+# --- cancel requests ----------------------------------------------------------------------------------------
+
+
+def cancelling(
+    session_id: str, turn_id: str | None, to_event: Callable[[int], NewEvent], clock: Callable[[], str]
+) -> Work[Written[CancelRequest | None]]:
+    """The work that records a cancel request. It may be retried: that is about the turn of the first try."""
+    chosen: list[tuple[int, NewEvent]] = []
+
+    def event_of(turn: int) -> NewEvent:
+        event = to_event(turn)
+        chosen.append((turn, event))
+        return event
+
+    async def work(tx: Transaction) -> Written[CancelRequest | None]:
+        if not chosen:
+            return await cancel(tx, session_id, turn_id, event_of, clock())
+        # The turn of the first try may have ended since, and the next one is not meant.
+        turn, event = chosen[0]
+        if await tx.row("index_of", session_id=session_id, key=event.key) is not None:
+            return Written(CancelRequest(session_id, turn))
+        return await cancel(tx, session_id, names.turn_id(turn), to_event, clock())
+
+    return work
+
+
+async def cancel(
+    tx: Transaction, session_id: str, turn_id: str | None, to_event: Callable[[int], NewEvent], now: str
+) -> Written[CancelRequest | None]:
+    """Record a cancel request for the session's turn. The lock keeps the turn from ending meanwhile."""
+    session = await rows.find(tx, session_id)
+    turn = None if session is None else await _turn(tx, session)
+    if session is None or turn is None or turn_id not in (None, names.turn_id(turn)):
+        return Written(None)
+    waiting = await tx.row("waiting", session_id=session_id) if turn == session.row.turns else None
+    request = CancelRequest(session_id, turn, until=None if waiting is None else waiting["newest"])
+    if session.row.cancel_turn == turn:
+        return Written(request)
+    await tx.run("set_cancel", session_id=session_id, turn=turn)
+    return Written(request, await rows.emit(tx, session.row, (to_event(turn),), now))
+
+
+async def _turn(tx: Transaction, session: LockedSession) -> int | None:
+    """The turn that runs, waits for input, or is about to begin."""
+    row = session.row
+    if session.ended:
+        return None
+    match row.status:
+        case "running":
+            return max(0, row.turns - 1)
+        case "starting":
+            return row.turns
+        case "waiting" if await tx.row("has_open_input", session_id=row.session_id) is not None:
+            return max(0, row.turns - 1)
+        case "waiting" if await expects_turn(tx, row.session_id):
+            # A delivery waits, and no worker has begun its turn.
+            return row.turns
+        case _:
+            return None

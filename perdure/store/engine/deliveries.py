@@ -36,7 +36,7 @@ from perdure.protocol.events import EventType, NewEvent, delivery_refused
 from perdure.protocol.inputs import InputAnswer
 from perdure.protocol.requests import Attention
 from perdure.session.inputs import is_newer, verdict
-from perdure.store.deliveries import Accepted, CancelRequest, NewDelivery
+from perdure.store.deliveries import Accepted, NewDelivery
 from perdure.store.inputs import Answered, Answering, InputQuery, InputRow, Vote
 from perdure.store.values import Lane, NewSession, SessionRow
 
@@ -212,6 +212,14 @@ async def has_unread(tx: Transaction, session_id: str) -> bool:
     return (await _waiting(tx, session_id)).count > 0
 
 
+async def begin_waiting(tx: Transaction, session_id: str) -> None:
+    """A session that was begun without a delivery, or whose first one was withdrawn, is not about to begin a turn."""
+    session = await rows.find(tx, session_id)
+    if session is not None and not session.ended and not await has_unread(tx, session_id):
+        # A cancel request meant the turn that does not begin.
+        await tx.run("begin_waiting", session_id=session_id)
+
+
 @dataclass(frozen=True)
 class _Waiting:
     """The unread deliveries: how many there are, and when the newest one was accepted."""
@@ -274,39 +282,6 @@ async def _first(tx: Transaction, delivery: NewDelivery) -> Row | None:
         if found is not None:
             return found
     return await tx.row("delivery", session_id=delivery.session_id, delivery_id=delivery.delivery_id)
-
-
-async def cancel(
-    tx: Transaction, session_id: str, turn_id: str | None, to_event: Callable[[int], NewEvent], now: str
-) -> Written[CancelRequest | None]:
-    """Record a cancel request for the session's turn. The lock keeps the turn from ending meanwhile."""
-    session = await rows.find(tx, session_id)
-    turn = None if session is None else await _turn(tx, session)
-    if session is None or turn is None or turn_id not in (None, names.turn_id(turn)):
-        return Written(None)
-    if session.row.cancel_turn == turn:
-        return Written(CancelRequest(session_id, turn))
-    await tx.run("set_cancel", session_id=session_id, turn=turn)
-    return Written(CancelRequest(session_id, turn), await rows.emit(tx, session.row, (to_event(turn),), now))
-
-
-async def _turn(tx: Transaction, session: LockedSession) -> int | None:
-    """The turn that runs, waits for input, or is about to begin."""
-    row = session.row
-    if session.ended:
-        return None
-    match row.status:
-        case "running":
-            return max(0, row.turns - 1)
-        case "starting":
-            return row.turns
-        case "waiting" if await tx.row("has_open_input", session_id=row.session_id) is not None:
-            return max(0, row.turns - 1)
-        case "waiting" if await expects_turn(tx, row.session_id):
-            # A delivery waits, and no worker has begun its turn.
-            return row.turns
-        case _:
-            return None
 
 
 async def set_attention(

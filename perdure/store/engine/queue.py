@@ -1,22 +1,44 @@
-"""What waits in a session: its order, and what the mode of a new message does to it.
+"""What waits in a session: its order, what the mode of a new message does to it, and what is set for its lanes.
 
 All of this happens under the session's lock, together with the acceptance of the message or its change.
 """
 
 from collections.abc import Sequence
 
-from perdure.errors import Conflict
-from perdure.protocol.events import OVERFLOWED, SUPERSEDED, NewEvent, cancel_requested, delivery_refused
-from perdure.session.queue import between
+from perdure.errors import Conflict, InboxFull, SessionGone
+from perdure.protocol.events import OVERFLOWED, SUPERSEDED, NewEvent, cancel_requested, delivery_refused, inbox_overflow
+from perdure.protocol.wire import JsonObject
+from perdure.session.queue import between, with_summary_of
 from perdure.store.deliveries import Change, DeliveryRow, NewDelivery
-from perdure.store.values import SessionRow
+from perdure.store.values import LaneSettings, SessionRow
 
 from . import rows
 from .database import Transaction, Written
-from .rows import LockedSession, encode, encode_some
+from .rows import LockedSession, decode_some, encode, encode_some
+
+#: The modes of messages that wait for a turn of their own. None: an older build has accepted it.
+_SUMMARIZED = (None, "followup", "collect")
 
 #: Keys grow as deliveries are moved again and again. Drivers take no longer text in a reference (session/state.py).
 _LONGEST_KEY = 255
+
+
+async def lane_settings(tx: Transaction, session_id: str) -> LaneSettings | None:
+    found = await tx.row("lane_settings", session_id=session_id)
+    return None if found is None else LaneSettings(found["agent"], decode_some(found["lane_settings"]) or {})
+
+
+async def set_lane(tx: Transaction, session_id: str, lane: str, changes: JsonObject) -> LaneSettings:
+    # The lock comes first: of two requests for different fields both count.
+    session = await rows.lock(tx, session_id)
+    known = await lane_settings(tx, session_id)
+    if session.ended or known is None:
+        raise SessionGone("The session has ended.", session_id=session_id)
+    set_now = {**known.lanes.get(lane, {}), **changes}
+    lanes = {**known.lanes, lane: {name: value for name, value in set_now.items() if value is not None}}
+    lanes = {name: fields for name, fields in lanes.items() if fields}
+    await tx.run("set_lane_settings", session_id=session_id, settings=encode(lanes) if lanes else None)
+    return LaneSettings(known.agent, lanes)
 
 
 async def edit(tx: Transaction, read: DeliveryRow, change: Change, now: str) -> Written[DeliveryRow | None]:
@@ -82,18 +104,50 @@ async def drop(
 
     What answers or controls a session is not dropped.
     """
-    if new.overflow == "drop_newest" or new.limit is None:
-        dropped = [accepted.delivery_id]
-    else:
-        found = await tx.rows("queue", session_id=new.session_id, lane=new.lane)
-        oldest = [row["delivery_id"] for row in found if row["kind"] == "message"]
-        dropped = oldest[: max(1, len(found) - new.limit)]
-        if found[0]["delivery_id"] in dropped and await _running(tx, session) is None:
-            # A cancel request for the next turn meant this one, and not what comes after it.
-            await tx.run("set_cancel", session_id=new.session_id, turn=None)
+    code, reason = OVERFLOWED, "Too many deliveries waited; this one was dropped."
+    found = await tx.rows("queue", session_id=new.session_id, lane=new.lane)
+    excess = max(1, len(found) - (new.limit or 0))
+    match new.overflow:
+        case "drop_newest" | "reject":
+            dropped = [accepted.delivery_id]
+        case "drop_oldest":
+            dropped = [row["delivery_id"] for row in found if row["kind"] == "message"][:excess]
+        case "summarize":
+            dropped = await _summarize(tx, new.session_id, list(map(rows.delivery, found)), excess)
+            code, reason = SUPERSEDED, "Too many deliveries waited; a later message tells how this one began."
+    if found[0]["delivery_id"] in dropped and await _running(tx, session) is None:
+        # A cancel request for the next turn meant this one, and not what comes after it.
+        await tx.run("set_cancel", session_id=new.session_id, turn=None)
     for each in dropped:
-        await tx.run("refuse_delivery", session_id=new.session_id, delivery_id=each, code=OVERFLOWED, now=now)
-    return [delivery_refused(each, OVERFLOWED, "Too many deliveries waited; this one was dropped.") for each in dropped]
+        await tx.run("refuse_delivery", session_id=new.session_id, delivery_id=each, code=code, now=now)
+    refused = [delivery_refused(each, code, reason) for each in dropped]
+    return [*refused, inbox_overflow(accepted.delivery_id, dropped, new.overflow)]
+
+
+async def _summarize(tx: Transaction, session_id: str, waiting: Sequence[DeliveryRow], excess: int) -> Sequence[str]:
+    """Have a message that waits for its own turn tell of so many that wait before it; the ids of these.
+
+    `InboxFull` if there are no two such messages: what steers, interrupts, answers or controls is told with nothing.
+    """
+    told = [each for each in waiting if each.kind == "message" and each.mode in _SUMMARIZED][: excess + 1]
+    if len(told) < 2:
+        raise InboxFull(session_id=session_id)
+    ids = [each.delivery_id for each in told]
+    found = {row["delivery_id"]: row for row in await tx.rows("deliveries", session_id=session_id, delivery_ids=ids)}
+    *earlier, body = [rows.delivery(found[each]).body or {} for each in ids]
+    last = told[-1]
+    place = {"session_id": session_id, "delivery_id": last.delivery_id}
+    # As a change of the message: who has read it before would write over what it tells.
+    await tx.row(
+        "edit_delivery",
+        **place,
+        body=encode(with_summary_of(body, earlier)),
+        ref=encode_some(last.ref),
+        mode=last.mode,
+        position=last.moved_to,
+        edits=last.edits,
+    )
+    return ids[:-1]
 
 
 async def is_steered(tx: Transaction, session: SessionRow) -> bool:

@@ -45,6 +45,7 @@ from perdure.store.values import (
     EventQuery,
     Instance,
     Lane,
+    LaneSettings,
     NewSession,
     Record,
     SessionPage,
@@ -56,7 +57,7 @@ from perdure.store.watchers import Feed, Watchers
 
 from . import deliveries, lifecycle, queue, rows, runs
 from .attempts import SqlAttempts
-from .commit import apply, record_at
+from .commit import apply, cancelling, record_at
 from .cursors import OLDEST, Place, newest_first, oldest_first, sessions_query, write_cursor
 from .database import Database, Row, T, Transaction, Value, Work, Written, check, migrate
 from .history import checkpoints, forks
@@ -179,6 +180,12 @@ class SqlStore:
     async def lanes(self, session_id: str) -> Sequence[Lane]:
         return await self._database.read(lambda tx: deliveries.lanes(tx, session_id))
 
+    async def lane_settings(self, session_id: str) -> LaneSettings | None:
+        return await self._database.read(lambda tx: queue.lane_settings(tx, session_id))
+
+    async def set_lane(self, session_id: str, lane: str, changes: JsonObject) -> LaneSettings:
+        return await self._write_once(lambda tx: queue.set_lane(tx, session_id, lane, changes))
+
     async def family(self, root_id: str, cursor: str | None = None, limit: int = 200) -> SessionPage:
         after = oldest_first(cursor)
         found, following = await self._page("family", {"root": root_id}, ("created_at", "session_id"), after, limit)
@@ -202,23 +209,7 @@ class SqlStore:
     async def cancel(
         self, session_id: str, turn_id: str | None, to_event: Callable[[int], NewEvent]
     ) -> CancelRequest | None:
-        chosen: list[tuple[int, NewEvent]] = []
-
-        def event_of(turn: int) -> NewEvent:
-            event = to_event(turn)
-            chosen.append((turn, event))
-            return event
-
-        async def work(tx: Transaction) -> Written[CancelRequest | None]:
-            if not chosen:
-                return await deliveries.cancel(tx, session_id, turn_id, event_of, self._now())
-            # A retry is about the turn of the first try: that turn may have ended since, and the next one is not meant.
-            turn, event = chosen[0]
-            if await tx.row("index_of", session_id=session_id, key=event.key) is not None:
-                return Written(CancelRequest(session_id, turn))
-            return await deliveries.cancel(tx, session_id, names.turn_id(turn), to_event, self._now())
-
-        return await self._write_and_notify(session_id, work)
+        return await self._write_and_notify(session_id, cancelling(session_id, turn_id, to_event, self._now))
 
     async def set_attention(self, session_id: str, attention: Attention, turn: int | None = None) -> bool:
         return await self._write_and_notify(
@@ -247,7 +238,7 @@ class SqlStore:
         async def accept(tx: Transaction) -> Written[Accepted]:
             return await deliveries.accept(tx, delivery, self._now())
 
-        if delivery.mode == "interrupt":
+        if delivery.mode == "interrupt" or delivery.overflow != "reject":
             return await self._write_and_notify(delivery.session_id, accept)
         # No reader is told of it.
         return (await self._write_once(accept)).value
@@ -316,6 +307,9 @@ class SqlStore:
         then = before(self._now(), older_than)
         found = await self._rows("untold", before=then, after=after, limit=limit)
         return [Unsignalled(row["session_id"], row["newest"], row["cancel_turn"], bool(row["untold"])) for row in found]
+
+    async def begin_waiting(self, session_id: str) -> None:
+        await self._database.write(lambda tx: deliveries.begin_waiting(tx, session_id))
 
     async def mark_unsignalled(self, session_id: str) -> None:
         await self._database.write(lambda tx: tx.run("mark_untold", session_id=session_id))

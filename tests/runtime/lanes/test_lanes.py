@@ -173,6 +173,26 @@ async def test_work_is_dispatched_to_a_lane(sessions: Sessions, store: Store) ->
         await sessions.dispatch("chat", main.session_id, "say by id", dispatch_id=once)
 
 
+async def test_a_session_that_begins_with_a_lane_waits_for_its_own_first_message(
+    sessions: Sessions, store: Store
+) -> None:
+    room = f"room-{uuid.uuid4().hex}"
+    by_name = await sessions.dispatch("chat", room, "say by name", lane="cron")
+
+    lane = await store.session(by_name.session_id)
+    assert lane is not None
+    main = await sessions.describe(lane.lane_of or "")
+
+    assert (main.row.status, main.workflow_status) == ("waiting", "running")
+    assert main.row.session_id not in {
+        each.session_id for each in await store.unsignalled(older_than=-60, after="", limit=200)
+    }
+    later = await sessions.dispatch("chat", room, "say main")
+    assert (await ended(sessions, later.delivery_id))["outcome"] == "completed"
+    events = await boundaries(store, main.row.session_id, 1)
+    assert [each.type for each in events][:2] == ["session.started", "turn.started"]
+
+
 async def test_a_message_over_http_names_its_lane(stack: Stack) -> None:
     async with stack.talk() as talk:
         await talk.say("say begun")

@@ -429,3 +429,30 @@ async def test_a_cancel_of_the_turn_of_an_answer_outlasts_an_interrupt(store: St
     await store.accept(replace(given.delivery("now"), mode="interrupt"))
 
     assert await stopped_turn(store) == 3
+
+
+async def test_a_cancel_of_a_turn_that_has_not_begun_says_what_it_means(store: Store) -> None:
+    await store.commit(given.ending(0))
+    for name in ("a", "b"):
+        newest = (await store.accept(given.delivery(name))).delivery.accepted_at
+
+    requested = await cancel(store)
+    await store.accept(given.delivery("c"))
+    again = await cancel(store)
+
+    assert requested is not None
+    assert requested.until == newest
+    # It was asked for again, and means what waits now.
+    assert again is not None
+    assert again.until is not None
+    assert again.until > newest
+
+
+async def test_a_cancel_of_a_turn_that_runs_needs_only_its_number(store: Store) -> None:
+    await store.commit(given.running())
+    await store.accept(given.delivery())
+
+    requested = await cancel(store)
+
+    assert requested is not None
+    assert (requested.turn, requested.until) == (0, None)

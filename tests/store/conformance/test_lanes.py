@@ -8,7 +8,7 @@ import pytest
 from perdure.errors import SessionDeleted, SessionGone, TokenConflict
 from perdure.store.base import Store
 from perdure.store.lifecycle import NewFork
-from perdure.store.values import Lane, NewSession, SessionQuery
+from perdure.store.values import Lane, LaneSettings, NewSession, SessionQuery
 from tests.support import given
 
 
@@ -126,3 +126,32 @@ async def test_a_lane_does_not_begin_as_a_fork_of_a_session_that_is_deleted(stor
 
     with pytest.raises(SessionGone):
         await store.fork(NewFork("l", "lane/s/cron", "s", 0, lane="cron"))
+
+
+async def test_what_two_set_for_one_lane_at_once_both_counts(store: Store, other: Store) -> None:
+    await asyncio.gather(
+        store.set_lane("s", "cron", {"mode": "collect"}),
+        other.set_lane("s", "cron", {"cap": 3}),
+        store.set_lane("s", "main", {"overflow": "drop_oldest"}),
+    )
+
+    set_now = await store.lane_settings("s")
+    assert set_now == LaneSettings("echo", {"cron": {"mode": "collect", "cap": 3}, "main": {"overflow": "drop_oldest"}})
+    # Twice is once, and what a newer build has set stays.
+    await store.set_lane("s", "cron", {"cap": 3, "priority": 9})
+    await store.set_lane("s", "cron", {"mode": None, "cap": 3})
+    assert (await store.set_lane("s", "main", {"overflow": None})).lanes == {"cron": {"cap": 3, "priority": 9}}
+
+
+async def test_nothing_is_set_for_a_session_that_has_ended_or_is_gone(store: Store) -> None:
+    await store.set_lane("s", "main", {"cap": 3})
+    await store.commit(given.closing())
+
+    for each in ("s", "unknown"):
+        with pytest.raises(SessionGone):
+            await store.set_lane(each, "main", {"cap": 4})
+
+    known = await store.lane_settings("s")
+    assert known is not None
+    assert known.lanes == {"main": {"cap": 3}}
+    assert await store.lane_settings("unknown") is None

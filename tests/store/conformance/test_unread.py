@@ -207,3 +207,32 @@ async def test_to_mark_an_unknown_session_is_nothing(store: Store) -> None:
     await store.mark_unsignalled("unknown")
 
     assert await store.session("unknown") is None
+
+
+async def test_a_new_session_without_a_delivery_waits_for_one(store: Store) -> None:
+    await given.cancel(store)
+    assert await unsignalled(store) == ["s"]
+
+    await store.begin_waiting("s")
+
+    row = await given.read_session(store)
+    assert (row.status, row.cancel_turn, row.turns) == ("waiting", None, 0)
+    assert await unsignalled(store) == []
+    assert await given.cancel(store) is None
+
+
+async def test_a_session_that_is_about_to_begin_or_has_begun_is_not_made_to_wait(store: Store) -> None:
+    await store.accept(given.delivery())
+    await store.create_session(given.session("t"))
+    await store.commit(given.running(session_id="t"))
+    await store.create_session(given.session("u"))
+    await store.commit(given.closing("u"))
+
+    for each in ("s", "t", "u", "unknown"):
+        await store.begin_waiting(each)
+
+    assert [(await given.read_session(store, each)).status for each in ("s", "t", "u")] == [
+        "starting",
+        "running",
+        "completed",
+    ]

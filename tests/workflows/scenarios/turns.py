@@ -100,6 +100,19 @@ async def spared(stage: Stage) -> None:
     await stage.work()
 
 
+@TURNS.add({"": ("signal deliver", "ask turn", "signal cancel", "patch cancel-names-what-waits", "turn ends")})
+async def too_late(stage: Stage) -> None:
+    """A cancel meant what a message has replaced whose turn runs: that turn goes on."""
+    stage.outside.answer = said = Unstoppable(Finished())
+    session = await stage.start()
+    before, now = (stamp(datetime(2026, 11, 20, 12, minute, tzinfo=UTC)) for minute in (1, 2))
+    await session.deliver("dlv_1", at=now, mode="interrupt", supersedes=now)
+    await said.gate.reached()
+    await session.handle.signal(names.CANCEL, {"turnId": "turn_0", "until": before})
+    await stage.until("signal cancel")
+    said.gate.open()
+
+
 @TURNS.add({"": ("ask turn", "signal deliver", "turn ends", "patch forget-what-joined", "signal deliver", *_TURN)})
 async def joined(stage: Stage) -> None:
     """A message enters the running turn, so that no other one begins for it."""
