@@ -22,7 +22,7 @@ from perdure.protocol.wire import JsonObject
 from perdure.session.decisions import CANCELLED
 from perdure.settings import Settings
 from perdure.store.attempts import AttemptEnd, error_of
-from perdure.store.values import Attempt, Committed, NewRecord, SessionChange
+from perdure.store.values import Attempt, Committed, NewRecord, Partial, SessionChange
 
 from .events import Ending, EventFactory, results_in
 from .journal import (
@@ -325,6 +325,8 @@ class UsableReply:
     speaker: Principal | None
     #: When the turn fails, in seconds since the epoch.
     deadline: float | None = None
+    #: What interrupted attempts have streamed before: `response` begins with their text.
+    partial: Partial | None = None
 
 
 def is_unfulfilled(offer: Offer, turn: TurnJournal, requested: RequestedCalls) -> bool:
@@ -453,7 +455,8 @@ def _failed(factory: EventFactory, ending: Ending, failure: Failure, usage: Usag
 
 def _reply_events(factory: EventFactory, answer: UsableReply) -> tuple[NewEvent, ...]:
     """The complete reasoning and the complete text of the step."""
-    reasoning = "".join(part.content for part in answer.response.parts if isinstance(part, ThinkingPart))
+    reasoning = answer.partial.reasoning if answer.partial else ""
+    reasoning += "".join(part.content for part in answer.response.parts if isinstance(part, ThinkingPart))
     text = "".join(part.content for part in answer.response.parts if isinstance(part, TextPart))
     events: list[NewEvent] = []
     if reasoning.strip():

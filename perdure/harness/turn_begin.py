@@ -33,7 +33,7 @@ from perdure.store.base import RawRecord, Store
 from perdure.store.deliveries import DeliveryRow
 from perdure.store.engine.rows import decoded
 from perdure.store.lifecycle import Restoration, leaves_out
-from perdure.store.values import Attempt, Consumption, NewRecord, SessionChange, SessionRow
+from perdure.store.values import Attempt, Consumption, NewRecord, Partial, SessionChange, SessionRow
 
 from .events import EventFactory
 from .journal import BODY, DELIVERY, ConsumedDelivery, TurnJournal, model_outcome, read_journal, written
@@ -289,6 +289,8 @@ class ModelContext:
     now: float
     #: What must be left out of the prompt first. It is not looked for again in the same attempt.
     plan: "Plan | None" = None
+    #: With what the reply begins: older attempts have streamed it.
+    partial: Partial | None = None
 
     @property
     def deadline(self) -> float | None:
@@ -303,6 +305,11 @@ class ModelContext:
     def conversation(self) -> Conversation:
         turn = (self.call.at.turn, self.turn, self.mark)
         return self.history.conversation.extended([turn], self.history.left_out)
+
+    @property
+    def asked(self) -> Conversation:
+        """The conversation with which the model is asked."""
+        return replace(self.conversation, begun=self.partial.text) if self.partial else self.conversation
 
     @property
     def factory(self) -> EventFactory:
