@@ -322,10 +322,10 @@ class ModelCaller:
         try:
             async with until_deadline(self._left(ctx)):
                 try:
-                    reply = await self._reply(ctx, deltas, prompt_of(ctx.asked))
+                    reply = await self._reply(ctx, deltas, prompt_of(ctx.conversation.begun_with(ctx.partial)))
                 except ModelFailed as refused:
                     ctx = await self._shortened(ctx, prompt_of, refused)
-                    reply = await self._reply(ctx, deltas, prompt_of(ctx.asked))
+                    reply = await self._reply(ctx, deltas, prompt_of(ctx.conversation.begun_with(ctx.partial)))
                 response = calls.applied(readable(continued(reply.response, ctx.partial)))
                 requested = await reader.read(response)
             speaker, deadline = ctx.turn.principal, ctx.deadline

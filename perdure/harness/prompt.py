@@ -192,6 +192,10 @@ class Conversation:
     #: What its requests have sent before.
     sent: SentMessages = field(default_factory=SentMessages, compare=False, repr=False)
 
+    def begun_with(self, partial: Partial | None) -> "Conversation":
+        """The conversation with the beginning of the reply to it, if there is one."""
+        return replace(self, begun=partial.text) if partial else self
+
     @cached_property
     def merged(self) -> Sequence[ModelMessage]:
         """The messages with consecutive requests merged, as providers require."""

@@ -307,11 +307,6 @@ class ModelContext:
         return self.history.conversation.extended([turn], self.history.left_out)
 
     @property
-    def asked(self) -> Conversation:
-        """The conversation with which the model is asked."""
-        return replace(self.conversation, begun=self.partial.text) if self.partial else self.conversation
-
-    @property
     def factory(self) -> EventFactory:
         return EventFactory(self.call.at, self.attempt.number)
 
