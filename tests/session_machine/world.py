@@ -266,6 +266,8 @@ class World:
         await self.processes.gate("work")
         if second:
             yield TextDelta(second)
+            # Now the first piece is written, and what comes next may be a death.
+            await self.processes.gate("work")
         asked = [(word, n) for word, n in words.items() if word in _TOOLS]
         made = [call(word, n, index) for index, (word, n) in enumerate(asked)]
         response = ModelResponse(
