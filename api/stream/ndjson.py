@@ -55,6 +55,12 @@ class _SoFar:
     def take(self, event: Event) -> None:
         if event.type == EventType.STEP_STARTED:
             self._step, self._attempt, self._texts = _step(event), None, {}
+        if event.type == EventType.STEP_SUPERSEDED and self.covers(event):
+            # The number alone does not tell: a step that a rebuilt session repeats counts its attempts anew.
+            self._texts = {}
+        if event.type == EventType.STEP_RECOVERED and self.covers(event):
+            # This attempt goes on from what those before it have emitted.
+            self._attempt = event.attempt
         if event.type not in DELTAS or not self.covers(event):
             return
         if event.attempt != self._attempt:

@@ -36,6 +36,10 @@ Turns: TypeAlias = Literal["child", "inline"]
 #: What an unreadable history does: it waits for a worker that can read it, or it is left out.
 OnUnreadable: TypeAlias = Literal["wait", "fresh"]
 
+#: What happens to a reply whose worker dies, or whose stream breaks, after readers have seen a part of it: the part is
+#: retracted and the model is asked again, or the model goes on from it.
+OnInterruptedReply: TypeAlias = Literal["retract", "continue"]
+
 #: The name of the built-in model that needs no key; the default for agents without a model.
 DEMO = "demo"
 
@@ -304,6 +308,9 @@ class Agent:
     #: What happens when a turn finds a history that it cannot read: the session waits for a worker that can, or
     #: the model continues without the earlier turns.
     on_unreadable: OnUnreadable = "wait"
+    #: What happens to a reply whose worker dies, or whose stream breaks, after readers have seen a part of it: that is
+    #: retracted and the model is asked again, or, if it is text only, the model goes on from it.
+    on_interrupted_reply: OnInterruptedReply = "retract"
     #: Of the model, for budgets of costs; the default is the list of `genai-prices`.
     price: Price | None = None
     #: How turns run: each as a child workflow, or `"inline"`, in the workflow of their session. The default is the
@@ -375,6 +382,7 @@ def _is_text(value: object) -> bool:
 #: Fields with few values, and how these are written.
 _CHOICES: Mapping[str, tuple[Sequence[object], str]] = {
     "on_unreadable": (("wait", "fresh"), "'wait' or 'fresh'"),
+    "on_interrupted_reply": (("retract", "continue"), "'retract' or 'continue'"),
     "turns": ((None, "child", "inline"), "'child' or 'inline'"),
     "while_waiting": (("queue", "deny"), "'queue' or 'deny'"),
     "copies_itself": ((None, True, False), "True or False"),

@@ -23,7 +23,7 @@ from perdure.protocol.names import MODEL_SCOPE
 from perdure.protocol.requests import Coordinates, Failure
 from perdure.session import decisions
 from perdure.store.base import Store
-from perdure.store.values import Attempt, Commit, Fence, Hold, SessionChange, SessionStatus
+from perdure.store.values import Attempt, Commit, Fence, Hold, Partial, SessionChange, SessionStatus
 
 from .journal import ConsumedDelivery
 from .tools.records import Outcome
@@ -84,6 +84,9 @@ class EventFactory:
 
     def superseded(self, generation: int) -> NewEvent:
         return self.of_step(EventType.STEP_SUPERSEDED, f"g{generation}/superseded", {"attempt": self.attempt})
+
+    def recovered(self, generation: int) -> NewEvent:
+        return self.of_step(EventType.STEP_RECOVERED, f"g{generation}/recovered", {"attempt": self.attempt})
 
     def action_result(
         self,
@@ -337,6 +340,10 @@ class DeltaWriter:
     def unwritten(self) -> tuple[NewEvent, ...]:
         """The events that are not written yet; they are committed with the end of the step."""
         return tuple(self._event(chunk) for chunk in self._take())
+
+    def go_on_from(self, partial: Partial) -> None:
+        """Readers have seen this already: the next deltas are sent with the whole text so far, too."""
+        self._emitted_chars = len(partial.text) + len(partial.reasoning)
 
     def discard(self) -> None:
         """Drop the deltas that are not written yet."""

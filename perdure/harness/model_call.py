@@ -27,7 +27,7 @@ from perdure.telemetry import spans
 from .events import DeltaWriter, EventFactory
 from .journal import ConsumedDelivery, find_agent, find_session, model_outcome, readable, view_of
 from .lanes.news import with_news, with_notes
-from .prompt import PromptOf, call_ids_of, digest_of, instructions_of, new_mark, prompts_for
+from .prompt import PromptOf, call_ids_of, continued, instructions_of, new_mark, prompts_for
 from .reply import (
     ReplyReader,
     Settlement,
@@ -187,6 +187,10 @@ class ModelCaller:
         records = (*opening.records, *(() if ctx.mark else (new_mark(ctx.call.at.turn),)))
         ctx = replace(ctx, turn=ctx.turn.with_records(records))
         at = ctx.call.at
+        # A structured result is given as a whole. A message that enters the turn here is to be answered by all of it.
+        wanted = ctx.agent.on_interrupted_reply == "continue" and not (ctx.output or steers)
+        continues = wanted and settlement is None
+        continuing = ctx.factory.recovered(ctx.attempt.generation) if continues else None
         commit = Commit(
             at.session_id,
             head=ctx.call.head,
@@ -195,6 +199,7 @@ class ModelCaller:
             unless=(at.turn, at.step, REPLY),
             fence=self._fence(ctx, Hold.RAISE),
             superseding=ctx.factory.superseded(ctx.attempt.generation),
+            continuing=continuing,
             records=records,
             events=opening.events,
             consume=opening.consume,
@@ -209,7 +214,7 @@ class ModelCaller:
                 ctx = replace(ctx, plan=plan, turn=ctx.turn.with_records([record] if record else []))
             done = await self._store.commit(commit)
             if done.existing is None:
-                return ctx
+                return replace(ctx, partial=done.partial)
             return model_outcome(done.existing).model_copy(update={"head": done.session.events})
         ended = replace(
             commit,
@@ -268,6 +273,8 @@ class ModelCaller:
         calls = CallNames(ctx.call.at, ctx.history.call_ids | call_ids_of(ctx.turn), offer.names)
         buffer_ms = self._settings.stream_buffer_ms
         deltas = DeltaWriter(self._store, ctx.factory, ctx.attempt, calls, buffer_ms, offer.hidden)
+        if ctx.partial:
+            deltas.go_on_from(ctx.partial)
         async with self._counted(ctx, deltas):
             try:
                 async with until_deadline(self._left(ctx)):
@@ -317,15 +324,15 @@ class ModelCaller:
         try:
             async with until_deadline(self._left(ctx)):
                 try:
-                    reply = await self._reply(ctx, deltas, prompt_of(ctx.conversation))
+                    reply = await self._reply(ctx, deltas, prompt_of(ctx.conversation.begun_with(ctx.partial)))
                 except ModelFailed as refused:
                     ctx = await self._shortened(ctx, prompt_of, refused)
-                    reply = await self._reply(ctx, deltas, prompt_of(ctx.conversation))
-                response = calls.applied(readable(reply.response))
+                    reply = await self._reply(ctx, deltas, prompt_of(ctx.conversation.begun_with(ctx.partial)))
+                response = calls.applied(readable(continued(reply.response, ctx.partial)))
                 requested = await reader.read(response)
             speaker, deadline = ctx.turn.principal, ctx.deadline
-            asked_with = digest_of(ctx.instructions)
-            answer = UsableReply(response, reply.finish_reason, deltas.usage, requested, speaker, deadline, asked_with)
+            about = (speaker, deadline, ctx.partial, ctx.instructions)
+            answer = UsableReply(response, reply.finish_reason, deltas.usage, requested, *about)
             settle = settle_unfulfilled if is_unfulfilled(offer, ctx.turn, requested) else settle_reply
             settlement = settle(factory, mode, answer)
             # A result is final, and so is a reply after which the session's limits allow no other one.
@@ -393,14 +400,20 @@ class ModelCaller:
     async def _reply(self, ctx: ModelContext, deltas: DeltaWriter, prompt: Prompt) -> Reply:
         """The model's reply; the model is called a second time if the first reply is empty."""
         model = self._models.model(self._model(ctx))
+        reply: Reply | None = None
         for number in range(2):
             if number > 0 and await is_stopped(self._store, ctx.call.at):
                 break
             with spans.model_call(ctx.call.at, ctx.agent.name, self._model(ctx), ctx.attempt.number) as spanned:
                 reply = await deltas.follow(with_model_errors(model.stream(prompt)))
                 spans.model_replied(spanned, reply.usage, reply.finish_reason)
-            if reply.response.tool_calls or (reply.response.text or "").strip():
+            text = reply.response.text or ""
+            # Behind the beginning of a reply a blank is no less than a word: readers have seen it grow by it.
+            if reply.response.tool_calls or (text if ctx.partial else text.strip()):
                 return reply
+        if reply and ctx.partial:
+            # Nothing was missing, as the model has said twice.
+            return reply
         raise ModelFailed("Empty model response", name="Empty model response")
 
     # --- after the model call ---

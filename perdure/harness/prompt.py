@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
@@ -18,6 +19,7 @@ from pydantic_ai.messages import (
     ModelRequest,
     ModelRequestPart,
     ModelResponse,
+    ThinkingPart,
     ToolReturnPart,
     UserContent,
     UserPromptPart,
@@ -35,7 +37,7 @@ from perdure.protocol import names
 from perdure.protocol.deliveries import FilePart, TextPart
 from perdure.store.base import RawRecord, Store
 from perdure.store.engine.rows import encode
-from perdure.store.values import NewRecord
+from perdure.store.values import NewRecord, Partial
 
 from .journal import (
     DELIVERY,
@@ -78,6 +80,13 @@ def new_mark(turn: int) -> NewRecord:
     """The record of the mark of notes to the model, from this turn on."""
     return written(turn, 0, names.MARK, MARK, StoredMark(mark=secrets.token_hex(8)))
 
+
+#: What the model is told behind the beginning of a reply.
+CUT_OFF = (
+    "Your reply above was cut off by a fault of the system; the user has seen it up to there. Go on with it: what you "
+    "write now is put directly behind its last character, so begin with the character that comes next, which may be a "
+    "space. Repeat nothing, and do not mention the interruption. If nothing is missing, write nothing."
+)
 
 #: The place of the messages that open a turn: before its first step.
 OPENING = -1
@@ -179,8 +188,14 @@ class Conversation:
     failed: int | None = None
     #: Whether the first message is a summary.
     summarised: bool = False
+    #: The beginning of a reply that was interrupted, and with which the model goes on.
+    begun: str | None = None
     #: What its requests have sent before.
     sent: SentMessages = field(default_factory=SentMessages, compare=False, repr=False)
+
+    def begun_with(self, partial: Partial | None) -> "Conversation":
+        """The conversation with the beginning of the reply to it, if there is one."""
+        return replace(self, begun=partial.text) if partial else self
 
     @cached_property
     def merged(self) -> Sequence[ModelMessage]:
@@ -272,10 +287,28 @@ def joined(conversation: Conversation, instructions: str, mark: str) -> list[Mod
     if not sent or not isinstance(sent[-1], ModelRequest):
         # For example a delivery without a message: the model continues from the history.
         sent.append(ModelRequest(parts=[UserPromptPart(marked("note", "Continue.", mark))]))
+    if conversation.begun is not None:
+        # Some providers refuse a request that ends with a message of the model.
+        note = ModelRequest(parts=[UserPromptPart(marked("note", CUT_OFF, mark))])
+        sent += [ModelResponse(parts=[SaidPart(conversation.begun)]), note]
     sent[-1] = replace(
         sent[-1], instructions="\n\n".join(filter(None, (instructions, _rule(mark, conversation.summarised))))
     )
     return sent
+
+
+def continued(response: ModelResponse, partial: Partial | None) -> ModelResponse:
+    """The response as one message with its beginning, which interrupted attempts have streamed."""
+    if partial is None:
+        return response
+    # Providers that sign thoughts want a message with calls to begin with them.
+    thoughts = list(takewhile(lambda part: isinstance(part, ThinkingPart), response.parts))
+    rest = list(response.parts[len(thoughts) :])
+    if rest and isinstance(said := rest[0], SaidPart):
+        rest[0] = replace(said, content=partial.text + said.content)
+    else:
+        rest.insert(0, SaidPart(partial.text))
+    return replace(response, parts=[*thoughts, *rest])
 
 
 def _merged(before: Sequence[ModelMessage], newer: Sequence[Placed]) -> list[ModelMessage]:

@@ -22,7 +22,7 @@ from perdure.protocol.wire import JsonObject
 from perdure.session.decisions import CANCELLED
 from perdure.settings import Settings
 from perdure.store.attempts import AttemptEnd, error_of
-from perdure.store.values import Attempt, Committed, NewRecord, SessionChange
+from perdure.store.values import Attempt, Committed, NewRecord, Partial, SessionChange
 
 from .events import Ending, EventFactory, results_in
 from .journal import (
@@ -38,6 +38,7 @@ from .journal import (
     written,
 )
 from .journal import REPLY as REPLY_FORMAT
+from .prompt import digest_of
 from .tools import outcomes
 from .tools.approvals import Approvals
 from .tools.builtin import (
@@ -325,7 +326,9 @@ class UsableReply:
     speaker: Principal | None
     #: When the turn fails, in seconds since the epoch.
     deadline: float | None = None
-    #: A digest of the instructions that it was asked with.
+    #: What interrupted attempts have streamed before: `response` begins with their text.
+    partial: Partial | None = None
+    #: The instructions that it was asked with.
     instructions: str | None = None
 
 
@@ -431,7 +434,7 @@ def _settled(
         parallel=requested.parallel,
         deadline=answer.deadline,
         speaker=answer.speaker,
-        instructions=answer.instructions,
+        instructions=None if answer.instructions is None else digest_of(answer.instructions),
         **stored,
     )
     form = STEERED if reply.continues else REPLY_FORMAT
@@ -456,7 +459,8 @@ def _failed(factory: EventFactory, ending: Ending, failure: Failure, usage: Usag
 
 def _reply_events(factory: EventFactory, answer: UsableReply) -> tuple[NewEvent, ...]:
     """The complete reasoning and the complete text of the step."""
-    reasoning = "".join(part.content for part in answer.response.parts if isinstance(part, ThinkingPart))
+    reasoning = answer.partial.reasoning if answer.partial else ""
+    reasoning += "".join(part.content for part in answer.response.parts if isinstance(part, ThinkingPart))
     text = "".join(part.content for part in answer.response.parts if isinstance(part, TextPart))
     events: list[NewEvent] = []
     if reasoning.strip():

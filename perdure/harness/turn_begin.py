@@ -33,7 +33,7 @@ from perdure.store.base import RawRecord, Store
 from perdure.store.deliveries import DeliveryRow
 from perdure.store.engine.rows import decoded
 from perdure.store.lifecycle import Restoration, leaves_out
-from perdure.store.values import Attempt, Consumption, NewRecord, SessionChange, SessionRow
+from perdure.store.values import Attempt, Consumption, NewRecord, Partial, SessionChange, SessionRow
 
 from .events import EventFactory
 from .journal import BODY, DELIVERY, ConsumedDelivery, TurnJournal, model_outcome, read_journal, written
@@ -291,6 +291,8 @@ class ModelContext:
     plan: "Plan | None" = None
     #: The agent's instructions, as they are rendered for this step.
     instructions: str = ""
+    #: With what the reply begins: older attempts have streamed it.
+    partial: Partial | None = None
 
     @property
     def deadline(self) -> float | None:

@@ -41,6 +41,7 @@ class EventType:
     SUBAGENT_COMPLETED = "subagent.completed"
     # Beyond the contract; clients ignore types that they do not know.
     STEP_SUPERSEDED = "step.superseded"
+    STEP_RECOVERED = "step.recovered"
     TURN_CANCELLED = "turn.cancelled"
     CANCEL_REQUESTED = "cancel.requested"
     INPUT_RESOLVED = "input.resolved"

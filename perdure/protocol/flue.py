@@ -237,6 +237,11 @@ def _step_superseded(event: Event, known: Known) -> tuple[Body, ...]:
     return ({"type": "log", "level": "warn", "message": message, "attributes": {"turnId": _turn(event)}},)
 
 
+def _step_recovered(event: Event, known: Known) -> tuple[Body, ...]:
+    message = "A new attempt has begun: the model goes on from what the one before has streamed of this step."
+    return ({"type": "log", "level": "info", "message": message, "attributes": {"turnId": _turn(event)}},)
+
+
 def _input_requested(event: Event, known: Known) -> tuple[Body, ...]:
     requests: Sequence[Mapping[str, Any]] = _data(event).get("requests", ())
     asked = [each.get("requestId") for each in requests]
@@ -359,6 +364,7 @@ _PROJECTIONS: Mapping[str, Callable[[Event, Known], tuple[Body, ...]]] = {
     EventType.STEP_COMPLETED: _step_completed,
     EventType.STEP_FAILED: _step_failed,
     EventType.STEP_SUPERSEDED: _step_superseded,
+    EventType.STEP_RECOVERED: _step_recovered,
     EventType.INPUT_REQUESTED: _input_requested,
     EventType.ACTIONS_REQUESTED: _calls_requested,
     EventType.ACTION_RESULT: _call_ended,

@@ -415,11 +415,9 @@ class Store(Protocol):
         """The slots with these names; None: all of them."""
         ...
 
-    # reports of attempts
+    # reports of attempts, and checkpoints
     @property
     def attempts(self) -> "AttemptStore": ...
-
-    # checkpoints
     @property
     def checkpoints(self) -> "CheckpointStore": ...
 

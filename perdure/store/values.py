@@ -396,8 +396,9 @@ class Commit:
        something raises `Superseded`, unless it is `late`. `unless_cancelled`: raise `TurnCancelled` when this turn, or
        an earlier one, is to be stopped. `without`: raise `AlreadyBegun` when one of these records exists; `if_idle`:
        the same when a delivery waits.
-    3. `fence`: RAISE replaces an older generation (then `superseding` is appended before `events`), and raises
-       `Superseded` when the generation in the store is newer. KEEP and RELEASE raise `Superseded` unless the store has
+    3. `fence`: RAISE replaces an older generation (then `superseding` is appended before `events`, or `continuing` if
+       the reply that was interrupted can be continued: `Committed.partial`), and raises `Superseded` when the
+       generation in the store is newer. KEEP and RELEASE raise `Superseded` unless the store has
        exactly this generation. RELEASE deletes the fence, and what it has reserved with it. `reserve`: reserve this
        with the fence, in place of what it had reserved; `BudgetReached` if the account has not so much left.
        `report`: what is noted of an attempt; without it, RAISE and RELEASE note that one begins and has succeeded.
@@ -435,6 +436,7 @@ class Commit:
     if_idle: bool = False
     fence: Fence | None = None
     superseding: NewEvent | None = None
+    continuing: NewEvent | None = None
     records: Sequence[NewRecord] = ()
     events: Sequence[NewEvent] = ()
     consume: Consumption | None = None
@@ -461,6 +463,16 @@ class Committed:
     existing: Record | None = None
     # Whether this commit took the fence from an older attempt.
     superseded: bool = False
+    # What older attempts have streamed of the reply with which this one goes on. None: it begins anew.
+    partial: "Partial | None" = None
+
+
+@dataclass(frozen=True)
+class Partial:
+    """The beginning of a reply that was interrupted: what readers have seen of it, and what is not retracted."""
+
+    text: str
+    reasoning: str = ""
 
 
 class SlotConflict(Exception):

@@ -132,6 +132,45 @@ async def test_a_new_attempt_begins_its_text_anew(api: Api) -> None:
     assert texts == ["Upon a time", "Upon a time"]
 
 
+async def test_an_attempt_that_goes_on_adds_to_the_text_of_those_before(api: Api) -> None:
+    session_id = await talked(api)
+    recovered = step(0, 0, "g2/recovered", EventType.STEP_RECOVERED, attempt=2).model_copy(update={"attempt": 2})
+    await api.emit(
+        session_id,
+        step(0, 0, "started", EventType.STEP_STARTED),
+        text_delta(0, 0, 0, "Once"),
+        recovered,
+        text_delta(0, 0, 0, " upon", attempt=2),
+        text_delta(0, 0, 1, " a time", attempt=2),
+    )
+
+    texts: list[list[str]] = []
+    for start in range(5):
+        async with api.stream(session_id, start) as reading:
+            events = await reading.events(5 - start)
+        texts.append([each["data"]["messageSoFar"] for each in events if each["type"] == "message.appended"])
+
+    grown = ["Once", "Once upon", "Once upon a time"]
+    assert texts == [grown, grown, grown[1:], grown[1:], grown[2:]]
+
+
+async def test_a_retraction_counts_although_the_next_attempt_has_the_same_number(api: Api) -> None:
+    """A session that was rebuilt counts the attempts at its step anew."""
+    session_id = await talked(api)
+    await api.emit(
+        session_id,
+        step(0, 0, "started", EventType.STEP_STARTED),
+        text_delta(0, 0, 0, "Once"),
+        step(0, 0, "superseded", EventType.STEP_SUPERSEDED),
+        text_delta(0, 0, 1, "Upon"),
+    )
+
+    async with api.stream(session_id) as reading:
+        events = await reading.events(4)
+
+    assert events[-1]["data"]["messageSoFar"] == "Upon"
+
+
 async def test_a_stream_from_any_index_is_the_rest_of_the_whole(api: Api) -> None:
     session_id = await talked(api, ["a", "b", "c"], ["d", "e"])
     await api.emit(session_id, session_ended(), change=ENDED)

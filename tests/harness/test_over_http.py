@@ -76,6 +76,25 @@ async def test_a_failed_attempt_is_taken_back_and_asked_again(provider: Provider
 
 
 @pytest.mark.parametrize("name", [*NAMES, "openai:scripted"])
+async def test_a_reply_that_breaks_off_is_gone_on_with(provider: Provider, name: str) -> None:
+    async with lab(Models().model(name), on_interrupted_reply="continue") as it:
+        delivery = await it.deliver("cut after 9; drip 15 words delay 20")
+        with pytest.raises(ModelFailed):
+            await it.model(delivery)
+
+        await it.model(delivery, generation=2)
+        await it.model(await it.deliver("say Again"), turn=1)
+
+        whole = "".join(f"w{number} " for number in range(15))
+        assert [emitted["message"] for emitted in await it.emitted("message.completed")] == [whole, "Again"]
+        assert provider.requests[0]["messages"] == provider.requests[1]["messages"]
+        begun = provider.requests[1]["begun"]
+        assert begun
+        assert begun != whole
+        assert provider.requests[2]["texts"] == ["cut after 9; drip 15 words delay 20", "say Again"]
+
+
+@pytest.mark.parametrize("name", [*NAMES, "openai:scripted"])
 async def test_a_request_that_is_too_long_is_sent_again_with_a_summary(provider: Provider, name: str) -> None:
     async with lab(Models().model(name), double) as it:
         await round_of_tools(it, 'call double {"n": 4} then say ' + "eight " * 1_000)

@@ -37,6 +37,8 @@ class Log:
         self.calls: set[str] = set()
         self.consumed: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
+        #: The text of the step that runs, as readers have seen it grow.
+        self._grown = ""
 
     def read(self, events: Sequence[Event]) -> None:
         for event in events:
@@ -57,6 +59,12 @@ class Log:
                     self._resumed[turn] = self._last
                 self._running = self._last = turn
                 self.consumed.update(event.delivery_ids)
+            case EventType.STEP_STARTED | EventType.STEP_SUPERSEDED:
+                self._grown = ""
+            case EventType.MESSAGE_APPENDED:
+                self._grown += data["messageDelta"]
+            case EventType.MESSAGE_COMPLETED:
+                assert data["message"] == self._grown, f"{event} after {self._grown!r}"
             case EventType.TURN_COMPLETED | EventType.TURN_FAILED | EventType.TURN_CANCELLED:
                 self._end(event, data["sequence"], _ENDS[event.type])
             case EventType.INPUT_REQUESTED:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from perdure.agents.agent import Turns, WhileWaiting
+from perdure.agents.agent import OnInterruptedReply, Turns, WhileWaiting
 from perdure.faults import KillPoint
 from perdure.protocol import names
 from perdure.protocol.deliveries import Mode
@@ -60,12 +60,20 @@ class Machine(RuleBasedStateMachine):
         fate=FATES,
         answers=st.booleans(),
         turns=st.sampled_from(["child", "inline"]),
+        broken=st.sampled_from(["retract", "continue"]),
     )
     def begin(
-        self, plan: str, mode: Mode, waiting: WhileWaiting, fate: Fate, answers: bool, turns: Turns = "child"
+        self,
+        plan: str,
+        mode: Mode,
+        waiting: WhileWaiting,
+        fate: Fate,
+        answers: bool,
+        turns: Turns = "child",
+        broken: OnInterruptedReply = "retract",
     ) -> None:
         async def begin() -> None:
-            self.world = World(await self.open(self._now), self.patch, waiting=waiting, turns=turns)
+            self.world = World(await self.open(self._now), self.patch, waiting=waiting, turns=turns, broken=broken)
             await self.world.begin(self._plan(plan), mode, fate)
 
         self.answers = answers

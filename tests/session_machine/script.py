@@ -6,10 +6,20 @@ from typing import Literal, TypeAlias
 from pydantic_ai.messages import ModelMessage, ModelResponse, ToolCallPart
 from pydantic_ai.messages import UserPromptPart as Said
 
+from perdure.harness.prompt import CUT_OFF
 from perdure.protocol.deliveries import InputResponse
 from perdure.store.inputs import InputRow
 
 Answer: TypeAlias = Literal["approve", "deny", "edit", "red", "nonsense"]
+
+
+def without_beginning(messages: Sequence[ModelMessage]) -> tuple[Sequence[ModelMessage], str]:
+    """The messages without the beginning of a reply that the model is to go on with, and that beginning."""
+    *before, said, note = messages if len(messages) > 2 else (*messages, None, None)
+    if not isinstance(said, ModelResponse) or note is None:
+        return messages, ""
+    asked = any(isinstance(part, Said) and CUT_OFF in str(part.content) for part in note.parts)
+    return (before, said.text or "") if asked else (messages, "")
 
 
 def next_words(messages: Sequence[ModelMessage]) -> list[tuple[str, int]]:

@@ -17,7 +17,9 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
+from perdure.agents.agent import OnInterruptedReply
 from perdure.protocol import names
+from perdure.protocol.events import EventType
 from perdure.protocol.wire import JsonObject
 from perdure.session.state import derive_token, hash_token, load_session
 
@@ -122,6 +124,27 @@ def test_temporal_is_restored_from_when_a_turn_was_parked_that_was_answered_sinc
         state.say(plan="", coalesce=False, old=False, fate="lives", pace="end")
         state.play_all()
     state.teardown()
+
+
+@pytest.mark.parametrize("broken", ["retract", "continue"])
+@pytest.mark.parametrize("loses", ["its worker", "its driver"])
+def test_a_reply_breaks_off_in_the_middle(state: Machine, broken: OnInterruptedReply, loses: str) -> None:
+    state.begin(plan="", mode="conversation", waiting="queue", fate="lives", answers=False, broken=broken)
+    state.go(which=0, pace="work")
+    state.go(which=0, pace="work")
+    assert state.log.events[-1].type == EventType.MESSAGE_APPENDED
+    if loses == "its worker":
+        state.kill(which=0)
+    else:
+        state.lose_the_driver(zombies=False)
+        state.sweep()
+    state.play_all()
+    state.teardown()
+
+    told = [event for event in state.log.events if event.type in (EventType.STEP_SUPERSEDED, EventType.STEP_RECOVERED)]
+    assert [(event.data or {}).get("decision") for event in told] == [broken]
+    # An attempt that a new driver begins has the number of the one that is lost.
+    assert [event.attempt for event in told] == [2 if loses == "its worker" else 1]
 
 
 def _driver(state: Machine) -> JsonObject:

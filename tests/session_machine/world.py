@@ -32,7 +32,7 @@ from activities.model import ModelActivities
 from activities.tools import ToolActivities
 from activities.turns import TurnActivities
 from perdure import Agent, AgentRegistry, ToolContext, tool
-from perdure.agents.agent import Turns, WhileWaiting
+from perdure.agents.agent import OnInterruptedReply, Turns, WhileWaiting
 from perdure.errors import Conflict, Invalid, ModelFailed, Unavailable
 from perdure.harness.harness import Harness
 from perdure.models.base import Delta, Prompt, Reply, TextDelta, finish_reason, usage_of
@@ -52,7 +52,7 @@ from perdure.store.inputs import InputQuery, InputRow
 from perdure.store.values import SessionRow
 
 from .processes import CURRENT, Fate, Pace, Process, Processes, WatchedStore, patiently, watched
-from .script import Answer, call, next_words, response_to
+from .script import Answer, call, next_words, response_to, without_beginning
 from .temporal import RUNNING, PlayedDriver, Temporal
 
 SECRET = b"secret"
@@ -118,7 +118,13 @@ class World:
     """Everything but the store lasts for one example."""
 
     def __init__(
-        self, store: Store, patch: pytest.MonkeyPatch, *, waiting: WhileWaiting = "queue", turns: Turns
+        self,
+        store: Store,
+        patch: pytest.MonkeyPatch,
+        *,
+        waiting: WhileWaiting = "queue",
+        turns: Turns,
+        broken: OnInterruptedReply = "retract",
     ) -> None:
         self.now = START
         self.store = store
@@ -132,7 +138,7 @@ class World:
         self._shaken: set[int] = set()
         self.repeats: list[Callable[[], Awaitable[Receipt]]] = []
         self.seen = watched(WatchedStore(store, self.processes, self._observe))
-        self.agents = Serving([replace(self._agent(waiting), turns=turns)])
+        self.agents = Serving([replace(self._agent(waiting), turns=turns, on_interrupted_reply=broken)])
         settings = Settings(agents="", model="script", stream_buffer_ms=0)
         workers = [self._worker(settings) for _ in range(2)]
         self.temporal = Temporal(self.processes, lambda: self.now, workers)
@@ -246,16 +252,22 @@ class World:
 
     async def stream(self, prompt: Prompt) -> AsyncGenerator[Delta | Reply, None]:
         self._must_be_paired(prompt.messages)
-        words = dict(next_words(prompt.messages))
+        messages, begun = without_beginning(prompt.messages)
+        words = dict(next_words(messages))
         if "broken" in words:
             raise ModelFailed("No.")
         if "shaky" in words and words["shaky"] not in self._shaken:
             self._shaken.add(words["shaky"])
             raise ModelFailed("Not now.", transient=True)
-        text = "" if "silent" in words else "well"
-        if text:
-            yield TextDelta(text)
+        text = "" if "silent" in words else "well said".removeprefix(begun)
+        first, second = text[:4], text[4:]
+        if first:
+            yield TextDelta(first)
         await self.processes.gate("work")
+        if second:
+            yield TextDelta(second)
+            # Now the first piece is written, and what comes next may be a death.
+            await self.processes.gate("work")
         asked = [(word, n) for word, n in words.items() if word in _TOOLS]
         made = [call(word, n, index) for index, (word, n) in enumerate(asked)]
         response = ModelResponse(

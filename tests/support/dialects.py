@@ -47,6 +47,18 @@ def texts_of(body: Json) -> list[str]:
     return [text for text in said if text]
 
 
+def begun_in(body: Json) -> tuple[Json, str | None]:
+    """The request without what asks to go on with a reply, and the beginning of that reply, if that is asked."""
+    *before, last = conversation(body)
+    if last.get("role") != "user" or "was cut off" not in _texts(last["content"]):
+        return body, None
+    said = before.pop()
+    if said.get("role") != "assistant" or not before:
+        return body, None
+    text = "".join(block["text"] for block in _blocks(said["content"]))
+    return {**body, "messages" if "messages" in body else "input": before}, text
+
+
 def _sse(type: str, **data: Any) -> bytes:
     return f"event: {type}\ndata: {json.dumps({'type': type, **data})}\n\n".encode()
 

@@ -14,8 +14,8 @@ from collections import Counter
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from .dialects import DIALECTS, Unpaired, conversation, texts_of
-from .script import Plan, plan
+from .dialects import DIALECTS, Unpaired, begun_in, conversation, texts_of
+from .script import Plan, gone_on, plan
 
 _Headers = dict[str, str]
 _HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -122,7 +122,7 @@ class Provider:
         self, path: str, raw: bytes, sent: _Headers, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
         dialect = DIALECTS[path]
-        body = json.loads(raw)
+        body, begun = begun_in(json.loads(raw))
         messages = conversation(body)
         key = hashlib.sha256(json.dumps(messages, sort_keys=True).encode()).hexdigest()[:16]
         self.counts[key] += 1
@@ -137,9 +137,11 @@ class Provider:
             {"key": key, "path": path, "model": body["model"], "said": asked.said, "round": asked.rounds}
             | {"messages": len(messages), "tools": tools, "time": self.counts[key]}
             | {"digest": hashlib.sha256(raw).hexdigest()}
-            | {"at": time.time(), "results": asked.results, "texts": texts_of(body)[-20:]}
+            | {"at": time.time(), "results": asked.results, "texts": texts_of(body)[-20:], "begun": begun}
         )
         made = plan(asked.said, asked.rounds, asked.results)
+        if begun is not None:
+            made = gone_on(made, begun)
         self.said[asked.said] += 1
         refused = self.said[asked.said] if made.fail and made.fail.once else self.counts[key]
         if made.fail and refused <= made.fail.times:

@@ -91,6 +91,14 @@ def plan(said: str, rounds: int, results: str) -> Plan:
     return _read(segments[rounds])
 
 
+def gone_on(made: Plan, begun: str) -> Plan:
+    """The rest of an answer that has begun so, and whose stream breaks no second time."""
+    whole = "".join(made.words)
+    if not whole.startswith(begun):
+        raise ValueError(f"The answer does not begin with {begun!r}")
+    return replace(made, words=_words(whole[len(begun) :], strip=False), thoughts="", cut_after=None, stop_after=None)
+
+
 def _read(segment: str) -> Plan:
     made = Plan()
     rest = segment
@@ -158,5 +166,5 @@ def _calls(rest: str) -> tuple[tuple[tuple[str, str], ...], str]:
         rest = rest.removeprefix("and ").lstrip()
 
 
-def _words(text: str) -> tuple[str, ...]:
-    return tuple(re.findall(r"\S+\s*|\s+", text.strip()))
+def _words(text: str, *, strip: bool = True) -> tuple[str, ...]:
+    return tuple(re.findall(r"\S+\s*|\s+", text.strip() if strip else text))

@@ -104,13 +104,35 @@ class _Signals:
 async def events_of_all_types() -> Events:
     """The data of all events that happen, by their type; in each type no two of the same form."""
     found: Events = {}
-    for happen in (_conversation, _steered, _overflowed, _compacted, _restored, _task, _failed_task, _delegated, _ran):
+    happenings = (_conversation, _interrupted, _steered, _overflowed, _compacted, _restored, _task, _failed_task)
+    for happen in (*happenings, _delegated, _ran):
         for type, data in (await happen()).items():
             kept = found.setdefault(type, [])
             for each in data:
                 if paths_of(each) not in map(paths_of, kept):
                     kept.append(each)
     return found
+
+
+class _BreakingOff:
+    """Begins a reply, which never ends."""
+
+    async def stream(self, prompt: Prompt) -> AsyncGenerator[Delta | Reply]:
+        yield TextDelta("Tea")
+        await asyncio.Event().wait()
+
+
+async def _interrupted() -> Events:
+    async with lab(_BreakingOff(), on_interrupted_reply="continue") as it:
+        delivery = await it.deliver("Tea, please")
+        attempt = asyncio.create_task(it.model(delivery, generation=1))
+        while "message.appended" not in await it.types():
+            await asyncio.sleep(0.005)
+        attempt.cancel()
+        await asyncio.gather(attempt, return_exceptions=True)
+        it.models.now = ScriptedModel(["."])
+        await it.model(delivery, generation=2)
+        return await _data(it)
 
 
 async def _conversation() -> Events:

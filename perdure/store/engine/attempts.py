@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from perdure.errors import Invalid
 from perdure.protocol import names
-from perdure.protocol.events import EventType, NewEvent, Usage
+from perdure.protocol.events import DELTAS, EventType, NewEvent, Usage, read_data
 from perdure.protocol.wire import JsonObject
 from perdure.store.attempts import (
     AttemptKey,
@@ -18,7 +18,7 @@ from perdure.store.attempts import (
     Earlier,
     Happened,
 )
-from perdure.store.values import Attempt, Commit, Fence, Hold
+from perdure.store.values import Attempt, Commit, Fence, Hold, Partial
 
 from . import rows
 from .cursors import NEWEST, Place, oldest_first, packed, unpacked, write_cursor
@@ -75,12 +75,40 @@ def _lease(attempt: Attempt, now: str) -> str:
     return stamp(datetime.fromtimestamp(attempt.lease_until, UTC))
 
 
-async def recovery(tx: Transaction, session_id: str, event: NewEvent) -> NewEvent:
-    """The event of a takeover, with how far the step had come, and what is done about it."""
-    key = names.step_key(event.turn or 0, event.step or 0, "")
-    asked = await tx.row("has_pieces", session_id=session_id, first=f"{key}g", until=f"{key}h") is not None
-    phase, decision = ("provider_started", "retract") if asked else ("before_provider", "ask")
+async def recovery(tx: Transaction, commit: Commit) -> tuple[NewEvent | None, Partial | None]:
+    """The event of a takeover, with how far the step had come and what is done about it, and what it goes on with."""
+    superseding = commit.superseding
+    if superseding is None:
+        return None, None
+    # Read in the transaction that raises the fence: from here on no older attempt adds to it.
+    prefix = names.step_key(superseding.turn or 0, superseding.step or 0, "g")
+    keys: dict[str, Value] = {"first": prefix, "until": f"{prefix[:-1]}h"}
+    if commit.continuing is not None:
+        partial = _partial(await tx.rows("pieces", session_id=commit.session_id, **keys))
+        if partial is not None:
+            return _recovered(commit.continuing, "provider_started", "continue"), partial
+    if await tx.row("has_pieces", session_id=commit.session_id, **keys) is not None:
+        return _recovered(superseding, "provider_started", "retract"), None
+    return _recovered(superseding, "before_provider", "ask"), None
+
+
+def _recovered(event: NewEvent, phase: str, decision: str) -> NewEvent:
     return event.model_copy(update={"data": {**(event.data or {}), "phase": phase, "decision": decision}})
+
+
+def _partial(pieces: Sequence[Row]) -> Partial | None:
+    """What was streamed of a reply and not retracted; None if it cannot be continued."""
+    retractions = [index for index, piece in enumerate(pieces) if piece["type"] == EventType.STEP_SUPERSEDED]
+    texts: dict[str, list[str]] = {type: [] for type in DELTAS}
+    for piece in pieces[retractions[-1] + 1 if retractions else 0 :]:
+        type = piece["type"]
+        if type not in DELTAS:
+            # A call: what was streamed of its arguments is no JSON that a model could go on with.
+            return None
+        texts[type].append((read_data(type, decode_some(piece["data"])) or {}).get(DELTAS[type][0], ""))
+    text = "".join(texts[EventType.MESSAGE_APPENDED])
+    # Providers refuse messages that are blank.
+    return Partial(text, "".join(texts[EventType.REASONING_APPENDED])) if text.strip() else None
 
 
 async def note(tx: Transaction, commit: Commit, now: str) -> None:

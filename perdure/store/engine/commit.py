@@ -14,6 +14,7 @@ from perdure.store.values import (
     Committed,
     DeliveryTaken,
     Hold,
+    Partial,
     Record,
     SessionChange,
     SessionRow,
@@ -50,8 +51,10 @@ async def apply(tx: Transaction, commit: Commit, now: str) -> Written[Committed]
     for record in commit.records:
         await tx.run("insert_record", **rows.new_record(commit.session_id, record, attempt, now))
     await _consume(tx, commit, session.row, now)
-    if superseded and commit.superseding:
-        commit = replace(commit, superseding=await attempts.recovery(tx, commit.session_id, commit.superseding))
+    partial: Partial | None = None
+    if superseded:
+        event, partial = await attempts.recovery(tx, commit)
+        commit = replace(commit, superseding=event)
     events, last = _split_terminal(commit, superseded)
     events = await _settled(tx, commit.session_id, events, now)
     if commit.close:
@@ -88,7 +91,8 @@ async def apply(tx: Transaction, commit: Commit, now: str) -> Written[Committed]
     elif commit.run is not None:
         await runs.change_run(tx, commit.session_id, commit.run)
     await tx.run("update_session", **rows.read_model(row), closed_at=closed_at)
-    return Written(Committed(row, superseded=superseded), log_head if log_head > session.row.events else None)
+    done = Committed(row, superseded=superseded, partial=partial)
+    return Written(done, log_head if log_head > session.row.events else None)
 
 
 async def _check_wanted(tx: Transaction, commit: Commit, row: SessionRow) -> None:

@@ -3,8 +3,10 @@ from dataclasses import replace
 import pytest
 
 from perdure.errors import StoreBehind, Superseded, Unavailable
+from perdure.protocol.events import EventType, NewEvent
+from perdure.protocol.names import step_key
 from perdure.store.base import Store
-from perdure.store.values import Attempt, Commit, Fence, Hold
+from perdure.store.values import Attempt, Commit, Fence, Hold, Partial
 from tests.support import given
 
 
@@ -38,6 +40,45 @@ async def test_a_newer_attempt_takes_over_and_emits_that_first(store: Store) -> 
 
     assert committed.superseded
     assert await given.keys(store) == ["superseded", "started"]
+
+
+def piece(generation: int, number: int, text: str, *, step: int = 0) -> NewEvent:
+    key = step_key(0, step, f"g{generation}/{number}")
+    return NewEvent(type=EventType.MESSAGE_APPENDED, key=key, data={"messageDelta": text}, turn=0, step=step)
+
+
+def takeover(generation: int) -> Commit:
+    """The commit of an attempt that would go on with what was said."""
+    superseded, recovered = (
+        NewEvent(type=type, key=step_key(0, 0, f"g{generation}/{name}"), data={}, turn=0, step=0)
+        for type, name in ((EventType.STEP_SUPERSEDED, "superseded"), (EventType.STEP_RECOVERED, "recovered"))
+    )
+    return replace(given.raising(generation), superseding=superseded, continuing=recovered)
+
+
+async def test_a_takeover_finds_what_was_said_in_the_order_in_which_it_was_said(store: Store) -> None:
+    await store.commit(takeover(9))
+    await store.commit(replace(given.keeping(9), events=[piece(9, 10, "Once"), piece(9, 9, " upon")]))
+    await store.commit(takeover(10))
+    await store.commit(replace(given.keeping(10), events=[piece(10, 1, " a"), piece(10, 1, "?", step=10)]))
+
+    committed = await store.commit(takeover(11))
+
+    assert committed.partial == Partial("Once upon a")
+    told = [event for event in await store.events("s") if event.type.startswith("step.")]
+    assert [event.type for event in told] == [EventType.STEP_RECOVERED] * 2
+    assert told[0].data == {"phase": "provider_started", "decision": "continue"}
+
+
+async def test_a_takeover_finds_nothing_of_what_was_retracted(store: Store) -> None:
+    await store.commit(takeover(1))
+    await store.commit(replace(given.keeping(1), events=[piece(1, 1, "Once")]))
+    retracting = await store.commit(replace(takeover(2), continuing=None))
+
+    committed = await store.commit(takeover(3))
+
+    assert (retracting.partial, committed.partial) == (None, None)
+    assert [event.type for event in await store.events("s")][1:] == [EventType.STEP_SUPERSEDED] * 2
 
 
 async def test_an_attempt_that_raises_again_supersedes_no_other(store: Store) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from typing import Any
+from typing import Any, cast
 
 import httpx2
 
@@ -109,4 +109,5 @@ agent = Agent(
     tools=TOOLS,
     # Where workers are killed at random, it is not the steps that kill them.
     limits=Limits(max_deaths=int(os.environ.get("MAX_DEATHS", "3"))),
+    on_interrupted_reply=cast(Any, os.environ.get("ON_INTERRUPTED_REPLY", "retract")),
 )

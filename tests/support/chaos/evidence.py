@@ -53,6 +53,8 @@ class Asked:
     step: int
     results: str
     at: float
+    #: The beginning of its reply, if the provider was asked to go on with it.
+    begun: str | None = None
 
 
 @dataclass(frozen=True)
