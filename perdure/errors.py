@@ -6,13 +6,8 @@ PerdureError
 ├── Unauthenticated         401
 ├── Forbidden               403
 │   └── ForbiddenResponder       the caller may not answer this request
-├── NotFound                404
-│   ├── SessionNotFound
-│   ├── AgentNotFound
-│   ├── RunNotFound
-│   ├── RunUnknown               no run of this name is served
-│   ├── CallbackNotPending       no call waits for a callback with this token
-│   └── InputNotFound
+├── NotFound                404  SessionNotFound, AgentNotFound, InputNotFound, CheckpointNotFound and more
+│   └── RunUnknown               no run of this name is served
 ├── SessionDeleted          410  the key of the request belongs to a session that was deleted
 ├── Conflict                409
 │   ├── NoActiveSession          no session waits on this token
@@ -20,6 +15,7 @@ PerdureError
 │   ├── IdempotencyConflict      one key, two different requests
 │   ├── InputClosed              answered already, or withdrawn
 │   ├── InputExpired             not answered in time
+│   ├── SessionBusy              only possible while no turn runs and no delivery waits
 │   └── ForkRefused              no boundary at which a fork would be safe
 ├── TooLarge                413
 ├── UnsupportedMedia        415
@@ -46,10 +42,7 @@ PerdureError
 └── NeedsAttention               this worker cannot continue the session; another worker or an operator may
     ├── SessionGone
     ├── AgentGone
-    ├── RunGone                  the run is not served by this worker
-    ├── RunDiverged              its code makes other steps than it has recorded
-    ├── RunKillsWorkers          too many workers have died in it
-    ├── RunStuck                 what it is entered with fails, and not its function
+    ├── RunGone, RunDiverged, RunKillsWorkers, RunStuck
     ├── UnreadableState
     ├── StoreBehind              the store is older than the session
     ├── BuildGone                no worker of the session's build runs

@@ -1,7 +1,6 @@
 """The declaration of an agent."""
 
 import re
-import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -10,7 +9,7 @@ from types import FunctionType, MethodType
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, cast
 
 from perdure.errors import InvalidDeclaration
-from perdure.protocol.deliveries import OVERFLOWS, QUEUE_MODES, Bounds, Overflow, QueueMode
+from perdure.protocol.deliveries import OVERFLOWS, QUEUE_MODES, Overflow, QueueMode
 from perdure.protocol.inputs import Responders
 from perdure.protocol.wire import JsonObject
 
@@ -230,30 +229,6 @@ def _is_span(value: object) -> bool:
 
 def _is_share(number: object) -> bool:
     return isinstance(number, int | float) and not isinstance(number, bool) and 0 < number <= 1
-
-
-#: How `Limits.max_attempts` is written where it is not a plain number: nothing for the default, 0 for no limit.
-_ATTEMPTS: dict[int | None, int | None] = {Limits().max_attempts: None, None: 0}
-
-
-def bounds_of(
-    limits: Limits, *, deadline: float | None = None, idle_seconds: float | None = None, depth: int | None = None
-) -> Bounds | None:
-    """The bounds of a new session: what its agent declares, and what the caller wants if that is tighter.
-
-    `depth`: how many sessions are above it on other servers.
-    """
-    ends = [] if limits.session_seconds is None else [time.time() + limits.session_seconds]
-    ends += [] if deadline is None else [deadline]
-    idle = [each for each in (limits.idle_seconds, idle_seconds) if each is not None]
-    bounds = Bounds(
-        deadline=min(ends, default=None),
-        idle_seconds=min(idle, default=None),
-        turn_seconds=limits.turn_seconds,
-        attempts=_ATTEMPTS.get(limits.max_attempts, limits.max_attempts),
-        depth=depth,
-    )
-    return None if bounds == Bounds() else bounds
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import os
 import sys
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -10,8 +11,9 @@ from typing import cast
 
 from perdure.bounds import quoted
 from perdure.errors import AgentNotFound, InvalidDeclaration
+from perdure.protocol.deliveries import Bounds
 
-from .agent import Agent, Turns
+from .agent import Agent, Limits, Turns
 from .run import Run, RunRegistry
 from .tool import Tool
 
@@ -181,3 +183,27 @@ def _named(module: ModuleType, what: str, kind: type[object]) -> str:
     """The names of the module's agents or runs, as used in a reference."""
     names = [repr(name) for name, value in vars(module).items() if isinstance(value, kind) and not name.startswith("_")]
     return ", ".join(names) or f"no {what.rpartition(' ')[2]} at all"
+
+
+#: How `Limits.max_attempts` is written where it is not a plain number: nothing for the default, 0 for no limit.
+_ATTEMPTS: dict[int | None, int | None] = {Limits().max_attempts: None, None: 0}
+
+
+def bounds_of(
+    limits: Limits, *, deadline: float | None = None, idle_seconds: float | None = None, depth: int | None = None
+) -> Bounds | None:
+    """The bounds of a new session: what its agent declares, and what the caller wants if that is tighter.
+
+    `depth`: how many sessions are above it on other servers.
+    """
+    ends = [] if limits.session_seconds is None else [time.time() + limits.session_seconds]
+    ends += [] if deadline is None else [deadline]
+    idle = [each for each in (limits.idle_seconds, idle_seconds) if each is not None]
+    bounds = Bounds(
+        deadline=min(ends, default=None),
+        idle_seconds=min(idle, default=None),
+        turn_seconds=limits.turn_seconds,
+        attempts=_ATTEMPTS.get(limits.max_attempts, limits.max_attempts),
+        depth=depth,
+    )
+    return None if bounds == Bounds() else bounds

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from importlib import import_module
 from pathlib import Path
 
-from perdure.agents.agent import bounds_of
+from perdure.agents.registry import bounds_of
 from perdure.errors import ForkRefused, Invalid, SessionNotFound, UnreadableState
 from perdure.protocol.deliveries import Principal
 from perdure.protocol.wire import JsonObject

@@ -21,8 +21,7 @@ from typing import TypedDict, Unpack, get_args
 
 from temporalio.client import Client
 
-from perdure.agents.agent import bounds_of
-from perdure.agents.registry import AgentRegistry
+from perdure.agents.registry import AgentRegistry, bounds_of
 from perdure.agents.run import RunRegistry
 from perdure.bounds import whole
 from perdure.errors import Invalid, NoActiveSession, SessionGone, SessionNotFound, TokenConflict, Unavailable

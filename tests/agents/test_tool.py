@@ -11,7 +11,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from perdure import Agent, Durability, InvalidDeclaration, Limits, ToolContext, tool
-from perdure.agents.agent import bounds_of
+from perdure.agents.registry import bounds_of
 from perdure.protocol.deliveries import Bounds
 
 

@@ -8,8 +8,7 @@ import pytest
 from temporalio.client import WorkflowExecutionStatus
 
 from perdure.agents import Agent, Limits
-from perdure.agents.agent import bounds_of
-from perdure.agents.registry import AgentRegistry
+from perdure.agents.registry import AgentRegistry, bounds_of
 from perdure.errors import Unavailable
 from perdure.protocol.deliveries import Bounds
 from perdure.protocol.wire import JsonObject

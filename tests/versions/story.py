@@ -11,7 +11,7 @@ from typing import Any, cast
 from pydantic_ai.messages import ModelResponse, TextPart, ThinkingPart, ToolCallPart
 from pydantic_ai.usage import RequestUsage
 
-from perdure import Agent, AgentRegistry, Compaction, Run, RunContext, RunStepFailed, tool
+from perdure import Agent, AgentRegistry, Compaction, Planning, Run, RunContext, RunStepFailed, State, ToolContext, tool
 from perdure.agents.run import RunRegistry
 from perdure.errors import ModelFailed
 from perdure.harness.rebuild import cut_after
@@ -38,6 +38,7 @@ from perdure.protocol.runs import RunBody
 from perdure.protocol.wire import JsonObject
 from perdure.runtime.signals import cancel_turn
 from perdure.session.state import OPERATOR_FAILED
+from perdure.store.checkpoints import LARGEST_SNAPSHOT, Rollback
 from perdure.store.deliveries import CancelRequest, DeliveryRow, NewDelivery
 from perdure.store.lifecycle import Export, ExportHeader, NewFork, NewImport, Restoration
 from perdure.store.runs import NewRun
@@ -105,7 +106,7 @@ async def events_of_all_types() -> Events:
     """The data of all events that happen, by their type; in each type no two of the same form."""
     found: Events = {}
     happenings = (_conversation, _interrupted, _steered, _overflowed, _compacted, _restored, _task, _failed_task)
-    for happen in (*happenings, _delegated, _ran):
+    for happen in (*happenings, _planned, _delegated, _ran):
         for type, data in (await happen()).items():
             kept = found.setdefault(type, [])
             for each in data:
@@ -132,6 +133,37 @@ async def _interrupted() -> Events:
         await asyncio.gather(attempt, return_exceptions=True)
         it.models.now = ScriptedModel(["."])
         await it.model(delivery, generation=2)
+        return await _data(it)
+
+
+_LARGE = State("large", str)
+
+
+@tool
+async def write_much(ctx: ToolContext) -> None:
+    await _LARGE.set(ctx, "x" * LARGEST_SNAPSHOT)
+
+
+@tool
+def mark(ctx: ToolContext) -> str:
+    ctx.checkpoint("half")
+    return "ok"
+
+
+async def _planned() -> Events:
+    calls = [
+        call("planning_setup_plan", objective="Tea", initial_steps=["Water", "Leaves"]),
+        call("planning_update_step", step_id=1, status="done"),
+        call("mark"),
+        call("write_much"),
+        call("planning_update_step", step_id=2, status="done"),
+    ]
+    async with lab([calls, "Done."], write_much, mark, planning=Planning()) as it:
+        for ref in await it.calls(await it.deliver("Tea, please")):
+            await it.tool(ref)
+        await it.model(step=1)
+        [*_, first] = await it.store.checkpoints.list(SESSION, 10)
+        await it.store.checkpoints.roll_back(Rollback(SESSION, first.checkpoint_id))
         return await _data(it)
 
 

@@ -26,6 +26,8 @@ class PlanRefused(Exception):
 
 
 class PlanStep(Wire):
+    """One step of a plan; steps are numbered from 1."""
+
     step_id: int
     title: str
     status: StepStatus = "pending"
@@ -37,6 +39,8 @@ class PlanStep(Wire):
 
 
 class Plan(Wire):
+    """What the model wants to reach, and the steps to it."""
+
     objective: str
     steps: tuple[PlanStep, ...] = ()
 
@@ -48,10 +52,12 @@ class Plan(Wire):
 
     @property
     def done(self) -> tuple[PlanStep, ...]:
+        """The steps that are done."""
         return tuple(each for each in self.steps if each.status == "done")
 
     @property
     def remaining(self) -> tuple[PlanStep, ...]:
+        """The steps that are not done."""
         return tuple(each for each in self.steps if each.status != "done")
 
     @property

@@ -37,6 +37,7 @@ class Section:
                 )
 
     async def rendered(self, session: SessionView, visibility: Visibility = "full") -> str:
+        """The section with its title; empty if it has no text."""
         body = self.summary if visibility == "summary" and self.summary is not None else self.body
         if isinstance(body, str):
             text = Template(body).safe_substitute({name: str(value) for name, value in session.request.items()})
@@ -53,6 +54,7 @@ class Progress:
     title: str = "Progress"
 
     async def rendered(self, session: SessionView, visibility: Visibility = "full") -> str:
+        """The plan with the section's title."""
         return f"# {self.title}\n{progress_of(session.plan)}"
 
 
@@ -92,6 +94,7 @@ class Prompt:
         object.__setattr__(self, "visibility", visibility)
 
     async def rendered(self, session: SessionView) -> str:
+        """The instructions as they are now."""
         texts = [
             each if isinstance(each, str) else await each.rendered(session, self.visibility) for each in self.sections
         ]

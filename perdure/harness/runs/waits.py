@@ -7,9 +7,8 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from perdure.agents import output_schema
-from perdure.agents.agent import bounds_of
 from perdure.agents.context import Dispatch
-from perdure.agents.registry import AgentRegistry
+from perdure.agents.registry import AgentRegistry, bounds_of
 from perdure.agents.run import Question
 from perdure.bounds import shortened, whole
 from perdure.errors import (

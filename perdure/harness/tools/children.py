@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from pydantic_ai.messages import TextPart
 
-from perdure.agents.agent import bounds_of
+from perdure.agents.registry import bounds_of
 from perdure.agents.remote import RemoteAgent
 from perdure.bounds import shortened
 from perdure.errors import AgentGone, Invalid, TurnCancelled

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from perdure.agents.agent import bounds_of
+from perdure.agents.registry import bounds_of
 from perdure.bounds import quoted
 from perdure.errors import (
     IdempotencyConflict,

@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TypedDict, TypeVar
 
-from perdure.agents.agent import Lane, bounds_of
+from perdure.agents.agent import Lane
+from perdure.agents.registry import bounds_of
 from perdure.bounds import quoted
 from perdure.errors import (
     ForkRefused,
