@@ -43,7 +43,7 @@ def test_every_event_is_documented_and_no_other() -> None:
         *(value for name, value in vars(BesideType).items() if name.isupper()),
     }
 
-    assert set(re.findall(r"^\| `([a-z._]+)` \|", page, re.MULTILINE)) == known
+    assert set(re.findall(r"^\| `([a-z]+\.[a-z._]+)` \|", page, re.MULTILINE)) == known
 
 
 #: Their texts in capitals are names of variables of the environment.

@@ -68,7 +68,8 @@ class Slot(Generic[T]):
         """The value of this version, as JSON, in today's type: what a session gets that has stored it."""
         if not _is_version(version) or version > self.version:
             raise UnreadableState(
-                f"The state {self.name!r} has version {version!r}; this code reads versions 1 to {self.version}."
+                f"The state {self.name!r} has version {version!r}; this code reads versions 1 to {self.version}.",
+                newer=True,
             )
         try:
             for migrate in self._migrators[version - 1 :]:
@@ -165,6 +166,21 @@ def check_readable(name: str, stored: JsonObject | None) -> None:
     for state in list(_DECLARED.get(name, ())):
         if stored is None or stored.get("version", 1) == state.version:
             return
+        try:
+            state.read(stored)
+        except UnreadableState as unreadable:
+            found = unreadable
+        else:
+            return
+    if found is not None:
+        raise found
+
+
+def check_fits(name: str, stored: JsonObject | None) -> None:
+    """As `check_readable`, and also that the value of today's version fits its type."""
+    check_readable(name, stored)
+    found: UnreadableState | None = None
+    for state in list(_DECLARED.get(name, ())):
         try:
             state.read(stored)
         except UnreadableState as unreadable:

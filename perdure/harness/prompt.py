@@ -53,6 +53,7 @@ from .journal import (
     read,
     written,
 )
+from .tools.progress import discard_unreadable
 from .tools.records import Outcome, RequestedCall
 
 if TYPE_CHECKING:
@@ -330,6 +331,7 @@ async def instructions_of(store: Store, agent: Agent, view: SessionView, left: f
     """The agent's instructions for a step. `left`: seconds until the deadline of the turn."""
     instructions = agent.instructions
     if not isinstance(instructions, str):
+        await discard_unreadable(store, agent, view.id)
         view = replace(view, **await _state_of(store, view.id))
         rendered = instructions if callable(instructions) else instructions.rendered
         instructions = await result_of(rendered, view)

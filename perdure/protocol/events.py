@@ -61,6 +61,7 @@ class EventType:
     PLAN_UPDATED = "plan.updated"
     CHECKPOINT_CREATED = "checkpoint.created"
     CHECKPOINT_FAILED = "checkpoint.failed"
+    CHECKPOINT_DISCARDED = "checkpoint.discarded"
     # Of runs.
     RUN_STARTED = "run.started"
     RUN_STEP_COMPLETED = "run.step.completed"

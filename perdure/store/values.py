@@ -337,7 +337,8 @@ class SlotWrite:
     """A write to an author's state slot. `expected` is the version that was read; None skips the check."""
 
     name: str
-    value: JsonObject
+    # None: it has no value any more.
+    value: JsonObject | None
     expected: int | None = None
 
 

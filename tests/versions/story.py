@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +17,7 @@ from perdure.agents.run import RunRegistry
 from perdure.errors import ModelFailed
 from perdure.harness.rebuild import cut_after
 from perdure.harness.runs.runner import RunRunner
+from perdure.harness.tools.progress import discard_unreadable
 from perdure.models.base import Delta, Prompt, ReasoningDelta, Reply, TextDelta, ToolInputDelta, finish_reason, usage_of
 from perdure.protocol.deliveries import CLEAR, LOCAL, Capabilities, DeliveryBody, DeliveryRef
 from perdure.protocol.events import cancel_requested
@@ -42,7 +44,7 @@ from perdure.store.checkpoints import LARGEST_SNAPSHOT, Rollback
 from perdure.store.deliveries import CancelRequest, DeliveryRow, NewDelivery
 from perdure.store.lifecycle import Export, ExportHeader, NewFork, NewImport, Restoration
 from perdure.store.runs import NewRun
-from perdure.store.values import Attempt, NewSession
+from perdure.store.values import Attempt, Commit, NewSession, SlotWrite
 from perdure.testing import ScriptedModel, call
 from tests.support.lab import SESSION, Lab, lab
 
@@ -162,6 +164,8 @@ async def _planned() -> Events:
         for ref in await it.calls(await it.deliver("Tea, please")):
             await it.tool(ref)
         await it.model(step=1)
+        await it.store.commit(Commit(SESSION, slots=[SlotWrite(_LARGE.name, {"value": 1})]))
+        await discard_unreadable(it.store, replace(it.agent, on_unreadable="fresh"), SESSION)
         [*_, first] = await it.store.checkpoints.list(SESSION, 10)
         await it.store.checkpoints.roll_back(Rollback(SESSION, first.checkpoint_id))
         return await _data(it)

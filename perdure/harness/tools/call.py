@@ -48,7 +48,7 @@ from perdure.telemetry import spans
 
 from . import outcomes
 from .approvals import approval_problem, arguments_of, log_of
-from .progress import plan_events, with_checkpoint
+from .progress import discard_unreadable, plan_events, with_checkpoint
 from .records import Intent, Outcome, RequestedCall, StoredStage
 from .toolbox import InvalidArguments, Usable, open_toolbox
 
@@ -140,6 +140,7 @@ class ToolCaller:
         """Read all that the call needs, so that nothing can fail between the intent and the effect."""
         at, call_id = call.at, call.call.call_id
         agent = find_agent(self._agents, call.agent)
+        await discard_unreadable(self._store, agent, at.session_id)
         stage_key = call.call.stage
         row, reply, intent, _ = await asyncio.gather(
             find_session(self._store, at.session_id),
@@ -389,7 +390,7 @@ class ToolCaller:
         if outcome.status != "completed":
             return commit
         key = names.outcome_key(work.call_id)
-        return with_checkpoint(commit, work.agent, at, key, tool=work.call.call.tool, staging=staging)
+        return with_checkpoint(commit, work.agent, work.event_at, key, tool=work.call.call.tool, staging=staging)
 
 
 async def deadline_of(store: Store, agent: Agent, call: ToolCall, reply: StoredReply) -> float | None:

@@ -1,5 +1,6 @@
 """What a commit says of the progress of a session: the event of a changed plan, and whether a checkpoint is taken."""
 
+import contextlib
 import logging
 import time
 from collections.abc import Sequence
@@ -9,13 +10,38 @@ from perdure.agents.agent import Agent
 from perdure.agents.context import Staging
 from perdure.agents.progress.checkpoints import PLAN_COMPLETED, PLAN_STEP_DONE, PLAN_UPDATED, CheckpointTrigger
 from perdure.agents.progress.plan import PLAN
+from perdure.agents.state import check_fits, declared_names
+from perdure.errors import UnreadableState
 from perdure.harness.events import EventFactory
 from perdure.protocol import names
 from perdure.protocol.events import EventType, NewEvent
 from perdure.protocol.requests import Coordinates
-from perdure.store.values import Commit, NewCheckpoint
+from perdure.store.base import Store
+from perdure.store.values import Commit, NewCheckpoint, SlotConflict, SlotWrite
 
 log = logging.getLogger("perdure.tools")
+
+
+async def discard_unreadable(store: Store, agent: Agent, session_id: str) -> None:
+    """Empty the slots that none of the declared states can read, if the agent prefers that to waiting.
+
+    A value of a newer version is never discarded: the worker that has written it is still there, or comes back.
+    """
+    if agent.on_unreadable != "fresh" or not (declared := declared_names()):
+        return
+    for name, slot in (await store.slots(session_id, declared)).items():
+        try:
+            check_fits(name, slot.value)
+        except UnreadableState as unreadable:
+            if unreadable.details.get("newer"):
+                continue
+            log.error("the state %r of %s is discarded: %s", name, session_id, unreadable.message, exc_info=unreadable)
+            data = {"slot": name, "reason": unreadable.code}
+            key = names.session_key(f"discarded/{name}/{slot.version}")
+            event = NewEvent(type=EventType.CHECKPOINT_DISCARDED, key=key, data=data)
+            # Somebody else may have written it since: then it can be read.
+            with contextlib.suppress(SlotConflict):
+                await store.commit(Commit(session_id, slots=(SlotWrite(name, None, slot.version),), events=(event,)))
 
 
 def plan_events(factory: EventFactory, call_id: str, staging: Staging | None) -> Sequence[NewEvent]:

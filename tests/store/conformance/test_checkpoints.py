@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
-from perdure.errors import CheckpointNotFound, SessionBusy, SessionGone
+from perdure.errors import CheckpointNotFound, RestoreRefused, SessionBusy, SessionGone
 from perdure.protocol.events import EventType
 from perdure.store.base import Store
 from perdure.store.checkpoints import LARGEST_SNAPSHOT, UNNAMED_KEPT, Rollback
+from perdure.store.lifecycle import NewFork
 from perdure.store.values import Commit, NewCheckpoint, SlotWrite
+from tests.store.conformance.conftest import Database
 from tests.support import given
 from tests.support.given import ending, everything, read_session, running
 
@@ -152,6 +154,32 @@ async def test_the_turn_that_reads_the_next_message_takes_the_notes(store: Store
     await store.commit(given.consuming("next", turn=1))
 
     assert (await read_session(store)).notes == ()
+
+
+async def test_a_fork_of_the_last_turn_has_the_notes_of_its_state(store: Store) -> None:
+    await idle(store)
+    await take(store, 1, SlotWrite("cart", {"value": 1}))
+    await store.commit(Commit("s", slots=[SlotWrite("cart", {"value": 2})]))
+    await store.checkpoints.roll_back(Rollback("s", "chk_1"))
+
+    await store.fork(NewFork("f", "hash of f", "s", 0))
+
+    forked = await read_session(store, "f")
+    assert forked.notes == (await read_session(store)).notes
+    assert (await store.slots("f"))["cart"].value == {"value": 1}
+
+
+async def test_a_snapshot_of_a_newer_version_is_refused_and_nothing_changes(store: Store, database: Database) -> None:
+    await idle(store)
+    await take(store, 1, SlotWrite("cart", {"value": 1}))
+    await store.commit(Commit("s", slots=[SlotWrite("cart", {"value": 2})]))
+    database.run('UPDATE checkpoints SET snapshot = REPLACE(snapshot, \'"version":"1"\', \'"version":"999"\')')
+
+    with pytest.raises(RestoreRefused, match="'999'"):
+        await store.checkpoints.roll_back(Rollback("s", "chk_1"))
+
+    assert (await values(store))["cart"] == {"value": 2}
+    assert await told(store, EventType.SESSION_ROLLED_BACK) == []
 
 
 async def test_a_busy_session_is_not_rolled_back(store: Store) -> None:

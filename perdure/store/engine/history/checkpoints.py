@@ -4,7 +4,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeAlias, cast
 
-from perdure.errors import CheckpointNotFound, SessionBusy, SessionGone, UnreadableState
+from perdure.errors import CheckpointNotFound, RestoreRefused, SessionBusy, SessionGone
 from perdure.protocol import names
 from perdure.protocol.events import EventType, NewEvent
 from perdure.protocol.wire import JsonObject
@@ -133,7 +133,7 @@ def _is_state(name: str) -> bool:
 def _slots_of(snapshot: JsonObject) -> dict[str, JsonObject]:
     """The slots as they are stored, by name, with those of slices and of the plan."""
     if snapshot.get("version") != SNAPSHOT_VERSION:
-        raise UnreadableState(f"The checkpoint has a snapshot of version {snapshot.get('version')!r}.")
+        raise RestoreRefused(f"The checkpoint has a snapshot of version {snapshot.get('version')!r}: a newer build's.")
     versions: JsonObject = snapshot.get("slotVersions") or {}
     slots = {name: _stored(value, versions.get(name, 1)) for name, value in snapshot["slots"].items()}
     for each in snapshot["slices"]:
@@ -177,7 +177,7 @@ async def roll_back(tx: Transaction, rollback: Rollback, now: str) -> Written[Se
         return Written(row)
     if then:
         # Slots are never deleted, so those of a checkpoint exist.
-        raise UnreadableState("The checkpoint has state that the session does not have.")
+        raise RestoreRefused("The checkpoint has state that the session does not have.")
     note = _note(checkpoint, restored)
     await tx.run("set_notes", session_id=row.session_id, notes=encode([*row.notes, note]))
     data: JsonObject = {"checkpointId": checkpoint.checkpoint_id, "name": checkpoint.name}

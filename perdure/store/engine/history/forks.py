@@ -73,6 +73,8 @@ async def _insert(tx: Transaction, fork: NewFork, parent: LockedSession, now: st
         capabilities=encode(row.capabilities.model_dump()),
         title=row.title,
         tags=rows.tags_text(row.tags),
+        # They are about the state as it is now, which a fork of the last turn shares.
+        notes=encode(list(row.notes)) if row.notes and fork.turn == row.turns - 1 and fork.cut is None else None,
         turns=fork.turn + 1,
         forked_from=fork.parent,
         forked_turns=shared,
