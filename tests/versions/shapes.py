@@ -8,12 +8,14 @@ from pydantic import BaseModel
 from pydantic_ai.messages import ModelResponse, TextPart, ThinkingPart, ToolCallPart
 from pydantic_ai.usage import RequestUsage
 
-from perdure import State
+from perdure import Plan, PlanStep, State
+from perdure.agents.progress.plan import PLAN
 from perdure.harness import journal
 from perdure.harness.journal import Format
 from perdure.harness.rebuild import StoredCut
 from perdure.harness.runs import records as run_records
 from perdure.harness.tools import approvals, records
+from perdure.protocol import names
 from perdure.protocol.deliveries import DeliveryBody, DeliveryRef
 from perdure.protocol.events import EVENT_MIGRATORS, EventType, read_data, stored_data
 from perdure.protocol.inputs import InputAnswer, InputRequest
@@ -22,6 +24,8 @@ from perdure.protocol.runs import RunBody, RunState
 from perdure.protocol.wire import JsonObject, Wire
 from perdure.session import inputs, state
 from perdure.session.state import Chain, Migrator, SessionState, TurnState
+from perdure.store.checkpoints import SNAPSHOT_VERSION
+from perdure.store.engine.history.checkpoints import add_slot, slots_of
 from perdure.store.lifecycle import ExportedRecord, ExportedSlot, ExportEnd, ExportHeader
 from perdure.store.values import NewRecord
 
@@ -101,12 +105,49 @@ def _slots() -> list[Shape]:
         assert second.read(stored) == _Cart(items={"tea": 1})
         return stored
 
-    old = _of(lambda: first.stored(["tea"]))  # pyright: ignore[reportPrivateUsage]
-    new = _of(lambda: second.stored(_Cart(items={"tea": 1})))  # pyright: ignore[reportPrivateUsage]
+    old = _of(lambda: first.stored(["tea"]))
+    new = _of(lambda: second.stored(_Cart(items={"tea": 1})))
     return [
         Shape("slot-without-version", old, lambda _, stored: {**stored, **load(_, stored)}),
         Shape("slot", new, load),
     ]
+
+
+def _plan() -> Shape:
+    steps = (PlanStep(step_id=1, title="Water", status="done", done_at="2026-01-01T00:00:00.000Z"),)
+    plan = Plan(objective="Tea", steps=(*steps, PlanStep(step_id=2, title="Leaves")))
+
+    def load(_: int, stored: JsonObject) -> JsonObject:
+        read = PLAN.read(stored)
+        assert read is not None
+        return PLAN.stored(read)
+
+    return Shape("slot-of-plan", _of(lambda: PLAN.stored(plan)), load)
+
+
+def _checkpoint() -> Shape:
+    """The snapshot of a session: the slots that a rollback makes of it are those that it was made of."""
+    slots: dict[str, JsonObject] = {
+        "cart": {"value": {"tea": 1}},
+        "newer": {"version": 2, "data": [1]},
+        PLAN.name: {"value": {"objective": "Tea", "steps": [], "status": "active"}},
+        f"{names.SLICE_PREFIX}found": {"value": ["tea"], "slice": {"itemType": "str", "policy": "log"}},
+    }
+    about = {"sessionId": "s", "createdAt": "", "takenAt": "", "turn": 0, "step": 1, "tags": {"team": "tea"}}
+
+    def made(of: dict[str, JsonObject], **more: Any) -> JsonObject:
+        snapshot: JsonObject = {"version": SNAPSHOT_VERSION, **more, "slices": [], "slots": {}, "plan": None}
+        for name, stored in of.items():
+            add_slot(snapshot, name, stored)
+        return snapshot
+
+    def load(_: int, stored: JsonObject) -> JsonObject:
+        more = {
+            name: value for name, value in stored.items() if name not in ("slices", "slots", "slotVersions", "plan")
+        }
+        return made(slots_of({"version": SNAPSHOT_VERSION, **stored}), **more)
+
+    return Shape("checkpoint", _of(lambda: made(slots, **about, parentId="p", childrenIds=["c"])), load)
 
 
 def _approvals() -> Shape:
@@ -241,6 +282,8 @@ def shapes() -> list[Shape]:
         _session(),
         _snapshot(),
         *_slots(),
+        _plan(),
+        _checkpoint(),
         _approvals(),
         _delivery(),
         _reference(),

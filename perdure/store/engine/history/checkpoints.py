@@ -105,11 +105,11 @@ async def _snapshot(tx: Transaction, row: SessionRow, turn: int, step: int, now:
         "plan": None,
     }
     for slot in await tx.rows("all_slots", session_id=row.session_id):
-        _add(snapshot, slot["name"], decode(slot["value"]))
+        add_slot(snapshot, slot["name"], decode(slot["value"]))
     return snapshot
 
 
-def _add(snapshot: JsonObject, name: str, stored: JsonObject | None) -> None:
+def add_slot(snapshot: JsonObject, name: str, stored: JsonObject | None) -> None:
     """Add a slot to the snapshot: a value without a version is of version 1."""
     if stored is None or (name.startswith(_RESERVED) and not _is_state(name)):
         return
@@ -130,7 +130,7 @@ def _is_state(name: str) -> bool:
     return name == names.PLAN_SLOT or names.is_slice(name)
 
 
-def _slots_of(snapshot: JsonObject) -> dict[str, JsonObject]:
+def slots_of(snapshot: JsonObject) -> dict[str, JsonObject]:
     """The slots as they are stored, by name, with those of slices and of the plan."""
     if snapshot.get("version") != SNAPSHOT_VERSION:
         raise RestoreRefused(f"The checkpoint has a snapshot of version {snapshot.get('version')!r}: a newer build's.")
@@ -161,7 +161,7 @@ async def roll_back(tx: Transaction, rollback: Rollback, now: str) -> Written[Se
         raise SessionBusy("A turn runs, or a delivery waits for one; wait for its end, or cancel it first.")
     checkpoint = _checkpoint(found)
     assert checkpoint.snapshot is not None
-    then, restored = _slots_of(checkpoint.snapshot), list[str]()
+    then, restored = slots_of(checkpoint.snapshot), list[str]()
     for slot in await tx.rows("all_slots", session_id=row.session_id):
         name, current = slot["name"], decode(slot["value"])
         before = then.pop(name, None)
