@@ -378,7 +378,10 @@ def _wrong_type(agent: Agent) -> str | None:
         return f"model is a name, `anthropic:claude-sonnet-4-5` for one, not {fields['model']!r}"
     known = _is_text(instructions) or is_prompt(instructions)
     if not (known or (callable(instructions) and takes(instructions, None))):
-        return "instructions are text, a `Prompt`, or a function: `def instructions(session) -> str`"
+        return (
+            "instructions are text, a `Prompt`, or a function that takes the session: "
+            "`def instructions(session) -> str`"
+        )
     if _is_text(tools) or not isinstance(tools, Iterable):
         return "tools is a list: `tools=[look_up, order]`"
     if not isinstance(fields["settings"], Mapping):
