@@ -432,9 +432,13 @@ async def cancel(
         return Written(None)
     waiting = await tx.row("waiting", session_id=session_id) if turn == session.row.turns else None
     request = CancelRequest(session_id, turn, until=None if waiting is None else waiting["newest"])
-    if session.row.cancel_turn == turn:
+    known = session.row.cancel_turn == turn
+    if known and session.row.cancel_until == request.until:
         return Written(request)
-    await tx.run("set_cancel", session_id=session_id, turn=turn)
+    meant = rows.cancel_meant(turn, request.until)
+    await tx.run("set_cancel", session_id=session_id, turn=turn, meant=meant)
+    if known:
+        return Written(request)
     return Written(request, await rows.emit(tx, session.row, (to_event(turn),), now))
 
 

@@ -117,7 +117,7 @@ async def drop(
             code, reason = SUPERSEDED, "Too many deliveries waited; a later message tells how this one began."
     if found[0]["delivery_id"] in dropped and await _running(tx, session) is None:
         # A cancel request for the next turn meant this one, and not what comes after it.
-        await tx.run("set_cancel", session_id=new.session_id, turn=None)
+        await tx.run("set_cancel", session_id=new.session_id, turn=None, meant=None)
     for each in dropped:
         await tx.run("refuse_delivery", session_id=new.session_id, delivery_id=each, code=code, now=now)
     refused = [delivery_refused(each, code, reason) for each in dropped]
@@ -181,10 +181,10 @@ async def interrupt(tx: Transaction, session: SessionRow, message: DeliveryRow, 
     turn = await _running(tx, session)
     if turn is None and found and await _waits_alone(tx, session.session_id):
         # A cancel request for the next turn meant what is settled now, and not the message that came after it.
-        await tx.run("set_cancel", session_id=session.session_id, turn=None)
+        await tx.run("set_cancel", session_id=session.session_id, turn=None, meant=None)
     if turn is None or session.cancel_turn == turn:
         return events
-    await tx.run("set_cancel", session_id=session.session_id, turn=turn)
+    await tx.run("set_cancel", session_id=session.session_id, turn=turn, meant=None)
     return [*events, cancel_requested(turn)]
 
 
