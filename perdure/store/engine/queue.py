@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from perdure.errors import Conflict, InboxFull, SessionGone
 from perdure.protocol.events import OVERFLOWED, SUPERSEDED, NewEvent, cancel_requested, delivery_refused, inbox_overflow
 from perdure.protocol.wire import JsonObject
-from perdure.session.queue import between, with_summary_of
+from perdure.session.queue import between, summary_of, with_summary_of
 from perdure.store.deliveries import Change, DeliveryRow, NewDelivery
 from perdure.store.values import LaneSettings, SessionRow
 
@@ -132,22 +132,28 @@ async def _summarize(tx: Transaction, session_id: str, waiting: Sequence[Deliver
     told = [each for each in waiting if each.kind == "message" and each.mode in _SUMMARIZED][: excess + 1]
     if len(told) < 2:
         raise InboxFull(session_id=session_id)
-    ids = [each.delivery_id for each in told]
-    found = {row["delivery_id"]: row for row in await tx.rows("deliveries", session_id=session_id, delivery_ids=ids)}
-    *earlier, body = [rows.delivery(found[each]).body or {} for each in ids]
-    last = told[-1]
+    *earlier, last = told
+    # One after the other: each may have files of many megabytes, and a cap that was lowered leaves many of them.
+    summaries = [summary_of(await _body(tx, each)) for each in earlier]
+    body = await _body(tx, last)
     place = {"session_id": session_id, "delivery_id": last.delivery_id}
     # As a change of the message: who has read it before would write over what it tells.
     await tx.row(
         "edit_delivery",
         **place,
-        body=encode(with_summary_of(body, earlier)),
+        body=encode(with_summary_of(body, summaries)),
         ref=encode_some(last.ref),
         mode=last.mode,
         position=last.moved_to,
         edits=last.edits,
     )
-    return ids[:-1]
+    return [each.delivery_id for each in earlier]
+
+
+async def _body(tx: Transaction, waiting: DeliveryRow) -> JsonObject:
+    found = await tx.row("deliveries", session_id=waiting.session_id, delivery_ids=[waiting.delivery_id])
+    assert found is not None
+    return rows.delivery(found).body or {}
 
 
 async def is_steered(tx: Transaction, session: SessionRow) -> bool:
