@@ -151,7 +151,7 @@ class ModelCaller:
                 if not deliveries and not turn.resumption:
                     return NothingToRead()
                 ctx = replace(ctx, turn=turn)
-                if not turn.deliveries():
+                if (ctx.row.lane is not None or ctx.row.notes) and not turn.deliveries():
                     deliveries = with_notes(ctx.row, deliveries)
                     deliveries = await with_news(self._store, ctx.row, call.at.turn, deliveries)
             opening = open_step(ctx.factory, deliveries, ctx.turn, ctx.agent.name, self._model(ctx))

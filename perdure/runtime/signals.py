@@ -239,8 +239,7 @@ class Signals:
         # Read again, after what waits: what it meant may have been replaced meanwhile, and is gone then.
         now = None if row.cancel_turn is None else await self._store.session(row.session_id)
         if now is not None and now.cancel_turn is not None:
-            newest = waiting[-1].accepted_at if waiting and now.cancel_turn == now.turns else None
-            await self._driver.cancel(row.session_id, names.turn_id(now.cancel_turn), newest)
+            await self._driver.cancel(row.session_id, names.turn_id(now.cancel_turn), now.cancel_until)
 
     def _first_state(
         self, session: NewSession | SessionRow, token_hash: str, waiting: Sequence[JsonObject]

@@ -137,20 +137,20 @@ def _is_superseded(waiting: DeliveryRef, message: DeliveryRef, until: str) -> bo
     return waiting.at is not None and waiting.at <= until
 
 
+def summary_of(body: JsonObject) -> JsonObject:
+    """How a message began which makes room for others, and those began of which it tells; its body is as stored."""
+    known = body.get(_SUMMARY, {"count": 0, "lines": []})
+    return {"count": known["count"] + 1, "lines": [*known["lines"], _beginning(body.get("message"))]}
+
+
 def with_summary_of(body: JsonObject, earlier: Sequence[JsonObject]) -> JsonObject:
-    """The body of a message that tells how earlier ones began, which make room for others; all as they are stored.
+    """The body of a message that tells of earlier ones, of which these are the summaries.
 
     A message that tells of others already goes on with that. Its own words stay as they are.
     """
-    count, lines = 0, list[str]()
-    for each in (*earlier, body):
-        known = each.get(_SUMMARY, {"count": 0, "lines": []})
-        count += known["count"]
-        lines += known["lines"]
-        if each is not body:
-            count += 1
-            lines.append(_beginning(each.get("message")))
-    lines = lines[-_SUMMARY_LINES:]
+    told = [*earlier, *([body[_SUMMARY]] if _SUMMARY in body else [])]
+    count = sum(each["count"] for each in told)
+    lines = [line for each in told for line in each["lines"]][-_SUMMARY_LINES:]
     left_out = [f"({count - len(lines)} earlier ones are left out.)"] if count > len(lines) else []
     text = "\n".join((_SUMMARY_HEADING, *left_out, *(f"- {line}" for line in lines)))
     # The text is in the context, which older workers show, too.

@@ -133,6 +133,8 @@ class SessionRow(_Member):
     title: str | None = None
     # The turn that a cancel request wants stopped; None again after it has ended.
     cancel_turn: int | None = None
+    # If that turn had not begun: when the newest delivery was accepted that waited then. Later ones are not meant.
+    cancel_until: str | None = None
     # `{code, message, since, number}` while the session cannot continue without help.
     attention: JsonObject | None = None
     # How many signals have failed since the workflow last received everything.

@@ -470,3 +470,16 @@ async def test_a_session_that_is_started_later_has_its_bounds(
     await signals.signal_all("bounded")
 
     assert driver.started["bounded"].bounds == bounds
+
+
+async def test_a_cancel_that_is_signalled_again_does_not_mean_what_came_after_it(
+    store: Store, driver: FakeDriver, signals: Signals
+) -> None:
+    await store.commit(given.ending(0))
+    (row,) = await accepted(store, "d")
+    await given.cancel(store)
+    await accepted(store, "later")
+
+    await signals.signal_all("s")
+
+    assert driver.cancels_until == [row.accepted_at]

@@ -69,9 +69,10 @@ async def test_a_message_to_be_collected_begins_a_turn_in_a_driver_that_waits_al
 
 
 async def test_a_delivery_that_waits_is_moved_by_a_later_signal_about_it(bench: Bench, outside: Outside) -> None:
-    gate = asyncio.Event()
+    begun, gate = asyncio.Event(), asyncio.Event()
 
     async def waits(call: ModelCall) -> ModelOutcome:
+        begun.set()
         await wait_beating(gate)
         return Finished()
 
@@ -79,6 +80,8 @@ async def test_a_delivery_that_waits_is_moved_by_a_later_signal_about_it(bench: 
     session = await bench.start(outside)
     for number in range(4):
         await session.deliver(f"dlv_{number}", at=f"2026-11-20T12:00:00.00{number}Z")
+    # Until its turn has begun, `dlv_0` waits, too, and `dlv_3` would be moved before it.
+    await begun.wait()
     await session.deliver("dlv_3", at="2026-11-20T12:00:00.003Z", order="1", edits=2)
     # It was late: the delivery has been moved again since.
     await session.deliver("dlv_3", at="2026-11-20T12:00:00.003Z", order="2026-11-20T12:00:00.003Z5", edits=1)

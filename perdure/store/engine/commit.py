@@ -69,7 +69,8 @@ async def apply(tx: Transaction, commit: Commit, now: str) -> Written[Committed]
     await append([*_recovery_event(commit, session.row), *events])
     await _keep_failed_turns(tx, session.row, events, now)
     await _write_slots(tx, commit, session.row)
-    await append(await checkpoints.take(tx, session.row, commit.checkpoint, now))
+    if commit.checkpoint is not None:
+        await append(await checkpoints.take(tx, session.row, commit.checkpoint, now))
     await _write_route(tx, commit, session)
     await _close(tx, commit, now)
     await _lock_above(tx, commit, session.row)
@@ -228,7 +229,8 @@ async def _keep_failed_turns(tx: Transaction, row: SessionRow, events: Sequence[
 async def _consume(tx: Transaction, commit: Commit, row: SessionRow, now: str) -> None:
     if commit.consume is None:
         return
-    await checkpoints.clear_notes(tx, row)
+    if row.notes:
+        await checkpoints.clear_notes(tx, row)
     wanted, turn = sorted(set(commit.consume.delivery_ids)), commit.consume.turn
     read = await tx.rows("hear_deliveries", session_id=commit.session_id, delivery_ids=wanted, turn=turn, now=now)
     if len(read) < len(wanted):
@@ -430,9 +432,13 @@ async def cancel(
         return Written(None)
     waiting = await tx.row("waiting", session_id=session_id) if turn == session.row.turns else None
     request = CancelRequest(session_id, turn, until=None if waiting is None else waiting["newest"])
-    if session.row.cancel_turn == turn:
+    known = session.row.cancel_turn == turn
+    if known and session.row.cancel_until == request.until:
         return Written(request)
-    await tx.run("set_cancel", session_id=session_id, turn=turn)
+    meant = rows.cancel_meant(turn, request.until)
+    await tx.run("set_cancel", session_id=session_id, turn=turn, meant=meant)
+    if known:
+        return Written(request)
     return Written(request, await rows.emit(tx, session.row, (to_event(turn),), now))
 
 

@@ -135,11 +135,20 @@ async def refuse(
         return Written(found["turn"] is None)
     if found is not None:
         await tx.run("refuse_delivery", session_id=session_id, delivery_id=delivery_id, code=code, now=now)
-    if session.row.status != "running" and not await expects_turn(tx, session_id):
+    if session.row.status != "running" and not await _is_still_meant(tx, session.row):
         # A cancel request for the next turn meant this delivery: without it there is no turn to stop.
-        await tx.run("set_cancel", session_id=session_id, turn=None)
+        await tx.run("set_cancel", session_id=session_id, turn=None, meant=None)
     # No event may follow the one that ends the session.
     return Written(True, None if session.ended else await rows.emit(tx, session.row, (event,), now))
+
+
+async def _is_still_meant(tx: Transaction, session: SessionRow) -> bool:
+    """Whether anything is left that a cancel request for a turn that has not begun may have meant."""
+    if await tx.row("has_open_input", session_id=session.session_id) is not None:
+        return True
+    oldest, until = (await _waiting(tx, session.session_id)).oldest, session.cancel_until
+    # An older build does not note until when what it meant was accepted.
+    return oldest is not None and (until is None or oldest <= until)
 
 
 async def refuse_unread(tx: Transaction, session_id: str, now: str) -> Sequence[NewEvent]:
@@ -222,10 +231,11 @@ async def begin_waiting(tx: Transaction, session_id: str) -> None:
 
 @dataclass(frozen=True)
 class _Waiting:
-    """The unread deliveries: how many there are, and when the newest one was accepted."""
+    """The unread deliveries: how many there are, and when the newest and the oldest one were accepted."""
 
     count: int
     newest: str | None
+    oldest: str | None
 
 
 async def _is_full(tx: Transaction, delivery: NewDelivery) -> bool:
@@ -234,7 +244,7 @@ async def _is_full(tx: Transaction, delivery: NewDelivery) -> bool:
 
 async def _waiting(tx: Transaction, session_id: str) -> _Waiting:
     found = await tx.row("waiting", session_id=session_id)
-    return _Waiting(0, None) if found is None else _Waiting(found["waiting"], found["newest"])
+    return _Waiting(0, None, None) if found is None else _Waiting(found["waiting"], found["newest"], found["oldest"])
 
 
 async def insert(tx: Transaction, delivery: NewDelivery, now: str) -> Accepted:

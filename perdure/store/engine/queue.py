@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from perdure.errors import Conflict, InboxFull, SessionGone
 from perdure.protocol.events import OVERFLOWED, SUPERSEDED, NewEvent, cancel_requested, delivery_refused, inbox_overflow
 from perdure.protocol.wire import JsonObject
-from perdure.session.queue import between, with_summary_of
+from perdure.session.queue import between, summary_of, with_summary_of
 from perdure.store.deliveries import Change, DeliveryRow, NewDelivery
 from perdure.store.values import LaneSettings, SessionRow
 
@@ -117,7 +117,7 @@ async def drop(
             code, reason = SUPERSEDED, "Too many deliveries waited; a later message tells how this one began."
     if found[0]["delivery_id"] in dropped and await _running(tx, session) is None:
         # A cancel request for the next turn meant this one, and not what comes after it.
-        await tx.run("set_cancel", session_id=new.session_id, turn=None)
+        await tx.run("set_cancel", session_id=new.session_id, turn=None, meant=None)
     for each in dropped:
         await tx.run("refuse_delivery", session_id=new.session_id, delivery_id=each, code=code, now=now)
     refused = [delivery_refused(each, code, reason) for each in dropped]
@@ -132,22 +132,28 @@ async def _summarize(tx: Transaction, session_id: str, waiting: Sequence[Deliver
     told = [each for each in waiting if each.kind == "message" and each.mode in _SUMMARIZED][: excess + 1]
     if len(told) < 2:
         raise InboxFull(session_id=session_id)
-    ids = [each.delivery_id for each in told]
-    found = {row["delivery_id"]: row for row in await tx.rows("deliveries", session_id=session_id, delivery_ids=ids)}
-    *earlier, body = [rows.delivery(found[each]).body or {} for each in ids]
-    last = told[-1]
+    *earlier, last = told
+    # One after the other: each may have files of many megabytes, and a cap that was lowered leaves many of them.
+    summaries = [summary_of(await _body(tx, each)) for each in earlier]
+    body = await _body(tx, last)
     place = {"session_id": session_id, "delivery_id": last.delivery_id}
     # As a change of the message: who has read it before would write over what it tells.
     await tx.row(
         "edit_delivery",
         **place,
-        body=encode(with_summary_of(body, earlier)),
+        body=encode(with_summary_of(body, summaries)),
         ref=encode_some(last.ref),
         mode=last.mode,
         position=last.moved_to,
         edits=last.edits,
     )
-    return ids[:-1]
+    return [each.delivery_id for each in earlier]
+
+
+async def _body(tx: Transaction, waiting: DeliveryRow) -> JsonObject:
+    found = await tx.row("deliveries", session_id=waiting.session_id, delivery_ids=[waiting.delivery_id])
+    assert found is not None
+    return rows.delivery(found).body or {}
 
 
 async def is_steered(tx: Transaction, session: SessionRow) -> bool:
@@ -181,10 +187,10 @@ async def interrupt(tx: Transaction, session: SessionRow, message: DeliveryRow, 
     turn = await _running(tx, session)
     if turn is None and found and await _waits_alone(tx, session.session_id):
         # A cancel request for the next turn meant what is settled now, and not the message that came after it.
-        await tx.run("set_cancel", session_id=session.session_id, turn=None)
+        await tx.run("set_cancel", session_id=session.session_id, turn=None, meant=None)
     if turn is None or session.cancel_turn == turn:
         return events
-    await tx.run("set_cancel", session_id=session.session_id, turn=turn)
+    await tx.run("set_cancel", session_id=session.session_id, turn=turn, meant=None)
     return [*events, cancel_requested(turn)]
 
 

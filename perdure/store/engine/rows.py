@@ -55,6 +55,7 @@ def session(row: Row) -> SessionRow:
         parent=decode_some(row["parent"]),
         title=row["title"],
         cancel_turn=row["cancel_turn"],
+        cancel_until=_cancel_until(row),
         attention=decode_some(row["attention"]),
         unsignalled=row["untold"],
         bounds=None if row["bounds"] is None else Bounds.model_validate(decode(row["bounds"])),
@@ -70,6 +71,16 @@ def session(row: Row) -> SessionRow:
         tags=decode_some(row["tags"]) or {},
         notes=decode_some(row["notes"]) or (),
     )
+
+
+def cancel_meant(turn: int, until: str | None) -> str | None:
+    return None if until is None else encode({"turn": turn, "until": until})
+
+
+def _cancel_until(row: Row) -> str | None:
+    meant = decode_some(row["cancel_meant"])
+    # An older build may have noted a request for another turn since.
+    return meant["until"] if meant is not None and meant["turn"] == row["cancel_turn"] else None
 
 
 def _status(row: Row) -> SessionStatus:

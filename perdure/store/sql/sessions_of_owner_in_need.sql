@@ -4,7 +4,7 @@ SELECT
     forked_from, forked_turns, fork_place, left_out, tags, notes, bounds, expired_records, steered, below_input_tokens,
     below_output_tokens, below_cache_read_tokens, below_cache_write_tokens, below_cost, below_tokens_before,
     below_cost_before, run,
-    lane, parent_id, created_at, updated_at, closed_at
+    lane, parent_id, cancel_meant, created_at, updated_at, closed_at
 FROM sessions
 WHERE owner = :owner
     AND attention IS NOT NULL

@@ -1,1 +1,1 @@
-UPDATE sessions SET cancel_turn = :turn WHERE session_id = :session_id
+UPDATE sessions SET cancel_turn = :turn, cancel_meant = :meant WHERE session_id = :session_id

@@ -456,3 +456,37 @@ async def test_a_cancel_of_a_turn_that_runs_needs_only_its_number(store: Store) 
 
     assert requested is not None
     assert (requested.turn, requested.until) == (0, None)
+
+
+async def test_a_cancel_of_what_was_withdrawn_leaves_the_turn_of_a_later_message_alone(store: Store) -> None:
+    await queued(store)
+    await cancel(store)
+    await store.accept(given.delivery("later"))
+
+    assert await given.refuse(store)
+
+    assert await stopped_turn(store) is None
+
+
+async def test_a_cancel_stops_what_waited_with_what_was_withdrawn(store: Store) -> None:
+    await queued(store)
+    await store.accept(given.delivery("e"))
+    await cancel(store)
+    await store.accept(given.delivery("later"))
+
+    assert await given.refuse(store)
+
+    assert await stopped_turn(store) == 3
+
+
+async def test_a_cancel_that_is_asked_for_again_means_what_waits_then(store: Store) -> None:
+    await queued(store)
+    await cancel(store)
+    await store.accept(given.delivery("later"))
+    again = await cancel(store)
+
+    assert await given.refuse(store)
+
+    assert again is not None
+    assert (await given.read_session(store)).cancel_until == again.until
+    assert await stopped_turn(store) == 3

@@ -1,6 +1,7 @@
 """What happens to a message for an inbox in which as many wait as may."""
 
 import asyncio
+import tracemalloc
 from dataclasses import replace
 from typing import Any
 
@@ -185,6 +186,21 @@ async def test_what_is_told_of_the_others_is_bounded(store: Store) -> None:
     assert lines[0] == "(9 earlier ones are left out.)"
     assert [line.split()[1] for line in lines[1:]] == [str(number) for number in range(9, 59)]
     assert max(map(len, lines)) <= 210
+
+
+async def test_however_many_make_room_only_one_of_them_is_in_memory(store: Store) -> None:
+    """A session's cap may be lowered when a hundred messages with files of many megabytes wait."""
+    for n in range(20):
+        await accept(store, f"d{n}", "reject", limit=100, message="x" * 1_000_000)
+    tracemalloc.start()
+    try:
+        await accept(store, "last", "summarize", limit=1)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert await waiting(store) == ["last"]
+    assert peak < 8_000_000
 
 
 async def test_a_file_is_told_by_its_name(store: Store) -> None:

@@ -34,10 +34,8 @@ _ALL = 2**53
 _RESERVED = "perdure."
 
 
-async def take(tx: Transaction, row: SessionRow, wanted: NewCheckpoint | None, now: str) -> Sequence[NewEvent]:
-    """Keep the state as a checkpoint, if one is wanted; the event that says so, or why that was impossible."""
-    if wanted is None:
-        return ()
+async def take(tx: Transaction, row: SessionRow, wanted: NewCheckpoint, now: str) -> Sequence[NewEvent]:
+    """Keep the state as a checkpoint; the event that says so, or why that was impossible."""
     counted = await tx.row("count_checkpoints", session_id=row.session_id)
     assert counted is not None
     snapshot, problem = None, None
@@ -215,8 +213,7 @@ def _note(checkpoint: Checkpoint, restored: Sequence[str]) -> str:
 
 async def clear_notes(tx: Transaction, row: SessionRow) -> None:
     """The turn that begins here has read the notes."""
-    if row.notes:
-        await tx.run("set_notes", session_id=row.session_id, notes=None)
+    await tx.run("set_notes", session_id=row.session_id, notes=None)
 
 
 def _checkpoint(row: Row) -> Checkpoint:
