@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from perdure.agents import Agent, Limits, RunContext, run, tool
+from perdure.agents import Agent, Limits, Planning, RunContext, run, tool
 
 
 @tool(effects="pure")
@@ -36,6 +36,14 @@ boss = Agent(
 )
 #: One whose model writes programs.
 coder = Agent(name="coder", instructions="You are measured.", tools=[nothing], code_mode=True)
+#: One that plans.
+planner = Agent(
+    name="planner",
+    instructions="You are measured.",
+    tools=[nothing],
+    planning=Planning(),
+    limits=Limits(repeated_calls=None),
+)
 
 
 @run(name="one-step")

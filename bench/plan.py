@@ -38,6 +38,8 @@ class Plan:
     forks: int = 100
     # Sessions that are compacted, on each kind of worker.
     compactions: int = 10
+    # Commits with a checkpoint.
+    checkpoints: int = 100
     # Idle.
     parked: int = 1000
     parked_warmup: int = 100
@@ -82,6 +84,7 @@ QUICK = Plan(
     published=50,
     forks=30,
     compactions=4,
+    checkpoints=30,
     parked=200,
     parked_warmup=50,
     idle_seconds=5.0,
@@ -120,6 +123,7 @@ TINY = Plan(
     forked_turns=20,
     forks=5,
     compactions=1,
+    checkpoints=3,
     parked=3,
     parked_warmup=2,
     idle_seconds=0.5,

@@ -2,8 +2,8 @@
 
 It speaks OpenAI's chat completions, streamed. To `rounds N` it answers with a tool call N times, to `ask` with a call
 that needs an approval, to `hand N` with N calls of an agent, to `program N` with a program that makes N calls one after
-the other, to `tokens N R` with N tokens, R in a second, each of which says when it was sent; to all else
-with one short text.
+the other, to `plan N` with a plan of N steps, to `done N` with the call that marks its Nth step as done, to
+`tokens N R` with N tokens, R in a second, each of which says when it was sent; to all else with one short text.
 """
 
 import asyncio
@@ -28,6 +28,11 @@ def reply(request: dict[str, Any]) -> bytes:
             return _tool_calls(_call(had, "nothing"))
         case ["hand", count] if not had:
             return _tool_calls(*(_call(number, "helper", message="hello") for number in range(int(count))))
+        case ["plan", count] if not had:
+            titles = [f"step {number}" for number in range(1, int(count) + 1)]
+            return _tool_calls(_call(0, "planning_setup_plan", objective="Be measured", initial_steps=titles))
+        case ["done", step] if not had:
+            return _tool_calls(_call(0, "planning_update_step", step_id=int(step), status="done"))
         case ["program", count] if not had:
             code = f"for _ in range({int(count)}):\n    await nothing()"
             return _tool_calls(_call(0, "code_mode", code=code))
@@ -54,7 +59,7 @@ def _encoded(chunk: dict[str, Any]) -> bytes:
     return b"data: " + orjson.dumps({**head, **chunk}) + b"\n\n"
 
 
-def _call(number: int, tool: str, **arguments: str) -> dict[str, Any]:
+def _call(number: int, tool: str, **arguments: Any) -> dict[str, Any]:
     function = {"name": tool, "arguments": orjson.dumps(arguments).decode()}
     return {"id": f"call_{number:04}", "type": "function", "function": function}
 

@@ -21,6 +21,7 @@ from .rows import (
     growth,
     idle,
     log,
+    plans,
     restart,
     runs,
     session,
@@ -46,6 +47,8 @@ ROWS = (
     "wake",
     "children",
     "code",
+    "plans",
+    "checkpoints",
     "runs",
     "readers",
     "deliveries",
@@ -59,6 +62,7 @@ _INLINE = ("inline", "inline-crowd", "busy")
 _AGENTS = {
     "children": "bench.agent:boss",
     "code": "bench.agent:coder",
+    "plans": "bench.agent:planner",
     "runs": "bench.agent:jobs",
 }
 
@@ -69,7 +73,7 @@ async def measure(plan: Plan, rows: Sequence[str] = ROWS, *, on_postgres: bool =
         database = await parts.enter_async_context(postgres.cluster(directory)) if on_postgres else None
         stack = (
             await parts.enter_async_context(running(directory))
-            if not set(rows) <= {"log", "fork", "compaction"}
+            if not set(rows) <= {"log", "fork", "compaction", "checkpoints"}
             else None
         )
         for row in rows:
@@ -85,6 +89,8 @@ async def _row(row: str, plan: Plan, stack: Stack | None, database: str | None, 
         return await compaction.measure(database or f"sqlite:///{directory / 'compaction.db'}", plan)
     if row == "fork":
         return await fork.measure(database or f"sqlite:///{directory / 'fork.db'}", plan)
+    if row == "checkpoints":
+        return await plans.of_store(database or f"sqlite:///{directory / 'checkpoints.db'}", plan)
     assert stack is not None
     # Each row has a product of its own: none inherits the caches of the row before it.
     turns: Turns = "inline" if row in _INLINE else "child"
@@ -113,6 +119,7 @@ _ALONE = {
     "parked": asking.measure,
     "wake": wake.measure,
     "code": code.measure,
+    "plans": plans.measure,
     "readers": watched.measure,
     "deliveries": deliveries.measure,
     "restart": restart.measure,

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
         tool,
         upsert_by,
     )
-    from perdure.errors import InvalidDeclaration, PerdureError, RunStepFailed, StepOutcomeUnknown
+    from perdure.errors import ExecutionFailed, InvalidDeclaration, PerdureError, RunStepFailed, StepOutcomeUnknown
     from perdure.protocol.deliveries import Capabilities, DispatchReceipt, FilePart, Principal, Receipt, TextPart
     from perdure.protocol.events import Event
     from perdure.runtime.open import connect
@@ -60,6 +60,7 @@ __all__ = [
     "DispatchReceipt",
     "Durability",
     "Event",
+    "ExecutionFailed",
     "FilePart",
     "InvalidDeclaration",
     "Lane",
@@ -109,6 +110,7 @@ _HOME = {
     "Capabilities": "perdure.protocol.deliveries",
     "DispatchReceipt": "perdure.protocol.deliveries",
     "Event": "perdure.protocol.events",
+    "ExecutionFailed": "perdure.errors",
     "FilePart": "perdure.protocol.deliveries",
     "InvalidDeclaration": "perdure.errors",
     "PerdureError": "perdure.errors",

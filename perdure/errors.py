@@ -34,6 +34,7 @@ PerdureError
 ├── RunStepFailed                a step of a run has failed
 │   └── StepOutcomeUnknown       it was interrupted, and may have had its effect
 ├── RunCancelled                 the run was cancelled
+├── ExecutionFailed              the session of an execution has ended without a result
 ├── ToolFailed                   a tool raised, and its declaration allows a retry
 ├── InvalidDeclaration           an agent or a tool is not declared in a way that can work
 ├── Misconfigured                a setting cannot work, or needs something that is not installed
@@ -391,6 +392,21 @@ class RunCancelled(PerdureError):
     """The run was cancelled."""
 
     code = "RUN_CANCELLED"
+
+
+class ExecutionFailed(PerdureError):
+    """The session of this execution has ended without a result."""
+
+    code = "execution_failed"
+
+    def __init__(self, message: str, failure: str, session_id: str) -> None:
+        """`failure`: the code with which the session has failed, as in its last event."""
+        super().__init__(message, session_id=session_id)
+        self.failure = failure
+        self.session_id = session_id
+
+    def __str__(self) -> str:
+        return f"{self.failure}: {self.message}"
 
 
 class InvalidDeclaration(PerdureError):

@@ -4,6 +4,7 @@ import ast
 import asyncio
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -177,6 +178,36 @@ async def test_the_program_of_the_guide_of_runs_works(
         async with perdure.connect() as sessions:
             page = await sessions.runs.list(perdure.RunQuery(name="nightly", status="completed"))
     assert [each.name for each in page.runs] == ["nightly"]
+
+
+async def test_the_long_job_of_its_guide_works() -> None:
+    guide = definitions("long-jobs.md")
+
+    await guide["test_the_model_sees_how_far_it_has_come"]()
+    lines = [call("note", text="one"), call("note", text="two"), "Done."]
+    noted = await play(replace(guide["reviewer"], tools=[guide["note"]]), "Go", model=ScriptedModel(lines))
+    assert noted.items(guide["NOTES"]) == ("one", "two")
+
+
+async def test_the_programs_of_the_guide_of_long_jobs_work(
+    make_stack: StackFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "long_jobs_guide.py").write_text("\n".join(blocks("long-jobs.md")))
+    environment = {"PYTHONPATH": str(tmp_path)}
+    stack = make_stack(apis=0, agents="long_jobs_guide:reviewer", environment=environment)
+    for name, value in stack.environment.items():
+        if name.startswith("PERDURE_"):
+            monkeypatch.setenv(name, value)
+    monkeypatch.delenv("PERDURE_AGENTS")
+    guide = definitions("long-jobs.md")
+
+    async with asyncio.timeout(2 * PATIENCE):
+        verdict = await guide["review"]("perdure")
+        assert await guide["review"]("perdure") == verdict
+        assert await guide["review_within"](PATIENCE, "perdure") == verdict.problem
+        assert "still at work" in await guide["review_within"](0, "another")
+        async with perdure.connect() as sessions:
+            assert len((await sessions.list()).sessions) == 2
 
 
 @pytest.fixture

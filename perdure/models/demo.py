@@ -2,7 +2,8 @@
 
 It repeats the message, and calls the agent's tools when the message names them: "roll the dice and tell me the time"
 makes two calls at once, "roll the dice then tell me the time" makes them in two rounds, and `use some_tool {"a": 1}`
-gives exact arguments. When a result must fit an output schema, it makes a small one from the message.
+gives exact arguments. When a result must fit an output schema, it makes a small one from the message. Of a message that
+is a JSON object with a text `demo` (the request of an execution) it reads that text.
 """
 
 import asyncio
@@ -48,7 +49,8 @@ class DemoModel:
         self._delay = delay
 
     async def stream(self, prompt: Prompt) -> AsyncGenerator[Delta | Reply, None]:
-        message, returns, rounds = _last_message(prompt.messages)
+        said, returns, rounds = _last_message(prompt.messages)
+        message = _script(said)
         if prompt.settings.get("tool_choice") == "none":
             prompt = replace(prompt, tools=())
         wanted = _THEN.split(message)
@@ -70,6 +72,18 @@ class DemoModel:
         yield Reply(response=response, finish_reason=finish_reason(response), usage=usage_of(response))
 
 
+def _script(said: str) -> str:
+    """What it is to do: the message itself, or what a request says for it."""
+    if not said.startswith("{"):
+        return said
+    try:
+        request = json.loads(said)
+    except (ValueError, RecursionError):
+        return said
+    script = request.get("demo")
+    return script if isinstance(script, str) and script else said
+
+
 def _last_message(messages: Sequence[ModelMessage]) -> tuple[str, list[ToolReturnPart], int]:
     """The last message, the tool results since, and the number of rounds of calls since."""
     returns: list[ToolReturnPart] = []
@@ -88,7 +102,8 @@ def _last_message(messages: Sequence[ModelMessage]) -> tuple[str, list[ToolRetur
 
 def _calls(message: str, prompt: Prompt) -> Iterator[ToolCallPart]:
     exact = {match["tool"]: match["args"] for match in _EXACT.finditer(message)}
-    words = set(_WORD.findall(message.lower()))
+    # The arguments that it gives are no words for other tools.
+    words = set(_WORD.findall(_EXACT.sub(" ", message).lower()))
     words |= {_TOOL_WORDS[word] for word in words if word in _TOOL_WORDS}
     for number, tool in enumerate(prompt.tools):
         named = words & set(_WORD.findall(tool.name.lower())) and tool.name != FINAL_OUTPUT

@@ -35,8 +35,8 @@ def bounded_input(value: Any) -> Any:
     return value
 
 
-def text_of(input: Any) -> str:
-    """The input as a message: text as it is, anything else as JSON; `Invalid` when it is no plain JSON."""
+def plain_json(input: Any) -> Any:
+    """The input as it can be stored; `Invalid` when it is no plain JSON."""
     if deeper_than(input, DEEPEST):
         raise Invalid(f"The input is nested deeper than {DEEPEST} levels, or holds itself.")
     try:
@@ -44,7 +44,12 @@ def text_of(input: Any) -> str:
     except ValidationError as invalid:
         problem = invalid.errors(include_url=False, include_input=False)[0]["msg"]
         raise Invalid(f"The input is not plain JSON: {problem}.") from None
-    plain = bounded_input(plain)
+    return bounded_input(plain)
+
+
+def text_of(input: Any) -> str:
+    """The input as a message: text as it is, anything else as JSON; `Invalid` when it is no plain JSON."""
+    plain = plain_json(input)
     if isinstance(plain, str) and plain:
         return plain
     try:

@@ -57,7 +57,7 @@ from .deliveries import CallerRequest, checked_bounds, message_body, reference, 
 from .drivers.client import DriverClient
 from .drivers.liveness import Description, Liveness, description_of
 from .forks import ForkReceipt, Forks
-from .inbox import Dispatches, Inbox, LaneChange, Lanes, ShownLane
+from .inbox import Dispatches, Executions, Inbox, LaneChange, Lanes, ShownLane
 from .inputs import Answers, Inputs
 from .reconciler import Reconciler
 from .remote.callbacks import Callbacks
@@ -122,6 +122,7 @@ class Sessions:
         self.inbox = Inbox(store, self._signals)
         self.lanes = Lanes(store, self._signals)
         self.dispatch = Dispatches(store, self._signals, limit=inbox_limit).dispatch
+        self.execute = Executions(store, self._signals).execute
         self.inputs = Inputs(store, self._answers, inbox_limit=inbox_limit)
         self._forks = Forks(store, self._signals, secret)
         self.runs = Runs(store, self._signals, runs)

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 from perdure.agents.agent import Agent
+from perdure.agents.progress.plan import PLAN, Plan
+from perdure.agents.progress.slices import Slice
 from perdure.agents.registry import AgentRegistry
 from perdure.agents.state import State
 from perdure.harness.journal import TurnJournal
@@ -174,6 +176,15 @@ class Played:
     def state(self, slot: State[T]) -> T:
         """The value of a state slot at the end."""
         return slot.read(self._slots.get(slot.name))
+
+    def items(self, slice: Slice[T]) -> tuple[T, ...]:
+        """The items of a slice at the end."""
+        return slice.read(self._slots.get(slice.slot))
+
+    @property
+    def plan(self) -> Plan | None:
+        """The plan at the end; None: the model has made none."""
+        return PLAN.read(self._slots.get(PLAN.name))
 
     def _of(self, type: str) -> list[Event]:
         return [event for event in self.events if event.type == type]

@@ -29,12 +29,14 @@ NAMES = {
     "wake": {"wake"},
     "children": {"children"},
     "code": {"code"},
+    "plans": {"plans"},
+    "checkpoints": {"checkpoints"},
     "runs": {"runs"},
     "readers": {"readers"},
     "deliveries": {"deliveries"},
     "restart": {"3 sessions, 2 active, 3 turns each"},
 }
-SOME = ("session", "growth", "log", "fork", "readers")
+SOME = ("session", "growth", "log", "fork", "checkpoints", "readers")
 
 
 @pytest.fixture(scope="module")

@@ -4,14 +4,14 @@ from types import ModuleType
 
 import pytest
 
-from examples import approvals, newsroom, nightly, reports, shop, toolset
+from examples import approvals, long_job, newsroom, nightly, reports, shop, toolset
 from perdure.testing import ScriptedModel, call, play
 
 PUBLIC = {"perdure", "perdure.errors", "perdure.testing"}
 
 
 @pytest.mark.parametrize(
-    "example", [approvals, newsroom, nightly, reports, shop, toolset], ids=lambda module: module.__name__
+    "example", [approvals, long_job, newsroom, nightly, reports, shop, toolset], ids=lambda module: module.__name__
 )
 def test_an_example_imports_only_what_authors_may_import(example: ModuleType) -> None:
     code = Path(str(example.__file__)).read_text()
@@ -119,3 +119,11 @@ async def test_the_editor_lets_others_do_the_work() -> None:
         ("writer", "I may not publish."),
     ]
     assert played.text == "Nothing was published."
+
+
+async def test_a_taster_keeps_one_score_for_each_kind() -> None:
+    tastings = [call("taste", kind=kind, seconds=0) for kind in ("Assam", "Ceylon", "Assam")]
+
+    played = await play(long_job.agent, "Taste", model=ScriptedModel([*tastings, "Ceylon."]))
+
+    assert played.items(long_job.FINDINGS) == (long_job.Finding("Assam", 7), long_job.Finding("Ceylon", 8))

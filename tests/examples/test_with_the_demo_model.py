@@ -1,15 +1,19 @@
 """The examples do with the built-in demo model what their first lines say."""
 
+import asyncio
 import json
 import re
 from types import ModuleType
 
 import pytest
 
-from examples import newsroom, reports
+from examples import long_job, newsroom, reports
+from perdure import SessionQuery
 from tests.support.plugin import StackFactory
+from tests.support.processes import PATIENCE
 from tests.support.stack import Stack
 from tests.support.talk import Json, Talk, text
+from tests.support.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -47,6 +51,38 @@ async def test_a_report_is_made_by_a_program_that_the_message_brings(stack: Stac
     (asked,) = [event["data"]["requests"] for event in events if event["type"] == "input.requested"]
     assert found["toolName"] == "find_orders"
     assert asked[0]["prompt"] == "Remind Ada of 120.00"
+
+
+async def test_a_long_job_goes_on_where_its_worker_was_killed(
+    make_stack: StackFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stack = make_stack(apis=0, agents="examples.long_job:agent")
+    for name, value in stack.environment.items():
+        if name.startswith("PERDURE_"):
+            monkeypatch.setenv(name, value)
+    job = asyncio.ensure_future(long_job.report("tea", seconds=2))
+    store = await stack.store()
+
+    async def results() -> list[Json]:
+        page = await store.sessions(SessionQuery())
+        events = [event for row in page.sessions for event in await store.events(row.session_id)]
+        return [(event.data or {})["result"] for event in events if event.type == "action.result"]
+
+    async def half_way() -> bool:
+        return len(await results()) >= 4
+
+    await until(half_way, "half of the job to be done")
+    stack.workers[0].kill()
+    stack.start_worker()
+    async with asyncio.timeout(3 * PATIENCE):
+        assert await job == long_job.Report(best="Darjeeling", why="It has 9 of 10.")
+        assert await long_job.report("tea", seconds=2) == await job
+
+    called = [each["toolName"] for each in await results() if each["toolName"] != "final_output"]
+    tasting = ["taste", "planning_update_step"]
+    assert called == ["planning_setup_plan", *tasting * 3, "planning_update_step"]
+    assert len((await store.sessions(SessionQuery())).sessions) == 1
+    await store.close()
 
 
 def documented(example: ModuleType) -> Json:

@@ -1,6 +1,8 @@
+import json
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from pydantic_ai.messages import ModelMessage, ModelRequest, ToolReturnPart
 from pydantic_ai.tools import ToolDefinition
 
@@ -41,6 +43,25 @@ async def test_one_message_can_call_two_tools_at_once() -> None:
     calls = (await reply("Roll the dice and tell me the time")).response.tool_calls
 
     assert [call.tool_name for call in calls] == ["roll_dice", "current_time"]
+
+
+async def test_exact_arguments_are_no_words_for_other_tools() -> None:
+    (call,) = (await reply('use remember_note {"note": "dice at this time"}')).response.tool_calls
+
+    assert call.tool_name == "remember_note"
+
+
+async def test_a_request_says_what_it_is_to_do() -> None:
+    said = json.dumps({"drink": "tea", "demo": 'use remember_note {"note": "tea"}'})
+
+    (call,) = (await reply(said)).response.tool_calls
+
+    assert (call.tool_name, call.args) == ("remember_note", {"note": "tea"})
+
+
+@pytest.mark.parametrize("said", ['{"drink": "tea"}', "{no JSON", '{"a":' * 5_000, '{"demo": 1}', '{"demo": ""}'])
+async def test_any_other_object_is_a_message_like_others(said: str) -> None:
+    assert (await reply(said)).response.text == f"You said: {said}"
 
 
 async def test_then_makes_a_second_round_and_the_end_reports() -> None:

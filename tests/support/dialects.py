@@ -47,6 +47,13 @@ def texts_of(body: Json) -> list[str]:
     return [text for text in said if text]
 
 
+def instructions_in(body: Json) -> str:
+    """What the model is told beside the conversation."""
+    told = [body.get("system"), body.get("instructions")]
+    told += [message["content"] for message in conversation(body) if message.get("role") in ("system", "developer")]
+    return "\n\n".join(_texts(each) for each in told if each)
+
+
 def begun_in(body: Json) -> tuple[Json, str | None]:
     """The request without what asks to go on with a reply, and the beginning of that reply, if that is asked."""
     *before, last = conversation(body)

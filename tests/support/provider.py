@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator
 from typing import Any
 
-from .dialects import DIALECTS, Unpaired, begun_in, conversation, texts_of
+from .dialects import DIALECTS, Unpaired, begun_in, conversation, instructions_in, texts_of
 from .script import Plan, gone_on, plan
 
 _Headers = dict[str, str]
@@ -137,6 +137,7 @@ class Provider:
             {"key": key, "path": path, "model": body["model"], "said": asked.said, "round": asked.rounds}
             | {"messages": len(messages), "tools": tools, "time": self.counts[key]}
             | {"digest": hashlib.sha256(raw).hexdigest()}
+            | {"instructions": instructions_in(body)}
             | {"at": time.time(), "results": asked.results, "texts": texts_of(body)[-20:], "begun": begun}
         )
         made = plan(asked.said, asked.rounds, asked.results)

@@ -19,7 +19,7 @@
     odd text | id | name | nesting           half a character; calls of `add` by an id, or of a tool by a name, that
                                              none can have, or one with arguments of twenty thousand levels
     odd number-id | number-name              calls by an id, or of a tool by a name, that is a number
-Anything else is answered with "ok".
+Anything else is answered with "ok". A JSON object (the request of an execution) has the script as its `script`.
 """
 
 import json
@@ -85,6 +85,8 @@ _ODD = {
 
 def plan(said: str, rounds: int, results: str) -> Plan:
     """The answer to a message after so many rounds of tool results."""
+    if said.startswith("{"):
+        said = json.loads(said).get("script", "")
     segments = _THEN.split(said.strip())
     if rounds >= len(segments):
         return Plan(words=_words(f"Results: {results}"))

@@ -1,7 +1,8 @@
-"""What sessions have accepted: looking a delivery up, waiting for its end, changing it while it waits."""
+"""What sessions have accepted: dispatches, executions, and looking deliveries up, waiting for and changing them."""
 
 from .dispatch import Dispatches
+from .executions import Executions
 from .inbox import Delivery, DeliveryNotFound, Inbox
 from .lanes import LaneChange, Lanes, ShownLane
 
-__all__ = ["Delivery", "DeliveryNotFound", "Dispatches", "Inbox", "LaneChange", "Lanes", "ShownLane"]
+__all__ = ["Delivery", "DeliveryNotFound", "Dispatches", "Executions", "Inbox", "LaneChange", "Lanes", "ShownLane"]

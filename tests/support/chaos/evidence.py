@@ -55,6 +55,8 @@ class Asked:
     at: float
     #: The beginning of its reply, if the provider was asked to go on with it.
     begun: str | None = None
+    #: What it told the model beside the conversation.
+    instructions: str = ""
 
 
 @dataclass(frozen=True)

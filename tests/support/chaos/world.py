@@ -157,7 +157,8 @@ class World:
     def asked(self) -> list[Asked]:
         """What the provider was asked, in order."""
         requests = self._provider("requests")["requests"]
-        return [Asked(each["said"], each["round"], each["results"], each["at"], each["begun"]) for each in requests]
+        names_of = ("said", "round", "results", "at", "begun", "instructions")
+        return [Asked(*(each[name] for name in names_of)) for each in requests]
 
     def times_asked(self, message: str, step: int = 0) -> int:
         """How often the provider was asked for one step of the turn of a message."""
