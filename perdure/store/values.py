@@ -74,6 +74,10 @@ class _Member:
         return None if self.parent is None else self.parent["rootSessionId"]
 
 
+#: The tags of one session.
+MOST_TAGS = 20
+
+
 @dataclass(frozen=True)
 class NewSession(_Member):
     """A session to create. Its row and its route are written in one transaction."""

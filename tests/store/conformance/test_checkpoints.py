@@ -136,11 +136,12 @@ async def test_a_repeated_rollback_changes_nothing(store: Store) -> None:
     await take(store, 1, SlotWrite("cart", {"value": 1}))
     await store.commit(Commit("s", slots=[SlotWrite("cart", {"value": 2})]))
 
-    await store.checkpoints.roll_back(Rollback("s", "chk_1"))
+    first = await store.checkpoints.roll_back(Rollback("s", "chk_1"))
     before = await everything(store)
-    await store.checkpoints.roll_back(Rollback("s", "chk_1"))
+    again = await store.checkpoints.roll_back(Rollback("s", "chk_1"))
 
     assert await everything(store) == before
+    assert first == again == await read_session(store)
     assert len((await read_session(store)).notes) == 1
 
 

@@ -40,14 +40,15 @@ async def take(tx: Transaction, row: SessionRow, wanted: NewCheckpoint | None, n
         return ()
     counted = await tx.row("count_checkpoints", session_id=row.session_id)
     assert counted is not None
-    snapshot, problem = None, None
+    snapshot, size, problem = None, 0, None
     if wanted.name is not None and counted["named"] >= MOST_NAMED:
         problem = f"the session has {MOST_NAMED} checkpoints with names"
     elif (await _size(tx, row.session_id)) > LARGEST_SNAPSHOT:
         problem = f"its state is larger than {LARGEST_SNAPSHOT} bytes"
     else:
         snapshot = encode(await _snapshot(tx, row, wanted.turn, wanted.step, now))
-        if len(snapshot.encode(errors="surrogatepass")) > LARGEST_SNAPSHOT:
+        size = len(snapshot.encode(errors="surrogatepass"))
+        if size > LARGEST_SNAPSHOT:
             snapshot, problem = None, f"its state is larger than {LARGEST_SNAPSHOT} bytes"
     data: JsonObject = {"checkpointId": wanted.checkpoint_id, "name": wanted.name, **_place(wanted)}
     if snapshot is None:
@@ -65,7 +66,7 @@ async def take(tx: Transaction, row: SessionRow, wanted: NewCheckpoint | None, n
         step=wanted.step,
         now=now,
         snapshot=snapshot,
-        size=len(snapshot),
+        size=size,
     )
     await tx.run("drop_checkpoints", session_id=row.session_id, kept=UNNAMED_KEPT)
     if wanted.plan_step is not None:
@@ -184,7 +185,7 @@ async def roll_back(tx: Transaction, rollback: Rollback, now: str) -> Written[Se
     data |= {"turnId": names.turn_id(checkpoint.turn), "stepIndex": checkpoint.step}
     key = names.session_key(f"rollback/{row.events}")
     head = await rows.emit(tx, row, (NewEvent(type=EventType.SESSION_ROLLED_BACK, key=key, data=data),), now)
-    return Written(row, head)
+    return Written((await rows.lock(tx, row.session_id)).row, head)
 
 
 async def _was_last(tx: Transaction, row: SessionRow, checkpoint_id: str) -> bool:
