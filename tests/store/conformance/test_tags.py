@@ -12,9 +12,11 @@ from perdure.store.values import MOST_TAGS, SessionQuery
 from tests.support import given
 from tests.support.given import closing, ending, read_session, running
 
+_ALL = SessionQuery()
 
-async def found(store: Store, name: str, text: str, **query: str) -> list[str]:
-    page = await store.sessions(SessionQuery(tag=(name, text), **query))
+
+async def found(store: Store, name: str, text: str, query: SessionQuery = _ALL) -> list[str]:
+    page = await store.sessions(replace(query, tag=(name, text)))
     return [row.session_id for row in page.sessions]
 
 
@@ -37,9 +39,13 @@ async def test_a_session_is_found_by_the_whole_text_of_a_tag(empty: Store) -> No
     assert await found(empty, "job", 'nightly" build') == ["t"]
     assert await found(empty, "ob", "nightly") == []
     assert await found(empty, "job", "night") == []
-    for query in ({"owner": given.ADA.owner}, {"status": "starting"}, {"owner": given.ADA.owner, "status": "starting"}):
-        assert await found(empty, "job", "nightly", **query) == ["s"]
-    assert await found(empty, "job", "nightly", status="needs_attention") == []
+    for query in (
+        SessionQuery(owner=given.ADA.owner),
+        SessionQuery(status="starting"),
+        SessionQuery(owner=given.ADA.owner, status="starting"),
+    ):
+        assert await found(empty, "job", "nightly", query) == ["s"]
+    assert await found(empty, "job", "nightly", SessionQuery(status="needs_attention")) == []
 
 
 async def test_two_who_set_different_tags_at_the_same_time_are_both_heard(store: Store) -> None:
