@@ -16,7 +16,6 @@ PerdureError
 │   ├── InputClosed              answered already, or withdrawn
 │   ├── InputExpired             not answered in time
 │   ├── SessionBusy              only possible while no turn runs and no delivery waits
-│   ├── CheckpointUnreadable     a newer build has taken it
 │   └── ForkRefused              no boundary at which a fork would be safe
 ├── TooLarge                413
 ├── UnsupportedMedia        415
@@ -224,12 +223,6 @@ class SessionBusy(Conflict):
     """What was asked for is only possible while the session is idle."""
 
     code = "session_busy"
-
-
-class CheckpointUnreadable(Conflict):
-    """This build cannot write the state of the checkpoint again."""
-
-    code = "checkpoint_unreadable"
 
 
 class ForkRefused(Conflict):

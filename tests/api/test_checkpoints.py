@@ -269,7 +269,7 @@ async def test_a_snapshot_of_a_newer_build_is_refused_and_changes_nothing(
 
     answer = await roll_back(api, session_id)
 
-    assert (answer.status_code, answer.json()["code"]) == (409, "checkpoint_unreadable")
+    assert (answer.status_code, answer.json()["code"]) == (409, "restore_refused")
     assert (await values(api, session_id))["cart"] == {"value": 2}
 
 

@@ -4,15 +4,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from perdure.errors import (
-    CheckpointNotFound,
-    CheckpointUnreadable,
-    Invalid,
-    NoActiveSession,
-    SessionGone,
-    SessionNotFound,
-    UnreadableState,
-)
+from perdure.errors import CheckpointNotFound, Invalid, NoActiveSession, SessionGone, SessionNotFound
 from perdure.protocol import names
 from perdure.protocol.deliveries import Principal
 from perdure.protocol.wire import JsonObject
@@ -93,8 +85,6 @@ class Checkpoints:
             return await self._store.checkpoints.roll_back(Rollback(row.session_id, checkpoint_id, include_logs))
         except SessionGone:
             raise NoActiveSession("The session has ended; it cannot be rolled back.") from None
-        except UnreadableState as unreadable:
-            raise CheckpointUnreadable(unreadable.message) from None
 
     async def tag(
         self, session_id: str, tags: Mapping[str, str | None], *, principal: Principal | None = None

@@ -214,10 +214,11 @@ def _note(checkpoint: Checkpoint, restored: Sequence[str]) -> str:
     )
 
 
-async def clear_notes(tx: Transaction, row: SessionRow) -> None:
-    """The turn that begins here has read the notes."""
-    if row.notes:
-        await tx.run("set_notes", session_id=row.session_id, notes=None)
+async def drop_notes(tx: Transaction, row: SessionRow, read: int) -> None:
+    """The turn that begins here has read so many notes. Those that have come since then wait for the next one."""
+    if read and row.notes:
+        left = list(row.notes[read:])
+        await tx.run("set_notes", session_id=row.session_id, notes=encode(left) if left else None)
 
 
 def _checkpoint(row: Row) -> Checkpoint:
