@@ -20,6 +20,7 @@ from .durable.read import Reader, Timing
 from .envelope import enveloped, not_allowed, not_found
 from .requests import Handler, RequestLimits, Scopes, traced
 from .responses import Shield, on_error, on_http_error
+from .routes.checkpoints import CheckpointRoutes
 from .routes.deliveries import DeliveryRoutes
 from .routes.events import EventRoutes
 from .routes.flue import AgentRoutes, RunReader
@@ -161,6 +162,13 @@ def _add_inspection(table: _Table, parts: _Parts) -> None:
     table.add("GET", "/v1/sessions", sessions.sessions)
     table.add("GET", "/v1/sessions/{session_id}", sessions.session)
     table.add("GET", "/v1/sessions/{session_id}/tree", sessions.tree)
+    checkpoints = CheckpointRoutes(parts.gate, parts.sessions, parts.bodies, parts.events.policy)
+    table.add("PATCH", "/v1/sessions/{session_id}", checkpoints.change)
+    table.add("GET", "/v1/sessions/{session_id}/plan", checkpoints.plan)
+    table.add("GET", "/v1/sessions/{session_id}/snapshot", checkpoints.snapshot)
+    table.add("GET", "/v1/sessions/{session_id}/checkpoints", checkpoints.checkpoints)
+    table.add("GET", "/v1/sessions/{session_id}/checkpoints/{checkpoint_id}", checkpoints.checkpoint)
+    table.add("POST", "/v1/sessions/{session_id}/rollback", checkpoints.roll_back)
     table.add("GET", "/v1/sessions/{session_id}/events", parts.events.list)
     table.add("GET", "/v1/sessions/{session_id}/events/stream", parts.events.sse)
     table.add("GET", "/v1/sessions/{session_id}/transcript", parts.transcripts.show)

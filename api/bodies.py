@@ -14,7 +14,7 @@ from starlette.requests import Request
 
 from perdure.agents import output_schema
 from perdure.bounds import DEEPEST, deeper_than, more_than, quoted
-from perdure.errors import Invalid, InvalidJson, TooLarge, Unavailable, UnknownLane
+from perdure.errors import CheckpointNotFound, Invalid, InvalidJson, TooLarge, Unavailable, UnknownLane
 from perdure.protocol.deliveries import (
     MAIN,
     QUEUE_MODES,
@@ -28,6 +28,8 @@ from perdure.protocol.deliveries import (
     TextPart,
 )
 from perdure.protocol.wire import JsonObject
+from perdure.runtime.deliveries import new_tags
+from perdure.runtime.forks import ForkPlace
 from perdure.runtime.inbox import LaneChange
 from perdure.session.queue import read_mode
 
@@ -192,6 +194,7 @@ class CreateBody:
     deadline: datetime | None = None
     idle_seconds: float | None = None
     queue_mode: QueueMode | None = None
+    tags: dict[str, str] = field(default_factory=dict[str, str])
     callback: JsonObject | None = field(default=None, repr=False)
 
 
@@ -219,7 +222,8 @@ def parse_create(fields: Fields, principal: Principal) -> CreateBody:
     delivery = DeliveryBody(message=message, client_context=context, output_schema=schema, principal=principal)
     deadline, idle_seconds = _deadline(fields.get("deadline")), _idle_seconds(fields.get("idleSeconds"))
     check_lane(fields)
-    return CreateBody(delivery, mode, deadline, idle_seconds, queue_mode, callback)
+    tags = new_tags(read_tags(fields.get("tags")))
+    return CreateBody(delivery, mode, deadline, idle_seconds, queue_mode, tags, callback)
 
 
 def parse_continue(fields: Fields, principal: Principal) -> ContinueBody:
@@ -460,16 +464,37 @@ def _arguments(value: Any) -> JsonObject:
     return cast("JsonObject", value)
 
 
-def parse_fork(fields: Fields) -> tuple[int, int | None]:
-    """The turn, and the step of it, after which the fork begins."""
-    if unknown := fields.keys() - {"turn", "step"}:
-        raise Invalid(f"Expected the fields 'turn' and 'step' only, not {quoted(min(unknown))!r}.")
+def read_tags(value: Any) -> dict[str, Any]:
+    """The tags as they were given; null is a tag that is taken away. Names and texts are checked where they are set."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise Invalid("Expected 'tags' to be an object of texts.")
+    return cast("dict[str, Any]", value)
+
+
+def checkpoint_id(value: Any, name: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise Invalid(f"Expected '{name}' to be the id of a checkpoint.")
+    if not (value.isascii() and value.isprintable()):
+        raise CheckpointNotFound
+    return value
+
+
+def parse_fork(fields: Fields) -> ForkPlace:
+    """The turn, and the step of it, after which the fork begins; or the checkpoint that was taken there."""
+    if unknown := fields.keys() - {"turn", "step", "checkpoint"}:
+        raise Invalid(f"Expected the fields 'turn', 'step' and 'checkpoint' only, not {quoted(min(unknown))!r}.")
+    if "checkpoint" in fields:
+        if len(fields) > 1:
+            raise Invalid("Expected either 'checkpoint', or 'turn' with or without 'step'.")
+        return ForkPlace(checkpoint=checkpoint_id(fields["checkpoint"], "checkpoint"))
     turn, step = fields.get("turn"), fields.get("step")
     if not _is_number(turn):
         raise Invalid("Expected 'turn' to be the number of a turn, 0 or more.")
     if step is not None and not _is_number(step):
         raise Invalid("Expected 'step' to be the number of a step, 0 or more.")
-    return turn, step
+    return ForkPlace(turn, step)
 
 
 def _is_number(value: Any) -> TypeGuard[int]:

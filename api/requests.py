@@ -2,7 +2,7 @@
 
 import functools
 import re
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, TypeAlias
@@ -16,6 +16,7 @@ from perdure.agents.registry import AgentRegistry
 from perdure.bounds import quoted
 from perdure.errors import Invalid, PerdureError, SessionNotFound, TooLarge, UnsupportedMedia
 from perdure.protocol.deliveries import DeliveryBody, FilePart, InputResponse, Principal
+from perdure.runtime.deliveries import new_tags
 from perdure.runtime.sessions import Sessions
 from perdure.session.state import read_turn_number
 from perdure.settings import Settings
@@ -146,6 +147,17 @@ def turn(given: str | None) -> int | None:
     if number is None:
         raise Invalid(f"Expected 'turn' to name a turn, like turn_3, not {quoted(given)}.")
     return number
+
+
+def tag(given: Sequence[str]) -> tuple[str, str] | None:
+    """A tag by its name and its text: `job:nightly`."""
+    if not given:
+        return None
+    name, colon, text = given[0].partition(":")
+    if len(given) > 1 or not colon:
+        raise Invalid("Expected 'tag' to be one tag, like job:nightly.")
+    [found] = new_tags({name: text}).items()
+    return found
 
 
 def waits_for_result(request: Request) -> bool:

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.auth import Gate, Operators
-from api.requests import Scopes, known_id, limit, name, one_of, turn
+from api.requests import Scopes, known_id, limit, name, one_of, tag, turn
 from api.responses import flags, reply
 from api.views import describe, waiting_for
 from perdure.errors import DeadLetterNotFound, RunNotFound
@@ -21,9 +21,10 @@ from perdure.protocol.stream_policy import StreamPolicy
 from perdure.protocol.wire import JsonObject
 from perdure.runtime.dead_letters import DeadLetters
 from perdure.runtime.reports.attempts import SOURCE, lease, shown
+from perdure.runtime.reports.family import Family
 from perdure.runtime.reports.journal import journal
 from perdure.runtime.reports.timeline import Timeline
-from perdure.runtime.sessions import Description, Family, Sessions
+from perdure.runtime.sessions import Description, Sessions
 from perdure.session.state import read_turn_number
 from perdure.store.attempts import AttemptPage, AttemptQuery
 from perdure.store.base import Store
@@ -53,7 +54,7 @@ class InspectionRoutes:
         """One page of the caller's sessions, newest first."""
         principal = await self._gate.admit(request)
         page = await self._sessions.list(session_query(request.query_params, principal))
-        listed: JsonObject = {"sessions": [summary(row, await self._pending(row)) for row in page.sessions]}
+        listed: JsonObject = {"sessions": [summary(row, await pending(self._sessions, row)) for row in page.sessions]}
         if page.next_cursor is not None:
             listed["nextCursor"] = page.next_cursor
         return reply(listed)
@@ -63,7 +64,7 @@ class InspectionRoutes:
         principal = await self._gate.admit(request)
         session_id = known_id(request.path_params["session_id"])
         description = await self._sessions.describe(session_id, principal)
-        return reply(detail(description, await self._pending(description.row)))
+        return reply(detail(description, await pending(self._sessions, description.row)))
 
     async def tree(self, request: Request) -> Response:
         """One session with all that were started from it."""
@@ -71,12 +72,13 @@ class InspectionRoutes:
         family = await self._sessions.family(known_id(request.path_params["session_id"]), principal)
         return reply(tree(family))
 
-    async def _pending(self, row: SessionRow) -> Pending:
-        if row.status not in ("starting", "waiting"):
-            return Pending()
-        inputs = await self._sessions.inputs.waiting(row.session_id) if row.status == "waiting" else ()
-        # Deliveries wait until open requests are closed, so the session waits for the requests.
-        return Pending(inputs, 0 if inputs else await self._sessions.queued(row.session_id))
+
+async def pending(sessions: Sessions, row: SessionRow) -> Pending:
+    if row.status not in ("starting", "waiting"):
+        return Pending()
+    inputs = await sessions.inputs.waiting(row.session_id) if row.status == "waiting" else ()
+    # Deliveries wait until open requests are closed, so the session waits for the requests.
+    return Pending(inputs, 0 if inputs else await sessions.queued(row.session_id))
 
 
 def session_query(params: QueryParams, principal: Principal) -> SessionQuery:
@@ -86,6 +88,7 @@ def session_query(params: QueryParams, principal: Principal) -> SessionQuery:
         status=one_of("status", get_args(ShownStatus), params.get("status")),
         mode=one_of("mode", get_args(Mode), params.get("mode")),
         parent=name("parent", params.get("parent")),
+        tag=tag(params.getlist("tag")),
         limit=limit(params.get("limit")),
         cursor=params.get("cursor"),
     )
@@ -104,6 +107,8 @@ def summary(row: SessionRow, pending: Pending) -> JsonObject:
         "counts": {"turns": row.turns, "steps": row.steps, "toolCalls": row.tool_calls, "events": row.events},
         "usage": row.usage.model_dump(mode="json"),
     }
+    if row.tags:
+        shown["tags"] = dict(row.tags)
     if row.below.usage != Usage():
         shown["descendants"] = {"usage": row.below.usage.model_dump(mode="json"), "cost": row.below.dollars}
     if row.bounds is not None and row.bounds.deadline is not None:

@@ -70,6 +70,7 @@ class SessionRoutes:
             idle_seconds=body.idle_seconds,
             callback=callback,
             queue_mode=body.queue_mode,
+            tags=body.tags,
             depth=read_depth(request.headers.get(DEPTH_HEADER)) or None,
         )
         return _accepted(receipt, 202)
@@ -102,9 +103,16 @@ class SessionRoutes:
         """Start a session that shares the first turns of this one."""
         principal = await self._gate.admit(request)
         key = idempotency_key(request)
-        turn, step = await self._bodies.read(request, parse_fork)
+        place = await self._bodies.read(request, parse_fork)
         session_id = known_id(request.path_params["session_id"])
-        fork = await self._sessions.fork(session_id, turn, step=step, principal=principal, idempotency_key=key)
+        fork = await self._sessions.fork(
+            session_id,
+            place.turn,
+            step=place.step,
+            checkpoint=place.checkpoint,
+            principal=principal,
+            idempotency_key=key,
+        )
         body = {
             "sessionId": fork.session_id,
             "continuationToken": fork.continuation_token,

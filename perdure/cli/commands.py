@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from .attempts import attempts, leases, timeline
+from .checkpoints import checkpoints, plan, rollback
 from .deliveries import deliveries, withdraw
 from .deploy import deploy_commands
 from .options import DataDir, operating, settings_with
@@ -40,6 +41,9 @@ app.command()(withdraw)
 app.command()(attempts)
 app.command()(leases)
 app.command()(timeline)
+app.command()(plan)
+app.command()(checkpoints)
+app.command()(rollback)
 
 dead_letter_commands = typer.Typer()
 app.add_typer(dead_letter_commands, name="dead-letters")

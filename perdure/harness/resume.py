@@ -20,6 +20,7 @@ from perdure.store.inputs import InputRow
 from perdure.store.values import (
     Attempt,
     Commit,
+    Consumption,
     DeliveryTaken,
     InputChanges,
     NewRecord,
@@ -289,8 +290,10 @@ class TurnResumer:
             ),
         )
         closed = await self._rows(list(answers))
-        # The other rows are not read again: an answer since then has a delivery of its own.
-        return replace(ctx, rows={**ctx.rows, **closed})
+        # It is running from now on, so no more notes come. The other rows are not read again: an answer since then has
+        # a delivery of its own.
+        session = await find_session(self._store, ctx.at.session_id, ctx.resumption.head)
+        return replace(ctx, session=session, rows={**ctx.rows, **closed})
 
     # --- requests that are closed ---
 
@@ -337,6 +340,10 @@ class TurnResumer:
         opening = begin_turn(ctx.factory, ctx.deliveries, ctx.turn, ctx.session.agent, model)
         ending = plan.ending
         change = ending.change(turns=ctx.at.turn + 1) if ending else opening.change
+        consume = opening.consume
+        if notes := len(ctx.session.notes):
+            # Also without a delivery: it is the turn that tells them.
+            consume = replace(consume or Consumption(ctx.at.turn, (), {}), notes=notes)
         remembered = [await self._remembered_key(ctx, row) for row in plan.remembers]
         return Commit(
             ctx.at.session_id,
@@ -345,7 +352,7 @@ class TurnResumer:
             unless=ctx.key,
             records=(*opening.records, written(*ctx.key, RESUMPTION, stored), *plan.records),
             events=(*opening.events, *plan.events, *(ending.events if ending else ())),
-            consume=opening.consume,
+            consume=consume,
             slots=await remember_keys(self._store, ctx.at.session_id, [key for key in remembered if key]),
             close=bool(ending and ending.closes),
             close_turn=ctx.at.turn if ending else None,

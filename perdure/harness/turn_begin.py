@@ -427,7 +427,7 @@ def with_steers(
         opening,
         records=(*opening.records, *entered),
         events=(*events, *received, factory.steer_applied(numbered[0][0], ids), started),
-        consume=Consumption(number, (*before.delivery_ids, *ids), edits),
+        consume=Consumption(number, (*before.delivery_ids, *ids), edits, before.notes),
     )
 
 
@@ -471,13 +471,14 @@ def begin_turn(
     ]
     # Those that the turn has recorded already are neither written nor consumed again.
     fresh = () if turn.deliveries() else deliveries
+    edits, notes = {each.delivery_id: each.edits for each in fresh}, sum(len(each.notes) for each in fresh)
     return Opening(
         records=tuple(
             written(number, 0, names.delivery_key(index), DELIVERY, each) for index, each in enumerate(fresh)
         ),
         # The key of `session.started` makes it unique in its session.
         events=(factory.session_started(agent, model), factory.turn_started(ids), *received),
-        consume=Consumption(number, ids, {each.delivery_id: each.edits for each in fresh}) if fresh else None,
+        consume=Consumption(number, ids, edits, notes) if fresh else None,
         change=SessionChange(status="running", turns=number + 1),
     )
 

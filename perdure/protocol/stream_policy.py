@@ -40,6 +40,16 @@ def _result(data: JsonObject) -> JsonObject:
     return shown if error is None else {**shown, "error": {"code": error.get("code"), "message": REDACTED}}
 
 
+def _plan(plan: JsonObject) -> JsonObject:
+    """The plan without its texts: how many steps there are, and how far they are."""
+    steps = [{**each, "title": REDACTED} for each in plan.get("steps") or ()]
+    return {**plan, "objective": REDACTED, "steps": steps}
+
+
+def _planned(data: JsonObject) -> JsonObject:
+    return {**data, "plan": _plan(data.get("plan") or {})}
+
+
 def _with(field: str, value: Any) -> Callable[[JsonObject], JsonObject]:
     return lambda data: {**data, field: value}
 
@@ -52,16 +62,20 @@ _REDACTIONS: Mapping[str, Callable[[JsonObject], JsonObject]] = {
     EventType.ACTIONS_REQUESTED: _requested,
     EventType.ACTION_RESULT: _result,
     EventType.SUBAGENT_COMPLETED: _with("output", REDACTED),
+    EventType.PLAN_UPDATED: _planned,
 }
 REDACTABLE = tuple(_REDACTIONS)
 
 #: The types that have the same content: to hide one and show the other hides nothing.
-_ALSO = {
-    EventType.REASONING_COMPLETED: EventType.REASONING_APPENDED,
-    EventType.ACTIONS_REQUESTED: EventType.ACTION_INPUT_APPENDED,
-    EventType.ACTION_RESULT: EventType.SUBAGENT_COMPLETED,
-    EventType.SUBAGENT_COMPLETED: EventType.ACTION_RESULT,
-}
+_ALSO = (
+    (EventType.REASONING_COMPLETED, EventType.REASONING_APPENDED),
+    (EventType.ACTIONS_REQUESTED, EventType.ACTION_INPUT_APPENDED),
+    (EventType.ACTION_RESULT, EventType.SUBAGENT_COMPLETED),
+    (EventType.SUBAGENT_COMPLETED, EventType.ACTION_RESULT),
+    # The model writes its plan with calls, and gets it as their results.
+    (EventType.PLAN_UPDATED, EventType.ACTIONS_REQUESTED),
+    (EventType.PLAN_UPDATED, EventType.ACTION_RESULT),
+)
 
 
 @dataclass(frozen=True)
@@ -95,6 +109,18 @@ class StreamPolicy:
         hides = message.get("role") == "tool" and EventType.ACTION_RESULT in self.redact
         return {**message, "output": REDACTED} if hides else message
 
+    def plan(self, plan: JsonObject | None) -> JsonObject | None:
+        """The plan of a session without what readers of events do not see, either."""
+        return plan if plan is None or EventType.PLAN_UPDATED not in self.redact else _plan(plan)
+
+    def snapshot(self, snapshot: JsonObject) -> JsonObject:
+        """The same for the state of a session, which tools have made of their arguments and results."""
+        if EventType.PLAN_UPDATED not in self.redact:
+            return snapshot
+        slices = [{**each, "items": [REDACTED] * len(each["items"])} for each in snapshot["slices"]]
+        slots = dict.fromkeys(snapshot["slots"], REDACTED)
+        return {**snapshot, "slices": slices, "slots": slots, "plan": self.plan(snapshot["plan"])}
+
     def _part(self, part: JsonObject) -> JsonObject | None:
         match part.get("type"):
             case "reasoning" if EventType.REASONING_COMPLETED in self.exclude:
@@ -117,11 +143,12 @@ def stream_policy(exclude: Sequence[str], redact: Sequence[str]) -> StreamPolicy
             if each not in allowed:
                 some = ", ".join(sorted(allowed))
                 raise Invalid(f"PERDURE_STREAM_{name}: {each!r} has to be shown as it is. These need not: {some}.")
-    for type in (*exclude, *redact):
-        also = _ALSO.get(type)
-        if also is not None and also not in (*exclude, *redact):
+    for type, also in _ALSO:
+        if type in (*exclude, *redact) and also not in (*exclude, *redact):
             raise Invalid(f"PERDURE_STREAM_…: {also!r} shows the content of {type!r}: name it, too.")
     if EventType.REASONING_COMPLETED in exclude and EventType.REASONING_APPENDED not in exclude:
         # The pieces would begin what never ends.
         raise Invalid("PERDURE_STREAM_EXCLUDE: 'reasoning.completed' is left out only with 'reasoning.appended'.")
-    return StreamPolicy(frozenset(exclude), frozenset(redact))
+    hides_calls = {EventType.ACTIONS_REQUESTED, EventType.ACTION_RESULT} & {*redact}
+    # Named or not: those who hide what tools get and return may have begun to before there were plans.
+    return StreamPolicy(frozenset(exclude), frozenset({*redact, *([EventType.PLAN_UPDATED] if hides_calls else ())}))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import secrets
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from opentelemetry import propagate
 from pydantic import ValidationError
@@ -33,6 +35,7 @@ from perdure.protocol.deliveries import (
 from perdure.protocol.inputs import InputRequest
 from perdure.protocol.wire import JsonObject
 from perdure.store.deliveries import DeliveryRow, NewDelivery
+from perdure.store.values import MOST_TAGS
 
 if TYPE_CHECKING:
     from perdure.agents.agent import Agent
@@ -126,6 +129,35 @@ def checked_bounds(deadline: datetime | None, idle_seconds: float | None) -> flo
     if ends_at > time.time() + LONGEST_TIME:
         raise Invalid(f"A session's deadline is at most {LONGEST_TIME} seconds away.")
     return ends_at
+
+
+#: Tags: what a name consists of, and the characters of a text.
+_TAG = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_LONGEST_TAG = 256
+
+
+def checked_tags(tags: Mapping[str, str | None]) -> dict[str, str | None]:
+    """The tags to set, and as None those to take away, with text that UTF-8 can encode."""
+    if len(tags) > MOST_TAGS:
+        raise Invalid(f"A session has at most {MOST_TAGS} tags.")
+    for name, text in tags.items():
+        if not (isinstance(cast("object", name), str) and _TAG.fullmatch(name)):
+            raise Invalid("A tag's name has 1 to 64 letters, digits, '.', '_' and '-'.")
+        if text is not None and not (isinstance(cast("object", text), str) and len(text) <= _LONGEST_TAG):
+            raise Invalid(f"A tag is a text of at most {_LONGEST_TAG} characters.")
+    return {name: None if text is None else whole(text) for name, text in tags.items()}
+
+
+def new_tags(tags: Mapping[str, str] | None) -> dict[str, str]:
+    """The tags of a new session."""
+    return {name: text for name, text in checked_tags(tags or {}).items() if text is not None}
+
+
+def with_extras(about: tuple[str, ...], **extras: JsonObject | None) -> tuple[str, ...]:
+    """What distinguishes a request, with what it has beyond the usual arguments."""
+    for name, extra in extras.items():
+        about = (*about, name, json.dumps(extra, sort_keys=True)) if extra else about
+    return about
 
 
 def message_body(message: Message | None, principal: Principal) -> DeliveryBody:

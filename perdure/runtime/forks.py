@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 
 from perdure.agents.registry import bounds_of
-from perdure.errors import ForkRefused, Invalid, SessionNotFound, UnreadableState
+from perdure.errors import CheckpointNotFound, ForkRefused, Invalid, SessionNotFound, UnreadableState
 from perdure.protocol.deliveries import Principal
 from perdure.protocol.wire import JsonObject
 from perdure.session.state import derive_token, hash_token
@@ -36,6 +36,24 @@ from .signals import Signals
 
 #: How many earlier steps and turns are looked at for a boundary that can be offered instead.
 _LOOKED_AT = 20
+
+
+@dataclass(frozen=True)
+class ForkPlace:
+    """Where a session is forked: at the end of a turn or of a step; also of the step in which a checkpoint was taken.
+
+    A checkpoint has no turn and no step here: it may be dropped, and a repeated request must be the same then.
+    """
+
+    turn: int | None = None
+    step: int | None = None
+    checkpoint: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.turn is None) == (self.checkpoint is None) or (self.turn is None and self.step is not None):
+            raise Invalid("A session is forked at a turn, with or without a step of it, or at a checkpoint.")
+        if not all(0 <= number < 2**53 for number in (self.turn or 0, self.step or 0)):
+            raise Invalid("A session is forked at the end of a turn or of a step; both are numbered from 0.")
 
 
 @dataclass(frozen=True)
@@ -65,36 +83,47 @@ class Forks:
     async def fork(
         self,
         parent: SessionRow,
-        turn: int,
-        step: int | None,
+        place: ForkPlace,
         principal: Principal,
         idempotency_key: str | None,
     ) -> ForkReceipt:
-        if not all(0 <= number < 2**53 for number in (turn, step or 0)):
-            raise Invalid("A session is forked at the end of a turn or of a step; both are numbered from 0.")
         session_id = deliveries.session_id()
-        delivery = _key_holder(session_id, parent.session_id, turn, step, principal, idempotency_key)
+        delivery = _key_holder(session_id, parent.session_id, place, principal, idempotency_key)
+        turn, step = await self._boundary(parent, place)
         cut = await self._checked_cut(parent, turn, step)
         token_hash = hash_token(derive_token(self._secret, session_id))
         bounds = bounds_of(self._signals.limits(parent.agent))
         fork = NewFork(session_id, token_hash, parent.session_id, turn, delivery, bounds, step, cut)
         forked = await self._store.fork(fork)
-        return await self._receipt(forked.session_id, parent.session_id, turn, step, fresh=forked.fresh)
+        return await self._receipt(forked.session_id, parent.session_id, place, fresh=forked.fresh)
 
     async def first(
-        self, parent_id: str, turn: int, step: int | None, principal: Principal, idempotency_key: str | None
+        self, parent_id: str, place: ForkPlace, principal: Principal, idempotency_key: str | None
     ) -> ForkReceipt | None:
         """The receipt of a repeated request; its parent may have been deleted since."""
-        delivery = _key_holder("", parent_id, turn, step, principal, idempotency_key)
+        delivery = _key_holder("", parent_id, place, principal, idempotency_key)
         first = await self._store.first(delivery) if delivery else None
-        return await self._receipt(first.delivery.session_id, parent_id, turn, step, fresh=False) if first else None
+        return await self._receipt(first.delivery.session_id, parent_id, place, fresh=False) if first else None
 
-    async def _receipt(
-        self, session_id: str, parent_id: str, turn: int, step: int | None, *, fresh: bool
-    ) -> ForkReceipt:
+    async def _boundary(self, parent: SessionRow, place: ForkPlace) -> tuple[int, int | None]:
+        """The last turn that is shared, and the last step of it."""
+        if place.checkpoint is None:
+            assert place.turn is not None
+            return place.turn, place.step
+        found = await self._store.checkpoints.find(parent.session_id, place.checkpoint)
+        if found is None:
+            raise CheckpointNotFound
+        return found.turn, found.step
+
+    async def _receipt(self, session_id: str, parent_id: str, place: ForkPlace, *, fresh: bool) -> ForkReceipt:
         row = await self._store.session(session_id)
         if row is None:
             raise SessionNotFound
+        turn, step = place.turn, place.step
+        if turn is None:
+            # Only builds that know checkpoints fork there, and these keep the place.
+            assert row.fork_place is not None
+            turn, step = row.fork_place["turn"], row.fork_place.get("step")
         started = not row.is_new_fork or await self._signals.start_with_turns(row)
         return ForkReceipt(
             session_id=session_id,
@@ -159,12 +188,13 @@ class Forks:
 
 
 def _key_holder(
-    session_id: str, parent: str, turn: int, step: int | None, principal: Principal, key: str | None
+    session_id: str, parent: str, place: ForkPlace, principal: Principal, key: str | None
 ) -> NewDelivery | None:
     """The delivery that holds the idempotency key of a fork, like that of each request that starts a session."""
     if key is None:
         return None
-    about = json.dumps({"about": ["fork", parent, turn, step]}, sort_keys=True)
+    where = [place.turn, place.step] if place.checkpoint is None else ["checkpoint", place.checkpoint]
+    about = json.dumps({"about": ["fork", parent, *where]}, sort_keys=True)
     return NewDelivery(
         session_id=session_id,
         delivery_id=deliveries.delivery_id(),

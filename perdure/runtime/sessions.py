@@ -12,10 +12,9 @@ or `deliver_or_start`, which does the same without a race.
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import replace
 from datetime import datetime
 from typing import TypedDict, Unpack, get_args
 
@@ -53,33 +52,22 @@ from perdure.store.values import NewSession, SessionPage, SessionQuery, SessionR
 from . import deliveries
 from .dead_letters import DeadLetters
 from .deletions import Deletions
-from .deliveries import CallerRequest, checked_bounds, message_body, reference, title_of
+from .deliveries import CallerRequest, checked_bounds, message_body, new_tags, reference, title_of, with_extras
 from .drivers.client import DriverClient
 from .drivers.liveness import Description, Liveness, description_of
-from .forks import ForkReceipt, Forks
+from .forks import ForkPlace, ForkReceipt, Forks
 from .inbox import Dispatches, Executions, Inbox, LaneChange, Lanes, ShownLane
 from .inputs import Answers, Inputs
+from .progress import Checkpoints
 from .reconciler import Reconciler
 from .remote.callbacks import Callbacks
+from .reports.family import Family, family_of
 from .runs import Runs
 from .signals import Cancelled, Signals, cancel_turn
 from .streams.instances import Instances
 from .sweeper import Sweeper
 
-
-@dataclass(frozen=True)
-class Family:
-    """A session, and its family by parent: the children of each member, oldest first."""
-
-    row: SessionRow
-    children: Mapping[str, Sequence[SessionRow]]
-    # False: the family is so large that some of it is not here.
-    complete: bool
-
-
 _NEWEST = SessionQuery()
-#: How many members of a family are looked at.
-_MEMBERS = 1000
 #: How often a token may find and lose its session while one request is served.
 _TRIES = 5
 
@@ -132,6 +120,10 @@ class Sessions:
         self.liveness = Liveness(driver)
         self.deletions = Deletions(store, driver, client)
         self.callbacks = Callbacks(store, self._signals)
+        progress = Checkpoints(store, self.get)
+        self.plan, self.snapshot, self.tag = progress.plan, progress.snapshot, progress.tag
+        self.checkpoints, self.checkpoint = progress.list, progress.find
+        self.roll_back = progress.roll_back
         self.instances = Instances(store, secret, self.deliver_or_start)
 
     # --- write ----------------------------------------------------------------------------------------------
@@ -153,12 +145,13 @@ class Sessions:
         callback: JsonObject | None = None,
         depth: int | None = None,
         queue_mode: QueueMode | None = None,
+        tags: Mapping[str, str] | None = None,
     ) -> Receipt:
         """Start a session with its first delivery. `TokenConflict` when a live session owns `token`.
 
         It ends at `deadline`, or after `idle_seconds` in which nothing happens in it, if its agent does not end it
         earlier.
-        `queue_mode`: of its first message, as `deliver` takes it.
+        `queue_mode`: of its first message, as `deliver` takes it. `tags`: a few short texts by name, to find it by.
         `callback`: where its end is reported; `depth`: how many sessions are above it on other servers.
         Two requests with one idempotency key are the same if their bodies and `same_as` are equal. The default of
         `same_as` is made of the other arguments.
@@ -181,11 +174,12 @@ class Sessions:
             title=title_of(body),
             bounds=bounds_of(self._signals.limits(agent), deadline=ends_at, idle_seconds=idle_seconds, depth=depth),
             callback=callback,
+            tags=new_tags(tags),
         )
         about = same_as or ("start", agent, mode, token or "", *same_request(queue_mode))
         if deadline is not None or idle_seconds is not None:
             about = (*about, str(ends_at), str(idle_seconds))
-        about = about if callback is None else (*about, "callback", json.dumps(callback, sort_keys=True))
+        about = with_extras(about, callback=callback, tags=dict(session.tags))
         waits_as = checked_mode(queue_mode) or self._signals.lane(agent).mode
         request = CallerRequest(session_id, body, principal, about, idempotency_key, session.token_hash, waits_as)
         if ends_at is not None and ends_at <= time.time():
@@ -330,22 +324,24 @@ class Sessions:
     async def fork(
         self,
         session_id: str,
-        turn: int,
+        turn: int | None = None,
         *,
         step: int | None = None,
+        checkpoint: str | None = None,
         principal: Principal | None = None,
         idempotency_key: str | None = None,
     ) -> ForkReceipt:
         """Start a session that shares the turns of this one up to the end of `turn`, and continues from there.
 
-        With `step`, only the steps of that turn up to this one are shared. `ForkRefused` when that is no boundary, with
-        the next earlier one. The fork belongs to the owner of the session.
+        With `step`, only the steps of that turn up to this one are shared; `checkpoint` stands for the step in which it
+        was taken. `ForkRefused` when that is no boundary, with the next earlier one. The fork has the session's owner.
         """
+        place = ForkPlace(turn, step, checkpoint)
         owner = principal or (await self.get(session_id)).principal
         # Before its parent, which may have been deleted since.
-        if (first := await self._forks.first(session_id, turn, step, owner, idempotency_key)) is not None:
+        if (first := await self._forks.first(session_id, place, owner, idempotency_key)) is not None:
             return first
-        return await self._forks.fork(await self.get(session_id, principal), turn, step, owner, idempotency_key)
+        return await self._forks.fork(await self.get(session_id, principal), place, owner, idempotency_key)
 
     async def configure_lane(
         self, session_id: str, lane: str, *, principal: Principal | None = None, **changes: Unpack[LaneChange]
@@ -385,12 +381,7 @@ class Sessions:
 
     async def family(self, session_id: str, principal: Principal | None = None) -> Family:
         """The session, and all sessions that were started from the same root."""
-        row = await self.get(session_id, principal)
-        page = await self._store.family(row.root_id or row.session_id, limit=_MEMBERS)
-        children: dict[str, list[SessionRow]] = {}
-        for member in page.sessions:
-            children.setdefault(member.parent_id or "", []).append(member)
-        return Family(row, children, complete=page.next_cursor is None)
+        return await family_of(self._store, await self.get(session_id, principal))
 
     async def events(
         self, session_id: str, start: int = 0, *, follow: bool = True, principal: Principal | None = None

@@ -6,7 +6,7 @@ read model. It is idempotent.
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
@@ -188,6 +188,13 @@ class Store(Protocol):
 
     async def sessions(self, query: SessionQuery) -> SessionPage:
         """One page of sessions; runs are not among them."""
+        ...
+
+    async def set_tags(self, session_id: str, changes: Mapping[str, str | None]) -> SessionRow:
+        """Set tags of the session, which may have ended, and take away those that are None. The others stay.
+
+        `SessionGone` when it is unknown, `Invalid` when it would have more than `MOST_TAGS`.
+        """
         ...
 
     async def lanes(self, session_id: str) -> Sequence[Lane]:

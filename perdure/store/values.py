@@ -74,6 +74,10 @@ class _Member:
         return None if self.parent is None else self.parent["rootSessionId"]
 
 
+#: The tags of one session.
+MOST_TAGS = 20
+
+
 @dataclass(frozen=True)
 class NewSession(_Member):
     """A session to create. Its row and its route are written in one transaction."""
@@ -372,6 +376,8 @@ class Consumption:
     delivery_ids: Sequence[str]
     # How often each was edited when it was read; the commit raises `Unavailable` when it was edited since.
     edits: Mapping[str, int] = field(default_factory=dict[str, int])
+    # How many of the notes that wait in the session its turn has read, oldest first.
+    notes: int = 0
 
 
 @dataclass(frozen=True)
@@ -408,7 +414,7 @@ class Commit:
        What the commit adds to the usage of the session is noted of its attempt, too.
     4. `records`: insert them. A record whose key exists is not changed.
     5. `consume`: mark these deliveries as read by this turn and drop their bodies. Raise `DeliveryTaken` when one is
-       unknown, refused, or read by another turn.
+       unknown, refused, or read by another turn. Drop the notes that the turn has read.
     6. `events`: append them at the next indexes. An event whose key exists is skipped. One that ends a turn settles
        the deliveries that the turn has read, and names them, unless the turn waits for people.
     7. `slots`: write them. Raise `SlotConflict` when a slot has another version than expected. `checkpoint`: keep the

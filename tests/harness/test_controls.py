@@ -12,8 +12,10 @@ from perdure.models.base import Delta, Prompt, Reply
 from perdure.protocol.deliveries import CLEAR, COMPACT, RESET, DeliveryBody, DeliveryRef
 from perdure.protocol.requests import NothingToRead
 from perdure.settings import Settings
+from perdure.store.checkpoints import Rollback
 from perdure.store.deliveries import NewDelivery
 from perdure.store.lifecycle import NewFork, Restoration
+from perdure.store.values import Commit, NewCheckpoint
 from perdure.testing import ScriptedModel
 from tests.support.given import read_session
 from tests.support.lab import SESSION, TEXT_TURN, Lab, lab
@@ -56,6 +58,19 @@ async def test_a_compaction_summarises_all_of_the_history() -> None:
         assert asked == "Next"
         assert (await it.types()).count("turn.started") == 2
         assert (await read_session(it.store, SESSION)).usage.input_tokens == 30
+
+
+async def test_what_a_rollback_left_for_the_model_is_told_after_a_control() -> None:
+    model = ScriptedModel(["Hello", "Two"])
+    async with lab(model) as it:
+        await one_turn(it)
+        await it.store.commit(Commit(SESSION, checkpoint=NewCheckpoint("chk_1", 0, 0)))
+        await it.store.checkpoints.roll_back(Rollback(SESSION, "chk_1"))
+
+        await it.control(CLEAR, 1)
+        await one_turn(it, 1, "Next")
+
+        assert str(model.prompts[-1].messages).count("The state of this session was set back") == 1
 
 
 async def test_the_next_turn_has_the_number_that_its_events_name() -> None:

@@ -7,8 +7,9 @@ from perdure.harness.tools.approvals import REMEMBERED_APPROVALS, remembered
 from perdure.protocol.deliveries import DeliveryRef
 from perdure.protocol.requests import Calls, Resumed
 from perdure.store.base import Store
+from perdure.store.checkpoints import Rollback
 from perdure.store.lifecycle import Restoration
-from perdure.store.values import Commit, Committed, SlotWrite
+from perdure.store.values import Commit, Committed, NewCheckpoint, SlotWrite
 from perdure.testing import ScriptedModel, call
 from tests.support.lab import NO, SESSION, YES, lab
 
@@ -89,6 +90,40 @@ async def test_an_answer_between_the_read_and_the_expiry_is_executed_by_that_tur
         assert "It changed nothing" not in str(model.prompts[-1].messages)
         (started,) = [event for event in await it.events() if event.type == "turn.started" and event.turn == 1]
         assert started.delivery_ids == (answers[0].id,)
+
+
+NOTE = "The state of this session was set back"
+
+
+async def test_what_a_rollback_left_for_the_model_is_told_once_also_by_a_turn_without_a_delivery() -> None:
+    till = Till()
+    async with asked(till, 5, then=("Denied.", "Yes."), expires=60) as (it, model, open):
+        await it.store.commit(Commit(SESSION, checkpoint=NewCheckpoint("chk_1", 0, 0)))
+        await it.store.checkpoints.roll_back(Rollback(SESSION, "chk_1"))
+
+        await it.resume(open=open, expired=open)
+        await it.model(turn=1)
+        await it.model(await it.deliver("And?"), turn=2)
+
+        assert [str(prompt.messages).count(NOTE) for prompt in model.prompts] == [0, 1, 1]
+
+
+async def test_a_rollback_right_before_an_expiry_is_told_with_the_answer_that_came_then() -> None:
+    till = Till()
+    async with asked(till, 5, then=("Paid.",), expires=60) as (it, model, open):
+        await it.store.commit(Commit(SESSION, checkpoint=NewCheckpoint("chk_1", 0, 0)))
+
+        async def roll_back_and_answer() -> None:
+            await it.store.checkpoints.roll_back(Rollback(SESSION, "chk_1"))
+            await it.answer((open[0], YES))
+
+        it.store = cast("Store", _AnsweredJustNow(it.store, roll_back_and_answer))
+        it.harness = it.worker()
+        resumed = await it.resume(open=open, expired=open)
+        await it.run_approved(resumed.calls[0])
+        await it.model(turn=1)
+
+        assert str(model.prompts[-1].messages).count(NOTE) == 1
 
 
 async def test_silence_may_fail_the_turn_and_take_the_others_along() -> None:

@@ -15,7 +15,7 @@ from perdure.dev.supervisor import command
 from perdure.errors import Conflict, ForkRefused, Invalid, SessionNotFound
 from perdure.harness.tools.approvals import REMEMBERED_APPROVALS, remembered
 from perdure.protocol.deliveries import Principal
-from perdure.runtime.forks import Forks, export_session, import_session
+from perdure.runtime.forks import ForkPlace, Forks, export_session, import_session
 from perdure.runtime.signals import Signals
 from perdure.store import lifecycle as files
 from perdure.store.base import Store
@@ -163,7 +163,7 @@ async def test_a_session_whose_records_have_expired_is_neither_exported_nor_fork
         forks = Forks(it.store, Signals(it.store, FakeDriver()), b"secret")
         for row in (await given.read_session(it.store, SESSION), before):
             with pytest.raises(ForkRefused):
-                await forks.fork(row, 0, None, row.principal, None)
+                await forks.fork(row, ForkPlace(0), row.principal, None)
 
 
 def truncated(lines: Lines) -> Lines:

@@ -37,6 +37,12 @@ _PLAIN = (
 )
 
 
+_OF_PROGRESS = (
+    *(EventType.PLAN_UPDATED, EventType.SESSION_ROLLED_BACK),
+    *(EventType.CHECKPOINT_CREATED, EventType.CHECKPOINT_FAILED),
+)
+
+
 @dataclass(frozen=True)
 class Entry:
     """One line of a timeline."""
@@ -245,6 +251,9 @@ def of_event(event: Event) -> Entry:
     """The event without what was said."""
     data = event.data or {}
     shown: dict[str, Any] = {name: data[name] for name in ("turnId", "stepIndex", *_PLAIN) if name in data}
+    if event.type in _OF_PROGRESS:
+        # Of a plan the ids of the steps that have changed, not their titles.
+        shown |= {name: data[name] for name in ("changed", "checkpointId", "name", "planStep") if data.get(name)}
     if event.type == EventType.ACTIONS_REQUESTED:
         shown["actions"] = [_call(each) for each in data.get("actions") or ()]
     if event.type == EventType.ACTION_RESULT:

@@ -229,8 +229,8 @@ async def _keep_failed_turns(tx: Transaction, row: SessionRow, events: Sequence[
 async def _consume(tx: Transaction, commit: Commit, row: SessionRow, now: str) -> None:
     if commit.consume is None:
         return
-    if row.notes:
-        await checkpoints.clear_notes(tx, row)
+    if row.notes and commit.consume.notes:
+        await checkpoints.drop_notes(tx, row, commit.consume.notes)
     wanted, turn = sorted(set(commit.consume.delivery_ids)), commit.consume.turn
     read = await tx.rows("hear_deliveries", session_id=commit.session_id, delivery_ids=wanted, turn=turn, now=now)
     if len(read) < len(wanted):

@@ -1,16 +1,17 @@
-"""What waits in a session: its order, what the mode of a new message does to it, and what is set for its lanes.
+"""What waits in a session: its order, what the mode of a new message does to it; and what is set for it and its lanes.
 
 All of this happens under the session's lock, together with the acceptance of the message or its change.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from perdure.errors import Conflict, InboxFull, SessionGone
+from perdure.errors import Conflict, InboxFull, Invalid, SessionGone
 from perdure.protocol.events import OVERFLOWED, SUPERSEDED, NewEvent, cancel_requested, delivery_refused, inbox_overflow
 from perdure.protocol.wire import JsonObject
 from perdure.session.queue import between, summary_of, with_summary_of
 from perdure.store.deliveries import Change, DeliveryRow, NewDelivery
-from perdure.store.values import LaneSettings, SessionRow
+from perdure.store.values import MOST_TAGS, LaneSettings, SessionRow
 
 from . import rows
 from .database import Transaction, Written
@@ -39,6 +40,16 @@ async def set_lane(tx: Transaction, session_id: str, lane: str, changes: JsonObj
     lanes = {name: fields for name, fields in lanes.items() if fields}
     await tx.run("set_lane_settings", session_id=session_id, settings=encode(lanes) if lanes else None)
     return LaneSettings(known.agent, lanes)
+
+
+async def set_tags(tx: Transaction, session_id: str, changes: Mapping[str, str | None]) -> SessionRow:
+    # As above: of two requests for different tags both count.
+    row = (await rows.lock(tx, session_id)).row
+    tags = {name: text for name, text in {**row.tags, **changes}.items() if text is not None}
+    if len(tags) > MOST_TAGS:
+        raise Invalid(f"A session has at most {MOST_TAGS} tags.")
+    await tx.run("set_tags", session_id=session_id, tags=rows.tags_text(tags))
+    return replace(row, tags=tags)
 
 
 async def edit(tx: Transaction, read: DeliveryRow, change: Change, now: str) -> Written[DeliveryRow | None]:

@@ -1,7 +1,7 @@
 """The implementation of `Store` over any SQL database."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from time import monotonic
 
@@ -176,6 +176,9 @@ class SqlStore:
         after, order = newest_first(query.cursor), ("created_at", "session_id")
         found, next_cursor = await self._page(name, values, order, after, query.limit)
         return SessionPage([rows.session(row) for row in found], next_cursor)
+
+    async def set_tags(self, session_id: str, changes: Mapping[str, str | None]) -> SessionRow:
+        return await self._write_once(lambda tx: queue.set_tags(tx, session_id, changes))
 
     async def lanes(self, session_id: str) -> Sequence[Lane]:
         return await self._database.read(lambda tx: deliveries.lanes(tx, session_id))

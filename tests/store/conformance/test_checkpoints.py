@@ -11,7 +11,7 @@ from perdure.protocol.events import EventType
 from perdure.store.base import Store
 from perdure.store.checkpoints import LARGEST_SNAPSHOT, UNNAMED_KEPT, Rollback
 from perdure.store.lifecycle import NewFork
-from perdure.store.values import Commit, NewCheckpoint, SlotWrite
+from perdure.store.values import Commit, Consumption, NewCheckpoint, SlotWrite
 from tests.store.conformance.conftest import Database
 from tests.support import given
 from tests.support.given import ending, everything, read_session, running
@@ -136,11 +136,12 @@ async def test_a_repeated_rollback_changes_nothing(store: Store) -> None:
     await take(store, 1, SlotWrite("cart", {"value": 1}))
     await store.commit(Commit("s", slots=[SlotWrite("cart", {"value": 2})]))
 
-    await store.checkpoints.roll_back(Rollback("s", "chk_1"))
+    first = await store.checkpoints.roll_back(Rollback("s", "chk_1"))
     before = await everything(store)
-    await store.checkpoints.roll_back(Rollback("s", "chk_1"))
+    again = await store.checkpoints.roll_back(Rollback("s", "chk_1"))
 
     assert await everything(store) == before
+    assert first == again == await read_session(store)
     assert len((await read_session(store)).notes) == 1
 
 
@@ -151,7 +152,7 @@ async def test_the_turn_that_reads_the_next_message_takes_the_notes(store: Store
     await store.checkpoints.roll_back(Rollback("s", "chk_1"))
     await store.accept(given.delivery("next"))
 
-    await store.commit(given.consuming("next", turn=1))
+    await store.commit(Commit("s", consume=Consumption(1, ["next"], notes=1)))
 
     assert (await read_session(store)).notes == ()
 
@@ -180,6 +181,23 @@ async def test_a_snapshot_of_a_newer_version_is_refused_and_nothing_changes(stor
 
     assert (await values(store))["cart"] == {"value": 2}
     assert await told(store, EventType.SESSION_ROLLED_BACK) == []
+
+
+async def test_notes_that_a_turn_has_not_read_wait_for_the_next_one(store: Store) -> None:
+    await idle(store)
+    for number in (1, 2):
+        await take(store, number, SlotWrite("cart", {"value": number}))
+        await store.commit(Commit("s", slots=[SlotWrite("cart", {"value": 9})]))
+        await store.checkpoints.roll_back(Rollback("s", f"chk_{number}"))
+    both = (await read_session(store)).notes
+    await store.accept(given.delivery("control"))
+    await store.commit(given.consuming("control", turn=1))
+    assert (await read_session(store)).notes == both
+
+    await store.commit(Commit("s", consume=Consumption(1, [], notes=1)))
+
+    assert len(both) == 2
+    assert list((await read_session(store)).notes) == [both[1]]
 
 
 async def test_a_busy_session_is_not_rolled_back(store: Store) -> None:

@@ -38,14 +38,15 @@ async def take(tx: Transaction, row: SessionRow, wanted: NewCheckpoint, now: str
     """Keep the state as a checkpoint; the event that says so, or why that was impossible."""
     counted = await tx.row("count_checkpoints", session_id=row.session_id)
     assert counted is not None
-    snapshot, problem = None, None
+    snapshot, size, problem = None, 0, None
     if wanted.name is not None and counted["named"] >= MOST_NAMED:
         problem = f"the session has {MOST_NAMED} checkpoints with names"
     elif (await _size(tx, row.session_id)) > LARGEST_SNAPSHOT:
         problem = f"its state is larger than {LARGEST_SNAPSHOT} bytes"
     else:
         snapshot = encode(await _snapshot(tx, row, wanted.turn, wanted.step, now))
-        if len(snapshot.encode(errors="surrogatepass")) > LARGEST_SNAPSHOT:
+        size = len(snapshot.encode(errors="surrogatepass"))
+        if size > LARGEST_SNAPSHOT:
             snapshot, problem = None, f"its state is larger than {LARGEST_SNAPSHOT} bytes"
     data: JsonObject = {"checkpointId": wanted.checkpoint_id, "name": wanted.name, **_place(wanted)}
     if snapshot is None:
@@ -63,7 +64,7 @@ async def take(tx: Transaction, row: SessionRow, wanted: NewCheckpoint, now: str
         step=wanted.step,
         now=now,
         snapshot=snapshot,
-        size=len(snapshot),
+        size=size,
     )
     await tx.run("drop_checkpoints", session_id=row.session_id, kept=UNNAMED_KEPT)
     if wanted.plan_step is not None:
@@ -182,7 +183,7 @@ async def roll_back(tx: Transaction, rollback: Rollback, now: str) -> Written[Se
     data |= {"turnId": names.turn_id(checkpoint.turn), "stepIndex": checkpoint.step}
     key = names.session_key(f"rollback/{row.events}")
     head = await rows.emit(tx, row, (NewEvent(type=EventType.SESSION_ROLLED_BACK, key=key, data=data),), now)
-    return Written(row, head)
+    return Written((await rows.lock(tx, row.session_id)).row, head)
 
 
 async def _was_last(tx: Transaction, row: SessionRow, checkpoint_id: str) -> bool:
@@ -211,9 +212,10 @@ def _note(checkpoint: Checkpoint, restored: Sequence[str]) -> str:
     )
 
 
-async def clear_notes(tx: Transaction, row: SessionRow) -> None:
-    """The turn that begins here has read the notes."""
-    await tx.run("set_notes", session_id=row.session_id, notes=None)
+async def drop_notes(tx: Transaction, row: SessionRow, read: int) -> None:
+    """The turn that begins here has read so many notes. Those that have come since then wait for the next one."""
+    left = list(row.notes[read:])
+    await tx.run("set_notes", session_id=row.session_id, notes=encode(left) if left else None)
 
 
 def _checkpoint(row: Row) -> Checkpoint:
