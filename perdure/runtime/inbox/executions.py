@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from perdure.agents import output_schema
-from perdure.agents.agent import bounds_of
+from perdure.agents.registry import bounds_of
 from perdure.agents.signature import problems
 from perdure.errors import ExecutionFailed, IdempotencyConflict, Invalid, SessionDeleted
 from perdure.protocol.deliveries import LOCAL, DeliveryBody, Principal
