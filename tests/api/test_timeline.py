@@ -307,6 +307,19 @@ async def test_what_a_deployment_does_not_show_of_results_it_does_not_show_of_at
     assert page.entries[-1].data["error"] == {"type": "X", "message": REDACTED}
 
 
+async def test_an_attempt_that_ends_when_it_begins_ends_after_it_has_begun(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session_id = (await api.create())["sessionId"]
+    for each in (api.store, api.store.attempts):
+        monkeypatch.setattr(each, "_now", lambda: "2099-01-01T00:00:00.000Z")
+    call = fence(Hold.RAISE, 1, scope="call/c")
+    await api.store.commit(Commit(session_id, fence=call))
+    await api.store.attempts.report(session_id, call.report("failed", {"type": "X", "message": "It failed."}))
+
+    assert (await types(api, session_id))[-2:] == ["attempt.started", "attempt.ended"]
+
+
 async def test_only_the_owner_sees_a_timeline(people: Api) -> None:
     session_id = (await people.create())["sessionId"]
 

@@ -158,7 +158,9 @@ class Beside:
         if row.ended_at is not None:
             error = error_of(row, self._policy)
             ended = {**about, "status": row.status, **({"error": error} if error else {})}
-            entries.append(Entry(row.ended_at, BesideType.ATTEMPT_ENDED, ended, rank=_BEFORE))
+            # One that has ended in the millisecond in which it began comes after its own beginning.
+            rank = _AFTER if row.ended_at == row.started_at else _BEFORE
+            entries.append(Entry(row.ended_at, BesideType.ATTEMPT_ENDED, ended, rank=rank))
         return entries
 
 
