@@ -205,6 +205,8 @@ async def test_the_programs_of_the_guide_of_long_jobs_work(
         verdict = await guide["review"]("perdure")
         assert await guide["review"]("perdure") == verdict
         assert await guide["review_within"](PATIENCE, "perdure") == verdict.problem
+        # Else it might have ended before the first look.
+        stack.workers[0].kill()
         assert "still at work" in await guide["review_within"](0, "another")
         async with perdure.connect() as sessions:
             assert len((await sessions.list()).sessions) == 2
