@@ -272,8 +272,12 @@ def parse_lane(fields: Fields) -> str:
 
 def parse_lane_change(fields: Fields) -> LaneChange:
     """What is set for a lane; null: as its agent declares it. What is not there stays as it is."""
+    known = ("mode", "cap", "overflow")
+    # A misspelled field must not be ignored beside one that is right: its sender would take it for set.
+    if unknown := fields.keys() - set(known):
+        raise Invalid(f"Expected the fields 'mode', 'cap' and 'overflow' only, not {quoted(min(unknown))!r}.")
     # Each value is checked where it is set, for callers in Python, too.
-    return cast("LaneChange", {name: fields[name] for name in ("mode", "cap", "overflow") if name in fields})
+    return cast("LaneChange", {name: fields[name] for name in known if name in fields})
 
 
 def check_lane(fields: Fields) -> None:

@@ -165,7 +165,7 @@ class Lane:
             raise InvalidDeclaration(f"A lane's overflow is one of {', '.join(OVERFLOWS)}; not {self.overflow!r}.")
         cap = cast("object", self.cap)
         if cap is not None and (not isinstance(cap, int) or isinstance(cap, bool) or cap < 1):
-            raise InvalidDeclaration(f"A lane's cap is a number from 1 on, or None; not {cap!r}.")
+            raise InvalidDeclaration(f"A lane's cap is a whole number, at least 1; not {cap!r}.")
 
     def room(self, most: int) -> int:
         """How many deliveries may wait where `most` may in any case."""

@@ -100,7 +100,7 @@ class Lanes:
         try:
             known = await self._store.set_lane(main.session_id, name, _checked(changes))
         except SessionGone:
-            raise NoActiveSession from None
+            raise NoActiveSession("The session has ended; its lanes cannot be set.") from None
         return await self._shown(known, name, (await self.of(main)).get(name))
 
     async def shown(self, row: SessionRow) -> Sequence[ShownLane]:

@@ -124,7 +124,7 @@ async def test_only_the_owner_of_a_living_session_sets_what_can_be(sessions: Ses
             await sessions.configure_lane(main.session_id, "main", **wrong)
     await sessions.reset(main.session_id)
     await until(lambda: has_ended(store, main.session_id), "the end of the session")
-    with pytest.raises(NoActiveSession):
+    with pytest.raises(NoActiveSession, match="has ended"):
         await sessions.configure_lane(main.session_id, "main", mode="collect")
 
 
@@ -161,6 +161,7 @@ async def test_lanes_are_set_over_http(stack: Stack) -> None:
                 ("cron", b"7"),
                 ("cron", b'{"cap": 1.5}'),
                 ("cron", b'{"mode": "soon"}'),
+                ("cron", b'{"mode": "collect", "overfow": "drop_oldest"}'),
                 ("audit", b'{"cap": 1}'),
                 ("x" * 5000, b'{"cap": 1}'),
             )
@@ -174,6 +175,6 @@ async def test_lanes_are_set_over_http(stack: Stack) -> None:
     assert shown[1] == put.json()
     assert (shown[0]["mode"], shown[0]["cap"], shown[0]["overrides"]) == ("collect", 100, {"mode": "collect"})
     assert (again.status_code, again.json()["overrides"]) == (200, {})
-    assert wrong == [400] * 6
+    assert wrong == [400] * 7
     assert nobody.status_code == 404
     assert [each["lane"] for each in left] == ["main"]
