@@ -78,6 +78,21 @@ async def test_a_snapshot_has_the_state_as_the_commit_leaves_it(store: Store) ->
     assert await store.checkpoints.find("other", "chk_1") is None
 
 
+async def test_a_snapshot_of_now_names_the_newest_step_also_in_a_fork_of_it(store: Store) -> None:
+    before = await store.checkpoints.snapshot("s")
+    await store.commit(Commit("s", records=[given.record(step=0), given.record(step=2)]))
+    await idle(store)
+    await store.fork(NewFork("f", "token of f", "s", 0))
+
+    places: list[object] = [None if before is None else (before["turn"], before["step"])]
+    for session_id in ("s", "f"):
+        snapshot = await store.checkpoints.snapshot(session_id)
+        assert snapshot is not None
+        places.append((snapshot["turn"], snapshot["step"]))
+
+    assert places == [(0, 0), (0, 2), (0, 2)]
+
+
 async def test_the_newest_and_all_with_names_are_kept(store: Store) -> None:
     await idle(store)
     await take(store, 0, name="first")

@@ -87,6 +87,13 @@ async def _size(tx: Transaction, session_id: str) -> int:
     return found["size"]
 
 
+async def _newest_step(tx: Transaction, session_id: str, turn: int) -> int:
+    # A fork reads the records of the turns that it shares where they are.
+    owner = await tx.row("owner_of_turn", session_id=session_id, turn=turn)
+    newest = None if owner is None else await tx.row("last_step", session_id=owner["session_id"], turn=turn)
+    return 0 if newest is None or newest["step"] is None else max(0, newest["step"])
+
+
 async def _snapshot(tx: Transaction, row: SessionRow, turn: int, step: int, now: str) -> JsonObject:
     children = await tx.rows("children_of", session_id=row.session_id, limit=MOST_CHILDREN)
     snapshot: JsonObject = {
@@ -262,6 +269,7 @@ class SqlCheckpoints:
             found = await rows.find(tx, session_id)
             if found is None:
                 return None
-            return await _snapshot(tx, found.row, max(0, found.row.turns - 1), 0, self._now())
+            turn = max(0, found.row.turns - 1)
+            return await _snapshot(tx, found.row, turn, await _newest_step(tx, session_id, turn), self._now())
 
         return await self._database.read(read)
