@@ -76,6 +76,16 @@ async def test_a_request_gets_its_result(stack: Stack, sessions: Sessions, store
     assert any("Make the bill for oolong." in each["instructions"] for each in requests)
 
 
+async def test_an_execution_is_forked_between_its_steps_with_its_request(sessions: Sessions, store: Store) -> None:
+    await sessions.execute("cashier", order(5, seconds=0.01, item="forked"), output=Bill, key=new_key())
+    (row,) = await of_request(store, "forked")
+
+    fork = await sessions.fork(row.session_id, 0, step=0)
+
+    slots = [(await store.slots(each)).get(names.REQUEST_SLOT) for each in (row.session_id, fork.session_id)]
+    assert slots[1] == slots[0] is not None
+
+
 async def test_many_calls_under_one_key_are_one_session(sessions: Sessions, store: Store) -> None:
     key = new_key()
 

@@ -26,7 +26,7 @@ from . import attempts, queue, rows, runs
 from .database import Transaction, Value, Work, Written
 from .deliveries import end_lanes, expects_turn, has_unread, refuse_unread, report_end, report_inputs
 from .history import checkpoints
-from .history.forks import write_slot
+from .history.slots import write_slot
 from .rows import LockedSession, encode, encode_some, lock
 
 

@@ -42,6 +42,7 @@ from perdure.store.values import Lane, NewSession, SessionRow
 
 from . import queue, rows, runs
 from .database import Row, Transaction, Value, Written
+from .history.slots import BEFORE_STEPS, write_slot
 from .rows import LockedSession, after, encode
 
 
@@ -66,7 +67,7 @@ async def create_session(
         await runs.create_run(tx, session, session.run, now)
     if session.request is not None:
         slot: dict[str, Value] = {"name": names.REQUEST_SLOT, "value": encode({"value": session.request}), "version": 1}
-        await tx.run("write_slot", session_id=session.session_id, **slot)
+        await write_slot(tx, session.session_id, 0, BEFORE_STEPS, slot)
     if session.callback is not None:
         await tx.run("insert_callback", session_id=session.session_id, callback=encode(session.callback))
     return accepted

@@ -23,7 +23,7 @@ from perdure.store.engine.deliveries import has_unread
 from perdure.store.engine.rows import decode, decode_some, encode
 from perdure.store.values import NewCheckpoint, SessionRow
 
-from .forks import BEFORE_STEPS, write_slot
+from .slots import BEFORE_STEPS, write_slot
 
 log = logging.getLogger("perdure.store")
 

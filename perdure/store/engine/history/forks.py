@@ -17,8 +17,7 @@ from perdure.store.engine.rows import LockedSession, encode
 from perdure.store.lifecycle import FORK, Forked, NewFork, Restoration, leaves_out, left_out_up_to
 from perdure.store.values import NewRecord, SessionRow
 
-#: The step of what is written before the first step of a turn.
-BEFORE_STEPS = -1
+from .slots import BEFORE_STEPS, write_slot
 
 
 async def fork(tx: Transaction, fork: NewFork, now: str) -> Forked:
@@ -156,13 +155,6 @@ async def _slot_after_step(
     then = await tx.row("slot_step", **place, step=until)
     assert then is not None
     return {"name": name, "value": then["value"], "version": then["version"]}
-
-
-async def write_slot(tx: Transaction, session_id: str, turn: int, step: int, slot: dict[str, Value]) -> None:
-    """Write the slot, and for later forks what this turn and this step have left in it."""
-    await tx.run("write_slot", session_id=session_id, **slot)
-    await tx.run("write_slot_version", session_id=session_id, turn=turn, **slot)
-    await tx.run("write_slot_step", session_id=session_id, turn=turn, step=step, **slot)
 
 
 def _is_unbroken(whole: Row, steps: Sequence[Row]) -> bool:
