@@ -16,6 +16,8 @@ LARGEST_SNAPSHOT = 1_048_576
 #: Checkpoints of one session: the newest without a name, and those with one.
 UNNAMED_KEPT = 20
 MOST_NAMED = 500
+#: Rollbacks of one session that its next turn is told of.
+MOST_NOTES = 100
 #: The children that a snapshot names.
 MOST_CHILDREN = 1_000
 

@@ -9,7 +9,7 @@ import pytest
 from perdure.errors import CheckpointNotFound, RestoreRefused, SessionBusy, SessionGone
 from perdure.protocol.events import EventType
 from perdure.store.base import Store
-from perdure.store.checkpoints import LARGEST_SNAPSHOT, UNNAMED_KEPT, Rollback
+from perdure.store.checkpoints import LARGEST_SNAPSHOT, MOST_NOTES, UNNAMED_KEPT, Rollback
 from perdure.store.lifecycle import NewFork
 from perdure.store.values import Commit, Consumption, NewCheckpoint, SlotWrite
 from tests.store.conformance.conftest import Database
@@ -158,6 +158,44 @@ async def test_a_repeated_rollback_changes_nothing(store: Store) -> None:
     assert await everything(store) == before
     assert first == again == await read_session(store)
     assert len((await read_session(store)).notes) == 1
+
+
+async def test_what_a_newer_build_says_of_a_slice_survives_a_rollback(store: Store) -> None:
+    await idle(store)
+    newer = {"value": [1], "slice": {"itemType": "int", "policy": "state", "unit": "m"}}
+    await take(store, 1, SlotWrite("perdure.slice/items", newer))
+    await store.commit(Commit("s", slots=[SlotWrite("perdure.slice/items", {**newer, "value": [2]})]))
+
+    await store.checkpoints.roll_back(Rollback("s", "chk_1"))
+
+    assert (await values(store))["perdure.slice/items"] == newer
+
+
+async def test_a_session_keeps_a_limited_number_of_notes_until_a_turn_reads_them(store: Store) -> None:
+    await idle(store)
+    for number in (1, 2):
+        await take(store, number, SlotWrite("cart", {"value": number}))
+    for number in range(MOST_NOTES):
+        await store.checkpoints.roll_back(Rollback("s", f"chk_{number % 2 + 1}"))
+    before = await everything(store)
+
+    with pytest.raises(RestoreRefused, match="since its last turn"):
+        await store.checkpoints.roll_back(Rollback("s", f"chk_{MOST_NOTES % 2 + 1}"))
+
+    assert await everything(store) == before
+    assert len((await read_session(store)).notes) == MOST_NOTES
+    # The last one again is the same one.
+    await store.checkpoints.roll_back(Rollback("s", f"chk_{(MOST_NOTES - 1) % 2 + 1}"))
+
+
+async def test_a_rollback_tells_true_from_one(store: Store) -> None:
+    await idle(store)
+    await take(store, 1, SlotWrite("cart", {"value": True}))
+    await store.commit(Commit("s", slots=[SlotWrite("cart", {"value": 1})]))
+
+    await store.checkpoints.roll_back(Rollback("s", "chk_1"))
+
+    assert (await values(store))["cart"]["value"] is True
 
 
 async def test_the_turn_that_reads_the_next_message_takes_the_notes(store: Store) -> None:

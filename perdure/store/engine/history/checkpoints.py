@@ -12,6 +12,7 @@ from perdure.store.checkpoints import (
     LARGEST_SNAPSHOT,
     MOST_CHILDREN,
     MOST_NAMED,
+    MOST_NOTES,
     SNAPSHOT_VERSION,
     UNNAMED_KEPT,
     Checkpoint,
@@ -143,7 +144,8 @@ def slots_of(snapshot: JsonObject) -> dict[str, JsonObject]:
     versions: JsonObject = snapshot.get("slotVersions") or {}
     slots = {name: _stored(value, versions.get(name, 1)) for name, value in snapshot["slots"].items()}
     for each in snapshot["slices"]:
-        described = {name: each[name] for name in ("itemType", "policy")}
+        # Also what only a newer build knows of a slice.
+        described = {name: said for name, said in each.items() if name not in ("name", "version", "items")}
         slots[names.SLICE_PREFIX + each["name"]] = {**_stored(each["items"], each["version"]), "slice": described}
     if snapshot.get("plan") is not None:
         slots[names.PLAN_SLOT] = _stored(snapshot["plan"], 1)
@@ -173,7 +175,8 @@ async def roll_back(tx: Transaction, rollback: Rollback, now: str) -> Written[Se
         before = then.pop(name, None)
         if name.startswith(_RESERVED) and not _is_state(name):
             continue
-        if (is_log(current) and not rollback.include_logs) or before == current:
+        if (is_log(current) and not rollback.include_logs) or encode(before) == encode(current):
+            # As text: Python says that true is 1.
             continue
         restored.append(name)
         again: dict[str, Value] = {"name": name, "value": encode(before), "version": slot["version"] + 1}
@@ -184,6 +187,9 @@ async def roll_back(tx: Transaction, rollback: Rollback, now: str) -> Written[Se
     if then:
         # Slots are never deleted, so those of a checkpoint exist.
         raise RestoreRefused("The checkpoint has state that the session does not have.")
+    if len(row.notes) >= MOST_NOTES:
+        # The row of a session, and what the next turn tells the model, must not grow without a turn that reads it.
+        raise RestoreRefused(f"The session was rolled back {MOST_NOTES} times since its last turn.")
     note = _note(checkpoint, restored)
     await tx.run("set_notes", session_id=row.session_id, notes=encode([*row.notes, note]))
     data: JsonObject = {"checkpointId": checkpoint.checkpoint_id, "name": checkpoint.name}
