@@ -1,7 +1,8 @@
 """Slices: ordered collections of values in the state of a session."""
 
-from collections.abc import Callable, Hashable, Mapping
-from typing import Any, Generic, Literal, TypeAlias, TypeVar, cast
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar, cast
 
 from pydantic import TypeAdapter
 from pydantic_core import PydanticSerializationError, to_json
@@ -24,6 +25,20 @@ Reducer: TypeAlias = Callable[[tuple[Any, ...], Any], tuple[Any, ...]]
 LARGEST_SLICE = 1_048_576
 
 
+class _Batch(Protocol):
+    def __call__(self, items: tuple[Any, ...], new: Sequence[Any]) -> tuple[Any, ...]: ...
+
+
+@dataclass(frozen=True)
+class _Batched:
+    """A reducer that adds many items in one pass: a pass for each of them would hold up the worker's loop."""
+
+    many: _Batch
+
+    def __call__(self, items: tuple[Any, ...], item: Any) -> tuple[Any, ...]:
+        return self.many(items, (item,))
+
+
 def append_all(items: tuple[T, ...], item: T) -> tuple[T, ...]:
     """Every item is kept, in order."""
     return (*items, item)
@@ -37,22 +52,35 @@ def replace_latest(items: tuple[T, ...], item: T) -> tuple[T, ...]:
 def upsert_by(key: Callable[[Any], Hashable]) -> Reducer:
     """An item takes the place of the one with the same key; the first with a key comes last."""
 
-    def upsert(items: tuple[Any, ...], item: Any) -> tuple[Any, ...]:
-        mine = key(item)
-        kept = tuple(item if key(each) == mine else each for each in items)
-        return kept if any(key(each) == mine for each in items) else (*items, item)
+    def upsert(items: tuple[Any, ...], new: Sequence[Any]) -> tuple[Any, ...]:
+        kept, places = list(items), dict[Hashable, list[int]]()
+        for place, each in enumerate(items):
+            places.setdefault(key(each), []).append(place)
+        for item in new:
+            found = places.setdefault(key(item), [])
+            if not found:
+                found.append(len(kept))
+                kept.append(item)
+            for place in found:
+                kept[place] = item
+        return tuple(kept)
 
-    return upsert
+    return _Batched(upsert)
 
 
 def replace_latest_by(key: Callable[[Any], Hashable]) -> Reducer:
     """Of each key only the newest item is kept; the newest of all comes last."""
 
-    def replace(items: tuple[Any, ...], item: Any) -> tuple[Any, ...]:
-        mine = key(item)
-        return (*(each for each in items if key(each) != mine), item)
+    def replace(items: tuple[Any, ...], new: Sequence[Any]) -> tuple[Any, ...]:
+        latest = dict[Hashable, Any]()
+        for item in new:
+            mine = key(item)
+            # Taken out first, so that it comes last.
+            latest.pop(mine, None)
+            latest[mine] = item
+        return (*(each for each in items if key(each) not in latest), *latest.values())
 
-    return replace
+    return _Batched(replace)
 
 
 class Slice(Generic[T]):
@@ -117,12 +145,7 @@ class Slice(Generic[T]):
     async def add(self, ctx: ToolContext, *items: T) -> None:
         """Add the items as the reducer says."""
 
-        def added(before: tuple[T, ...]) -> tuple[T, ...]:
-            for item in items:
-                before = self._reducer(before, item)
-            return before
-
-        await self._change(ctx, added)
+        await self._change(ctx, lambda before: _added(self._reducer, before, items))
 
     async def append(self, ctx: ToolContext, item: T) -> None:
         """Append the item, whatever the reducer says."""
@@ -170,6 +193,16 @@ class Slice(Generic[T]):
             return value
 
         await ctx.staging.change(self.slot, changed)
+
+
+def _added(reducer: Reducer, before: tuple[Any, ...], items: tuple[Any, ...]) -> tuple[Any, ...]:
+    if reducer is append_all:
+        return (*before, *items)
+    if isinstance(reducer, _Batched):
+        return reducer.many(before, items)
+    for item in items:
+        before = reducer(before, item)
+    return before
 
 
 def _name_of(type: Any) -> str:
