@@ -3,9 +3,9 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, cast
 
-from pydantic import Field, SerializerFunctionWrapHandler, computed_field, model_serializer
+from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, computed_field, model_serializer, model_validator
 
 from perdure.agents.context import ToolContext
 from perdure.agents.state import Slot
@@ -28,6 +28,8 @@ class PlanRefused(Exception):
 class PlanStep(Wire):
     """One step of a plan; steps are numbered from 1."""
 
+    model_config = ConfigDict(extra="allow")
+
     step_id: int
     title: str
     status: StepStatus = "pending"
@@ -41,8 +43,19 @@ class PlanStep(Wire):
 class Plan(Wire):
     """What the model wants to reach, and the steps to it."""
 
+    # What only a newer build says of a plan stays when this one changes it.
+    model_config = ConfigDict(extra="allow")
+
     objective: str
     steps: tuple[PlanStep, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_status(cls, stored: Any) -> Any:
+        # It is computed, and must not become one of the fields that are only kept.
+        if not isinstance(stored, dict):
+            return stored
+        return {name: value for name, value in cast("JsonObject", stored).items() if name != "status"}
 
     @computed_field
     @property
