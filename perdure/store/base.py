@@ -464,12 +464,17 @@ _PAUSES = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 4.0, 8.0, 8.0, 8.0)
 
 async def commit_with_retries(store: Store, commit: Commit) -> Committed:
     """Commit the result of work that is done already, with retries: if it were lost, the work would be repeated."""
+    return await with_retries(lambda: store.commit(commit))
+
+
+async def with_retries(work: Callable[[], Awaitable[T]]) -> T:
+    """Do what a result needs before it is recorded: it is repeated while the store cannot be reached."""
     for pause in _PAUSES:
         try:
-            return await store.commit(commit)
+            return await work()
         except Unavailable:
             await asyncio.sleep(pause)
-    return await store.commit(commit)
+    return await work()
 
 
 #: Seconds for a write on the way out of a failure.

@@ -1,8 +1,10 @@
 """Plans, slices and checkpoints in the calls of tools, and the instructions that show them."""
 
 import asyncio
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -19,14 +21,18 @@ from perdure import (
     Slice,
     State,
     ToolContext,
+    append_all,
+    replace_latest,
+    replace_latest_by,
     tool,
     upsert_by,
 )
 from perdure.agents.progress.plan import PLAN
-from perdure.errors import UnreadableState
+from perdure.errors import Unavailable, UnreadableState
 from perdure.harness.prompt import instructions_of
 from perdure.protocol.events import EventType
-from perdure.store.values import Commit, SlotWrite
+from perdure.store.base import Store
+from perdure.store.values import Commit, Committed, SlotConflict, SlotWrite
 from perdure.testing import call
 from tests.support.lab import SESSION, Lab, lab
 
@@ -139,6 +145,23 @@ async def test_a_completed_plan_gives_way_to_a_new_one() -> None:
         assert [each["title"] for each in results[-1]["steps"]] == ["b", "c"]
 
 
+async def test_what_a_newer_build_says_of_a_plan_survives_a_change() -> None:
+    async with lab([[call("planning_update_step", step_id=1, status="done")]], planning=Planning()) as it:
+        delivery = await it.deliver("Go")
+        steps = [{"stepId": 1, "title": "a", "status": "pending", "owner": "ada"}]
+        newer = {"objective": "Ship it", "status": "active", "due": "soon", "steps": steps}
+        await it.store.commit(Commit(SESSION, slots=[SlotWrite(PLAN.name, {"value": newer})]))
+
+        for ref in await it.calls(delivery):
+            await it.tool(ref)
+
+        stored = (await it.store.slots(SESSION))[PLAN.name].value
+        assert stored is not None
+        after = stored["value"]
+        assert (after["due"], after["status"]) == ("soon", "completed")
+        assert (after["steps"][0]["owner"], after["steps"][0]["status"]) == ("ada", "done")
+
+
 # --- slices -------------------------------------------------------------------------------------------------
 
 
@@ -191,6 +214,118 @@ async def test_a_failed_tool_leaves_nothing_but_its_log() -> None:
         assert await items(it, TRACE) == ("began",)
         assert await items(it, FINDINGS) == ()
         assert "progress_count" not in await it.store.slots(SESSION)
+
+
+class Restarts:
+    """A store that cannot be reached for one read of slots after another writer was first."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._restarts = False
+        self.restarted = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def commit(self, commit: Commit) -> Committed:
+        try:
+            return await self._store.commit(commit)
+        except SlotConflict:
+            self._restarts = True
+            raise
+
+    async def slots(self, session_id: str, names: Sequence[str] | None = None) -> Any:
+        if self._restarts:
+            self._restarts, self.restarted = False, self.restarted + 1
+            raise Unavailable
+        return await self._store.slots(session_id, names)
+
+
+async def test_a_database_that_restarts_before_an_update_is_made_again_loses_nothing() -> None:
+    both = asyncio.Barrier(2)
+
+    @tool
+    async def add(ctx: ToolContext, source: str) -> str:
+        await FINDINGS.add(ctx, Finding(source, "x"))
+        await both.wait()
+        return "ok"
+
+    async with lab([[call("add", source="a"), call("add", source="b")]], add) as it:
+        refs = await it.calls(await it.deliver("Go"))
+        store = Restarts(it.store)
+        it.harness = it.worker(cast(Store, store))
+
+        await asyncio.gather(*(it.tool(ref) for ref in refs))
+
+        assert store.restarted == 1
+        assert [each["status"] for each in await it.emitted(EventType.ACTION_RESULT)] == ["completed", "completed"]
+        assert {each.source for each in await items(it, FINDINGS)} == {"a", "b"}
+
+
+async def test_an_update_that_fails_when_it_is_made_again_leaves_the_log() -> None:
+    both = asyncio.Barrier(2)
+
+    def only_once(now: int) -> int:
+        if now:
+            raise ValueError
+        return 1
+
+    @tool
+    async def claim(ctx: ToolContext, who: str) -> str:
+        await TRACE.append(ctx, who)
+        await COUNT.update(ctx, only_once)
+        await both.wait()
+        return "mine"
+
+    async with lab([[call("claim", who="a"), call("claim", who="b")]], claim) as it:
+        refs = await it.calls(await it.deliver("Go"))
+
+        await asyncio.gather(*(it.tool(ref) for ref in refs))
+
+        ends = [each["status"] for each in await it.emitted(EventType.ACTION_RESULT)]
+        assert sorted(ends) == ["completed", "failed"]
+        assert sorted(await items(it, TRACE)) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("reducer", "expected"),
+    [
+        (append_all, [("a", 0), ("b", 0), ("a", 1), ("a", 2), ("c", 1), ("a", 3)]),
+        (upsert_by(lambda pair: pair[0]), [("a", 3), ("b", 0), ("a", 3), ("c", 1)]),
+        (replace_latest, [("a", 3)]),
+        (replace_latest_by(lambda pair: pair[0]), [("b", 0), ("c", 1), ("a", 3)]),
+    ],
+)
+async def test_many_items_are_added_as_one_after_the_other(reducer: Any, expected: list[Any]) -> None:
+    pairs = Slice("pairs", tuple[str, int], reducer=reducer)
+
+    @tool
+    async def add(ctx: ToolContext) -> None:
+        await pairs.replace(ctx, [("a", 0), ("b", 0), ("a", 1)])
+        await pairs.add(ctx, ("a", 2), ("c", 1), ("a", 3))
+
+    async with lab([call("add")], add) as it:
+        await it.run_one()
+
+        assert list(await items(it, pairs)) == expected
+
+
+@pytest.mark.parametrize(
+    "reducer", [append_all, upsert_by(lambda number: number), replace_latest_by(lambda number: number)]
+)
+async def test_a_tool_that_returns_many_items_does_not_hold_up_its_worker(reducer: Any) -> None:
+    numbers, most = Slice("many_numbers", int, reducer=reducer), 100_000
+
+    @tool(into=numbers)
+    def list_all() -> list[int]:
+        return list(range(most))
+
+    async with lab([call("list_all")], list_all) as it:
+        before = time.process_time()
+        await it.run_one()
+
+        assert len(await items(it, numbers)) == most
+        assert time.process_time() - before < 5
 
 
 # --- checkpoints --------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ from perdure.protocol.wire import JsonObject
 from perdure.session.inputs import refuse_newer
 from perdure.session.state import hash_token
 from perdure.settings import Settings
-from perdure.store.base import Store, commit_with_retries
+from perdure.store.base import Store, commit_with_retries, with_retries
 from perdure.store.inputs import InputRow
 from perdure.store.values import Attempt, Commit, Fence, Hold, Record, SessionChange, SlotConflict, SlotWrite, Steered
 from perdure.telemetry import spans
@@ -333,12 +333,15 @@ class ToolCaller:
             except SlotConflict:
                 assert kept is not None
                 try:
-                    await kept.rebase()
+                    await with_retries(kept.rebase)
                     outcome = await self._late_outcome(work, outcome, context)
+                except Unavailable:
+                    # The tool has not failed. As with the commit below, another attempt goes on.
+                    raise
                 except (Exception, SystemExit, KeyboardInterrupt) as error:
                     self._raise_unreadable(work, context)
                     self._log(work).error("the tool's update of its state raised", exc_info=error)
-                    outcome, kept = outcomes.failed(described(error)), None
+                    outcome, kept = outcomes.failed(described(error)), await self._kept_log(work, kept)
                 continue
             except Exception as error:
                 if outcome.status == "unknown" or (isinstance(error, PerdureError) and not isinstance(error, Invalid)):
@@ -353,6 +356,18 @@ class ToolCaller:
             spans.tool_settled(work.call.call.tool, outcome.status)
             head = done.session.events if outcome.token_hash else None
             return ToolOutcome(call_id=work.call_id, status=outcome.status, token_hash=outcome.token_hash, head=head)
+
+    async def _kept_log(self, work: _Work, staging: Staging) -> Staging | None:
+        """The writes that stay when the others cannot be made again."""
+        kept = staging.kept_on_failure()
+        try:
+            await with_retries(kept.rebase)
+        except Unavailable:
+            raise
+        except (Exception, SystemExit, KeyboardInterrupt) as error:
+            self._log(work).error("the tool's update of its log raised", exc_info=error)
+            return None
+        return kept
 
     async def _recorded(self, work: _Work, record: Record) -> ToolOutcome:
         """The outcome of an earlier attempt, with its position: its token may have been replaced since."""
