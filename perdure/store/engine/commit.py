@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from perdure.errors import BudgetReached, StoreBehind, Superseded, TokenConflict, TurnCancelled, Unavailable
 from perdure.protocol import names
-from perdure.protocol.events import TERMINAL, EventType, NewEvent, Usage
+from perdure.protocol.events import BOUNDARIES, TERMINAL, EventType, NewEvent, Usage
 from perdure.protocol.inputs import InputAnswer, InputStatus
 from perdure.store.deliveries import CancelRequest
 from perdure.store.values import (
@@ -66,11 +66,13 @@ async def apply(tx: Transaction, commit: Commit, now: str) -> Written[Committed]
         nonlocal log_head
         log_head = await rows.append(tx, commit.session_id, log_head, events, now)
 
-    await append([*_recovery_event(commit, session.row), *events])
+    # Readers of a turn stop at its boundary, and its checkpoint is of this turn.
+    boundary = events[-1:] if commit.checkpoint and events and events[-1].type in BOUNDARIES else ()
+    await append([*_recovery_event(commit, session.row), *events[: len(events) - len(boundary)]])
     await _keep_failed_turns(tx, session.row, events, now)
     await _write_slots(tx, commit, session.row)
     if commit.checkpoint is not None:
-        await append(await checkpoints.take(tx, session.row, commit.checkpoint, now))
+        await append([*await checkpoints.take(tx, session.row, commit.checkpoint, now), *boundary])
     await _write_route(tx, commit, session)
     await _close(tx, commit, now)
     await _lock_above(tx, commit, session.row)
