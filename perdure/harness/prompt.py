@@ -337,7 +337,8 @@ async def instructions_of(store: Store, agent: Agent, view: SessionView, left: f
         instructions = await result_of(rendered, view)
     planning = agent.planning.guidance if agent.planning else ""
     near = f"About {left:.0f} seconds are left for this turn: finish with what you have." if _is_near(left) else ""
-    return "\n\n".join(filter(None, (instructions, planning, near)))
+    # A name of a file that an author shows need not be text, and no request could be sent with it.
+    return whole("\n\n".join(filter(None, (instructions, planning, near))))
 
 
 def digest_of(instructions: str) -> str:

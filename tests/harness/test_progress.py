@@ -28,10 +28,11 @@ from perdure import (
     upsert_by,
 )
 from perdure.agents.progress.plan import PLAN
-from perdure.errors import Unavailable, UnreadableState
+from perdure.errors import InvalidDeclaration, Unavailable, UnreadableState
 from perdure.harness.prompt import instructions_of
 from perdure.protocol.events import EventType
 from perdure.store.base import Store
+from perdure.store.follow import read_all
 from perdure.store.values import Commit, Committed, SlotConflict, SlotWrite
 from perdure.testing import call
 from tests.support.lab import SESSION, Lab, lab
@@ -339,6 +340,12 @@ def review(ctx: ToolContext) -> str:
     return "fine"
 
 
+@pytest.mark.parametrize("when", ["yes", asyncio.sleep])
+def test_a_condition_is_a_plain_function(when: Any) -> None:
+    with pytest.raises(InvalidDeclaration, match="plain function"):
+        CheckpointTrigger(when=when)
+
+
 @pytest.mark.parametrize(
     ("trigger", "calls", "taken"),
     [
@@ -386,6 +393,14 @@ async def test_every_second_turn_ends_with_a_checkpoint() -> None:
         assert [each["turnId"] for each in await it.emitted(EventType.CHECKPOINT_CREATED)] == ["turn_1", "turn_3"]
 
 
+async def test_the_checkpoint_of_a_turn_is_told_before_its_reader_stops() -> None:
+    async with lab(["one"], checkpoints=CheckpointTrigger(events=(), turns=1)) as it:
+        await it.model(await it.deliver("Go"))
+
+        types = [event.type async for event in read_all(it.store, SESSION)]
+        assert types[-3:] == ["turn.completed", "checkpoint.created", "session.waiting"]
+
+
 # --- instructions -------------------------------------------------------------------------------------------
 
 
@@ -415,6 +430,16 @@ async def test_sections_show_the_state_of_the_session() -> None:
         assert (await rendered(it, prompt, planning=Planning("react"))).startswith(text + "\n\nFor anything that takes")
         # Rendered again, by whomever: the same.
         assert await rendered(it, prompt) == text
+
+
+async def test_a_section_may_have_nothing_to_say_and_text_that_utf_8_cannot_encode() -> None:
+    def nothing(session: SessionView) -> Any:
+        return None
+
+    prompt = Prompt(Section("Nothing", nothing), Section("File", lambda session: "a\udc80.txt"))
+    async with lab([]) as it:
+        await it.deliver("Wait")
+        assert await rendered(it, prompt) == "# File\na\ufffd.txt"
 
 
 async def test_a_prompt_of_summaries_shows_those() -> None:

@@ -1,5 +1,6 @@
 """When the state of a session is kept as a checkpoint."""
 
+import inspect
 import re
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
@@ -61,6 +62,10 @@ class CheckpointTrigger:
         turns = cast("object", self.turns)
         if turns is not None and (not isinstance(turns, int) or isinstance(turns, bool) or turns < 1):
             raise InvalidDeclaration(f"turns is a whole number, at least 1, or None; not {self.turns!r}.")
+        when = cast("object", self.when)
+        if when is not None and (not callable(when) or inspect.iscoroutinefunction(when)):
+            # A coroutine would count as yes, at every event.
+            raise InvalidDeclaration("when is a plain function of an event: `when=lambda event: …`.")
         names = [each if isinstance(each, str) else each.name for each in self.slices]
         object.__setattr__(self, "slots", frozenset(f"{SLICE_PREFIX}{each}" for each in names))
 

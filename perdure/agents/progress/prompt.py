@@ -43,7 +43,8 @@ class Section:
             text = Template(body).safe_substitute({name: str(value) for name, value in session.request.items()})
         else:
             made = body(session)
-            text = await made if inspect.isawaitable(made) else made
+            # Its author may have nothing to say, and no type checker.
+            text = (await made if inspect.isawaitable(made) else made) or ""
         return f"# {self.title}\n{text.strip()}" if text.strip() else ""
 
 
