@@ -10,7 +10,7 @@ import pytest
 from perdure.errors import Invalid
 from perdure.protocol import names
 from perdure.protocol.events import EventType, NewEvent
-from perdure.protocol.stream_policy import EXCLUDABLE, REDACTABLE
+from perdure.protocol.stream_policy import EXCLUDABLE, REDACTABLE, stream_policy
 from perdure.settings import Settings
 from tests.api.served import Api, of_turn, serving, step, text_delta
 from tests.api.test_events import indices, listed, ndjson, sse
@@ -224,3 +224,15 @@ def test_only_what_clients_can_do_without_may_be_hidden(type: str) -> None:
 def test_what_would_be_shown_elsewhere_is_not_half_hidden(exclude: str, redact: str, problem: str) -> None:
     with pytest.raises(Invalid, match=problem):
         _ = Settings(stream_exclude=exclude, stream_redact=redact).stream_policy
+
+
+def test_nothing_that_only_a_newer_build_knows_of_a_plan_is_shown_where_plans_are_hidden() -> None:
+    step = {"stepId": 1, "title": "a", "status": "done", "doneAt": "2026-01-01", "reason": "secret"}
+    newer = {"objective": "o", "status": "completed", "summary": "secret", "steps": [step]}
+
+    hidden = stream_policy(
+        (), ("plan.updated", "actions.requested", "action.result", "subagent.completed", "action.input.appended")
+    )
+
+    shown = {"stepId": 1, "title": "[redacted]", "status": "done", "doneAt": "2026-01-01"}
+    assert hidden.plan(newer) == {"objective": "[redacted]", "status": "completed", "steps": [shown]}
