@@ -7,14 +7,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, TypeAlias, TypeGuard, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import orjson
 from starlette.requests import Request
 
 from perdure.agents import output_schema
 from perdure.bounds import DEEPEST, deeper_than, more_than, quoted
-from perdure.errors import CheckpointNotFound, Invalid, InvalidJson, TooLarge, Unavailable, UnknownLane
+from perdure.errors import Invalid, InvalidJson, TooLarge, Unavailable, UnknownLane
 from perdure.protocol.deliveries import (
     MAIN,
     QUEUE_MODES,
@@ -29,8 +29,6 @@ from perdure.protocol.deliveries import (
 )
 from perdure.protocol.wire import JsonObject
 from perdure.runtime.deliveries import new_tags
-from perdure.runtime.forks import ForkPlace
-from perdure.runtime.inbox import LaneChange
 from perdure.session.queue import read_mode
 
 from .callbacks import check_callback
@@ -270,16 +268,6 @@ def parse_lane(fields: Fields) -> str:
     return lane
 
 
-def parse_lane_change(fields: Fields) -> LaneChange:
-    """What is set for a lane; null: as its agent declares it. What is not there stays as it is."""
-    known = ("mode", "cap", "overflow")
-    # A misspelled field must not be ignored beside one that is right: its sender would take it for set.
-    if unknown := fields.keys() - set(known):
-        raise Invalid(f"Expected the fields 'mode', 'cap' and 'overflow' only, not {quoted(min(unknown))!r}.")
-    # Each value is checked where it is set, for callers in Python, too.
-    return cast("LaneChange", {name: fields[name] for name in known if name in fields})
-
-
 def check_lane(fields: Fields) -> None:
     """Refuse another lane where there is only the first one, or the delivery has one already."""
     if parse_lane(fields) != MAIN:
@@ -475,48 +463,3 @@ def read_tags(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise Invalid("Expected 'tags' to be an object of texts.")
     return cast("dict[str, Any]", value)
-
-
-def checkpoint_id(value: Any, name: str) -> str:
-    if not isinstance(value, str) or not value:
-        raise Invalid(f"Expected '{name}' to be the id of a checkpoint.")
-    if not (value.isascii() and value.isprintable()):
-        raise CheckpointNotFound
-    return value
-
-
-def parse_fork(fields: Fields) -> ForkPlace:
-    """The turn, and the step of it, after which the fork begins; or the checkpoint that was taken there."""
-    if unknown := fields.keys() - {"turn", "step", "checkpoint"}:
-        raise Invalid(f"Expected the fields 'turn', 'step' and 'checkpoint' only, not {quoted(min(unknown))!r}.")
-    if "checkpoint" in fields:
-        if len(fields) > 1:
-            raise Invalid("Expected either 'checkpoint', or 'turn' with or without 'step'.")
-        return ForkPlace(checkpoint=checkpoint_id(fields["checkpoint"], "checkpoint"))
-    turn, step = fields.get("turn"), fields.get("step")
-    if not _is_number(turn):
-        raise Invalid("Expected 'turn' to be the number of a turn, 0 or more.")
-    if step is not None and not _is_number(step):
-        raise Invalid("Expected 'step' to be the number of a step, 0 or more.")
-    return ForkPlace(turn, step)
-
-
-def _is_number(value: Any) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _LARGEST_NUMBER
-
-
-def parse_control(fields: Fields) -> None:
-    """Check the body of a compaction, a clear or a reset: it says at most why."""
-    if "continuationToken" in fields:
-        raise Invalid("Expected no 'continuationToken' field: the session is named by the path.")
-    reason = fields.get("reason")
-    if reason is not None and not (isinstance(reason, str) and reason):
-        raise Invalid("Expected 'reason' to be a non-empty string.")
-
-
-def parse_cancel(fields: Fields) -> str | None:
-    """The turn to stop; None means the current one."""
-    turn_id = fields.get("turnId")
-    if turn_id is not None and not (isinstance(turn_id, str) and turn_id):
-        raise Invalid("Expected 'turnId' to be a non-empty string.")
-    return turn_id

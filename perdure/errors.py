@@ -4,26 +4,20 @@ PerdureError
 ├── Invalid                 400  the request is not valid
 │   └── InvalidJson              its body is not JSON
 ├── Unauthenticated         401
-├── Forbidden               403
-│   └── ForbiddenResponder       the caller may not answer this request
+├── Forbidden               403  ForbiddenResponder: the caller may not answer this request
 ├── NotFound                404  SessionNotFound, AgentNotFound, InputNotFound, CheckpointNotFound and more
-│   └── RunUnknown               no run of this name is served
 ├── SessionDeleted          410  the key of the request belongs to a session that was deleted
 ├── Conflict                409
 │   ├── NoActiveSession          no session waits on this token
 │   ├── TokenConflict            two live sessions cannot own one token
 │   ├── IdempotencyConflict      one key, two different requests
-│   ├── InputClosed              answered already, or withdrawn
-│   ├── InputExpired             not answered in time
+│   ├── InputClosed, InputExpired
 │   ├── SessionBusy              only possible while no turn runs and no delivery waits
 │   └── ForkRefused              no boundary at which a fork would be safe
-├── TooLarge                413
-├── UnsupportedMedia        415
-├── InboxFull               429  too many deliveries wait in this session: nothing was accepted
+├── TooLarge 413, UnsupportedMedia 415, InboxFull 429
 ├── Unavailable             503  try again: nothing was accepted
 │   ├── OutcomeUnknown           the database died during a commit: try again, with the same key
-│   ├── NoDriver                 the session has no running workflow; earlier deliveries stay accepted
-│   └── NoWorker                 no worker polls the task queue of the session
+│   └── NoDriver, NoWorker       no workflow of the session runs, or no worker polls its task queue
 ├── DriverRefused                Temporal refuses a signal to this session
 ├── Superseded                   an attempt that is no longer the newest one
 ├── TurnCancelled                a cancel of this turn was accepted
@@ -31,23 +25,14 @@ PerdureError
 ├── DeadlineExceeded             a turn had not ended by its deadline
 ├── KillsWorkers                 too many workers have died in one step
 ├── ModelFailed                  the provider refused or failed
-├── RunStepFailed                a step of a run has failed
-│   └── StepOutcomeUnknown       it was interrupted, and may have had its effect
-├── RunCancelled                 the run was cancelled
+├── RunStepFailed, RunCancelled  a step of a run has failed; the run was cancelled
 ├── ExecutionFailed              the session of an execution has ended without a result
 ├── ToolFailed                   a tool raised, and its declaration allows a retry
-├── InvalidDeclaration           an agent or a tool is not declared in a way that can work
-├── Misconfigured                a setting cannot work, or needs something that is not installed
-├── SchemaUnknown                the database is newer than this code, or not of Perdure
-├── SchemaOutdated               the database must be migrated first
+├── InvalidDeclaration, Misconfigured
+├── SchemaUnknown, SchemaOutdated the database is not of Perdure, or of another version
 └── NeedsAttention               this worker cannot continue the session; another worker or an operator may
-    ├── SessionGone
-    ├── AgentGone
-    ├── RunGone, RunDiverged, RunKillsWorkers, RunStuck
-    ├── UnreadableState
-    ├── StoreBehind              the store is older than the session
-    ├── BuildGone                no worker of the session's build runs
-    └── CannotReplay             the workers' code does not replay the session's workflow
+    ├── SessionGone, AgentGone, UnreadableState, StoreBehind, BuildGone, CannotReplay
+    └── RunGone, RunDiverged, RunKillsWorkers, RunStuck
 """
 
 from typing import Any, ClassVar

@@ -4,7 +4,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.auth import Gate
-from api.bodies import BodyReader, Fields, checkpoint_id, read_tags
+from api.bodies import BodyReader, Fields, read_tags
+from api.controls import checkpoint_id
 from api.requests import known_id, limit
 from api.responses import reply
 from api.routes.inspection import pending, summary

@@ -7,7 +7,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.auth import Gate
-from api.bodies import BodyReader, Fields, check_lane, parse_lane, parse_lane_change, parse_message, parse_queue_mode
+from api.bodies import BodyReader, Fields, check_lane, parse_lane, parse_message, parse_queue_mode
+from api.controls import parse_lane_change
 from api.requests import RequestLimits, idempotency_key, known_id, limit, one_of
 from api.responses import flags, reply
 from perdure.errors import Invalid

@@ -6,18 +6,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.auth import Gate
-from api.bodies import (
-    BodyReader,
-    ContinueBody,
-    CreateBody,
-    Fields,
-    parse_cancel,
-    parse_continue,
-    parse_control,
-    parse_create,
-    parse_fork,
-)
+from api.bodies import BodyReader, ContinueBody, CreateBody, Fields, parse_continue, parse_create
 from api.callbacks import parse_report, with_reach
+from api.controls import parse_cancel, parse_control, parse_fork
 from api.requests import RequestLimits, Scopes, idempotency_key, known_id
 from api.responses import flags, reply
 from perdure.errors import Invalid, NoActiveSession, SessionNotFound

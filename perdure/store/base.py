@@ -8,7 +8,6 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
 from perdure.errors import Unavailable
@@ -428,7 +427,6 @@ class Store(Protocol):
     @property
     def checkpoints(self) -> "CheckpointStore": ...
 
-    # streams that callers write
     @property
     def streams(self) -> "StreamStore": ...
 
@@ -446,16 +444,6 @@ class Store(Protocol):
         ...
 
     def watch(self, session_id: str) -> AbstractAsyncContextManager[Watch]: ...
-
-
-async def all_inputs(store: Store, query: InputQuery) -> Sequence[InputRow]:
-    """All requests that the query asks for. A session usually has a few."""
-    page = await store.inputs(replace(query, limit=200))
-    found = list(page.rows)
-    while page.next_cursor is not None:
-        page = await store.inputs(replace(query, limit=200, cursor=page.next_cursor))
-        found.extend(page.rows)
-    return found
 
 
 #: Half a minute in all: longer than a failover, shorter than a caller's time-out.

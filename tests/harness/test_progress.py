@@ -28,7 +28,7 @@ from perdure import (
     upsert_by,
 )
 from perdure.agents.progress.plan import PLAN
-from perdure.errors import InvalidDeclaration, Unavailable, UnreadableState
+from perdure.errors import InvalidDeclaration, Unavailable
 from perdure.harness.prompt import instructions_of
 from perdure.protocol.events import EventType
 from perdure.store.base import Store
@@ -456,54 +456,3 @@ async def test_the_model_is_told_when_the_deadline_is_near() -> None:
             "Act.\n\nAbout 90 seconds are left for this turn: finish with what you have."
         )
         assert await rendered(it, "Act.", left=121.0) == "Act."
-
-
-# --- state that cannot be read ------------------------------------------------------------------------------
-
-COUNTED = State("progress_counted", int)
-
-
-@tool(effects="idempotent")
-async def count(ctx: ToolContext) -> int:
-    return await COUNTED.update(ctx, lambda now: now + 1)
-
-
-async def test_an_unreadable_slot_is_discarded_for_an_agent_that_prefers_it() -> None:
-    async with lab([[call("count")]], count, on_unreadable="fresh") as it:
-        delivery = await it.deliver("Go")
-        slots = [SlotWrite("progress_counted", {"value": "many"}), SlotWrite("progress_other", {"value": 1})]
-        await it.store.commit(Commit(SESSION, slots=slots))
-
-        for ref in await it.calls(delivery):
-            await it.tool(ref)
-
-        assert [each["result"]["output"] for each in await it.emitted(EventType.ACTION_RESULT)] == [1]
-        assert await it.emitted(EventType.CHECKPOINT_DISCARDED) == [
-            {"slot": "progress_counted", "reason": "UNREADABLE_STATE"}
-        ]
-        assert (await it.store.slots(SESSION))["progress_other"].value == {"value": 1}
-
-
-async def test_a_slot_of_a_newer_version_is_never_discarded() -> None:
-    async with lab([[call("count")]], count, on_unreadable="fresh") as it:
-        delivery = await it.deliver("Go")
-        newer = {"version": 2, "data": {"many": 1}}
-        await it.store.commit(Commit(SESSION, slots=[SlotWrite("progress_counted", newer)]))
-        [ref] = await it.calls(delivery)
-
-        with pytest.raises(UnreadableState):
-            await it.tool(ref)
-
-        assert (await it.store.slots(SESSION))["progress_counted"].value == newer
-
-
-async def test_an_unreadable_slot_stops_an_agent_that_waits() -> None:
-    async with lab([[call("count")]], count) as it:
-        delivery = await it.deliver("Go")
-        await it.store.commit(Commit(SESSION, slots=[SlotWrite("progress_counted", {"value": "many"})]))
-        [ref] = await it.calls(delivery)
-
-        with pytest.raises(UnreadableState, match="progress_counted"):
-            await it.tool(ref)
-
-        assert (await it.store.slots(SESSION))["progress_counted"].value == {"value": "many"}
