@@ -283,8 +283,8 @@ def test_an_agent_needs_a_name_that_fits_everywhere(name: str) -> None:
 
 def test_importing_perdure_is_light() -> None:
     code = (
-        "import sys; from perdure import Agent, State, tool; "
-        "print([heavy for heavy in ('pydantic_ai', 'temporalio', 'fastapi') if heavy in sys.modules])"
+        "import sys; from perdure import Agent, Planning, State, tool; Agent('a', planning=Planning()); "
+        "print([heavy for heavy in ('pydantic_ai', 'temporalio', 'fastapi', 'griffe') if heavy in sys.modules])"
     )
 
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -1,15 +1,12 @@
 """The plan of a session: what the model has set out to do, and how far it has come."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, TypeAlias, cast
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias, cast
 
-from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, computed_field, model_serializer, model_validator
+from pydantic import ConfigDict, SerializerFunctionWrapHandler, computed_field, model_serializer, model_validator
 
-from perdure.agents.context import ToolContext
 from perdure.agents.state import Slot
-from perdure.agents.tool import Tool, tool
 from perdure.errors import InvalidDeclaration
 from perdure.protocol.names import PLAN_SLOT
 from perdure.protocol.wire import JsonObject, Wire
@@ -139,58 +136,6 @@ def _with_steps(plan: Plan, titles: Sequence[str]) -> Plan:
     new = (PlanStep(step_id=number, title=title) for number, title in enumerate(titles, len(plan.steps) + 1))
     return plan.model_copy(update={"steps": (*plan.steps, *new)})
 
-
-# --- what the model is given --------------------------------------------------------------------------------
-
-
-_Title: TypeAlias = Annotated[str, Field(min_length=1, max_length=500)]
-_Titles: TypeAlias = Annotated[list[_Title], Field(min_length=1, max_length=MOST_STEPS)]
-
-
-async def _change(ctx: ToolContext, change: Callable[[Plan | None], Plan]) -> JsonObject:
-    await PLAN.update(ctx, change)
-    return await shown_plan(ctx)
-
-
-async def shown_plan(ctx: ToolContext) -> Any:
-    """The plan as this call has left it."""
-    plan = await PLAN.get(ctx)
-    return None if plan is None else plan.shown
-
-
-@tool(name="planning_setup_plan", effects="pure")
-async def _setup_plan(
-    ctx: ToolContext, objective: Annotated[str, Field(min_length=1, max_length=2_000)], initial_steps: _Titles
-) -> Any:
-    """Make the plan: what is to be reached, and the steps to it in their order. Returns the whole plan."""
-    return await _change(ctx, lambda before: set_up(before, objective, initial_steps))
-
-
-@tool(name="planning_add_step", effects="pure")
-async def _add_step(ctx: ToolContext, steps: _Titles) -> Any:
-    """Add steps at the end of the plan. Returns the whole plan."""
-    return await _change(ctx, lambda before: add_steps(before, steps))
-
-
-@tool(name="planning_update_step", effects="pure")
-async def _update_step(
-    ctx: ToolContext, step_id: int, title: _Title | None = None, status: StepStatus | None = None
-) -> Any:
-    """Change the title or the status of a step. Mark a step done as soon as it is. Returns the whole plan."""
-    now = datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    return await _change(ctx, lambda before: update_step(before, step_id, title, status, now))
-
-
-@tool(name="planning_read_plan", effects="pure")
-async def _read_plan(ctx: ToolContext) -> Any:
-    """The whole plan as it is now."""
-    return await shown_plan(ctx)
-
-
-#: The result of these is the plan: when others have changed it at the same time, it is read again.
-PLANNING_TOOLS: tuple[Tool[..., Any], ...] = tuple(
-    replace(each, late_result=shown_plan) for each in (_setup_plan, _add_step, _update_step, _read_plan)
-)
 
 _GUIDANCE = (
     "For anything that takes several steps, first make a plan with planning_setup_plan. Keep its steps small enough "

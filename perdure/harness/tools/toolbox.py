@@ -5,7 +5,7 @@ import contextvars
 import inspect
 import logging
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeAlias, cast, get_type_hints
 
@@ -22,7 +22,7 @@ from pydantic_core import to_json
 from perdure.agents.agent import FINAL_OUTPUT, Agent
 from perdure.agents.approval import CLOSED, OPEN, ApprovalPolicy, seconds
 from perdure.agents.context import ToolContext
-from perdure.agents.progress.plan import PLANNING_TOOLS, PlanRefused
+from perdure.agents.progress.plan import PlanRefused
 from perdure.agents.signature import Arguments, problems
 from perdure.agents.tool import Effects, Tool
 from perdure.bounds import DEEPEST
@@ -75,7 +75,7 @@ class Usable(Protocol):
 async def open_toolbox(agent: Agent) -> Mapping[str, Usable]:
     """The agent's tools by name, in the order of their declaration."""
     box: dict[str, Usable] = {}
-    for declared in (*agent.tools, *(PLANNING_TOOLS if agent.planning else ())):
+    for declared in (*agent.tools, *_planning_tools(agent)):
         if isinstance(declared, Tool):
             found: list[Usable] = [OwnTool(cast("Tool[..., Any]", declared))]
         else:
@@ -87,6 +87,14 @@ async def open_toolbox(agent: Agent) -> Mapping[str, Usable]:
             if name == FINAL_OUTPUT:
                 raise InvalidDeclaration(f"Agent {agent.name!r}: the name {name!r} is taken by the structured result.")
     return box
+
+
+def _planning_tools(agent: Agent) -> Sequence[object]:
+    if agent.planning is None:
+        return ()
+    from perdure.agents.progress.tools import PLANNING_TOOLS
+
+    return PLANNING_TOOLS
 
 
 async def check_tools(agents: Iterable[Agent]) -> None:
