@@ -5,10 +5,11 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from threading import Event
-from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias, TypeVar
 
 from perdure.errors import Invalid, Misconfigured, UnreadableState
 from perdure.protocol.deliveries import MAIN, DispatchReceipt, Mode, Principal, QueueMode
+from perdure.protocol.names import is_log
 from perdure.protocol.wire import JsonObject
 
 if TYPE_CHECKING:
@@ -29,12 +30,6 @@ class StagedWrite:
     value: JsonObject
     #: The version that `value` was computed from; None when it does not depend on one.
     expected: int | None
-
-
-def is_log(value: JsonObject | None) -> bool:
-    """Whether the stored value is that of a slice that failures and rollbacks leave as it is."""
-    described = (value or {}).get("slice")
-    return isinstance(described, dict) and cast("JsonObject", described).get("policy") == "log"
 
 
 @dataclass

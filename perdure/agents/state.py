@@ -161,24 +161,17 @@ def declared_names() -> list[str]:
 
 
 def check_readable(name: str, stored: JsonObject | None) -> None:
-    """Raise `UnreadableState` if none of the declared slots of this name can read the stored value."""
-    found: UnreadableState | None = None
-    for state in list(_DECLARED.get(name, ())):
-        if stored is None or stored.get("version", 1) == state.version:
-            return
-        try:
-            state.read(stored)
-        except UnreadableState as unreadable:
-            found = unreadable
-        else:
-            return
-    if found is not None:
-        raise found
+    """Raise `UnreadableState` if none of the declared slots of this name can read the stored value.
+
+    That a value of today's version fits its type is not checked.
+    """
+    versions = {state.version for state in list(_DECLARED.get(name, ()))}
+    if stored is not None and stored.get("version", 1) not in versions:
+        check_fits(name, stored)
 
 
 def check_fits(name: str, stored: JsonObject | None) -> None:
-    """As `check_readable`, and also that the value of today's version fits its type."""
-    check_readable(name, stored)
+    """Raise `UnreadableState` if none of the declared slots of this name makes a value of what is stored."""
     found: UnreadableState | None = None
     for state in list(_DECLARED.get(name, ())):
         try:

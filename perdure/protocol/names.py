@@ -2,7 +2,9 @@
 
 import hashlib
 import re
-from typing import Literal
+from typing import Literal, cast
+
+from .wire import JsonObject
 
 #: With these begin the ids of runs, and of the sessions that callers and tools start; no others do.
 RUN_ID = "run_"
@@ -65,6 +67,12 @@ BODIES_QUEUE = "bodies"
 def is_slice(slot: str) -> bool:
     """Whether a slot is that of a slice."""
     return _SLICE.fullmatch(slot) is not None
+
+
+def is_log(stored: JsonObject | None) -> bool:
+    """Whether the stored value is that of a slice that failures and rollbacks leave as it is."""
+    described = (stored or {}).get("slice")
+    return isinstance(described, dict) and cast("JsonObject", described).get("policy") == "log"
 
 
 def queue(prefix: str, kind: str) -> str:

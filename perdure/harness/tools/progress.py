@@ -9,7 +9,7 @@ from dataclasses import replace
 from perdure.agents.agent import Agent
 from perdure.agents.context import Staging
 from perdure.agents.progress.checkpoints import PLAN_COMPLETED, PLAN_STEP_DONE, PLAN_UPDATED, CheckpointTrigger
-from perdure.agents.progress.plan import PLAN
+from perdure.agents.progress.plan import PLAN, Plan
 from perdure.agents.state import check_fits, declared_names
 from perdure.errors import UnreadableState
 from perdure.harness.events import EventFactory
@@ -46,14 +46,18 @@ async def discard_unreadable(store: Store, agent: Agent, session_id: str) -> Non
 
 def plan_events(factory: EventFactory, call_id: str, staging: Staging | None) -> Sequence[NewEvent]:
     """The event of the plan that a call has changed."""
-    before, after = staging.changed(PLAN.name) if staging else (None, None)
-    if after is None or after == before:
+    if (change := _plan_change(staging)) is None:
         return ()
-    plan = PLAN.read(after)
-    if plan is None:
-        return ()
-    data = {"plan": plan.shown, "changed": plan.changed_since(PLAN.read(before))}
+    before, plan = change
+    data = {"plan": plan.shown, "changed": plan.changed_since(before)}
     return (factory.of_step(EventType.PLAN_UPDATED, f"plan/{call_id}", data),)
+
+
+def _plan_change(staging: Staging | None) -> tuple[Plan | None, Plan] | None:
+    """The plan before a call and after it; None if the call has not changed it."""
+    before, after = staging.changed(PLAN.name) if staging else (None, None)
+    plan = None if after == before else PLAN.read(after)
+    return None if plan is None else (PLAN.read(before), plan)
 
 
 def with_checkpoint(
@@ -76,11 +80,10 @@ def with_checkpoint(
 
 def _of_plan(staging: Staging | None) -> tuple[set[str], int | None]:
     """What has happened to the plan, and the last step of it that became done."""
-    before, after = staging.changed(PLAN.name) if staging else (None, None)
-    plan = PLAN.read(after) if after is not None and after != before else None
-    if plan is None:
+    if (change := _plan_change(staging)) is None:
         return set(), None
-    done = plan.done_since(PLAN.read(before))
+    before, plan = change
+    done = plan.done_since(before)
     happened = {PLAN_UPDATED, *([PLAN_STEP_DONE] if done else ())}
     if done and plan.status == "completed":
         happened.add(PLAN_COMPLETED)

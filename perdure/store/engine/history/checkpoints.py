@@ -175,7 +175,7 @@ async def roll_back(tx: Transaction, rollback: Rollback, now: str) -> Written[Se
         before = then.pop(name, None)
         if name.startswith(_RESERVED) and not _is_state(name):
             continue
-        if (is_log(current) and not rollback.include_logs) or encode(before) == encode(current):
+        if (names.is_log(current) and not rollback.include_logs) or encode(before) == encode(current):
             # As text: Python says that true is 1.
             continue
         restored.append(name)
@@ -206,11 +206,6 @@ async def _was_last(tx: Transaction, row: SessionRow, checkpoint_id: str) -> boo
     return [(each.type, (each.data or {}).get("checkpointId")) for each in events] == [
         (EventType.SESSION_ROLLED_BACK, checkpoint_id)
     ]
-
-
-def is_log(stored: JsonObject | None) -> bool:
-    described = (stored or {}).get("slice")
-    return isinstance(described, dict) and cast("JsonObject", described).get("policy") == "log"
 
 
 def _note(checkpoint: Checkpoint, restored: Sequence[str]) -> str:
