@@ -20,7 +20,7 @@ from perdure.session.children import parent_ref
 from perdure.session.state import SessionState, TurnState, dump_turn, read_delivery
 from perdure.store.base import Store
 from perdure.store.deliveries import DeliveryRow
-from perdure.store.follow import all_inputs
+from perdure.store.engine.cursors import all_inputs
 from perdure.store.inputs import InputQuery, InputRow
 from perdure.store.lifecycle import Export, ExportHeader, leaves_out
 from perdure.store.values import Attempt, Commit, Fence, Hold, NewRecord, SessionRow, Slot

@@ -23,9 +23,8 @@ from perdure.session import inputs
 from perdure.session.inputs import may_answer, resolved
 from perdure.store.base import Store
 from perdure.store.deliveries import DeliveryRow
-from perdure.store.engine.cursors import Place, write_cursor
+from perdure.store.engine.cursors import Place, all_inputs, write_cursor
 from perdure.store.engine.rows import stamp
-from perdure.store.follow import all_inputs
 from perdure.store.inputs import Answered, Answering, InputPage, InputQuery, InputRow, Vote
 
 from .deliveries import CallerRequest, read_edit

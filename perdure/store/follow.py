@@ -1,8 +1,7 @@
 """Following what the store has of a session: its events, and whatever else changes with it."""
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import replace
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
 from perdure.bounds import quoted
@@ -10,7 +9,6 @@ from perdure.errors import SessionNotFound
 from perdure.protocol.events import Event
 
 from .base import Store
-from .inputs import InputQuery, InputRow
 
 T = TypeVar("T")
 
@@ -55,13 +53,3 @@ async def looked_at_until(
             return found
     except TimeoutError:
         return await look()
-
-
-async def all_inputs(store: Store, query: InputQuery) -> Sequence[InputRow]:
-    """All requests that the query asks for. A session usually has a few."""
-    page = await store.inputs(replace(query, limit=200))
-    found = list(page.rows)
-    while page.next_cursor is not None:
-        page = await store.inputs(replace(query, limit=200, cursor=page.next_cursor))
-        found.extend(page.rows)
-    return found

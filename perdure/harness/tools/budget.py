@@ -32,7 +32,7 @@ from perdure.protocol.names import MODEL_SCOPE
 from perdure.protocol.requests import Coordinates, Failure
 from perdure.settings import Settings
 from perdure.store.base import Store, write_at_last
-from perdure.store.follow import all_inputs
+from perdure.store.engine.cursors import all_inputs
 from perdure.store.inputs import InputQuery
 from perdure.store.values import DOLLAR, Attempt, Commit, Committed, Fence, Hold, Reservation, SessionRow, Spending
 

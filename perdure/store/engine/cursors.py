@@ -3,10 +3,13 @@
 import base64
 import binascii
 import json
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from perdure.errors import Invalid
+from perdure.store.base import Store
+from perdure.store.inputs import InputQuery, InputRow
 from perdure.store.values import SessionQuery
 
 from .database import Value
@@ -86,3 +89,13 @@ def sessions_query(query: SessionQuery) -> tuple[str, dict[str, Value]]:
             return "sessions_of_owner_in_need", {"owner": owner}
         case owner, status:
             return "sessions_of_owner_by_status", {"owner": owner, "status": status}
+
+
+async def all_inputs(store: Store, query: InputQuery) -> Sequence[InputRow]:
+    """All requests that the query asks for. A session usually has a few."""
+    page = await store.inputs(replace(query, limit=200))
+    found = list(page.rows)
+    while page.next_cursor is not None:
+        page = await store.inputs(replace(query, limit=200, cursor=page.next_cursor))
+        found.extend(page.rows)
+    return found
