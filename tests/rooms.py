@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 SHELLS = ("workflows", "activities", "api")
 
 MODULES_PER_PACKAGE = 12
-MODULES = 215
+MODULES = 245
 SMALL = 80
 
 #: Small modules with one importer that are modules all the same.
