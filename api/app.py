@@ -7,7 +7,7 @@ from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 
-from perdure.agents.registry import AgentRegistry
+from perdure.agents.registry import AgentRegistry, pools_of
 from perdure.errors import PerdureError
 from perdure.runtime.sessions import Sessions
 from perdure.settings import Settings
@@ -26,6 +26,7 @@ from .routes.events import EventRoutes
 from .routes.flue import AgentRoutes, RunReader
 from .routes.inputs import InputRoutes
 from .routes.inspection import AboutRoutes, AttemptRoutes, DeadLetterRoutes, InspectionRoutes
+from .routes.overview import OverviewRoutes
 from .routes.runs import RunRoutes
 from .routes.sessions import CallbackRoutes, SessionRoutes
 from .routes.streams import HEADERS, MOST_APPENDED, PREFIX, StreamRoutes
@@ -161,6 +162,7 @@ def _add_inspection(table: _Table, parts: _Parts) -> None:
     sessions = InspectionRoutes(parts.gate, parts.sessions)
     table.add("GET", "/v1/sessions", sessions.sessions)
     table.add("GET", "/v1/sessions/{session_id}", sessions.session)
+    table.add("GET", "/v1/sessions/{session_id}/why", sessions.why)
     table.add("GET", "/v1/sessions/{session_id}/tree", sessions.tree)
     checkpoints = CheckpointRoutes(parts.gate, parts.sessions, parts.bodies, parts.events.policy)
     table.add("PATCH", "/v1/sessions/{session_id}", checkpoints.change)
@@ -178,6 +180,16 @@ def _add_inspection(table: _Table, parts: _Parts) -> None:
     table.add("PUT", "/v1/sessions/{session_id}/lanes/{lane}", deliveries.configure_lane)
     table.add("POST", "/v1/dispatches", deliveries.dispatch)
     operators = Operators(parts.settings.operators)
+    overview = OverviewRoutes(
+        parts.gate,
+        operators,
+        parts.agents,
+        parts.sessions.health(pools_of(parts.agents)),
+        parts.settings,
+        open=is_development(parts.settings),
+    )
+    table.add("GET", "/v1/agents", overview.agents)
+    table.add("GET", "/v1/health", overview.health)
     attempts = AttemptRoutes(parts.gate, operators, parts.sessions, parts.store, parts.events.policy)
     table.add("GET", "/v1/sessions/{session_id}/attempts", attempts.list)
     table.add("GET", "/v1/runs/{run_id}/attempts", attempts.of_run)

@@ -4,6 +4,7 @@ import functools
 import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from itertools import chain, islice
 from typing import Any, TypeAlias
 from urllib.parse import quote
@@ -20,6 +21,7 @@ from perdure.runtime.deliveries import new_tags
 from perdure.runtime.sessions import Sessions
 from perdure.session.state import read_turn_number
 from perdure.settings import Settings
+from perdure.store.engine.rows import stamp
 from perdure.store.streams import JSON, media_type
 from perdure.store.values import SessionRow
 from perdure.telemetry import spans
@@ -35,6 +37,9 @@ _KEY_LIMIT = 255
 #: Entries of a page: at most, and without a limit of the caller.
 _MOST = 200
 _FEW = 50
+
+_LONGEST_STAMP = 40
+_LONGEST_SEARCH = 200
 
 #: What a path may have as it is.
 _PATH = "/:@!$&'()*+,;=~"
@@ -137,6 +142,27 @@ def between(name: str, given: str | None, least: int, most: int, otherwise: int)
 
 def limit(given: str | None) -> int:
     return between("limit", given, 1, _MOST, _FEW)
+
+
+def moment(name: str, given: str | None) -> str | None:
+    """A time stamp with its time zone, in the form of those that are stored."""
+    if given is None:
+        return None
+    try:
+        # A longer text is none, and is not parsed.
+        parsed = datetime.fromisoformat(given[:_LONGEST_STAMP])
+        if parsed.tzinfo is not None:
+            return stamp(parsed.astimezone(UTC))
+    except (ValueError, OverflowError):
+        pass
+    raise Invalid(f"Expected '{name}' to be a time with its time zone, like 2026-01-31T12:00:00Z.")
+
+
+def words(name: str, given: str | None) -> str | None:
+    """What to search for."""
+    if given is not None and not 0 < len(given) <= _LONGEST_SEARCH:
+        raise Invalid(f"Expected '{name}' to have 1 to {_LONGEST_SEARCH} characters.")
+    return given
 
 
 def turn(given: str | None) -> int | None:

@@ -5,9 +5,8 @@ from typing import Any
 
 from perdure.agents.agent import DEMO, Agent
 from perdure.agents.tool import Tool
-from perdure.bounds import shortened
-from perdure.protocol.inputs import Responders
 from perdure.protocol.wire import JsonObject
+from perdure.runtime.reports.why import waits_for_people
 from perdure.store.inputs import InputRow
 from perdure.store.values import SessionRow
 
@@ -129,9 +128,6 @@ def _channel(method: str, path: str) -> JsonObject:
     }
 
 
-_SHOWN = 80
-
-
 def waiting_for(row: SessionRow, waiting: Sequence[InputRow] = (), queued: int = 0) -> str | None:
     """What the session waits for; None while it runs, and when it has ended.
 
@@ -141,7 +137,7 @@ def waiting_for(row: SessionRow, waiting: Sequence[InputRow] = (), queued: int =
         return f"A worker or an operator that can help: {row.attention['message']}"
     match row.status:
         case "waiting" if waiting:
-            return _open_requests(waiting)
+            return waits_for_people(waiting).sentence
         case "starting" | "waiting" if queued and row.unsignalled:
             return f"Temporal, which could not be reached: {_deliveries(queued)} accepted, and signalled later."
         case "starting":
@@ -156,31 +152,3 @@ def waiting_for(row: SessionRow, waiting: Sequence[InputRow] = (), queued: int =
 
 def _deliveries(count: int) -> str:
     return "1 delivery is" if count == 1 else f"{count} deliveries are"
-
-
-def _open_requests(waiting: Sequence[InputRow]) -> str:
-    """The oldest request in full; of the others, how many there are."""
-    first, *others = waiting
-    request = first.request
-    until = f", until {request.expires_at} (then: {request.on_expiry})" if request.expires_at else ""
-    more = f" And {len(others)} more." if others else ""
-    if request.kind == "approval":
-        subject = f"Approval of `{request.tool}`"
-    else:
-        subject = f"An answer to “{shortened(' '.join(request.prompt.split()), _SHOWN)}”"
-    asked = f"{subject} ({request.request_id}) by {_responders(request.responders)}"
-    return f"{asked}, since {first.opened_at}{until}.{more}"
-
-
-def _responders(responders: Responders) -> str:
-    named = " or ".join(responders.values)
-    match responders.kind:
-        case "requester":
-            who = "the requester"
-        case "anyone":
-            who = "anyone"
-        case "principals":
-            who = named
-        case "attribute":
-            who = f"principals whose {responders.attribute} is {named}"
-    return who if responders.quorum == 1 else f"{responders.quorum} of: {who}"

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api.auth import Gate, Operators
-from api.requests import Scopes, known_id, limit, name, one_of, tag, turn
+from api.requests import Scopes, known_id, limit, moment, name, one_of, tag, turn, words
 from api.responses import flags, reply
 from api.views import describe, waiting_for
 from perdure.errors import DeadLetterNotFound, RunNotFound
@@ -28,6 +28,7 @@ from perdure.runtime.sessions import Description, Sessions
 from perdure.session.state import read_turn_number
 from perdure.store.attempts import AttemptPage, AttemptQuery
 from perdure.store.base import Store
+from perdure.store.engine.cursors import SessionSearch
 from perdure.store.engine.rows import stamp
 from perdure.store.inputs import InputRow
 from perdure.store.lifecycle import DeadLetter, DeadLetterQuery, DeadLetterStatus
@@ -53,7 +54,14 @@ class InspectionRoutes:
     async def sessions(self, request: Request) -> Response:
         """One page of the caller's sessions, newest first."""
         principal = await self._gate.admit(request)
-        page = await self._sessions.list(session_query(request.query_params, principal))
+        params = request.query_params
+        search = SessionSearch(
+            query=session_query(params, principal),
+            text=words("q", params.get("q")),
+            created_after=moment("createdAfter", params.get("createdAfter")),
+            created_before=moment("createdBefore", params.get("createdBefore")),
+        )
+        page = await self._sessions.search(search)
         listed: JsonObject = {"sessions": [summary(row, await pending(self._sessions, row)) for row in page.sessions]}
         if page.next_cursor is not None:
             listed["nextCursor"] = page.next_cursor
@@ -65,6 +73,11 @@ class InspectionRoutes:
         session_id = known_id(request.path_params["session_id"])
         description = await self._sessions.describe(session_id, principal)
         return reply(detail(description, await pending(self._sessions, description.row)))
+
+    async def why(self, request: Request) -> Response:
+        """Why one session does not move, in a sentence."""
+        principal = await self._gate.admit(request)
+        return reply((await self._sessions.why(known_id(request.path_params["session_id"]), principal)).shown)
 
     async def tree(self, request: Request) -> Response:
         """One session with all that were started from it."""

@@ -13,7 +13,7 @@ or `deliver_or_start`, which does the same without a race.
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import TypedDict, Unpack, get_args
@@ -45,6 +45,7 @@ from perdure.session.queue import checked_mode, same_request
 from perdure.session.state import derive_token, hash_token
 from perdure.store.base import Store
 from perdure.store.deliveries import Accepted, DeliveryRow
+from perdure.store.engine.cursors import SessionSearch, search_sessions
 from perdure.store.follow import events_of
 from perdure.store.lifecycle import Deletion
 from perdure.store.values import NewSession, SessionPage, SessionQuery, SessionRow, ShownStatus
@@ -62,6 +63,8 @@ from .progress import Checkpoints
 from .reconciler import Reconciler
 from .remote.callbacks import Callbacks
 from .reports.family import Family, family_of
+from .reports.health import Health
+from .reports.why import Why, why
 from .runs import Runs
 from .signals import Cancelled, Signals, cancel_turn
 from .streams.instances import Instances
@@ -101,10 +104,11 @@ class Sessions:
         """`agents`: needed to validate changed arguments of approvals, and for `while_waiting` of an agent."""
         self._store = store
         self._client = client
+        self._task_queue, self._serves_runs = task_queue, bool(runs)
         self._secret = secret
         self._ui_url = ui_url.rstrip("/")
         self._inbox_limit = inbox_limit
-        driver = DriverClient(client, task_queue)
+        self._driver = driver = DriverClient(client, task_queue)
         self._signals = Signals(store, driver, agents, ui_detail=ui_detail)
         self._answers = Answers(store, self._signals, agents)
         self.inbox = Inbox(store, self._signals)
@@ -379,6 +383,10 @@ class Sessions:
             raise Invalid(f"A session's status is one of {', '.join(get_args(ShownStatus))}.")
         return await self._store.sessions(query)
 
+    async def search(self, search: SessionSearch) -> SessionPage:
+        """One page of the sessions that the search finds, newest first; short if it has looked at many others."""
+        return await search_sessions(self._store, search)
+
     async def family(self, session_id: str, principal: Principal | None = None) -> Family:
         """The session, and all sessions that were started from the same root."""
         return await family_of(self._store, await self.get(session_id, principal))
@@ -403,6 +411,14 @@ class Sessions:
     async def describe(self, session_id: str, principal: Principal | None = None) -> Description:
         """The session, and what Temporal says of its workflow; `SessionNotFound` when there is none."""
         return await description_of(self._client, await self.get(session_id, principal), self._ui_url)
+
+    def health(self, pools: Sequence[str] = ()) -> Health:
+        """What says how the deployment is. `pools`: those that the agents' tools need."""
+        return Health(self._store, self._client, task_queue=self._task_queue, pools=pools, runs=self._serves_runs)
+
+    async def why(self, session_id: str, principal: Principal | None = None) -> Why:
+        """Why the session does not move: what it waits for, and who can help."""
+        return await why(self._store, self._client, self._driver, await self.get(session_id, principal))
 
     # --- deliveries -----------------------------------------------------------------------------------------
 

@@ -184,10 +184,7 @@ class Builds:
         return polling
 
     async def _described(self, queue: str, type: TaskQueueType.ValueType) -> DescribeTaskQueueResponse:
-        request = DescribeTaskQueueRequest(
-            namespace=self.client.namespace, task_queue=TaskQueue(name=self.queue(queue)), task_queue_type=type
-        )
-        return await called(self.client.workflow_service.describe_task_queue(request, timeout=RPC_PATIENCE))
+        return await described_queue(self.client, self.queue(queue), type)
 
     async def status(self) -> Sequence[Build]:
         """All builds that have a worker or work, the newest first."""
@@ -310,12 +307,26 @@ async def found(call: Awaitable[T]) -> T | None:
         raise
 
 
+async def described_queue(
+    client: Client, queue: str, type: TaskQueueType.ValueType, *, stats: bool = False
+) -> DescribeTaskQueueResponse:
+    """What Temporal says of a task queue. `stats`: also of how much waits in it."""
+    request = DescribeTaskQueueRequest(
+        namespace=client.namespace, task_queue=TaskQueue(name=queue), task_queue_type=type, report_stats=stats
+    )
+    return await called(client.workflow_service.describe_task_queue(request, timeout=RPC_PATIENCE))
+
+
+def pollers_of(described: DescribeTaskQueueResponse) -> Mapping[str, float]:
+    """The workers that poll a queue, and when each was heard of last, in seconds since the epoch."""
+    seen = {each.identity: each.last_access_time.ToNanoseconds() / 1e9 for each in described.pollers}
+    oldest = time.time() - _POLL_SECONDS
+    return {identity: at for identity, at in seen.items() if at > oldest}
+
+
 async def current_version(client: Client, queue: str) -> Version | None:
     """The version that starts new workflows of this task queue, if it is one of versioned workers."""
-    request = DescribeTaskQueueRequest(
-        namespace=client.namespace, task_queue=TaskQueue(name=queue), task_queue_type=_WORKFLOWS
-    )
-    described = await called(client.workflow_service.describe_task_queue(request, timeout=RPC_PATIENCE))
+    described = await described_queue(client, queue, _WORKFLOWS)
     current = described.versioning_info.current_deployment_version
     return (current.deployment_name, current.build_id) if current.build_id else None
 
@@ -362,14 +373,8 @@ async def warn_of_pools(client: Client, task_queue: str, pools: Sequence[str], p
 
 async def is_pool_served(client: Client, task_queue: str, pool: str) -> bool:
     """Whether a worker polls for calls of this pool."""
-    request = DescribeTaskQueueRequest(
-        namespace=client.namespace,
-        task_queue=TaskQueue(name=names.queue(task_queue, names.tools_queue(pool))),
-        task_queue_type=_ACTIVITIES,
-    )
-    described = await called(client.workflow_service.describe_task_queue(request, timeout=RPC_PATIENCE))
-    oldest = time.time() - _POLL_SECONDS
-    return any(each.last_access_time.ToNanoseconds() / 1e9 > oldest for each in described.pollers)
+    queue = names.queue(task_queue, names.tools_queue(pool))
+    return bool(pollers_of(await described_queue(client, queue, _ACTIVITIES)))
 
 
 def builds_of(client: Client, settings: Settings) -> Builds:

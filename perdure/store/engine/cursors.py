@@ -10,7 +10,7 @@ from typing import Any
 from perdure.errors import Invalid
 from perdure.store.base import Store
 from perdure.store.inputs import InputQuery, InputRow
-from perdure.store.values import SessionQuery
+from perdure.store.values import SessionPage, SessionQuery, SessionRow
 
 from .database import Value
 
@@ -89,6 +89,54 @@ def sessions_query(query: SessionQuery) -> tuple[str, dict[str, Value]]:
             return "sessions_of_owner_in_need", {"owner": owner}
         case owner, status:
             return "sessions_of_owner_by_status", {"owner": owner, "status": status}
+
+
+@dataclass(frozen=True)
+class SessionSearch:
+    """Sessions of a query that contain a text, or are of a certain age."""
+
+    query: SessionQuery
+    # A part of the id, the title, the agent's name or a tag, in capitals or not.
+    text: str | None = None
+    # Time stamps: created at this time or later, and before it.
+    created_after: str | None = None
+    created_before: str | None = None
+
+
+#: Sessions that one search looks at; its cursor continues from there.
+_LOOKED_AT = 2_000
+_AT_ONCE = 200
+
+
+async def search_sessions(store: Store, search: SessionSearch) -> SessionPage:
+    """One page of what the search finds, newest first. It may be short, even empty, and have a cursor all the same."""
+    query, looked_at = search.query, 0
+    found: list[SessionRow] = []
+    cursor = query.cursor
+    if cursor is None and search.created_before is not None:
+        cursor = write_cursor(Place(search.created_before, ""))
+    while True:
+        page = await store.sessions(replace(query, cursor=cursor, limit=_AT_ONCE if search.text else query.limit))
+        for row in page.sessions:
+            if search.created_after is not None and row.created_at < search.created_after:
+                return SessionPage(found)
+            if _contains(row, search.text):
+                found.append(row)
+            if len(found) == query.limit:
+                is_last = page.next_cursor is None and row is page.sessions[-1]
+                return SessionPage(found, None if is_last else write_cursor(Place(row.created_at, row.session_id)))
+        looked_at += len(page.sessions)
+        if page.next_cursor is None or looked_at >= _LOOKED_AT:
+            return SessionPage(found, page.next_cursor)
+        cursor = page.next_cursor
+
+
+def _contains(row: SessionRow, text: str | None) -> bool:
+    if text is None:
+        return True
+    tags = (f"{name}:{value}" for name, value in row.tags.items())
+    wanted = text.casefold()
+    return any(wanted in part.casefold() for part in (row.session_id, row.agent, row.title or "", *tags))
 
 
 async def all_inputs(store: Store, query: InputQuery) -> Sequence[InputRow]:

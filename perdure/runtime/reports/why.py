@@ -1,0 +1,385 @@
+"""Why a session does not move: what it waits for, since when, until when, and who can help.
+
+Made when somebody asks, from the session's row and from what Temporal has under way for it. The parts that an answer
+needs are read first; then `explain` decides without I/O.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from google.protobuf.timestamp_pb2 import Timestamp
+from temporalio.api.enums.v1 import PendingActivityState, TaskQueueType
+from temporalio.api.workflow.v1 import PendingActivityInfo
+from temporalio.client import Client, WorkflowExecutionDescription, WorkflowExecutionStatus
+
+from perdure.bounds import shortened
+from perdure.errors import Unavailable
+from perdure.protocol import names
+from perdure.protocol.inputs import Responders
+from perdure.protocol.wire import JsonObject
+from perdure.store.base import Store
+from perdure.store.engine.cursors import all_inputs
+from perdure.store.engine.rows import stamp
+from perdure.store.inputs import InputQuery, InputRow
+from perdure.store.values import SessionQuery, SessionRow
+
+if TYPE_CHECKING:
+    from perdure.runtime.drivers.client import DriverClient
+
+WhyCode: TypeAlias = Literal[
+    "ended",
+    "needs_attention",
+    "input",
+    "message",
+    "queued",
+    "children",
+    "working",
+    "retrying",
+    "no_worker",
+    "worker_busy",
+    "worker_silent",
+    "paused",
+    "unsignalled",
+    "no_workflow",
+    "temporal_unreachable",
+]
+
+_ACTIVITIES = TaskQueueType.TASK_QUEUE_TYPE_ACTIVITY
+
+#: Seconds for which a task may wait for a worker before that is worth a sentence.
+_PROMPT = 2.0
+#: Seconds for which a worker may be silent in an activity. Those of turns send a heartbeat every few seconds.
+_SILENT = 60.0
+#: Children and open calls that are named.
+_NAMED = 5
+_SHOWN = 80
+
+
+@dataclass(frozen=True)
+class Why:
+    code: WhyCode
+    sentence: str
+    since: str | None = None
+    until: str | None = None
+    who: Sequence[str] = ()
+    details: JsonObject = field(default_factory=dict[str, object])
+
+    @property
+    def shown(self) -> JsonObject:
+        known: JsonObject = {"code": self.code, "sentence": self.sentence, "since": self.since, "until": self.until}
+        known |= {"who": list(self.who) or None, "details": self.details or None}
+        return {name: value for name, value in known.items() if value is not None}
+
+
+@dataclass(frozen=True)
+class Task:
+    """Something that Temporal has handed out, or wants to hand out, for the session."""
+
+    #: The name of the activity; `workflow` for a decision.
+    kind: str
+    queue: str | None
+    #: `paused` by an operator, `running`, `backoff` before another attempt, or `scheduled`: it waits for a worker.
+    state: Literal["paused", "running", "backoff", "scheduled"]
+    attempt: int
+    #: Seconds since the epoch.
+    since: float
+    #: When its worker was heard of last.
+    heard: float = 0.0
+    next_at: float = 0.0
+    failure: str | None = None
+    worker: str | None = None
+    #: Whether a worker polls its queue; None if that is not known.
+    served: bool | None = None
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a session."""
+
+    row: SessionRow
+    inputs: Sequence[InputRow] = ()
+    queued: int = 0
+    #: The sessions that it has started and that have not ended.
+    children: Sequence[SessionRow] = ()
+    #: Names of tools whose calls have no result yet.
+    calls: Sequence[str] = ()
+    #: None: Temporal does not answer.
+    tasks: Sequence[Task] | None = ()
+    #: The status of its driver; None if it has none.
+    driver: str | None = "running"
+
+
+async def why(store: Store, client: Client, drivers: DriverClient, row: SessionRow) -> Why:
+    """Why this session does not move."""
+    if row.ended or row.attention is not None:
+        return explain(Facts(row), time.time())
+    inputs = await all_inputs(store, InputQuery(root=row.session_id))
+    queued = await store.count_unread(row.session_id)
+    children = await _children(store, row)
+    calls = await _open_calls(store, row) if row.status == "running" else ()
+    tasks, driver = await _under_way(client, drivers, row)
+    return explain(Facts(row, inputs, queued, children, calls, tasks, driver), time.time())
+
+
+async def _children(store: Store, row: SessionRow) -> Sequence[SessionRow]:
+    page = await store.sessions(SessionQuery(parent=row.session_id, limit=200))
+    return [child for child in page.sessions if not child.ended]
+
+
+async def _open_calls(store: Store, row: SessionRow) -> Sequence[str]:
+    from perdure.harness.journal import TurnJournal
+
+    turn = max(0, row.turns - 1)
+    journal = TurnJournal(await store.records(row.session_id, from_turn=turn, to_turn=turn))
+    open_calls: list[str] = []
+    for step in sorted({each.step for each in journal.records}):
+        reply = journal.reply(step)
+        calls = () if reply is None else reply.calls
+        open_calls += [each.tool for each in calls if journal.outcome(step, each.call_id) is None]
+    return open_calls
+
+
+async def _under_way(
+    client: Client, drivers: DriverClient, row: SessionRow
+) -> tuple[Sequence[Task] | None, str | None]:
+    """What Temporal has under way for the session, and the status of its driver."""
+    try:
+        driver = await drivers.execution(row.session_id)
+        if driver is None or driver.status != WorkflowExecutionStatus.RUNNING:
+            return (), None if driver is None or driver.status is None else driver.status.name.lower()
+        turn = await drivers.execution(names.turn_workflow(row.session_id, row.turns - 1))
+        tasks: list[Task] = []
+        for each in (turn, driver):
+            if each is not None and each.status == WorkflowExecutionStatus.RUNNING:
+                tasks += [await _with_pollers(client, task) for task in tasks_of(each)]
+    except Unavailable:
+        return None, None
+    return tasks, "running"
+
+
+async def _with_pollers(client: Client, task: Task) -> Task:
+    if task.state != "scheduled" or task.queue is None:
+        return task
+    from perdure.runtime.deploys.builds import described_queue, pollers_of
+
+    type = TaskQueueType.TASK_QUEUE_TYPE_WORKFLOW if task.kind == "workflow" else _ACTIVITIES
+    return replace(task, served=bool(pollers_of(await described_queue(client, task.queue, type))))
+
+
+def tasks_of(found: WorkflowExecutionDescription) -> Sequence[Task]:
+    """The activities that are under way in a workflow, and its decision if one is due."""
+    raw = found.raw_description
+    tasks = [_task(each) for each in raw.pending_activities]
+    if raw.HasField("pending_workflow_task"):
+        due = raw.pending_workflow_task
+        started = _seconds(due.started_time)
+        since = started or _seconds(due.original_scheduled_time) or _seconds(due.scheduled_time)
+        state = "running" if started else "scheduled"
+        tasks.append(Task("workflow", found.task_queue, state, due.attempt, since, heard=since))
+    return tasks
+
+
+def _task(pending: PendingActivityInfo) -> Task:
+    next_at = _seconds(pending.next_attempt_schedule_time)
+    state: Literal["paused", "running", "backoff", "scheduled"] = "scheduled"
+    if pending.paused:
+        state = "paused"
+    elif pending.state == PendingActivityState.PENDING_ACTIVITY_STATE_STARTED:
+        state = "running"
+    elif next_at > time.time() and pending.attempt > 1:
+        state = "backoff"
+    started = _seconds(pending.last_started_time)
+    failure = pending.last_failure.application_failure_info.type or (
+        "TIMEOUT" if pending.last_failure.HasField("timeout_failure_info") else ""
+    )
+    return Task(
+        kind=pending.activity_type.name,
+        queue=pending.activity_options.task_queue.name or None,
+        state=state,
+        attempt=pending.attempt,
+        since=_since(pending, state),
+        heard=max(_seconds(pending.last_heartbeat_time), started),
+        next_at=next_at,
+        failure=failure or None,
+        worker=pending.last_worker_identity or None,
+    )
+
+
+def _since(pending: PendingActivityInfo, state: str) -> float:
+    """When its worker began it, when the last attempt ended, or when it was handed out."""
+    if state == "running":
+        return _seconds(pending.last_started_time)
+    ended = max(_seconds(pending.last_attempt_complete_time), _seconds(pending.last_started_time))
+    return ended if state == "backoff" and ended else _seconds(pending.scheduled_time)
+
+
+def explain(facts: Facts, now: float) -> Why:
+    """The one reason that matters most: an end, then people, then what Temporal cannot do, then what it does."""
+    row = facts.row
+    if row.ended:
+        return _ended(row)
+    if row.attention is not None:
+        help = "A worker or an operator has to help: " + _sentence(row.attention["message"])
+        return Why("needs_attention", help, row.attention["since"], details={"attention": row.attention["code"]})
+    if facts.inputs and row.status == "waiting":
+        return waits_for_people(facts.inputs)
+    if facts.tasks is None:
+        return Why("temporal_unreachable", "Temporal does not answer, so nothing new begins until it does.")
+    if facts.queued and row.unsignalled:
+        return Why(
+            "unsignalled",
+            f"Temporal could not be reached when {_deliveries(facts.queued)} accepted; it is signalled again soon.",
+        )
+    if facts.driver != "running":
+        how = "is missing" if facts.driver is None else f"has ended ({facts.driver})"
+        return Why("no_workflow", f"The workflow of this session {how}; the reconciler handles it within a minute.")
+    if facts.tasks:
+        return _at_work(facts, min(facts.tasks, key=lambda task: _rank(task, now)), now)
+    if facts.inputs:
+        return waits_for_people(facts.inputs)
+    if row.status == "running" and facts.children:
+        return _waits_for_children(facts.children)
+    return _at_rest(facts)
+
+
+def _ended(row: SessionRow) -> Why:
+    if row.status == "completed":
+        return Why("ended", "It has ended: completed.", row.updated_at)
+    code = (row.error or {}).get("code")
+    return Why("ended", f"It has ended: failed{f' with {code}' if code else ''}.", row.updated_at)
+
+
+def waits_for_people(waiting: Sequence[InputRow]) -> Why:
+    """The oldest open request in full; of the others, how many there are."""
+    first, *others = waiting
+    request = first.request
+    until = f", until {request.expires_at} (then: {request.on_expiry})" if request.expires_at else ""
+    more = f" And {len(others)} more." if others else ""
+    if request.kind == "approval":
+        subject = f"Approval of `{request.tool}`"
+    else:
+        subject = f"An answer to “{shortened(' '.join(request.prompt.split()), _SHOWN)}”"
+    who = _responders(request.responders)
+    sentence = f"{subject} ({request.request_id}) by {who}, since {first.opened_at}{until}.{more}"
+    ids = [each.request.request_id for each in waiting]
+    return Why("input", sentence, first.opened_at, request.expires_at, [who], {"inputs": ids})
+
+
+def _responders(responders: Responders) -> str:
+    named = " or ".join(responders.values)
+    match responders.kind:
+        case "requester":
+            who = "the requester"
+        case "anyone":
+            who = "anyone"
+        case "principals":
+            who = named
+        case "attribute":
+            who = f"principals whose {responders.attribute} is {named}"
+    return who if responders.quorum == 1 else f"{responders.quorum} of: {who}"
+
+
+def _rank(task: Task, now: float) -> int:
+    """What explains most comes first."""
+    match task.state:
+        case "paused":
+            return 0
+        case "scheduled" if task.served is False:
+            return 1
+        case "backoff":
+            return 2
+        case "running" if now - task.heard > _SILENT:
+            return 3
+        case "scheduled" if now - task.since > _PROMPT:
+            return 4
+        # A decision takes milliseconds: what an activity does says more.
+        case _:
+            return 6 if task.kind == "workflow" else 5
+
+
+def _at_work(facts: Facts, task: Task, now: float) -> Why:
+    what, since = _what(task, facts.calls), _stamp(task.since)
+    who = [task.worker] if task.worker else []
+    details: JsonObject = {"attempt": task.attempt}
+    if task.queue:
+        details["queue"] = task.queue
+    if task.failure:
+        details["failure"] = task.failure
+    match _rank(task, now):
+        case 0:
+            sentence = f"An operator has paused {what} in Temporal; resume it there."
+            return Why("paused", sentence, since, who=who, details=details)
+        case 1:
+            sentence = f"No worker polls the task queue {task.queue}, where {what} has waited since {since}."
+            return Why("no_worker", sentence, since, details=details)
+        case 2:
+            until = _stamp(task.next_at)
+            failed = f" The last one failed with {task.failure}." if task.failure else ""
+            sentence = f"Attempt {task.attempt} of {what} begins at {until}.{failed}"
+            return Why("retrying", sentence, since, until, who, details)
+        case 3:
+            heard = _stamp(task.heard)
+            sentence = f"The worker at {what} has been silent since {heard}; another one takes over when it times out."
+            return Why("worker_silent", sentence, heard, who=who, details=details)
+        case 4:
+            sentence = f"All workers are busy: {what} has waited since {since}."
+            return Why("worker_busy", sentence, since, details=details)
+        case _:
+            attempt = f", attempt {task.attempt}" if task.attempt > 1 else ""
+            return Why("working", f"It works: {what}{attempt}.", since, who=who, details=details)
+
+
+def _what(task: Task, calls: Sequence[str]) -> str:
+    match task.kind:
+        case names.CALL_MODEL:
+            return "the model call"
+        case names.CALL_TOOL | names.RUN_PROGRAM if calls:
+            more = f" and {len(calls) - _NAMED} more" if len(calls) > _NAMED else ""
+            return "the call of " + ", ".join(f"`{call}`" for call in calls[:_NAMED]) + more
+        case "workflow":
+            return "the next decision"
+        case kind:
+            return f"the activity {kind}"
+
+
+def _waits_for_children(children: Sequence[SessionRow]) -> Why:
+    shown = [f"{child.agent} ({child.session_id}, {child.shown_status})" for child in children[:_NAMED]]
+    more = f" and {len(children) - _NAMED} more" if len(children) > _NAMED else ""
+    ids = [child.session_id for child in children]
+    return Why("children", f"It waits for {', '.join(shown)}{more}.", details={"sessions": ids})
+
+
+def _at_rest(facts: Facts) -> Why:
+    row = facts.row
+    if facts.queued:
+        return Why("queued", f"A worker takes up its next turn: {_deliveries(facts.queued)} queued.")
+    if row.status == "starting":
+        return Why("queued", "A worker takes up its first turn.", row.created_at)
+    if row.status == "running":
+        return Why("working", "It works: it is between two activities, or waits for a call on another server.")
+    bounds, until = row.bounds, None
+    if bounds is not None and bounds.deadline is not None:
+        until = _stamp(min(bounds.deadline, datetime.max.timestamp() - 1))
+    ends = f" It ends at {until}." if until else ""
+    return Why("message", f"It waits for the next message.{ends}", row.updated_at, until)
+
+
+def _deliveries(count: int) -> str:
+    return "1 delivery is" if count == 1 else f"{count} deliveries are"
+
+
+def _sentence(text: str) -> str:
+    return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
+def _stamp(seconds: float) -> str:
+    return stamp(datetime.fromtimestamp(seconds, UTC))
+
+
+def _seconds(at: Timestamp) -> float:
+    return at.seconds + at.nanos / 1e9
