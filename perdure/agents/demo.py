@@ -52,10 +52,20 @@ async def wait_seconds(seconds: int) -> str:
     return f"Waited {seconds} seconds."
 
 
+@tool(approval="always", summary=lambda arguments: f"Send a postcard: “{arguments['text']}”")
+def send_postcard(text: str) -> str:
+    """Send a postcard, once somebody has approved it. Nothing leaves this machine.
+
+    Args:
+        text: What to write on it.
+    """
+    return f"The postcard is on its way: {text}"
+
+
 # No model of its own: the built-in demo model answers until PERDURE_MODEL names a real one.
 agent = Agent(
     name="demo",
-    description="Rolls dice, remembers notes, knows the time and can wait.",
+    description="Rolls dice, remembers notes, knows the time, can wait, and sends postcards that you approve.",
     instructions="You are a friendly demo. Use your tools when they help, and keep answers short.",
-    tools=[roll_dice, remember_note, current_time, wait_seconds],
+    tools=[roll_dice, remember_note, current_time, wait_seconds, send_postcard],
 )

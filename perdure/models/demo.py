@@ -2,7 +2,7 @@
 
 It repeats the message, and calls the agent's tools when the message names them: "roll the dice and tell me the time"
 makes two calls at once, "roll the dice then tell me the time" makes them in two rounds, and `use some_tool {"a": 1}`
-gives exact arguments. When a result must fit an output schema, it makes a small one from the message. Of a message that
+gives exact arguments. "help" lists the tools, and "tell me a story" streams for some seconds, to be interrupted. When a result must fit an output schema, it makes a small one from the message. Of a message that
 is a JSON object with a text `demo` (the request of an execution) it reads that text.
 """
 
@@ -38,6 +38,8 @@ _PIECES = re.compile(r"\S+\s*|\s+")
 _NOTE = re.compile(r"^\W*(?:please\s+)?(?:remember|note)\s*(?:that|:)?\s*", re.IGNORECASE)
 #: The most values generated for one schema, because it may refer to itself.
 _MOST_VALUES = 200
+#: With more words, a message with "help" in it asks for something else.
+_FEW_WORDS = 4
 #: Words for a tool that are not in its name.
 _TOOL_WORDS = {"roll": "dice", "remember": "note", "clock": "time"}
 
@@ -56,13 +58,14 @@ class DemoModel:
         wanted = _THEN.split(message)
         calls = list(_calls(wanted[rounds], prompt)) if rounds < len(wanted) else []
         calls = calls or list(_result_call(message, prompt))
-        text = "" if calls else _answer(message, returns)
+        text = "" if calls else _answer(message, returns, prompt.tools)
         for call in calls:
             yield ToolInputDelta(call.tool_call_id, call.tool_name, json.dumps(call.args))
         for piece in _PIECES.findall(text):
             yield TextDelta(piece)
             if self._delay:
-                await asyncio.sleep(self._delay)
+                # A story lasts for ten seconds.
+                await asyncio.sleep(self._delay * (4 if text is _STORY else 1))
         response = ModelResponse(
             parts=calls or [TextPart(text)],
             usage=RequestUsage(input_tokens=len(message.split()), output_tokens=len(text.split()) + 8 * len(calls)),
@@ -195,9 +198,30 @@ def _value(schema: dict[str, Any], message: str, root: dict[str, Any], left: Ite
             return message[: schema.get("maxLength", len(message))]
 
 
-def _answer(message: str, returns: Sequence[ToolReturnPart]) -> str:
+_STORY = """\
+Once upon a time there was a process that wrote a long letter.
+Each night somebody came and pulled its plug, and each morning it began again at the first word.
+Then it learned to put every finished sentence into a drawer before it thought of the next one.
+When the plug was pulled again, another process opened the drawer, read what was there, and went on.
+The reader of the letter noticed a pause, as if somebody had looked out of the window, and nothing else.
+In time there were many drawers and many processes, and the plug was pulled whenever somebody wanted a newer one.
+Nobody wrote the same sentence twice, and nobody paid for a stamp twice.
+And if no one has burned the drawer, they are still writing."""
+
+
+def _answer(message: str, returns: Sequence[ToolReturnPart], tools: Sequence[ToolDefinition]) -> str:
     if returns:
         return "\n".join(f"{each.tool_name}: {each.model_response_str()}" for each in returns)
     if not message:
         return "Hello! Say something, and I will repeat it."
+    words = set(_WORD.findall(message.lower()))
+    if "story" in words:
+        return _STORY
+    if "help" in words and len(words) <= _FEW_WORDS:
+        named = ", ".join(f"`{each.name}`" for each in tools) or "none"
+        return (
+            "I am the built-in demo model: I need no key, and I repeat what you say. "
+            f"Name one of my tools, and I call it: {named}. "
+            "Say “tell me a story”, and stop the worker while I do. PERDURE_MODEL names a real model."
+        )
     return f"You said: {message}"

@@ -33,6 +33,23 @@ async def test_it_echoes() -> None:
     assert (await reply("Hello")).response.text == "You said: Hello"
 
 
+@pytest.mark.parametrize("message", ["help", "Help!", "please help me"])
+async def test_it_says_what_it_can_do(message: str) -> None:
+    said = (await reply(message)).response.text or ""
+
+    assert "`roll_dice`, `remember_note`, `current_time`" in said
+
+
+async def test_a_longer_message_about_help_is_repeated() -> None:
+    message = "write to the people who always help everybody around"
+
+    assert (await reply(message)).response.text == f"You said: {message}"
+
+
+async def test_a_story_is_long_enough_to_be_interrupted() -> None:
+    assert len(((await reply("tell me a story")).response.text or "").split()) > 120
+
+
 async def test_it_is_the_same_every_time() -> None:
     first, second = await reply("roll the dice"), await reply("roll the dice")
 
