@@ -2,8 +2,9 @@
 
 It repeats the message, and calls the agent's tools when the message names them: "roll the dice and tell me the time"
 makes two calls at once, "roll the dice then tell me the time" makes them in two rounds, and `use some_tool {"a": 1}`
-gives exact arguments. "help" lists the tools, and "tell me a story" streams for some seconds, to be interrupted. When a result must fit an output schema, it makes a small one from the message. Of a message that
-is a JSON object with a text `demo` (the request of an execution) it reads that text.
+gives exact arguments. "help" lists the tools, and "tell me a story" streams for some seconds, to be interrupted.
+When a result must fit an output schema, it makes a small one from the message. Of a message that is a JSON object with
+a text `demo` (the request of an execution) it reads that text.
 """
 
 import asyncio
