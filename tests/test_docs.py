@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import perdure
+import perdure.client
 import perdure.testing
 from perdure.protocol.events import EVENT_EXPIRED, SESSION_STALLED, BesideType, EventType
 from perdure.protocol.stream_policy import EVENT_EXCLUDED
@@ -99,7 +100,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 def importable() -> list[tuple[ModuleType, str]]:
     """What authors import, by module and name."""
-    return [(module, name) for module in (perdure, perdure.testing) for name in module.__all__]
+    return [(module, name) for module in (perdure, perdure.client, perdure.testing) for name in module.__all__]
 
 
 def test_the_reference_lists_what_authors_import() -> None:

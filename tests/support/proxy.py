@@ -21,6 +21,8 @@ class Proxy:
         self._relays: set[asyncio.Task[None]] = set()
         self._flows = asyncio.Event()
         self._flows.set()
+        self._answers = asyncio.Event()
+        self._answers.set()
         self._server = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result()
         self.port: int = self._server.sockets[0].getsockname()[1]
 
@@ -32,14 +34,20 @@ class Proxy:
         """Forward nothing any more, in neither direction; connections stay open, and new ones are accepted."""
         self._call(self._flows.clear)
 
+    def stall_answers(self) -> None:
+        """Forward requests, and hold back what comes back."""
+        self._call(self._answers.clear)
+
     def resume(self) -> None:
         """Forward what was held back, and everything that follows."""
         self._call(self._flows.set)
+        self._call(self._answers.set)
 
     def drop(self) -> None:
         """Break the connections that there are; what was held back is lost. New ones are served."""
         self._call(self._break)
         self._call(self._flows.set)
+        self._call(self._answers.set)
 
     def close(self) -> None:
         asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result()
@@ -100,19 +108,20 @@ class Proxy:
         self._open.add(far_writer)
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._pump(reader, far_writer))
-                group.create_task(self._pump(far_reader, writer))
+                group.create_task(self._pump(reader, far_writer, self._flows))
+                group.create_task(self._pump(far_reader, writer, self._flows, self._answers))
         except* OSError:
             pass
         finally:
             far_writer.transport.abort()
             self._open.discard(far_writer)
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *open: asyncio.Event) -> None:
         while True:
             piece = await reader.read(_PIECE)
             # The end of a connection is held back like everything else.
-            await self._flows.wait()
+            for each in open:
+                await each.wait()
             if not piece:
                 break
             writer.write(piece)
