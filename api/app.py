@@ -16,6 +16,7 @@ from perdure.store.streams import Room
 
 from .auth import Authenticator, Gate, Operators, is_development
 from .bodies import BodyReader
+from .console.pages import FILES, ROOT, ConsoleRoutes
 from .durable.read import Reader, Timing
 from .envelope import enveloped, not_allowed, not_found
 from .requests import Handler, RequestLimits, Scopes, traced
@@ -88,6 +89,10 @@ def create_app(
     _add_agents_and_runs(table, parts)
     if settings.streams == "on":
         _add_streams(table, parts)
+    if settings.console == "on":
+        console = ConsoleRoutes()
+        table.add("GET", ROOT, console.page)
+        table.add("GET", FILES, console.file)
     return app
 
 

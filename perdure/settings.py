@@ -122,6 +122,8 @@ class Settings(BaseSettings):
 
     # The path before those of agents and runs as clients of Flue know them: /flue/runs for `/flue`.
     flue_prefix: Annotated[str, AfterValidator(_checked_prefix)] = ""
+    # `off`: there is no console at `/`.
+    console: Literal["on", "off"] = "on"
     # `on`: callers may create and write streams of their own, at /v1/stream/….
     streams: Literal["on", "off"] = "off"
     # Milliseconds for which pieces of a reply are collected before they are written as one event.

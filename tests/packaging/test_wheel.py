@@ -68,6 +68,10 @@ def test_the_wheel_holds_one_top_level_name(wheel: Path) -> None:
     assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {"perdure"}
     assert {"perdure/shells/worker.py", "perdure/shells/api/server.py", "perdure/py.typed"} <= set(names)
     assert _files("perdure", ".sql") <= set(names)
+    # The console is served from there.
+    console = {f"perdure/shells/{name}" for name in _files("api/console/static", "")}
+    assert "perdure/shells/api/console/static/vendor/preact.LICENSE" in console
+    assert console <= set(names)
 
 
 async def test_an_author_serves_an_agent_of_their_own(python: Path, tmp_path: Path) -> None:
@@ -127,7 +131,7 @@ def _link(needed: Distribution, packages: Path) -> None:
 
 
 def _files(folder: str, suffix: str) -> set[str]:
-    return {str(path.relative_to(ROOT)) for path in (ROOT / folder).rglob(f"*{suffix}")}
+    return {str(path.relative_to(ROOT)) for path in (ROOT / folder).rglob(f"*{suffix}") if path.is_file()}
 
 
 def _of(folder: Path) -> set[int]:

@@ -1,0 +1,50 @@
+// A new session: an agent and the first message.
+import { html, useEffect, useRef, useState } from "../html.js";
+import { sentence } from "../api.js";
+import { oneLine } from "../format.js";
+import { newKey, start } from "../work.js";
+
+export function NewSession({ agents, go, first }) {
+  const [agent, setAgent] = useState(first ?? "");
+  const [message, setMessage] = useState("");
+  const [error, setError] = useState(null);
+  const [sending, setSending] = useState(false);
+  const attempt = useRef({});
+  const field = useRef(null);
+  const name = agent || agents[0]?.name || "";
+  const about = agents.find((each) => each.name === name);
+  useEffect(() => field.current?.focus(), []);
+
+  const send = async (event) => {
+    event.preventDefault();
+    if (!message.trim() || !name || sending) return;
+    const words = JSON.stringify([name, message]);
+    if (attempt.current.words !== words) attempt.current = { words, key: newKey() };
+    setSending(true);
+    setError(null);
+    try {
+      const { sessionId } = await start(name, message.trim(), attempt.current.key);
+      go(`#/sessions/${encodeURIComponent(sessionId)}`);
+    } catch (refused) {
+      setError(refused);
+      setSending(false);
+    }
+  };
+  return html`<main class="new-session" id="main" tabindex="-1">
+    <h1>New session</h1>
+    <form onSubmit=${send}>
+      <label class="field">Agent
+        <select value=${name} onChange=${(event) => setAgent(event.currentTarget.value)}>
+          ${agents.map((each) => html`<option key=${each.name} value=${each.name}>${oneLine(each.name, 60)}</option>`)}
+        </select>
+      </label>
+      ${about?.description && html`<p class="dim small">${oneLine(about.description, 300)}</p>`}
+      <label class="field">First message
+        <textarea ref=${field} rows="5" dir="auto" value=${message} onInput=${(event) => setMessage(event.currentTarget.value)}
+          onKeyDown=${(event) => event.key === "Enter" && !event.shiftKey && !event.isComposing && send(event)}></textarea>
+      </label>
+      ${error && html`<p class="problem" role="alert">Not started. ${error.status === 0 ? "The API does not answer; start it again, it counts once." : sentence(error, "This agent")}</p>`}
+      <div class="buttons"><button type="submit" class="primary" disabled=${sending || !message.trim() || !name}>Start</button></div>
+    </form>
+  </main>`;
+}
