@@ -17,6 +17,7 @@ from .checkpoints import checkpoints, plan, rollback
 from .deliveries import deliveries, withdraw
 from .deploy import deploy_commands
 from .options import DataDir, operating, settings_with
+from .project.scaffold import init
 from .runs import logs as run_logs
 from .runs import run_commands
 
@@ -32,6 +33,7 @@ app = typer.Typer(
 )
 
 session_commands = typer.Typer()
+app.command()(init)
 app.add_typer(session_commands, name="sessions")
 app.add_typer(deploy_commands, name="deploy")
 app.add_typer(run_commands, name="runs")

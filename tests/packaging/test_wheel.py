@@ -1,4 +1,4 @@
-"""The wheel, as an author gets it: installed in an empty environment, with an agent of their own.
+"""The wheel, as an author gets it: installed in an empty environment, with a new project.
 
 What the wheel needs is linked from our own environment, which has it from the same names: no index is asked, and
 nothing is unpacked and compiled again. `make chaos` has pip install all of it.
@@ -17,24 +17,11 @@ import pytest
 from packaging.requirements import Requirement
 
 from tests.support.processes import Process, clean_environment, free_port, wait_until
-from tests.support.talk import Talk
+from tests.support.talk import Talk, text
 
 ROOT = Path(__file__).parent.parent.parent
 
 pytestmark = pytest.mark.timeout(600)
-
-AGENT = '''
-from perdure import Agent, tool
-
-
-@tool(effects="pure")
-def double(number: int) -> int:
-    """Double a number."""
-    return 2 * number
-
-
-agent = Agent(name="mine", instructions="Double numbers.", tools=[double])
-'''
 
 
 @pytest.fixture(scope="module")
@@ -72,29 +59,36 @@ def test_the_wheel_holds_one_top_level_name(wheel: Path) -> None:
     console = {f"perdure/shells/{name}" for name in _files("api/console/static", "")}
     assert "perdure/shells/api/console/static/vendor/preact.LICENSE" in console
     assert console <= set(names)
+    assert _files("perdure/cli/project/templates", ".in") <= set(names)
 
 
-async def test_an_author_serves_an_agent_of_their_own(python: Path, tmp_path: Path) -> None:
-    (tmp_path / "my_module.py").write_text(AGENT)
+async def test_an_author_serves_the_agent_of_a_new_project(python: Path, tmp_path: Path) -> None:
+    perdure = str(python.with_name("perdure"))
+    _run([perdure, "init", str(tmp_path / "my-shop")])
+    project = tmp_path / "my-shop"
     port = free_port()
     ports = ("--port", str(port), "--temporal-port", str(free_port()), "--ui-port", str(free_port()))
     # The console script, in the author's own folder, as they would call it.
-    program = [str(python.with_name("perdure")), "dev", "--agents", "my_module:agent", *ports]
-    dev = Process("dev", ["env", "-C", str(tmp_path), *program], tmp_path / "dev.log", clean_environment())
+    program = [perdure, "dev", "--agents", "my_shop.agent:agent", *ports]
+    dev = Process("dev", ["env", "-C", str(project), *program], tmp_path / "dev.log", clean_environment())
     try:
         wait_until(lambda: "Perdure is ready." in dev.output or not dev.alive, "dev to be ready", 120)
         assert dev.alive, dev.output
 
         async with Talk(f"http://127.0.0.1:{port}") as talk:
-            await talk.create("hello")
+            await talk.create('use refund {"order": "17", "amount": 45}')
+            asked = await talk.until("input.requested")
+            request = asked[-1]["data"]["requests"][0]["requestId"]
+            await talk.until_boundary()
+            await talk.send(inputResponses=[{"requestId": request, "optionId": "approve"}])
             events = await talk.until_boundary()
 
-        assert events[0]["data"]["runtime"]["agentName"] == "mine"
-        assert events[-1]["type"] == "session.waiting"
-        family = _of(tmp_path)
+        assert asked[0]["data"]["runtime"]["agentName"] == "my-shop"
+        assert text(events) == "refund: Refunded 45.00."
+        family = _of(project)
         assert len(family) >= 4
         assert dev.terminate() == 0
-        wait_until(lambda: not family & _of(tmp_path), "all processes to end")
+        wait_until(lambda: not family & _of(project), "all processes to end")
     finally:
         dev.close()
 
