@@ -1,13 +1,12 @@
 """The JSON of sessions, input requests and agents."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from perdure.agents.agent import DEMO, Agent
 from perdure.agents.tool import Tool
 from perdure.protocol.wire import JsonObject
 from perdure.runtime.reports.why import waits_for_people
-from perdure.store.inputs import InputRow
+from perdure.store.inputs import Waits
 from perdure.store.values import SessionRow
 
 
@@ -128,16 +127,18 @@ def _channel(method: str, path: str) -> JsonObject:
     }
 
 
-def waiting_for(row: SessionRow, waiting: Sequence[InputRow] = (), queued: int = 0) -> str | None:
-    """What the session waits for; None while it runs, and when it has ended.
+_NOTHING = Waits()
 
-    `queued`: how many deliveries no turn has read yet.
-    """
+
+def waiting_for(row: SessionRow, waits: Waits = _NOTHING) -> str | None:
+    """What the session waits for, in words; None while it runs, and when it has ended."""
+    # Deliveries wait until open requests are closed, so the session waits for the requests.
+    queued = waits.queued
     if row.attention is not None:
         return f"A worker or an operator that can help: {row.attention['message']}"
     match row.status:
-        case "waiting" if waiting:
-            return waits_for_people(waiting).sentence
+        case "waiting" if waits.inputs:
+            return waits_for_people(waits.inputs).sentence
         case "starting" | "waiting" if queued and row.unsignalled:
             return f"Temporal, which could not be reached: {_deliveries(queued)} accepted, and signalled later."
         case "starting":

@@ -1,7 +1,6 @@
 """What callers may look at: sessions, attempts, failed turns, agents, and whether the service answers."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import get_args
 
@@ -30,20 +29,12 @@ from perdure.store.attempts import AttemptPage, AttemptQuery
 from perdure.store.base import Store
 from perdure.store.engine.cursors import SessionSearch
 from perdure.store.engine.rows import stamp
-from perdure.store.inputs import InputRow
+from perdure.store.inputs import Waits
 from perdure.store.lifecycle import DeadLetter, DeadLetterQuery, DeadLetterStatus
 from perdure.store.values import SessionQuery, SessionRow, ShownStatus
 
 #: The last second that a date can show. Builds before the limit of deadlines have stored later ones.
 _LAST_SECOND = 253_402_300_799.0
-
-
-@dataclass(frozen=True)
-class Pending:
-    """What a session waits for: open input requests, or deliveries that no turn has read."""
-
-    inputs: Sequence[InputRow] = ()
-    queued: int = 0
 
 
 class InspectionRoutes:
@@ -62,7 +53,8 @@ class InspectionRoutes:
             created_before=moment("createdBefore", params.get("createdBefore")),
         )
         page = await self._sessions.search(search)
-        listed: JsonObject = {"sessions": [summary(row, await pending(self._sessions, row)) for row in page.sessions]}
+        waiting = await waits(self._sessions, *page.sessions)
+        listed: JsonObject = {"sessions": [summary(row, waiting[row.session_id]) for row in page.sessions]}
         if page.next_cursor is not None:
             listed["nextCursor"] = page.next_cursor
         return reply(listed)
@@ -72,7 +64,7 @@ class InspectionRoutes:
         principal = await self._gate.admit(request)
         session_id = known_id(request.path_params["session_id"])
         description = await self._sessions.describe(session_id, principal)
-        return reply(detail(description, await pending(self._sessions, description.row)))
+        return reply(detail(description, (await waits(self._sessions, description.row))[session_id]))
 
     async def why(self, request: Request) -> Response:
         """Why one session does not move, in a sentence."""
@@ -86,12 +78,10 @@ class InspectionRoutes:
         return reply(tree(family))
 
 
-async def pending(sessions: Sessions, row: SessionRow) -> Pending:
-    if row.status not in ("starting", "waiting"):
-        return Pending()
-    inputs = await sessions.inputs.waiting(row.session_id) if row.status == "waiting" else ()
-    # Deliveries wait until open requests are closed, so the session waits for the requests.
-    return Pending(inputs, 0 if inputs else await sessions.queued(row.session_id))
+async def waits(sessions: Sessions, *rows: SessionRow) -> Mapping[str, Waits]:
+    """What these sessions wait for; those that run, or have ended, wait for nothing."""
+    found = await sessions.waits([row.session_id for row in rows if row.status in ("starting", "waiting")])
+    return {row.session_id: found.get(row.session_id, Waits()) for row in rows}
 
 
 def session_query(params: QueryParams, principal: Principal) -> SessionQuery:
@@ -107,13 +97,13 @@ def session_query(params: QueryParams, principal: Principal) -> SessionQuery:
     )
 
 
-def summary(row: SessionRow, pending: Pending) -> JsonObject:
+def summary(row: SessionRow, waits: Waits) -> JsonObject:
     shown: JsonObject = {
         "sessionId": row.session_id,
         "agent": row.agent,
         "mode": row.mode,
         "status": row.shown_status,
-        "waitingFor": waiting_for(row, pending.inputs, pending.queued),
+        "waitingFor": waiting_for(row, waits),
         "createdAt": row.created_at,
         "updatedAt": row.updated_at,
         "title": row.title,
@@ -140,9 +130,9 @@ def summary(row: SessionRow, pending: Pending) -> JsonObject:
     return shown
 
 
-def detail(description: Description, pending: Pending) -> JsonObject:
-    request_ids = [row.request.request_id for row in pending.inputs]
-    shown = {**summary(description.row, pending), "openInputs": request_ids}
+def detail(description: Description, waits: Waits) -> JsonObject:
+    request_ids = [row.request.request_id for row in waits.inputs]
+    shown = {**summary(description.row, waits), "openInputs": request_ids}
     ended = description.workflow_status not in (None, "running", "continued_as_new")
     if ended and not description.row.ended and description.row.attention is None:
         shown["waitingFor"] = (

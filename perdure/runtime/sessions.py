@@ -47,6 +47,7 @@ from perdure.store.base import Store
 from perdure.store.deliveries import Accepted, DeliveryRow
 from perdure.store.engine.cursors import SessionSearch, search_sessions
 from perdure.store.follow import events_of
+from perdure.store.inputs import Waits
 from perdure.store.lifecycle import Deletion
 from perdure.store.values import NewSession, SessionPage, SessionQuery, SessionRow, ShownStatus
 
@@ -404,9 +405,9 @@ class Sessions:
         async for event in events_of(self._store, session_id, start, follow=follow):
             yield event
 
-    async def queued(self, session_id: str) -> int:
-        """How many deliveries wait to be read by a turn."""
-        return await self._store.count_unread(session_id)
+    async def waits(self, session_ids: Sequence[str]) -> Mapping[str, Waits]:
+        """What sessions wait for: people who are asked, or a turn that reads deliveries."""
+        return await self._store.waits(session_ids) if session_ids else {}
 
     async def describe(self, session_id: str, principal: Principal | None = None) -> Description:
         """The session, and what Temporal says of its workflow; `SessionNotFound` when there is none."""

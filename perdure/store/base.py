@@ -15,7 +15,7 @@ from perdure.protocol.deliveries import MAIN
 from perdure.protocol.events import Event, NewEvent
 from perdure.protocol.requests import Attention
 from perdure.protocol.wire import JsonObject
-from perdure.store.lifecycle import DeadLetter, DeadLetterPage, DeadLetterQuery, Restoration
+from perdure.store.lifecycle import DeadLetter, DeadLetterPage, DeadLetterQuery, Keep, Restoration
 
 from .attempts import AttemptKey, failed_with, stopped
 from .deliveries import (
@@ -28,18 +28,8 @@ from .deliveries import (
     NewDelivery,
     Unsignalled,
 )
-from .inputs import Answered, Answering, InputPage, InputQuery, InputRow
-from .lifecycle import (
-    CallbackStatus,
-    Deletion,
-    DueCallback,
-    Forked,
-    Keep,
-    NewFork,
-    NewImport,
-    NewRemoteCall,
-    RemoteCall,
-)
+from .inputs import Answered, Answering, InputPage, InputQuery, InputRow, Waits
+from .lifecycle import CallbackStatus, Deletion, DueCallback, Forked, NewFork, NewImport, NewRemoteCall, RemoteCall
 from .runs import RunPage, RunQuery, RunRecord
 from .values import (
     Commit,
@@ -310,6 +300,10 @@ class Store(Protocol):
         ...
 
     async def count_unread(self, session_id: str) -> int: ...
+
+    async def waits(self, session_ids: Sequence[str]) -> Mapping[str, Waits]:
+        """What these sessions wait for: of each one its open requests, oldest first, and its unread deliveries."""
+        ...
 
     async def unsignalled(self, *, older_than: float, after: str, limit: int) -> Sequence[Unsignalled]:
         """Sessions whose workflow may not have received everything, in the order of their ids, starting after `after`.

@@ -27,6 +27,14 @@ class InputRow:
 
 
 @dataclass(frozen=True)
+class Waits:
+    """What a session waits for: open requests, also of its descendants, or deliveries that no turn has read."""
+
+    inputs: Sequence[InputRow] = ()
+    queued: int = 0
+
+
+@dataclass(frozen=True)
 class Vote:
     """One principal's answer to one request. The caller has checked that the principal may answer."""
 

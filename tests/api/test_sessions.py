@@ -11,9 +11,10 @@ import orjson
 import pytest
 from temporalio.service import RPCError, RPCStatusCode
 
-from api.routes.inspection import Pending, summary
+from api.routes.inspection import summary
 from perdure.errors import SchemaUnknown
 from perdure.protocol.deliveries import Bounds
+from perdure.store.inputs import Waits
 from perdure.store.values import Commit, SessionChange
 from tests.api.served import URL, Api, session_ended
 
@@ -393,6 +394,6 @@ async def test_a_deadline_that_no_date_can_show_hides_no_session(api: Api) -> No
     row = await api.store.session(session_id)
     assert row is not None
 
-    shown = summary(replace(row, bounds=Bounds(deadline=253_402_329_600.0)), Pending())
+    shown = summary(replace(row, bounds=Bounds(deadline=253_402_329_600.0)), Waits())
 
     assert shown["deadline"] == "9999-12-31T23:59:59.000Z"

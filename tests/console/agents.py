@@ -1,7 +1,6 @@
 """The agents that the tests and the pictures of the console talk to: a help desk with tools of each kind."""
 
 import asyncio
-
 from typing import Any
 
 from perdure import Agent, tool

@@ -91,4 +91,6 @@ def test_the_files_name_each_other_and_nothing_outside() -> None:
     for path, source in sources.items():
         for imported in re.findall(r'^(?:import|export)\b[^;]*?from\s*"([^"]+)"', source, re.MULTILINE):
             assert (path.parent / imported).resolve() in {each.resolve() for each in sources}, (path, imported)
-        assert not re.search(r"\binnerHTML|dangerouslySetInnerHTML=|document\.write|\beval\(", source) or "vendor" in str(path)
+        assert not re.search(
+            r"\binnerHTML|dangerouslySetInnerHTML=|document\.write|\beval\(", source
+        ) or "vendor" in str(path)

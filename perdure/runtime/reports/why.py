@@ -23,9 +23,8 @@ from perdure.protocol import names
 from perdure.protocol.inputs import Responders
 from perdure.protocol.wire import JsonObject
 from perdure.store.base import Store
-from perdure.store.engine.cursors import all_inputs
 from perdure.store.engine.rows import stamp
-from perdure.store.inputs import InputQuery, InputRow
+from perdure.store.inputs import InputRow
 from perdure.store.values import SessionQuery, SessionRow
 
 if TYPE_CHECKING:
@@ -118,12 +117,11 @@ async def why(store: Store, client: Client, drivers: DriverClient, row: SessionR
     """Why this session does not move."""
     if row.ended or row.attention is not None:
         return explain(Facts(row), time.time())
-    inputs = await all_inputs(store, InputQuery(root=row.session_id))
-    queued = await store.count_unread(row.session_id)
+    waits = (await store.waits([row.session_id]))[row.session_id]
     children = await _children(store, row)
     calls = await _open_calls(store, row) if row.status == "running" else ()
     tasks, driver = await _under_way(client, drivers, row)
-    return explain(Facts(row, inputs, queued, children, calls, tasks, driver), time.time())
+    return explain(Facts(row, waits.inputs, waits.queued, children, calls, tasks, driver), time.time())
 
 
 async def _children(store: Store, row: SessionRow) -> Sequence[SessionRow]:

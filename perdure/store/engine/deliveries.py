@@ -6,7 +6,7 @@ first verdict closes a request.
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -37,7 +37,7 @@ from perdure.protocol.inputs import InputAnswer
 from perdure.protocol.requests import Attention
 from perdure.session.inputs import is_newer, verdict
 from perdure.store.deliveries import Accepted, NewDelivery
-from perdure.store.inputs import Answered, Answering, InputQuery, InputRow, Vote
+from perdure.store.inputs import Answered, Answering, InputQuery, InputRow, Vote, Waits
 from perdure.store.values import Lane, NewSession, SessionRow
 
 from . import queue, rows, runs
@@ -473,3 +473,12 @@ def inputs_query(query: InputQuery) -> tuple[str, dict[str, Value]]:
     if query.status == "open":
         return "inputs_open", {}
     return "inputs", {"status": query.status}
+
+
+async def waits(tx: Transaction, session_ids: Sequence[str]) -> Mapping[str, Waits]:
+    """What these sessions wait for, in two queries: a list of sessions is looked at often."""
+    queued = {row["session_id"]: row["queued"] for row in await tx.rows("queued_of", ids=list(session_ids))}
+    inputs: dict[str, list[InputRow]] = {}
+    for row in await tx.rows("open_inputs_of", ids=list(session_ids)):
+        inputs.setdefault(row["listed"], []).append(rows.input_row(row))
+    return {each: Waits(inputs.get(each, ()), queued.get(each, 0)) for each in session_ids}

@@ -22,7 +22,7 @@ from perdure.store.deliveries import (
     NewDelivery,
     Unsignalled,
 )
-from perdure.store.inputs import Answered, Answering, InputPage, InputQuery, InputRow
+from perdure.store.inputs import Answered, Answering, InputPage, InputQuery, InputRow, Waits
 from perdure.store.lifecycle import (
     CallbackStatus,
     DeadLetter,
@@ -303,8 +303,10 @@ class SqlStore:
                 return found
 
     async def count_unread(self, session_id: str) -> int:
-        found = await self._row("waiting", session_id=session_id)
-        return 0 if found is None else found["waiting"]
+        return (await self._rows("waiting", session_id=session_id))[0]["waiting"]
+
+    async def waits(self, session_ids: Sequence[str]) -> Mapping[str, Waits]:
+        return await self._database.read(lambda tx: deliveries.waits(tx, session_ids))
 
     async def unsignalled(self, *, older_than: float, after: str, limit: int) -> Sequence[Unsignalled]:
         then = before(self._now(), older_than)
