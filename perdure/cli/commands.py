@@ -202,6 +202,8 @@ def sessions(
         str | None, typer.Option(help="Only sessions with this status, for example `needs_attention`.")
     ] = None,
     parent: Annotated[str | None, typer.Option(help="Only sessions that this session has started.")] = None,
+    tag: Annotated[str | None, typer.Option(help="Only sessions with this tag, for example `job:nightly`.")] = None,
+    find: Annotated[str | None, typer.Option(help="Only sessions with this in their id, title, agent or tags.")] = None,
     data_dir: DataDir = None,
 ) -> None:
     """List the newest sessions of the store, or do something with one."""
@@ -211,7 +213,7 @@ def sessions(
         return
     from . import operator
 
-    for line in operator.sessions(settings_with(data_dir=data_dir), limit, status, parent):
+    for line in operator.sessions(settings_with(data_dir=data_dir), limit, status, parent, tag=tag, find=find):
         typer.echo(line)
 
 
@@ -232,17 +234,18 @@ def cancel(
 def fork(
     context: typer.Context,
     session: Annotated[str, typer.Argument(help="The id of the session.")],
-    turn: Annotated[str, typer.Option(help="The last turn that both sessions share: 3 or turn_3.")],
+    turn: Annotated[str | None, typer.Option(help="The last turn that both sessions share: 3 or turn_3.")] = None,
     step: Annotated[
         int | None, typer.Option(help="The last step of it that they share. By default all.", min=0, max=2**31 - 1)
     ] = None,
+    checkpoint: Annotated[str | None, typer.Option(help="Or the checkpoint at which the fork begins.")] = None,
     agents: Agents = None,
     data_dir: DataDir = None,
 ) -> None:
     """Start a session that shares the first turns of another one; it belongs to the same owner."""
     from . import operator
 
-    session_id, token = operator.fork(operating(data_dir or context.obj, agents), session, turn, step)
+    session_id, token = operator.fork(operating(data_dir or context.obj, agents), session, turn, step, checkpoint)
     typer.echo(f"session:             {session_id}")
     typer.echo(f"continuation token:  {token}")
 

@@ -8,6 +8,7 @@ import json
 import re
 import secrets
 from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast, get_args
 
@@ -27,6 +28,7 @@ from perdure.protocol.wire import JsonObject
 from perdure.session.state import OPERATOR_FAILED, Rebuild, Repair, read_turn_number
 from perdure.settings import Settings
 from perdure.store.base import Store
+from perdure.store.engine.cursors import SessionSearch, search_sessions
 from perdure.store.follow import events_of
 from perdure.store.lifecycle import DeadLetterPage, DeadLetterQuery, DeadLetterStatus, Restoration
 from perdure.store.open import checked_store, open_store
@@ -81,15 +83,37 @@ def register_search_attributes(settings: Settings) -> str:
     return asyncio.run(work())
 
 
-def sessions(settings: Settings, limit: int, status: str | None = None, parent: str | None = None) -> Sequence[str]:
-    """The newest sessions, one line each; with `status`, only those with this status; with `parent`, its children."""
+def sessions(
+    settings: Settings,
+    limit: int,
+    status: str | None = None,
+    parent: str | None = None,
+    *,
+    tag: str | None = None,
+    find: str | None = None,
+) -> Sequence[str]:
+    """The newest sessions, one line each: of this status, children of `parent`, with this tag, or this text in them."""
     wanted: ShownStatus | None = next((each for each in get_args(ShownStatus) if each == status), None)
     if status is not None and wanted is None:
         raise Invalid(f"A session's status is one of {', '.join(get_args(ShownStatus))}.")
 
+    name, colon, text = (tag or "").partition(":")
+    if tag is not None and not (name and colon):
+        raise Invalid("A tag has a name and a text, like job:nightly.")
+    query = SessionQuery(limit=limit, status=wanted, parent=parent, tag=(name, text) if tag else None)
+
     async def work() -> Sequence[SessionRow]:
         async with checked_store(settings.database) as store:
-            return (await store.sessions(SessionQuery(limit=limit, status=wanted, parent=parent))).sessions
+            found: list[SessionRow] = []
+            cursor: str | None = None
+            while True:
+                # A page may be short: one search looks at so many sessions, and no more.
+                asked = replace(query, limit=limit - len(found), cursor=cursor)
+                page = await search_sessions(store, SessionSearch(asked, text=find))
+                found += page.sessions
+                cursor = page.next_cursor
+                if cursor is None or len(found) >= limit:
+                    return found
 
     return [
         printable(
@@ -220,9 +244,16 @@ def import_(settings: Settings, file: Path, principal: str | None, *, again: boo
     return _run_with_agents(work)
 
 
-def fork(settings: Settings, session_id: str, turn_id: str, step: int | None = None) -> tuple[str, str]:
-    """Fork the session at the end of this turn, or of this step; the id of the fork, and its continuation token."""
-    turn = _turn_number(turn_id)
+def fork(
+    settings: Settings, session_id: str, turn_id: str | None, step: int | None = None, checkpoint: str | None = None
+) -> tuple[str, str]:
+    """Fork the session at the end of this turn, or of this step, or where a checkpoint was taken.
+
+    The result is the id of the fork, and its continuation token.
+    """
+    if (turn_id is None) == (checkpoint is None):
+        raise Invalid("Name the place of the fork: --turn, or --checkpoint.")
+    turn = None if turn_id is None else _turn_number(turn_id)
     from perdure.agents.registry import load_agents
 
     agents = load_agents(settings.agents, settings.model, settings.turns)
@@ -236,7 +267,7 @@ def fork(settings: Settings, session_id: str, turn_id: str, step: int | None = N
                 raise AgentNotFound(f"No agent named {quoted(parent.agent)!r} is known here.")
             sessions = await open_sessions(settings, store, agents=agents)
             try:
-                forked = await sessions.fork(session_id, turn, step=step)
+                forked = await sessions.fork(session_id, turn, step=step, checkpoint=checkpoint)
             except ForkRefused as refused:
                 raise _with_nearest(refused) from None
             return forked.session_id, forked.continuation_token

@@ -36,6 +36,8 @@ async def test_a_person_and_a_program_see_how_far_a_session_is_and_take_it_back(
         objects = [json.loads(line) for line in said(stack, "checkpoints", talk.session_id, "--json")]
         rolled = said(stack, "rollback", talk.session_id, objects[-1]["checkpointId"], "--include-logs")
         back = said(stack, "plan", talk.session_id)
+        forked = said(stack, "sessions", "fork", talk.session_id, "--checkpoint", objects[-1]["checkpointId"])
+        begins = said(stack, "plan", forked[0].split()[-1])
 
     assert none == (["The session has no plan."], ["null"])
     assert nothing == []
@@ -46,6 +48,14 @@ async def test_a_person_and_a_program_see_how_far_a_session_is_and_take_it_back(
     assert [each["planStep"] for each in objects] == [2, 1]
     assert objects[-1]["checkpointId"] in rolled[0]
     assert back == ["Ship it (active, 1 of 2 done)", "✓ 1  build", "  2  send"]
+    assert begins == ["Ship it (active, 1 of 2 done)", "✓ 1  build", "  2  send"]
+
+
+@pytest.mark.parametrize("places", [(), ("--turn", "0", "--checkpoint", "chk_1")])
+def test_a_fork_has_one_place(stack: Stack, places: tuple[str, ...]) -> None:
+    refused = commands.perdure("sessions", "fork", "ses_1", *places, environment=stack.environment)
+
+    assert (refused.returncode, "Name the place of the fork" in refused.stderr) == (1, True)
 
 
 def test_what_is_not_there_is_said(stack: Stack) -> None:

@@ -274,6 +274,21 @@ async def test_sessions_are_listed_and_their_events_shown(stack: Stack) -> None:
     assert events[-1]["type"] == "session.waiting"
 
 
+async def test_sessions_are_found_by_their_tag_and_by_their_title(stack: Stack) -> None:
+    async with stack.talk() as tagged, stack.talk() as other:
+        await tagged.say("a needle in the hay", tags={"job": "sewing"})
+        await other.say("only hay")
+    environment = {name: value for name, value in stack.environment.items() if name.startswith("PERDURE_")}
+
+    by_tag = perdure("sessions", "--tag", "job:sewing", **environment).stdout
+    by_title = perdure("sessions", "--find", "NEEDLE", **environment).stdout
+    refused = perdure("sessions", "--tag", "sewing", **environment)
+
+    assert [line.split()[0] for line in by_tag.splitlines()] == [tagged.session_id]
+    assert by_title == by_tag
+    assert (refused.returncode, "like job:nightly" in refused.stderr) == (1, True)
+
+
 @pytest.mark.parametrize("program", [command("worker"), [sys.executable, str(ROOT / "worker.py")]], ids=["cli", "file"])
 def test_a_worker_waits_for_temporal(tmp_path: Path, program: list[str]) -> None:
     environment = {
