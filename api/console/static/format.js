@@ -21,6 +21,10 @@ export function count(number) {
   return COUNT.format(number ?? 0);
 }
 
+export function plural(number, word) {
+  return `${count(number)} ${word}${number === 1 ? "" : "s"}`;
+}
+
 export function bytes(number) {
   if (number < 1_000) return `${number} B`;
   if (number < 1_000_000) return `${(number / 1_000).toFixed(0)} kB`;

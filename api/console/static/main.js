@@ -162,7 +162,7 @@ function shortcuts(go, searchField, help) {
     const act = target ? () => go(`#/${target[0]}`) : {
       n: () => go("#/new"), "?": help, "/": () => searchField()?.focus(),
       m: () => document.querySelector(".composer textarea")?.focus(),
-      r: () => document.querySelector(".ask.open button, .ask.open input")?.focus(),
+      r: () => (document.querySelector(".ask.open button:not(:disabled)") ?? document.querySelector(".ask.open input"))?.focus(),
     }[event.key];
     if (!act) return;
     event.preventDefault();

@@ -14,8 +14,8 @@ export function Health() {
     ${!data && !health.error && html`<${Empty}>Loads …</${Empty}>`}
     ${data && html`<div class="tiles">
       <${Tile} name="API" ok=${true} facts=${[["version", data.version], ["build", data.build]]} />
-      <${Tile} name="Store" ok=${data.store?.ok} facts=${[["kind", data.store?.kind], ["schema", data.store?.schema], ["answers in", latency(data.store)]]} />
-      <${Tile} name="Temporal" ok=${data.temporal?.ok} link=${safeLink(data.temporal?.ui)} facts=${[["address", data.temporal?.address], ["namespace", data.temporal?.namespace], ["version", data.temporal?.serverVersion], ["answers in", latency(data.temporal)]]} />
+      <${Tile} name="Store" ok=${data.store?.ok} facts=${[["kind", data.store?.kind], ["schema", data.store?.schema], ["answers in", latency(data.store)], ["problem", data.store?.problem]]} />
+      <${Tile} name="Temporal" ok=${data.temporal?.ok} link=${safeLink(data.temporal?.ui)} facts=${[["address", data.temporal?.address], ["namespace", data.temporal?.namespace], ["version", data.temporal?.serverVersion], ["answers in", latency(data.temporal)], ["problem", data.temporal?.problem]]} />
     </div>
     <h2>Queues</h2>
     ${data.queues ? html`<${Queues} queues=${data.queues} />` : html`<p class="problem">Queues are shown to operators only.</p>`}
