@@ -90,7 +90,7 @@ function Shell({ place, go, search, askKey, showHelp }) {
     : place.name === "agents" ? html`<${Agents} agents=${agents} error=${error} />`
     : place.name === "health" ? html`<${Health} />`
     : place.id ? html`<${Session} key=${place.id} id=${place.id} tab=${place.tab} at=${place.at} go=${go} />`
-    : html`<main class="nothing" id="main" tabindex="-1"><p class="empty">Choose a session, or <a href="#/new">start one</a>.</p></main>`}
+    : html`<main class="nothing" id="main" tabindex="-1"><h1 class="visually-hidden">Sessions</h1><p class="empty">Choose a session, or <a href="#/new">start one</a>.</p></main>`}
   </div>`;
 }
 

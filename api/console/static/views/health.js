@@ -42,7 +42,7 @@ function Queues({ queues }) {
   return html`<div class="scroll-x" tabindex="0" role="group" aria-label="Queues"><table><thead><tr><th>Queue</th><th>Of</th><th>Waiting</th><th>Pollers</th></tr></thead><tbody>
     ${queues.map((queue) => html`<tr key=${`${queue.name}/${queue.kind}`}><td><code>${oneLine(queue.name, 120)}</code></td><td>${queue.kind}</td>
       <td class="number">${queue.backlog === undefined || queue.backlog === null ? "–" : count(queue.backlog)}</td>
-      <td>${queue.pollers?.length ? html`${queue.pollers.length} <span class="dim small">${oneLine(queue.pollers.map((each) => each.identity).join(", "), 120)}</span>` : html`<span class="bad">nobody</span>`}</td></tr>`)}
+      <td>${typeof queue.pollers === "number" ? queue.pollers || html`<span class="bad">nobody</span>` : queue.pollers?.length ? html`${queue.pollers.length} <span class="dim small">${oneLine(queue.pollers.map((each) => each.identity).join(", "), 120)}</span>` : html`<span class="bad">nobody</span>`}</td></tr>`)}
   </tbody></table></div>`;
 }
 
