@@ -8,6 +8,7 @@ from playwright.async_api import Page, expect
 from tests.console.console import console
 from tests.support.plugin import StackFactory
 from tests.support.stack import Stack
+from tests.support.talk import Json
 
 pytestmark = pytest.mark.timeout(120)
 
@@ -192,7 +193,7 @@ def _session_in(page: Page) -> str:
     return found[1]
 
 
-async def _events(stack: Stack, session_id: str) -> list[dict[str, object]]:
+async def _events(stack: Stack, session_id: str) -> list[Json]:
     async with stack.talk() as talk:
         answer = await talk.http.get(f"/v1/sessions/{session_id}/events", params={"limit": 1000})
     return answer.json()["events"]

@@ -270,7 +270,7 @@ PLACES = {
     "health": ".tiles",
     "new": ".new-session form",
 }
-REQUEST = {
+REQUEST: dict[str, Any] = {
     **{"requestId": "inp_1", "sessionId": "ses_1", "agent": "bursar", "kind": "approval", "status": "open"},
     **{"tool": "pay", "callId": "c", "prompt": "Pay 5?", "arguments": {"amount": 5}, "options": []},
     **{"responders": {"kind": "anyone", "values": [], "quorum": 2}, "openedAt": "2026-01-01T00:00:00Z"},

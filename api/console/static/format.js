@@ -71,6 +71,12 @@ export function moment(at) {
   return Number.isNaN(time.getTime()) ? String(at ?? "") : DAY.format(time);
 }
 
+/** A sentence of the API with times as people here write them, and without the ids of requests, which are beside it. */
+export function sentenceOf(text) {
+  const times = /\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z/g;
+  return oneLine(text, 500).replace(/ \(inp_[0-9a-f]+\)/g, "").replace(times, (at) => moment(at)).replaceAll("`", "");
+}
+
 /** JSON with line breaks, of at most so many characters. It keeps a stack of its own: values may be nested deeply. */
 export function pretty(value, most = 1_000_000) {
   if (typeof value === "string") return value;

@@ -183,7 +183,7 @@ function Theme() {
     }
   }, [theme]);
   const next = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length];
-  return html`<button type="button" class="quiet rail-more" onClick=${() => setTheme(next)} aria-label="Colours: ${theme}. Change to ${next}.">${{ auto: "◐", light: "☀", dark: "☾" }[theme]} ${theme}</button>`;
+  return html`<button type="button" class="quiet rail-more" onClick=${() => setTheme(next)} aria-label="Colours: ${theme}. Change to ${next}.">${{ auto: "◐", light: "☀", dark: "☾" }[theme]} <span class="wide-only">${theme}</span></button>`;
 }
 
 function known() {

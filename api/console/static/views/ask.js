@@ -77,7 +77,7 @@ function Approval({ request, draft, write, send, sending }) {
     ${draft.editing ? html`<label class="field">Arguments, as JSON
         <textarea class="mono" rows="6" spellcheck="false" value=${draft.arguments} onInput=${(event) => write({ arguments: event.currentTarget.value })}></textarea>
       </label>` : request.arguments !== undefined && html`<div class="arguments"><${Json} value=${request.arguments} /></div>`}
-    <label class="field">Reason <span class="dim">(optional; the model reads it after a denial)</span>
+    <label class="field"><span>Reason (optional; after a denial the model reads it)</span>
       <input type="text" value=${draft.reason ?? ""} onInput=${(event) => write({ reason: event.currentTarget.value })} />
     </label>
     <div class="buttons">

@@ -48,8 +48,8 @@ function Queues({ queues }) {
 
 function Workers({ workers }) {
   if (!workers.length) return html`<p class="problem">No worker runs: sessions wait until one does.</p>`;
-  return html`<div class="scroll-x" tabindex="0" role="group" aria-label="Workers"><table><thead><tr><th>Worker</th><th>Build</th><th>Seen</th></tr></thead><tbody>
-    ${workers.map((worker) => html`<tr key=${worker.identity}><td><code>${oneLine(worker.identity, 120)}</code></td><td>${oneLine(worker.build ?? "–", 80)}</td><td><${Ago} at=${worker.lastSeenAt} /></td></tr>`)}
+  return html`<div class="scroll-x" tabindex="0" role="group" aria-label="Workers"><table><thead><tr><th>Worker</th><th>Queues</th><th>Seen</th></tr></thead><tbody>
+    ${workers.map((worker) => html`<tr key=${worker.identity}><td><code>${oneLine(worker.identity, 120)}</code></td><td class="dim small">${oneLine((worker.queues ?? []).join(", ") || "–", 200)}</td><td><${Ago} at=${worker.lastSeenAt} /></td></tr>`)}
   </tbody></table></div>`;
 }
 

@@ -3,7 +3,7 @@ import { html, useCallback, useEffect, useMemo, useState } from "../html.js";
 import { path, sentence } from "../api.js";
 import { Feed } from "../feed.js";
 import { EMPTY, fold, openRequests } from "../fold.js";
-import { clock, count, oneLine, plural, safeLink } from "../format.js";
+import { clock, count, oneLine, plural, safeLink, sentenceOf } from "../format.js";
 import { Problem, Status, Tabs } from "../parts.js";
 import { usePolled } from "../poll.js";
 import { Chat } from "./chat.js";
@@ -70,7 +70,7 @@ function Head({ id, here, state, session, feed, tab, at, go }) {
       ${tokens > 0 && html`<span>${count(tokens)} tokens</span>`}
       ${session?.descendants?.cost > 0 && html`<span>$${session.descendants.cost.toFixed(4)} below</span>`}
       ${session?.parent?.sessionId && html`<a href="#/sessions/${encodeURIComponent(session.parent.sessionId)}">parent</a>`}
-      ${link && html`<a href=${link} target="_blank" rel="noopener noreferrer">workflow in Temporal</a>`}
+      ${link && html`<a href=${link} target="_blank" rel="noopener noreferrer">Temporal ↗</a>`}
     </p>
     <div class="tab-line">
       <${Tabs} label="Session" at=${tab} tabs=${[["chat", `${here}/chat`, "Chat"], ["timeline", `${here}/timeline`, "Timeline"], ["events", `${here}/events`, "Events"]]} />
@@ -102,7 +102,7 @@ function Why({ id, state, session }) {
   const words = why.error ? session?.waitingFor && `Waits for: ${session.waitingFor}` : why.data?.sentence;
   if (!words) return null;
   const bad = state.attention || session?.status === "needs_attention" || /^(no_|worker_silent|temporal_)/.test(why.data?.code ?? "");
-  return html`<p class="why ${bad ? "bad" : open ? "asks" : ""}" role="status">${oneLine(words, 500)}</p>`;
+  return html`<p class="why ${bad ? "bad" : open ? "asks" : ""}" role="status">${sentenceOf(words)}</p>`;
 }
 
 /** Whether no event has come for some seconds. */
