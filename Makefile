@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help dev test coverage chaos check lint format docs bench build lock clean
+.PHONY: help dev test coverage chaos check lint format docs bench build lock screenshots clean
 
 help:  ## Show what there is to make
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -64,6 +64,9 @@ bench: $(STAMP)  ## Measure
 
 build: $(STAMP)  ## Build the wheel and the source archive
 	$(BIN)/python -m build
+
+screenshots: $(STAMP)  ## Take the pictures of the console in the docs
+	$(BIN)/python -m tests.console.screenshots docs/images
 
 # Names and versions only. What is installed from where is a matter of the machine.
 lock: $(STAMP)  ## Write down the versions that are installed, for CI

@@ -24,6 +24,7 @@ async def browsing() -> AsyncGenerator[Page]:
     async with async_playwright() as playwright:
         browser = await playwright.chromium.launch(executable_path=found, args=_OPTIONS)
         try:
-            yield await browser.new_page()
+            # With a context of its own it can have more tabs.
+            yield await (await browser.new_context()).new_page()
         finally:
             await browser.close()

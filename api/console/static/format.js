@@ -21,6 +21,10 @@ export function count(number) {
   return COUNT.format(number ?? 0);
 }
 
+export function plural(number, word) {
+  return `${count(number)} ${word}${number === 1 ? "" : "s"}`;
+}
+
 export function bytes(number) {
   if (number < 1_000) return `${number} B`;
   if (number < 1_000_000) return `${(number / 1_000).toFixed(0)} kB`;
@@ -65,6 +69,12 @@ export function clock(at) {
 export function moment(at) {
   const time = new Date(at);
   return Number.isNaN(time.getTime()) ? String(at ?? "") : DAY.format(time);
+}
+
+/** A sentence of the API with times as people here write them, and without the ids of requests, which are beside it. */
+export function sentenceOf(text) {
+  const times = /\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z/g;
+  return oneLine(text, 500).replace(/ \(inp_[0-9a-f]+\)/g, "").replace(times, (at) => moment(at)).replaceAll("`", "");
 }
 
 /** JSON with line breaks, of at most so many characters. It keeps a stack of its own: values may be nested deeply. */

@@ -90,7 +90,7 @@ function Shell({ place, go, search, askKey, showHelp }) {
     : place.name === "agents" ? html`<${Agents} agents=${agents} error=${error} />`
     : place.name === "health" ? html`<${Health} />`
     : place.id ? html`<${Session} key=${place.id} id=${place.id} tab=${place.tab} at=${place.at} go=${go} />`
-    : html`<main class="nothing" id="main" tabindex="-1"><p class="empty">Choose a session, or <a href="#/new">start one</a>.</p></main>`}
+    : html`<main class="nothing" id="main" tabindex="-1"><h1 class="visually-hidden">Sessions</h1><p class="empty">Choose a session, or <a href="#/new">start one</a>.</p></main>`}
   </div>`;
 }
 
@@ -162,7 +162,7 @@ function shortcuts(go, searchField, help) {
     const act = target ? () => go(`#/${target[0]}`) : {
       n: () => go("#/new"), "?": help, "/": () => searchField()?.focus(),
       m: () => document.querySelector(".composer textarea")?.focus(),
-      r: () => document.querySelector(".ask.open button, .ask.open input")?.focus(),
+      r: () => (document.querySelector(".ask.open button:not(:disabled)") ?? document.querySelector(".ask.open input"))?.focus(),
     }[event.key];
     if (!act) return;
     event.preventDefault();
@@ -183,7 +183,7 @@ function Theme() {
     }
   }, [theme]);
   const next = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length];
-  return html`<button type="button" class="quiet rail-more" onClick=${() => setTheme(next)} aria-label="Colours: ${theme}. Change to ${next}.">${{ auto: "◐", light: "☀", dark: "☾" }[theme]} ${theme}</button>`;
+  return html`<button type="button" class="quiet rail-more" onClick=${() => setTheme(next)} aria-label="Colours: ${theme}. Change to ${next}.">${{ auto: "◐", light: "☀", dark: "☾" }[theme]} <span class="wide-only">${theme}</span></button>`;
 }
 
 function known() {

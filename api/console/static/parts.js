@@ -59,6 +59,13 @@ export function Dialog({ label, onClose, children }) {
   return html`<dialog ref=${element} aria-label=${label} onClose=${onClose}>${children}</dialog>`;
 }
 
+/** What is folded away is not in the page until somebody unfolds it. */
+export function Folded({ summary, open = false, children, ...more }) {
+  const [unfolded, setUnfolded] = useState(open);
+  useEffect(() => setUnfolded(open), [open]);
+  return html`<details ...${more} open=${unfolded} onToggle=${(event) => setUnfolded(event.currentTarget.open)}><summary>${summary}</summary>${unfolded && children}</details>`;
+}
+
 export function Tabs({ label, tabs, at }) {
   return html`<nav class="tabs" aria-label=${label}>${tabs.map(([name, href, words]) => html`<a
     key=${name} href=${href} aria-current=${name === at ? "page" : null}>${words}</a>`)}</nav>`;

@@ -10,7 +10,7 @@ export function lines(state, attempts, deliveries) {
 function ofTurn(turn, tries, accepted) {
   const steps = turn.steps.flatMap((step) => ofStep(turn, step, tries));
   const queued = turn.deliveries.map((id) => accepted.get(id)).filter((each) => each?.startedAt).map((each) => ({
-    kind: "queue", key: `queue/${turn.number}/${each.deliveryId}`, label: each.kind === "answer" ? "answer queued" : "message queued",
+    kind: "queue", key: `queue/${turn.number}/${each.deliveryId}`, label: "queued",
     from: each.acceptedAt, to: each.startedAt, status: each.status, attempts: [], delivery: each,
   }));
   const starts = [...queued, ...steps].map((line) => line.from).filter(Boolean);
@@ -48,7 +48,9 @@ function ofCall(turn, call, tries, site) {
   const made = call.callId === null ? [] : tries.get(`${site}/call/${call.callId}`) ?? [];
   const asked = call.request;
   return {
-    kind: "call", key: `${call.key}`, label: call.tool || "a tool", ...span(made, call.startedAt, call.endedAt), status: call.status, attempts: made,
+    kind: "call", key: `${call.key}`, label: call.tool || "a tool", status: call.status,
+    // What was asked of people and never ran has taken no time itself.
+    ...(asked && !made.length ? { from: null, to: null } : span(made, call.startedAt, call.endedAt)), attempts: made,
     retries: Math.max(0, made.length - 1), call, turn: turn.number, step: call.step,
     waited: asked ? { from: asked.openedAt, to: asked.closedAt ?? asked.answer?.at ?? null } : null, error: call.error ?? null,
   };

@@ -1,7 +1,7 @@
 // The agents of this API, and their tools.
 import { html } from "../html.js";
 import { count, oneLine } from "../format.js";
-import { Empty, Json, Problem } from "../parts.js";
+import { Empty, Folded, Json, Problem } from "../parts.js";
 
 const EFFECTS = {
   pure: "may run again", idempotent: "may run again", at_most_once: "runs at most once",
@@ -18,11 +18,10 @@ export function Agents({ agents, error }) {
       ${agent.description && html`<p dir="auto">${oneLine(agent.description, 600)}</p>`}
       <p class="facts dim small"><code>${oneLine(agent.model ?? "", 80)}</code>${agent.turns && html`<span>turns: ${agent.turns}</span>`}
         <span>${count(agent.tools.length)} tools</span>${agent.subagents?.length > 0 && html`<span>hands work to ${agent.subagents.map((each) => oneLine(each, 40)).join(", ")}</span>`}</p>
-      ${agent.tools.map((tool) => html`<details class="tool" key=${tool.name}>
-        <summary><code>${oneLine(tool.name, 80)}</code> <span class="dim clip">${oneLine(tool.description ?? "", 140)}</span>
-          ${tool.effects && html` <span class="badge" title=${EFFECTS[tool.effects] ?? ""}>${tool.effects}</span>`}${tool.approval && html` <span class="badge asks">approval</span>`}</summary>
+      ${agent.tools.map((tool) => html`<${Folded} class="tool" key=${tool.name} summary=${html`<code>${oneLine(tool.name, 80)}</code> <span class="dim clip">${oneLine(tool.description ?? "", 140)}</span>
+          ${tool.effects && html` <span class="badge" title=${EFFECTS[tool.effects] ?? ""}>${tool.effects}</span>`}${tool.approval && html` <span class="badge asks">approval</span>`}`}>
         ${tool.inputSchema && html`<${Json} value=${tool.inputSchema} />`}
-      </details>`)}
+      </${Folded}>`)}
     </section>`)}
   </main>`;
 }

@@ -2,7 +2,7 @@
 import { html, useRef, useState } from "../html.js";
 import { sentence } from "../api.js";
 import { clock, duration, millis, moment, oneLine, pretty, shown } from "../format.js";
-import { Clipped, Json } from "../parts.js";
+import { Clipped, Folded, Json } from "../parts.js";
 import { newKey, respond } from "../work.js";
 
 // What was begun is kept while its card is out of sight.
@@ -77,7 +77,7 @@ function Approval({ request, draft, write, send, sending }) {
     ${draft.editing ? html`<label class="field">Arguments, as JSON
         <textarea class="mono" rows="6" spellcheck="false" value=${draft.arguments} onInput=${(event) => write({ arguments: event.currentTarget.value })}></textarea>
       </label>` : request.arguments !== undefined && html`<div class="arguments"><${Json} value=${request.arguments} /></div>`}
-    <label class="field">Reason <span class="dim">(optional; the model reads it after a denial)</span>
+    <label class="field"><span>Reason (optional; after a denial the model reads it)</span>
       <input type="text" value=${draft.reason ?? ""} onInput=${(event) => write({ reason: event.currentTarget.value })} />
     </label>
     <div class="buttons">
@@ -114,7 +114,7 @@ function Outcome({ closed, mine, request }) {
       ${mine ? "You have answered" : html`Already answered by <b>${oneLine(answer.principalId ?? "someone else", 80)}</b>`}: ${said}${after}.
     </p>
     ${answer.reason && html`<p class="dim small" dir="auto">Reason: ${oneLine(answer.reason, 400)}</p>`}
-    ${answer.arguments && html`<details><summary>With changed arguments</summary><${Json} value=${answer.arguments} /></details>`}
-    ${request.kind === "approval" && request.arguments !== undefined && html`<details><summary>Arguments</summary><${Json} value=${request.arguments} /></details>`}
+    ${answer.arguments && html`<${Folded} summary="With changed arguments"><${Json} value=${answer.arguments} /></${Folded}>`}
+    ${request.kind === "approval" && request.arguments !== undefined && html`<${Folded} summary="Arguments"><${Json} value=${request.arguments} /></${Folded}>`}
     ${answer.text && answer.text.length > 200 && html`<${Clipped} text=${answer.text} />`}`;
 }

@@ -2,7 +2,7 @@
 import { html, useEffect, useMemo, useRef, useState } from "../html.js";
 import { sentence } from "../api.js";
 import { clock, count, duration, millis, moment, oneLine, pretty } from "../format.js";
-import { Clipped, Json } from "../parts.js";
+import { Clipped, Folded, Json } from "../parts.js";
 import { Rows } from "../rows.js";
 import { MODES, cancel, newKey, say } from "../work.js";
 import { Ask } from "./ask.js";
@@ -41,12 +41,12 @@ function turnRows(turn) {
 
 function Row(row) {
   switch (row.kind) {
-    case "message": return html`<article class="said user"><h3 class="who">You <time title=${moment(row.at)}>${clock(row.at)}</time></h3><${Clipped} text=${row.text} /></article>`;
-    case "pending": return html`<article class="said user waits"><h3 class="who">You <span class="dim">waits to be read</span></h3><${Clipped} text=${row.text} /></article>`;
-    case "reply": return html`<article class="said agent ${row.done ? "" : "live"}"><h3 class="who">Agent <time title=${moment(row.at)}>${clock(row.at)}</time></h3><${Clipped} text=${row.text} /></article>`;
-    case "reasoning": return html`<details class="reasoning" open=${!row.done}><summary>Reasoning</summary><${Clipped} text=${row.text} /></details>`;
+    case "message": return html`<article class="said user"><h2 class="who">You <time title=${moment(row.at)}>${clock(row.at)}</time></h2><${Clipped} text=${row.text} /></article>`;
+    case "pending": return html`<article class="said user waits"><h2 class="who">You <span class="dim">waits to be read</span></h2><${Clipped} text=${row.text} /></article>`;
+    case "reply": return html`<article class="said agent ${row.done ? "" : "live"}"><h2 class="who">Agent <time title=${moment(row.at)}>${clock(row.at)}</time></h2><${Clipped} text=${row.text} /></article>`;
+    case "reasoning": return html`<${Folded} class="reasoning" open=${!row.done} summary="Reasoning"><${Clipped} text=${row.text} /></${Folded}>`;
     case "call": return html`<${Call} call=${row} />`;
-    case "result": return html`<article class="call"><h3 class="who">Result</h3><${Json} value=${row.value} /></article>`;
+    case "result": return html`<article class="call"><h2 class="who">Result</h2><${Json} value=${row.value} /></article>`;
     case "notice": return html`<p class="notice ${row.tone}"><span dir="auto">${oneLine(row.text, 600)}</span> <time title=${moment(row.at)}>${clock(row.at)}</time></p>`;
     case "end": return html`<${TurnEnd} row=${row} />`;
     default: return null;
@@ -67,22 +67,22 @@ function Call({ call }) {
   const took = call.endedAt ? duration(millis(call.startedAt, call.endedAt)) : "";
   const child = call.childSessionId;
   return html`<article class="call ${call.status}">
-    <h3 class="who"><code>${oneLine(call.tool, 80) || "a tool"}</code>
+    <h2 class="who"><code>${oneLine(call.tool, 80) || "a tool"}</code>
       <span class="call-status">${CALL[call.status] ?? call.status}${took && !call.request ? ` · ${took}` : ""}</span>
       ${child && html`<a class="small" href="#/sessions/${encodeURIComponent(child)}">its session</a>`}
-    </h3>
+    </h2>
     ${call.request && html`<${Ask} request=${call.request} />`}
     ${!call.request && html`<${CallLine} call=${call} />`}
-    ${call.endedAt && html`<details class="outcome-of"><summary><span class="clip">${call.error ? oneLine(call.error.message ?? call.error.code, 160) : oneLine(pretty(call.output ?? "", 600), 160) || "nothing"}</span></summary>
+    ${call.endedAt && html`<${Folded} class="outcome-of" summary=${html`<span class="clip">${call.error ? oneLine(call.error.message ?? call.error.code, 160) : oneLine(pretty(call.output ?? "", 600), 160) || "nothing"}</span>`}>
       ${call.error && html`<p class="problem">${oneLine(call.error.code ?? "", 80)}: ${oneLine(call.error.message ?? "", 2000)}</p>`}
-      <${Json} value=${call.output} /></details>`}
+      <${Json} value=${call.output} /></${Folded}>`}
   </article>`;
 }
 
 function CallLine({ call }) {
   if (call.status === "drafting") return html`<p class="mono small clip dim">${oneLine(call.inputText, 300)}</p>`;
   const input = oneLine(pretty(call.input ?? {}, 600), 160);
-  return html`<details class="input-of"><summary><span class="clip">${input}</span></summary><${Json} value=${call.input} /></details>`;
+  return html`<${Folded} class="input-of" summary=${html`<span class="clip">${input}</span>`}><${Json} value=${call.input} /></${Folded}>`;
 }
 
 /** What the session does now, in a few words. */

@@ -14,8 +14,8 @@ export function Health() {
     ${!data && !health.error && html`<${Empty}>Loads …</${Empty}>`}
     ${data && html`<div class="tiles">
       <${Tile} name="API" ok=${true} facts=${[["version", data.version], ["build", data.build]]} />
-      <${Tile} name="Store" ok=${data.store?.ok} facts=${[["kind", data.store?.kind], ["schema", data.store?.schema], ["answers in", latency(data.store)]]} />
-      <${Tile} name="Temporal" ok=${data.temporal?.ok} link=${safeLink(data.temporal?.ui)} facts=${[["address", data.temporal?.address], ["namespace", data.temporal?.namespace], ["version", data.temporal?.serverVersion], ["answers in", latency(data.temporal)]]} />
+      <${Tile} name="Store" ok=${data.store?.ok} facts=${[["kind", data.store?.kind], ["schema", data.store?.schema], ["answers in", latency(data.store)], ["problem", data.store?.problem]]} />
+      <${Tile} name="Temporal" ok=${data.temporal?.ok} link=${safeLink(data.temporal?.ui)} facts=${[["address", data.temporal?.address], ["namespace", data.temporal?.namespace], ["version", data.temporal?.serverVersion], ["answers in", latency(data.temporal)], ["problem", data.temporal?.problem]]} />
     </div>
     <h2>Queues</h2>
     ${data.queues ? html`<${Queues} queues=${data.queues} />` : html`<p class="problem">Queues are shown to operators only.</p>`}
@@ -42,14 +42,14 @@ function Queues({ queues }) {
   return html`<div class="scroll-x" tabindex="0" role="group" aria-label="Queues"><table><thead><tr><th>Queue</th><th>Of</th><th>Waiting</th><th>Pollers</th></tr></thead><tbody>
     ${queues.map((queue) => html`<tr key=${`${queue.name}/${queue.kind}`}><td><code>${oneLine(queue.name, 120)}</code></td><td>${queue.kind}</td>
       <td class="number">${queue.backlog === undefined || queue.backlog === null ? "–" : count(queue.backlog)}</td>
-      <td>${queue.pollers?.length ? html`${queue.pollers.length} <span class="dim small">${oneLine(queue.pollers.map((each) => each.identity).join(", "), 120)}</span>` : html`<span class="bad">nobody</span>`}</td></tr>`)}
+      <td>${typeof queue.pollers === "number" ? queue.pollers || html`<span class="bad">nobody</span>` : queue.pollers?.length ? html`${queue.pollers.length} <span class="dim small">${oneLine(queue.pollers.map((each) => each.identity).join(", "), 120)}</span>` : html`<span class="bad">nobody</span>`}</td></tr>`)}
   </tbody></table></div>`;
 }
 
 function Workers({ workers }) {
   if (!workers.length) return html`<p class="problem">No worker runs: sessions wait until one does.</p>`;
-  return html`<div class="scroll-x" tabindex="0" role="group" aria-label="Workers"><table><thead><tr><th>Worker</th><th>Build</th><th>Seen</th></tr></thead><tbody>
-    ${workers.map((worker) => html`<tr key=${worker.identity}><td><code>${oneLine(worker.identity, 120)}</code></td><td>${oneLine(worker.build ?? "–", 80)}</td><td><${Ago} at=${worker.lastSeenAt} /></td></tr>`)}
+  return html`<div class="scroll-x" tabindex="0" role="group" aria-label="Workers"><table><thead><tr><th>Worker</th><th>Queues</th><th>Seen</th></tr></thead><tbody>
+    ${workers.map((worker) => html`<tr key=${worker.identity}><td><code>${oneLine(worker.identity, 120)}</code></td><td class="dim small">${oneLine((worker.queues ?? []).join(", ") || "–", 200)}</td><td><${Ago} at=${worker.lastSeenAt} /></td></tr>`)}
   </tbody></table></div>`;
 }
 

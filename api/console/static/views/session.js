@@ -3,7 +3,7 @@ import { html, useCallback, useEffect, useMemo, useState } from "../html.js";
 import { path, sentence } from "../api.js";
 import { Feed } from "../feed.js";
 import { EMPTY, fold, openRequests } from "../fold.js";
-import { clock, count, oneLine, safeLink } from "../format.js";
+import { clock, count, oneLine, plural, safeLink, sentenceOf } from "../format.js";
 import { Problem, Status, Tabs } from "../parts.js";
 import { usePolled } from "../poll.js";
 import { Chat } from "./chat.js";
@@ -66,11 +66,11 @@ function Head({ id, here, state, session, feed, tab, at, go }) {
       <b>${oneLine(session?.agent ?? state.agent ?? "", 60)}</b>
       ${state.model && html`<span>${oneLine(state.model, 60)}</span>`}
       <code class="id">${id}</code>
-      <span>${count(session?.counts?.turns ?? state.turns.length)} turns</span><span>${count(feed.head)} events</span>
+      <span>${plural(session?.counts?.turns ?? state.turns.length, "turn")}</span><span>${plural(feed.head, "event")}</span>
       ${tokens > 0 && html`<span>${count(tokens)} tokens</span>`}
       ${session?.descendants?.cost > 0 && html`<span>$${session.descendants.cost.toFixed(4)} below</span>`}
       ${session?.parent?.sessionId && html`<a href="#/sessions/${encodeURIComponent(session.parent.sessionId)}">parent</a>`}
-      ${link && html`<a href=${link} target="_blank" rel="noopener noreferrer">workflow in Temporal</a>`}
+      ${link && html`<a href=${link} target="_blank" rel="noopener noreferrer">Temporal ↗</a>`}
     </p>
     <div class="tab-line">
       <${Tabs} label="Session" at=${tab} tabs=${[["chat", `${here}/chat`, "Chat"], ["timeline", `${here}/timeline`, "Timeline"], ["events", `${here}/events`, "Events"]]} />
@@ -85,18 +85,35 @@ function shownStatus(state, session) {
   return state.last < 0 ? session?.status ?? "starting" : state.status;
 }
 
-/** Why it does not move, in one sentence. */
+/** Codes of why that say nothing new beside the status. */
+const PLAIN = ["message", "ended"];
+const QUIET = 4_000;
+
+/** Why it does not move, in one sentence; nothing while it does. */
 function Why({ id, state, session }) {
-  const asks = state.status !== "running" && state.status !== "completed";
-  const why = usePolled(asks || state.attention ? path`v1/sessions/${id}/why` : null, { often: 5_000, seldom: 30_000 });
+  const quiet = useQuiet(state.last);
+  const ended = state.status === "completed" || state.status === "failed";
+  const asks = !ended && (state.attention || state.status !== "running" || quiet);
+  const why = usePolled(asks ? path`v1/sessions/${id}/why` : null, { often: 5_000, seldom: 30_000 });
   const open = openRequests(state).length;
   useEffect(why.refresh, [state.status, open]);
-  if (state.status === "running" && !state.attention) return null;
-  const words = why.error ? session?.waitingFor && `Waits for: ${session.waitingFor}` : why.data?.sentence;
   if (state.error) return html`<p class="why bad" role="status">${oneLine(state.error.message ?? state.error.code, 400)}</p>`;
-  if (!words || state.status === "completed") return null;
-  const bad = state.attention || session?.status === "needs_attention";
-  return html`<p class="why ${bad ? "bad" : open ? "asks" : ""}" role="status">${oneLine(words, 500)}</p>`;
+  if (!asks || PLAIN.includes(why.data?.code)) return null;
+  const words = why.error ? session?.waitingFor && `Waits for: ${session.waitingFor}` : why.data?.sentence;
+  if (!words) return null;
+  const bad = state.attention || session?.status === "needs_attention" || /^(no_|worker_silent|temporal_)/.test(why.data?.code ?? "");
+  return html`<p class="why ${bad ? "bad" : open ? "asks" : ""}" role="status">${sentenceOf(words)}</p>`;
+}
+
+/** Whether no event has come for some seconds. */
+function useQuiet(last) {
+  const [quiet, setQuiet] = useState(false);
+  useEffect(() => {
+    setQuiet(false);
+    const timer = setTimeout(() => setQuiet(true), QUIET);
+    return () => clearTimeout(timer);
+  }, [last]);
+  return quiet;
 }
 
 function Connection({ connection }) {

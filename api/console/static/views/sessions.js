@@ -1,7 +1,7 @@
 // The sessions of the caller: those that need somebody first, then the newest.
 import { html, useCallback, useEffect, useMemo, useRef, useState } from "../html.js";
 import { get } from "../api.js";
-import { count, oneLine } from "../format.js";
+import { count, oneLine, plural } from "../format.js";
 import { Ago, Empty, Problem, Status } from "../parts.js";
 import { usePolled } from "../poll.js";
 import { Rows } from "../rows.js";
@@ -17,7 +17,7 @@ export function SessionList({ chosen, agents, go, searchRef }) {
   const [age, setAge] = useState("");
   const sought = useLate(words.trim(), 300);
   const since = useMemo(() => (age ? new Date(Date.now() - Number(age) * 1_000).toISOString() : ""), [age]);
-  const query = { limit: PAGE, agent, status, q: sought, newerThan: since };
+  const query = { limit: PAGE, agent, status, q: sought, createdAfter: since };
   const first = usePolled("v1/sessions", { query, often: 4_000, seldom: 20_000 });
   const needy = usePolled(status ? null : "v1/sessions", { query: { ...query, status: "needs_attention" }, often: 10_000, seldom: 30_000 });
   const rest = useRest(query, first.data?.nextCursor);
@@ -43,7 +43,8 @@ export function SessionList({ chosen, agents, go, searchRef }) {
       </select>
     </div>
     ${first.error && html`<${Problem} error=${first.error} what="The list of sessions" retry=${first.refresh} />`}
-    ${first.data && sessions.length === 0 ? html`<${Empty}>${sought || agent || status || age ? "No session is like that." : html`No sessions yet. <a href="#/new">Start one.</a>`}</${Empty}>`
+    ${first.data && sessions.length === 0 ? html`<${Empty}>${sought || agent || status || age ? "No session is like that" : html`No sessions yet. <a href="#/new">Start one.</a>`}${rest.left
+    ? html` among the newest. <button type="button" class="link" onClick=${rest.more}>Look at older ones</button>` : ""}</${Empty}>`
     : html`<${Rows} items=${sessions} keyOf=${keyOf} guess=${61} label="Sessions" onEnd=${rest.more} handle=${handle}
       row=${(each) => html`<${Entry} session=${each} chosen=${each.sessionId === chosen} />`} />`}
   </section>`;
@@ -57,7 +58,7 @@ function Entry({ session, chosen }) {
   const tokens = (session.usage?.inputTokens ?? 0) + (session.usage?.outputTokens ?? 0);
   return html`<a class="entry ${session.status} ${asks ? "asks" : ""}" href="#/sessions/${encodeURIComponent(session.sessionId)}" aria-current=${chosen ? "true" : null}>
     <span class="entry-line"><span class="clip title" dir="auto">${oneLine(session.title || session.sessionId, 120)}</span><${Ago} at=${session.updatedAt} /></span>
-    <span class="entry-line dim small"><${Status} status=${asks ? "asks" : session.status} /><span class="clip">${needs ? oneLine(needs, 120) : html`${oneLine(session.agent, 40)}${session.parent?.callId ? " (called)" : ""} · ${count(session.counts?.turns)} turns${tokens ? ` · ${count(tokens)} tokens` : ""}`}</span></span>
+    <span class="entry-line dim small"><${Status} status=${asks ? "asks" : session.status} /><span class="clip">${needs ? oneLine(needs, 120) : html`${oneLine(session.agent, 40)}${session.parent?.callId ? " (called)" : ""} · ${plural(session.counts?.turns, "turn")}${tokens ? ` · ${count(tokens)} tokens` : ""}`}</span></span>
   </a>`;
 }
 
@@ -72,7 +73,7 @@ export function ordered(sessions, { agent, status, sought, since }) {
   const texts = (session) => [session.sessionId, session.title ?? "", ...Object.entries(session.tags ?? {}).flat()];
   // An older API does not know all filters, and ignores them.
   const fits = (session) => (!agent || session.agent === agent) && (!status || session.status === status)
-    && (!since || session.createdAt >= since || session.updatedAt >= since) && (!wanted || texts(session).some((text) => text.toLowerCase().includes(wanted)));
+    && (!since || session.createdAt >= since) && (!wanted || texts(session).some((text) => text.toLowerCase().includes(wanted)));
   const rank = (session) => (session.status === "needs_attention" ? 0 : asksPeople(session) ? 1 : 2);
   return each.filter(fits).sort((one, other) => rank(one) - rank(other) || (one.createdAt < other.createdAt ? 1 : -1));
 }
@@ -100,7 +101,7 @@ function useRest(query, cursor) {
       busy.current = false;
     }
   }, [of, cursor, pages]);
-  return { found: pages.found, more };
+  return { found: pages.found, more, left: !pages.done && Boolean(pages.cursor ?? cursor) };
 }
 
 /** The value, once it has not changed for a while. */

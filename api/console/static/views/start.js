@@ -34,7 +34,7 @@ export function NewSession({ agents, go, first }) {
     <h1>New session</h1>
     <form onSubmit=${send}>
       <label class="field">Agent
-        <select value=${name} onChange=${(event) => setAgent(event.currentTarget.value)}>
+        <select aria-label="Agent of the session" value=${name} onChange=${(event) => setAgent(event.currentTarget.value)}>
           ${agents.map((each) => html`<option key=${each.name} value=${each.name}>${oneLine(each.name, 60)}</option>`)}
         </select>
       </label>

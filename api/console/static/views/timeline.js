@@ -16,7 +16,7 @@ export function Timeline({ id, state }) {
   const now = new Date().toISOString();
   if (!rows.length) return html`<${Empty}>Nothing has happened yet.</${Empty}>`;
   return html`<div class="split">
-    <section class="timeline" aria-label="Timeline">
+    <section class="timeline ${rows.some((each) => each.cost > 0) ? "" : "free"}" aria-label="Timeline">
       ${error && html`<${Problem} error=${error} what="The list of attempts" />`}
       ${more && html`<p class="banner">More attempts were made than are shown.</p>`}
       <${Rows} items=${rows} keyOf=${(each) => each.key} guess=${28} label="Turns, model calls and tools"
@@ -67,7 +67,7 @@ function Line({ line, now, chosen, choose }) {
     <span class="line-label">${line.kind === "turn" ? html`<b>${line.label}</b>` : oneLine(line.label, 60)}
       ${line.retries > 0 && html` <span class="retries" title="Attempts after the first">${line.retries}× again</span>`}</span>
     <span class="line-bar"><${Bar} line=${line} now=${now} /></span>
-    <span class="line-time">${line.to || line.kind === "turn" || line.status === "running" ? duration(took) : line.status === "asking" ? "waits" : "–"}</span>
+    <span class="line-time">${took !== null && (line.to || line.kind === "turn" || line.status === "running") ? duration(took) : line.status === "asking" ? "waits" : "–"}</span>
     <span class="line-tokens">${tokens > 0 ? count(tokens) : ""}</span>
     <span class="line-cost">${line.cost > 0 ? dollars(line.cost) : ""}</span>
   </button>`;
@@ -78,7 +78,7 @@ function Bar({ line, now }) {
   const length = Math.max(1, Date.parse(line.scale.to ?? now) - from);
   const place = (at) => Math.min(100, Math.max(0, ((Date.parse(at) - from) / length) * 100));
   const bar = (begin, end, kind) => {
-    const left = place(begin);
+    const left = Math.min(99.4, place(begin));
     return html`<i class=${kind} style=${{ left: `${left}%`, width: `${Math.max(0.6, place(end ?? now) - left)}%` }}></i>`;
   };
   return html`${line.waited && bar(line.waited.from, line.waited.to, "waited")}
