@@ -256,19 +256,25 @@ async def running(workers: Sequence[Worker]) -> AsyncGenerator[None]:
             await asyncio.gather(*(worker.shutdown() for worker in workers))
 
 
+async def declared(settings: Settings) -> tuple[AgentRegistry, RunRegistry, Models]:
+    """The agents and the runs, and the models for them, with all that they declare checked."""
+    agents = load_agents(settings.agents, settings.model, settings.turns)
+    runs = load_runs(settings.runs, settings.agents)
+    models = Models(silence=settings.model_silence)
+    if not settings.only_pools:
+        # Workers of a pool call no models, and may have no key for them.
+        models.check(agents)
+        check_prices(agents, settings)
+    await check_tools(agents)
+    return agents, runs, models
+
+
 @contextlib.asynccontextmanager
 async def serving(settings: Settings) -> AsyncGenerator[None]:
     """Build all that a worker needs, and close it in reverse order."""
     async with contextlib.AsyncExitStack() as stack:
         # Before anything is opened: a wrong declaration must fail the start, not the first message.
-        agents = load_agents(settings.agents, settings.model, settings.turns)
-        runs = load_runs(settings.runs, settings.agents)
-        models = Models(silence=settings.model_silence)
-        if not settings.only_pools:
-            # Workers of a pool call no models, and may have no key for them.
-            models.check(agents)
-            check_prices(agents, settings)
-        await check_tools(agents)
+        agents, runs, models = await declared(settings)
         if (settings.deployment is None) != (settings.build_id is None):
             raise Misconfigured("PERDURE_DEPLOYMENT and PERDURE_BUILD_ID belong together: set both, or neither.")
         store = await stack.enter_async_context(checked_store(settings.database))

@@ -128,6 +128,9 @@ def dev(
     durable: Annotated[
         bool, typer.Option("--durable", help="Wait for the disk at each commit: a power cut loses nothing either.")
     ] = False,
+    reload: Annotated[
+        bool, typer.Option(help="Load the code again when a Python file here, or of the agents, has changed.")
+    ] = True,
     kill: Annotated[
         str | None, typer.Option(help="Start nothing; kill -9 the `worker` or the `api` of the running `perdure dev`.")
     ] = None,
@@ -141,7 +144,8 @@ def dev(
         return
     addresses = (host, port, temporal_port, ui_port)
     durable = durable or settings.durable
-    machine.run(machine.DevOptions(settings.data_dir, agents, *addresses, log_level, durable), typer.echo)
+    options = machine.DevOptions(settings.data_dir, agents, *addresses, log_level, durable, reload)
+    machine.run(options, typer.echo)
 
 
 @app.command()
@@ -153,6 +157,9 @@ def worker(
     pool: Annotated[
         list[str] | None, typer.Option(help="Run only the tools of this pool; several times for several pools.")
     ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Run nothing: load the agents, and say whether a worker would start.")
+    ] = False,
 ) -> None:
     """Run a worker against PERDURE_TEMPORAL_ADDRESS and PERDURE_DATABASE_URL."""
     from perdure.telemetry import logs
@@ -161,7 +168,12 @@ def worker(
 
     logs.configure(log_level)
     pools = ",".join(pool) if pool else None
-    serve.run("worker", settings_with(agents=agents, log_level=log_level, data_dir=data_dir, pools=pools), ready_file)
+    settings = settings_with(agents=agents, log_level=log_level, data_dir=data_dir, pools=pools)
+    if check:
+        serve.check(settings)
+        typer.echo("The agents and the runs can be served.")
+        return
+    serve.run("worker", settings, ready_file)
 
 
 @app.command()

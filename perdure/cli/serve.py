@@ -68,6 +68,11 @@ def run(part: Part, settings: Settings, ready_file: Path | None = None) -> None:
     uvloop.run(_serve(part, settings, ready_file))
 
 
+def check(settings: Settings) -> None:
+    """Load the agents and the runs as a worker does, and check what they declare."""
+    asyncio.run(shell("worker").declared(settings))
+
+
 def _imported(part: Part) -> Serve:
     """What runs this part.
 
@@ -99,7 +104,8 @@ async def _serve(part: Part, settings: Settings, ready_file: Path | None) -> Non
         await serve(settings, stop, ready)
     finally:
         announcing.cancel()
-        if ready_file is not None:
+        # A process that has taken our place may have written it.
+        if ready_file is not None and ready_file.exists() and ready_file.read_text() == str(os.getpid()):
             ready_file.unlink(missing_ok=True)
 
 

@@ -1,4 +1,6 @@
-"""`perdure dev`: everything on one machine, for development. Read `machine`, then `supervisor` and `temporal_server`.
+"""`perdure dev`: everything on one machine, for development.
+
+Read `machine`, then `supervisor`, `reload` and `temporal_server`.
 
 Nothing that runs in production imports this package.
 """

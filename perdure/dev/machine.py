@@ -20,6 +20,7 @@ from perdure.settings import Settings
 from perdure.store.open import close_folder
 from perdure.telemetry.logs import check_level
 
+from .reload import Reload, Sources, source_roots
 from .supervisor import Part, Supervisor, command
 from .temporal_server import DevServer
 
@@ -50,6 +51,8 @@ class DevOptions:
     log_level: str = "info"
     # Whether commits wait for the disk.
     durable: bool = False
+    # Whether changed code is loaded.
+    reload: bool = True
 
     @property
     def url(self) -> str:
@@ -70,7 +73,9 @@ def run(options: DevOptions, say: Callable[[str], None]) -> None:
     runs = load_runs(settings.runs, options.agents or settings.agents).names
     # The same condition as `is_development` of the API.
     keyed = bool(settings.api_keys or settings.jwt_issuer) and not settings.trust_loopback
-    asyncio.run(Dev(options, say, agents, runs=runs, keyed=keyed).run())
+    references = f"{options.agents or settings.agents},{settings.runs}"
+    roots = source_roots(references) if options.reload else ()
+    asyncio.run(Dev(options, say, agents, runs=runs, keyed=keyed, roots=roots).run())
 
 
 def kill(data_dir: Path, part: str) -> str:
@@ -98,8 +103,11 @@ class Dev:
         *,
         runs: Sequence[str] = (),
         keyed: bool = False,
+        roots: Sequence[Path] = (),
     ) -> None:
+        """`roots`: the folders whose changes are loaded."""
         self._options = options
+        self._roots = roots
         # The header for the examples of `curl` when the API requires a key.
         self._key = " -H 'authorization: Bearer YOUR_KEY'" if keyed else ""
         self._say = say
@@ -140,14 +148,27 @@ class Dev:
             Part("migration", command("migrate"), None, self._environment()),
         )
         write_temporal_address(Settings(data_dir=self._data), server.address)
+        # Looked at before anything is loaded: a change from now on is noticed.
+        sources = Sources(self._roots, self._data)
+        before = await asyncio.to_thread(sources.look)
         await self._supervisor.start(self._part("worker"), self._part("api"))
         self._say(self._welcome())
-        await self._supervisor.keep()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._supervisor.keep())
+            if self._roots:
+                group.create_task(Reload(sources, self._supervisor, self._environment(), self._say).run(before))
 
     def _part(self, name: str) -> Part:
         flag = self._data / f"{name}.ready"
+        overlaps = name == "worker"
         return Part(
-            name, command(name, "--ready-file", str(flag)), lambda pid: _pid_written(flag, pid), self._environment()
+            name,
+            command(name, "--ready-file", str(flag)),
+            lambda pid: _pid_written(flag, pid),
+            self._environment(),
+            # A worker has ten seconds to end its work.
+            patience=15.0 if overlaps else 10.0,
+            overlaps=overlaps,
         )
 
     def _environment(self) -> dict[str, str | None]:

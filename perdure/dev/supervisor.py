@@ -76,6 +76,10 @@ def ended(returncode: int) -> str:
 _PAUSES = (0.0, 0.25, 0.5, 1.0, 2.0, 5.0)
 # After so many seconds without a crash the pauses start again from the first.
 _STEADY = 30.0
+#: Seconds within which a process with new code must be ready.
+_REPLACEMENT = 60.0
+#: Processes of a part that end their work at once. What is older is killed.
+_RETIRING = 2
 
 
 class PartFailed(PerdureError):
@@ -101,6 +105,8 @@ class Part:
     # A foreign program: it gets none of our keys, and its files are not readable for other users.
     private: bool = False
     patience: float = 10.0
+    # Whether a process with new code may start while the old one still ends its work. Otherwise that is stopped first.
+    overlaps: bool = False
 
 
 class Supervisor:
@@ -128,6 +134,12 @@ class Supervisor:
             for keeper in self._keepers():
                 group.create_task(keeper.keep())
 
+    async def replace(self, name: str) -> None:
+        """Start this part anew, with the code that is there now; `PartFailed` when it does not start."""
+        for keeper in self._keepers():
+            if keeper.name == name:
+                await keeper.replace()
+
     async def stop(self) -> None:
         """Stop all parts, the last stage first, because a stage depends on the earlier ones."""
         for stage in reversed(self._stages):
@@ -144,16 +156,20 @@ class Supervisor:
 
 
 class Keeper:
-    """One part: its current process and its log."""
+    """One part: its current process, those that it has replaced and that still end their work, and its log."""
 
     def __init__(self, part: Part, logs: Path, say: Callable[[str], None]) -> None:
+        self.name = part.name
         self._part = part
         self._path = logs / f"{part.name}.log"
         self._log = BoundedLog(self._path)
         self._say = say
         self._process: asyncio.subprocess.Process | None = None
-        self._drain: asyncio.Task[None] | None = None
+        self._former: dict[asyncio.subprocess.Process, asyncio.Task[None] | None] = {}
+        self._drains: list[asyncio.Task[None]] = []
         self._notices = Notices()
+        # Held while a process takes the place of another one.
+        self._changing = asyncio.Lock()
 
     async def start(self) -> None:
         """Run the part; `PartFailed` when it ends before it is ready."""
@@ -177,32 +193,72 @@ class Keeper:
         """Restart the part whenever it ends."""
         crashes = 0
         while self._part.ready is not None:
-            assert self._process is not None, "a part is started before it is kept"
+            process = self._process
+            assert process is not None, "a part is started before it is kept"
             since = asyncio.get_running_loop().time()
-            how = ended(await self._process.wait())
+            how = ended(await process.wait())
+            async with self._changing:
+                if process is not self._process:
+                    # It was replaced.
+                    continue
+                kill_group(process.pid)
+                steady = asyncio.get_running_loop().time() - since > _STEADY
+                crashes = 0 if steady else crashes
+                self._say(f"The {self._part.name} {how}; starting it again.")
+                await asyncio.sleep(_PAUSES[min(crashes, len(_PAUSES) - 1)])
+                crashes += 1
+                try:
+                    await self.start()
+                except PerdureError as failure:
+                    self._say(failure.message)
+                    continue
+                self._say(f"The {self._part.name} is back.")
+
+    async def replace(self) -> None:
+        """Run the part in a new process. `PartFailed` when that does not start; one that overlaps then stays."""
+        if self._changing.locked() and self._process is not None:
+            # A restart after a crash may hang in the code that was there before.
             kill_group(self._process.pid)
-            steady = asyncio.get_running_loop().time() - since > _STEADY
-            crashes = 0 if steady else crashes
-            self._say(f"The {self._part.name} {how}; starting it again.")
-            await asyncio.sleep(_PAUSES[min(crashes, len(_PAUSES) - 1)])
-            crashes += 1
+        async with self._changing:
+            old = self._process
+            assert old is not None, "a part is started before it is replaced"
+            self._former[old] = None
+            if not self._part.overlaps:
+                await stop(old, self._part.patience)
+                del self._former[old]
             try:
-                await self.start()
-            except PerdureError as failure:
-                self._say(failure.message)
-                continue
-            self._say(f"The {self._part.name} is back.")
+                async with asyncio.timeout(_REPLACEMENT):
+                    await self.start()
+            except (PerdureError, TimeoutError) as failure:
+                if self._process is not None:
+                    kill_group(self._process.pid)
+                if self._part.overlaps:
+                    self._process = old
+                    del self._former[old]
+                if isinstance(failure, PerdureError):
+                    raise
+                raise PartFailed(f"The {self._part.name} was not ready within {_REPLACEMENT:g} s.") from None
+            if self._part.overlaps:
+                self._former[old] = asyncio.create_task(self._retire(old))
+        for oldest in list(self._former)[:-_RETIRING]:
+            kill_group(oldest.pid)
 
     async def stop(self) -> None:
-        """Stop the process and write the rest of its output."""
-        if self._process is not None:
-            await stop(self._process, self._part.patience)
-        await self._drained()
+        """Stop all of its processes and write the rest of their output."""
+        processes = [*self._former, *([] if self._process is None else [self._process])]
+        await asyncio.gather(*(stop(each, self._part.patience) for each in processes))
+        await asyncio.gather(*(task for task in self._former.values() if task))
+        await self._drained(self._drains)
         self._log.close()
 
     def kill(self) -> None:
-        if self._process is not None:
-            kill_group(self._process.pid)
+        for process in [*self._former, *([] if self._process is None else [self._process])]:
+            kill_group(process.pid)
+
+    async def _retire(self, process: asyncio.subprocess.Process) -> None:
+        """Let a process that was replaced end its work."""
+        await stop(process, self._part.patience)
+        self._former.pop(process, None)
 
     async def _spawn(self) -> asyncio.subprocess.Process:
         ours = bare_environment() if self._part.private else dict(os.environ)
@@ -223,31 +279,34 @@ class Keeper:
             )
         finally:
             os.close(sink)
-            self._drain = asyncio.create_task(self._read(source))
+            self._notices = Notices()
+            self._drains = [each for each in self._drains if not each.done()]
+            self._drains.append(asyncio.create_task(self._read(source, self._notices)))
         return process
 
-    async def _read(self, pipe: int) -> None:
+    async def _read(self, pipe: int, notices: Notices) -> None:
         """Read the output: a process blocks when its pipe is full."""
-        self._notices = Notices()
         output = asyncio.StreamReader()
         loop = asyncio.get_running_loop()
         transport, _ = await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(output), os.fdopen(pipe, "rb"))
         with contextlib.closing(transport):
             while chunk := await output.read(65_536):
                 self._log.write(chunk)
-                for line in self._notices.feed(chunk):
+                for line in notices.feed(chunk):
                     if self._part.shown:
                         self._say(f"{self._part.name} | {line}")
 
-    async def _drained(self) -> None:
+    async def _drained(self, drains: Sequence[asyncio.Task[None]]) -> None:
         """Wait a short time for the end of the output: a process that left the group may keep the pipe open."""
-        if self._drain is not None:
-            await asyncio.wait({self._drain}, timeout=1.0)
-            self._drain.cancel()
+        if drains:
+            await asyncio.wait(drains, timeout=1.0)
+            for drain in drains:
+                drain.cancel()
 
     async def _last_words(self, process: asyncio.subprocess.Process) -> str:
         how = ended(process.returncode or 0)
         kill_group(process.pid)
-        await self._drained()
+        # Those of older processes go on.
+        await self._drained(self._drains[-1:])
         reason = self._notices.last.removeprefix("perdure: ") or f"it {how}"
         return f"The {self._part.name} did not start: {reason} (see {self._path})"

@@ -33,7 +33,8 @@ class Dev:
         self.data = data
         self.temporal_port = free_port()
         ports = ("--port", str(self.port), "--temporal-port", str(self.temporal_port), "--ui-port", str(free_port()))
-        program = command("dev", *ports, "--data-dir", str(data))
+        # What somebody writes in this checkout meanwhile is no part of the test.
+        program = command("dev", *ports, "--data-dir", str(data), "--no-reload")
         log = directory / f"dev-{self.temporal_port}.log"
         self.process = Process("dev", program, log, {**clean_environment(), **environment})
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,97 @@ async def test_a_killed_part_starts_again(supervisor: Supervisor, tmp_path: Path
         await until(lambda: len(said) == 2)
 
     assert said == ["The worker was killed by SIGKILL; starting it again.", "The worker is back."]
+
+
+#: Says that it is asked to end, and ends once it may.
+SLOW = (
+    "import os, pathlib, signal, sys, time\nflag = pathlib.Path(sys.argv[1])\n"
+    "signal.signal(signal.SIGTERM, lambda *_: flag.with_suffix('.asked').touch())\n"
+    "flag.write_text(str(os.getpid()))\n"
+    "while not flag.with_suffix('.may').exists(): time.sleep(0.01)"
+)
+
+
+async def test_a_part_that_overlaps_ends_its_work_beside_the_new_one(supervisor: Supervisor, tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    await supervisor.start(replace(part(flag, SLOW), overlaps=True, patience=30.0))
+    old = int(flag.read_text())
+
+    async with kept(supervisor):
+        await supervisor.replace("worker")
+        new = int(flag.read_text())
+        await until(flag.with_suffix(".asked").exists)
+        assert (new != old, running(old), running(new)) == (True, True, True)
+
+        flag.with_suffix(".may").touch()
+        await until(lambda: not running(old))
+
+
+async def test_a_part_that_does_not_overlap_has_ended_before_the_new_one_starts(
+    supervisor: Supervisor, tmp_path: Path, said: list[str]
+) -> None:
+    flag = tmp_path / "flag"
+    await supervisor.start(part(flag, BEAT))
+    old = int(flag.read_text())
+
+    async with kept(supervisor):
+        await supervisor.replace("worker")
+
+        assert (running(old), running(int(flag.read_text()))) == (False, True)
+    assert said == []
+
+
+async def test_one_that_cannot_be_replaced_goes_on(supervisor: Supervisor, tmp_path: Path, said: list[str]) -> None:
+    flag = tmp_path / "flag"
+    program = f"import pathlib, sys\nif pathlib.Path({str(tmp_path / 'broken')!r}).exists(): sys.exit('perdure: no')\n"
+    await supervisor.start(replace(part(flag, program + BEAT), overlaps=True))
+    old = int(flag.read_text())
+
+    async with kept(supervisor):
+        (tmp_path / "broken").touch()
+        with pytest.raises(PartFailed, match="The worker did not start: no"):
+            await supervisor.replace("worker")
+        assert running(old)
+
+        (tmp_path / "broken").unlink()
+        os.kill(old, signal.SIGKILL)
+        await until(lambda: len(said) == 2)
+
+    assert said == ["The worker was killed by SIGKILL; starting it again.", "The worker is back."]
+
+
+async def test_a_restart_that_hangs_is_ended_by_the_next_replacement(supervisor: Supervisor, tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    hangs = tmp_path / "hangs"
+    program = f"import pathlib, time\nif pathlib.Path({str(hangs)!r}).exists(): time.sleep(600)\n"
+    await supervisor.start(part(flag, program + BEAT))
+
+    async with kept(supervisor):
+        hangs.write_text("")
+        os.kill(int(flag.read_text()), signal.SIGKILL)
+        await until(lambda: keeper_is_busy(supervisor))
+        hangs.unlink()
+        await supervisor.replace("worker")
+
+        await until(lambda: running(int(flag.read_text())))
+
+
+async def test_all_processes_of_a_part_are_stopped_together(supervisor: Supervisor, tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    await supervisor.start(replace(part(flag, SLOW), overlaps=True, patience=1.0))
+    pids = [int(flag.read_text())]
+    for _ in range(2):
+        await supervisor.replace("worker")
+        pids.append(int(flag.read_text()))
+
+    await supervisor.stop()
+
+    assert [pid for pid in pids if running(pid)] == []
+
+
+def keeper_is_busy(supervisor: Supervisor) -> bool:
+    [[keeper]] = supervisor._stages  # pyright: ignore[reportPrivateUsage]
+    return keeper._changing.locked()  # pyright: ignore[reportPrivateUsage]
 
 
 async def test_a_part_that_does_not_start_reports_why(supervisor: Supervisor, tmp_path: Path) -> None:

@@ -1,0 +1,243 @@
+"""Loads changed code: a new worker and a new API take the place of the old ones, unless the new code is broken."""
+
+import asyncio
+import contextlib
+import hashlib
+import importlib.util
+import os
+import sys
+import tempfile
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import perdure
+from perdure.bounds import printable
+from perdure.errors import PerdureError
+
+from .supervisor import Supervisor, command, die_with_parent, kill_group
+
+#: Folders that hold other people's code. So do those with a dot, and virtual environments of any name.
+_FOREIGN = frozenset({"node_modules", "__pycache__", "site-packages", "dist-packages"})
+#: More is not looked at: somebody has started it in a folder that is no project.
+_MOST_FOLDERS = 1_000
+_MOST_FILES = 10_000
+#: Milliseconds without a further change after which a change counts, and the most that are waited for that.
+_QUIET, _LONGEST = 200, 2_000
+#: Seconds between two looks where no change is reported: reports can be missed, or are not made at all.
+_LOOKS = 1.0
+#: Seconds that the agents have to be loaded.
+_LOADED = 30.0
+#: Bytes of what the check has written that are read, and the files that are named.
+_TAIL = 4_096
+_NAMED = 3
+
+#: What changes with a file.
+Mark = tuple[int, int, int, int]
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """The Python files of a project at one moment."""
+
+    # The hash of each.
+    files: Mapping[str, bytes]
+    folders: frozenset[str]
+    # False: there are more than we look at.
+    complete: bool = True
+
+    def changed_since(self, before: "Snapshot") -> list[str]:
+        return sorted(path for path in {*self.files, *before.files} if self.files.get(path) != before.files.get(path))
+
+
+def source_roots(references: str) -> Sequence[Path]:
+    """The folders of the modules that `module:attribute,…` names, once they are loaded, and the working folder."""
+    found: list[Path] = []
+    for reference in references.split(","):
+        name = reference.partition(":")[0].strip()
+        # The whole of a package may be a part of its agent.
+        for each in (name.partition(".")[0], name):
+            file = getattr(sys.modules.get(each), "__file__", None)
+            if file is not None:
+                found.append(Path(file).resolve().parent)
+                break
+    ours = Path(perdure.__file__).resolve().parent
+    own = [each for each in found if not each.is_relative_to(ours) and not _FOREIGN & set(each.parts)]
+    return tuple(dict.fromkeys([*own, Path.cwd().resolve()]))
+
+
+class Sources:
+    """The Python files below some folders."""
+
+    def __init__(self, roots: Sequence[Path], data: Path) -> None:
+        """`data`: the data directory, which holds no code."""
+        self._roots = [str(root) for root in roots]
+        self._data = str(data)
+        self._seen: dict[str, tuple[Mark, bytes]] = {}
+
+    def look(self) -> Snapshot:
+        """What is there now. Only files that were written since the last look are read."""
+        files: dict[str, bytes] = {}
+        folders: set[str] = set()
+        due, complete = deque(self._roots), True
+        # Breadth first: what is near is looked at, however much there is.
+        while due:
+            folder = due.popleft()
+            if folder in folders:
+                continue
+            if len(folders) >= _MOST_FOLDERS or len(files) >= _MOST_FILES:
+                complete = False
+                break
+            folders.add(folder)
+            for entry in _entries(folder):
+                if self._is_project(entry):
+                    due.append(entry.path)
+                elif entry.name.endswith(".py"):
+                    with contextlib.suppress(OSError):
+                        files[entry.path] = self._hash(entry)
+        self._seen = {path: each for path, each in self._seen.items() if path in files}
+        return Snapshot(files, frozenset(folders), complete)
+
+    def _is_project(self, entry: "os.DirEntry[str]") -> bool:
+        if entry.name.startswith(".") or entry.name in _FOREIGN or entry.path == self._data:
+            return False
+        try:
+            return entry.is_dir(follow_symlinks=False) and not os.path.exists(os.path.join(entry.path, "pyvenv.cfg"))
+        except OSError:
+            return False
+
+    def _hash(self, entry: "os.DirEntry[str]") -> bytes:
+        # Not what the entry knows: on some systems that is old.
+        found = os.stat(entry.path)
+        mark = (found.st_mtime_ns, found.st_ctime_ns, found.st_size, found.st_ino)
+        known = self._seen.get(entry.path)
+        if known is None or known[0] != mark:
+            known = self._seen[entry.path] = mark, hashlib.sha256(Path(entry.path).read_bytes()).digest()
+        return known[1]
+
+
+def _entries(folder: str) -> Iterator["os.DirEntry[str]"]:
+    try:
+        with os.scandir(folder) as found:
+            yield from sorted(found, key=lambda entry: entry.name)
+    except OSError:
+        # It is gone, or not ours to read.
+        return
+
+
+class Reload:
+    """Replaces the worker and the API whenever the code has changed and can be loaded."""
+
+    def __init__(
+        self,
+        sources: Sources,
+        supervisor: Supervisor,
+        environment: Mapping[str, str | None],
+        say: Callable[[str], None],
+    ) -> None:
+        self._sources = sources
+        self._supervisor = supervisor
+        self._environment = environment
+        self._say = say
+
+    async def run(self, loaded: Snapshot) -> None:
+        """Load each change, until cancelled. `loaded`: what the processes that run have loaded."""
+        if not loaded.complete:
+            self._say(f"Only {len(loaded.folders)} folders are watched for changed code: start in a project's folder.")
+        refused: Snapshot | None = None
+        while True:
+            now = await asyncio.to_thread(self._sources.look)
+            changed = now.changed_since(refused or loaded)
+            if not changed:
+                await _changes(now.folders)
+                continue
+            _forget_compiled({*changed, *now.changed_since(loaded)})
+            if not now.changed_since(loaded):
+                self._say("The code is again what the worker and the API run.")
+                refused = None
+                continue
+            reason = await self._check()
+            if (await asyncio.to_thread(self._sources.look)).changed_since(now):
+                # It was saved again meanwhile.
+                continue
+            self._say(f"Changed: {_named(changed)}.")
+            try:
+                if reason is None:
+                    await self._supervisor.replace("worker")
+                    await self._supervisor.replace("api")
+            except PerdureError as failure:
+                reason = failure.message
+            if reason is None:
+                self._say("The worker and the API run the new code; calls that have begun end in the old one.")
+                loaded, refused = now, None
+            else:
+                self._say(f"The new code is not loaded, and the old one goes on. Mend it, and save. {reason}")
+                refused = now
+
+    async def _check(self) -> str | None:
+        """Why a worker could not start with the code that is there; None when it could."""
+        environment = {**os.environ, **self._environment}
+        with tempfile.TemporaryFile() as output:
+            process = await asyncio.create_subprocess_exec(
+                *command("worker", "--check"),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env={name: value for name, value in environment.items() if value is not None},
+                start_new_session=True,
+                preexec_fn=die_with_parent(),
+            )
+            try:
+                async with asyncio.timeout(_LOADED):
+                    code = await process.wait()
+            except TimeoutError:
+                return f"It was not loaded within {_LOADED:g} s."
+            finally:
+                kill_group(process.pid)
+                await process.wait()
+            if code == 0:
+                return None
+            output.seek(max(0, output.seek(0, os.SEEK_END) - _TAIL))
+            lines = [line for line in output.read().decode(errors="replace").splitlines() if line.strip()]
+        # A sentence may have several lines.
+        begin = max((number for number, line in enumerate(lines) if line.startswith("perdure: ")), default=-1)
+        reason = " ".join(lines[begin:]).removeprefix("perdure: ")
+        return printable(reason) or f"The check exited with code {code}."
+
+
+async def _changes(folders: frozenset[str]) -> None:
+    """Return when a Python file in one of these folders has changed, or after a second."""
+    # Its types name those of another library, which is not here.
+    from watchfiles import awatch  # pyright: ignore[reportUnknownVariableType]
+
+    reports = awatch(
+        *folders,
+        watch_filter=lambda _, path: path.endswith(".py"),
+        debounce=_LONGEST,
+        step=_QUIET,
+        rust_timeout=int(_LOOKS * 1_000),
+        yield_on_timeout=True,
+        recursive=False,
+    )
+    try:
+        async with contextlib.aclosing(reports):
+            await anext(reports)
+    except (OSError, RuntimeError):
+        # A folder is gone, or the system watches no more files for us.
+        await asyncio.sleep(_LOOKS)
+
+
+def _forget_compiled(files: Iterable[str]) -> None:
+    """Delete what Python has compiled of them: it takes two versions of one second and one length for the same."""
+    for file in files:
+        with contextlib.suppress(OSError, NotImplementedError):
+            os.unlink(importlib.util.cache_from_source(file))
+
+
+def _named(files: Sequence[str]) -> str:
+    """The first of them as the author knows them."""
+    here = Path.cwd()
+    shown = [str(path.relative_to(here)) if (path := Path(file)).is_relative_to(here) else file for file in files]
+    more = f" and {len(shown) - _NAMED} more" if len(shown) > _NAMED else ""
+    return printable(", ".join(shown[:_NAMED])) + more
