@@ -17,8 +17,8 @@ from perdure.protocol.stream_policy import StreamPolicy, stream_policy
 
 _PREFIX = "PERDURE_"
 _PATH = re.compile(r"(/[A-Za-z0-9._~-]+)*")
-#: Read elsewhere: by commands, by `perdure dev`, by tests, and by the compose file.
-_OTHERS = ("READY_FILE", "TEMPORAL_BIN", "KILL_POINT", "KILL_ONCE_FILE", "APP", "PUBLIC_PORT")
+#: Read elsewhere: by commands, by `perdure dev` and `perdure chat`, by tests, and by the compose file.
+_OTHERS = ("READY_FILE", "TEMPORAL_BIN", "KILL_POINT", "KILL_ONCE_FILE", "APP", "PUBLIC_PORT", "URL", "KEY")
 #: From which similarity on, between 0 and 1, an unknown name is taken for a misspelt setting.
 _ALIKE = 0.65
 

@@ -50,8 +50,8 @@ def test_every_event_is_documented_and_no_other() -> None:
 
 #: Their texts in capitals are names of variables of the environment.
 NO_CODES = ("perdure/settings.py", "perdure/dev/", "perdure/telemetry/setup.py")
-#: Variables of the environment that the process of a program needs.
-VARIABLES = {"LD_LIBRARY_PATH", "MONTY_BIN"}
+#: Variables of the environment that are not ours.
+VARIABLES = {"LD_LIBRARY_PATH", "MONTY_BIN", "NO_COLOR"}
 
 
 def codes() -> Iterator[str]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from .attempts import attempts, leases, timeline
+from .chat.command import chat, talk_beside_dev
 from .checkpoints import checkpoints, plan, rollback
 from .deliveries import deliveries, withdraw
 from .deploy import deploy_commands
@@ -38,6 +39,7 @@ app.add_typer(session_commands, name="sessions")
 app.add_typer(deploy_commands, name="deploy")
 app.add_typer(run_commands, name="runs")
 app.command(name="logs")(run_logs)
+app.command()(chat)
 app.command()(deliveries)
 app.command()(withdraw)
 app.command()(attempts)
@@ -134,6 +136,9 @@ def dev(
     kill: Annotated[
         str | None, typer.Option(help="Start nothing; kill -9 the `worker` or the `api` of the running `perdure dev`.")
     ] = None,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="Then talk with it here; what it prints is in the logs.")
+    ] = False,
 ) -> None:
     """Start everything on this machine: Temporal's dev server, a worker and the API."""
     from perdure.dev import machine
@@ -142,6 +147,11 @@ def dev(
     if kill is not None:
         typer.echo(machine.kill(settings.data_dir, kill))
         return
+    if chat:
+        # The same words: whatever options there are.
+        words = [word for word in sys.argv[2:] if word != "--chat"]
+        url = machine.DevOptions(settings.data_dir, agents, host, port).url
+        raise typer.Exit(talk_beside_dev(words, settings.data_dir, url))
     addresses = (host, port, temporal_port, ui_port)
     durable = durable or settings.durable
     options = machine.DevOptions(settings.data_dir, agents, *addresses, log_level, durable, reload)
