@@ -17,8 +17,10 @@ from perdure.protocol.stream_policy import StreamPolicy, stream_policy
 
 _PREFIX = "PERDURE_"
 _PATH = re.compile(r"(/[A-Za-z0-9._~-]+)*")
-#: Read elsewhere: by commands, by `perdure dev` and `perdure chat`, by tests, and by the compose file.
-_OTHERS = ("READY_FILE", "TEMPORAL_BIN", "KILL_POINT", "KILL_ONCE_FILE", "APP", "PUBLIC_PORT", "URL", "KEY")
+#: Read elsewhere: by commands, by `perdure dev`, by tests, and by the compose file.
+_OTHERS = ("READY_FILE", "TEMPORAL_BIN", "KILL_POINT", "KILL_ONCE_FILE", "APP", "PUBLIC_PORT")
+#: Read by `perdure chat`. Too short to be what a misspelt name means.
+_OF_CALLERS = ("URL", "KEY")
 #: From which similarity on, between 0 and 1, an unknown name is taken for a misspelt setting.
 _ALIKE = 0.65
 
@@ -240,7 +242,7 @@ def misspelt(environment: Iterable[str]) -> list[str]:
     sentences: list[str] = []
     for variable in sorted(environment):
         name = variable.upper().removeprefix(_PREFIX)
-        if not variable.upper().startswith(_PREFIX) or name in known:
+        if not variable.upper().startswith(_PREFIX) or name in (*known, *_OF_CALLERS):
             continue
         if meant := difflib.get_close_matches(name, known, 1, _ALIKE):
             sentences.append(f"{variable} is not a setting, and changes nothing; {_PREFIX}{meant[0]} is one.")
