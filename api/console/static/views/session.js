@@ -68,6 +68,7 @@ function Head({ id, here, state, session, feed, tab, at, go }) {
       <code class="id">${id}</code>
       <span>${plural(session?.counts?.turns ?? state.turns.length, "turn")}</span><span>${plural(feed.head, "event")}</span>
       ${tokens > 0 && html`<span>${count(tokens)} tokens</span>`}
+      ${Object.entries(session?.tags ?? {}).map(([name, value]) => html`<span class="badge" key=${name}>${oneLine(`${name}: ${value}`, 60)}</span>`)}
       ${session?.descendants?.cost > 0 && html`<span>$${session.descendants.cost.toFixed(4)} below</span>`}
       ${session?.parent?.sessionId && html`<a href="#/sessions/${encodeURIComponent(session.parent.sessionId)}">parent</a>`}
       ${link && html`<a href=${link} target="_blank" rel="noopener noreferrer">Temporal ↗</a>`}
