@@ -60,6 +60,10 @@ class Plan:
     # Readers of one stream, in each of two forms, and the events of a long log.
     watchers: int = 200
     logged: int = 100_000
+    # The console: pages that are loaded, the events of a long session, consoles that are open at once.
+    console_loads: int = 10
+    console_events: int = 10_000
+    consoles: int = 50
     # Posts to one session at once.
     posts: int = 50
     # No single wait is longer.
@@ -96,6 +100,8 @@ QUICK = Plan(
     families=1,
     programs=1,
     logged=20_000,
+    console_loads=5,
+    consoles=20,
 )
 
 #: So small that it shows only that everything works.
@@ -138,4 +144,7 @@ TINY = Plan(
     programs=1,
     watchers=2,
     logged=200,
+    console_loads=1,
+    console_events=80,
+    consoles=2,
 )

@@ -15,6 +15,7 @@ from .rows import (
     children,
     code,
     compaction,
+    console,
     crowd,
     deliveries,
     fork,
@@ -53,9 +54,9 @@ ROWS = (
     "readers",
     "deliveries",
 )
-#: The rows by the names that `--only` takes. A restart is measured only when it is asked for: its sessions need an hour
-#: and more to grow.
-ALL = (*ROWS, "restart")
+#: The rows by the names that `--only` takes. A restart is measured only when it is asked for, as its sessions need an
+#: hour and more to grow, and so is the console, which needs a browser.
+ALL = (*ROWS, "restart", "console")
 #: Rows whose product runs its turns inline.
 _INLINE = ("inline", "inline-crowd", "busy")
 #: Rows whose product serves another agent than the usual one.
@@ -123,6 +124,7 @@ _ALONE = {
     "readers": watched.measure,
     "deliveries": deliveries.measure,
     "restart": restart.measure,
+    "console": console.measure,
 }
 
 

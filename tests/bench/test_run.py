@@ -34,6 +34,7 @@ NAMES = {
     "runs": {"runs"},
     "readers": {"readers"},
     "deliveries": {"deliveries"},
+    "console": {"console"},
     "restart": {"3 sessions, 2 active, 3 turns each"},
 }
 SOME = ("session", "growth", "log", "fork", "checkpoints", "readers")

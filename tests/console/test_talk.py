@@ -106,7 +106,7 @@ async def test_arguments_are_changed_and_a_denial_has_its_reason(desk: Stack) ->
         await page.get_by_label(re.compile("Reason")).fill("not yet")
         await page.get_by_role("button", name="Deny").click()
 
-        await expect(page.get_by_text("Reason: not yet")).to_be_visible()
+        await expect(page.get_by_text("Reason: not yet", exact=True)).to_be_visible()
 
 
 async def test_a_question_is_answered_by_an_option_and_in_words(desk: Stack) -> None:
@@ -197,3 +197,31 @@ async def _events(stack: Stack, session_id: str) -> list[Json]:
     async with stack.talk() as talk:
         answer = await talk.http.get(f"/v1/sessions/{session_id}/events", params={"limit": 1000})
     return answer.json()["events"]
+
+
+async def test_what_nobody_works_at_says_so(make_stack: StackFactory) -> None:
+    stack = make_stack(workers=0, agents="tests.console.agents:agents")
+    async with console(stack.url) as tabs:
+        page = tabs.first
+        await start(page, "helpdesk", "is anybody there")
+
+        await expect(page.locator(".why")).to_contain_text("worker")
+        await expect(page.get_by_text("Waits for a worker.")).to_be_visible()
+        stack.start_worker()
+        await expect(page.get_by_text("You said: is anybody there")).to_be_visible(timeout=30_000)
+        await expect(page.locator(".why")).to_have_count(0)
+
+
+async def test_a_request_that_another_one_answers_stays_in_the_inbox_with_its_answer(desk: Stack) -> None:
+    async with desk.talk() as talk, console(desk.url) as tabs:
+        page = tabs.first
+        await talk.create('use close_ticket {"ticket": "T-7"}')
+        await talk.until_boundary()
+        await page.goto(f"{desk.url}/#/inbox")
+        card = page.locator(".requests li").filter(has_text=talk.session_id)
+        await card.get_by_label(re.compile("Reason")).fill("half a reas")
+        [asked] = (await talk.http.get("/v1/inputs", params={"sessionId": talk.session_id})).json()["inputs"]
+
+        await talk.http.post(f"/v1/inputs/{asked['requestId']}", json={"optionId": "approve"})
+
+        await expect(card.get_by_text("Already answered by local-dev: approved")).to_be_visible(timeout=15_000)

@@ -110,10 +110,10 @@ async def test_hostile_content_is_text(tmp_path: Path) -> None:
         async with console(api.url, f"#/sessions/{session_id}") as tabs:
             page = tabs.first
             messages = page.get_by_role("group", name="Messages")
-            await expect(messages.get_by_text("4 kB of 1.0 MB")).to_be_visible()
-            assert await page.evaluate("document.body.innerText.length") < 50_000
+            await expect(messages.get_by_text("20 kB of 1.0 MB")).to_be_visible()
+            assert await page.evaluate("document.body.innerText.length") < 60_000
             await messages.get_by_role("button", name="Show more").click()
-            await expect(messages.get_by_text("68 kB of 1.0 MB")).to_be_visible()
+            await expect(messages.get_by_text("84 kB of 1.0 MB")).to_be_visible()
             # What the arguments of a call say is what is there, in this order.
             await messages.evaluate("(rows) => rows.scrollTop = 0")
             call = messages.locator(".call").first
@@ -303,3 +303,30 @@ async def violations(page: Page) -> list[Any]:
     await page.evaluate((AXE / "node_modules" / "axe-core" / "axe.min.js").read_text())
     found: dict[str, Any] = await page.evaluate("axe.run(document, {resultTypes: ['violations']})")
     return [(each["id"], [node["html"][:160] for node in each["nodes"][:3]]) for each in found["violations"]]
+
+
+async def test_a_tab_that_nobody_looks_at_asks_nothing(tmp_path: Path) -> None:
+    hide = "(hidden) => { Object.defineProperty(document, 'hidden', {value: hidden, configurable: true}); %s }"
+    hide %= "document.dispatchEvent(new Event('visibilitychange'));"
+    async with serving(tmp_path) as api:
+        session_id = (await api.create("hello"))["sessionId"]
+        await api.emit(session_id, *turn_events(0))
+        async with console(api.url) as tabs:
+            page = tabs.first
+            await page.clock.install()
+            await page.goto(f"{api.url}/#/sessions/{session_id}")
+            await page.reload()
+            await expect(page.locator(".connection.live")).to_be_visible()
+            asked: list[str] = []
+            page.on("request", lambda request: asked.append(request.url))
+
+            async with page.expect_event("requestfailed", lambda request: "events/stream" in request.url):
+                await page.evaluate(hide, True)
+            asked.clear()
+            await page.clock.fast_forward("10:00")
+            assert asked == []
+            await api.emit(session_id, *turn_events(1, ("while it was hidden",)))
+            await page.evaluate(hide, False)
+
+            await expect(page.get_by_text("while it was hidden")).to_be_visible()
+    assert any(url.endswith("events/stream?after=7") for url in asked), asked

@@ -82,7 +82,11 @@ async def test_an_author_serves_the_agent_of_a_new_project(python: Path, tmp_pat
             await talk.until_boundary()
             await talk.send(inputResponses=[{"requestId": request, "optionId": "approve"}])
             events = await talk.until_boundary()
+            page = await talk.http.get("/")
+            [program] = re.findall(r'src="(console/[0-9a-f]+/main\.js)"', page.text)
+            console = await talk.http.get(f"/{program}")
 
+        assert (console.status_code, console.headers["content-type"]) == (200, "text/javascript; charset=utf-8")
         assert asked[0]["data"]["runtime"]["agentName"] == "my-shop"
         assert text(events) == "refund: Refunded 45.00."
         family = _of(project)

@@ -52,17 +52,24 @@ function App() {
     window.addEventListener("hashchange", moved);
     return () => window.removeEventListener("hashchange", moved);
   }, []);
-  useEffect(() => onUnauthorized((body) => setAsking({ refused: hasKey(), body })), []);
+  // Who has closed the dialog is not asked again by each poll.
+  const declined = useRef(false);
+  useEffect(() => onUnauthorized(() => declined.current || setAsking({ refused: hasKey() })), []);
+  const close = () => {
+    declined.current = true;
+    setAsking(null);
+  };
   useEffect(() => shortcuts(go, () => search.current, () => setHelp(true)), []);
   const enter = (key) => {
     setKey(key);
+    declined.current = false;
     setAsking(null);
     setRound((now) => now + 1);
   };
   return html`
     <a class="skip" href="#main" onClick=${(event) => { event.preventDefault(); document.getElementById("main")?.focus(); }}>To the content</a>
     <${Shell} key=${round} place=${place} go=${go} search=${search} askKey=${() => setAsking({ refused: false })} showHelp=${() => setHelp(true)} />
-    ${asking && html`<${KeyDialog} asking=${asking} enter=${enter} close=${() => setAsking(null)} />`}
+    ${asking && html`<${KeyDialog} asking=${asking} enter=${enter} close=${close} />`}
     ${help && html`<${Help} close=${() => setHelp(false)} />`}`;
 }
 

@@ -3,7 +3,8 @@ import { html, useEffect, useLayoutEffect, useRef, useState } from "./html.js";
 import { sentence } from "./api.js";
 import { ago, bytes, moment, pretty, shown } from "./format.js";
 
-const CLIP = 4_000;
+/** So many characters of a text are there at first: more than one reads, and less than makes a page slow. */
+const CLIP = 20_000;
 const CHUNK = 64_000;
 
 /** A text of any length: the beginning of it, and more when it is asked for. */

@@ -1,8 +1,10 @@
 // Whether everything that sessions need is there.
-import { html } from "../html.js";
+import { html, useState } from "../html.js";
+import { sentence } from "../api.js";
 import { count, oneLine, safeLink } from "../format.js";
 import { Ago, Empty, Problem } from "../parts.js";
 import { usePolled } from "../poll.js";
+import { requeue } from "../work.js";
 
 export function Health() {
   const health = usePolled("v1/health", { often: 5_000, seldom: 30_000 });
@@ -22,7 +24,7 @@ export function Health() {
     <h2>Workers</h2>
     ${data.workers ? html`<${Workers} workers=${data.workers} />` : html`<p class="problem">Workers are shown to operators only.</p>`}`}
     <h2>Failed turns</h2>
-    ${letters.error ? html`<${Problem} error=${letters.error} what="The list of failed turns" />` : html`<${Letters} letters=${letters.data?.deadLetters ?? []} />`}
+    ${letters.error ? html`<${Problem} error=${letters.error} what="The list of failed turns" />` : html`<${Letters} letters=${letters.data?.deadLetters ?? []} onDone=${letters.refresh} />`}
   </main>`;
 }
 
@@ -53,10 +55,21 @@ function Workers({ workers }) {
   </tbody></table></div>`;
 }
 
-function Letters({ letters }) {
-  if (!letters.length) return html`<p class="dim">No turn has failed and waits for somebody.</p>`;
-  return html`<div class="scroll-x" tabindex="0" role="group" aria-label="Failed turns"><table><thead><tr><th>Session</th><th>Turn</th><th>Code</th><th>Message</th><th>Failed</th></tr></thead><tbody>
+function Letters({ letters, onDone }) {
+  const [said, say] = useState(null);
+  const again = async (letter) => {
+    try {
+      await requeue(letter.sessionId, letter.turnId);
+      say(`The messages of ${letter.turnId} are delivered again.`);
+      onDone();
+    } catch (error) {
+      say(sentence(error, "This turn"));
+    }
+  };
+  if (!letters.length) return html`<p class="dim" role="status">${said ?? "No turn has failed and waits for somebody."}</p>`;
+  return html`${said && html`<p role="status">${said}</p>`}<div class="scroll-x" tabindex="0" role="group" aria-label="Failed turns"><table><thead><tr><th>Session</th><th>Turn</th><th>Code</th><th>Message</th><th>Failed</th><th><span class="visually-hidden">What to do</span></th></tr></thead><tbody>
     ${letters.map((each) => html`<tr key=${`${each.sessionId}/${each.turnId}`}><td><a href="#/sessions/${encodeURIComponent(each.sessionId)}">${oneLine(each.agent, 60)}</a></td><td>${each.turnId}</td>
-      <td><code>${oneLine(each.code, 60)}</code></td><td class="wide">${oneLine(each.message, 200)}</td><td><${Ago} at=${each.failedAt} /></td></tr>`)}
+      <td><code>${oneLine(each.code, 60)}</code></td><td class="wide">${oneLine(each.message, 200)}</td><td><${Ago} at=${each.failedAt} /></td>
+      <td><button type="button" onClick=${() => again(each)}>Deliver again</button></td></tr>`)}
   </tbody></table></div>`;
 }

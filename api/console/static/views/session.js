@@ -17,14 +17,18 @@ export function Session({ id, tab, at, go }) {
   const { state, connection } = feed;
   useEffect(about.refresh, [state.status, state.attention === null]);
   const here = `#/sessions/${encodeURIComponent(id)}`;
-  const onSent = useCallback((message) => setPending((before) => [...before.slice(-50), message]), []);
+  const onSent = useCallback((message) => {
+    setPending((before) => [...before.slice(-50), message]);
+    about.refresh();
+  }, []);
+  const unread = pending.some((each) => !state.read[each.deliveryId]);
   const replaying = at !== null;
   const seen = useMemo(() => (replaying ? fold(EMPTY, feed.events.filter((event) => event.meta.index <= at)) : state),
     [replaying, at, replaying ? feed.events.length : state]);
   const session = about.data;
   if (connection.kind === "refused") return html`<main class="session" id="main" tabindex="-1"><${Problem} error=${connection.error} what="This session" /></main>`;
   return html`<main class="session" id="main" tabindex="-1">
-    <${Head} id=${id} here=${here} state=${state} session=${session} feed=${feed} tab=${tab} at=${at} go=${go} />
+    <${Head} id=${id} here=${here} state=${state} session=${session} feed=${feed} tab=${tab} at=${at} go=${go} unread=${unread} />
     ${replaying && html`<${Replay} feed=${feed} at=${at} go=${go} here=${here} tab=${tab} />`}
     ${feed.left > 0 && html`<p class="banner">Only the last ${count(feed.head - feed.left)} events are loaded; the events view has all.</p>`}
     ${tab === "timeline" ? html`<${Timeline} id=${id} state=${seen} />`
@@ -48,7 +52,7 @@ function useFeed(id) {
   return feed;
 }
 
-function Head({ id, here, state, session, feed, tab, at, go }) {
+function Head({ id, here, state, session, feed, tab, at, go, unread }) {
   const status = session?.status === "needs_attention" ? "needs_attention" : feed.connection.kind === "loading" ? session?.status ?? "starting" : shownStatus(state, session);
   const link = safeLink(session?.temporal?.uiUrl);
   const usage = session?.usage ?? state.usage;
@@ -61,13 +65,14 @@ function Head({ id, here, state, session, feed, tab, at, go }) {
       <${Status} status=${status} />
       <${Connection} connection=${feed.connection} />
     </div>
-    <${Why} id=${id} state=${state} session=${session} />
+    <${Why} id=${id} state=${state} session=${session} unread=${unread} />
     <p class="facts dim small">
       <b>${oneLine(session?.agent ?? state.agent ?? "", 60)}</b>
       ${state.model && html`<span>${oneLine(state.model, 60)}</span>`}
       <code class="id">${id}</code>
       <span>${plural(session?.counts?.turns ?? state.turns.length, "turn")}</span><span>${plural(feed.head, "event")}</span>
       ${tokens > 0 && html`<span>${count(tokens)} tokens</span>`}
+      ${Object.entries(session?.tags ?? {}).map(([name, value]) => html`<span class="badge" key=${name}>${oneLine(`${name}: ${value}`, 60)}</span>`)}
       ${session?.descendants?.cost > 0 && html`<span>$${session.descendants.cost.toFixed(4)} below</span>`}
       ${session?.parent?.sessionId && html`<a href="#/sessions/${encodeURIComponent(session.parent.sessionId)}">parent</a>`}
       ${link && html`<a href=${link} target="_blank" rel="noopener noreferrer">Temporal ↗</a>`}
@@ -90,13 +95,15 @@ const PLAIN = ["message", "ended"];
 const QUIET = 4_000;
 
 /** Why it does not move, in one sentence; nothing while it does. */
-function Why({ id, state, session }) {
+function Why({ id, state, session, unread }) {
   const quiet = useQuiet(state.last);
   const ended = state.status === "completed" || state.status === "failed";
-  const asks = !ended && (state.attention || state.status !== "running" || quiet);
+  // It is known why: nobody has said anything.
+  const idle = state.status === "waiting" && !unread && !state.attention && (!session || session.waitingFor === "The next message.");
+  const asks = !ended && !idle && (state.attention || state.status !== "running" || quiet);
   const why = usePolled(asks ? path`v1/sessions/${id}/why` : null, { often: 5_000, seldom: 30_000 });
   const open = openRequests(state).length;
-  useEffect(why.refresh, [state.status, open]);
+  useEffect(why.refresh, [state.status, open, unread]);
   if (state.error) return html`<p class="why bad" role="status">${oneLine(state.error.message ?? state.error.code, 400)}</p>`;
   if (!asks || PLAIN.includes(why.data?.code)) return null;
   const words = why.error ? session?.waitingFor && `Waits for: ${session.waitingFor}` : why.data?.sentence;
