@@ -238,12 +238,21 @@ def read_settings(**given: Any) -> Settings:
 
 def misspelt(environment: Iterable[str]) -> list[str]:
     """A warning for each variable that is no setting but has a similar name."""
+    return [
+        f"{variable} is not a setting, and changes nothing; {meant} is one."
+        for variable, meant in unknown(environment)
+        if meant is not None
+    ]
+
+
+def unknown(environment: Iterable[str]) -> list[tuple[str, str | None]]:
+    """The variables that have our prefix and are no settings, each with the setting that has a similar name."""
     known = [*(name.upper() for name in Settings.model_fields), *_OTHERS]
-    sentences: list[str] = []
+    found: list[tuple[str, str | None]] = []
     for variable in sorted(environment):
         name = variable.upper().removeprefix(_PREFIX)
         if not variable.upper().startswith(_PREFIX) or name in (*known, *_OF_CALLERS):
             continue
-        if meant := difflib.get_close_matches(name, known, 1, _ALIKE):
-            sentences.append(f"{variable} is not a setting, and changes nothing; {_PREFIX}{meant[0]} is one.")
-    return sentences
+        meant = difflib.get_close_matches(name, known, 1, _ALIKE)
+        found.append((variable, f"{_PREFIX}{meant[0]}" if meant else None))
+    return found

@@ -52,6 +52,9 @@ def test_every_event_is_documented_and_no_other() -> None:
 NO_CODES = ("perdure/settings.py", "perdure/dev/", "perdure/telemetry/setup.py")
 #: Variables of the environment that are not ours.
 VARIABLES = {"LD_LIBRARY_PATH", "MONTY_BIN", "NO_COLOR"}
+NO_CODES = ("perdure/settings.py", "perdure/cli/doctor/", "perdure/dev/", "perdure/telemetry/setup.py")
+#: Variables of the environment that the process of a program needs.
+VARIABLES = {"LD_LIBRARY_PATH", "MONTY_BIN"}
 
 
 def codes() -> Iterator[str]:

@@ -17,6 +17,7 @@ from .chat.command import chat, talk_beside_dev
 from .checkpoints import checkpoints, plan, rollback
 from .deliveries import deliveries, withdraw
 from .deploy import deploy_commands
+from .doctor.command import doctor
 from .options import DataDir, operating, settings_with
 from .project.scaffold import init
 from .runs import logs as run_logs
@@ -35,6 +36,7 @@ app = typer.Typer(
 
 session_commands = typer.Typer()
 app.command()(init)
+app.command()(doctor)
 app.add_typer(session_commands, name="sessions")
 app.add_typer(deploy_commands, name="deploy")
 app.add_typer(run_commands, name="runs")

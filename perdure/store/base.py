@@ -81,8 +81,10 @@ class Store(Protocol):
     async def migrate(self) -> None:
         """Create or upgrade the schema. A foreign schema, or one that needs newer code, is refused before any write."""
 
-    async def check(self) -> None:
-        """Refuse a schema that this code cannot work with: an older one, or one that needs newer code."""
+    async def check(self) -> int:
+        """The version of the schema. One that this code cannot work with is refused: an older one, or one that needs
+        newer code."""
+        ...
 
     async def close(self) -> None: ...
 

@@ -129,8 +129,8 @@ async def migrate(database: Database) -> None:
     await database.write(lambda tx: _upgrade(tx, database.migrations))
 
 
-async def check(database: Database) -> None:
-    """Refuse a schema that this code cannot work with."""
+async def check(database: Database) -> int:
+    """Refuse a schema that this code cannot work with; the version of one that it can work with."""
     latest = len(database.migrations)
     version = await database.read(lambda tx: _version(tx, latest))
     if version < latest:
@@ -139,6 +139,7 @@ async def check(database: Database) -> None:
         )
     if version > latest:
         logger.info("%s", _newer(version, latest))
+    return version
 
 
 async def _upgrade(tx: Transaction, migrations: Sequence[str]) -> None:

@@ -90,8 +90,8 @@ class SqlStore:
     async def migrate(self) -> None:
         await migrate(self._database)
 
-    async def check(self) -> None:
-        await check(self._database)
+    async def check(self) -> int:
+        return await check(self._database)
 
     async def close(self) -> None:
         await self._watchers.close()

@@ -1,0 +1,117 @@
+"""The probes of the agents and their models, in processes of their own: an author's module may hang, or exit."""
+
+import asyncio
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from perdure.dev.supervisor import die_with_parent, kill_group
+from perdure.settings import Settings
+
+from .findings import Finding, fail, ok
+
+_TAIL = 65_536
+#: Seconds that are left for what comes after the calls.
+_REST = 1.5
+
+
+async def declarations(settings: Settings, seconds: float) -> Sequence[Finding]:
+    """Whether the agents can be loaded, and would be served."""
+    code, lines = await _said(["-m", "perdure", "worker", "--check"], settings, seconds)
+    if code == 0:
+        return [ok("agents", f"{settings.agents} can be served.")]
+    if code is None:
+        todo = "See what its module does when it is imported."
+        return [fail("agents", f"{settings.agents} was not loaded within {seconds:g} s.", todo)]
+    begin = max((number for number, line in enumerate(lines) if line.startswith("perdure: ")), default=-1)
+    reason = " ".join(lines[begin:]).removeprefix("perdure: ")
+    return [fail("agents", reason or f"The check exited with code {code}.", "Mend it: a worker would not start.")]
+
+
+async def call_models(settings: Settings, seconds: float) -> Sequence[Finding]:
+    """Whether each model of the agents answers."""
+    code, lines = await _said(["-m", __name__, str(time.time() + seconds - _REST)], settings, seconds)
+    if code != 0 or not lines:
+        todo = "See the line about the agents."
+        return [fail("model", "No model was called." if code else f"No answer within {seconds:g} s.", todo)]
+    return [Finding(**each) for each in json.loads(lines[-1])]
+
+
+async def _said(words: Sequence[str], settings: Settings, seconds: float) -> tuple[int | None, Sequence[str]]:
+    """The exit code and the last lines of our own program with these words; no code if it did not end in time."""
+    with tempfile.TemporaryFile() as output:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *words,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={
+                **os.environ,
+                "PERDURE_AGENTS": settings.agents,
+                "PERDURE_DATA_DIR": str(settings.data_dir),
+                # A doctor leaves nothing behind.
+                "PYTHONDONTWRITEBYTECODE": "1",
+            },
+            start_new_session=True,
+            preexec_fn=die_with_parent(),
+        )
+        code = None
+        try:
+            async with asyncio.timeout(seconds):
+                code = await process.wait()
+        except TimeoutError:
+            pass
+        finally:
+            kill_group(process.pid)
+        await process.wait()
+        output.seek(max(0, output.seek(0, os.SEEK_END) - _TAIL))
+        text = output.read().decode(errors="replace")
+    return code, [line for line in text.splitlines() if line.strip()]
+
+
+async def _call(name: str, deadline: float) -> Finding:
+    from pydantic_ai.messages import ModelRequest
+
+    from perdure.errors import ModelFailed
+    from perdure.models.base import Models, Prompt, Reply
+
+    # What is imported above takes a while, too.
+    seconds = max(_REST, round(deadline - time.time(), 1))
+
+    async def answer() -> Reply | None:
+        request = ModelRequest.user_text_prompt("Answer with the word ok.")
+        async for item in Models(silence=seconds).model(name).stream(Prompt([request], settings={"max_tokens": 64})):
+            if isinstance(item, Reply):
+                return item
+        return None
+
+    try:
+        async with asyncio.timeout(seconds):
+            reply = await answer()
+    except TimeoutError:
+        return fail("model", f"{name} did not answer within {seconds:g} s.", "See whether its provider is reachable.")
+    except ModelFailed as failed:
+        return fail("model", f"{failed.message} {failed.reason or ''}".rstrip(), "See its key, its name and its quota.")
+    used = "" if reply is None else f", and used {reply.usage.input_tokens + reply.usage.output_tokens} tokens"
+    return ok("model", f"{name} answers{used}.")
+
+
+async def _call_all(deadline: float) -> Sequence[Finding]:
+    from perdure.agents.agent import DEMO
+    from perdure.agents.registry import load_agents
+    from perdure.settings import read_settings
+
+    settings = read_settings()
+    found = load_agents(settings.agents, settings.model)
+    models = dict.fromkeys(agent.model or DEMO for agent in found)
+    return await asyncio.gather(*(_call(name, deadline) for name in models))
+
+
+if __name__ == "__main__":
+    findings = asyncio.run(_call_all(float(sys.argv[1])))
+    sys.stdout.write(json.dumps([asdict(each) for each in findings]) + "\n")
