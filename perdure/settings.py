@@ -190,7 +190,7 @@ class Settings(BaseSettings):
     metrics: Literal["on", "off"] = "off"
     # Worker and API each serve their metrics to whoever reaches this address.
     metrics_host: str = "127.0.0.1"
-    metrics_port: int | None = Field(default=None, ge=0, le=65_535)
+    metrics_port: Annotated[Annotated[int, Field(ge=1, le=65_535)] | None, BeforeValidator(_unless_empty)] = None
     # Where Temporal's SDK serves its own metrics.
     temporal_metrics: Annotated[str | None, BeforeValidator(_unless_empty), AfterValidator(_checked_listener)] = None
 

@@ -1,7 +1,10 @@
 """Metrics for Prometheus: who gets them, what they are, and that their number does not grow with the sessions."""
 
 import asyncio
+import json
+import re
 from collections.abc import Iterable
+from pathlib import Path
 
 import httpx2
 import pytest
@@ -12,6 +15,7 @@ from tests.support.processes import free_port, wait_until
 from tests.support.stack import Stack
 from tests.telemetry.observed import KEYS, api_keys
 
+DASHBOARD = Path(__file__).parents[2] / "deploy" / "telemetry" / "grafana" / "perdure.json"
 AGENTS = "tests.telemetry.agents:agents"
 Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -102,6 +106,37 @@ async def test_the_number_of_series_does_not_grow_with_the_sessions(scraped: Sta
     await asyncio.gather(*(converse(25) for _ in range(8)))
 
     assert shape() - before == set()
+
+
+def shown_metrics() -> set[str]:
+    """The metrics in the queries of the dashboard."""
+    dashboard = json.loads(DASHBOARD.read_text())
+    queries = [target["expr"] for panel in dashboard["panels"] for target in panel.get("targets", [])]
+    without_labels = [re.sub(r"by \([^)]*\)|\{[^}]*\}", "", query) for query in queries]
+    return {name for query in without_labels for name in re.findall(r"\b(?:perdure|gen_ai|http)_\w+", query)}
+
+
+def shown_labels() -> set[str]:
+    """The labels by which the dashboard groups."""
+    groups = re.findall(r"by \(([^)]*)\)", DASHBOARD.read_text())
+    return {label.strip() for group in groups for label in group.split(",")}
+
+
+async def test_the_dashboard_shows_metrics_and_labels_that_exist(scraped: Stack, ports: list[int]) -> None:
+    async with scraped.talk() as talk:
+        await talk.say('call add {"a": 1, "b": 2} then say Hello')
+    async with scraped.talk() as talk:
+        await talk.create("fail 400")
+        await talk.until_boundary()
+
+    def emitted() -> Series:
+        return {key: value for port in ports for key, value in series(read(f"http://127.0.0.1:{port}").text).items()}
+
+    assert len(shown_metrics()) > 15
+    wait_until(lambda: not shown_metrics() - names_in(emitted()), f"{shown_metrics() - names_in(emitted())}")
+    labels = {label for _, pairs in emitted() for label, _ in pairs}
+    # `instance` is Prometheus' own name of a process.
+    assert shown_labels() - labels - {"instance"} == set()
 
 
 def test_a_listener_serves_metrics_and_nothing_else(scraped: Stack, ports: list[int]) -> None:
